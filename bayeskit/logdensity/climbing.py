@@ -29,30 +29,18 @@ _FIRST_STEP = 0.1
 
 @dataclass(frozen=True)
 class ClimbObjective:
-    """A function of the unconstrained vector that a search makes as large as possible.
+    """A function of unconstrained vectors to be maximised, with its gradient."""
 
-    Attributes
-    ----------
-    value : callable
-        ``(n, d) -> (n)``.
-    value_and_gradient : callable
-        ``(n, d) -> (n), (n, d)``.
-    cost : int, default 1
-        Evaluations of the target's density that a gradient needs.
-    """
-
-    value: Callable[[Tensor], Tensor]
-    value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]]
-    cost: int = 1
+    value: Callable[[Tensor], Tensor]  # (n, d) -> (n,)
+    value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]]  # (n, d) -> (n,), (n, d)
+    cost: int = 1  # evaluations of the target's density that a gradient needs
 
 
 class InverseHessian(NamedTuple):
-    """What the last steps of each climb showed of the inverse ``H`` of the negative Hessian, in scaled coordinates.
-
-    ``H`` is a diagonal matrix, changed by one BFGS update a pair, the oldest first.
-    """
+    """L-BFGS estimates ``H`` of the inverse of the negative Hessian, one for each climb, in scaled coordinates."""
 
     diagonal: Tensor  # (n, d), or (n, 1) where it is one number; zero where nothing is known
+    # One BFGS update of the diagonal matrix a pair, the oldest first.
     pairs: tuple[tuple[Tensor, Tensor, Tensor], ...]  # step (n, d), change of slope (n, d), 1 / their product (n,) or 0
 
     def of(self, rows: Tensor) -> InverseHessian:
@@ -111,32 +99,9 @@ class Place(NamedTuple):
 
 
 def climb(objective: ClimbObjective, start: Tensor, max_iterations: int = 80) -> tuple[Tensor, Tensor, int]:
-    """Climb from all points together by L-BFGS; good for finding hills, not for measuring their tops.
+    """Maximise from each row of ``start`` ``(n, d)`` by L-BFGS; return ends, values ``(n,)`` and number of evaluations.
 
-    Parameters
-    ----------
-    objective : Objective
-        Of unconstrained vectors.
-    start : Tensor
-        Shape ``(n, d)``; their spread tells how long the first steps are.
-    max_iterations : int, default 80
-        Gradients at each point.
-
-    Returns
-    -------
-    ends : Tensor
-        Shape ``(n, d)``; points without a finite value and slope stay where they are.
-    values : Tensor
-        Shape ``(n,)``, minus infinity where there is none.
-    num_evaluations : int
-
-    Examples
-    --------
-    >>> import torch
-    >>> hill = ClimbObjective(lambda u: -u.square().sum(-1), lambda u: (-u.square().sum(-1), -2 * u))
-    >>> ends, _, _ = climb(hill, torch.tensor([[1.0, 300.0], [-2.0, 5.0]], dtype=torch.float64))
-    >>> bool(ends.abs().max() < 0.1)
-    True
+    Ends are near modes, not at them; rows without a finite value and slope stay, with the value ``-inf``.
     """
     with one_thread():
         *_, last = ascent(objective, start, max_iterations)
@@ -152,19 +117,7 @@ def quartile_distance(points: Tensor) -> Tensor:
 def ascent(
     objective: ClimbObjective, start: Tensor, max_iterations: int, scale: Tensor | None = None, memory: int = _MEMORY
 ) -> Iterator[Place]:
-    """Climb as :func:`climb` does; yield the start, and then where the climbs are after each gradient.
-
-    Parameters
-    ----------
-    objective : Objective
-    start : Tensor
-        Shape ``(n, d)``.
-    max_iterations : int
-    scale : Tensor, optional
-        Unit of each coordinate, ``(d,)``, by default the spread of the points.
-    memory : int, default 12
-        Steps that are remembered.
-    """
+    """Yield the start and then the state of the L-BFGS climbs after each gradient; ``scale`` is the unit, ``(d,)``."""
     scale = quartile_distance(start) if scale is None else scale
 
     def evaluate(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -218,11 +171,8 @@ def ascent(
 
 
 def _updated(diagonal: Tensor, step: Tensor, bend: Tensor, weight: Tensor, ratio: Tensor) -> Tensor:
-    """Return the diagonal ``(n, d)`` of an inverse Hessian after a pair (Gilbert and Lemarechal 1989).
-
-    One number for all coordinates, as climbs take it, is that of the shortest axis: fit for a step, but far too small
-    for a volume.
-    """
+    """Return the diagonal ``(n, d)`` of an inverse Hessian after a BFGS pair (Gilbert and Lemarechal 1989)."""
+    # A single number for all coordinates, as steps take it, is that of the shortest axis: far too small for a volume.
     before = torch.where(diagonal > 0, diagonal, ratio.unsqueeze(-1))
     known = (before * bend.square()).sum(-1, keepdim=True)
     spread = (step.square() / before).sum(-1, keepdim=True)

@@ -19,9 +19,7 @@ from bayeskit.logdensity.tracing import UNTRACEABLE
 
 __all__ = ["Reference", "Replicas", "Weighted", "call_of", "rebased"]
 
-# --------------------------------------------------------------------------------------------------
 # The same posterior with another distribution in the prior's place, for paths that start there.
-# --------------------------------------------------------------------------------------------------
 
 
 class Reference(Protocol):
@@ -96,33 +94,25 @@ class _OnPath:
 
 
 def rebased(whole: Target, reference: Reference) -> Target:
-    """Return the posterior of ``whole`` on a path from ``reference``, which takes the prior's place.
-
-    The product of prior and likelihood stays what it was; nothing that ``whole`` has traced is traced again.
-    """
+    """Return ``whole`` with ``reference`` in the prior's place and the product of prior and likelihood unchanged."""
     return Target(
         _RebasedDensity(whole.density, reference),
         compile=whole.compile,
         batched=whole.batched,
         loops=whole.loops,
         sample_prior=reference.sample,
+        # Evaluates through the graphs of ``whole``, which is not traced again.
         engine=_OnPath(whole, reference),
     )
 
 
-# --------------------------------------------------------------------------------------------------
 # The same posterior whose data count as often as their weights say: all, none, or some of each.
-# --------------------------------------------------------------------------------------------------
 
 Terms = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 class _WeightedDensity:
-    """The density of a parameter and of the weights of its data, side by side in one vector ``(d + n,)``.
-
-    The log likelihood is linear in the weights, so its gradient by them is the log likelihood of each datum: one
-    evaluation gives both what moves a particle and what predicts each datum.
-    """
+    """The joint density of parameters ``(d,)`` and weights of data ``(n,)``, in one vector ``(d + n,)``."""
 
     def __init__(self, density: Density, terms: Terms, num_terms: int) -> None:
         self._density, self._terms, self._num_terms, self._num_unknowns = density, terms, num_terms, density.dim
@@ -134,6 +124,7 @@ class _WeightedDensity:
         each = self._terms(self._density.pointwise(unknowns))
         # A datum without weight must not count even where its likelihood is zero.
         lowest = torch.finfo(u.dtype).min / 1e6
+        # Linear in the weights: the gradient by them is the log likelihood of each datum.
         return self._density.joint(unknowns)[0], (weights * each.clamp(min=lowest)).sum()
 
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
@@ -153,10 +144,7 @@ class _WeightedDensity:
 
 
 class Weighted:
-    """Posteriors of one target whose data count as often as weights say; all share one graph.
-
-    ``terms`` joins the pointwise log likelihoods of one vector, by site, into those of the ``num_terms`` data ``(n,)``.
-    """
+    """Posteriors of a target with weighted data; ``terms`` maps log likelihoods by site to those of data, ``(n,)``."""
 
     def __init__(self, target: Target, terms: Terms, num_terms: int) -> None:
         density = _WeightedDensity(target.density, terms, num_terms)
@@ -194,33 +182,16 @@ class _OfPart:
         return self._whole.cost
 
 
-# --------------------------------------------------------------------------------------------------
 # Targets of one Pyro model with other data, which share one traced and compiled graph.
-# --------------------------------------------------------------------------------------------------
 
 _Layout = tuple[tuple[str, torch.Size, torch.dtype], ...]
 
 
 class Replicas:
-    """Data sets simulated from a model, and the targets of the model given them.
-
-    The graph takes the data as further columns of its argument, so that it is traced and compiled once and
-    serves every data set.
-
-    Parameters
-    ----------
-    target : Target
-        Made by ``Target.from_pyro``; its data give the shapes.
-    num_targets : int
-        How many targets are planned, from which "auto" decides whether to compile.
-
-    Raises
-    ------
-    SettingsError
-        If the target was made from functions.
-    """
+    """Targets of one Pyro model with other data, on one graph; a target made of functions raises ``SettingsError``."""
 
     def __init__(self, target: Target, num_targets: int) -> None:
+        # So many targets are planned: "auto" decides by their number whether to compile.
         self._target, self._num_targets = target, num_targets
         self._density = _pyro_density(target)
         self._engines: dict[_Layout, Engine | None] = {}
@@ -248,6 +219,7 @@ class Replicas:
     def _target_given(self, data: Mapping[str, Tensor], given: Callable[[Mapping[str, Tensor]], PyroDensity]) -> Target:
         engine, loops = None, self._target.loops
         columns = _Columns(data, self._target.dtype)
+        # The data are further columns of the graph's argument, so one traced graph serves every data set.
         row = columns.pack(data)
         if not loops and columns.holds(data, row):
             if columns.layout not in self._engines:
@@ -284,13 +256,7 @@ def _alike(new: Any, old: Any) -> bool:
 
 
 def call_of(target: Target) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Return the Pyro model that a target was made of, and what it is called with.
-
-    Raises
-    ------
-    SettingsError
-        If the target was made from functions.
-    """
+    """Return the Pyro model of ``target`` and its arguments; raise ``SettingsError`` if it was made of functions."""
     density = _pyro_density(target)
     return density.model, density.args, density.kwargs
 

@@ -60,9 +60,7 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
 # Inductor with a time limit, in a thread of its own, so that Ctrl-C and time budgets are heard while it works.
-# --------------------------------------------------------------------------------------------------
 
 MAX_COMPILE_SECONDS = 300.0
 _UNPROBED = {"cpp.vec_isa_ok": True}
@@ -135,10 +133,8 @@ class _Compilation(threading.Thread):
                 return
 
     def _tell(self) -> None:
-        """Raise SystemExit in the thread, which hears it once it is back from what is not Python.
-
-        In the callback of a weak reference it is lost, so that one has to tell again.
-        """
+        """Raise SystemExit in the thread, which takes effect once the thread is back in Python."""
+        # In the callback of a weak reference the exception is lost, so callers tell again.
         self._told = time.monotonic()
         if self.ident is not None and self.is_alive():  # the number of a thread that has ended may be another's
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(SystemExit))
@@ -160,24 +156,20 @@ class _FixedShapes(FakeTensorMode):
 
 
 def _remembered() -> AbstractContextManager[object]:
-    """Let inductor keep what it compiles on disk, and find what another process has compiled.
-
-    It does so only where somebody keeps account of symbolic shapes, although all of ours are fixed.
-    """
+    """Return a context in which inductor stores compiled code on disk and finds that of other processes."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    # Inductor caches only where symbolic shapes are tracked, although all shapes are fixed here.
     account = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     return tracing(TracingContext(_FixedShapes(shape_env=account)))
 
 
 def _without_probes(compile: Callable[[dict[str, Any]], Any]) -> Any:
-    """Compile for the vector instructions that torch says the processor has.
-
-    That the compiler knows them as well inductor finds out by several programs, which take longer than a small density.
-    So it is asked only where it fails. ``compile`` takes options of inductor's configuration.
-    """
+    """Call ``compile`` with options by which inductor trusts the vector instructions that torch reports."""
     from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list
 
+    # To verify them inductor compiles several programs, which takes longer than to compile a small density; they are
+    # verified only after a failure.
     check = VecISA.check_build
     VecISA.check_build = lambda *_: True  # type: ignore[method-assign]
     try:
@@ -202,29 +194,9 @@ def settle() -> None:
 
 
 def compile_with_inductor(graph: GraphModule, examples: Sequence[Tensor], options: dict[str, Any]) -> Compiled:
-    """Compile ``graph`` for arguments like ``examples``, and call it once.
+    """Compile ``graph`` for the shapes, strides and dtypes of ``examples``, and call it once.
 
-    Parameters
-    ----------
-    graph : GraphModule
-        Left as it is.
-    examples : sequence of Tensor
-        Their shapes, strides and dtypes are fixed in the code.
-    options : dict
-        Of inductor's configuration.
-
-    Returns
-    -------
-    callable
-
-    Raises
-    ------
-    TimeoutError
-        If there is no answer within ``COMPILE_SECONDS``.
-    Stopped
-        If Ctrl-C or the time budget ends the run meanwhile.
-    KeyboardInterrupt
-        On Ctrl-C outside a run.
+    Raise ``TimeoutError`` after ``MAX_COMPILE_SECONDS``, and ``Stopped`` or ``KeyboardInterrupt`` if the run ends.
     """
     global _latest
     look()  # nothing is begun that would be given up at once
@@ -243,9 +215,7 @@ def compile_with_inductor(graph: GraphModule, examples: Sequence[Tensor], option
     return compiled
 
 
-# --------------------------------------------------------------------------------------------------
 # Loops over time, and what goes back through them, as operations of torch: in Python, or as compiled C++.
-# --------------------------------------------------------------------------------------------------
 
 
 @torch.library.custom_op("bayeskit::loop", mutates_args=())
@@ -260,22 +230,9 @@ def loop(
     source: str,
     native: bool,
 ) -> list[Tensor]:
-    """Return the states after each step, times first.
-
-    Parameters
-    ----------
-    tensors : sequence of Tensor
-        First states, inputs of all times, times first, and what is the same at all times.
-    num_states, num_inputs, times, batch : int
-        ``batch`` is 0 where there is none. What is batched has it as its first dimension, inputs as their second.
-    program : str
-        One step as Python; all of them where ``at_once``.
-    at_once : bool
-    source : str
-        All of it as C++, or nothing.
-    native : bool
-        Whether the C++ is compiled and run.
-    """
+    """Return the states after each step, times first, by the C++ ``source`` if ``native``, else by ``program``."""
+    # ``tensors``: first states, inputs of all times (times first) and others; the batch, 0 if there is none, is their
+    # first dimension, the second of inputs. ``program`` is one step, or all of them if ``at_once``.
     library = library_of(source) if native and source else None
     if library is not None:
         found = [state.new_empty(times, *state.shape) for state in tensors[:num_states]]
@@ -296,10 +253,7 @@ def loop(
 def loop_gradient(
     tensors: Sequence[Tensor], wanted: Sequence[int], times: int, batch: int, program: str, source: str, native: bool
 ) -> list[Tensor]:
-    """Return the gradients by the ``wanted`` ones of ``tensors``, which are those of a loop, its states and cotangents.
-
-    ``program`` is all of it as Python.
-    """
+    """Return the gradients by the ``wanted`` ones of ``tensors``: operands of a loop, its states and cotangents."""
     library = library_of(source) if native and source else None
     if library is None:
         return _function(program)(None, *tensors)
@@ -379,36 +333,12 @@ def num_operations(operation: Any, arguments: Sequence[Any]) -> int:
     return 0
 
 
-# --------------------------------------------------------------------------------------------------
 # Count the operations behind a result while they run once, a tenth of the time that tracing them takes.
-# --------------------------------------------------------------------------------------------------
 
 
 def recorded(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> tuple[int, int, int]:
-    """Return the number of operations that make the results of a function, and the bytes that they write.
-
-    Counted is what a traced graph without its dead code would hold; the two differ where tracing rewrites a graph, by
-    a few operations. A view of what was there before, such as a transposed matrix of data, writes nothing.
-
-    Parameters
-    ----------
-    function : callable
-        ``(*arguments) -> tensors``
-    *arguments : Tensor
-
-    Returns
-    -------
-    num_operations, num_bytes, num_repeated : int
-        The last are the operations of loops in Python, each of which is one operation otherwise.
-
-    Examples
-    --------
-    >>> def squares(x):
-    ...     x.exp()  # of which nothing is made
-    ...     return (x * x + 1,)
-    >>> recorded(squares, torch.zeros(5, dtype=torch.float64))
-    (2, 80, 0)
-    """
+    """Return the number of operations behind the results, the bytes they write, and the operations inside loops."""
+    # Counted as in a traced graph without dead code, to a few operations; views of earlier tensors write nothing.
     with _Recorder() as recorder:
         results = function(*arguments)
         return recorder.behind(results)
@@ -480,12 +410,10 @@ class _Recorder(TorchDispatchMode):
         return number
 
 
-# --------------------------------------------------------------------------------------------------
 # Trace a batched density with its gradient once, and compile it where it pays.
 #
 # An :class:`Evaluator` is made for a fixed number of vectors. It splits them into chunks whose intermediates stay near
 # the cache, and calls one graph a chunk.
-# --------------------------------------------------------------------------------------------------
 
 Joint = Callable[[Tensor], tuple[Tensor, Tensor]]
 """A batched joint density: ``(n, d) -> log_prior (n,), log_likelihood (n,)``."""
@@ -632,10 +560,8 @@ def _fold_masks(graph: GraphModule) -> None:
 
 
 def fold_constants(graph: GraphModule) -> None:
-    """Compute once what a graph makes of its constants alone, such as ``2 * y - 1`` of the data ``y``.
-
-    What a later operation may change in place is left as it is.
-    """
+    """Replace operations on constants alone, such as ``2 * y - 1`` of the data ``y``, by their values."""
+    # A later operation may change these in place.
     changed: set[Node] = set()
     for node in reversed(graph.graph.nodes):
         if node in changed or (node.op == "call_function" and _is_mutable(node)):
@@ -726,14 +652,7 @@ def _is_on_path(named: str, path: str) -> bool:
 
 
 def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-    """Compile ``graph``; where that fails or takes minutes, warn once and return the graph itself.
-
-    Inductor is called on the graph directly: shapes, strides and dtype are fixed
-    here, and the guards that ``torch.compile`` would check on every call cost more
-    than a small density itself.
-
-    Only Ctrl-C, or the end of a run's time budget, ends it without a result.
-    """
+    """Compile ``graph``; where that fails or times out, warn once and return the graph itself."""
     if u.device.type == "cpu" and not has_compiler():
         warnings.warn(
             "no C++ compiler was found, so the density runs as a traced graph, a few times slower; "
@@ -742,6 +661,7 @@ def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., 
             stacklevel=3,
         )
         return graph
+    # Not by torch.compile: its guards cost more than a small density in each call; shapes, strides and dtype are fixed.
     run_natively(graph)
     try:
         return compile_with_inductor(graph, (u.clone(), beta.clone()), {"size_asserts": False})

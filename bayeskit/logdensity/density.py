@@ -31,9 +31,7 @@ __all__ = [
     "warn_if_gradient_is_wrong",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Take results of chunks or of single vectors apart and put them together again.
-# --------------------------------------------------------------------------------------------------
 
 
 def lift(result: Any) -> Any:
@@ -191,17 +189,14 @@ def raise_if_not_differentiable(density: Density, u: Tensor) -> None:
 
 
 def warn_if_gradient_is_wrong(density: Density, evaluate: Evaluator, u: Tensor) -> None:
-    """Warn of sites whose gradient is not the derivative of the log density.
-
-    The integral of the gradient over a short interval, by Simpson's rule, must be the difference of the log density at
-    its ends. Intervals lie around ``u`` and ``-u``, in a few directions: in one alone a wrong part may cancel, or be
-    small beside the others. Nothing is said where rounding or the curvature make the comparison unsure, and nothing
-    where it holds half-way to the origin: values there are not rounded to the end of an interval, which makes jumps.
-    """
+    """Warn of sites whose gradient is not the derivative of the log density around ``u`` and ``-u``, ``(d,)``."""
+    # The integral of the gradient over a short interval, by Simpson's rule, must be the difference of log densities at
+    # its ends; in a single direction errors may cancel, or be small beside the rest.
     signs = torch.randint(2, (_NUM_DIRECTIONS, len(u)), generator=torch.Generator().manual_seed(0)).to(u) * 2 - 1
     steps = _GRADIENT_STEP * torch.cat([torch.ones_like(u).unsqueeze(0), signs])
     centres = torch.stack([u, u / 2, -u, -u / 2])
     wrong = _are_wrong(evaluate, centres, steps)
+    # Half-way to the origin, too: values there are not rounded to the end of an interval, which makes jumps.
     wrong_twice = wrong[0::2] & wrong[1::2]
     if not bool(wrong_twice.any()):
         return

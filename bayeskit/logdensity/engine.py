@@ -51,30 +51,16 @@ class Evaluators(Protocol):
 
 
 class Engine:
-    """Evaluators of one batched density, by number of vectors, traced or compiled.
-
-    Graphs are shared between numbers of vectors that are split into equal chunks.
-
-    Parameters
-    ----------
-    joint : callable
-        ``(n, d) -> log_prior (n,), log_likelihood (n,)``.
-    dim, dtype, device
-        Of the vectors.
-    data_bytes : int, default 0
-        Size of the data that each call reads.
-    one_by_one : callable, optional
-        ``(d,) -> log_prior (), log_likelihood ()``, by which vectors are evaluated in a loop.
-    """
+    """Evaluators of one batched density, traced or compiled, by number of vectors."""
 
     def __init__(
         self,
-        joint: Joint,
+        joint: Joint,  # (n, d) -> (n,), (n,)
         dim: int,
         dtype: torch.dtype,
         device: torch.device,
-        data_bytes: int = 0,
-        one_by_one: Joint | None = None,
+        data_bytes: int = 0,  # that each call reads
+        one_by_one: Joint | None = None,  # (d,) -> (), (), called in a loop
     ) -> None:
         self._data_bytes, self._one_by_one = data_bytes, one_by_one
         self._joint, self._dim, self._dtype, self._device = joint, dim, dtype, device
@@ -82,7 +68,7 @@ class Engine:
         self._cost: Cost | None = None
         self._rows: RowSource | None = None
         self._rows_are_known = False
-        self._calls: dict[tuple[int, bool], Callable[..., tuple[Tensor, ...]]] = {}
+        self._calls: dict[tuple[int, bool], Callable[..., tuple[Tensor, ...]]] = {}  # by size of chunk
         self._evaluators: dict[tuple[int, bool], Evaluator] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -100,10 +86,8 @@ class Engine:
         return found
 
     def _pays(self, num_vectors: int, num_calls: int) -> bool:
-        """Tell whether so many calls of the traced graph take longer than to compile it.
-
-        The estimate rests on the graph, not on a clock, so that a resumed run decides alike.
-        """
+        """Tell whether ``num_calls`` calls of the traced graph take longer than to compile it."""
+        # By the graph, not by a clock, so that a resumed run decides alike.
         chunk = self.cost.chunk_size(num_vectors)
         calls = num_calls * math.ceil(num_vectors / chunk)
         seconds = calls * self.cost.seconds(chunk)
@@ -128,12 +112,9 @@ class Engine:
         return self._rows
 
     def compiled(self, num_vectors: int) -> Evaluator | None:
-        """Return an evaluator over a graph that is compiled already and fits into ``num_vectors`` rows, if any.
-
-        None, too, where each of its calls would read more of the data than it makes of them, and one of all rows would
-        not.
-        """
+        """Return an evaluator over a graph compiled already for at most ``num_vectors`` rows, or None."""
         chunk = max((size for size, done in self._calls if done and size <= num_vectors), default=None)
+        # Each call would read more data than it writes, unlike a single call for all rows.
         if chunk is not None and chunk < num_vectors and chunk * self.cost.num_bytes < self._data_bytes:
             chunk = None
         return None if chunk is None else self._evaluator(self._calls[chunk, True], num_vectors, chunk)

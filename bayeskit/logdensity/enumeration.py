@@ -57,28 +57,11 @@ class EnumeratedDimensions(EnumMessenger):
 def pack(
     name: str,
     tensor: Tensor,
-    plates: dict[int, tuple[str, int]],
-    dim_to_variable: dict[int, int],
-    first_available_dim: int,
+    plates: dict[int, tuple[str, int]],  # name and size at each negative dimension
+    dim_to_variable: dict[int, int],  # enumerated variable at each negative dimension
+    first_available_dim: int,  # this and those left of it belong to enumerated variables
 ) -> Factor:
-    """Label the dimensions of the log probability of site ``name``.
-
-    Parameters
-    ----------
-    name : str
-    tensor : Tensor
-    plates : dict
-        Name and size of the plate at each (negative) dimension.
-    dim_to_variable : dict
-        The enumerated variable at each (negative) dimension.
-    first_available_dim : int
-        This dimension and those left of it belong to enumerated variables.
-
-    Raises
-    ------
-    ModelError
-        If a dimension belongs to neither a plate nor a variable.
-    """
+    """Label the dimensions of a site's log probability; raise ``ModelError`` for one outside plates and variables."""
     shape = list(tensor.shape)
     shape = [1] * max(0, -min(plates, default=0) - len(shape)) + shape
     for dim, (_, size) in plates.items():
@@ -121,29 +104,11 @@ def couplings(
 
 def sum_product(
     factors: list[Factor],
-    home: dict[int, frozenset[str]],
-    names: dict[int, str],
-    keep: tuple[str, ...] = (),
+    home: dict[int, frozenset[str]],  # plates that each variable is replicated over
+    names: dict[int, str],  # site of each variable, for errors
+    keep: tuple[str, ...] = (),  # plates of all variables that stay as dimensions, of size one if nothing has them
 ) -> Tensor:
-    """Return the log of the product of ``factors`` with every variable summed out.
-
-    Parameters
-    ----------
-    factors : list of Factor
-    home : dict
-        For each variable the plates it is replicated over.
-    names : dict
-        For each variable the name of its site, for error messages.
-    keep : tuple of str
-        Plates, holding every variable, over which the result is not summed: it has their dimensions in this order,
-        of size one where nothing depends on them.
-
-    Raises
-    ------
-    ModelError
-        If variables in different plates depend on each other, so that no order
-        of plates allows an exact sum.
-    """
+    """Return the log of the product of ``factors``, variables summed out; ``ModelError`` where they couple plates."""
     total: Tensor | None = None
     kept = frozenset(keep)
     pending: dict[frozenset[str], list[Factor]] = {}

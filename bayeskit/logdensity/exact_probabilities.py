@@ -16,27 +16,21 @@ __all__ = ["unclamped"]
 
 
 def unclamped(fn: Any, *, finite: bool = False) -> Any:
-    """Return a distribution whose log probabilities are those of the probabilities it was given, ``-inf`` at zero.
-
-    With ``finite``, for observed data, probabilities are kept off zero and one by the smallest distance that a number
-    can have, so that gradients stay finite, too, and the logits of a Bernoulli distribution meet zeros and ones in a
-    formula of two operations in place of nine.
-
-    torch raises probabilities to the rounding unit before it takes logarithms, so that these stay finite. Bernoulli,
-    Binomial, NegativeBinomial, Categorical, OneHotCategorical and Multinomial are known, also repeated, masked or
-    grouped; any other distribution, and one that was given logits, is returned as it is.
-    """
+    """Return ``fn`` with exact log probabilities at zero and one: ``-inf``, or the lowest ones if ``finite``."""
+    # torch raises probabilities to the rounding unit before it takes logarithms.
     parts = vars(fn)
     if "base_dist" in parts and not hasattr(fn, "transforms"):
         return _changed(fn, base_dist=unclamped(fn.base_dist, finite=finite))
     if "_categorical" in parts:
         return _changed(fn, _categorical=unclamped(fn._categorical, finite=finite))
     if finite and isinstance(fn, torch.distributions.Bernoulli) and parts.get("logits") is parts["_param"]:
+        # For zeros and ones, two operations in place of nine.
         return _BernoulliOfLogits(logits=parts["logits"], validate_args=fn._validate_args)
     probability = parts.get("probs")
     if probability is None or probability is not parts.get("_param"):  # torch has made them of logits
         return fn
     if finite:
+        # Off zero and one by the smallest distance that a number can have, so that gradients are finite.
         limits = torch.finfo(probability.dtype)
         probability = probability.clamp(limits.tiny, 1 - limits.eps / 2)
     if isinstance(fn, Categorical):

@@ -128,30 +128,14 @@ class _NoNativeCode(Exception):
 
 
 def loop_source(
-    step: Callable[..., tuple[Tensor, ...]],
-    operands: Sequence[Tensor],
-    batched: Sequence[bool],
+    step: Callable[..., tuple[Tensor, ...]],  # (*states, *inputs, *others) -> states
+    operands: Sequence[Tensor],  # of one time, without the batch
+    batched: Sequence[bool],  # which of them have a batch in the loop
     num_states: int,
     num_inputs: int,
 ) -> str:
-    """Return a loop over a step as C++, or nothing where the step is large, or does what is not known here.
-
-    Parameters
-    ----------
-    step : callable
-        ``(*states, *inputs, *others) -> states``
-    operands : sequence of Tensor
-        Of one time, without the batch.
-    batched : sequence of bool
-        Which of them have a batch in the loop.
-    num_states, num_inputs : int
-
-    Returns
-    -------
-    str
-        A function ``loop(void** pointers, int64_t times, int64_t batch)`` of the operands and then of the states of all
-        times; the dimensions are times, batch, and the tensor's own.
-    """
+    """Return C++ ``loop(void** pointers, int64_t times, int64_t batch)`` over ``step``, or "" where it is unsuited."""
+    # Pointers: operands, then states of all times; dimensions are times, batch and the tensor's own.
     if not _are_suited(operands):
         return ""
     writer = _Writer()
@@ -170,7 +154,7 @@ def loop_source(
 
 
 def gradient_source(
-    step: Callable[..., tuple[Tensor, ...]],
+    step: Callable[..., tuple[Tensor, ...]],  # (*operands, *later) -> gradients by floats, then by the other wanted
     operands: Sequence[Tensor],
     batched: Sequence[bool],
     num_states: int,
@@ -178,23 +162,9 @@ def gradient_source(
     floats: Sequence[int],
     wanted: Sequence[int],
 ) -> str:
-    """Return the way back through a loop as C++, or nothing as in :func:`loop_source`.
-
-    Parameters
-    ----------
-    step : callable
-        ``(*operands, *later) -> gradients`` by the states ``floats`` and then by the other ``wanted`` operands;
-        ``later`` are gradients by the new states ``floats``.
-    operands, batched, num_states, num_inputs
-        As there.
-    floats, wanted : sequence of int
-
-    Returns
-    -------
-    str
-        A function as there of the operands, the states of all times, their cotangents, and of the gradients by
-        ``wanted``, which begin as zeros.
-    """
+    """Return C++ of the gradient of a loop by its ``wanted`` operands, or "" as in :func:`loop_source`."""
+    # ``later`` are gradients by the new states ``floats``. Pointers: operands, states of all times, their cotangents,
+    # and gradients by ``wanted``, which begin as zeros.
     if not _are_suited(operands):
         return ""
     writer, count = _Writer(), len(operands)
@@ -240,24 +210,8 @@ class RowSource(NamedTuple):
 def row_source(
     function: Callable[..., tuple[Tensor, ...]], operands: Sequence[Tensor], like: Sequence[int]
 ) -> RowSource | None:
-    """Return what a function makes of each row of its operands as C++, or None where :func:`loop_source` has nothing.
-
-    The numbers of a model's data are not in the C++, which is the same for other data of the same shape.
-
-    Parameters
-    ----------
-    function : callable
-        ``(*operands) -> results``
-    operands : sequence of Tensor
-        Of one row each, ``(1, ...)``.
-    like : sequence of int
-        Which of the operands each result has the shape and dtype of.
-
-    Returns
-    -------
-    RowSource or None
-        A function as there of the operands and results, where the batch are the rows.
-    """
+    """Return C++ of ``function`` of each row of operands ``(1, ...)``, or None where it is unsuited."""
+    # Result q has the shape and dtype of operand like[q]. Data are pointers, so the C++ serves others of their shape.
     if not _are_suited(operands):
         return None
     writer = _Writer(takes_data=True)
@@ -1006,9 +960,7 @@ class _Writer:
         return x
 
 
-# --------------------------------------------------------------------------------------------------
 # A small density as C++ over rows, and Hamiltonian trajectories through it without a way back to Python.
-# --------------------------------------------------------------------------------------------------
 
 MAX_EVALUATIONS = 2000  # in one call, during which Ctrl-C is not heard
 
@@ -1049,16 +1001,14 @@ extern "C" void integrate(void** pointers, {real} drift, int64_t kicks, int64_t 
 
 
 class NativeEvaluator:
-    """An evaluator, ``(n, d), (n,) -> Evaluation``, for any number of rows.
-
-    The C++ trusts dtype and sizes, so that they are looked at here.
-    """
+    """A compiled evaluator, ``(n, d), (n,) -> Evaluation``, for any number of rows."""
 
     def __init__(self, library: Any, data: tuple[Tensor, ...], dim: int, dtype: torch.dtype) -> None:
         self._library, self._data, self._dim, self._dtype = library, data, dim, dtype
 
     def __call__(self, u: Tensor, beta: Tensor) -> Evaluation:
         """Evaluate rows ``(n, d)`` at inverse temperatures ``(n,)``."""
+        # The C++ trusts dtype and sizes.
         if u.dim() != 2 or u.shape[1] != self._dim or beta.shape != u.shape[:1]:
             raise ShapeError(
                 f"vectors and inverse temperatures must have shapes (n, {self._dim}) and (n,), not {tuple(u.shape)} "
@@ -1081,30 +1031,15 @@ class NativeEvaluator:
     def integrate(
         self,
         q: Tensor,
-        p: Tensor,
-        step: Tensor,
-        beta: Tensor,
-        factor: Tensor,
+        p: Tensor,  # whitened
+        step: Tensor,  # (n,)
+        beta: Tensor,  # (n,)
+        factor: Tensor,  # of the metric: (d,) or (g, d); lower triangles (d, d) or (g, d, d) if is_dense
         is_dense: bool,
-        drift: float,
-        kicks: Sequence[float],
+        drift: float,  # in steps
+        kicks: Sequence[float],  # in steps, one after each drift
     ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
-        """Move ``q`` and ``p``, ``(n, d)``, in turn, a kick after each drift; also return the lowest density, ``(n,)``.
-
-        Parameters
-        ----------
-        q, p : Tensor
-            ``(n, d)``; momenta are whitened.
-        step, beta : Tensor
-            ``(n,)``
-        factor : Tensor
-            Of the metric: ``(d,)`` or ``(g, d)``, or lower triangles ``(d, d)`` or ``(g, d, d)`` if ``is_dense``.
-        is_dense : bool
-        drift : float
-            How far positions move each time, in steps.
-        kicks : sequence of float
-            How far momenta do, in turn.
-        """
+        """Move ``q``, ``p`` ``(n, d)``; return both, the last evaluation and the lowest log density ``(n,)``."""
         (n, d), floating = q.shape, ctypes.c_float if q.dtype == torch.float32 else ctypes.c_double
         q, p = (x.clone(memory_format=torch.contiguous_format) for x in (q, p))
         beta, step, factor = (x.to(q.dtype).contiguous() for x in (beta, step, factor))
@@ -1126,15 +1061,6 @@ def _empty(u: Tensor, beta: Tensor) -> Evaluation:
 
 
 def over_rows(source: RowSource, dim: int, dtype: torch.dtype) -> NativeEvaluator | None:
-    """Compile a density that :func:`bayeskit.logdensity.native.row_source` has written; None where that fails.
-
-    Parameters
-    ----------
-    source : RowSource
-        Of a function of vectors and inverse temperatures, whose results are those of an :class:`Evaluation`.
-    dim : int
-        Of the vectors.
-    dtype : torch.dtype
-    """
+    """Compile a density of rows ``(n, dim)`` that :func:`row_source` has written, or return None where that fails."""
     library = library_of(source.text + _INTEGRATION.format(real="float" if dtype == torch.float32 else "double"))
     return None if library is None else NativeEvaluator(library, source.data, dim, dtype)

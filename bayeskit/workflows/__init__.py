@@ -1,4 +1,4 @@
-"""What joins models with inference: runs that leave their results in a folder, and the exam."""
+"""Workflows: runs with results in a folder, model comparison, calibration studies, and the exam of evidence methods."""
 
 from bayeskit.workflows.bayes_factors import ModelComparison, compare_models
 from bayeskit.workflows.calibration import calibration_in_folder

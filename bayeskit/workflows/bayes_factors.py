@@ -1,4 +1,4 @@
-"""Models of the same data compared by their evidence: Bayes factors and posterior probabilities, with their errors."""
+"""Comparison of models of the same data: Bayes factors and posterior probabilities with standard errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelComparison", "compare_models"]
 
 
-# Posterior probabilities of models whose log evidences are uncertain.
+# Posterior probabilities of models with uncertain log evidences.
 
 _PAIRS = 10_000
 
@@ -40,8 +40,8 @@ def _simulated_probabilities(weight: np.ndarray, error: np.ndarray) -> tuple[np.
 
     ``weight`` and its standard errors ``error`` are ``(n,)``; -inf stands for no weight.
     """
-    # An expansion to first order is wrong once errors exceed a fraction of a nat. Draws come in pairs of opposite sign,
-    # which have no third moment to disturb small errors.
+    # A first-order expansion is wrong once errors exceed a fraction of a nat. Antithetic pairs have no third moment,
+    # which would disturb small errors.
     if not error.any():
         p = np.exp(weight - logsumexp(weight))
         return np.zeros_like(p), p.copy(), p
@@ -55,7 +55,7 @@ def _simulated_probabilities(weight: np.ndarray, error: np.ndarray) -> tuple[np.
     return drawn.std(0), low, high
 
 
-# Bayes factors and posterior probabilities of models of the same data, with their errors.
+# Bayes factors and posterior probabilities of models of the same data, with standard errors.
 
 _TOLD_APART = 1.959963984540054
 """Standard errors by which two log evidences must differ to be told apart."""
@@ -74,16 +74,16 @@ class ModelComparison:
     Attributes
     ----------
     results : dict of Evidence
-        By model; see :meth:`from_comparisons` for tables of several methods.
+        Evidence by model.
     prior_probabilities : dict of float, optional
-        By model, scaled to add up to one; by default equal.
+        By model, normalised to sum to one; equal by default.
     settings : dict
         Method, seed and budget.
 
     Raises
     ------
     SettingsError
-        If a result is no Evidence, or prior probabilities are not those of the models.
+        If a result is not an Evidence, or the names in ``prior_probabilities`` are not those of the models.
 
     Examples
     --------
@@ -118,22 +118,23 @@ class ModelComparison:
     def from_comparisons(
         cls, comparisons: Mapping[str, EvidenceComparison], prior_probabilities: Mapping[str, float] | None = None
     ) -> ModelComparison:
-        """Compare models by what several methods together say of each.
+        """Compare models by several methods each, as evaluated by :func:`bayeskit.inference.evidence.compare`.
 
-        The evidence of a model is that of its verdict, whose method is in ``results``. Where no method is trusted it
-        has none; where the methods do not agree it has no error and is not trusted.
+        The evidence of a model is the estimate named by the verdict of its table. It is missing if no method is
+        trusted; if the methods disagree it is untrusted and has no standard error.
 
         Parameters
         ----------
         comparisons : mapping of str to EvidenceComparison
-            By model, as :func:`bayeskit.inference.evidence.compare` returns them.
+            By model.
         prior_probabilities : mapping of str to float, optional
-            Nonnegative weights, scaled to add up to one; by default equal.
+            Nonnegative weights by model, normalised to sum to one; equal by default.
 
         Raises
         ------
         SettingsError
-            If one is no EvidenceComparison, or prior probabilities are not those of the models.
+            If a value is not an EvidenceComparison, or the names in ``prior_probabilities`` are not those of the
+            models.
 
         Examples
         --------
@@ -164,7 +165,7 @@ class ModelComparison:
 
     @property
     def best(self) -> str:
-        """The model with the largest evidence, whatever its prior probability."""
+        """The model with the largest evidence; prior probabilities are ignored."""
         return max(self.results, key=lambda name: _or_nothing(self.results[name].log_evidence))
 
     def log_bayes_factor(self, model: str, other: str | None = None) -> tuple[float, float]:
@@ -174,7 +175,7 @@ class ModelComparison:
         ----------
         model : str
         other : str, optional
-            By default the best.
+            By default the best model.
         """
         one, two = self[model], self[self.best if other is None else other]
         if one is two:
@@ -183,19 +184,19 @@ class ModelComparison:
 
     @property
     def posterior_probabilities(self) -> dict[str, tuple[float, float]]:
-        """Posterior probability of each model and its Monte Carlo error.
+        """Posterior probability of each model and its Monte Carlo standard error.
 
-        The probability is that of the log evidences as estimated, so that it fits the Bayes factors: averaged over
-        their errors, a hopeless model would gain by being estimated badly. The error is the standard deviation over
-        normal errors of all log evidences, however large they are; see also :attr:`posterior_intervals`. A model
-        without an estimate has NaN, and the others share its probability. Where no error of a log evidence is known,
-        the probability of that model has none either, and those of the others take it for exact.
+        Probabilities are computed from the point estimates of the log evidences, consistently with the Bayes factors;
+        averaging over errors would favour imprecisely estimated models. The standard error is the standard deviation
+        under normal errors of all log evidences; see also :attr:`posterior_intervals`. A model without an estimate has
+        NaN and is excluded from the normalisation. If the error of a log evidence is unknown, so is that of the model's
+        probability; the other models' errors treat that log evidence as exact.
         """
         return {name: (p, error) for name, (p, error, _, _) in self._posterior.items()}
 
     @property
     def posterior_intervals(self) -> dict[str, tuple[float, float]]:
-        """Central 95 % interval of each posterior probability over the errors of the log evidences."""
+        """Central 95 % interval of each posterior probability under the errors of the log evidences."""
         return {name: (low, high) for name, (_, _, low, high) in self._posterior.items()}
 
     @cached_property
@@ -216,7 +217,7 @@ class ModelComparison:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What makes the ranking doubtful, every reason once, with the remedy."""
+        """Reasons to doubt the ranking, each with a remedy."""
         result = []
         doubts: dict[tuple[str, bool], list[str]] = {}
         for name, z in self.results.items():
@@ -250,7 +251,7 @@ class ModelComparison:
         return tuple(result)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row a model, the best first; Bayes factors are against the best."""
+        """Return one row per model, in descending order of evidence; Bayes factors are against the best model."""
         rows = []
         for name in sorted(self.results, key=lambda name: -_or_nothing(self.results[name].log_evidence)):
             z, (factor, factor_error) = self[name], self.log_bayes_factor(name)
@@ -276,7 +277,7 @@ class ModelComparison:
         return pd.DataFrame(rows)
 
     def to_csv(self, path: str | Path) -> None:
-        """Write the table, whole or not at all.
+        """Write the table to a CSV file, atomically.
 
         Raises
         ------
@@ -286,14 +287,14 @@ class ModelComparison:
         write_atomically(path, self.to_pandas().to_csv(index=False, float_format="%.10g").encode())
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot log Bayes factors against the best with 95 % intervals, and write down posterior probabilities.
+        """Plot log Bayes factors against the best model with 95 % intervals; the labels give posterior probabilities.
 
-        Filled circles are trusted, hollow ones are not; a model without an estimate is listed without a mark.
+        Filled circles are trusted, hollow circles are not; a model without an estimate has no mark.
 
         Parameters
         ----------
         ax : Axes, optional
-            Where to draw; by default new axes of ``pyplot``.
+            By default new axes of ``pyplot``.
         """
         return _plot(self.to_pandas(), ax)
 
@@ -331,7 +332,7 @@ def _agreed(comparison: EvidenceComparison) -> Evidence:
     if verdict.best is None:
         return Evidence("verdict", math.nan, math.nan, 0, (str(verdict),))
     if verdict.num_trusted > 1 and not verdict.is_agreed:
-        # Their distance says more of the error than any of them does.
+        # The distance between disagreeing estimates says more about the error than any of their standard errors.
         return replace(verdict.best, standard_error=math.nan, warnings=(str(verdict),))
     return verdict.best
 
@@ -390,26 +391,27 @@ def compare_models(
     prior_probabilities: Mapping[str, float] | None = None,
     progress: bool = True,
 ) -> ModelComparison:
-    """Estimate the evidence of each model and turn it into Bayes factors and posterior probabilities.
+    """Estimate the evidence of each model, and compute Bayes factors and posterior probabilities.
 
     Parameters
     ----------
     models : mapping of str to Target or callable
-        By name, at least two models of the same data. A callable takes no argument and returns the Target; it is
-        called where the model is worked on, and before where the method does not apply to every target.
+        By name, at least two models of the same data. A callable takes no argument and returns the Target. It is
+        called in the process that estimates the model, and beforehand if the method does not apply to every target.
     method : str, default "bridge_sampling"
         Name of a function in :mod:`bayeskit.inference.evidence`.
     budget : Budget, optional
-        Of each model.
+        Budget of each model.
     seed : int, default 0
-        Each model has random numbers of its own, which depend on this and on its name, not on the other models.
+        The random numbers of a model depend on the seed and its name, not on the other models.
     num_jobs : int, default 1
-        Models under way at a time; see :func:`bayeskit.parallel.map_tasks`. The result does not depend on it.
+        Number of models estimated in parallel; see :func:`bayeskit.parallel.map_tasks`. The result does not depend on
+        it.
     checkpoint : path, optional
-        Folder from which a later call with the same arguments goes on, in the middle of a model too. Values of
-        globals do not tell a callable from another: pass data by closure or ``functools.partial``.
+        Folder from which a later call with the same arguments resumes, also within a model. The check of arguments
+        ignores global variables of a callable: pass data by closure or ``functools.partial``.
     prior_probabilities : mapping of str to float, optional
-        Nonnegative weights, scaled to add up to one; by default equal.
+        Nonnegative weights by model, normalised to sum to one; equal by default.
     progress : bool, default True
 
     Returns
@@ -419,19 +421,20 @@ def compare_models(
     Raises
     ------
     SettingsError
-        If there are fewer than two models, one is neither Target nor callable, or ``prior_probabilities`` are not
-        those of the models; if the method gives no log evidence or does not apply to one of the models.
+        If there are fewer than two models, a model is neither Target nor callable, or the names in
+        ``prior_probabilities`` are not those of the models; if the method gives no log evidence or does not apply to
+        one of the models.
     UnknownNameError
-        If no method has that name.
+        If there is no such method.
     CheckpointError
         If the folder belongs to another comparison.
     WorkerError
-        If processes that work on models keep dying.
+        If worker processes keep dying.
 
     Warns
     -----
     SamplingWarning
-        If an estimate is not to be trusted, or a model differs from the best by no more than the error allows.
+        If an estimate is not trusted, or the difference between a model and the best is within the error.
 
     References
     ----------
@@ -478,7 +481,7 @@ def compare_models(
         description="comparing models",
     )
     if folder is not None:
-        for path in folder.glob("model-*.*"):  # runs in the middle of models: all have their result now
+        for path in folder.glob("model-*.*"):  # checkpoints within models: all models have a result now
             path.unlink(missing_ok=True)
     settings = {"method": chosen, "seed": seed} | vars(spend)
     comparison = ModelComparison(dict(zip(models, results, strict=True)), weights, settings)
@@ -516,7 +519,7 @@ def _check_method(method: Method, models: Mapping[str, Target | Callable[[], Tar
             "such as bridge_sampling"
         )
     if method.refuses is None and not method.needs & {Part.PRIOR, Part.LADDER}:
-        return  # it applies to every target, so that none needs to be built here
+        return  # the method applies to every target, so no target is built here
     for name, model in models.items():
         target = _built(name, model)
         reason = method.refusal(target, Material(target))
@@ -542,7 +545,7 @@ def _built(name: str, model: Target | Callable[[], Target]) -> Target:
 def _estimate(task: _Task) -> Evidence:
     target = _built(task.name, task.model)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)  # the estimate says by itself whether to trust it
+        warnings.simplefilter("ignore", SamplingWarning)  # the estimate itself says whether it is trusted
         table = compare(
             target, [task.method], task.seed, budget=task.budget, checkpoint=task.checkpoint, progress=False
         )

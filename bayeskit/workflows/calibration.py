@@ -1,4 +1,4 @@
-"""Calibration studies that leave their replicates, table and plot in a folder, and resume there."""
+"""Calibration studies with replicates, table and plot in a folder, from which an interrupted study resumes."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def calibration_in_folder(
 ) -> Calibration:
     """Replicate methods on a problem and write ``replicates.csv``, ``calibration.csv`` and ``calibration.svg``.
 
-    The folder is checked before anything is computed. While the study goes on, what is finished lies in
-    ``checkpoint.replicates``; killed, it resumes from there when it is called again with the same arguments.
+    The folder is checked before any computation. ``checkpoint.replicates`` holds finished replicates until the study
+    ends; a call with the same arguments resumes from them.
 
     Parameters
     ----------
     methods, problem, num_replicates, budget, seed, num_jobs, skip_refused, progress
         As in :func:`bayeskit.inference.evidence.calibrate`.
     folder : path
-        Made if it does not exist.
+        Created if missing.
 
     Returns
     -------
@@ -99,7 +99,7 @@ def calibrations(
 
     With a folder, each problem has a resumable one within, and ``calibration.csv`` and ``.svg`` show all problems.
     """
-    # Inapplicable methods are found before anything is replicated.
+    # Inapplicable methods are reported before any replication.
     out = None if folder is None else as_output_folder(folder)
     known = [as_problem(problem) for problem in problems]
     fitting = [applicable(methods, problem.build()) for problem in known]
@@ -132,7 +132,7 @@ def calibrations(
         estimated = [one for one in found if one.estimates]
         write_atomically(out / "calibration.csv", _csv(pd.concat([one.to_pandas() for one in estimated])))
         _save_plot(estimated, out / "calibration.svg")
-        for one in estimated:  # not before, so that a study that is killed at the last problem keeps the others
+        for one in estimated:  # deleted last, so that a study killed at the last problem keeps the others
             _remove_checkpoint(out / one.case)
     return found
 

@@ -1,4 +1,4 @@
-"""The exam: every evidence method on every problem with a known answer."""
+"""The exam: run evidence methods on problems with known evidence."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MAX_Z = 3.0
 _GENERATED_MAX_Z, MAX_PROBLEMS = 4.0, 1_000_000
 MAX_FALSE_COMFORT = 0.002  # share of generated answers
 MAX_SECONDS = 300.0  # of all methods on one generated problem
-MAX_TRIALS = 12  # of smaller forms of a failure
+MAX_TRIALS = 12  # number of runs to shrink a failure
 GENERATED_METHODS = (
     *("naive_monte_carlo", "laplace_importance_sampling", "variational_importance_sampling"),
     *("bridge_sampling", "warp_bridge_sampling", "stabilised_harmonic_mean", "generalised_stepping_stone"),
@@ -77,22 +77,22 @@ GENERATED_BUDGET = Budget(
 
 @dataclass(frozen=True)
 class ExamRow:
-    """One method on one case.
+    """Result of one method on one problem.
 
     Attributes
     ----------
     case : str
         Name of the :class:`~bayeskit.exact.ExactCase`.
     evidence : Evidence
-        What the method answered.
+        Estimate of the method.
     exact : float
-        The right answer, in nats.
+        True log evidence in nats.
     exact_error : float, default 0
-        The standard error of the right answer.
+        Standard error of ``exact``.
     limit : float, default 3
-        Errors off the right answer from which on an answer is wrong.
+        Number of standard errors above which an estimate is wrong.
     smallest : str, default ""
-        Of a generated problem that failed, or gave false comfort: the smallest form that does so, too.
+        For a generated problem with a failure or false comfort: the smallest problem found with the same verdict.
 
     Examples
     --------
@@ -111,7 +111,7 @@ class ExamRow:
 
     @property
     def z(self) -> float:
-        """Distance from the right answer in standard errors, the method's own and the answer's; NaN without any."""
+        """Distance from ``exact`` in standard errors, combined over estimate and ``exact``; NaN if unknown."""
         difference = self.evidence.log_evidence - self.exact
         if difference == 0 or not math.isfinite(difference):
             return difference
@@ -122,9 +122,8 @@ class ExamRow:
     def verdict(self) -> str:
         """``"pass"``, ``"self-flagged"``, ``"refused"``, ``"failed"`` or ``"FALSE COMFORT"``.
 
-        A method that says it cannot be trusted is honest, however wrong it is; one that claims to be trusted
-        and is more than ``limit`` standard errors away gives false comfort. One without an estimate failed, or refused
-        a problem that has an answer.
+        An untrusted estimate is self-flagged. A trusted estimate more than ``limit`` standard errors away is false
+        comfort. A method without an estimate failed, or refused a problem that has an answer.
         """
         if math.isnan(self.evidence.log_evidence):
             return _REFUSED_WHOLE if "".join(self.evidence.warnings).startswith("refused: ") else FAILED
@@ -135,21 +134,21 @@ class ExamRow:
 
 @dataclass(frozen=True)
 class Exam:
-    """All answers.
+    """Results of all methods on all problems.
 
     Attributes
     ----------
     rows : tuple of ExamRow
-        Case by case.
+        In order of problems.
     refused : dict of dict of str
-        By case and method, why a method was not asked.
+        Reasons why methods were not run, by problem and method.
     """
 
     rows: tuple[ExamRow, ...]
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def count(self, verdict: str) -> int:
-        """Return how many rows have this verdict."""
+        """Return the number of rows with a verdict."""
         return sum(row.verdict == verdict for row in self.rows)
 
     def by_method(self) -> pd.DataFrame:
@@ -167,13 +166,13 @@ class Exam:
 
     @property
     def has_false_comfort(self) -> bool:
-        """Whether any method trusted an answer more than three standard errors away."""
+        """Whether any trusted estimate is wrong, that is more than ``limit`` standard errors away."""
         return self.count(FALSE_COMFORT) > 0
 
     def to_pandas(self) -> pd.DataFrame:
         """Return case, method, estimate, standard_error, exact, z, trusted, seconds, verdict and remarks.
 
-        Remarks are the warnings of a method, or why it does not apply; such rows come last.
+        ``remarks`` holds the warnings of a method, or the reason why it was not run; rows of methods not run come last.
         """
         columns = "case method estimate standard_error exact z trusted seconds verdict remarks".split()
         rows: list[tuple[Any, ...]] = []
@@ -186,7 +185,7 @@ class Exam:
         return pd.DataFrame(rows, columns=columns)
 
     def to_csv(self, path: str | Path) -> None:
-        """Write the table, whole or not at all.
+        """Write the table to a CSV file, atomically.
 
         Raises
         ------
@@ -214,9 +213,9 @@ def run_exam(
     budget: Budget | None = None,
     progress: bool = True,
 ) -> Exam:
-    """Let evidence methods answer problems whose exact evidence is known.
+    """Run evidence methods on problems with exactly known evidence.
 
-    Predictive scores are no log evidence and are not asked.
+    Predictive scores are not log evidences and are left out.
 
     Parameters
     ----------
@@ -226,7 +225,7 @@ def run_exam(
         Keys of :data:`bayeskit.exact.CASES`.
     seed : int, default 0
     budget : Budget, optional
-        Of the shared draws of each case.
+        Budget of the shared draws of each case.
     progress : bool, default True
 
     Returns
@@ -245,16 +244,16 @@ def run_exam(
     >>> print(exam)
     1 answers: 1 pass, 0 self-flagged, 0 false comfort
     """
-    named = select(methods)  # an unknown method is said before anything runs
+    named = select(methods)  # an unknown method is reported before anything runs
     chosen = [method.name for method in named if method.kind != "score"]
-    # Whoever asks for all of them does not need to be told.
+    # A request for all methods needs no list of the inapplicable ones.
     no_answer = {} if methods == "all" else {m.name: "it is a predictive score" for m in named if m.kind == "score"}
     rows, refused = [], {}
     problems = [exact.get(name) for name in selected_cases(cases)]
     with progress_bar("exam", len(problems), progress) as bar:
         for done, case in enumerate(problems):
             bar.update(done, case.name)
-            # The bars of the samplers would write over this one.
+            # The progress bars of the samplers would overwrite this one.
             comparison = compare(case.target(), chosen, seed, budget=budget, progress=False)
             rows += [ExamRow(case.name, estimate, case.log_evidence, case.standard_error) for estimate in comparison]
             reasons = comparison.refused | no_answer
@@ -275,33 +274,33 @@ def run_generated_exam(
     num_jobs: int = 1,
     checkpoint: str | Path | None = None,
 ) -> Exam:
-    """Let evidence methods answer random problems whose exact evidence is computed by other means.
+    """Run evidence methods on random problems whose exact evidence is computed independently.
 
     Parameters
     ----------
     count : int
         Number of problems.
     methods : "all" or sequence of str
-        By default twelve that need no long runs.
+        By default twelve methods that need no long runs.
     seed : int, default 0
-        Of the problems and of the methods.
+        Determines the problems and the random numbers of the methods.
     budget : Budget, optional
-        Of the shared draws of each problem; by default many short chains.
+        Budget of the shared draws of each problem; by default many short chains.
     progress : bool, default True
     families : sequence of Family classes, optional
-        Of the problems; add your own to :data:`bayeskit.exact.FAMILIES`.
+        Types of problems; :data:`bayeskit.exact.FAMILIES` by default.
     num_jobs : int, default 1
-        Problems under way at a time; see :func:`bayeskit.parallel.map_tasks`.
+        Number of problems in parallel; see :func:`bayeskit.parallel.map_tasks`.
     checkpoint : path, optional
-        Folder that keeps the answers to finished problems, from which a later call with the same arguments goes on.
+        Folder for the results of finished problems, from which a later call with the same arguments resumes.
 
     Returns
     -------
     Exam
-        Cases are named by the representation of their :class:`~bayeskit.exact.Family`, from which they can be built
-        again. An answer is wrong from four standard errors on. Where a problem is refused as a whole, so is each
-        method; where its methods take more than five minutes together, they failed. A failure, or false comfort, is
-        shrunk to the smallest form that shows it, by at most twelve further runs.
+        The name of a case is the representation of its :class:`~bayeskit.exact.Family`, which rebuilds it. An estimate
+        more than four standard errors away is wrong. A problem refused as a whole counts as refused for each method.
+        All methods fail on a problem that takes longer than five minutes in total. A problem with a failure or false
+        comfort is shrunk to the smallest form with the same verdict, by at most twelve further runs.
 
     Raises
     ------
@@ -407,7 +406,7 @@ def _ask(problem: exact.Family, task: _Generated) -> tuple[tuple[ExamRow, ...], 
     except BayeskitError as error:
         return (), {name: dict.fromkeys(task.methods, str(error))}
     with warnings.catch_warnings():
-        # Each estimate says the same of itself.
+        # Each estimate carries the same warning.
         warnings.simplefilter("ignore", SamplingWarning)
         try:
             with _at_most(MAX_SECONDS):

@@ -1,4 +1,4 @@
-"""Runs that leave table, draws and report in a folder, and that resume there after they were killed."""
+"""Runs that write table, draws and report to a folder, and resume there after an interruption."""
 
 from __future__ import annotations
 
@@ -37,15 +37,14 @@ def evidence_in_folder(
 ) -> EvidenceComparison:
     """Estimate the evidence and write ``evidence.csv``, ``posterior.nc`` and ``report.html``.
 
-    The folder is checked before anything is computed. While the run goes on its state lies in
-    ``checkpoint.posterior``, ``checkpoint.ladder`` and the like; a run that was killed resumes from them when it is
-    called again with the same arguments, and they are deleted once all results are written.
+    The folder is checked before any computation. Files ``checkpoint.*`` hold the state during the run: a call with the
+    same arguments resumes from them. They are deleted once all results are written.
 
     Parameters
     ----------
     target : Target
     folder : path
-        Made if it does not exist.
+        Created if missing.
     title : str
         Heading of the report.
     methods, seed, budget, progress
@@ -82,13 +81,13 @@ def evidence_in_folder(
     select(methods)
     out = as_output_folder(folder)
     comparison = compare(target, methods, seed, budget=budget, checkpoint=out / _CHECKPOINT, progress=progress)
-    # The table first: should the disk fill up on the draws, the answer is already there.
+    # The table first: if the disk fills up with the draws, the table is already there.
     comparison.to_csv(out / "evidence.csv")
     draws = posterior_draws(comparison)
     if draws is not None:
         save_netcdf(draws, out / "posterior.nc")
     else:
-        (out / "posterior.nc").unlink(missing_ok=True)  # an earlier run's, which this table does not rest on
+        (out / "posterior.nc").unlink(missing_ok=True)  # of an earlier run, not the basis of this table
     write_report(
         out / "report.html",
         comparison,
@@ -117,7 +116,7 @@ def posterior_in_folder(
 ) -> Draws:
     """Draw from the posterior and write ``summary.csv``, ``posterior.nc`` and ``report.html``.
 
-    Checks the folder first and resumes as :func:`evidence_in_folder` does.
+    The folder is checked before any computation; an interrupted run resumes as in :func:`evidence_in_folder`.
 
     Parameters
     ----------
@@ -189,7 +188,7 @@ def posterior_draws(comparison: EvidenceComparison) -> Draws | None:
 
 
 def save_netcdf(draws: Draws, path: str | Path) -> None:
-    """Write draws as netCDF in ArviZ's schema, whole or not at all.
+    """Write draws as netCDF in ArviZ's schema, atomically.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Gradients of expectations over discrete variables: every estimator is a draw of weighted points."""
+"""Gradient estimators of expectations over discrete variables, as draws of weighted points."""
 
 from bayeskit._moved import answer_to_old_names
 from bayeskit.inference.gradients.comparison import GradientComparison, GradientStatistics, compare_estimators

@@ -1,4 +1,4 @@
-"""What every gradient estimator is, a rule that draws weighted points, and the exact gradient."""
+"""Base class of gradient estimators and the exact gradient."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Function = Callable[[Tensor], Tensor]
 class WeightedPoints(NamedTuple):
     r"""Points :math:`z_i`, weights :math:`w_i`, offset: :math:`\sum_i w_i f(z_i) + o` estimates :math:`E f(z)`.
 
-    Its gradient, by weights, by relaxed points and by the offset, estimates that of the expectation. This holds for
-    every `f`, so that the offset's own expectation and its gradient are zero.
+    Its gradient, through weights, relaxed points and offset, estimates the gradient of the expectation. This holds for
+    every `f`, so the offset has expectation zero and expected gradient zero.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class WeightedPoints(NamedTuple):
     weights : Tensor
         Shape `(points, *batch)`; some may be negative.
     offset : Tensor, optional
-        What a control variate adds that knows the points and not `f`: `(*batch)`.
+        Contribution of a control variate that does not depend on `f`, `(*batch)`.
     """
 
     values: Tensor
@@ -55,14 +55,16 @@ class WeightedPoints(NamedTuple):
 
 
 class GradientEstimator(ABC):
-    """A rule for the gradient of an expectation over a discrete variable; subclasses are frozen dataclasses.
+    """Base class of gradient estimators for expectations over discrete variables.
+
+    Subclasses are frozen dataclasses.
 
     Attributes
     ----------
     unbiased : bool
-        Whether the expectation of what it returns is the gradient.
+        Whether the gradient estimate is unbiased.
     relaxed : bool
-        Whether points may lie between corners, or carry gradients themselves: bits and one-hot vectors only.
+        Whether points may be relaxed or carry gradients; only for bits and one-hot vectors.
     """
 
     unbiased: ClassVar[bool] = True
@@ -76,7 +78,7 @@ class GradientEstimator(ABC):
         ----------
         space : Space
         generator : torch.Generator, optional
-            torch's global one by default, as Pyro has it.
+            Random generator; torch's global generator by default.
 
         Returns
         -------
@@ -85,21 +87,21 @@ class GradientEstimator(ABC):
 
     @abstractmethod
     def num_evaluations(self, space: Space) -> int:
-        """Return how many points the function is evaluated at."""
+        """Return the number of function evaluations per estimate."""
 
     def surrogate(
         self, distribution: Distribution | Space | Tensor, f: Function, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Return an estimate of the expectation whose gradient estimates that of the expectation.
+        """Return an estimate of the expectation whose gradient estimates the gradient of the expectation.
 
         Parameters
         ----------
         distribution : Distribution or Tensor
-            Bernoulli, Categorical or OneHotCategorical, alone or made one event, or `Autoregressive`; or logits of a
+            Bernoulli, Categorical or OneHotCategorical, also with ``to_event``, or `Autoregressive`; or logits of a
             Categorical, `(*batch, categories)`.
         f : callable
-            From values `(points, *batch, *event)` to numbers `(points, *batch)`. Indices for a Categorical; relaxed
-            estimators give it points between corners, one-hot.
+            Function from values `(points, *batch, *event)` to `(points, *batch)`. Values of a Categorical are indices;
+            relaxed estimators pass relaxed one-hot vectors.
         generator : torch.Generator, optional
 
         Returns
@@ -110,28 +112,28 @@ class GradientEstimator(ABC):
         Raises
         ------
         ShapeError
-            If `f` returns another shape.
+            If `f` returns a different shape.
         SettingsError
-            If the distribution is none that the estimator knows.
+            If the estimator does not support the distribution.
         """
         drawn = self.points(space_of(distribution), generator)
         total = (drawn.weights * evaluated(f, drawn)).sum(0)
         return total + drawn.offset if isinstance(drawn.offset, Tensor) else total
 
     def expectation(self, distribution: Distribution | Space | Tensor, f: Function, limit: int = LIMIT) -> Tensor:
-        """Return what the estimator is about, by enumeration: the expectation, differentiable, `(*batch)`.
+        """Return the differentiable expectation by enumeration, `(*batch)`.
 
         Parameters
         ----------
         distribution, f
-            As of :meth:`surrogate`.
+            As in :meth:`surrogate`.
         limit : int, default 65,536
-            Number of points beyond which it is refused.
+            Maximum number of points.
 
         Raises
         ------
         SettingsError
-            If there are more points, naming their number.
+            If the number of points exceeds ``limit``.
         """
         space = space_of(distribution)
         codes = space.enumerate(limit)
@@ -144,7 +146,7 @@ class GradientEstimator(ABC):
         Parameters
         ----------
         distribution : Distribution or Tensor
-            As of :meth:`surrogate`.
+            As in :meth:`surrogate`.
         f : callable or Tensor
             Function, or its values at the categories.
         seed : int, default 0
@@ -152,7 +154,7 @@ class GradientEstimator(ABC):
         Returns
         -------
         Tensor
-            Of the shape of the logits.
+            Gradient with the shape of the logits.
         """
         with torch.enable_grad():
             space, logits = _with_gradient(distribution)
@@ -164,12 +166,12 @@ class GradientEstimator(ABC):
 
 
 class Table:
-    """A function of one categorical variable, given by its values.
+    """Function of one categorical variable, defined by its values.
 
     Parameters
     ----------
     values : Tensor
-        Of the categories, shape `(*batch, categories)`.
+        Value at each category, `(*batch, categories)`.
 
     Examples
     --------
@@ -244,17 +246,17 @@ def _with_gradient(distribution: Distribution | Space | Tensor) -> tuple[Space, 
 
 @dataclass(frozen=True)
 class Enumeration(GradientEstimator):
-    """All points, weighted by their probabilities: exact.
+    """Exact gradient by enumeration of all points, weighted by their probabilities.
 
     Parameters
     ----------
     limit : int, default 65,536
-        Number of points beyond which it is refused.
+        Maximum number of points.
 
     Raises
     ------
     SettingsError
-        If the limit is below one, or there are more points.
+        If ``limit`` is less than 1, or the number of points exceeds it.
 
     Examples
     --------
@@ -274,5 +276,5 @@ class Enumeration(GradientEstimator):
         return WeightedPoints(space.value(codes), space.log_prob(codes).exp())
 
     def num_evaluations(self, space: Space) -> int:
-        """Return how many points there are."""
+        """Return the number of points."""
         return space.size

@@ -1,4 +1,4 @@
-"""Relaxed draws: estimators by paths, and unbiased ones that use a relaxation as their control variate."""
+"""Gradient estimators from relaxed draws: biased pathwise, and unbiased with a relaxation as control variate."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
     "weighted_draws",
 ]
 
-# Temperatures of relaxed draws: fixed, learned, or falling from step to step.
+# Temperatures of relaxed draws: fixed, learned, or annealed.
 
 #: A number, a scalar tensor such as a parameter, or what returns either when a draw needs it.
 Temperature = float | Tensor | Callable[[], float | Tensor]
@@ -49,18 +49,18 @@ Temperature = float | Tensor | Callable[[], float | Tensor]
 
 @dataclass(frozen=True)
 class ExponentialDecay:
-    """From ``start`` down to ``end`` by a constant factor a step, then ``end``: a schedule.
+    """Exponential annealing schedule from ``start`` down to ``end``, then constant.
 
     Parameters
     ----------
     rate : float
-        Fall of the logarithm in one step, above zero.
+        Decrease of the log value per step, positive.
     start, end : float, default 1.0 and 0.5
 
     Raises
     ------
     SettingsError
-        If a setting is not above zero, or ``end`` above ``start``.
+        If a setting is not positive, or ``end`` exceeds ``start``.
 
     References
     ----------
@@ -91,24 +91,24 @@ class ExponentialDecay:
 
 
 class Annealed(nn.Module):
-    """A temperature that follows a schedule.
+    """Temperature that follows a schedule over optimizer steps.
 
-    :func:`bayeskit.fit` counts a step after each of the optimiser's, where the object, or the estimator with it,
-    belongs to the guide or is a variable that the guide reads; in a loop of your own, call :meth:`step`. Drawing counts
-    nothing: all sites that share the object, all particles, and draws made again in a backward pass have one
+    :func:`bayeskit.fit` advances the temperature after each optimizer step, provided that the object, or an estimator
+    that holds it, is an attribute of the guide or a variable that the guide reads. In other training loops, call
+    :meth:`step`. Drawing does not advance it, so all sites, particles and recomputations of a step share one
     temperature.
 
     Parameters
     ----------
     schedule : Schedule
-        From the number of the step, counted from zero, to the temperature; such as :class:`ExponentialDecay` or
+        Function from the zero-based step to the temperature, such as :class:`ExponentialDecay` or
         ``objectives.Linear(1000, start=1.0, end=0.3)``.
 
     Attributes
     ----------
     num_steps : Tensor
-        Steps counted so far: a module's buffer, so that checkpoints of :func:`bayeskit.fit` keep it. As a network's
-        running means, a new training run does not set it back.
+        Number of steps so far, a module buffer. Checkpoints of :func:`bayeskit.fit` include it; a new training run
+        does not reset it.
 
     Examples
     --------
@@ -126,11 +126,11 @@ class Annealed(nn.Module):
         self.register_buffer("num_steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self) -> float:
-        """Return the temperature of the present step."""
+        """Return the temperature of the current step."""
         return self.schedule(int(self.num_steps))
 
     def step(self) -> None:
-        """Count a step."""
+        """Advance the schedule by one step."""
         self.num_steps += 1
 
 
@@ -167,36 +167,34 @@ def _positive(temperature: float | Tensor) -> None:
         )
 
 
-# Pathwise estimators: discrete draws relaxed to points between corners, at the price of a bias.
+# Pathwise estimators: biased, from a continuous relaxation of discrete draws.
 
 
 @dataclass(frozen=True)
 class GumbelSoftmax(GradientEstimator):
     r"""Draws relaxed by a softmax of perturbed log probabilities (the Concrete distribution).
 
-    Each variable becomes :math:`\operatorname{softmax}((\log p + G) / \tau)` with Gumbel noise :math:`G`; of bits the
-    probability of a one, :math:`\sigma((\operatorname{logit} p + L) / \tau)` with logistic noise. Where the function
-    is a network, gradients follow the path through these points.
+    Each categorical variable becomes :math:`\operatorname{softmax}((\log p + G) / \tau)` with Gumbel noise :math:`G`;
+    each bit becomes :math:`\sigma((\operatorname{logit} p + L) / \tau)` with logistic noise :math:`L`. Gradients
+    pass through the relaxed points, so the function must be differentiable.
 
-    **Biased**: value and gradient are those of the relaxed problem, in which the function is averaged over points
-    between corners. The bias goes to zero with the temperature, while the variance grows without bound. With `hard`
-    the value is unbiased, but the gradient, of the function at corners times that of the relaxed points, belongs to
-    neither problem: even of a linear function it is that of the mean relaxed point, not of the probabilities.
+    **Biased**: value and gradient belong to the relaxed problem, which averages the function over relaxed points. As
+    the temperature goes to zero, the bias vanishes and the variance diverges. With `hard` the value is unbiased, but
+    the gradient is the function's gradient at discrete points times the gradient of the relaxed points. It is biased
+    even for a linear function, because it uses the mean relaxed point instead of the probabilities.
 
     Parameters
     ----------
     temperature : float, Tensor, or callable, default 0.5
-        Above zero. A function without arguments is called at each draw; :class:`Annealed` is one that follows a
-        schedule.
+        Positive temperature. A callable without arguments, such as :class:`Annealed`, is evaluated at each draw.
     num_samples : int, default 1
     hard : bool, default False
-        Whether points are put at the nearest corner and only gradients take the relaxed path (straight-through
-        Gumbel).
+        Round points to discrete values and use the relaxation only for gradients (straight-through Gumbel).
 
     Raises
     ------
     SettingsError
-        If the temperature is not above zero, there is nothing to draw, or variables depend on each other.
+        If the temperature is not positive, ``num_samples`` is less than 1, or variables depend on each other.
 
     References
     ----------
@@ -240,13 +238,13 @@ class GumbelSoftmax(GradientEstimator):
 
 @dataclass(frozen=True)
 class StraightThrough(GradientEstimator):
-    r"""Draws whose gradient is taken to be that of their probabilities.
+    r"""Straight-through estimator: discrete draws with the gradient of their probabilities.
 
-    A point :math:`b` counts as :math:`b + p - \bar p`, where :math:`\bar p` is held fixed: the function sees a corner,
-    its derivative there goes on to the probabilities.
+    A point :math:`b` is replaced by :math:`b + p - \bar p`, where :math:`\bar p` equals :math:`p` without a gradient.
+    The function is evaluated at the discrete point and its derivative there is passed to the probabilities.
 
-    **Biased**, unless the function is linear in each variable while the others are held fixed; the value is unbiased.
-    The bias is of the order of the function's curvature between corners, and no setting makes it vanish.
+    **Biased**, unless the function is linear in each variable for fixed values of the others; the value is unbiased.
+    The bias is of the order of the function's curvature between discrete points and cannot be reduced by a setting.
 
     Parameters
     ----------
@@ -255,7 +253,7 @@ class StraightThrough(GradientEstimator):
     Raises
     ------
     SettingsError
-        If there is nothing to draw, or variables depend on each other.
+        If ``num_samples`` is less than 1, or variables depend on each other.
 
     References
     ----------
@@ -315,15 +313,15 @@ def _equally_weighted(values: Tensor, like: Tensor) -> WeightedPoints:
     return WeightedPoints(values, like.new_full(like.shape[:-2], 1 / len(like)))
 
 
-# REBAR: the score function, with a relaxation of the same draw as its control variate.
+# REBAR: the score function with a relaxation of the same draw as control variate.
 
 
 class RelaxedDraws(NamedTuple):
     """Draws at corners, and two relaxations of each, equal in value."""
 
-    corner: Tensor  # (draws, *batch, *event), as the function sees it; one-hot for a Categorical
-    free: Tensor  # the relaxed draw that was rounded to the corner, of the same shape
-    given: Tensor  # the relaxed draw as a function of the logits given that it is rounded to this corner
+    corner: Tensor  # (draws, *batch, *event), input of the function; one-hot for a Categorical
+    free: Tensor  # relaxed draw before rounding to the corner, same shape
+    given: Tensor  # relaxed draw as a function of the logits, conditional on the corner
     score: Tensor  # (draws, *batch), ones whose gradient is that of the corner's log probability
 
 
@@ -331,10 +329,10 @@ def relaxed_draws(
     space: Space, temperature: Temperature, num_samples: int, generator: torch.Generator | None, name: str
 ) -> RelaxedDraws:
     """Draw corners with their relaxations."""
-    # Exponential arrival times T_i of rates p_i have z_i = -log T_i, which are log probabilities plus Gumbel noise, and
-    # the first to arrive, b, is the draw. Its time depends neither on b nor on the probabilities; the others are later
-    # by exponential times of their rates. So given b, z_i = z_b - log(1 + R_i / (p_i T_b)) with noise R_i of rate one,
-    # taken from the same draw: both relaxations have equal values and different gradients.
+    # Let T_i be exponential arrival times with rates p_i. Then z_i = -log T_i is log p_i plus Gumbel noise, and the
+    # first arrival b is the draw. T_b depends neither on b nor on the probabilities; the other arrivals are later by
+    # exponential times with their rates. Given b, z_i = z_b - log(1 + R_i / (p_i T_b)) with rate-one noise R_i from the
+    # same draw. Both relaxations thus have equal values and different gradients.
     independent = _require_independent(space, name)
     log_probability = independent.log_probabilities
     noisy = _perturbed(independent, num_samples, generator)
@@ -353,7 +351,7 @@ def relaxed_draws(
 
 
 class Tunable(GradientEstimator):
-    """An estimator whose control variate has settings that can be learned."""
+    """Base class of estimators whose control variate has learnable settings."""
 
     relaxed: ClassVar[bool] = True
 
@@ -363,18 +361,18 @@ class Tunable(GradientEstimator):
         f: Function | Tensor,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        r"""Return the squared length of one estimate, whose gradient lowers the variance.
+        r"""Return the squared norm of one gradient estimate, a loss for variance reduction.
 
-        As the estimator is unbiased whatever its settings :math:`\phi`, those move the variance alone, and
-        :math:`\nabla_\phi \mathrm{Var}(g) = E\, \nabla_\phi g^2`. Take the gradient by the settings only, as with
-        ``loss.backward(inputs=[temperature, scale])``: by logits or by parameters of `f` it means nothing.
+        The estimator is unbiased for all settings :math:`\phi`, so
+        :math:`\nabla_\phi \mathrm{Var}(g) = E\, \nabla_\phi g^2`. Differentiate with respect to the settings only,
+        ``loss.backward(inputs=[temperature, scale])``; gradients for logits or parameters of `f` are not meaningful.
 
         Parameters
         ----------
         distribution : Distribution or Tensor
-            As of :meth:`surrogate`, its logits with a gradient.
+            As in :meth:`surrogate`; its logits must require a gradient.
         f : callable or Tensor
-            Where it is evaluated between corners it must have two derivatives there.
+            Must be twice differentiable at relaxed points if evaluated there.
         generator : torch.Generator, optional
 
         Returns
@@ -392,26 +390,26 @@ class Tunable(GradientEstimator):
 
 @dataclass(frozen=True)
 class REBAR(Tunable):
-    r"""The score of what a relaxed draw leaves unexplained, plus the gradient along the relaxed path.
+    r"""Score-function estimator with a relaxation of the draw as control variate.
 
-    With a draw :math:`b`, the relaxed :math:`z` that was rounded to it, and :math:`\tilde z`, the same given
-    :math:`b`, the gradient is
-    :math:`(f(b) - \eta f(\tilde z)) \nabla \log p(b) + \eta \nabla f(z) - \eta \nabla f(\tilde z)`: unbiased for
-    every temperature and scale :math:`\eta`. As weighted points these are :math:`b` with one, :math:`z` with
-    :math:`\eta`, and :math:`\tilde z` with :math:`-\eta`. One noise makes both relaxations.
+    Let :math:`b` be a draw, :math:`z` the relaxed draw that rounds to :math:`b`, and :math:`\tilde z` the relaxed draw
+    conditional on :math:`b`, from the same noise. The gradient is
+    :math:`(f(b) - \eta f(\tilde z)) \nabla \log p(b) + \eta \nabla f(z) - \eta \nabla f(\tilde z)`, unbiased for
+    every temperature and scale :math:`\eta`. The weights of :math:`b`, :math:`z` and :math:`\tilde z` are 1,
+    :math:`\eta` and :math:`-\eta`.
 
     Parameters
     ----------
     temperature : float, Tensor, or callable, default 0.5
-        Above zero; as of :class:`GumbelSoftmax`. A parameter can be learned by :meth:`variance_loss`.
+        As in :class:`GumbelSoftmax`. A tensor can be learned with :meth:`variance_loss`.
     scale : float or Tensor, default 1.0
-        Of the control variate; zero leaves it out.
+        Scale of the control variate; zero disables it.
     num_samples : int, default 1
 
     Raises
     ------
     SettingsError
-        If the temperature is not above zero, there is nothing to draw, or variables depend on each other.
+        If the temperature is not positive, ``num_samples`` is less than 1, or variables depend on each other.
 
     References
     ----------
@@ -441,7 +439,7 @@ class REBAR(Tunable):
         return weighted_draws(drawn, self.scale)
 
     def num_evaluations(self, space: Space) -> int:
-        """Return three for each draw, or one without the control variate."""
+        """Return 3 per draw, or 1 per draw without the control variate."""
         return evaluations(self.num_samples, self.scale)
 
 
@@ -478,33 +476,32 @@ def _absent(scale: float | Tensor) -> bool:
 
 @dataclass(frozen=True)
 class RELAX(Tunable):
-    r"""REBAR with a control variate that is learned: :math:`c(z) = \eta f(z) + r(z)`.
+    r"""REBAR with a learned control variate, :math:`c(z) = \eta f(z) + r(z)`.
 
-    Unbiased for every :math:`r`, temperature and scale. A scale of zero leaves the function at corners alone, so that
-    it may be a black box, and `r` has to learn all of it.
+    The estimator is unbiased for every :math:`r`, temperature and scale. With scale zero the function is evaluated
+    only at discrete points, so it may be a black box.
 
     Parameters
     ----------
     control : callable
-        :math:`r`, such as a torch module: from relaxed points as the function has them, `(points, *batch, *event)`,
-        to `(points, *batch)`. It may have parameters, to be learned by :meth:`variance_loss` together with
-        temperature and scale.
+        Function :math:`r`, such as a torch module, from relaxed points `(points, *batch, *event)` to
+        `(points, *batch)`. Its parameters can be learned with :meth:`variance_loss`, as can temperature and scale.
     temperature : float, Tensor, or callable, default 0.5
-        Above zero; as of :class:`GumbelSoftmax`.
+        As in :class:`GumbelSoftmax`.
     scale : float or Tensor, default 1.0
-        Of the function in its own control variate.
+        Weight of the function in its control variate.
     num_samples : int, default 1
 
     Raises
     ------
     SettingsError
-        If `control` cannot be called, the temperature is not above zero, there is nothing to draw, or variables depend
-        on each other.
+        If `control` is not callable, the temperature is not positive, ``num_samples`` is less than 1, or variables
+        depend on each other.
 
     Notes
     -----
-    At a site of a guide, `control` predicts what the bound has of this site, before its plate's scale. The loss of an
-    objective has no gradient by its parameters; that of the squared gradient has, in a loop of your own::
+    At a guide site, `control` predicts the site's contribution to the bound before the plate's scale. The loss of an
+    objective has no gradient with respect to its parameters; minimize the squared gradient in a custom loop::
 
         found = torch.autograd.grad(ELBO().differentiable_loss(model, guide), parameters, create_graph=True)
         sum(g.square().sum() for g in found).backward(inputs=list(control.parameters()))
@@ -543,12 +540,12 @@ class RELAX(Tunable):
         whole_number("num_samples", self.num_samples, least=1)
 
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
-        """Draw points and their relaxations; the offset is what the learned part adds."""
+        """Draw points and their relaxations; the offset is the contribution of `control`."""
         drawn = relaxed_draws(space, self.temperature, self.num_samples, generator, type(self).__name__)
         free = evaluated(self.control, WeightedPoints(drawn.free, drawn.score))
         given = evaluated(self.control, WeightedPoints(drawn.given, drawn.score))
         return weighted_draws(drawn, self.scale)._replace(offset=(free - drawn.score * given).mean(0))
 
     def num_evaluations(self, space: Space) -> int:
-        """Return three for each draw, or one where the scale is zero; those of `control` do not count."""
+        """Return 3 per draw, or 1 per draw with scale zero, not counting evaluations of `control`."""
         return evaluations(self.num_samples, self.scale)

@@ -1,4 +1,4 @@
-"""The score function: with baselines, for the multi-sample bound, and for bits with antithetic draws."""
+"""Score-function estimators: baselines, the multi-sample bound, and antithetic draws of bits."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = [
     "leave_one_out_bound",
 ]
 
-# The score function, with and without baselines that leave it unbiased.
+# The score function with and without unbiased baselines.
 
 
 class Baseline(Protocol):
-    """What is subtracted from values before they are multiplied by scores."""
+    """Baseline, subtracted from function values before multiplication by scores."""
 
     def __call__(self, values: Tensor) -> Tensor:
         """Return a baseline, `(*batch)` or broadcastable; only later draws may learn from `values (points, *batch)`."""
@@ -42,31 +42,30 @@ class Baseline(Protocol):
 
 
 class MovingAverage(nn.Module):
-    """The exponentially weighted mean of the values of earlier draws, one for the whole batch.
+    """Exponentially weighted mean of the values of earlier draws, shared by the whole batch.
 
     Parameters
     ----------
     decay : float, default 0.9
-        In [0, 1).
+        Weight of earlier draws, in [0, 1).
 
     Attributes
     ----------
     mean : Tensor
-        Zero before the first draw.
+        Current mean; zero before the first draw.
     num_draws : Tensor
-        How many it has learnt from.
-
-    Notes
-    -----
-    The mean belongs to this object, made once, outside of the guide: one for each site keeps them apart. It is a
-    module's buffer, so that checkpoints of :func:`bayeskit.fit` keep it where the object, or the estimator with it,
-    belongs to the guide or is a variable that the guide reads; as with a network's running means, a new training run
-    does not set it back.
+        Number of draws in the mean.
 
     Raises
     ------
     SettingsError
-        If the decay lies outside.
+        If ``decay`` lies outside [0, 1).
+
+    Notes
+    -----
+    Construct the object once, outside the guide function, and one per site for separate means. The mean is a module
+    buffer. Checkpoints of :func:`bayeskit.fit` include it if the object, or an estimator that holds it, is an
+    attribute of the guide or a variable that the guide reads. A new training run does not reset it.
 
     Examples
     --------
@@ -92,7 +91,7 @@ class MovingAverage(nn.Module):
         return str(self.decay)
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return the mean so far, zero at first, and take up the values."""
+        """Return the current mean, then update it with ``values``."""
         with torch.no_grad():
             if self.mean.device != values.device:
                 self.to(values.device)
@@ -105,18 +104,18 @@ class MovingAverage(nn.Module):
 
 @dataclass(frozen=True)
 class ScoreFunction(GradientEstimator):
-    """Independent draws, each value times the score of its point (REINFORCE).
+    """Score-function estimator from independent draws (REINFORCE).
 
     Parameters
     ----------
     num_samples : int, default 1
     baseline : callable, optional
-        Subtracted from values; such as :class:`MovingAverage`, which learns from draw to draw.
+        Subtracted from function values, such as :class:`MovingAverage`.
 
     Raises
     ------
     SettingsError
-        If there is nothing to draw.
+        If ``num_samples`` is less than 1.
 
     References
     ----------
@@ -148,13 +147,13 @@ class ScoreFunction(GradientEstimator):
     def surrogate(
         self, distribution: Distribution | Space | Tensor, f: Function, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Return an estimate of the expectation whose gradient estimates that of the expectation."""
+        """Return an estimate of the expectation whose gradient estimates the gradient of the expectation."""
         drawn = self.points(space_of(distribution), generator)
         values = evaluated(f, drawn)
         return (drawn.weights * values).sum(0) + self.correction(drawn.weights, values)
 
     def correction(self, weights: Tensor, values: Tensor) -> Tensor | float:
-        """Return what the baseline adds: zero in value, and in expectation of its gradient."""
+        """Return the baseline term, with value zero and expected gradient zero."""
         if self.baseline is None:
             return 0.0
         baseline = self.baseline(values.detach()).detach()
@@ -163,7 +162,7 @@ class ScoreFunction(GradientEstimator):
 
 @dataclass(frozen=True)
 class LeaveOneOut(GradientEstimator):
-    """Independent draws, from each value of which the mean of the others is subtracted.
+    """Score-function estimator with the mean value of the other draws as baseline.
 
     Parameters
     ----------
@@ -173,7 +172,7 @@ class LeaveOneOut(GradientEstimator):
     Raises
     ------
     SettingsError
-        If there are no others.
+        If ``num_samples`` is less than 2.
 
     References
     ----------
@@ -197,7 +196,7 @@ class LeaveOneOut(GradientEstimator):
         count = self.num_samples
         codes = space.sample(count, generator)
         log_probability = space.log_prob(codes)
-        # The value of a weight is 1 / count; its gradient, the score less the mean of the others', over count.
+        # Each weight is 1 / count; its gradient is (score - mean score of the other draws) / count.
         moved = (log_probability - log_probability.mean(0)) / (count - 1)
         return WeightedPoints(space.value(codes), moved - (moved.detach() - 1 / count))
 
@@ -208,21 +207,22 @@ class LeaveOneOut(GradientEstimator):
 
 @dataclass(frozen=True)
 class ControlVariate(GradientEstimator):
-    """The score function of what another function leaves over, plus the exact gradient of that one's expectation.
+    """Score-function estimator with a control variate of known expectation.
+
+    The score function is applied to the difference from the control variate; the gradient of its expectation is added.
 
     Parameters
     ----------
     function : callable
-        Like the one whose expectation is wanted, and cheaper: from values `(points, *batch, *event)` to
-        `(points, *batch)`.
+        Control variate, correlated with the integrand: from values `(points, *batch, *event)` to `(points, *batch)`.
     mean : callable
-        From the distribution to the expectation of `function`, `(*batch)`, differentiable.
+        Function from the distribution to the differentiable expectation of `function`, `(*batch)`.
     num_samples : int, default 1
 
     Raises
     ------
     SettingsError
-        If there is nothing to draw.
+        If ``num_samples`` is less than 1.
 
     References
     ----------
@@ -247,7 +247,7 @@ class ControlVariate(GradientEstimator):
         whole_number("num_samples", self.num_samples, least=1)
 
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
-        """Draw points; the offset is the control variate's expectation less what it is at them."""
+        """Draw points; the offset is the control variate's expectation minus its mean at the points."""
         drawn = _independent(space, self.num_samples, generator)
         explained = (drawn.weights * evaluated(self.function, drawn).detach()).sum(0)
         return drawn._replace(offset=self.mean(space.distribution) - explained)
@@ -263,7 +263,7 @@ def _independent(space: Space, num_samples: int, generator: torch.Generator | No
     return WeightedPoints(space.value(codes), magic(space.log_prob(codes)) / num_samples)
 
 
-# The multi-sample bound, and its gradient for draws that carry none.
+# The multi-sample bound and its gradient for draws that are not reparameterized.
 
 
 def leave_one_out_bound(log_weight: Tensor) -> Tensor:
@@ -286,7 +286,7 @@ def leave_one_out_bound(log_weight: Tensor) -> Tensor:
 
 def importance_weighted_estimate(log_weight: Tensor, log_score: Tensor | None = None) -> Tensor:
     """Return the bound, ``(*batch)``, with a gradient that is right for any draws (Mnih and Rezende 2016)."""
-    # log_weight: (K, *batch); log_score: (K, *batch), log density under the guide of draws that carry no gradient.
+    # log_weight: (K, *batch); log_score: (K, *batch), log guide density of the draws without a gradient.
     bound = log_weight.logsumexp(0) - math.log(len(log_weight))
     if log_score is None:
         return bound
@@ -296,15 +296,15 @@ def importance_weighted_estimate(log_weight: Tensor, log_score: Tensor | None = 
     return bound.detach() + (surrogate - surrogate.detach())
 
 
-# The multi-sample bound's gradient for draws without a path.
+# The multi-sample bound's gradient for draws without a pathwise gradient.
 
 
 @dataclass(frozen=True)
 class VIMCO(GradientEstimator):
-    r"""Gradient of the expected log of the mean of several values' exponentials, with leave-one-out baselines.
+    r"""Gradient of the multi-sample bound with leave-one-out baselines.
 
-    What it estimates is not the gradient of :math:`E f` but of
-    :math:`E \log \frac{1}{K} \sum_k \exp f(z_k)`; :meth:`expectation` gives that by enumeration.
+    The estimand is the gradient of :math:`E \log \frac{1}{K} \sum_k \exp f(z_k)`, not of :math:`E f`.
+    :meth:`expectation` computes this bound by enumeration.
 
     Parameters
     ----------
@@ -314,7 +314,7 @@ class VIMCO(GradientEstimator):
     Raises
     ------
     SettingsError
-        If there are no others.
+        If ``num_samples`` is less than 2.
 
     References
     ----------
@@ -347,7 +347,7 @@ class VIMCO(GradientEstimator):
     def surrogate(
         self, distribution: Distribution | Space | Tensor, f: Function, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Return an estimate of the bound whose gradient estimates that of the expected bound."""
+        """Return an estimate of the bound whose gradient estimates the gradient of the expected bound."""
         space = space_of(distribution)
         codes = space.sample(self.num_samples, generator)
         log_probability = space.log_prob(codes)
@@ -360,7 +360,7 @@ class VIMCO(GradientEstimator):
         Raises
         ------
         SettingsError
-            If there are more tuples than the limit.
+            If the number of tuples exceeds ``limit``.
         """
         space = space_of(distribution)
         check_size(space.size**self.num_samples, limit)
@@ -372,7 +372,7 @@ class VIMCO(GradientEstimator):
         return (log_probability[tuples].sum(0).exp() * bound).sum(0)
 
 
-# Estimators for independent bits, by antithetic draws.
+# Estimators for independent bits with antithetic draws.
 
 
 @dataclass(frozen=True)
@@ -386,7 +386,7 @@ class _Antithetic(GradientEstimator):
     Raises
     ------
     SettingsError
-        If there is nothing to draw, or the distribution is not made of bits.
+        If ``num_pairs`` is less than 1, or the variables are not independent bits.
     """
 
     num_pairs: int = 1
@@ -402,14 +402,14 @@ class _Antithetic(GradientEstimator):
         fixed = logits.detach()
         second, first = uniform < fixed.sigmoid(), uniform > (-fixed).sigmoid()
         slope = self.slope(uniform, first, second, fixed)
-        # What each bit's logit moves of the first point's weight, it takes from the second's.
+        # The gradients of the two weights with respect to each logit have opposite signs.
         moved = (slope * (logits - fixed)).sum(-1)
         weights = torch.cat([0.5 + moved, 0.5 - moved]) / self.num_pairs
         return WeightedPoints(space.value(torch.cat([first, second]).long()), weights)
 
     @abstractmethod
     def slope(self, uniform: Tensor, first: Tensor, second: Tensor, logits: Tensor) -> Tensor:
-        """Return by how much the difference of both values moves each logit, `(pairs, *batch, bits)`."""
+        """Return the factor of the value difference in each logit's gradient, `(pairs, *batch, bits)`."""
 
     def num_evaluations(self, space: Space) -> int:
         """Return the number of draws."""
@@ -418,17 +418,17 @@ class _Antithetic(GradientEstimator):
 
 @dataclass(frozen=True)
 class ARM(_Antithetic):
-    r"""Augment, reinforce, merge: :math:`(f(b_1) - f(b_2)) (u - 1/2)` for the logit of each bit.
+    r"""Augment-REINFORCE-merge: :math:`(f(b_1) - f(b_2)) (u - 1/2)` for the logit of each bit.
 
     Parameters
     ----------
     num_pairs : int, default 1
-        Each costs two evaluations.
+        Number of pairs; each needs two evaluations.
 
     Raises
     ------
     SettingsError
-        If there is nothing to draw, or the distribution is not made of bits.
+        If ``num_pairs`` is less than 1, or the variables are not independent bits.
 
     References
     ----------
@@ -444,23 +444,23 @@ class ARM(_Antithetic):
     """
 
     def slope(self, uniform: Tensor, first: Tensor, second: Tensor, logits: Tensor) -> Tensor:
-        """Return the uniform number's distance from its mean."""
+        """Return the uniform number minus its mean."""
         return uniform - 0.5
 
 
 @dataclass(frozen=True)
 class DisARM(_Antithetic):
-    r"""ARM with its noise integrated out given both points: bits in which they agree do not move.
+    r"""ARM with the uniform noise integrated out given both points; equal bits have gradient zero.
 
     Parameters
     ----------
     num_pairs : int, default 1
-        Each costs two evaluations.
+        Number of pairs; each needs two evaluations.
 
     Raises
     ------
     SettingsError
-        If there is nothing to draw, or the distribution is not made of bits.
+        If ``num_pairs`` is less than 1, or the variables are not independent bits.
 
     References
     ----------
@@ -476,7 +476,7 @@ class DisARM(_Antithetic):
     """
 
     def slope(self, uniform: Tensor, first: Tensor, second: Tensor, logits: Tensor) -> Tensor:
-        """Return half the probability of the likelier value where the points differ, signed by the first."""
+        """Return half the probability of the likelier value, signed by the first point; zero for equal bits."""
         sign = first.to(logits) - second.to(logits)
         return 0.5 * sign * logits.abs().sigmoid()
 

@@ -1,4 +1,4 @@
-"""Objectives: bounds and divergences by which a Pyro model and its guide are trained."""
+"""Training objectives for a Pyro model and guide: bounds and divergences."""
 
 from bayeskit._moved import answer_to_old_names
 from bayeskit.inference.objectives.constrained import GECO, InfoVAE, LogLikelihoodConstraint, MeanSquaredError

@@ -1,4 +1,4 @@
-"""The evidence lower bound: closed-form divergences, weights on them, free bits, sticking the landing."""
+"""Evidence lower bound: closed-form and weighted KL divergences, free bits, sticking the landing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 @runtime_checkable
 class WeightSchedule(Protocol):
-    """A weight for each step, counted from zero."""
+    """Weight as a function of the zero-based step."""
 
     def __call__(self, step: int) -> float:
         """Return the weight at ``step``."""
@@ -39,7 +39,7 @@ class WeightSchedule(Protocol):
 
 @dataclass(frozen=True)
 class Linear:
-    """From ``start`` to ``end`` in ``num_steps`` equal steps, then ``end``.
+    """Linear annealing from ``start`` to ``end`` in ``num_steps`` equal steps, then constant.
 
     Examples
     --------
@@ -62,7 +62,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Cyclical:
-    """Again and again from ``start`` to ``end``: up over the first half of each period, then constant.
+    """Cyclical annealing from ``start`` to ``end`` over the first half of each period, then constant.
 
     References
     ----------
@@ -87,13 +87,13 @@ class Cyclical:
         return self.start + (self.end - self.start) * min(2 * (step % self.period) / self.period, 1.0)
 
 
-# The evidence lower bound, with closed-form divergences, weights on them, and free bits.
+# The evidence lower bound with closed-form and weighted divergences, and free bits.
 
 
 def score_function_estimate(value: Tensor, log_score: Tensor | None) -> Tensor:
     """Return the mean over particles of ``value (K, *batch)``, with a gradient that is right for any guide."""
-    # log_score: (K, *batch), log density under the guide of draws that carry no gradient, or None. Each particle's
-    # baseline is the mean of the others; a single particle has none.
+    # log_score: (K, *batch), log guide density of the draws without a gradient, or None. Each particle's baseline is
+    # the mean of the other particles; a single particle has no baseline.
     mean = value.mean(0)
     if log_score is None:
         return mean
@@ -106,39 +106,38 @@ def divergences(particles: Particles) -> dict[str, Tensor]:
     """Return, for each latent site, its divergence from the prior: in closed form or by its draws, ``(K, *batch)``."""
     prior, guide = particles.log_prior, particles.log_guide
     beyond = [term for name, term in guide.items() if name not in prior]
-    if beyond:  # auxiliary sites, such as those of Pyro's automatic guides: their density belongs to no site alone
+    if beyond:  # auxiliary sites, as in Pyro's automatic guides: their density is not attributable to one site
         open_ = [guide[n] - prior[n] for n in prior if n not in particles.kl]
         return {"": sum(open_, sum(beyond[1:], beyond[0]))} | particles.kl
     return {n: guide[n] - term for n, term in prior.items() if n not in particles.kl} | particles.kl
 
 
 class ELBO(Objective):
-    """Evidence lower bound: expected log likelihood less the weighted divergence of guide from prior.
+    """Evidence lower bound: expected log likelihood minus the weighted KL divergence of guide from prior.
 
     Parameters
     ----------
     num_particles : int, default 1
     analytic_kl : bool, default True
-        Use the closed form of a site's divergence where there is one.
+        Use the closed form of a site's divergence if available.
     kl_weight : float or Schedule, default 1.0
-        Weight of the divergence. Above one: beta-VAE. Rewarding mutual information of data and code by
-        ``information`` as in InfoMax-VAE is, up to a factor, a weight of ``1 / (1 + information)``; see
-        :func:`infomax_weight`. A schedule anneals it over the steps.
+        Weight of the divergence. A weight above one gives the beta-VAE, :func:`infomax_weight` the InfoMax-VAE, a
+        schedule annealing over the steps.
     free_bits : float, default 0.0
-        Nats of divergence that each site of each datum has for nothing, averaged over the minibatch.
+        Nats of divergence without penalty per site and observation, averaged over the minibatch.
     max_plate_nesting, vectorize_particles, chunk_size, data_plate
         As in :class:`Objective`.
 
     Raises
     ------
     SettingsError
-        If a weight is negative or no number.
+        If a weight is negative or NaN.
 
     Notes
     -----
-    Discrete sites of the guide may name their gradient estimator, ``infer={"gradient": LeaveOneOut(4)}``; see
-    :mod:`bayeskit.inference.gradients`. Under relaxed ones, :class:`GumbelSoftmax` without ``hard``, the loss is that
-    of the relaxed problem: no bound, often below what any is. Compare such trainings by a loss without the mark.
+    The gradient estimator of a discrete guide site is set with ``infer={"gradient": LeaveOneOut(4)}``; see
+    :mod:`bayeskit.inference.gradients`. With :class:`GumbelSoftmax` without ``hard`` the loss belongs to the relaxed
+    problem and is not a bound; it is often too low. Compare such models by a loss without relaxation.
 
     References
     ----------
@@ -196,7 +195,7 @@ class ELBO(Objective):
         self.num_steps = 0
 
     def estimate(self, draw: Draw) -> Tensor:
-        """Return the bound of each datum, ``(*batch)``."""
+        """Return the bound for each observation, ``(*batch)``."""
         particles = draw(self.num_particles, analytic_kl=self.analytic_kl)
         weight = self.kl_weight(self.num_steps) if isinstance(self.kl_weight, WeightSchedule) else self.kl_weight
         if torch.is_grad_enabled():
@@ -221,28 +220,28 @@ class ELBO(Objective):
         return isinstance(self.kl_weight, WeightSchedule)
 
     def reset(self) -> None:
-        """Start annealing anew."""
+        """Restart annealing at step zero."""
         self.num_steps = 0
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the number of steps taken, from which an annealed weight follows."""
+        """Return the number of steps taken, which determines an annealed weight."""
         return {"num_steps": torch.tensor(self.num_steps)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore a state returned by :meth:`state_dict`."""
         self.num_steps = int(state["num_steps"])
 
 
 def infomax_weight(information: float) -> float:
-    """Return the ``kl_weight`` that rewards the mutual information of data and code.
+    """Return the ``kl_weight`` that rewards mutual information between observation and latent code.
 
-    Adding ``information`` times the lower bound of the mutual information that the decoder gives to the bound, and
-    dividing by ``1 + information``, leaves the bound with this weight.
+    Let the InfoMax objective be the ELBO plus ``information`` times the decoder's lower bound on the mutual
+    information. Divided by ``1 + information``, it is the ELBO with weight ``1 / (1 + information)``.
 
     Parameters
     ----------
     information : float
-        At least zero.
+        Weight of the mutual information, at least zero.
 
     Examples
     --------
@@ -254,16 +253,16 @@ def infomax_weight(information: float) -> float:
     return 1 / (1 + information)
 
 
-# The evidence lower bound whose gradient vanishes, draw by draw, where the guide is exact.
+# The evidence lower bound with a gradient that is zero on every draw if the guide is exact.
 
 
 class STL(Objective):
-    """Evidence lower bound with the gradient of the guide taken along its draws alone.
+    """Evidence lower bound with the path gradient of the guide ("sticking the landing").
 
-    The guide's log density depends on its parameters through the draw and also directly. The direct part has
-    expectation zero and is left out: what remains is zero on every draw once the guide is the exact posterior.
-    Sites whose draws carry no gradient, such as discrete ones, get the score-function term instead; with two or
-    more particles, it vanishes at the exact posterior, too.
+    The guide's log density depends on its parameters through the draw and directly. The direct part of the gradient
+    has expectation zero and is omitted. The remaining gradient is zero on every draw if the guide is the exact
+    posterior. Sites without reparameterized draws, such as discrete sites, use the score-function gradient, which is
+    also zero at the exact posterior with two or more particles.
 
     Parameters
     ----------
@@ -273,9 +272,9 @@ class STL(Objective):
 
     Notes
     -----
-    A guide of several sites is run a second time on its own draws, held fixed. Detaching the parameters of its
-    distributions would not do: those of a later site also depend on earlier draws, and without that path the
-    gradient at the exact posterior is no longer zero.
+    A guide of several sites runs a second time on its own draws, held fixed. Detaching the parameters of its
+    distributions is not enough: the parameters of a later site depend on earlier draws, and the gradient at the exact
+    posterior is zero only if that path is kept.
 
     References
     ----------
@@ -300,7 +299,7 @@ class STL(Objective):
     """
 
     def estimate(self, draw: Draw) -> Tensor:
-        """Return the bound of each datum, ``(*batch)``."""
+        """Return the bound for each observation, ``(*batch)``."""
         particles = draw(self.num_particles, path_only=True)
         value, score = particles.log_weight, particles.log_score
         return score_function_estimate(value, score)

@@ -1,4 +1,4 @@
-"""Bounds for guides with auxiliary variables, whose density at the latent variables alone is an integral."""
+"""Bounds for guides with auxiliary variables, which have no closed-form marginal density."""
 
 from __future__ import annotations
 
@@ -32,34 +32,35 @@ Reverse = Callable[..., Any]
 
 def _marginal_bound(log_joint: Tensor, log_ratio: Tensor) -> Tensor:
     """Return the bound, ``(K, *batch)``, with the guide's density replaced by an estimate that is large on average."""
-    # log_joint: (K, *batch). log_ratio: (J + 1, K, *batch), log density of latent and auxiliary values under the guide
-    # less that of the auxiliary values under the reverse model; first those that gave the latent values.
+    # log_joint: (K, *batch). log_ratio: (J + 1, K, *batch), log guide density of latent and auxiliary values minus the
+    # log density of the auxiliary values under the reverse model. Index 0 holds the draws behind the latent values.
     return log_joint - (log_ratio.logsumexp(0) - math.log(len(log_ratio)))
 
 
 class AuxiliaryELBO(Objective):
-    r"""Evidence lower bound of a guide with auxiliary sites, which make its marginal a mixture.
+    r"""Evidence lower bound of a guide with auxiliary sites, whose marginal is a mixture.
 
     The guide draws auxiliary sites :math:`a`, marked ``infer={"is_auxiliary": True}``, and then the model's latent
     sites :math:`z`. Their marginal density :math:`q(z)` is bounded from above, on average, by
 
     .. math:: \frac{1}{J+1} \sum_{j=0}^J \frac{q(a_j, z)}{r(a_j \mid z, x)}
 
-    with :math:`a_0` the values that gave :math:`z` and the others drawn from the reverse model :math:`r`. The bound
-    is tight where ``r`` is the guide's own conditional of ``a`` given ``z``, or as ``J`` grows.
+    where :math:`a_0` is the guide draw that generated :math:`z` and the other :math:`a_j` are drawn from the reverse
+    model :math:`r`. The bound is tight if ``r`` is the guide's conditional of ``a`` given ``z``, or as ``J`` grows.
 
     Parameters
     ----------
     reverse : callable or None
-        Called as ``reverse(values, *args, **kwargs)`` with the latent values by name and what the model is called
-        with. It samples every auxiliary site, in the guide's plates, and is trained along. None takes the guide's
-        own distribution of ``a`` (semi-implicit variational inference); that needs ``num_auxiliary > 0`` to gain
-        from the mixture. In its module form the objective lists the parameters of model and guide only: let the
-        reverse model be a part of the guide's module, or give its parameters to the optimiser, too.
+        Called as ``reverse(values, *args, **kwargs)`` with the latent values by name and the model's arguments. It
+        samples every auxiliary site, in the guide's plates, and is trained jointly. None uses the guide's
+        distribution of ``a`` (semi-implicit variational inference); set ``num_auxiliary > 0`` with None. The module
+        ``objective(model, guide)`` holds only the parameters of model and guide: make the reverse model a submodule
+        of the guide, or pass its parameters to the optimizer.
     num_particles : int, default 1
     num_auxiliary : int, default 0
-        The further auxiliary values ``J`` of each particle. With a reverse model, zero is the bound of hierarchical
-        variational models and auxiliary deep generative models, more are importance-weighted hierarchical inference.
+        Number of additional auxiliary draws ``J`` per particle. With a reverse model, 0 gives the bound of
+        hierarchical variational models and auxiliary deep generative models, larger values importance-weighted
+        hierarchical inference.
     max_plate_nesting, data_plate
         As in :class:`Objective`.
 
@@ -68,7 +69,7 @@ class AuxiliaryELBO(Objective):
     SettingsError
         If ``num_auxiliary`` is negative.
     GuideError
-        On use: if the guide has no auxiliary site, or the reverse model samples others.
+        On use, if the guide has no auxiliary site or the reverse model samples different sites.
 
     References
     ----------
@@ -116,7 +117,7 @@ class AuxiliaryELBO(Objective):
         self.reverse, self.num_auxiliary = reverse, num_auxiliary
 
     def estimate(self, draw: Draw) -> Tensor:
-        """Return the bound of each datum, ``(*batch)``."""
+        """Return the bound for each observation, ``(*batch)``."""
         with SubsampleIndices() as indices:
             particles = draw(self.num_particles)
         log_joint = particles.log_weight + particles.log_guide_total

@@ -1,4 +1,4 @@
-"""Importance-weighted and Renyi bounds, and their doubly reparameterised gradient."""
+"""Importance-weighted and Renyi bounds, and the doubly reparameterized gradient."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["DReG", "IWAE", "Renyi", "leave_one_out_renyi", "renyi_bound", "renyi
 
 
 class IWAE(Objective):
-    """Importance-weighted bound: the expected log of the mean of ``num_particles`` weights, for each datum.
+    """Importance-weighted bound: the expected log mean of ``num_particles`` weights per observation.
 
-    Where the guide's draws carry gradients, these are used; for discrete and other draws the score function is,
-    with each particle's leave-one-out baseline (VIMCO).
+    Reparameterized sites of the guide use pathwise gradients. Other sites, such as discrete sites, use the score
+    function with a leave-one-out baseline for each particle (VIMCO).
 
     Parameters
     ----------
     num_particles : int, default 16
-        One gives the ELBO.
+        1 gives the ELBO.
     max_plate_nesting, vectorize_particles, chunk_size, data_plate
         As in :class:`Objective`.
 
@@ -75,32 +75,33 @@ class IWAE(Objective):
         )
 
     def estimate(self, draw: Draw) -> Tensor:
-        """Return the bound of each datum, ``(*batch)``."""
+        """Return the bound for each observation, ``(*batch)``."""
         particles = draw(self.num_particles)
         return importance_weighted_estimate(particles.log_weight, particles.log_score)
 
 
-# The importance-weighted bound with the doubly reparameterised gradient of the guide.
+# The importance-weighted bound with the doubly reparameterized gradient of the guide.
 
 
 class DReG(Objective):
-    """Importance-weighted bound whose guide gradient does not drown in noise as particles are added.
+    """Importance-weighted bound with the doubly reparameterized gradient of the guide.
 
-    With normalised weights ``v``, the guide follows the sum over particles of ``v**2`` times the gradient of the log
-    weight along the draw; this has the expectation of the gradient of IWAE. The model follows IWAE.
+    With normalized weights ``v``, the guide gradient is the sum over particles of ``v**2`` times the pathwise
+    gradient of the log weight. Its expectation equals the IWAE gradient, and its signal-to-noise ratio does not fall
+    as particles are added. The model gradient is the gradient of IWAE.
 
     Parameters
     ----------
     num_particles : int, default 16
-        One gives :class:`STL`.
+        1 gives :class:`STL`.
     max_plate_nesting, vectorize_particles, chunk_size, data_plate
         As in :class:`Objective`.
 
     Raises
     ------
     GuideError
-        When run with a guide that has a site whose draws carry no gradient, such as a discrete one, or, with several
-        particles, a site that is masked, scaled, or subsampled otherwise than the data.
+        On running a guide with a site without reparameterized draws, such as a discrete site, or, with several
+        particles, a site that is masked, scaled, or subsampled differently from the data.
 
     References
     ----------
@@ -142,7 +143,7 @@ class DReG(Objective):
         )
 
     def check(self, model: Mapping[str, Site], guide: Mapping[str, Site]) -> None:
-        """Compare the sites of model and guide, and refuse sites without reparameterised draws."""
+        """Check that model and guide match and that all guide sites are reparameterized."""
         super().check(model, guide)
         require_reparameterized(guide, "DReG", "the objective IWAE, which has score terms")
         if self.num_particles > 1:
@@ -150,10 +151,10 @@ class DReG(Objective):
             _refuse_parameters_as_draws(guide)
 
     def estimate(self, draw: Draw) -> Tensor:
-        """Return the bound of each datum, ``(*batch)``."""
+        """Return the bound for each observation, ``(*batch)``."""
         gate = Gate()
         log_weight = draw(self.num_particles, path_only=True, gate=gate).log_weight
-        # The bound brings each weight once; the gate brings it a second time, for the guide alone.
+        # The bound multiplies by each weight once; the gate multiplies by it again, for the guide only.
         gate.factor = log_weight.detach().softmax(0)
         return log_mean_exp(log_weight)
 
@@ -205,15 +206,15 @@ def _of_plates(site: Site) -> float:
     return math.prod(f.full_size / f.size for f in frames if f.full_size is not None and f.size)
 
 
-# Bounds from Renyi's divergence: from the ELBO through IWAE to the largest weight alone.
+# Bounds from Renyi divergences; special cases are the ELBO, IWAE and the largest weight.
 
-# Below this power the log of the mean of powers is expanded about the mean log weight.
+# Threshold of the power below which the log power mean is expanded about the mean log weight.
 _SMALL_POWER = 1e-3
 
 
 def renyi_bound(log_weight: Tensor, alpha: float) -> Tensor:
     """Return the log of the power mean of the weights, with power ``1 - alpha``, ``(K, *batch) -> (*batch)``."""
-    # An alpha of minus infinity gives the largest log weight, plus infinity the smallest, one the mean.
+    # alpha = -inf gives the largest log weight, alpha = inf the smallest, alpha = 1 the mean.
     power = 1.0 - alpha
     if math.isinf(power):
         return log_weight.amax(0) if power > 0 else log_weight.amin(0)
@@ -242,7 +243,7 @@ def leave_one_out_renyi(log_weight: Tensor, alpha: float) -> Tensor:
 
 def renyi_estimate(log_weight: Tensor, alpha: float, log_score: Tensor | None = None) -> Tensor:
     """Return the Renyi bound, ``(K, *batch) -> (*batch)``, with a gradient that is right whatever the guide draws."""
-    # log_score: (K, *batch), log density under the guide of draws that carry no gradient.
+    # log_score: (K, *batch), log guide density of the draws without a gradient.
     bound = renyi_bound(log_weight, alpha)
     if log_score is None:
         return bound
@@ -252,33 +253,32 @@ def renyi_estimate(log_weight: Tensor, alpha: float, log_score: Tensor | None = 
 
 
 class Renyi(Objective):
-    """Variational Renyi bound: expected log of the power mean of ``num_particles`` weights, for each datum.
+    """Variational Renyi bound: the expected log power mean of ``num_particles`` weights per observation.
 
-    Where the guide's draws carry gradients, these are used; for discrete and other draws the score function is,
-    with a baseline for each particle from the others.
+    Reparameterized sites of the guide use pathwise gradients. Other sites, such as discrete sites, use the score
+    function with a leave-one-out baseline for each particle.
 
     Parameters
     ----------
     alpha : float
-        Order of the divergence. One is the ELBO, zero is IWAE. Above one the guide shrinks into a mode; below
-        zero it spreads over all of them. Minus infinity follows the largest weight alone ("VR-max"), plus infinity
-        the smallest.
+        Order of the divergence: 1 is the ELBO, 0 is IWAE, ``-inf`` uses only the largest weight ("VR-max"), ``inf``
+        only the smallest. Values above 1 are mode-seeking; values below 0 are mass-covering.
     num_particles : int, default 16
-        With one, every ``alpha`` gives the ELBO.
+        1 gives the ELBO for every ``alpha``.
     max_plate_nesting, vectorize_particles, chunk_size, data_plate
         As in :class:`Objective`.
 
     Raises
     ------
     SettingsError
-        If ``alpha`` is not a number.
+        If ``alpha`` is NaN.
 
     Notes
     -----
-    With infinitely many particles the bound lies below the log marginal likelihood for positive ``alpha`` and above
-    it for negative; finitely many push it down for ``alpha`` below one and up for ``alpha`` above. So for a negative
-    ``alpha`` what is reported may lie on either side. The gradient is that of the expected estimate at the given
-    number of particles.
+    With infinitely many particles the bound is below the log marginal likelihood for positive ``alpha`` and above it
+    for negative ``alpha``. A finite number of particles biases the estimate downward for ``alpha < 1`` and upward for
+    ``alpha > 1``, so for negative ``alpha`` the estimate may be on either side. The gradient is unbiased for the
+    expected estimate at the given number of particles.
 
     References
     ----------
@@ -323,6 +323,6 @@ class Renyi(Objective):
         self.alpha = float(alpha)
 
     def estimate(self, draw: Draw) -> Tensor:
-        """Return the bound of each datum, ``(*batch)``."""
+        """Return the bound for each observation, ``(*batch)``."""
         particles = draw(self.num_particles)
         return renyi_estimate(particles.log_weight, self.alpha, particles.log_score)

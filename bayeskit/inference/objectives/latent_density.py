@@ -1,4 +1,4 @@
-"""The density of each datum's latent variables, as our samplers want it: one unconstrained vector a row."""
+"""Joint density of each observation and its latent variables, for samplers over unconstrained vectors."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ __all__ = ["LatentDensity"]
 class _Slot:
     """Where a site's coordinates stand in a row, and how rows become its value."""
 
-    shape: tuple[int, ...]  # of the value, as the model wants it
-    full_shape: tuple[int, ...]  # unconstrained, with every particle and plate dimension
-    axes: tuple[int, ...]  # particle, data, the rest
+    shape: tuple[int, ...]  # shape of the value in the model
+    full_shape: tuple[int, ...]  # unconstrained shape with every particle and plate dimension
+    axes: tuple[int, ...]  # order: particle, data, remaining dimensions
     start: int
     stop: int
 
@@ -63,42 +63,42 @@ class _Run:
 
 
 class LatentDensity:
-    """Joint density of each datum and its latent variables, over one unconstrained vector a row.
+    """Joint density of each observation and its latent variables, as a function of unconstrained rows.
 
-    A row is one particle of one datum; where no plate holds all latent sites, it is one particle of the whole
-    data. Rows are independent of each other, so that chains may be run on them with a step size each. It has
-    what our kernels ask of a :class:`~bayeskit.Target`, but takes the parameters as they are now, and its
-    evaluations leave no gradient in them. Supports are mapped to the real line with the Jacobian counted in.
+    A row is one particle of one observation, or of the whole data set if no plate contains all latent sites. Rows are
+    independent, so each row can run a chain with its own step size. The class has the interface of
+    :class:`~bayeskit.Target` that kernels use. It uses the current parameter values, and evaluations for kernels do
+    not accumulate gradients in them. Supports are mapped to the real line, including the Jacobian.
 
     Parameters
     ----------
     model, guide : callable
     args : tuple
     kwargs : mapping
-        What both are called with.
+        Arguments of model and guide.
     particles : Particles
-        A draw of the guide, from one run; its plates and shapes are kept.
+        Particles from one run of the guide, which determine plates and shapes.
     indices : mapping of Tensor
-        The items that each plate had in that run, by name; see :class:`SubsampleIndices`.
+        Subsample indices of each plate in that run, by name; see :class:`SubsampleIndices`.
     initial : {"prior", "guide"}, default "prior"
-        What a tempered density starts from.
+        Initial density of tempering.
 
     Attributes
     ----------
     num_rows, dim : int
-        Shape of the matrix of rows.
+        Number of rows and their length.
     dtype, device
     layout : Layout
-        How particles and data stand in a trace.
+        Dimensions of particles and data in a trace.
     position : Tensor
-        The rows of the draw given, ``(rows, dim)``.
+        Rows of ``particles``, ``(rows, dim)``.
 
     Raises
     ------
     GuideError
-        If a latent site is discrete, has a support without bijection, or is not in the guide.
+        If a latent site is discrete, has a support without a bijection to the real line, or is not in the guide.
     SettingsError
-        If ``initial`` is neither of its values.
+        If ``initial`` is neither ``"prior"`` nor ``"guide"``.
 
     Examples
     --------
@@ -158,7 +158,7 @@ class LatentDensity:
         data_plate: str | None = None,
         initial: Literal["prior", "guide"] = "prior",
     ) -> LatentDensity:
-        """Run guide and model once, on draws from torch's global stream, and return their density.
+        """Run guide and model once, with torch's global random stream, and return the density.
 
         Parameters
         ----------
@@ -166,11 +166,11 @@ class LatentDensity:
         args : tuple
         kwargs : mapping, optional
         num_particles : int, default 1
-            Rows for each datum.
+            Rows per observation.
         nesting : int, optional
-            Dimensions of the plates of model and guide; found by running both once more.
+            Number of plate dimensions of model and guide; found by another run if omitted.
         data_plate : str, optional
-            The plate whose items are the data; by default every plate that holds all sites.
+            Plate over observations; by default every plate that contains all sites.
         initial : {"prior", "guide"}, default "prior"
         """
         arguments, compatibility = dict(kwargs or {}), Compatibility()
@@ -192,7 +192,7 @@ class LatentDensity:
     # -- rows and values --------------------------------------------------------------------
 
     def flatten(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return the rows ``(rows, d)`` of values shaped as in a trace."""
+        """Return values shaped as in a trace as rows ``(rows, d)``."""
         if not self._unbounded:
             transforms = self._transforms_at(values)
         pieces = []
@@ -204,7 +204,7 @@ class LatentDensity:
         return torch.cat(pieces, -1) if pieces else torch.empty(self.num_rows, 0)
 
     def unflatten(self, u: Tensor) -> dict[str, Tensor]:
-        """Return the values of the latent sites, shaped as the model wants them, of rows ``(rows, d)``."""
+        """Return the latent values of rows ``(rows, d)``, shaped as in the model."""
         if not self._unbounded:
             return self._run(u).values
         self._check(u)
@@ -213,7 +213,7 @@ class LatentDensity:
         }
 
     def by_datum(self, rows: Tensor) -> Tensor:
-        """Return something of each row, ``(rows, *event)``, as ``(K, *batch, *event)``."""
+        """Reshape a tensor ``(rows, *event)`` to ``(K, *batch, *event)``."""
         return rows.reshape(*self.layout.shape, *rows.shape[1:])
 
     # -- densities --------------------------------------------------------------------------
@@ -227,17 +227,17 @@ class LatentDensity:
         return self._run(u).log_likelihood.reshape(-1)
 
     def log_joint(self, u: Tensor) -> Tensor:
-        """Return the log joint density: ``(rows, d) -> (rows,)``, differentiable in parameters, too."""
+        """Return the log joint density, ``(rows, d) -> (rows,)``, differentiable in rows and parameters."""
         run = self._run(u)
         return (run.log_prior + run.log_likelihood).reshape(-1)
 
     def log_guide(self, u: Tensor) -> Tensor:
-        """Return the log density under the guide: ``(rows, d) -> (rows,)``, differentiable in parameters, too.
+        """Return the log guide density, ``(rows, d) -> (rows,)``, differentiable in rows and parameters.
 
         Raises
         ------
         GuideError
-            If the guide has auxiliary sites: its density at given latent values is then an integral.
+            If the guide has auxiliary sites, because its marginal density is then an integral.
         """
         if self._unbounded:
             return self._log_guide(self.unflatten(u)).reshape(-1)
@@ -246,7 +246,7 @@ class LatentDensity:
         return sum(jacobian, self._log_guide(run.values)).reshape(-1)
 
     def log_score(self, u: Tensor) -> Tensor:
-        """Return :meth:`log_guide` without scales and masks: how probable the guide is to draw this, up to a constant.
+        """Return :meth:`log_guide` without scales and masks: the log density of drawing, up to a constant.
 
         Raises
         ------
@@ -262,7 +262,7 @@ class LatentDensity:
         return tempered(first, rest, torch.as_tensor(beta, dtype=first.dtype, device=first.device))
 
     def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where tempering starts and what it adds, ``(rows,)`` each; their sum is :meth:`log_joint`."""
+        """Return the initial log density and the tempered term, ``(rows,)`` each, which sum to :meth:`log_joint`."""
         if self.initial == "prior":
             run = self._run(u)
             return run.log_prior.reshape(-1), run.log_likelihood.reshape(-1)
@@ -272,7 +272,7 @@ class LatentDensity:
         return guide.reshape(-1), (run.log_prior + run.log_likelihood - guide).reshape(-1)
 
     def evaluator(self, num_vectors: int, planned_calls: int = 1) -> Evaluator:
-        """Return the evaluation that kernels use, of log density and gradient; parameters get none.
+        """Return an evaluator of log density and gradient for kernels, without parameter gradients.
 
         Raises
         ------
@@ -301,7 +301,7 @@ class LatentDensity:
     # -- draws ------------------------------------------------------------------------------
 
     def sample_prior(self, generator: torch.Generator) -> Tensor:
-        """Draw every row from the model, its observations left aside: ``(rows, d)``."""
+        """Draw every row from the prior, ignoring observations: ``(rows, d)``."""
         return self._drawn(self._model, generator)
 
     def sample_guide(self, generator: torch.Generator) -> Tensor:
@@ -309,7 +309,7 @@ class LatentDensity:
         return self._drawn(self._guide, generator)
 
     def sample_initial(self, generator: torch.Generator) -> Tensor:
-        """Draw every row from where tempering starts: ``(rows, d)``."""
+        """Draw every row from the initial density of tempering: ``(rows, d)``."""
         return self.sample_prior(generator) if self.initial == "prior" else self.sample_guide(generator)
 
     def _drawn(self, function: Callable[..., Any], generator: torch.Generator) -> Tensor:
@@ -368,7 +368,7 @@ class LatentDensity:
                 f"the guide's site {auxiliary[0]!r} is not in the model, so the guide has no density at given latent "
                 "values; write the guide without it, for example with a TransformedDistribution"
             )
-        if len(self._guide_sites) == 1:  # a single site depends on no other: its distribution is known
+        if len(self._guide_sites) == 1:  # a single site depends on no other, so its distribution is known
             ((name, site),) = self._guide_sites.items()
             sites = {name: site | {"value": values[name]}}
         else:
@@ -387,7 +387,7 @@ class LatentDensity:
         return sum(terms[1:], terms[0]) if terms else self.position.new_zeros(self.layout.shape)
 
     def _traced(self, function: Callable[..., Any], value_of: Callable[[str, Any], Tensor | None]) -> dict[str, Site]:
-        # A chain that leaves for infinity is to be rejected, not to end the run.
+        # A divergent chain is rejected without ending the run.
         with validation_kept(), pyro.validation_enabled(False):
             return supplied_sites(function, self._args, self._kwargs, self.layout, self._indices, value_of)
 

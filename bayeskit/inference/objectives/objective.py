@@ -1,4 +1,4 @@
-"""What every objective shares: settings, runs of guide and model, the loss as Pyro and torch want it."""
+"""Base class of objectives: settings, runs of guide and model, and the loss for Pyro and torch."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ class _SameSubsample(Messenger):
         self._indices: dict[str, Tensor] = {}
 
     def _pyro_post_sample(self, message: Any) -> None:
-        # They are drawn all the same, so that a chunk made again in the backward pass meets the same numbers.
-        # The particles' own plate has another size in a last chunk of fewer.
+        # The subsample is drawn anyway, so that a chunk recomputed in the backward pass uses the same random numbers.
+        # The particle plate is smaller in an incomplete last chunk.
         if isinstance(message["fn"], _Subsample) and message["name"] != PARTICLES:
             message["value"] = self._indices.setdefault(message["name"], message["value"])
 
 
 class Draw:
-    """Model, guide and data of one training step, from which an objective draws particles."""
+    """Model, guide and data of one training step, used by an objective to draw particles."""
 
     def __init__(
         self, objective: Objective, model: Callable[..., Any], guide: Callable[..., Any], args: Any, kwargs: Any
     ) -> None:
         self.objective = objective
         self.model, self.guide, self.args, self.kwargs = model, guide, args, kwargs
-        self.last: Particles | None = None  # drawn last
+        self.last: Particles | None = None  # most recent particles
         self._subsample = _SameSubsample()
         if math.isinf(objective.max_plate_nesting):
             with own_words():
@@ -76,8 +76,8 @@ class Draw:
         gate: Gate | None = None,
     ) -> Particles:
         """Draw particles; see :func:`~bayeskit.inference.objectives.drawing.run_particles`."""
-        # Those beyond the objective's chunk_size are drawn in turn, and again in the backward pass, so that memory
-        # holds one chunk.
+        # More particles than the objective's chunk_size are drawn in chunks and recomputed in the backward pass, so
+        # memory holds one chunk.
         options = _Options(detached, path_only, analytic_kl)
         chunk = self.objective.chunk_size or num_particles
         if not self.objective.vectorize_particles:
@@ -125,7 +125,7 @@ class Draw:
                 found.append(particles.without_sites())
             return particles.tensors()
 
-        # Tensor arguments tell on which devices the random stream has to be repeated; data may be on none of them.
+        # Devices of the tensor arguments determine the random streams to replay; data may be on other devices.
         seen = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor)]
         if torch.cuda.is_initialized():
             seen.append(torch.empty(0, device="cuda"))
@@ -134,33 +134,33 @@ class Draw:
 
 
 class Objective(pyro.infer.ELBO):  # type: ignore[misc]
-    """A bound or divergence to train model and guide by.
+    """Base class of bounds and divergences for training a model and guide.
 
-    Use it as ``pyro.infer.SVI(model, guide, optimizer, loss=objective)`` or as ``objective(model, guide)``, a
-    module whose call on the data returns the loss.
+    Use ``pyro.infer.SVI(model, guide, optimizer, loss=objective)``, or ``objective(model, guide)``, a module that
+    returns the loss when called on the data.
 
     Parameters
     ----------
     num_particles : int, default 1
-        Draws from the guide for each datum.
+        Guide draws per observation.
     max_plate_nesting : int, optional
-        Dimensions that the plates of model and guide take; found by running both once.
+        Number of plate dimensions of model and guide; found by running both once if omitted.
     vectorize_particles : bool, default True
-        Draw all particles in one run, in a plate left of the model's own; False runs model and guide once for
-        each particle, for models that cannot be broadcast.
+        Draw all particles in one run, in a plate to the left of the model's plates. With False, model and guide run
+        once per particle, for models that cannot be broadcast.
     chunk_size : int, optional
-        Draw at most so many particles at a time and compute them again in the backward pass: memory no longer
-        grows with ``num_particles``, at up to twice the time. Batch normalisation in training mode updates its
-        running statistics whenever model and guide run: at every chunk, again in the backward pass, and in the first
-        run that finds ``max_plate_nesting``.
+        Maximum number of particles per run. Chunks are recomputed in the backward pass, so memory does not grow with
+        ``num_particles``, at up to twice the time. Batch normalization in training mode updates its running
+        statistics at every run of model and guide: each chunk, its recomputation, and the run that finds
+        ``max_plate_nesting``.
     data_plate : str, optional
-        Name of the plate whose items are the data. By default every plate that holds all sites does; where none
-        does, the whole data are weighed at once.
+        Name of the plate over observations. By default every plate that contains all sites; without such a plate the
+        whole data set has one importance weight.
 
     Raises
     ------
     SettingsError
-        If there is nothing to draw.
+        If ``num_particles`` or ``chunk_size`` is less than 1.
     """
 
     def __init__(
@@ -176,14 +176,14 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise SettingsError(f"{name} must be a whole number of at least 1, not {value!r}")
         super().__init__(num_particles=num_particles, vectorize_particles=vectorize_particles)
-        # Pyro counts the particles' plate in; here it stands apart.
+        # Pyro's max_plate_nesting includes the particle plate; this class excludes it.
         self.max_plate_nesting = math.inf if max_plate_nesting is None else max_plate_nesting
         self.chunk_size = chunk_size
         self.data_plate = data_plate
         self.compatibility = Compatibility()
 
     def __call__(self, model: Any, guide: Any) -> ELBOModule:
-        """Return a module that maps data to the loss, with the parameters of model and guide, or of their owners."""
+        """Return a module that maps data to the loss and holds the parameters of model and guide."""
         module: ELBOModule = super().__call__(model, guide)
         owners = [getattr(role, "__self__", None) for role in (model, guide)]
         for name, owner in zip(("model_owner", "guide_owner"), owners, strict=True):
@@ -193,29 +193,29 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
 
     @abstractmethod
     def estimate(self, draw: Draw) -> Tensor:
-        """Return what is to be maximised, for each datum: shape ``(*batch)``.
+        """Return the quantity to maximize for each observation, ``(*batch)``.
 
-        Its value is what the loss reports, its gradient what the optimiser follows; the two may belong together
-        only in expectation.
+        The loss reports its value and the optimizer follows its gradient. The gradient may match the value only in
+        expectation.
         """
 
     @property
     def is_moving(self) -> bool:
-        """Whether the loss changes in training even where model and guide do not, as with annealed weights."""
+        """Whether the loss changes during training for fixed model and guide, as with annealed weights."""
         return False
 
     def reset(self) -> None:
-        """Forget what has been learnt, so that another training run starts as the first did."""
+        """Reset the state of the objective for a new training run."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what the objective has learnt, such as a multiplier or a baseline."""
+        """Return the state of the objective, such as a multiplier or a baseline."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore a state returned by :meth:`state_dict`."""
 
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the loss, a scalar: minus the sum over the data, scaled up from the minibatch to all of them."""
+        """Return the scalar loss: minus the sum over observations, scaled from the minibatch to the full data."""
         return self._loss(Draw(self, model, guide, args, kwargs))
 
     def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
@@ -225,12 +225,12 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
             return _checked(float(self._loss(draw)), draw)
 
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
-        """Return the loss as a number and add its gradients to those of the parameters.
+        """Return the loss as a number and accumulate its gradients in the parameters.
 
         Raises
         ------
         LossError
-            If the loss is not finite; no gradient has been added then.
+            If the loss is not finite; gradients stay unchanged.
         """
         draw = Draw(self, model, guide, args, kwargs)
         loss = self._loss(draw)
@@ -246,7 +246,7 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
         return estimate.sum() * -draw.last.scale
 
     def check(self, model: Mapping[str, Site], guide: Mapping[str, Site]) -> None:
-        """Refuse sites that this objective cannot deal with; called for every run, all are welcome by default."""
+        """Raise an error for unsupported sites; called at every run. The default accepts all sites."""
 
     def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Any:
         return get_importance_trace("flat", self.max_plate_nesting, model, guide, args, kwargs)

@@ -1,4 +1,4 @@
-"""Reweighted wake-sleep: model and guide each follow a divergence of their own."""
+"""Reweighted wake-sleep: separate objectives for model and guide."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ __all__ = ["ReweightedWakeSleep", "reweighted_estimate"]
 
 def reweighted_estimate(log_weight: Tensor, log_guide: Tensor, wake_phi: float = 1.0) -> Tensor:
     """Return the importance-weighted bound, ``(*batch)``, whose gradient trains model and guide."""
-    # log_weight, log_guide: (K, *batch), of draws that carry no gradient. The guide is trained by weighted likelihood,
-    # with weight ``wake_phi``.
+    # log_weight, log_guide: (K, *batch), at draws without a gradient. The guide maximizes the weighted likelihood times
+    # ``wake_phi``.
     bound = log_mean_exp(log_weight + (log_guide - log_guide.detach()))
     weights = log_weight.detach().softmax(0)
     return with_gradient_of(bound, bound + wake_phi * (weights * log_guide).sum(0))
 
 
 class ReweightedWakeSleep(Objective):
-    """Reweighted wake-sleep, for guides whose draws may be discrete.
+    """Reweighted wake-sleep, for guides with discrete or continuous sites.
 
-    The model ascends the importance-weighted bound. The guide descends the divergence from posterior to guide, the
-    expectation taken by self-normalised weights on its own draws (wake), over the model's own draws of latent
-    variables and data (sleep), or both.
+    The model maximizes the importance-weighted bound. The guide minimizes the KL divergence from posterior to guide.
+    The expectation uses self-normalized weights on guide draws (wake), joint draws of latent variables and data from
+    the model (sleep), or both.
 
     Parameters
     ----------
     num_particles : int, default 16
-        With one, the weight is one whatever was drawn, and the wake update of the guide is noise.
+        With 1, the normalized weight is constant and the guide's wake update is noise.
     wake_phi, sleep_phi : float, default 1.0 and 0.0
         Weights of the guide's two updates.
     observed : mapping, optional
-        For each observed site of the model, which argument of model and guide carries its data: a position or a
-        name. Needed with ``sleep_phi``: the guide is then called with data that the model has drawn.
+        Position or name of the argument of model and guide that holds the data of each observed site. Required with
+        ``sleep_phi``, which calls the guide with data drawn from the model.
     max_plate_nesting, vectorize_particles, chunk_size, data_plate
         As in :class:`Objective`.
 
     Raises
     ------
     SettingsError
-        If a weight is negative, or sleep is wanted without ``observed``.
+        If a weight is negative, or ``sleep_phi`` is positive without ``observed``.
     ModelError
-        When run, if the model's data cannot be drawn: an observed site that ``observed`` lacks, or a factor.
+        When run, if the model has a factor or an observed site missing from ``observed``, so data cannot be drawn.
     ShapeError
-        When run, if what the model has drawn does not have the shape of the argument.
+        When run, if drawn data do not have the shape of the argument.
 
     Notes
     -----
-    Self-normalised weights bias the wake update of the guide by about one over the number of particles. The sleep
-    update has no bias, but cares for the data of the model instead of those given.
+    Self-normalized weights bias the guide's wake update by order one over the number of particles. The sleep update is
+    unbiased, but for data simulated from the model instead of the observations.
 
     References
     ----------
@@ -113,7 +113,7 @@ class ReweightedWakeSleep(Objective):
         self.wake_phi, self.sleep_phi, self.observed = float(wake_phi), float(sleep_phi), dict(observed or {})
 
     def estimate(self, draw: Draw) -> Tensor:
-        """Return the importance-weighted bound of each datum, ``(*batch)``."""
+        """Return the importance-weighted bound for each observation, ``(*batch)``."""
         particles = draw(self.num_particles, detached=True)
         value = reweighted_estimate(particles.log_weight, particles.log_guide_total, self.wake_phi)
         if self.sleep_phi and torch.is_grad_enabled():

@@ -1,4 +1,4 @@
-"""Unbiased estimates of the log marginal likelihood, by a randomly stopped sum over importance-weighted bounds."""
+"""Unbiased estimates of the log marginal likelihood from randomly truncated importance-weighted bounds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from bayeskit.inference.objectives.objective import log_mean_weight as log_mean_
 
 __all__ = ["GeometricTail", "ReciprocalTail", "SUMO", "Tail", "sumo_estimate"]
 
-# Distributions of the stopping index of a randomly truncated infinite sum, given by their tails.
+# Distributions of the stopping index of a randomly truncated infinite sum, defined by their survival functions.
 
 
 @runtime_checkable
 class Tail(Protocol):
-    """Distribution of a whole number of at least one."""
+    """Distribution of a positive integer."""
 
     @property
     def mean(self) -> float:
@@ -41,16 +41,15 @@ class Tail(Protocol):
 
 @dataclass(frozen=True)
 class ReciprocalTail:
-    """Reaches ``k`` with probability ``1 / k`` up to ``switch``, from there on falling geometrically.
+    """Distribution with survival ``P(K >= k) = 1 / k`` up to ``switch`` and geometric decay beyond.
 
     Parameters
     ----------
     switch : int, default 80
     decay : float, default 0.9
-        Factor by which the probability falls at each step from ``switch`` on.
+        Ratio of successive survival probabilities beyond ``switch``.
     cap : int, optional
-        Never go beyond it: bounded cost, at the price of a bias, for the terms beyond are never seen. What is
-        estimated then is the sum up to ``cap``.
+        Largest index. It bounds the cost but introduces bias: the estimated sum ends at ``cap``.
 
     Raises
     ------
@@ -80,7 +79,7 @@ class ReciprocalTail:
 
     @classmethod
     def of_mean(cls, mean: float, decay: float = 0.9) -> ReciprocalTail:
-        """Return the tail without a cap whose mean comes closest to ``mean`` by choice of ``switch``.
+        """Return the uncapped tail with the mean closest to ``mean``, by choice of ``switch``.
 
         Examples
         --------
@@ -89,7 +88,7 @@ class ReciprocalTail:
         (18, 4.0)
         """
         _check_decay(decay)
-        switch = max(1, math.ceil(decay / (1 - decay) - 1e-9))  # where the mean is smallest
+        switch = max(1, math.ceil(decay / (1 - decay) - 1e-9))  # minimizes the mean
         tail = cls(switch, decay)
         if mean < tail.mean:
             raise SettingsError(
@@ -132,7 +131,7 @@ class ReciprocalTail:
 
 @dataclass(frozen=True)
 class GeometricTail:
-    """Reaches ``k`` with probability ``decay ** (k - 1)``.
+    """Distribution with survival ``P(K >= k) = decay ** (k - 1)``.
 
     Parameters
     ----------
@@ -160,7 +159,7 @@ class GeometricTail:
 
     @classmethod
     def of_mean(cls, mean: float) -> GeometricTail:
-        """Return the tail without a cap that has this mean, above one."""
+        """Return the uncapped tail with mean ``mean``, which must exceed 1."""
         if not (mean > 1 and math.isfinite(mean)):
             raise SettingsError(f"mean must be a finite number above 1, not {mean}")
         return cls(1 - 1 / mean)
@@ -210,15 +209,14 @@ def _check_decay(decay: float) -> None:
 
 
 def sumo_estimate(log_weight: Tensor, survival: Tensor) -> Tensor:
-    """Return the first bound plus the increments of the later ones, each divided by the chance to see it.
+    """Return the first bound plus the later increments, each divided by its survival probability.
 
     Parameters
     ----------
     log_weight : Tensor
         Shape ``(m + K, *batch)``.
     survival : Tensor
-        Probability that the stopping index reaches ``1, ..., K``, counted from the first ``m`` particles: shape
-        ``(K,)``.
+        Probabilities ``P(K >= 1), P(K >= 2), ...`` of the stopping index counted from ``m``, shape ``(K,)``.
 
     Returns
     -------
@@ -228,7 +226,7 @@ def sumo_estimate(log_weight: Tensor, survival: Tensor) -> Tensor:
     Raises
     ------
     SettingsError
-        If a probability is zero or otherwise impossible.
+        If a probability lies outside (0, 1].
 
     Examples
     --------
@@ -247,7 +245,7 @@ def sumo_estimate(log_weight: Tensor, survival: Tensor) -> Tensor:
             "must be above zero, and at most one, wherever sample can go"
         )
     count, first = len(log_weight), len(log_weight) - len(survival)
-    peak = log_weight.detach().amax(0)  # a common factor would cost digits of the small increments
+    peak = log_weight.detach().amax(0)  # a large common factor would lose digits of the small increments
     shifted = log_weight - peak
     before = shifted.logcumsumexp(0)[first - 1 : -1]
     index = torch.arange(first, count, dtype=torch.float64)
@@ -258,48 +256,46 @@ def sumo_estimate(log_weight: Tensor, survival: Tensor) -> Tensor:
 
 
 class SUMO(Objective):
-    """Unbiased estimate of the log marginal likelihood: the model maximises it, the guide minimises its second moment.
+    """Unbiased log marginal likelihood estimate: the guide minimizes its second moment (SUMO).
 
-    The importance-weighted bounds of ``m``, ``m + 1``, ... particles rise to the log marginal likelihood. The sum of
-    their increments is stopped at a random index ``K``, counted from ``m``, and the k-th increment divided by the
-    probability that ``K`` reaches ``k``. As the guide cannot change the expectation, it is trained to lower the
-    variance: the second moment about ``centre``.
+    The importance-weighted bounds with ``m``, ``m + 1``, ... particles increase to the log marginal likelihood. The
+    estimate sums their increments up to a random index ``K``, counted from ``m``, and divides the k-th increment by
+    ``P(K >= k)``. The expectation does not depend on the guide, so the guide minimizes the second moment about
+    ``centre``.
 
     Parameters
     ----------
     tail : Tail, optional
-        Distribution of ``K``, by default ``ReciprocalTail()``, of mean 5.08. A capped tail ends the sum: what is
-        estimated is then the bound of ``m + cap`` particles.
+        Distribution of ``K``; ``ReciprocalTail()``, of mean 5.08, by default. With a capped tail the estimand is the
+        bound with ``m + cap`` particles.
     minimum_particles : int, default 1
-        ``m``. Each step takes ``m + K`` particles.
+        Number ``m``; each step uses ``m + K`` particles.
     centre : float, default 0.0
-        The guide minimises the expected square of the estimate less this. Without a cap, any constant has the same
-        expected gradient, and one near the log marginal likelihood the least variance. Yet keep it above every
-        datum's log marginal likelihood, as zero is for discrete data: see the notes.
+        Constant subtracted from the estimate before squaring. Without a cap it does not change the expected gradient,
+        and the variance is smallest near the log marginal likelihood. Keep it above every observation's log marginal
+        likelihood, such as zero for discrete data (see Notes).
     max_plate_nesting, vectorize_particles, chunk_size, data_plate
         As in :class:`Objective`.
 
     Raises
     ------
     SettingsError
-        If a setting lies outside its domain, or, when run, if the tail gives probability zero to an index that it
-        has reached.
+        If a setting lies outside its domain, or, when run, if the tail returns survival zero at a drawn index.
 
     Notes
     -----
-    One ``K`` is drawn for each step and shared by its data. Each datum's estimate is unbiased, and the expected cost
-    is ``m + tail.mean``; with one ``K`` for each datum, all would have to be computed up to the largest. Estimates
-    within a batch are correlated for it.
+    One ``K`` is drawn per step and shared by all observations of the batch, at an expected cost of ``m + tail.mean``
+    particles. Each estimate is unbiased, but estimates within a batch are correlated.
 
-    Increments fall as ``1 / k**2`` on average but ``1 / k`` in size. The variance is therefore infinite for tails
-    that fall as fast as ``1 / k``, the default included. Clip gradients when training, guide and model apart as
-    :func:`bayeskit.fit` does, and do not trust a sample variance; a cap makes the variance finite, at the price of its
+    Increments are of order ``1 / k**2`` in expectation and ``1 / k`` in magnitude. The variance is therefore infinite
+    for tails that fall as ``1 / k`` or faster, including the default, and sample variances are unreliable. Clip
+    gradients of guide and model separately, as :func:`bayeskit.fit` does. A cap makes the variance finite but adds
     bias.
 
-    Over few steps the expectation is not what one sees: increments that are rare and large do not occur. Below
-    ``centre`` the guide then raises the estimate, as an importance-weighted bound would have it, and above it lowers
-    it. With a centre among the estimates, or one that follows them, guides contract until all estimates agree and
-    none is right: on images of digits the test log likelihood fell from -113 to -387.
+    Over few steps the rare large increments are not sampled. The guide then raises estimates below ``centre`` and
+    lowers estimates above it. If ``centre`` lies within the range of the estimates, or tracks them, the guide
+    contracts until all estimates agree at a wrong value: on images of digits the test log likelihood fell from -113
+    to -387.
 
     References
     ----------
@@ -355,13 +351,13 @@ class SUMO(Objective):
     def of_cost(
         cls, particles: float, *, centre: float = 0.0, chunk_size: int | None = None, data_plate: str | None = None
     ) -> SUMO:
-        """Return the objective that takes so many particles on average, as near as can be.
+        """Return the objective with the given expected number of particles, as closely as possible.
 
         Parameters
         ----------
         particles : float
-            Wanted expectation of ``m + K``, at least 4.83. With the tail of mean 5.08, ``minimum_particles`` makes up
-            the difference; below 6.08, ``m`` is one and the tail is switched earlier.
+            Expectation of ``m + K``, at least 4.83. From 6.08 on, ``minimum_particles`` varies with the tail of mean
+            5.08; below, ``m`` is 1 and ``switch`` decreases.
         centre, chunk_size, data_plate
             As for the class.
 
@@ -386,11 +382,11 @@ class SUMO(Objective):
         return self.minimum_particles + self.tail.mean
 
     def estimate(self, draw: Draw) -> Tensor:
-        """Return the estimate for each datum, ``(*batch)``."""
+        """Return the estimate for each observation, ``(*batch)``."""
         gate, reached = Gate(), self._reached()
         particles = draw(self.minimum_particles + len(reached), gate=gate)
         value = sumo_estimate(particles.log_weight, self.tail.survival(reached))
-        # What is returned is maximised, the guide's second moment minimised: hence the sign.
+        # The return value is maximized and the guide's second moment minimized; hence the sign.
         excess = value.detach() - self.centre
         gate.factor = (-2 * excess).expand(particles.log_weight.shape)
         if particles.log_score is None:
@@ -398,12 +394,12 @@ class SUMO(Objective):
         return with_gradient_of(value, value - excess.square() * particles.log_score.sum(0))
 
     def log_marginal(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return an unbiased estimate of each datum's log marginal likelihood, to be used in losses of one's own.
+        """Return an unbiased estimate of the log marginal likelihood of each observation, for custom losses.
 
-        Its gradient reaches the model and, through the model, the data: both are unbiased, so that it serves
-        as score of the log marginal likelihood and in reverse Kullback-Leibler divergences, where ``log p(x)`` is
-        averaged over draws ``x`` from the model. The guide gets no gradient; train it by steps of the objective
-        with an optimiser of the guide's parameters alone.
+        The gradients with respect to model parameters and data are unbiased. They can serve as the score of the log
+        marginal likelihood, or in reverse Kullback-Leibler divergences that average ``log p(x)`` over model draws
+        ``x``. The guide gets no gradient; train it with the objective and an optimizer of the guide's parameters
+        only.
 
         Returns
         -------

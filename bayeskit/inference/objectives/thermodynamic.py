@@ -1,4 +1,4 @@
-"""The thermodynamic variational objective: the log marginal likelihood as an integral over temperatures."""
+"""Thermodynamic variational objective: the log marginal likelihood as an integral over inverse temperatures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 @runtime_checkable
 class TemperatureSchedule(Protocol):
-    """Where to cut the path from the guide (inverse temperature 0) to the posterior (1)."""
+    """Grid of inverse temperatures from the guide (0) to the posterior (1)."""
 
     def __call__(self, log_weight: Tensor) -> Tensor:
         """Return ``num_intervals + 1`` inverse temperatures from 0 to 1, given log weights ``(K, *batch)``."""
@@ -33,14 +33,14 @@ class TemperatureSchedule(Protocol):
 
 @dataclass(frozen=True)
 class LogUniform:
-    """Zero, then equal steps of the logarithm from ``smallest`` to one.
+    """Inverse temperatures: zero, then log-spaced from ``smallest`` to one.
 
     Parameters
     ----------
     num_intervals : int, default 2
-        One makes the lower bound the ELBO.
+        With 1 the lower bound is the ELBO.
     smallest : float, default 0.025
-        The first inverse temperature above zero, if there are at least two intervals.
+        Smallest positive inverse temperature; ignored with one interval.
 
     Examples
     --------
@@ -58,7 +58,7 @@ class LogUniform:
             raise SettingsError(f"smallest must lie between 0 and 1, not {self.smallest}")
 
     def __call__(self, log_weight: Tensor) -> Tensor:
-        """Return the inverse temperatures, whatever the weights."""
+        """Return the inverse temperatures, independent of the weights."""
         exponent = torch.linspace(1.0, 0.0, self.num_intervals, dtype=log_weight.dtype, device=log_weight.device)
         inner = self.smallest**exponent if self.num_intervals > 1 else torch.ones_like(exponent)
         return torch.cat([inner.new_zeros(1), inner])
@@ -66,7 +66,7 @@ class LogUniform:
 
 @dataclass(frozen=True)
 class EqualMoments:
-    """Cuts between which the expected log weight, averaged over the batch, rises by equal amounts.
+    """Inverse temperatures with equal increments of the expected log weight, averaged over the batch.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class EqualMoments:
         _check_intervals(self.num_intervals)
 
     def __call__(self, log_weight: Tensor) -> Tensor:
-        """Return the inverse temperatures that suit these weights."""
+        """Return the inverse temperatures for these weights."""
         log_weight = log_weight.detach().flatten(1) if log_weight.dim() > 1 else log_weight.detach()[:, None]
         low = log_weight.new_zeros(self.num_intervals + 1)
         high = torch.ones_like(low)
@@ -123,8 +123,8 @@ def tempered_means(log_weight: Tensor, inverse_temperature: Tensor) -> Tensor:
 
 def thermodynamic_bounds(log_weight: Tensor, inverse_temperature: Tensor) -> tuple[Tensor, Tensor]:
     """Return left and right Riemann sums of the expected log weight, lower and upper bound, each ``(*batch)``."""
-    # log_weight: (K, *batch); inverse_temperature: (T + 1,), rising from 0 to 1. The expectations are self-normalised,
-    # so that with finitely many particles the upper bound is too low on average.
+    # log_weight: (K, *batch); inverse_temperature: (T + 1,), increasing from 0 to 1. Expectations are self-normalized,
+    # so the upper bound is biased downward with finitely many particles.
     means = tempered_means(log_weight, inverse_temperature)
     steps = inverse_temperature.diff().reshape(-1, *(1,) * (means.dim() - 1))
     return (steps * means[:-1]).sum(0), (steps * means[1:]).sum(0)
@@ -134,10 +134,10 @@ def thermodynamic_estimate(
     log_model: Tensor, log_guide: Tensor, inverse_temperature: Tensor, log_score: Tensor | None = None
 ) -> Tensor:
     """Return the lower bound, ``(*batch)``, with its gradient by covariances."""
-    # log_model, log_guide: (K, *batch) with K >= 2, of draws that carry no gradient; inverse_temperature: (T + 1,),
-    # rising from 0 to 1; log_score: (K, *batch), log density of the draws without scale or mask, by default log_guide.
+    # log_model, log_guide: (K, *batch) with K >= 2, at draws without a gradient; inverse_temperature: (T + 1,),
+    # increasing from 0 to 1; log_score: (K, *batch), log density of the draws without scale or mask, default log_guide.
     # The derivative of an expectation under the tempered density is the expected derivative plus the covariance with
-    # the derivative of the unnormalised log density, that of the draws plus beta times the log weight.
+    # the derivative of the unnormalized log density: log_score plus beta times the log weight.
     log_score = log_guide if log_score is None else log_score
     log_weight = (log_model - log_guide).detach()
     weights = _tempered_weights(log_weight, inverse_temperature[:-1])
@@ -145,7 +145,7 @@ def thermodynamic_estimate(
     shape = (-1, *(1,) * (weights.dim() - 1))
     step, beta = inverse_temperature.diff().reshape(shape), inverse_temperature[:-1].reshape(shape)
     mean_weight = (step * weights).sum(0)
-    # Deviations from a mean of the same draws are too small by this factor; exact at inverse temperature zero.
+    # Correct deviations from a mean of the same draws, which are too small; exact at inverse temperature zero.
     unbiased = len(log_weight) / (len(log_weight) - 1)
     deviation = unbiased * step * weights * (log_weight - means[:, None])
     factor = mean_weight + (beta * deviation).sum(0)
@@ -154,29 +154,30 @@ def thermodynamic_estimate(
 
 
 class TVO(Objective):
-    """Thermodynamic variational objective: a lower bound by a Riemann sum over inverse temperatures.
+    """Thermodynamic variational objective: a lower bound from a Riemann sum over inverse temperatures.
 
-    The log marginal likelihood is the integral from 0 to 1 of the expected log weight under densities between guide
-    and posterior, a rising function; its left Riemann sum bounds it from below. All expectations reuse the same draws,
-    with weights to the power of the inverse temperature. No draw has to be reparameterised.
+    The log marginal likelihood is the integral over inverse temperatures from 0 to 1 of the expected log weight under
+    densities between guide and posterior. The integrand is increasing, so the left Riemann sum is a lower bound. All
+    expectations reuse the same draws, with weights raised to the inverse temperature. Draws need not be
+    reparameterized.
 
     Parameters
     ----------
     num_particles : int, default 16
         At least two.
     schedule : TemperatureSchedule, optional
-        By default ``LogUniform()``; ``EqualMoments()`` follows the weights.
+        ``LogUniform()`` by default; ``EqualMoments()`` adapts to the weights.
     max_plate_nesting, vectorize_particles, chunk_size, data_plate
         As in :class:`Objective`.
 
     Raises
     ------
     SettingsError
-        If there are fewer than two particles, whose covariance could be taken.
+        If ``num_particles`` is less than 2.
 
     Notes
     -----
-    Values and gradients at inverse temperatures above zero are self-normalised: their bias falls as one over the
+    Values and gradients at positive inverse temperatures are self-normalized; their bias is of order one over the
     number of particles.
 
     References
@@ -222,14 +223,14 @@ class TVO(Objective):
         self.schedule = LogUniform() if schedule is None else schedule
 
     def estimate(self, draw: Draw) -> Tensor:
-        """Return the lower bound of each datum, ``(*batch)``."""
+        """Return the lower bound for each observation, ``(*batch)``."""
         particles = draw(self.num_particles, detached=True)
         log_model, log_guide = particles.log_model, particles.log_guide_total
         schedule = self.schedule(particles.log_weight.detach())
         return thermodynamic_estimate(log_model, log_guide, schedule, particles.log_score)
 
     def bounds(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Return lower and upper bound of each datum, ``(*batch)`` each, without gradients."""
+        """Return lower and upper bound for each observation, ``(*batch)`` each, without gradients."""
         with torch.no_grad():
             log_weight = Draw(self, model, guide, args, kwargs)(self.num_particles).log_weight
             return thermodynamic_bounds(log_weight, self.schedule(log_weight))

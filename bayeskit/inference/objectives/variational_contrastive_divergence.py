@@ -1,4 +1,4 @@
-"""The variational contrastive divergence of Ruiz and Titsias: a guide trained by where Markov chains take its draws."""
+"""Variational contrastive divergence: a guide trained with Markov chains started at its draws."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LatentKernel(Protocol):
         ...
 
     def step(self, target: Any, state: Any, *, generator: torch.Generator) -> tuple[Any, Any]:
-        """Return the next state and what happened."""
+        """Return the next state and information about the step."""
         ...
 
 
@@ -38,10 +38,10 @@ def contrastive_estimate(
     control_variate: Tensor | float = 0.0,
 ) -> Tensor:
     """Return minus the divergence, ``(*batch)``, with the gradient by which guide and model are trained."""
-    # All arguments are (K, *batch). weight_before: log weight of the guide's draws, differentiable along these;
-    # log_joint_after and log_guide_after: log densities at the chains' ends, differentiable in the parameters;
-    # log_score: log density of the guide at the chains' starts, held fixed; control_variate: the value that the log
-    # weight after the chains is compared with, independent of these draws.
+    # All arguments are (K, *batch). weight_before: log weight of the guide's draws, differentiable in the draws;
+    # log_joint_after and log_guide_after: log densities at the final states, differentiable in the parameters;
+    # log_score: log guide density at the fixed initial states; control_variate: baseline subtracted from the log
+    # weight after the chains, independent of these draws.
     weight_after = (log_joint_after - log_guide_after).detach()
     value = weight_before.detach() - weight_after
     surrogate = weight_before + log_guide_after - (weight_after - control_variate) * log_score
@@ -49,50 +49,49 @@ def contrastive_estimate(
 
 
 class VCD(Objective):
-    """Variational contrastive divergence: the guide is trained by where ``num_steps`` of a Markov chain take its draws.
+    """Variational contrastive divergence between the guide and its draws after ``num_steps`` Markov steps.
 
-    With ``q_t`` the law of the guide's draws after ``t`` steps of a kernel that leaves the posterior ``p`` invariant,
-    the divergence ``KL(q, p) - KL(q_t, p) + KL(q_t, q)`` is zero at the posterior only. It grows with ``t`` from zero
-    to the symmetrised Kullback-Leibler divergence, so that the guide covers more of the posterior than the ELBO's.
-    The model's parameters climb the expected log joint density under ``q_t``. The loss is the divergence.
+    Let ``q_t`` be the distribution of guide draws after ``t`` steps of a kernel with the posterior ``p`` invariant.
+    The loss is the divergence ``KL(q, p) - KL(q_t, p) + KL(q_t, q)``, which is zero only at the posterior. It
+    increases with ``t`` from zero to the symmetrized Kullback-Leibler divergence, so the guide covers more of the
+    posterior than with the ELBO. The model's parameters maximize the expected log joint density under ``q_t``.
 
-    The guide's draws must be reparameterised. The gradient holds a score-function term, whose control variate is for
-    each datum a moving average of the log weight after the chain. It is kept by the datum's index in its plate:
-    :func:`bayeskit.fit` tells which data a minibatch holds; elsewhere give minibatches as
-    ``pyro.plate("data", size, subsample=indices)`` or by ``subsample_size``. With a plate of the minibatch's size the
-    averages would go by position, which is not wrong, but noisier.
+    The guide must be reparameterized. The score-function term of the gradient uses one control variate per
+    observation, a moving average of the log weight after the chain, stored by the observation's index in its plate.
+    :func:`bayeskit.fit` supplies the indices of a minibatch. In other training loops use
+    ``pyro.plate("data", size, subsample=indices)`` or ``subsample_size``. A plate of the minibatch's size stores the
+    averages by position, which is valid but noisier.
 
     Parameters
     ----------
     num_particles : int, default 1
     num_steps : int, default 8
-        Steps ``t`` of the kernel, at least zero.
+        Number ``t`` of kernel steps, at least zero.
     kernel : Kernel, optional
-        ``HMC(step_size=0.1, num_steps=5)`` by default; ``HMC(num_steps=1, num_steps_jitter=0)`` is Langevin's with
-        a Metropolis step.
+        ``HMC(step_size=0.1, num_steps=5)`` by default; ``HMC(num_steps=1, num_steps_jitter=0)`` is the
+        Metropolis-adjusted Langevin algorithm.
     target_acceptance : float or None, default 0.9
-        Towards which a factor on the kernel's ``step_size`` is moved in each training step; None leaves the kernel
-        as it is.
+        Target acceptance rate for adapting the kernel's ``step_size``; None disables adaptation.
     adaptation_rate : float, default 0.1
-        Change of the log step size in a training step per unit of acceptance missing.
+        Change of the log step size per training step and unit difference from the target acceptance rate.
     decay : float in [0, 1), default 0.9
-        Weight of the past in the control variate.
+        Weight of previous steps in the control variate.
     max_plate_nesting, data_plate
         As in :class:`Objective`.
 
     Attributes
     ----------
     step_size_factor : Tensor
-        By what the kernel's step size is multiplied, learnt so far; a scalar.
+        Scalar factor of the kernel's step size.
     acceptance_rate : float
-        Of the last training step.
+        Acceptance rate of the last training step.
 
     Raises
     ------
     SettingsError
         If a setting lies outside its domain, or the kernel has no ``step_size`` to adapt.
     GuideError
-        On use: if a latent site is discrete, or the guide's draws carry no gradient.
+        On use, if a latent site is discrete or the guide is not reparameterized.
 
     References
     ----------
@@ -148,27 +147,27 @@ class VCD(Objective):
 
     @property
     def is_moving(self) -> bool:
-        """True: the kernel's step size moves."""
+        """True: the kernel's step size adapts during training."""
         return True
 
     def reset(self) -> None:
-        """Forget step size and control variates."""
+        """Reset the step size and the control variates."""
         self._acceptance_rate = float("nan")
         self._log_factor = torch.zeros((), dtype=torch.float64)
         self._control_variate = torch.empty(0)
 
     @property
     def acceptance_rate(self) -> float:
-        """Of the last training step."""
+        """Acceptance rate of the last training step."""
         return self._acceptance_rate
 
     @property
     def step_size_factor(self) -> Tensor:
-        """By what the kernel's own step size is multiplied."""
+        """Scalar factor of the kernel's step size."""
         return self._log_factor.exp()
 
     def estimate(self, draw: Draw) -> Tensor:
-        """Return minus the divergence of each datum, ``(*batch)``."""
+        """Return minus the divergence for each observation, ``(*batch)``."""
         learn = torch.is_grad_enabled()
         with SubsampleIndices() as indices:
             particles = draw(self.num_particles)
@@ -177,7 +176,7 @@ class VCD(Objective):
         before = density.flatten({name: site["value"] for name, site in particles.guide_sites.items()})
         after = self._moved(density, before.detach(), learn)
 
-        # Along the draw the model's parameters are constants, so that its gradient at the draw is all it takes.
+        # The pathwise term holds the model's parameters constant, so the gradient at the draw suffices.
         log_joint, slope = density.value_and_grad(before)
         joint = with_gradient_of(log_joint, (slope * before).sum(-1))
         weight_before, log_joint_after, log_guide_after, log_score = (
@@ -223,7 +222,7 @@ class VCD(Objective):
         items = torch.meshgrid(*chosen, indexing="ij") if chosen else ()
         known, mean = self._control_variate[items].clone(), weight.mean(0)
         unknown = ~known.isfinite()
-        # Data not met before take the mean of the others in the batch, which knows nothing of their own draws.
+        # New observations use the mean over the other observations of the batch, independent of their own draws.
         others = (mean.sum() - mean) / max(mean.numel() - 1, 1)
         if learn:
             self._control_variate[items] = torch.where(unknown, mean, torch.lerp(mean, known, self.decay))
@@ -242,11 +241,11 @@ class VCD(Objective):
         self._control_variate = table
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the factor of the step size, as a logarithm, and the control variate of each datum."""
+        """Return the log step size factor and the control variate of each observation."""
         return {"log_factor": self._log_factor.clone(), "control_variate": self._control_variate.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore a state returned by :meth:`state_dict`."""
         self._log_factor = state["log_factor"].clone()
         self._control_variate = state["control_variate"].clone()
 

@@ -1,4 +1,4 @@
-"""Training: from a model, a guide, an objective and data to fitted parameters."""
+"""Training of a model and guide by stochastic optimization of an objective."""
 
 from bayeskit.inference.training.fitting import Fit, fit
 

@@ -1,4 +1,4 @@
-"""Training: from a model, a guide, an objective and data to fitted parameters."""
+"""Training of a model and guide by stochastic optimization of an objective."""
 
 from __future__ import annotations
 
@@ -107,29 +107,29 @@ class _InStore:
 
 @dataclass(frozen=True)
 class Fit:
-    """A trained model and guide, and how they came about.
+    """A trained model and guide with the loss history.
 
     Attributes
     ----------
     model, guide : callable
-        Modules are those that were given, now trained. A function whose parameters came from ``pyro.param`` is
-        returned together with their values, so that calling it does not need Pyro's global store.
+        The trained functions. Modules are the objects passed in. A function with ``pyro.param`` statements is returned
+        with its parameter values attached, so it does not need Pyro's global store.
     parameters : dict of Tensor
         Unconstrained parameters by name.
     values : dict of Tensor
-        The same as model and guide see them, within their constraints.
+        Constrained parameters by name.
     losses : Tensor
-        Loss of each step, for each datum, ``(steps,)``.
+        Loss per observation at each step, ``(steps,)``.
     epoch_losses : Tensor
-        Mean over the steps of each epoch, ``(epochs,)``.
+        Mean loss over the steps of each epoch, ``(epochs,)``.
     validation_losses : Tensor
-        Loss of the validation data after each epoch, for each datum, ``(epochs,)``; empty without such data.
+        Validation loss per observation after each epoch, ``(epochs,)``; empty without validation data.
     epoch_ends : tuple of int
         Number of steps taken by the end of each epoch.
     ending : str
         ``"finished"``, ``"early stopping"``, ``"time budget"`` or ``"interrupted"``.
     best_epoch : int or None
-        The epoch whose parameters were restored at the end, counted from zero.
+        Zero-based epoch whose parameters were restored at the end.
     seconds : float
     settings : dict
 
@@ -184,13 +184,13 @@ class Fit:
         ----------
         num_draws : int
         *args, **kwargs
-            What model and guide are called with, such as the data whose codes are asked for.
+            Arguments of the guide, such as the observations whose latent variables are drawn.
         seed : int, default 0
 
         Returns
         -------
         dict of Tensor
-            By site, ``(num_draws, *shape)``.
+            Draws by site, each ``(num_draws, *shape)``.
 
         Raises
         ------
@@ -199,7 +199,7 @@ class Fit:
         """
         num_draws = whole_number("num_draws", num_draws, least=1)
         generator = new_generator(seed, stream="guide draws")
-        store = pyro.get_param_store().scope()  # modules would leave their parameters in the global one
+        store = pyro.get_param_store().scope()  # keeps module parameters out of the global store
         with global_stream(generator), torch.no_grad(), poutine.block(), store:
             single = _latent(self.guide, args, kwargs)
             nesting = plate_nesting(self.guide, self.guide, args, kwargs)
@@ -212,12 +212,12 @@ class Fit:
         Parameters
         ----------
         draws : dict of Tensor, optional
-            What :meth:`sample_posterior` returned, to become group ``posterior`` with one chain.
+            Draws from :meth:`sample_posterior`, stored as group ``posterior`` with one chain.
 
         Returns
         -------
         InferenceData or DataTree
-            Group ``optimization`` holds ``loss`` over ``step`` and ``epoch_loss`` and, if there were validation
+            Group ``optimization`` holds ``loss`` over ``step``, ``epoch_loss`` over ``epoch`` and, with validation
             data, ``validation_loss`` over ``epoch``.
         """
         history = {"loss": ("step", self.losses.numpy()), "epoch_loss": ("epoch", self.epoch_losses.numpy())}
@@ -233,12 +233,12 @@ class Fit:
         return as_inference_data(datasets)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot the loss of each step, the mean of each epoch and the validation loss.
+        """Plot the loss at each step, the epoch means and the validation loss.
 
         Parameters
         ----------
         ax : Axes, optional
-            Where to draw; by default new axes of ``pyplot``.
+            New ``pyplot`` axes by default.
         """
         if ax is None:
             from matplotlib import pyplot
@@ -252,7 +252,7 @@ class Fit:
                 ax.plot(ends, self.validation_losses, color=ORANGE, linewidth=1.6, label="validation")
             if self.best_epoch is not None:
                 ax.axvline(ends[self.best_epoch], color=ORANGE, linestyle="--", linewidth=1.0, zorder=0)
-        # The first steps from random parameters would flatten everything that follows.
+        # The large losses of the first steps would hide later changes.
         late = self.losses[self.num_steps // 10 :]
         if len(late) > 20:
             low, high = float(late.min()), float(late.max())
@@ -398,7 +398,7 @@ def _in_settings(name: str, value: Any) -> Iterator[tuple[str, nn.Module]]:
         for field in dataclasses.fields(value):
             if isinstance(part := getattr(value, field.name, None), nn.Module):
                 yield f"{name}.{field.name}", part
-    elif type(value) is dict and not name.rpartition(".")[2].startswith("_"):  # modules keep dictionaries of their own
+    elif type(value) is dict and not name.rpartition(".")[2].startswith("_"):  # skip a module's private dictionaries
         for key, part in value.items():
             yield from _in_settings(f"{name}.{key}", part)
 
@@ -443,7 +443,7 @@ def _replaced_forward(modules: Sequence[nn.Module], wrap: Callable[[nn.Module], 
 
 def in_mixed_precision(module: nn.Module, dtype: torch.dtype) -> Callable[..., Any]:
     """Return the module's computation under autocast to ``dtype``, with results in the parameters' dtype."""
-    # Log densities are computed outside, in full precision.
+    # Log densities are computed outside autocast, in full precision.
     forward = module.forward
     parameter = next(module.parameters())
 
@@ -467,7 +467,7 @@ def compiled(module: nn.Module) -> Callable[..., Any]:
 
 
 class Batch(NamedTuple):
-    """Arguments of one call of model and guide, and which rows of the data they hold, where that is known."""
+    """Arguments of one call of model and guide, with the row indices of the data if known."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -476,7 +476,7 @@ class Batch(NamedTuple):
 
     @property
     def num_items(self) -> int:
-        """Length of the leading dimension; 1 where there is none."""
+        """Length of the leading dimension; 1 for a batch without tensors of at least one dimension."""
         tensors = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor) and x.dim()]
         return len(tensors[0]) if tensors else 1
 
@@ -498,35 +498,35 @@ def _as_batch(value: Any) -> Batch:
 
 
 class Batches:
-    """The minibatches of every epoch, the same whenever they are asked for."""
+    """Reproducible minibatches of each epoch."""
 
     @property
     @abstractmethod
     def num_items(self) -> int | None:
-        """Number of items of an epoch, if it is known."""
+        """Number of items per epoch, or None if unknown."""
 
     @abstractmethod
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Yield this process's batches of an epoch, the first ``start`` of them left out."""
+        """Yield this process's batches of an epoch, skipping the first ``start``."""
 
     @abstractmethod
     def all(self) -> Iterator[Batch]:
-        """Yield all items in their order."""
+        """Yield all items in order."""
 
     def num_batches(self) -> int | None:
-        """Return the number of batches of an epoch, if it is known."""
+        """Return the number of batches per epoch, or None if unknown."""
         return None
 
     def fingerprint(self) -> str:
-        """Return what tells one data set from another, as far as that is known beforehand."""
+        """Return an identifier of the data set from the information available before iteration."""
         return "iterable"
 
 
 class Columns(Batches):
-    """Tensors whose leading dimension is the items, shuffled in each epoch; ``batch_size`` is over all processes."""
+    """Tensors indexed by item along the leading dimension; ``batch_size`` is the total over all processes."""
 
-    # Without a batch size a single process yields all items in their order. DataError if the tensors differ in length
-    # or are empty, SettingsError if the processes cannot share the batches.
+    # Items are shuffled in each epoch; without a batch size a single process yields all items in order. Raises
+    # DataError if the tensors differ in length or are empty, SettingsError if the processes cannot share the batches.
 
     def __init__(self, value: Any, batch_size: int | None, ranks: Ranks, seed: int) -> None:
         self._all, self._seed = _as_batch(value), seed
@@ -541,9 +541,7 @@ class Columns(Batches):
         self._batch_size = self._count - self._count % ranks.world_size if batch_size is None else batch_size
         device = next(iter((*self._all.args, *self._all.kwargs.values()))).device
         self._ranks = Ranks(ranks.rank, ranks.world_size, device)
-        next(
-            self._ranks.minibatches(self._count, self._batch_size, seed=seed)
-        )  # refuses a batch size that does not fit
+        next(self._ranks.minibatches(self._count, self._batch_size, seed=seed))  # raises for an invalid batch size
 
     @property
     def num_items(self) -> int:
@@ -555,7 +553,7 @@ class Columns(Batches):
         return self._count // self._batch_size
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Yield this process's batches of an epoch; items that do not fill a last one are left out of it."""
+        """Yield this process's batches of an epoch; an incomplete last batch is dropped."""
         if self._whole:
             if start == 0:
                 yield self._all
@@ -565,7 +563,7 @@ class Columns(Batches):
             yield self._taken(rows)._replace(rows=rows, num_data=self._count)
 
     def all(self) -> Iterator[Batch]:
-        """Yield all items in their order; the last batch may be smaller."""
+        """Yield all items in order; the last batch may be smaller."""
         if self._whole:
             yield self._all
             return
@@ -585,9 +583,9 @@ class Columns(Batches):
 
 
 class Given(Batches):
-    """Batches that a caller makes, such as a ``DataLoader``; each epoch iterates anew."""
+    """Batches of a user-supplied iterable, such as a ``DataLoader``; each epoch iterates anew."""
 
-    # Its draws from torch's global stream follow from the seed and the epoch's number.
+    # Torch's global stream is seeded from the seed and the epoch number while the iterable runs.
 
     def __init__(self, source: Iterable[Any], seed: int) -> None:
         if iter(source) is source:
@@ -599,7 +597,7 @@ class Given(Batches):
 
     @property
     def num_items(self) -> None:
-        """Not known."""
+        """Unknown: None."""
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch."""
@@ -618,7 +616,7 @@ class Given(Batches):
                 yield _as_batch(_tensors(value))
 
     def all(self) -> Iterator[Batch]:
-        """Yield the batches, always the same."""
+        """Yield the batches with a fixed random seed."""
         return self.epoch(0)
 
 
@@ -712,7 +710,7 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def setting_as_json(value: Any) -> Any:
     """Return a setting as JSON that differs where the setting does."""
-    # Functions and other objects are compared by name only; tensors, numbers and containers by value.
+    # Functions and other objects are compared by name only, but tensors, numbers and containers by value.
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
@@ -766,8 +764,8 @@ def _read_checkpoint(path: str | Path, settings: Mapping[str, Any]) -> dict[str,
 class _Learner(nn.Module):
     """The loss of model and guide as a function of a minibatch, with everything that it depends on."""
 
-    # It must be made in an empty scope of Pyro's parameter store. Model and guide run on ``first`` once, so that guides
-    # make their parameters.
+    # Construct it in an empty scope of Pyro's parameter store. Model and guide run once on ``first`` to create the
+    # guide's parameters.
 
     def __init__(self, model: Callable[..., Any], guide: Callable[..., Any], objective: Any, first: Batch) -> None:
         super().__init__()
@@ -790,7 +788,7 @@ class _Learner(nn.Module):
             raise DataError(f"{where}; leave such rows out, or mask them in the model") from error
         self.load_buffers(before)
         self.load_learnt(learnt)
-        # The number of items to which a plate scales minibatches up, or None; whether a latent site is in no plate.
+        # Full data size of a plate that rescales minibatches, or None; whether a latent site lies outside all plates.
         self.whole, self.has_global_latents = self._plates(first)
         if not self.trained():
             raise SettingsError(
@@ -803,7 +801,7 @@ class _Learner(nn.Module):
         model, guide, objective = self._call
         loss: Tensor = objective.differentiable_loss(model, guide, *args, **kwargs)
         if torch.is_grad_enabled() and torch.distributed.is_initialized():
-            # Processes wait for the gradient of every parameter, also of those that this objective does not use.
+            # Distributed processes wait for the gradient of every parameter, including unused parameters.
             loss = loss + sum(p.flatten()[:0].sum().to(loss.dtype) for p in self.parameters() if p.requires_grad)
         return loss
 
@@ -1005,10 +1003,10 @@ def _compiled(learner: _Learner, modules: list[nn.Module], first: Batch, seed: i
     try:
         stream = global_stream(new_generator(seed, stream="compilation"))
         with warnings.catch_warnings(), stream, validation_kept():
-            warnings.simplefilter("ignore")  # the compiler's own deprecations are not the user's
+            warnings.simplefilter("ignore")  # deprecation warnings of the compiler itself
             stack.enter_context(_replaced_forward(modules, compiled))
             learner(*first.args, **first.kwargs).backward()
-    except Exception as error:  # whatever a compiler can raise
+    except Exception as error:  # the compiler may raise any exception
         stack.close()
         reason = str(error).strip().splitlines() or [type(error).__name__]
         warnings.warn(
@@ -1051,7 +1049,7 @@ class _Run:
         self.best: dict[str, Tensor] = {}
         self.source: Iterator[Batch] = iter(())
         self.settings = self._settings(objective)
-        self.earlier = 0.0  # seconds of the parts before this one
+        self.earlier = 0.0  # seconds of the runs before the last resume
         self.agreed: Ending | None = None
         self.last_save = -math.inf
 
@@ -1077,7 +1075,7 @@ class _Run:
                     recent = self.history.losses[-100:]
                     bar.update(done, f"loss {math.fsum(recent) / len(recent):.6g}, {speed:.3g} steps/s")
         if self.ranks.world_size == 1 and self.watch.interrupted.is_set():
-            ending = "interrupted"  # in the last step, too: who would go on to another run must hear it
+            ending = "interrupted"  # also at the last step, so that a calling loop sees the interrupt
         if not self.history.losses:
             raise nothing_done(ending, self.control, "before the first step")  # type: ignore[arg-type]
         if self.history.num_steps > first:
@@ -1250,7 +1248,7 @@ class _Run:
         try:
             self._save(_Moment(self.generator.get_state(), self.learner.learnt(), self.learner.copied_buffers()))
         except OutputError as error:
-            # The work is done; it must not be lost for want of a place to keep it.
+            # A failed checkpoint after the last step must not discard the result.
             warnings.warn(f"the last checkpoint is missing: {error}", SamplingWarning, stacklevel=5)
 
     def _save(self, moment: _Moment) -> None:
@@ -1293,7 +1291,7 @@ class _Run:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             now = self.scheduler.state_dict()
-            # A counter, for one, comes back as a plain mapping.
+            # Mapping subclasses such as Counter are restored as plain mappings.
             kept = {n: type(now[n])(v) if isinstance(v, dict) else v for n, v in state["schedule"].items()}
             self.scheduler.load_state_dict(kept)
 
@@ -1329,7 +1327,7 @@ def _objective_settings(objective: Any) -> list[Any] | None:
     if objective is None:
         return None
     learnt = objective.state_dict() if isinstance(objective, Objective) else {}
-    found = {*learnt, "max_plate_nesting"}  # in the first run, unless it was given
+    found = {*learnt, "max_plate_nesting"}  # set during the first run unless given
     return [
         type(objective).__name__,
         {n: setting_as_json(v) for n, v in vars(objective).items() if n not in found and not n.startswith("_")},
@@ -1363,7 +1361,7 @@ Precision = Literal["float32", "bfloat16"]
 
 
 def adam(parameters: list[Tensor]) -> torch.optim.Adam:
-    """Return Adam, in one operation for all parameters where torch has it: small networks spend their time here."""
+    """Return Adam with learning rate 1e-3, fused over all parameters if torch supports it."""
     fused = all(parameter.device.type in ("cpu", "cuda") and parameter.is_floating_point() for parameter in parameters)
     return torch.optim.Adam(parameters, fused=fused)
 
@@ -1398,55 +1396,52 @@ def fit(
     ----------
     model, guide : callable
         Modules, their methods, or functions with ``pyro.param`` and ``pyro.module``; modules are trained in place.
-        Both are called with each minibatch: a tensor is the one argument, a tuple or list is spread, a mapping gives
-        keyword arguments.
+        Both are called with each minibatch: a tensor as the only argument, a tuple or list as positional arguments,
+        a mapping as keyword arguments.
     objective : Objective or pyro.infer.ELBO
-        What it learnt in an earlier run, such as a multiplier or how far annealing has come, is forgotten, unless
-        the run resumes from a checkpoint.
+        State from earlier runs, such as a multiplier or annealing progress, is reset unless the run resumes from a
+        checkpoint.
     data : Tensor, tuple or mapping of Tensor, iterable of batches, or None
-        Tensors have the items as leading dimension, and are shuffled in each epoch. An iterable, such as a
-        ``DataLoader``, is iterated anew in each epoch. Without data model and guide have no arguments.
+        Tensors are indexed by item along the leading dimension and shuffled in each epoch. An iterable, such as a
+        ``DataLoader``, is iterated anew in each epoch. With None, model and guide have no arguments.
     num_epochs, num_steps : int
-        How long to train; exactly one of them. On resuming it may be larger than before.
+        Length of the run; set exactly one. It may be increased when a run resumes.
     batch_size : int, optional
-        Items of a minibatch, over all processes; all items by default. Items that do not fill a last one are left
-        out of that epoch.
+        Minibatch size, summed over processes; all items by default. An incomplete last minibatch is dropped.
     optimizer : callable, default Adam
-        Makes a torch optimiser of a list of parameters, such as a class or
-        ``functools.partial(torch.optim.Adam, lr=0.01, fused=True)``. The default is torch's Adam with its learning
-        rate of 1e-3, fused.
+        Function from a list of parameters to a torch optimizer, such as
+        ``functools.partial(torch.optim.Adam, lr=0.01, fused=True)``. The default is fused Adam with learning rate 1e-3.
     schedule : callable, optional
-        Makes a torch scheduler of the optimiser. It advances after every step; ``ReduceLROnPlateau`` after every
-        epoch, by the validation loss or else the epoch's.
+        Function from the optimizer to a torch scheduler, which advances after every step. ``ReduceLROnPlateau``
+        advances after every epoch, using the validation loss if available and the epoch loss otherwise.
     gradient_clipping : float, optional
-        Largest norm of the gradient of the guide's parameters, and likewise of all others: cut apart, for objectives
-        such as :class:`SUMO` give guide and model gradients of very different size.
+        Maximum gradient norm, applied separately to the guide's parameters and to all other parameters.
     validation : like ``data``, optional
-        Its loss is computed after each epoch, always with the same random numbers.
+        Validation data; their loss is computed after each epoch with a fixed random seed.
     patience : int, optional
-        Stop after so many epochs without a lower validation loss; whatever ends the run, the parameters of the best
-        epoch are restored.
+        Number of epochs without a lower validation loss before training stops. The parameters of the best epoch are
+        restored however the run ends.
     validation_objective : Objective or pyro.infer.ELBO, optional
-        Computes the validation loss; by default ``objective`` does. Under an annealed weight, :class:`GECO` or
-        :class:`VCD` losses of different epochs are not comparable, and ``patience`` needs a fixed one, such as
+        Objective of the validation loss; ``objective`` by default. Losses of different epochs are not comparable under
+        an annealed weight, :class:`GECO` or :class:`VCD`; ``patience`` then needs a fixed objective, such as
         ``ELBO()`` or ``IWAE(50)``.
     seed : int, default 0
-        Of minibatches, first parameters and draws.
+        Seed of minibatches, initial parameters and draws.
     compile : bool or sequence of Module, default False
-        Compile the networks inside model and guide, or these modules.
+        Compile all networks inside model and guide, or only the given modules.
     precision : str, default "float32"
-        With ``"bfloat16"`` the networks inside model and guide compute in mixed precision. What they return, and
-        every log density, is as precise as the parameters are.
+        ``"bfloat16"`` runs the networks inside model and guide in mixed precision. Network outputs and log densities
+        keep the dtype of the parameters.
     ranks : Ranks, optional
-        From :func:`~bayeskit.distributed.process_group`: the processes share each minibatch.
+        Processes that share each minibatch, from :func:`~bayeskit.distributed.process_group`.
     checkpoint : path, optional
-        File to write the state to and, if it exists, to resume from, bit for bit.
+        File for the state of the run. If it exists, the run resumes from it with bitwise identical results.
     checkpoint_seconds : float, default 10
-        Seconds between two checkpoints; 0 writes one at every step.
+        Seconds between checkpoints; 0 writes a checkpoint at every step.
     time_budget : float, optional
-        Seconds after which the run ends with what it has, as it does on Ctrl-C.
+        Seconds after which the run stops and returns the current fit, as on Ctrl-C.
     progress : bool, default True
-        Show a bar on anything over two seconds.
+        Show a progress bar if the run takes more than two seconds.
 
     Returns
     -------
@@ -1457,22 +1452,22 @@ def fit(
     SettingsError
         If a setting lies outside its domain.
     GuideError
-        If guide and model do not fit together.
+        If guide and model do not match.
     LossError
-        If the loss or its gradient is not finite, naming step and site. Modules then hold the parameters of the
-        last step whose loss was finite, and the last checkpoint was written before.
+        If the loss or its gradient is not finite; the message names step and site. Modules keep the parameters of the
+        last step with a finite loss, and the checkpoint precedes the failure.
     CheckpointError
         If the checkpoint is damaged or belongs to another run.
 
     Notes
     -----
-    What is minimised and recorded is the loss *for each datum*, so that learning rates and losses do not depend on
-    the sizes of data and minibatches. If the model's plate scales a minibatch up,
-    ``pyro.plate("data", size, subsample_size=len(x))``, the loss is divided by ``size``, otherwise by ``len(x)``.
-    Where all latent variables belong to the data that is the same. A model with global latent variables needs the
-    plate to scale: without it, each minibatch would count their prior as if it were all data, and a warning says so.
+    The loss is minimized and recorded *per observation*, so learning rates and losses do not depend on the sizes of
+    data and minibatches. The loss is divided by ``size`` if the model rescales minibatches with
+    ``pyro.plate("data", size, subsample_size=len(x))``, and by ``len(x)`` otherwise. Both are equivalent if all
+    latent variables are local to an observation. A model with global latent variables needs the rescaling plate;
+    without it the prior is counted once per minibatch, and a warning is issued.
 
-    Neither Pyro's global parameter store nor any random state of torch is changed.
+    Pyro's global parameter store and torch's random states stay unchanged.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""Models with discrete latent variables, each beside its exact twin.
+"""Models with discrete latent variables, with exact results for small problems.
 
-Every kind has a room of its own, from which its names come: :mod:`~bayeskit.models.discrete.sequences` (segmentations,
+Submodules: :mod:`~bayeskit.models.discrete.sequences` (segmentations,
 hidden Markov models, change points), :mod:`~bayeskit.models.discrete.mixtures`,
 :mod:`~bayeskit.models.discrete.genotypes`, :mod:`~bayeskit.models.discrete.ising`,
 :mod:`~bayeskit.models.discrete.block_model`, :mod:`~bayeskit.models.discrete.permutations`,

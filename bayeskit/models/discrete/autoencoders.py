@@ -1,4 +1,4 @@
-"""Autoencoders whose codes are bits or categories, with their exact likelihood where all codes can be listed."""
+"""Variational autoencoders with binary or categorical codes, with exact likelihood by enumeration."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from bayeskit.models.vae.networks import Activation, check_hidden, check_sizes, 
 __all__ = ["BinaryVAE", "CategoricalVAE", "DiscreteVAE", "binary_vae", "categorical_vae", "checked_gradient"]
 
 
-# The gradient estimator of a guide's sites.
+# Validation of gradient estimators.
 
 
 def checked_gradient(gradient: object | None) -> object | None:
-    """Return a gradient estimator, or None, as it is; SettingsError for anything else, such as a name or a class."""
+    """Return the gradient estimator or None; raise SettingsError for other types, including names and classes."""
     if gradient is None or not isinstance(gradient, type) and callable(getattr(gradient, "points", None)):
         return gradient
     raise SettingsError(
@@ -36,32 +36,32 @@ def checked_gradient(gradient: object | None) -> object | None:
     )
 
 
-#: Codes that are listed at most.
+#: Maximum number of enumerated codes.
 _MAX_CODES = 1 << 16
 
 
 class DiscreteVAE(GenerativeModel):
-    r"""Base class: a discrete code, uniform a priori, generates each datum, and an encoder guesses it.
+    r"""Base class of variational autoencoders with a discrete code, uniform a priori.
 
-    The code of a datum is one site ``z`` with one event, so that a gradient estimator sees all of it at once.
+    The code of an observation is a single event of site ``z``, as required by the gradient estimators.
 
     Parameters
     ----------
     encoder : Module
-        Maps data ``(*batch, *data_shape)`` to the logits of their codes, ``(*batch, *parameter_shape)`` or flat.
+        Maps data ``(*batch, *data_shape)`` to code logits, ``(*batch, *parameter_shape)`` or flattened.
     decoder : Module
-        Maps codes ``(*batch, *code_shape)`` to what the likelihood needs. Some estimators give it points between codes.
+        Maps codes ``(*batch, *code_shape)`` to likelihood parameters. Some estimators pass relaxed (continuous) codes.
     code_shape : tuple of int
     likelihood : Likelihood
     data_shape : tuple of int
     gradient : object, optional
-        How the guide's part of the gradient is estimated: one of :mod:`bayeskit.inference.gradients`, put into the
-        guide's site as ``infer={"gradient": gradient}``. An attribute: None draws plainly, for importance sampling.
+        Estimator of the guide's gradient from :mod:`bayeskit.inference.gradients`, set at the guide's site as
+        ``infer={"gradient": gradient}``. None draws without an estimator, e.g. for importance sampling.
 
     Raises
     ------
     SettingsError
-        If a shape is empty, or the gradient is no estimator.
+        If a shape is empty, or ``gradient`` is not an estimator.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class DiscreteVAE(GenerativeModel):
     @property
     @abstractmethod
     def num_codes(self) -> int:
-        """How many codes there are."""
+        """Number of codes."""
 
     @abstractmethod
     def code_distribution(self, logits: Tensor) -> Any:
-        """Return the distribution of codes with these logits, event shape ``code_shape``."""
+        """Return the distribution of codes given logits, event shape ``code_shape``."""
 
     @abstractmethod
     def most_probable(self, logits: Tensor) -> Tensor:
-        """Return the mode of the distribution of codes with these logits, ``(*batch, *code_shape)``."""
+        """Return the most probable code given logits, ``(*batch, *code_shape)``."""
 
     @abstractmethod
     def codes(self) -> Tensor:
@@ -99,7 +99,7 @@ class DiscreteVAE(GenerativeModel):
         Raises
         ------
         SettingsError
-            If there are more than 65,536, naming their number.
+            If there are more than 65,536 codes.
         """
 
     def posterior(self, x: Tensor) -> Any:
@@ -115,19 +115,23 @@ class DiscreteVAE(GenerativeModel):
 
     @pyro_method
     def model(self, x: Tensor, num_items: int | None = None) -> None:
-        """Draw a code ``z`` for each row from the prior, and condition the likelihood on the row.
+        """Draw a code ``z`` for each row from the prior and observe the row under the likelihood.
 
         Parameters
         ----------
         x : Tensor or array
             Shape ``(n, *data_shape)``.
         num_items : int, optional
-            Size of the data set of which ``x`` is a minibatch; by default ``x`` is all of it.
+            Size of the full data set if ``x`` is a minibatch; default ``n``.
 
         Raises
         ------
-        ShapeError, DataError, SettingsError
-            If the data do not fit.
+        ShapeError
+            If the shape of ``x`` does not match the model.
+        DataError
+            If a dtype or value is not valid.
+        SettingsError
+            If ``num_items`` is less than ``n``.
         """
         x = self._numbers(x)
         self.check(x)
@@ -137,7 +141,7 @@ class DiscreteVAE(GenerativeModel):
 
     @pyro_method
     def guide(self, x: Tensor, num_items: int | None = None) -> None:
-        """Draw a code ``z`` for each row from the encoder's distribution; arguments as of :meth:`model`."""
+        """Draw a code ``z`` for each row from the encoder's distribution; same arguments as :meth:`model`."""
         x = self._numbers(x)
         self.check_layout(x)
         infer: Any = {} if self.gradient is None else {"gradient": self.gradient}
@@ -158,7 +162,7 @@ class DiscreteVAE(GenerativeModel):
         Raises
         ------
         ShapeError
-            If the codes have another shape.
+            If the codes have a wrong shape.
         """
         z = self._numbers(z, "z")
         if z.shape[-len(self.code_shape) :] != self.code_shape:
@@ -171,17 +175,17 @@ class DiscreteVAE(GenerativeModel):
         return self.decode(self.encode(x))
 
     def generate(self, n: int, *, seed: int | torch.Generator) -> Tensor:
-        """Draw ``n`` data from the model: shape ``(n, *data_shape)``."""
+        """Draw ``n`` observations from the model, shape ``(n, *data_shape)``."""
         with self.drawing(seed, "generate"):
             return self.draw(self.decoder(self.prior().sample((n,))))
 
     def log_joint(self, x: Tensor) -> Tensor:
-        """Return log p(x, z) of every code, ``(num_codes, n)``, differentiable.
+        """Return the log joint density of each observation with every code, ``(num_codes, n)``, differentiable.
 
         Raises
         ------
         SettingsError
-            If there are too many codes to list, naming their number.
+            If there are more than 65,536 codes.
         """
         x = self._numbers(x)
         self.check(x)
@@ -190,22 +194,22 @@ class DiscreteVAE(GenerativeModel):
         return self.likelihood(outputs, self.event_dim).log_prob(x) - math.log(self.num_codes)
 
     def log_evidence(self, x: Tensor) -> Tensor:
-        """Return the exact log likelihood of each datum, summed over all codes: ``(n, *data_shape)`` to ``(n,)``.
+        """Return the exact marginal log likelihood of each observation: ``(n, *data_shape)`` to ``(n,)``.
 
         Raises
         ------
         SettingsError
-            If there are too many codes to list, naming their number.
+            If there are more than 65,536 codes.
         """
         return self.log_joint(x).logsumexp(0)
 
     def evidence_lower_bound(self, x: Tensor) -> Tensor:
-        """Return the exact evidence lower bound of each datum, summed over all codes, ``(n,)``.
+        """Return the exact evidence lower bound of each observation by enumeration of the codes, ``(n,)``.
 
         Raises
         ------
         SettingsError
-            If there are too many codes to list, naming their number.
+            If there are more than 65,536 codes.
         """
         log_joint = self.log_joint(x)
         log_guide = self.posterior(x).log_prob(self.codes().unsqueeze(1))
@@ -225,14 +229,14 @@ class DiscreteVAE(GenerativeModel):
 
 
 class BinaryVAE(DiscreteVAE):
-    """Autoencoder with codes of independent fair bits.
+    """Variational autoencoder with binary codes; bits are independent with prior probability 1/2.
 
     Parameters
     ----------
     encoder : Module
-        Maps data ``(*batch, *data_shape)`` to the logits of bits, ``(*batch, num_bits)``.
+        Maps data ``(*batch, *data_shape)`` to bit logits, ``(*batch, num_bits)``.
     decoder : Module
-        Maps bits, as zeros and ones, ``(*batch, num_bits)`` to what the likelihood needs.
+        Maps bits (0 and 1), ``(*batch, num_bits)``, to likelihood parameters.
     num_bits : int
     likelihood : Likelihood
     data_shape : tuple of int
@@ -242,7 +246,7 @@ class BinaryVAE(DiscreteVAE):
     Raises
     ------
     SettingsError
-        If there is no bit, or the shape is empty.
+        If ``num_bits`` is less than 1, or ``data_shape`` is empty.
 
     References
     ----------
@@ -274,15 +278,15 @@ class BinaryVAE(DiscreteVAE):
 
     @property
     def num_codes(self) -> int:
-        """Two to the number of bits."""
+        """``2**num_bits``."""
         return int(2 ** self.code_shape[0])
 
     def code_distribution(self, logits: Tensor) -> Any:
-        """Return independent bits, event shape ``(num_bits,)``."""
+        """Return independent Bernoulli distributions, event shape ``(num_bits,)``."""
         return independent(dist.Bernoulli(logits=logits, validate_args=False), 1)
 
     def most_probable(self, logits: Tensor) -> Tensor:
-        """Return ones where logits are positive."""
+        """Return 1 where logits are positive, else 0."""
         return (logits > 0).to(logits.dtype)
 
     def codes(self) -> Tensor:
@@ -294,14 +298,14 @@ class BinaryVAE(DiscreteVAE):
 
 
 class CategoricalVAE(DiscreteVAE):
-    """Autoencoder with codes of independent uniform categories, as one-hot vectors.
+    """Variational autoencoder with one-hot codes of independent, a priori uniform categorical variables.
 
     Parameters
     ----------
     encoder : Module
         Maps data ``(*batch, *data_shape)`` to logits, ``(*batch, num_variables * num_categories)``.
     decoder : Module
-        Maps codes ``(*batch, num_variables, num_categories)`` to what the likelihood needs.
+        Maps codes ``(*batch, num_variables, num_categories)`` to likelihood parameters.
     num_variables, num_categories : int
     likelihood : Likelihood
     data_shape : tuple of int
@@ -311,7 +315,7 @@ class CategoricalVAE(DiscreteVAE):
     Raises
     ------
     SettingsError
-        If there is no variable, there are fewer than two categories, or the shape is empty.
+        If there is no variable, there are fewer than two categories, or ``data_shape`` is empty.
 
     References
     ----------
@@ -347,11 +351,11 @@ class CategoricalVAE(DiscreteVAE):
 
     @property
     def num_codes(self) -> int:
-        """Number of categories to the power of the number of variables."""
+        """``num_categories**num_variables``."""
         return int(self.code_shape[1] ** self.code_shape[0])
 
     def code_distribution(self, logits: Tensor) -> Any:
-        """Return independent one-hot vectors as one event, ``(num_variables, num_categories)``."""
+        """Return independent one-hot categorical distributions, event shape ``(num_variables, num_categories)``."""
         return independent(dist.OneHotCategorical(logits=logits, validate_args=False), 1)
 
     def most_probable(self, logits: Tensor) -> Tensor:
@@ -382,10 +386,9 @@ def binary_vae(
     ----------
     data_dim : int, default 784
     hidden : sequence of int, default (200,)
-        Units of the encoder's hidden layers; the decoder has them in reverse.
+        Widths of the encoder's hidden layers; the decoder uses the reverse order.
     num_bits : int, default 50
-    likelihood : Likelihood, optional
-        By default Bernoulli.
+    likelihood : Likelihood, default Bernoulli()
     gradient : object, optional
         A gradient estimator; see :class:`DiscreteVAE`.
     activation : callable, default torch.nn.Tanh
@@ -422,11 +425,10 @@ def categorical_vae(
     ----------
     data_dim : int, default 784
     hidden : sequence of int, default (200,)
-        Units of the encoder's hidden layers; the decoder has them in reverse.
+        Widths of the encoder's hidden layers; the decoder uses the reverse order.
     num_variables : int, default 30
     num_categories : int, default 10
-    likelihood : Likelihood, optional
-        By default Bernoulli.
+    likelihood : Likelihood, default Bernoulli()
     gradient : object, optional
         A gradient estimator; see :class:`DiscreteVAE`.
     activation : callable, default torch.nn.Tanh

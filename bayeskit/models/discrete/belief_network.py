@@ -1,4 +1,4 @@
-"""Sigmoid belief networks: layers of bits, each drawn given the one above, with exact evidence of small ones."""
+"""Sigmoid belief networks, with exact evidence for small networks."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from bayeskit.models.discrete.autoencoders import checked_gradient
 __all__ = ["SigmoidBeliefNetwork"]
 
 
-#: Hidden bits of two neighbouring layers, of which all joint states are listed at most.
+#: Maximum number of hidden bits in two adjacent layers whose joint states are enumerated.
 _MAX_BITS = 20
 
 
 class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
-    r"""Bits in layers, each layer drawn given the one above.
+    r"""Sigmoid belief network: layers of binary variables, each conditional on the layer above.
 
-    Bits :math:`h` of the top are independent; each bit below is one with probability
+    Bits of the top layer are independent. Given the layer above, bit :math:`j` is 1 with probability
     :math:`\sigma(b_j + \sum_i w_{ji} h_i)`.
 
-    The guide is the mean field of a recognition network: given a datum, all hidden bits are independent, with logits
-    linear in the datum, or free for each datum of a data set if ``num_data`` is given.
+    The guide is a mean-field distribution: hidden bits are independent, with logits linear in the observation or, if
+    ``num_data`` is given, with separate parameters for each observation.
 
     Parameters
     ----------
     layers : sequence of int
-        Number of bits of each layer, the top first and the visible one last; at least two.
+        Number of bits of each layer, from top to visible; at least two layers.
     num_data : int, optional
-        Let the guide have logits of its own for each of so many data, which model and guide then always get together.
+        Use separate guide logits for each of ``num_data`` observations; always pass the full data set.
     gradient : object, optional
-        How the guide's part of the gradient is estimated: one of :mod:`bayeskit.inference.gradients`, put into each
-        of its sites as ``infer={"gradient": gradient}``. An attribute, too: None draws plainly.
+        Estimator of the guide's gradient from :mod:`bayeskit.inference.gradients`, set at each of its sites as
+        ``infer={"gradient": gradient}``. None draws without an estimator.
     seed : int, default 0
-        Of the weights where training starts.
+        Seed of the initial weights.
 
     Raises
     ------
     SettingsError
-        If there are fewer than two layers, one is empty, or the gradient is no estimator.
+        If there are fewer than two layers, a layer is empty, or ``gradient`` is not an estimator.
 
     References
     ----------
@@ -91,7 +91,7 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
 
     @pyro_method
     def model(self, x: Tensor) -> None:
-        """Draw hidden layers ``h0`` (the top), ``h1``, ... for each row, and condition the visible one on the row.
+        """Draw hidden layers ``h0`` (top), ``h1``, ... for each row and observe the row in the visible layer.
 
         Parameters
         ----------
@@ -100,8 +100,10 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
 
         Raises
         ------
-        ShapeError, DataError
-            If the data do not fit.
+        ShapeError
+            If ``x`` has a wrong shape.
+        DataError
+            If ``x`` has a wrong dtype, or values other than 0 and 1.
         """
         x = self._checked(x)
         with pyro.plate("data", len(x), dim=-1):
@@ -112,7 +114,7 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
 
     @pyro_method
     def guide(self, x: Tensor) -> None:
-        """Draw all hidden layers for each row, independently of each other; arguments as of :meth:`model`."""
+        """Draw all hidden layers independently for each row; same arguments as :meth:`model`."""
         infer: Any = {} if self.gradient is None else {"gradient": self.gradient}
         each = self.guide_logits(x)
         with pyro.plate("data", len(each[0]), dim=-1):
@@ -120,12 +122,14 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
                 pyro.sample(f"h{level}", _bits(logits), infer=infer)
 
     def guide_logits(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the guide's logits of each hidden layer, the top first, each ``(n, size)``.
+        """Return the guide's logits of each hidden layer, top first, shapes ``(n, size)``.
 
         Raises
         ------
-        ShapeError, DataError
-            If the data do not fit.
+        ShapeError
+            If ``x`` has a wrong shape.
+        DataError
+            If ``x`` has a wrong dtype, or values other than 0 and 1.
         """
         x = self._checked(x)
         joint = self.upwards(x) if self.num_data is None else self.upwards.weight
@@ -134,15 +138,16 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
     def log_evidence(self, x: Tensor) -> Tensor:
         r"""Return the exact log likelihood of each row, ``(n,)``, differentiable.
 
-        States of a layer are summed over given those of the layer below, from the top down: the cost is that of the
-        largest pair of neighbouring layers, not of all hidden bits together.
+        Layers are marginalized from the top down. The cost is determined by the largest pair of adjacent hidden layers.
 
         Raises
         ------
-        ShapeError, DataError
-            If the data do not fit.
+        ShapeError
+            If ``x`` has a wrong shape.
+        DataError
+            If ``x`` has a wrong dtype, or values other than 0 and 1.
         SettingsError
-            If there are too many states to list, naming their number.
+            If there are too many states to enumerate.
         """
         x = self._checked(x)
         largest = max([self.layers[0]] + [a + b for a, b in zip(self.layers, self.layers[1:-1], strict=False)])
@@ -158,7 +163,7 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
             conditional = _bits(linear(states).unsqueeze(1)).log_prob(below)
             log_prior, states = (log_prior.unsqueeze(1) + conditional).logsumexp(0), below
         logits = self.downwards[-1](states)
-        # Of all pairs of states and rows at once, by one product of matrices.
+        # One matrix product for all pairs of states and rows.
         log_likelihood = x @ logits.mT - nn.functional.softplus(logits).sum(-1)
         return (log_prior + log_likelihood).logsumexp(-1)
 

@@ -1,4 +1,4 @@
-"""The stochastic block model, with its exact twin and Zachary's karate club."""
+"""Stochastic block model with exact and annealed evidence, and Zachary's karate club."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ __all__ = [
 ]
 
 
-# Zachary's karate club, a social network that split.
+# Zachary's karate club data.
 
 
 class KarateClub(NamedTuple):
-    """Friendships in a karate club, and which side its members took.
+    """Friendships in Zachary's karate club, and factions after the split.
 
     Attributes
     ----------
     adjacency : Tensor
-        One where two members met outside the club, ``(34, 34)``, symmetric. Row ``i`` is member ``i + 1`` of the paper.
+        1 for members who met outside the club, ``(34, 34)``, symmetric. Row ``i`` is member ``i + 1`` of the paper.
     with_instructor : Tensor of bool
-        Whether a member stayed with the instructor (member 1) or with the administrator (member 34), ``(34,)``.
+        True for the instructor's faction (member 1), False for the administrator's (member 34), ``(34,)``.
     """
 
     adjacency: Tensor
@@ -85,18 +85,18 @@ def karate_club() -> KarateClub:
     return KarateClub(adjacency + adjacency.T, torch.tensor([side == "instructor" for _, side, *_ in lines]))
 
 
-# Sufficient statistics of assignments of nodes to blocks, and their marginal likelihood.
+# Sufficient statistics of block assignments, and marginal likelihood.
 
 
 class BlockCounts(NamedTuple):
-    """Sufficient statistics of assignments.
+    """Sufficient statistics of block assignments.
 
     Attributes
     ----------
     sizes : Tensor
-        Nodes of each block, ``(*batch, blocks)``.
+        Number of nodes per block, ``(*batch, blocks)``.
     ends : Tensor
-        Edges between blocks, ``(*batch, blocks, blocks)``, those within a block counted at both of their ends.
+        Number of edges between blocks, ``(*batch, blocks, blocks)``; edges within a block count twice.
     """
 
     sizes: Tensor
@@ -104,29 +104,29 @@ class BlockCounts(NamedTuple):
 
     @classmethod
     def of(cls, adjacency: Tensor, assignments: Tensor, num_blocks: int) -> BlockCounts:
-        """Count from the beginning: ``assignments`` of shape ``(*batch, nodes)``."""
+        """Compute the counts of ``assignments (*batch, nodes)``."""
         members = one_hot(assignments, num_blocks).to(adjacency)
         return cls(members.sum(-2), members.mT @ (adjacency @ members))
 
     @property
     def edges(self) -> Tensor:
-        """Edges between blocks, and within each on the diagonal: ``(*batch, blocks, blocks)``."""
+        """Number of edges between blocks, and within blocks on the diagonal, ``(*batch, blocks, blocks)``."""
         return _within_once(self.ends)
 
     @property
     def pairs(self) -> Tensor:
-        """Pairs of nodes between blocks, and within each on the diagonal: ``(*batch, blocks, blocks)``."""
+        """Number of node pairs between blocks, and within blocks on the diagonal, ``(*batch, blocks, blocks)``."""
         return _within_once(self.sizes.unsqueeze(-1) * self.sizes.unsqueeze(-2) - self.sizes.diag_embed())
 
     def changed(self, block: Tensor, neighbours: Tensor, sign: int) -> BlockCounts:
-        """Return the counts after a node joins (``sign`` 1) or leaves (-1) a block.
+        """Return the counts after a node joins (``sign=1``) or leaves (``sign=-1``) a block.
 
         Parameters
         ----------
         block : Tensor
-            One at the block of the node, ``(*batch, blocks)``.
+            One-hot block of the node, ``(*batch, blocks)``.
         neighbours : Tensor
-            How many neighbours it has in each block, same shape.
+            Number of neighbours of the node in each block, same shape.
         sign : int
         """
         met = block.unsqueeze(-1) * neighbours.unsqueeze(-2)
@@ -140,8 +140,8 @@ class _EdgePrior:
         self.edges, self.gaps = edges, gaps
         kinds, kind = torch.stack([edges, gaps], -1).flatten(0, 1).unique(dim=0, return_inverse=True)
         self._start = kind.view_as(edges) * (most + 1)
-        # Counts are whole numbers, so ratios of Gamma functions are read from tables, which is several times faster.
-        # Tables are float64 for any graph, because results are small differences of large entries.
+        # Counts are integers: tabulated Gamma ratios are several times faster than lgamma.
+        # Tables are float64, because results are small differences of large entries.
         first, second = kinds.double().unbind(-1)
         self._edge_table, self._gap_table, self._pair_table = (
             _log_rising_factorials(start, most) for start in (first, second, first + second)
@@ -171,16 +171,16 @@ _MAX_SUMMED_ASSIGNMENTS = 2**12
 
 
 class BlockPosterior(NamedTuple):
-    """All assignments of nodes to blocks, and how probable they are.
+    """Posterior of all block assignments.
 
     Attributes
     ----------
     assignments : Tensor of int
         Shape ``(count, nodes)``.
     probabilities : Tensor
-        Shape ``(count,)``. Relabelled blocks are another assignment, just as probable where priors are exchangeable.
+        Shape ``(count,)``. Permutations of block labels are separate, equally probable assignments.
     log_evidence : Tensor
-        Log probability of the graph, ``()``.
+        Log marginal likelihood of the graph, ``()``.
     """
 
     assignments: Tensor
@@ -192,19 +192,19 @@ class BlockPosterior(NamedTuple):
         return f"BlockPosterior(log_evidence={float(self.log_evidence):.6f}, {count} assignments of {nodes} nodes)"
 
     def co_assignment(self) -> Tensor:
-        """Return the probability of each pair of nodes to share a block, whatever its label: ``(nodes, nodes)``."""
+        """Return the posterior probability that two nodes share a block, ``(nodes, nodes)``."""
         return co_assignment(self.assignments, self.probabilities)
 
 
 class EdgeProbabilities(NamedTuple):
-    """Conjugate posteriors given an assignment.
+    """Posteriors of the parameters given an assignment.
 
     Attributes
     ----------
     proportions : Dirichlet
-        Of the blocks, batch shape ``(*batch)``.
+        Block proportions, batch shape ``(*batch)``.
     edges : Beta
-        Probability of an edge between two blocks, symmetric, batch shape ``(*batch, blocks, blocks)``.
+        Edge probabilities between blocks, symmetric, batch shape ``(*batch, blocks, blocks)``.
     """
 
     proportions: dist.Dirichlet
@@ -212,34 +212,33 @@ class EdgeProbabilities(NamedTuple):
 
 
 class StochasticBlockModel:
-    r"""Undirected graph without loops whose nodes belong to hidden blocks.
+    r"""Stochastic block model of an undirected graph without loops.
 
-    Proportions of blocks are Dirichlet, nodes are assigned to blocks independently, the probability of an edge between
-    blocks :math:`a \le b` is Beta, and edges are independent given all of these. Proportions and probabilities
-    integrate out in closed form, so that :meth:`log_joint` is the exact weight of an assignment.
+    Block proportions are Dirichlet, node assignments are independent given the proportions, edge probabilities between
+    blocks :math:`a \le b` are Beta, and edges are independent given assignments and probabilities. In
+    :meth:`log_joint` proportions and probabilities are integrated out in closed form.
 
-    Called as a Pyro model it samples ``"proportions"`` and ``"edge_probabilities"`` (of the pairs of blocks
-    ``(0, 0), (0, 1), ..., (1, 1), ...``), and sums assignments out; that is feasible only for small graphs.
+    As a Pyro model it samples ``"proportions"`` and ``"edge_probabilities"`` (of block pairs ``(0, 0), (0, 1), ...,
+    (1, 1), ...``) and enumerates the assignments, which is feasible for small graphs only.
 
     Parameters
     ----------
     adjacency : Tensor or array
-        Zeros and ones, symmetric, zero on its diagonal, ``(nodes, nodes)``. Integers and booleans become the default
-        dtype.
+        Symmetric, entries 0 and 1, zero diagonal, ``(nodes, nodes)``. Integers and bools get the default dtype.
     num_blocks : int
-        At least one; blocks may be empty.
+        At least 1; blocks may be empty.
     concentration : float, default 1.0
-        Of the Dirichlet distribution, for each block.
+        Dirichlet concentration of each block.
     within_prior, between_prior : (float, float), default (1.0, 1.0)
-        Beta distribution of the probability of an edge within a block and between two. Priors that favour edges
-        within blocks look for communities; equal ones also find hubs and other roles.
+        Beta parameters of edge probabilities within and between blocks. Priors that favour edges within blocks find
+        communities; equal priors also find hubs and other roles.
 
     Raises
     ------
     ShapeError, DataError
-        If ``adjacency`` is not such a matrix.
+        If ``adjacency`` is not a valid adjacency matrix.
     SettingsError
-        If a setting lies outside its domain.
+        If a setting is outside its domain.
 
     References
     ----------
@@ -281,7 +280,7 @@ class StochasticBlockModel:
 
     @property
     def num_nodes(self) -> int:
-        """Size of the graph."""
+        """Number of nodes."""
         return len(self.adjacency)
 
     def log_prior(self, assignments: Tensor) -> Tensor:
@@ -300,19 +299,19 @@ class StochasticBlockModel:
         Raises
         ------
         ShapeError, DataError
-            If ``assignments`` are not such.
+            If ``assignments`` are invalid.
         """
         return self._log_prior(self._counts(assignments)).to(self.adjacency.dtype)
 
     def log_likelihood(self, assignments: Tensor) -> Tensor:
         """Return the log probability of the graph given assignments, edge probabilities integrated out.
 
-        Shapes and errors are those of :meth:`log_prior`.
+        Arguments, shapes and errors as in :meth:`log_prior`.
         """
         return self._log_likelihood(self._counts(assignments)).to(self.adjacency.dtype)
 
     def log_joint(self, assignments: Tensor) -> Tensor:
-        """Return the sum of :meth:`log_prior` and :meth:`log_likelihood`, the log of the posterior and a constant."""
+        """Return the unnormalized log posterior: :meth:`log_prior` plus :meth:`log_likelihood`."""
         return self._log_joint(assignments).to(self.adjacency.dtype)
 
     def parameters_given(self, assignments: Tensor) -> EdgeProbabilities:
@@ -323,17 +322,17 @@ class StochasticBlockModel:
         return EdgeProbabilities(dist.Dirichlet(self.concentration + counts.sizes), dist.Beta(edges, gaps))
 
     def enumerate(self, limit: int = 2**20) -> BlockPosterior:
-        """Return the posterior of every assignment, and the evidence.
+        """Return the exact posterior of all assignments, and the evidence.
 
         Parameters
         ----------
         limit : int, default 1048576
-            The most assignments to list.
+            Maximum number of assignments.
 
         Raises
         ------
         SettingsError
-            If there are more than ``limit``; the message has their number.
+            If there are more than ``limit`` assignments.
         """
         if self.num_blocks**self.num_nodes > limit:
             raise SettingsError(
@@ -350,11 +349,11 @@ class StochasticBlockModel:
         return BlockPosterior(assignments, probabilities, log_evidence.to(self.adjacency.dtype))
 
     def sample_prior(self, num_samples: int, *, generator: torch.Generator) -> Tensor:
-        """Draw assignments from their prior: ``(num_samples, nodes)``."""
+        """Draw assignments from the prior, ``(num_samples, nodes)``."""
         num_samples = whole_number("num_samples", num_samples, least=1)
         blocks = torch.empty(num_samples, 0, dtype=torch.int64, device=self.adjacency.device)
         sizes = self.adjacency.new_full((num_samples, self.num_blocks), self.concentration)
-        for _ in range(self.num_nodes):  # Polya's urn: proportions integrated out
+        for _ in range(self.num_nodes):  # Polya urn
             drawn = torch.multinomial(sizes, 1, generator=generator)
             sizes = sizes.scatter_add(-1, drawn, torch.ones_like(sizes[:, :1]))
             blocks = torch.cat([blocks, drawn], dim=1)
@@ -362,15 +361,15 @@ class StochasticBlockModel:
 
     @one_thread()
     def gibbs_sweep(self, assignments: Tensor, *, generator: torch.Generator, power: Tensor | float = 1.0) -> Tensor:
-        """Draw the block of each node anew given all others, one node after the other, in all chains at once.
+        """Perform a Gibbs sweep over the nodes, vectorized over chains.
 
         Parameters
         ----------
         assignments : Tensor of int
-            One a chain, ``(chains, nodes)``.
+            Assignment of each chain, ``(chains, nodes)``.
         generator : torch.Generator
         power : Tensor or float, default 1.0
-            The sweep leaves ``prior * likelihood**power`` as it is; finite, ``()`` or ``(chains,)``.
+            The invariant distribution is ``prior * likelihood**power``; finite, shape ``()`` or ``(chains,)``.
 
         Returns
         -------
@@ -380,7 +379,7 @@ class StochasticBlockModel:
         Raises
         ------
         ShapeError, DataError
-            If ``assignments`` are not such, or ``power`` has another shape.
+            If ``assignments`` are invalid, or ``power`` has a wrong shape.
         SettingsError
             If a power is not finite.
         """
@@ -394,7 +393,7 @@ class StochasticBlockModel:
             counts = counts.changed(members[node], neighbours, -1)
             logits = power * self._log_likelihood_gains(counts, neighbours) + (counts.sizes + self.concentration).log()
             uniform = torch.rand(logits.shape, dtype=logits.dtype, device=logits.device, generator=generator)
-            # The largest of logits with Gumbel noise is a draw from their softmax.
+            # Gumbel-max trick.
             drawn = (logits - (-uniform.log()).log()).argmax(-1)
             members[node] = one_hot(drawn, self.num_blocks).to(members)
             counts = counts.changed(members[node], neighbours, 1)
@@ -453,16 +452,16 @@ class StochasticBlockModel:
 
 
 def co_assignment(assignments: Tensor, weights: Tensor | None = None, *, log_weights: Tensor | None = None) -> Tensor:
-    """Return how often each pair of nodes shares a block.
+    """Return the (weighted) fraction of draws in which two nodes share a block.
 
     Parameters
     ----------
     assignments : Tensor of int or array
         Shape ``(draws, nodes)``.
     weights : Tensor or array, optional
-        Shape ``(draws,)``, normalized here; equal by default.
+        Shape ``(draws,)``, normalized internally; default equal.
     log_weights : Tensor or array, optional
-        Their logarithms, instead.
+        Log weights, as an alternative to ``weights``.
 
     Returns
     -------
@@ -472,11 +471,11 @@ def co_assignment(assignments: Tensor, weights: Tensor | None = None, *, log_wei
     Raises
     ------
     ShapeError
-        If the shapes differ from these.
+        If a shape is wrong.
     SettingsError
-        If both weights and their logarithms are given.
+        If both ``weights`` and ``log_weights`` are given.
     DataError
-        If a weight is negative or not finite, or all are zero.
+        If a weight is negative or not finite, or all weights are zero.
 
     Examples
     --------
@@ -547,29 +546,29 @@ def _check_prior(name: str, prior: tuple[float, float]) -> tuple[float, float]:
     return real_number(f"{name}[0]", first, positive), real_number(f"{name}[1]", second, positive)
 
 
-# The evidence of a block model where assignments cannot be listed.
+# Evidence of a block model by annealed importance sampling.
 
-#: Effective chains below which a result is not to be relied on, or half of the chains where they are few.
+#: Minimum effective sample size of a reliable result (or half of the chains if fewer).
 _LEAST_EFFECTIVE = 50
-#: Steps of the first pilot run.
+#: Number of steps of the first pilot run.
 _FIRST_PILOT = 50
 
 
 class AnnealedEvidence(NamedTuple):
-    """Annealed importance sampling of assignments.
+    """Result of annealed importance sampling of assignments.
 
     Attributes
     ----------
     log_evidence : float
-        Log of the mean weight; the mean weight is unbiased.
+        Log of the mean weight; the mean weight is an unbiased estimate.
     standard_error : float
-        Of ``log_evidence``, from the spread of the weights.
+        Standard error of ``log_evidence``, from the variance of the weights.
     assignments : Tensor of int
-        Where the chains ended, ``(chains, nodes)``.
+        Final states of the chains, ``(chains, nodes)``.
     log_weights : Tensor
-        Of the chains, ``(chains,)``.
+        Log weights of the chains, ``(chains,)``.
     num_steps : int
-        Sweeps of each chain.
+        Number of sweeps per chain.
     """
 
     log_evidence: float
@@ -587,26 +586,26 @@ class AnnealedEvidence(NamedTuple):
 
     @property
     def weights(self) -> Tensor:
-        """Of the chains, adding up to one, ``(chains,)``."""
+        """Normalized weights of the chains, ``(chains,)``."""
         return self.log_weights.softmax(0)
 
     @property
     def effective_sample_size(self) -> float:
-        """How many equally weighted chains these are worth."""
+        """Effective sample size of the weights."""
         return float(1 / self.weights.square().sum())
 
     @property
     def reliable(self) -> bool:
-        """Whether that is 50 or more, or half of the chains where there are few."""
+        """Whether the effective sample size is at least 50, or half of the chains if fewer."""
         return self.effective_sample_size >= min(_LEAST_EFFECTIVE, len(self.log_weights) / 2)
 
     def co_assignment(self) -> Tensor:
-        """Return the posterior probability of each pair of nodes to share a block: ``(nodes, nodes)``.
+        """Return the posterior probability that two nodes share a block, ``(nodes, nodes)``.
 
         Warns
         -----
         AccuracyWarning
-            If a few chains carry most of the weight.
+            If a few chains have most of the weight.
         """
         if not self.reliable:
             warnings.warn(_too_few(self, "probabilities to share a block"), AccuracyWarning, stacklevel=2)
@@ -625,26 +624,26 @@ def annealed_evidence(
 ) -> AnnealedEvidence:
     r"""Estimate the evidence of a block model by annealed importance sampling with Gibbs sweeps.
 
-    Chains start from the prior and move, a sweep at a time, through :math:`p(z) \, p(A \mid z)^{\beta_t}` to the
-    posterior, with powers :math:`\beta_t = (t / T)^2`. Each chain is independent of the others, so that multiple
-    modes do not mislead the standard error as they would that of one long chain.
+    Chains start from the prior and perform one sweep at each of the distributions
+    :math:`p(z) \, p(A \mid z)^{\beta_t}`, :math:`\beta_t = (t / T)^2`. Chains are independent, so the standard error
+    accounts for multiple modes found by different chains.
 
-    By default, pilot runs of 50, 100, 200, ... steps look for a number of steps that leaves enough effective chains
-    (50, or half of few chains). The estimate is then another run, of twice as many steps: pilots choose its
-    schedule but take no part in it, so that the mean weight stays unbiased.
+    By default, pilot runs of 50, 100, 200, ... steps find a number of steps with effective sample size at least 50 (or
+    half of the chains if fewer). The estimate is a separate run with twice as many steps, so the mean weight is
+    unbiased.
 
     Parameters
     ----------
     model : StochasticBlockModel
     num_chains : int, default 1000
-        At least two.
+        At least 2.
     num_steps : int, optional
-        Sweeps of each chain, without pilot runs.
+        Number of sweeps per chain; disables the pilot runs.
     max_num_steps : int, default 6400
-        The most to choose, at least 100.
+        Maximum number of steps chosen by pilot runs, at least 100.
     seed : int or torch.Generator, default 0
     progress : bool, default True
-        Show a progress bar on a terminal, of each run that takes more than two seconds.
+        Show a progress bar on a terminal for runs longer than two seconds.
 
     Returns
     -------
@@ -658,7 +657,7 @@ def annealed_evidence(
     Warns
     -----
     AccuracyWarning
-        If a few chains carry most of the weight, so that neither estimate nor error can be relied on.
+        If a few chains have most of the weight; estimate and standard error are then unreliable.
 
     References
     ----------
@@ -732,19 +731,19 @@ def _too_few(estimate: AnnealedEvidence, what: str) -> str:
     )
 
 
-# The number of blocks, by the evidence of each.
+# Comparison of numbers of blocks by evidence.
 
 
 @dataclass(frozen=True, repr=False)
 class BlockComparison:
-    """Evidence of several numbers of blocks of one graph.
+    """Evidence of a graph for several numbers of blocks.
 
     Attributes
     ----------
-    results : dict of AnnealedEvidence
-        By number of blocks.
-    prior_probabilities : dict of float
-        By number of blocks, adding up to one.
+    results : dict of int to AnnealedEvidence
+        Keyed by number of blocks.
+    prior_probabilities : dict of int to float
+        Keyed by number of blocks, normalized.
     """
 
     results: dict[int, AnnealedEvidence]
@@ -768,22 +767,22 @@ class BlockComparison:
 
     @property
     def best(self) -> int:
-        """The number with the largest evidence, whatever its prior probability."""
+        """Number of blocks with the largest evidence."""
         return max(self.results, key=lambda size: self.results[size].log_evidence)
 
     def log_bayes_factor(self, num_blocks: int, other: int | None = None) -> tuple[float, float]:
-        """Return the log Bayes factor of a number against another and its standard error, in nats.
+        """Return the log Bayes factor between two numbers of blocks and its standard error, in nats.
 
         Parameters
         ----------
         num_blocks : int
         other : int, optional
-            By default the best.
+            Default :attr:`best`.
 
         Raises
         ------
         UnknownNameError
-            If there is no model of such a number.
+            If a number of blocks is not in the comparison.
         """
         one, two = self[num_blocks], self[self.best if other is None else other]
         if one is two:
@@ -792,19 +791,19 @@ class BlockComparison:
 
     @property
     def posterior_probabilities(self) -> dict[int, tuple[float, float]]:
-        """Posterior probability of each number and its Monte Carlo error, to first order in those of log evidences."""
+        """Posterior probability of each number of blocks and its Monte Carlo standard error (delta method)."""
         estimates = self.results.values()
         with np.errstate(divide="ignore"):
             weight = np.log([self.prior_probabilities[size] for size in self.results])
         weight = weight + np.array([z.log_evidence for z in estimates])
         p = np.exp(weight - weight.max())
         p = p / p.sum()
-        # d p_i = p_i (d z_i - sum_j p_j d z_j), and the errors of the estimates are independent.
+        # d p_i = p_i (d z_i - sum_j p_j d z_j), with independent errors of the log evidences z.
         error = np.sqrt((np.diag(p) - np.outer(p, p)) ** 2 @ np.array([z.standard_error for z in estimates]) ** 2)
         return {size: (float(a), float(b)) for size, a, b in zip(self.results, p, error, strict=True)}
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row a number of blocks; Bayes factors are against the best."""
+        """Return a table with one row per number of blocks; Bayes factors are relative to the best."""
         import pandas as pd
 
         posterior, rows = self.posterior_probabilities, []
@@ -828,12 +827,12 @@ class BlockComparison:
         return pd.DataFrame(rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot the posterior probability of each number of blocks, with bars of two standard errors.
+        """Plot the posterior probability of each number of blocks with error bars of two standard errors.
 
         Parameters
         ----------
         ax : Axes, optional
-            By default those of a new figure.
+            Default axes of a new figure.
         """
         from bayeskit.core.plots import BLUE, GREY
 
@@ -866,25 +865,26 @@ def compare_num_blocks(
     seed: int = 0,
     progress: bool = True,
 ) -> BlockComparison:
-    """Estimate the evidence of each number of blocks by annealing, and turn it into their posterior.
+    """Compare numbers of blocks by annealed importance sampling estimates of the evidence.
 
-    With 300 chains, 24 nodes in three planted blocks take a core about a minute for each number above two.
-    Blocks may be empty, so that a model of more blocks also has those of fewer in it: what it loses by being too large
-    is less than where every block must have members.
+    With 300 chains, a graph of 24 nodes takes about a minute per number of blocks above two on one core.
+    Blocks may be empty, so models with more blocks include models with fewer; the penalty for superfluous blocks is
+    smaller than with nonempty blocks.
 
     Parameters
     ----------
     adjacency : Tensor or array
-        Of :class:`StochasticBlockModel`, as are ``concentration`` and the priors of edges.
+        As in :class:`StochasticBlockModel`.
     num_blocks : iterable of int, default 1 to 5
-        At least two numbers.
+        At least two numbers of blocks.
     concentration, within_prior, between_prior
+        As in :class:`StochasticBlockModel`.
     prior_probabilities : mapping of int to float, optional
-        Of each number, adding up to one after scaling; by default equal.
+        Prior probability of each number, normalized internally; default equal.
     num_chains, num_steps, max_num_steps
-        Of :func:`annealed_evidence`, for each number.
+        As in :func:`annealed_evidence`, for each number.
     seed : int, default 0
-        Each number has random numbers of its own, which do not depend on the others.
+        Each number of blocks uses a separate random stream.
     progress : bool, default True
 
     Returns
@@ -894,15 +894,15 @@ def compare_num_blocks(
     Raises
     ------
     ShapeError, DataError
-        If ``adjacency`` is no such matrix.
+        If ``adjacency`` is not a valid adjacency matrix.
     SettingsError
-        If there are fewer than two numbers, one is given twice, ``prior_probabilities`` are of others, or another
-        setting lies outside its domain.
+        If there are fewer than two numbers, a number is repeated, the keys of ``prior_probabilities`` differ from
+        ``num_blocks``, or a setting is outside its domain.
 
     Warns
     -----
     AccuracyWarning
-        If an estimate is not to be relied on.
+        If an estimate is unreliable.
 
     Examples
     --------
@@ -938,13 +938,13 @@ def _sizes(num_blocks: Any) -> list[int]:
     return sizes
 
 
-# Plots of graphs in blocks.
+# Plots of graphs sorted by block.
 
 
 def plot_adjacency(adjacency: Tensor, assignments: Tensor, ax: Axes | None = None) -> Axes:
-    """Plot a graph as a matrix, dark for an edge, with lines between blocks.
+    """Plot the adjacency matrix, dark for edges, with lines between blocks.
 
-    Nodes are sorted by block, then by their number, as :func:`plot_co_assignment` sorts them.
+    Nodes are sorted by block, then by index, as in :func:`plot_co_assignment`.
 
     Parameters
     ----------
@@ -953,7 +953,7 @@ def plot_adjacency(adjacency: Tensor, assignments: Tensor, ax: Axes | None = Non
     assignments : Tensor of int or array
         Block of each node, ``(nodes,)``.
     ax : Axes, optional
-        By default those of a new figure.
+        Default axes of a new figure.
 
     Returns
     -------
@@ -962,7 +962,7 @@ def plot_adjacency(adjacency: Tensor, assignments: Tensor, ax: Axes | None = Non
     Raises
     ------
     ShapeError
-        If the shapes differ from these.
+        If a shape is wrong.
 
     Examples
     --------
@@ -983,16 +983,16 @@ def plot_adjacency(adjacency: Tensor, assignments: Tensor, ax: Axes | None = Non
 
 
 def plot_co_assignment(probabilities: Tensor, assignments: Tensor, ax: Axes | None = None) -> Axes:
-    """Plot the posterior probability of pairs to share a block, nodes sorted as by :func:`plot_adjacency`.
+    """Plot the posterior probability that two nodes share a block, sorted as in :func:`plot_adjacency`.
 
     Parameters
     ----------
     probabilities : Tensor or array
         Shape ``(nodes, nodes)``.
     assignments : Tensor of int or array
-        The blocks to sort by, ``(nodes,)``, such as those of the most probable draw; labels are coloured by them.
+        Blocks for sorting and label colours, ``(nodes,)``, e.g. the most probable draw.
     ax : Axes, optional
-        By default those of a new figure. A colour bar takes some of their space.
+        Default axes of a new figure. The colour bar takes space from the axes.
 
     Returns
     -------
@@ -1001,7 +1001,7 @@ def plot_co_assignment(probabilities: Tensor, assignments: Tensor, ax: Axes | No
     Raises
     ------
     ShapeError
-        If the shapes differ from these.
+        If a shape is wrong.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Noisy genotype matrices of subclonal evolution, under a perfect phylogeny."""
+"""Noisy binary genotype matrices of subclonal evolution under a perfect phylogeny."""
 
 from __future__ import annotations
 
@@ -39,35 +39,34 @@ __all__ = [
 ]
 
 
-# Binary matrices that fit a perfect phylogeny: the three-gametes rule, their number, and a list of them.
+# Binary matrices compatible with a perfect phylogeny: three-gamete test, counting, enumeration.
 
-#: Of more cells or mutations, lists refuse without an exact number.
+#: Above this many cells or mutations, errors give no exact number of matrices.
 _MAX_COUNTED = 30
 
 
 def conflicting_pairs(genotypes: Tensor) -> Tensor:
-    """Return which pairs of mutations no tree can explain together.
+    """Return the pairs of mutations that are incompatible with any tree (three-gamete test).
 
-    Two mutations conflict when some cell has only the first, some only the second, and some both: each arose once and
-    was never lost, in descendants of an ancestor without mutations, so that one of them would have to lie within the
-    other (the three-gametes rule; without a known ancestor it would be four).
+    Two mutations conflict if some cell has only the first, some cell only the second, and some cell both. The
+    assumptions are that each mutation arises once and is never lost, and that the ancestor has no mutations.
 
     Parameters
     ----------
     genotypes : Tensor
-        Zeros and ones, or bool, shape ``(*batch, cells, mutations)``.
+        Entries 0 and 1, or bool, shape ``(*batch, cells, mutations)``.
 
     Returns
     -------
     Tensor of bool
-        Shape ``(*batch, mutations, mutations)``, symmetric, with a diagonal of False.
+        Shape ``(*batch, mutations, mutations)``, symmetric, diagonal False.
 
     Raises
     ------
     ShapeError
-        If ``genotypes`` is not at least a matrix.
+        If ``genotypes`` has fewer than two dimensions.
     DataError
-        If an entry is neither zero nor one.
+        If an entry is not 0 or 1.
 
     References
     ----------
@@ -86,12 +85,12 @@ def conflicting_pairs(genotypes: Tensor) -> Tensor:
 
 
 def has_conflict(genotypes: Tensor) -> Tensor:
-    """Return whether some pair of mutations conflicts, so that no perfect phylogeny explains the matrix.
+    """Return whether a pair of mutations conflicts, i.e. no perfect phylogeny exists.
 
     Parameters
     ----------
     genotypes : Tensor
-        Zeros and ones, or bool, shape ``(*batch, cells, mutations)``.
+        Entries 0 and 1, or bool, shape ``(*batch, cells, mutations)``.
 
     Returns
     -------
@@ -101,7 +100,7 @@ def has_conflict(genotypes: Tensor) -> Tensor:
     Raises
     ------
     ShapeError, DataError
-        As :func:`conflicting_pairs`.
+        As in :func:`conflicting_pairs`.
 
     Examples
     --------
@@ -113,18 +112,18 @@ def has_conflict(genotypes: Tensor) -> Tensor:
 
 
 def num_conflict_free(num_cells: int, num_mutations: int) -> int:
-    r"""Return how many binary matrices are free of conflicts.
+    r"""Return the number of conflict-free binary matrices.
 
-    The cells of any two mutations are nested or disjoint. With :math:`F_{n,k}` the number of families of :math:`k`
-    different sets, not empty, that are so on :math:`n` cells, there are
-    :math:`\sum_k F_{n,k} \, k! \, S(m + 1, k + 1)` matrices with :math:`m` mutations, :math:`S` being Stirling's
-    numbers of the second kind. The families are counted by the generating function
-    :math:`\exp(x + T)`, where :math:`T = y (\exp(x + T) - 1 - T)` counts those with the set of all cells.
+    In a conflict-free matrix the cell sets of two mutations are nested or disjoint. Let :math:`F_{n,k}` be the number
+    of such families of :math:`k` distinct nonempty sets on :math:`n` cells and :math:`S` the Stirling numbers of the
+    second kind. The number of matrices with :math:`m` mutations is
+    :math:`\sum_k F_{n,k} \, k! \, S(m + 1, k + 1)`. The generating function of the families is
+    :math:`\exp(x + T)`, where :math:`T = y (\exp(x + T) - 1 - T)` counts families that include the set of all cells.
 
     Parameters
     ----------
     num_cells, num_mutations : int
-        At least one.
+        At least 1.
 
     Raises
     ------
@@ -149,14 +148,14 @@ def num_conflict_free(num_cells: int, num_mutations: int) -> int:
 
 
 def conflict_free_matrices(num_cells: int, num_mutations: int, limit: int = 2**18) -> Tensor:
-    """Return all binary matrices without a conflict.
+    """Return all conflict-free binary matrices.
 
     Parameters
     ----------
     num_cells, num_mutations : int
-        At least one.
+        At least 1.
     limit : int, default 262144
-        The most matrices to list.
+        Maximum number of matrices.
 
     Returns
     -------
@@ -166,7 +165,7 @@ def conflict_free_matrices(num_cells: int, num_mutations: int, limit: int = 2**1
     Raises
     ------
     SettingsError
-        If there are more than ``limit``; the message has their number, or a bound where that would take long.
+        If there are more than ``limit``; the message gives the number or a bound.
 
     Examples
     --------
@@ -242,37 +241,37 @@ def _stirling(n: int, k: int) -> int:
     return sum((-1) ** (k - j) * comb(k, j) * j**n for j in range(k + 1)) // factorial(k)
 
 
-# Sum over all conflict-free matrices without listing them: a recursion over sets of cells and of mutations.
+# Sum over all conflict-free matrices by recursion over sets of cells and mutations.
 
 #: The recursion takes about 3^cells 4^mutations multiplications and, with a gradient, keeps 2^cells 4^mutations
 #: numbers for each element of a batch: about half a gigabyte each at these limits.
 _MAX_CELLS, _MAX_MUTATIONS = 10, 8
 
-#: Sums below this, relative to the product of each column's largest weight, may have lost terms to underflow.
+#: Minimum sum, relative to the product of the columns' largest weights, without loss of terms by underflow.
 _LEAST_SUM = 1e-270
 
 
 def log_sum_over_columns(log_weights: Tensor) -> Tensor:
-    r"""Return :math:`\log \sum_S \prod_j w_j(S_j)` over all columns :math:`S` whose sets are nested or disjoint.
+    r"""Return :math:`\log \sum_S \prod_j w_j(S_j)` over all conflict-free matrices with column sets :math:`S_j`.
 
-    Given the cells ``A`` and mutations ``C``, the lowest cell of ``A`` is either in no set, or there is one largest
-    set ``B`` around it. What happens inside ``B`` does not depend on what happens outside, so that the sums over
-    ``A`` are convolutions, over the ways to share out ``C``, of those over ``B`` and the rest of ``A``. All terms are
-    positive. The derivative by :math:`\log w_j(S)` is the probability that column :math:`j` is :math:`S`.
+    For cells ``A`` and mutations ``C``, the lowest cell of ``A`` is in no set or in a unique largest set ``B``. The sum
+    over ``A`` is a convolution, over the partitions of ``C``, of the sums over ``B`` and over the rest of ``A``. All
+    terms are positive. The derivative with respect to :math:`\log w_j(S)` is the probability that column :math:`j` is
+    :math:`S`.
 
-    Sums are in float64 whatever the weights are in. They are not in logarithms, so that matrix products can form them;
-    what this may cost is less than rounding does, down to ``1e-270`` of the product of each column's largest weight.
+    Sums are computed in float64, on the linear scale to use matrix products. Underflow errors are below rounding errors
+    for sums down to ``1e-270`` of the product of the columns' largest weights.
 
     Parameters
     ----------
     log_weights : Tensor
-        Log weight of each set of cells for each mutation, shape ``(*batch, mutations, 2**cells)``; bit ``i`` of the
-        last index stands for cell ``i``.
+        Log weight of each cell set for each mutation, shape ``(*batch, mutations, 2**cells)``. Bit ``i`` of the last
+        index is cell ``i``.
 
     Returns
     -------
     Tensor of float64
-        Shape ``(*batch)``; minus infinity where the sum is zero or lies below that range.
+        Shape ``(*batch)``; ``-inf`` if the sum is zero or below this range.
 
     References
     ----------
@@ -288,7 +287,7 @@ def log_sum_over_columns(log_weights: Tensor) -> Tensor:
     num_mutations, num_sets = log_weights.shape[-2:]
     log_weights = log_weights.double()
     largest = log_weights.detach().amax(-1, keepdim=True)
-    # Where no set has any weight, the sum is zero, not undefined.
+    # If all weights are zero, the sum is zero (not NaN).
     largest = largest.masked_fill(largest == -torch.inf, 0.0)
     weights = (log_weights - largest).exp()
     pairs = _disjoint_pairs(num_mutations, log_weights.device)
@@ -383,9 +382,9 @@ def _products(weights: Tensor) -> Tensor:
     return products
 
 
-# The likelihood of a genotype matrix: log probabilities of entries, of columns, and of the whole matrix.
+# Log likelihood of a genotype matrix: entries, columns, and matrix.
 
-#: A Gibbs sweep weighs all 2^mutations genotypes of a cell.
+#: A Gibbs sweep enumerates all 2^mutations genotypes of a cell.
 _MAX_SWEEP_MUTATIONS = 12
 
 
@@ -415,7 +414,7 @@ def _check_size(num_cells: int, num_mutations: int) -> None:
 
 
 def subset_members(num_items: int, like: Tensor) -> Tensor:
-    """Return which items each subset holds, zeros and ones of the type of ``like``: ``(2**num_items, num_items)``."""
+    """Return indicators of the items of each subset, dtype of ``like``: ``(2**num_items, num_items)``."""
     items = torch.arange(num_items, device=like.device)
     return ((torch.arange(2**num_items, device=like.device).unsqueeze(1) >> items) & 1).to(like)
 
@@ -424,7 +423,7 @@ def _entry_terms(observed: Tensor, false_positive: Tensor, false_negative: Tenso
     """Return the log probabilities of each entry if it is 0 and if it is 1, ``(*batch, cells, mutations)``, float64."""
     positive, negative = (rate.double()[..., None, None] for rate in (false_positive, false_negative))
     read, missing = observed == 1, observed.isnan()
-    # The gradient by a rate of exactly zero is NaN.
+    # The gradient with respect to a rate of exactly zero is NaN.
     absent = torch.where(read, positive.log(), (-positive).log1p())
     present = torch.where(read, (-negative).log1p(), negative.log())
     return absent.masked_fill(missing, 0.0), present.masked_fill(missing, 0.0)
@@ -433,7 +432,7 @@ def _entry_terms(observed: Tensor, false_positive: Tensor, false_negative: Tenso
 def _column_terms(observed: Tensor, false_positive: Tensor, false_negative: Tensor) -> Tensor:
     """Return the log probability of each observed column for each set of cells, ``(*batch, mutations, 2**cells)``."""
     absent, present = (x.mT.unsqueeze(-2) for x in _entry_terms(observed, false_positive, false_negative))
-    # A rate of zero has a term of minus infinity, which no product with an indicator would survive.
+    # With a rate of zero a term is -inf, and its product with an indicator of 0 would be NaN.
     return torch.where(subset_members(observed.shape[0], observed) == 1, present, absent).sum(-1)
 
 
@@ -477,24 +476,24 @@ def _check_possible(log_evidence: Tensor) -> None:
         )
 
 
-# The tree that a conflict-free genotype matrix implies.
+# Tree of a conflict-free genotype matrix.
 
 
 class MutationTree(NamedTuple):
-    """Clones of cells, each with the mutations that it was the first to have.
+    """Tree of clones with the mutations acquired on each branch.
 
-    Node 0 is the ancestor without mutations; parents come before their children.
+    Node 0 is the ancestor without mutations. Parents precede their children.
 
     Attributes
     ----------
     parents : tuple of int
-        Of each node; -1 for the ancestor.
+        Parent of each node; -1 for the ancestor.
     mutations : tuple of tuple of int
-        Those that arose on the branch above each node; which of several came first, the matrix cannot tell.
+        Mutations on the branch above each node; their order on the branch is not identified.
     cells : tuple of tuple of int
-        Those with exactly the mutations from the root to each node.
+        Cells with exactly the mutations on the path from the root to the node.
     absent : tuple of int
-        Mutations of no cell, which have no place on the tree.
+        Mutations without cells, which are not on the tree.
     """
 
     parents: tuple[int, ...]
@@ -504,19 +503,19 @@ class MutationTree(NamedTuple):
 
     @classmethod
     def from_genotypes(cls, genotypes: Tensor) -> MutationTree:
-        """Build the tree of a conflict-free matrix.
+        """Build the tree of a conflict-free genotype matrix.
 
         Parameters
         ----------
         genotypes : Tensor
-            Zeros and ones, shape ``(cells, mutations)``.
+            Entries 0 and 1, shape ``(cells, mutations)``.
 
         Raises
         ------
         ShapeError
-            If it is not one matrix.
+            If ``genotypes`` is not two-dimensional.
         DataError
-            If it has a conflict, so that there is no tree.
+            If ``genotypes`` has a conflict.
 
         Examples
         --------
@@ -534,7 +533,7 @@ class MutationTree(NamedTuple):
         for mutation, column in enumerate(present.T):
             columns.setdefault(frozenset(column.nonzero().flatten().tolist()), []).append(mutation)
         absent = columns.pop(frozenset(), [])
-        # Larger sets first: the last set so far that holds another is then the smallest one around it.
+        # In descending order of size, the last set so far that contains a set is its smallest superset.
         clones = [
             frozenset(range(len(present))),
             *sorted(columns, key=lambda cells: (-len(cells), min(columns[cells]))),
@@ -554,7 +553,7 @@ class MutationTree(NamedTuple):
         )
 
     def to_genotypes(self) -> Tensor:
-        """Return the matrix of the tree, bool of shape ``(cells, mutations)``."""
+        """Return the genotype matrix, bool, shape ``(cells, mutations)``."""
         num_cells = sum(len(cells) for cells in self.cells)
         num_mutations = len(self.absent) + sum(len(mutations) for mutations in self.mutations)
         genotypes = torch.zeros(num_cells, num_mutations, dtype=torch.bool)
@@ -566,7 +565,7 @@ class MutationTree(NamedTuple):
         return genotypes
 
     def to_text(self) -> str:
-        """Return the tree as indented lines: a clone's own mutations, and its cells.
+        """Return the tree as indented text with the mutations and cells of each clone.
 
         Examples
         --------
@@ -592,23 +591,23 @@ class MutationTree(NamedTuple):
         return "\n".join(lines)
 
 
-# Binary genotypes of cells, seen through false positives, false negatives and missing entries.
+# Posterior of binary genotypes observed with false positives, false negatives and missing entries.
 
-#: How many recursions run side by side while columns are sampled: at most so many, and numbers kept by all of them.
+#: Maximum number of parallel recursions in sampling, and of numbers that all of them keep.
 _PREFIXES, _NUMBERS = 64, 2**27
 
 
 class GenotypePosterior(NamedTuple):
-    """All matrices that a posterior is spread over.
+    """Posterior of all conflict-free genotype matrices.
 
     Attributes
     ----------
     genotypes : Tensor of bool
-        Conflict-free matrices, most probable first, ``(count, cells, mutations)``.
+        Matrices in descending order of probability, ``(count, cells, mutations)``.
     probabilities : Tensor
-        Of each, ``(count,)``.
+        Posterior probabilities, ``(count,)``.
     log_evidence : Tensor
-        Log probability of the observed matrix, ``()``.
+        Log marginal likelihood, ``()``.
     """
 
     genotypes: Tensor
@@ -624,26 +623,25 @@ class GenotypePosterior(NamedTuple):
 
 
 class NoisyGenotypes:
-    """Posterior of a perfect phylogeny's genotype matrix, given a noisy copy of it.
+    """Posterior of the genotype matrix of a perfect phylogeny given a noisy observation.
 
-    A priori all conflict-free matrices are equally probable: each mutation arose once, none was lost, and the ancestor
-    had none. Each entry is then read with errors, independently.
+    The prior is uniform over conflict-free matrices. Entries are observed with independent errors.
 
     Parameters
     ----------
     observed : Tensor
-        Zeros and ones, and NaN where an entry is missing, shape ``(cells, mutations)``.
+        Entries 0, 1, or NaN if missing, shape ``(cells, mutations)``.
     false_positive_rate, false_negative_rate : Tensor or float
-        Probability of reading 1 where there is 0, and 0 where there is 1; in ``[0, 1)``, of shape ``(*batch)``.
+        Probability of observing 1 given 0, and 0 given 1, in ``[0, 1)``, shape ``(*batch)``.
 
     Raises
     ------
     ShapeError
         If ``observed`` is not a matrix, or the rates do not broadcast.
     DataError
-        If an entry is neither 0, 1 nor missing.
+        If an entry is not 0, 1 or NaN.
     SettingsError
-        If a rate is no number or lies outside its domain.
+        If a rate is not a number or is outside ``[0, 1)``.
 
     References
     ----------
@@ -689,21 +687,21 @@ class NoisyGenotypes:
 
     @property
     def num_cells(self) -> int:
-        """Rows of the matrix."""
+        """Number of rows of the matrix."""
         return self.observed.shape[0]
 
     @property
     def num_mutations(self) -> int:
-        """Columns of the matrix."""
+        """Number of columns of the matrix."""
         return self.observed.shape[1]
 
     def log_likelihood(self, genotypes: Tensor) -> Tensor:
-        """Return the log probability of the observed matrix given true ones, whether these have conflicts or not.
+        """Return the log likelihood of true genotype matrices, with or without conflicts.
 
         Parameters
         ----------
         genotypes : Tensor
-            Zeros and ones, ``(*batch, cells, mutations)``; the batch broadcasts with that of the rates.
+            Entries 0 and 1, ``(*batch, cells, mutations)``; the batch broadcasts with that of the rates.
 
         Returns
         -------
@@ -713,26 +711,26 @@ class NoisyGenotypes:
         Raises
         ------
         ShapeError, DataError
-            If ``genotypes`` are not such matrices, or their batch does not broadcast with that of the rates.
+            If ``genotypes`` are invalid, or batches do not broadcast.
         """
         present = self._check(genotypes)
         self._broadcast_batch(present)
         return self._log_likelihood(present).to(self.observed.dtype)
 
     def enumerate(self, limit: int = 2**18) -> GenotypePosterior:
-        """Return the posterior of every conflict-free matrix.
+        """Return the posterior probability of every conflict-free matrix.
 
         Parameters
         ----------
         limit : int, default 262144
-            The most matrices to list.
+            Maximum number of matrices.
 
         Raises
         ------
         SettingsError
-            If there are more; the message has their number. Also if the rates are batched.
+            If there are more than ``limit`` matrices, or the rates are batched.
         DataError
-            If no conflict-free matrix can give rise to the observed one, as may be without errors.
+            If every conflict-free matrix has likelihood zero (possible with rates of zero).
         """
         self._check_single_rates("enumerate")
         genotypes = conflict_free_matrices(self.num_cells, self.num_mutations, limit).to(self.observed.device)
@@ -744,26 +742,26 @@ class NoisyGenotypes:
         return GenotypePosterior(genotypes[order], probabilities, log_evidence)
 
     def log_evidence(self) -> Tensor:
-        """Return the log probability of the observed matrix, summed over all conflict-free ones without a list.
+        """Return the exact log evidence by recursion, without enumeration.
 
         Returns
         -------
         Tensor
-            Shape ``(*batch)`` of the rates, differentiable by those above zero (by a zero, the gradient is NaN); minus
-            infinity where no matrix is possible.
+            Shape ``(*batch)`` of the rates; ``-inf`` if no matrix is possible. Differentiable with respect to positive
+            rates; the gradient with respect to a rate of zero is NaN.
 
         Raises
         ------
         SettingsError
-            If there are more than 10 cells or 8 mutations, or if the probability lies below the range of
-            floating-point numbers, as may be with rates below about ``1e-12``.
+            If there are more than 10 cells or 8 mutations, or the sum underflows (possible with rates below about
+            ``1e-12``).
         """
         log_evidence = _log_evidence_given_rates(self.observed, self.false_positive_rate, self.false_negative_rate)
         _check_range(log_evidence.detach(), self._column_terms().detach())
         return log_evidence
 
     def marginals(self) -> Tensor:
-        """Return the posterior probability of each entry to be one.
+        """Return the posterior probability that each entry is 1.
 
         Returns
         -------
@@ -773,7 +771,7 @@ class NoisyGenotypes:
         Raises
         ------
         SettingsError
-            As :meth:`log_evidence`.
+            As in :meth:`log_evidence`.
         DataError
             If no conflict-free matrix is possible.
         """
@@ -781,7 +779,7 @@ class NoisyGenotypes:
         return (probabilities @ subset_members(self.num_cells, probabilities)).mT.to(self.observed.dtype)
 
     def sample(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
-        """Draw independent matrices from the exact posterior, column after column.
+        """Draw independent matrices from the exact posterior, column by column.
 
         Parameters
         ----------
@@ -796,7 +794,7 @@ class NoisyGenotypes:
         Raises
         ------
         SettingsError
-            As :meth:`log_evidence`. Also if the rates are batched.
+            As in :meth:`log_evidence`, or if the rates are batched.
         DataError
             If no conflict-free matrix is possible.
         """
@@ -808,7 +806,7 @@ class NoisyGenotypes:
         side_by_side = min(_PREFIXES, max(1, _NUMBERS // kept))
         columns = torch.empty(num_samples, 0, dtype=torch.int64, device=terms.device)
         for j in range(self.num_mutations):
-            # Samples that agree so far share one recursion.
+            # Samples with equal columns so far use the same recursion.
             prefixes, which = columns.unique(dim=0, return_inverse=True) if j else (columns[:1], None)
             chunks = [_column_probabilities(_given(terms, chunk))[:, j] for chunk in prefixes.split(side_by_side)]
             probabilities = torch.cat(chunks)
@@ -819,16 +817,16 @@ class NoisyGenotypes:
 
     @one_thread()
     def gibbs_sweep(self, genotypes: Tensor, *, generator: torch.Generator) -> Tensor:
-        """Draw each cell's genotype anew given all others, one cell after the other.
+        """Perform a Gibbs sweep over the cells' genotypes.
 
-        This leaves the posterior as it is, for any number of cells; the cost grows with ``2**mutations``. As both rates
-        must be positive, every conflict-free matrix can be reached, for a cell without mutations never conflicts.
+        The sweep leaves the posterior invariant and is irreducible for positive rates. The number of cells is not
+        limited; the cost is proportional to ``2**mutations``.
 
         Parameters
         ----------
         genotypes : Tensor
-            Conflict-free matrices, one a chain, ``(*chains, cells, mutations)``, to which the batch of the rates can
-            be expanded; all zeros will do.
+            Conflict-free matrices, one per chain, ``(*chains, cells, mutations)``, e.g. zeros. The batch of the rates
+            must broadcast to ``chains``.
         generator : torch.Generator
 
         Returns
@@ -839,7 +837,7 @@ class NoisyGenotypes:
         Raises
         ------
         ShapeError, DataError
-            If ``genotypes`` are not such matrices, or have a conflict.
+            If ``genotypes`` are invalid or have a conflict.
         SettingsError
             If there are more than 12 mutations, or a rate is zero.
         """
@@ -871,7 +869,7 @@ class NoisyGenotypes:
             absent_term, present_term = terms[..., cell, :, :].unsqueeze(-3).unbind(-2)
             logits = torch.where(patterns, present_term, absent_term).sum(-1).masked_fill(conflict, -torch.inf)
             uniform = torch.rand(conflict.shape, dtype=terms.dtype, device=terms.device, generator=generator)
-            # The largest of logits with Gumbel noise is a draw from their softmax.
+            # Gumbel-max trick.
             present[..., cell, :] = patterns[(logits - (-uniform.log()).log()).argmax(-1)]
         return present
 
@@ -933,31 +931,30 @@ def _gametes(present: Tensor) -> Tensor:
     return torch.stack([left & ~right, ~left & right, left & right], dim=-2)
 
 
-# Noisy genotypes with unknown error rates, as a Pyro model whose genotypes are summed out.
+# Pyro model with unknown error rates, genotypes marginalized.
 
 
 class GenotypeModel:
-    """Pyro model of a noisy genotype matrix with unknown error rates.
+    """Pyro model of a noisy genotype matrix with unknown error rates, genotypes marginalized.
 
-    Calling it samples ``"false_positive_rate"`` and ``"false_negative_rate"`` and adds, as the factor ``"observed"``,
-    the log probability of the observed matrix, summed over all conflict-free ones. Given draws of the rates,
-    :class:`NoisyGenotypes` has the posterior of the matrix.
+    Sites are ``"false_positive_rate"`` and ``"false_negative_rate"``; the factor ``"observed"`` adds the log likelihood
+    of the rates, summed over all conflict-free matrices. :class:`NoisyGenotypes` gives the posterior of the matrix
+    given draws of the rates.
 
     Parameters
     ----------
     observed : Tensor
-        Zeros and ones, and NaN where an entry is missing, shape ``(cells, mutations)``; at most 10 cells and 8
-        mutations.
+        Entries 0, 1, or NaN if missing, shape ``(cells, mutations)``; at most 10 cells and 8 mutations.
     false_positive_prior, false_negative_prior : pyro.distributions.TorchDistribution, optional
-        Over ``(0, 1)``; Beta(1, 20) and Beta(2, 6) by default: few false positives, and about a quarter of the
-        mutations missed, as where whole genomes of single cells are amplified.
+        Distributions on ``(0, 1)``; default Beta(1, 20) and Beta(2, 6), plausible for single-cell whole-genome
+        amplification (few false positives, about a quarter of mutations missed).
 
     Raises
     ------
     ShapeError, DataError
-        If ``observed`` is not such a matrix.
+        If ``observed`` is invalid.
     SettingsError
-        If it is too large, or a prior is not over one number between 0 and 1.
+        If ``observed`` is too large, or a prior is not univariate on ``(0, 1)``.
 
     Examples
     --------
@@ -969,7 +966,7 @@ class GenotypeModel:
     2
     """
 
-    #: Factors that are log probabilities of data, with all constants.
+    #: Factor sites that are normalized log likelihoods.
     normalised_factors = frozenset({"observed"})
 
     def __init__(
@@ -1009,17 +1006,17 @@ def _is_over_rates(prior: object) -> bool:
 
 
 def plot_genotypes(probabilities: Tensor, observed: Tensor, ax: Axes | None = None) -> Axes:
-    """Plot the probability of each entry to be one, dark for one, and what was read.
+    """Plot posterior probabilities of entries (dark for 1) with the observed entries.
 
-    Filled circles are entries read as one, hollow ones those read as zero, and missing entries have no mark: a hollow
-    circle on a dark field is a likely false negative.
+    Filled circles are observed ones, hollow circles observed zeros; missing entries have no mark. A hollow circle on a
+    dark cell is a likely false negative.
 
     Parameters
     ----------
     probabilities, observed : Tensor or array
         Shape ``(cells, mutations)``; missing entries of ``observed`` are NaN.
     ax : Axes, optional
-        By default those of a new figure. A colour bar takes some of their space.
+        Default axes of a new figure. The colour bar takes space from the axes.
 
     Returns
     -------
@@ -1028,7 +1025,7 @@ def plot_genotypes(probabilities: Tensor, observed: Tensor, ax: Axes | None = No
     Raises
     ------
     ShapeError
-        If they are not matrices of one shape.
+        If the arguments are not matrices of equal shape.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What users hand over: numbers of any library, and values of a model's sites."""
+"""Conversion and validation of user inputs: array-like data and site values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["as_real", "check_part", "prior_probabilities_of", "site_values"]
 
 
 def as_real(name: str, value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return real numbers of any library in floating point; integers and bools in ``dtype`` or the default dtype."""
+    """Return array-like data as a float tensor; integers and bools get ``dtype`` or the default dtype."""
     tensor = as_numbers(name, value)
     if tensor.is_complex():
         raise DataError(f"{name} holds complex numbers; give real ones")
@@ -30,13 +30,13 @@ def site_values(values: Draws | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def check_part(name: str, value: Any, method: str, remedy: str) -> None:
-    """Raise SettingsError unless a part of a model is an object, not a class, with the method."""
+    """Raise SettingsError unless the object is an instance (not a class) with the method."""
     if isinstance(value, type) or not callable(getattr(value, method, None)):
         raise SettingsError(f"{name} is {value!r:.80}; give {remedy}")
 
 
 def prior_probabilities_of(sizes: Sequence[int], given: Mapping[int, float] | None) -> dict[int, float]:
-    """Return the normalised prior probability of each number of components in ``sizes``, by default equal ones."""
+    """Return normalized prior probabilities of the numbers of components in ``sizes``, default equal."""
     weights = dict.fromkeys(sizes, 1.0) if given is None else given
     if not isinstance(weights, Mapping) or weights.keys() != set(sizes):
         raise SettingsError(f"prior_probabilities must give each of {sizes} a nonnegative number, not {weights}")

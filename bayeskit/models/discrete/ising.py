@@ -1,4 +1,4 @@
-"""Ising models on grids, with exact partition functions."""
+"""Ising models on grids with exact partition functions."""
 
 from __future__ import annotations
 
@@ -26,36 +26,35 @@ __all__ = [
     "kaufman_log_partition",
 ]
 
-# Kaufman's partition function of the homogeneous Ising torus.
+# Kaufman's partition function of the homogeneous torus.
 
-#: The coupling at which an infinite square lattice begins to order.
+#: Critical coupling of the infinite square lattice.
 CRITICAL_COUPLING = 0.5 * math.asinh(1.0)
 
 
 def kaufman_log_partition(
     height: int, width: int, vertical: Tensor | float, horizontal: Tensor | float | None = None
 ) -> Tensor:
-    r"""Return the exact log partition function of a torus without a field, of any size.
+    r"""Return the exact log partition function of a homogeneous torus of any size without field (Kaufman).
 
     Parameters
     ----------
     height, width : int
-        At least two. With two, each pair of neighbours is joined by two bonds.
+        At least 2. A side of 2 has two bonds between each pair of neighbours.
     vertical, horizontal : Tensor or float
-        Couplings in units of the temperature, positive, shape ``(*batch)``; the same in both directions by default.
+        Couplings in units of the temperature, positive, shape ``(*batch)``; ``horizontal`` defaults to ``vertical``.
 
     Returns
     -------
     Tensor
-        Shape ``(*batch)``, computed in double precision and returned in that of the couplings; plain numbers count as
-        double.
+        Shape ``(*batch)``, computed in float64, returned in the dtype of the couplings (float64 for Python floats).
 
     Raises
     ------
     SettingsError
-        If a coupling is not positive and finite, or a side has less than two sites.
+        If a coupling is not positive and finite, or a side is less than 2.
     ShapeError
-        If the batches of the couplings do not broadcast.
+        If batch shapes do not broadcast.
 
     References
     ----------
@@ -117,20 +116,20 @@ def _positive(name: str, value: Tensor | float) -> Tensor:
     return coupling if coupling.is_floating_point() else coupling.to(torch.get_default_dtype())
 
 
-# The transfer matrix of an Ising grid, applied bond by bond in log space.
+# Transfer matrix of an Ising grid, applied bond by bond in log space.
 
 
 class Couplings(NamedTuple):
-    """Couplings and fields of a grid of ``rows`` by ``columns`` spins, all of shape ``(*batch, rows, columns)``.
+    """Couplings and fields of a grid, all of shape ``(*batch, rows, columns)``.
 
     Attributes
     ----------
     horizontal : Tensor
-        Between each site and its right neighbour; in the last column between its ends, zero where the grid ends there.
+        Coupling of each site with its right neighbour; in the last column with the first, zero unless periodic.
     vertical : Tensor
-        Between each site and the one below; in the last row between the ends of columns, likewise.
+        Coupling of each site with the site below; in the last row with the first, zero unless periodic.
     field : Tensor
-        At each site.
+        Field at each site.
     """
 
     horizontal: Tensor
@@ -138,7 +137,7 @@ class Couplings(NamedTuple):
     field: Tensor
 
     def transpose(self) -> Couplings:
-        """Return the same grid with rows and columns exchanged."""
+        """Return the transposed grid."""
         return Couplings(self.vertical.mT, self.horizontal.mT, self.field.mT)
 
 
@@ -172,7 +171,7 @@ def _first_row(rows: Tensor, periodic: bool, below: Tensor) -> Tensor:
 
 
 def draw_grids(couplings: Couplings, periodic: bool, count: int) -> Tensor:
-    """Draw spins ``(batch, count, rows, columns)`` exactly, one after the other, from torch's global stream."""
+    """Draw exact spins ``(batch, count, rows, columns)`` sequentially, from torch's global stream."""
     rows = _row_potentials(couplings)
     below = list(_messages(couplings, rows, periodic))
     logits = _first_row(rows, periodic, below.pop())
@@ -180,7 +179,7 @@ def draw_grids(couplings: Couplings, periodic: bool, count: int) -> Tensor:
     start = first * logits.shape[-1] if periodic else first * 0
     states, state = [first], first
     for row in range(1, rows.shape[-2]):
-        # Computed a second time, for the stages of all rows together would take as many times the memory as columns.
+        # Recomputed to save memory: storing the stages of all rows would need a factor of the number of columns.
         stages = _cross_bonds(below.pop() + rows[..., row, None, :], couplings.vertical[..., row - 1, :])
         for j in reversed(range(len(stages) - 1)):
             # Bits above j are by now spins of this row, and the others still those of the row above.
@@ -214,14 +213,14 @@ def _cross_bonds(message: Tensor, coupling: Tensor) -> list[Tensor]:
     return stages
 
 
-# The Ising model on a grid as a distribution, with its exact partition function.
+# Ising model on a grid as a distribution.
 
 Shape = torch.Size | list[int] | tuple[int, ...]
 
-#: Widest grids of which the transfer matrix can be applied; on a torus it is kept for each state of the first row.
+#: Maximum width for the transfer matrix; on a torus it is stored for each state of the first row.
 _MAX_WIDTH, _MAX_TORUS_WIDTH = 16, 10
 _MAX_ENUMERATED_SITES = 20
-#: Most numbers that the weights of rows may take together, 8 GiB in double precision.
+#: Maximum number of row weights in memory, 8 GiB in double precision.
 _MAX_WEIGHTS = 2**30
 
 
@@ -236,14 +235,14 @@ class _Spins(constraints.Constraint):
 
 
 class IsingExpectations(NamedTuple):
-    """Expectations under an Ising model, the derivatives of its log partition function.
+    """Expectations under an Ising model.
 
     Attributes
     ----------
     horizontal, vertical : Tensor
-        Of the products of neighbours, shaped like the couplings.
+        Expected products of neighbouring spins, shaped as the couplings.
     spins : Tensor
-        Of the spins, ``(*batch, height, width)``.
+        Expected spins, ``(*batch, height, width)``.
     """
 
     horizontal: Tensor
@@ -252,41 +251,41 @@ class IsingExpectations(NamedTuple):
 
 
 class IsingGrid(TorchDistribution):  # type: ignore[misc]
-    r"""Spins of -1 and 1 on a grid, each pulled towards its neighbours and its field.
+    r"""Ising model on a grid, with spins -1 and 1.
 
     The log probability of spins :math:`s` is
-    :math:`\sum_{ij} J_{ij} s_i s_j + \sum_i h_i s_i - \log Z`, with one coupling :math:`J` a pair of neighbours and
-    one field :math:`h` a site, in units of the temperature. The partition function :math:`Z`, expectations and draws
-    are exact, by a transfer matrix along the longer side, for grids of which the shorter side has at most 16 sites, 10
-    if periodic. :meth:`log_pseudolikelihood` has no such limit.
+    :math:`\sum_{ij} J_{ij} s_i s_j + \sum_i h_i s_i - \log Z`, with a coupling :math:`J_{ij}` per pair of neighbours
+    and a field :math:`h_i` per site, in units of the temperature. The partition function :math:`Z`, expectations and
+    draws are exact (transfer matrix) if the shorter side has at most 16 sites, or 10 if periodic.
+    :meth:`log_pseudolikelihood` has no size limit.
 
-    Gradients and :meth:`expectations` keep two numbers a site for each of the ``2**width`` states of the shorter side,
-    :meth:`sample` one a row, on a torus ``2**width`` times as many: in double precision a torus of 10 by 10 peaks at
-    1.6 GB and 0.5 GB, a free grid of 16 by 16 at 0.3 GB and 0.1 GB, each times the batch. Nothing is kept of the
-    partition function, which every call of :meth:`log_prob` computes.
+    With ``width`` the shorter side, gradients and :meth:`expectations` store ``2 * 2**width`` numbers per site, and
+    :meth:`sample` ``2**width`` numbers per row; on a torus multiply by ``2**width``. In float64 the peak memory per
+    batch element is 1.6 GB and 0.5 GB for a 10 by 10 torus, and 0.3 GB and 0.1 GB for a free 16 by 16 grid. Every call
+    of :meth:`log_prob` recomputes the partition function.
 
     Parameters
     ----------
     horizontal : Tensor
-        Coupling of each site with its right neighbour, ``(*batch, height, width - 1)``; ``(*batch, height, width)``
-        if periodic, the last column with the first.
+        Coupling of each site with its right neighbour, ``(*batch, height, width - 1)``, or ``(*batch, height, width)``
+        if periodic (last column with first).
     vertical : Tensor
-        Coupling of each site with the one below, ``(*batch, height - 1, width)``; ``(*batch, height, width)`` if
-        periodic, the last row with the first.
+        Coupling of each site with the site below, ``(*batch, height - 1, width)``, or ``(*batch, height, width)`` if
+        periodic (last row with first).
     field : Tensor
-        ``(*batch, height, width)``. All three are of floating point, and take the widest of their dtypes.
+        ``(*batch, height, width)``. All three are floating point and promoted to their widest dtype.
     periodic : bool, default False
-        Whether the grid is a torus. A side of two sites then has two bonds between them.
+        Use a torus. A side of 2 then has two bonds between each pair of neighbours.
     validate_args : bool, optional
 
     Raises
     ------
     ShapeError
-        If couplings and field do not fit together, or there is no site.
+        If shapes of couplings and field are incompatible, or there is no site.
     DataError
-        If they are no floating-point tensors or, when validated, not finite.
+        If an argument is not a floating-point tensor or, with validation, not finite.
     SettingsError
-        If the partition function or draws are asked of a grid too wide for it, or of too many grids at once.
+        If the grid or the batch is too large, when the partition function or draws are computed.
 
     References
     ----------
@@ -364,12 +363,12 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
         periodic: bool = False,
         validate_args: bool | None = None,
     ) -> IsingGrid:
-        """Return a grid with one coupling and one field everywhere.
+        """Return a grid with homogeneous coupling and field.
 
         Parameters
         ----------
         height, width : int
-            At least one.
+            At least 1.
         coupling : Tensor or float
             Shape ``(*batch)``.
         field : Tensor or float, default 0.0
@@ -380,11 +379,11 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
         Raises
         ------
         ShapeError
-            If the shapes of coupling and field do not broadcast.
+            If coupling and field do not broadcast.
         DataError
-            If a tensor is not of floating point or, when validated, not finite.
+            If a tensor is not floating point or, with validation, not finite.
         SettingsError
-            If a side is not at least one.
+            If a side is less than 1.
         """
         height, width = whole_number("height", height, least=1), whole_number("width", width, least=1)
         like = next((x for x in (coupling, field) if isinstance(x, Tensor)), torch.empty(()))
@@ -403,7 +402,7 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
         )
 
     def expand(self, batch_shape: Shape, _instance: None = None) -> IsingGrid:
-        """Return the same distribution with another batch shape."""
+        """Return the distribution expanded to another batch shape."""
         horizontal, vertical, field = (
             x.expand(*batch_shape, *x.shape[-2:]) for x in (self.horizontal, self.vertical, self.field)
         )
@@ -412,7 +411,7 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
         return expanded
 
     def log_potential(self, spins: Tensor) -> Tensor:
-        """Return the log probability without the partition function: ``(*batch, height, width)`` to ``(*batch)``."""
+        """Return the unnormalized log probability: ``(*batch, height, width)`` to ``(*batch)``."""
         if self._validate_args:
             self._validate_sample(spins)
         horizontal, vertical, field = self._couplings
@@ -421,7 +420,7 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
 
     @property
     def log_partition(self) -> Tensor:
-        """Log of the sum of ``exp(log_potential)`` over all spins, ``(*batch)``."""
+        """Log partition function, ``(*batch)``."""
         stages = min(self.event_shape) + 1
         couplings = self._oriented(2 * stages * max(self.event_shape) if self._tracked else stages)
         rows = _row_potentials(couplings)
@@ -434,9 +433,9 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
         return self.log_potential(value) - self.log_partition
 
     def log_pseudolikelihood(self, spins: Tensor) -> Tensor:
-        """Return the sum of the log probabilities of each spin given all others.
+        """Return the log pseudolikelihood: the sum of the log conditional probabilities of the spins.
 
-        It needs no partition function; its maximum is consistent, but as a likelihood it is overconfident.
+        The maximum pseudolikelihood estimate is consistent, but as a likelihood it is overconfident.
 
         Parameters
         ----------
@@ -456,10 +455,10 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
         return logsigmoid(2 * spins * pull).sum((-2, -1))
 
     def expectations(self) -> IsingExpectations:
-        """Return the exact expectations of spins and of products of neighbours, differentiable by the parameters.
+        """Return exact expectations of spins and of products of neighbouring spins, differentiable.
 
-        Their derivatives are NaN where couplings and field pull at a spin by more than about 350, in single precision
-        44; the expectations themselves are not.
+        Derivatives (not the expectations) are NaN if the total coupling and field at a spin exceeds about 350, or 44 in
+        single precision.
         """
         tracked = self._tracked
         with torch.enable_grad():
@@ -473,11 +472,11 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
 
     @property
     def mean(self) -> Tensor:
-        """Exact expectations of the spins, ``(*batch, height, width)``, differentiable by the parameters."""
+        """Exact expectations of the spins, ``(*batch, height, width)``, differentiable."""
         return self.expectations().spins
 
     def sample(self, sample_shape: Shape = torch.Size()) -> Tensor:  # noqa: B008
-        """Draw spins exactly and independently: ``sample_shape + (*batch, height, width)``."""
+        """Draw exact, independent samples, ``sample_shape + (*batch, height, width)``."""
         sample_shape = torch.Size(whole_number("a size in sample_shape", size, least=0) for size in sample_shape)
         if not sample_shape.numel():
             return self.field.new_empty(sample_shape + self.batch_shape + self.event_shape)
@@ -489,7 +488,7 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
             return spins.reshape(sample_shape + self.batch_shape + self.event_shape)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """Return all spins: ``(2**sites, *batch, height, width)``, with a batch of ones unless expanded.
+        """Return all spin configurations, ``(2**sites, *batch, height, width)``; batch dimensions 1 unless expanded.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Alignments of nucleotide sequences as weighted site patterns, and the files they come in."""
+"""Nucleotide alignments as weighted site patterns, and readers for FASTA, NEXUS and PHYLIP files."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from bayeskit.models.phylogenetics.trees import Tree
 
 __all__ = ["Alignment", "primates"]
 
-# FASTA, PHYLIP and NEXUS alignments, read by DendroPy and checked against their files. DendroPy gets an alphabet of all
-# characters in the file, because its own has no U beside T. It reports no wrong number of taxa, and where a sequence is
-# too short it reads the next name as characters.
+# FASTA, PHYLIP and NEXUS alignments, read by DendroPy and checked against the file. DendroPy gets an alphabet of all
+# characters in the file, because its own has no U beside T. DendroPy does not report a wrong number of taxa, and if a
+# sequence is too short it reads the next name as characters.
 
 #: Sets of bases as bits (A=1, C=2, G=4, T=8) for each IUPAC code; gaps and unknowns are all four.
 _BASES = {
@@ -34,7 +34,7 @@ _BASES = {
 }
 _SET = re.compile(r"[{(]([^{}()]*)[})]")
 _LETTER = {mask: letter for letter, mask in reversed(_BASES.items()) if letter.isalpha()}
-#: What DendroPy does not take for a character, and the gap and missing characters that it knows anyway.
+#: Characters that DendroPy does not accept as symbols, and the gap and missing characters that it always knows.
 _NO_SYMBOLS = set(" \t\n{}(),;:=\\\"'[]-?")
 _SETTING = re.compile(r"(\w+)(?:\s*=\s*(\"[^\"]*\"|\S+))?")
 _SUFFIXES = {
@@ -242,19 +242,19 @@ def _read_phylip(text: str, source: str) -> list[_Record]:
             f"{source}, line {head_line}: {num_taxa} taxa are announced, but {len(body)} lines follow. "
             "Remedy: correct the number, or write the file again if it is truncated."
         )
-    # Nothing in the file says which variant it is; most often only the right one gives the announced lengths.
+    # The file does not name the variant; usually only the right variant gives the announced lengths.
     readings: list[list[_Record]] = []
     best: list[_Record] = []
     for strict in (False, True):
         rows = [(line, row if strict else row.lstrip()) for line, row in body]
-        # DendroPy refuses a text of two lines, so a blank one follows.
+        # DendroPy refuses a text of two lines, so a blank line is added.
         plain = "\n".join([f"{num_taxa} {num_sites}", *(row for _, row in rows), "", ""])
         for interleaved in (True, False):
             try:
                 sequences = _parse(plain, "phylip", strict=strict, interleaved=interleaved)
                 split = _first_ten if strict else _first_word
                 records = _records(sequences, rows, split, "interleaved" if interleaved else "sequential")
-            # DendroPy fails with TypeError while it words what is wrong with a repeated taxon.
+            # DendroPy fails with TypeError while it formats the message on a repeated taxon.
             except (DataParseError, TypeError, _Misread):
                 continue
             if all(len(record.text) == num_sites for record in records):
@@ -325,7 +325,7 @@ def _read_nexus(text: str, source: str) -> list[_Record]:
 
 def _leaves_out(block: str, head: str, rest: str) -> bool:
     """Whether a command takes sites or taxa out, or weighs them, for the programs that heed it."""
-    if head in ("exset", "wtset"):  # a star makes the set the one that holds
+    if head in ("exset", "wtset"):  # a star marks the active set
         return rest.lstrip().startswith("*") and bool(rest.split("=")[-1].strip())
     return block in ("paup", "mrbayes") and head in ("exclude", "delete", "weights")
 
@@ -350,10 +350,10 @@ def _nexus_matrix(text: str, source: str, first_line: int, settings: dict[str, s
         raise AlignmentError(f"{source}, line {first_line}: nchar is not announced. Remedy: write it in DIMENSIONS.")
     num_sites, num_taxa = int(settings["nchar"]), settings.get("ntax", "")
     interleaved = settings.get("interleave", "no").lower() not in ("no", "n", "false")
-    # A name in quotes may hold blanks; underscores stand for them in the rest of the file.
+    # A quoted name may hold blanks; the rest of the file has underscores instead.
     text = QUOTED.sub(lambda found: "_".join(found.group().split()), text)
     rows = [(first_line + offset - 1, row) for offset, row in _lines(unquoted(text))]
-    # DendroPy wants a number of taxa but takes any below it, and takes '.' for a match character if none is set.
+    # DendroPy requires a number of taxa but accepts any smaller number, and takes '.' as match character by default.
     plain = (
         f"#NEXUS begin data; dimensions ntax={len(rows)} nchar={num_sites}; format datatype=standard "
         f'symbols="{"".join(set(text.upper()) - _NO_SYMBOLS)}" matchchar={settings.get("matchchar", chr(1))} '
@@ -373,7 +373,7 @@ def _nexus_matrix(text: str, source: str, first_line: int, settings: dict[str, s
             ) from error
         if not interleaved and num_taxa in ("", str(len(rows))):
             _blame(source, rows, _first_word, num_sites)
-        # The line and column that DendroPy adds to its message count from the start of `plain`.
+        # DendroPy counts the line and column of its message from the start of `plain`.
         said = getattr(error, "message", str(error)) or "the last sequence is too short"
         raise AlignmentError(
             f"{source}, line {line}: the matrix is not {num_taxa or 'of'} sequences of {num_sites} sites ({said}). "
@@ -412,9 +412,9 @@ for _symbol, _mask in _BASES.items():
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Alignment:
-    """Aligned nucleotide sequences, with equal columns stored once.
+    """Aligned nucleotide sequences, stored as distinct columns with counts.
 
-    Use `from_file` or `from_sequences` to make one.
+    Use `from_file` or `from_sequences` to make an alignment.
 
     Attributes
     ----------
@@ -424,9 +424,9 @@ class Alignment:
         Distinct columns, shape `(taxa, patterns)`, uint8. Each entry is a set of bases as bits:
         A=1, C=2, G=4, T=U=8; ambiguity codes are unions, gaps and unknown bases are 15.
     weights : Tensor
-        Number of sites that show each pattern, shape `(patterns,)`, float64.
+        Number of sites with each pattern, shape `(patterns,)`, float64.
     site_patterns : Tensor
-        Pattern of each site, shape `(num_sites,)`, int64.
+        Index of the pattern of each site, shape `(num_sites,)`, int64.
 
     Examples
     --------
@@ -454,25 +454,22 @@ class Alignment:
         Parameters
         ----------
         path : str or os.PathLike
-            The file. NEXUS and PHYLIP may be interleaved; NEXUS may use its own gap, missing and
-            match characters. A FASTA name is the first word after '>'; a NEXUS name in quotes
-            gets underscores for its blanks.
+            NEXUS and PHYLIP may be interleaved; NEXUS may declare its own gap, missing and match
+            characters. A FASTA name is the first word after '>'; blanks in quoted NEXUS names become underscores.
         format : {"fasta", "nexus", "phylip"}, optional
-            Its format; by default told from its content, then from its suffix.
+            By default detected from the content, then from the suffix.
 
         Returns
         -------
         Alignment
-            The alignment.
 
         Raises
         ------
         AlignmentError
-            If the file is missing, empty, truncated or malformed, holds other data than
-            nucleotides, or has sequences of unequal lengths or twice the same name. The message
-            names file, line and taxon.
+            If the file is missing, empty, truncated or malformed; if it holds other data than nucleotides, sequences
+            of unequal lengths or a repeated name. The message gives file, line and taxon.
         SettingsError
-            If `format` is none of the three.
+            If `format` is not one of the three names.
 
         Examples
         --------
@@ -486,22 +483,22 @@ class Alignment:
 
     @classmethod
     def from_sequences(cls, sequences: Mapping[str, str]) -> Alignment:
-        """Make an alignment from sequences held in memory.
+        """Make an alignment from sequences in memory.
 
         Parameters
         ----------
         sequences : mapping of str to str
-            Sequence of each taxon; all of one length.
+            Sequence of each taxon, all of the same length.
 
         Returns
         -------
         Alignment
-            The alignment, with the taxa in the order of the mapping.
+            The taxa are in the order of the mapping.
 
         Raises
         ------
         AlignmentError
-            If there is no site, a character is unknown or lengths are unequal.
+            If there is no site, a character is unknown or the lengths are unequal.
 
         Examples
         --------
@@ -540,7 +537,7 @@ class Alignment:
     def _from_rows(cls, taxa: tuple[str, ...], rows: np.ndarray) -> Alignment:
         """Find the patterns of sets of bases, shape `(taxa, sites)`."""
         columns, site_patterns, counts = np.unique(rows, axis=1, return_inverse=True, return_counts=True)
-        # In order of first appearance, so that patterns follow the file and not the codes.
+        # In order of first appearance, so that the order of patterns follows the file and not the codes.
         first = np.full(len(counts), rows.shape[1])
         np.minimum.at(first, site_patterns.ravel(), np.arange(rows.shape[1]))
         order = np.argsort(first)
@@ -554,22 +551,22 @@ class Alignment:
         )
 
     def select(self, taxa: Sequence[str]) -> Alignment:
-        """Return the alignment of some of the taxa.
+        """Return the alignment of a subset of the taxa.
 
         Parameters
         ----------
         taxa : sequence of str
-            Which, in the order wanted.
+            Names, in the order of the result.
 
         Returns
         -------
         Alignment
-            Of all sites; columns that are now equal are one pattern.
+            All sites; columns that become equal are merged into one pattern.
 
         Raises
         ------
         AlignmentError
-            If a name is not in the alignment, or stands twice, or there is none; if one string is given.
+            If a name is unknown or repeated, there is no name, or `taxa` is a single string.
 
         Examples
         --------
@@ -612,7 +609,7 @@ def _masks(record: _Record, source: str) -> np.ndarray:
     text = record.text
     codes = text.encode("latin-1", errors="replace")
     masks = _MASK_OF_BYTE[np.frombuffer(codes, dtype=np.uint8)]
-    # Characters outside Latin-1 arrive as '?', which would be read as missing data.
+    # Characters outside Latin-1 become '?', which would be read as missing data.
     foreign = [] if text.isascii() else [site for site, symbol in enumerate(text) if ord(symbol) > 127]
     unknown = sorted({*np.flatnonzero(masks == 0).tolist(), *foreign})
     if unknown:
@@ -627,7 +624,7 @@ def _masks(record: _Record, source: str) -> np.ndarray:
     return masks
 
 
-# Data that ship with the package.
+# Data sets of the package.
 
 _PRIMATES_TOPOLOGY = "(2,(12,((11,(10,(9,8))),(7,(6,(5,(4,3)))))),1);"
 
@@ -640,7 +637,7 @@ def primates() -> tuple[Alignment, Tree]:
     alignment : Alignment
         12 taxa, 898 sites.
     tree : Tree
-        The topology, without branch lengths.
+        No branch lengths.
 
     References
     ----------

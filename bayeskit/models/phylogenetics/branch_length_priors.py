@@ -1,4 +1,4 @@
-"""Priors over all branch lengths of a tree together."""
+"""Joint priors of all branch lengths of a tree."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ __all__ = [
 
 
 class GammaDirichlet(TorchDistribution):  # type: ignore[misc]
-    """A Gamma distribution of the tree's length, which a Dirichlet distribution divides among the branches.
+    """Gamma-distributed tree length, divided among the branches by a Dirichlet distribution.
 
-    Independent priors of many branch lengths say very much about their sum; this one says what is wanted.
+    Independent priors of many branch lengths imply a very narrow prior of their sum; here its prior is explicit.
 
     Parameters
     ----------
     concentration : Tensor
-        Concentration of the Dirichlet distribution for each branch, shape `(*batch, edges)`, above 0. Use `for_tree`
-        to have one for the branches to tips and one for the internal ones.
-    length_shape, length_rate : float or Tensor, optional
-        Of the Gamma distribution of the tree's length, the sum of all branch lengths in expected substitutions per
-        site; shape `(*batch)`, above 0. By default 1 and 0.1, as in MrBayes: an exponential distribution with mean 10.
+        Dirichlet concentration of each branch, shape `(*batch, edges)`, above 0. `for_tree` sets one value for
+        external and one for internal branches.
+    length_shape, length_rate : float or Tensor, default 1.0 and 0.1
+        Gamma distribution of the sum of all branch lengths in expected substitutions per site, shape `(*batch)`,
+        above 0. The defaults are those of MrBayes: an exponential distribution with mean 10.
     validate_args : bool, optional
-        Whether to check parameters and values, as in all distributions of torch.
+        Whether to check parameters and values, as in all torch distributions.
 
     Raises
     ------
     ValueError
-        If a parameter is not above 0 and arguments are validated, as in all distributions of torch.
+        If a parameter is not above 0 and arguments are validated.
 
     References
     ----------
@@ -94,16 +94,13 @@ class GammaDirichlet(TorchDistribution):  # type: ignore[misc]
         Parameters
         ----------
         tree : Tree
-            The topology.
-        length_shape, length_rate : float, optional
-            Of the Gamma distribution of the tree's length.
-        external, internal : float, optional
-            Concentration for branches to tips and for internal branches. Internal ones are the longer on average the
-            larger `internal / external` is.
-        dtype : torch.dtype, optional
-            Type of the parameters.
-        device : torch.device or str, optional
-            Where they live.
+        length_shape, length_rate : float, default 1.0 and 0.1
+            Parameters of the Gamma distribution of the tree length.
+        external, internal : float, default 1.0
+            Dirichlet concentrations of external and internal branches. The expected length of an internal branch is
+            `internal / external` times that of an external one.
+        dtype : torch.dtype, default torch.float64
+        device : torch.device or str, default "cpu"
 
         Returns
         -------
@@ -155,22 +152,22 @@ class GammaDirichlet(TorchDistribution):  # type: ignore[misc]
         if self._validate_args:
             self._validate_sample(value)
         length = value.sum(-1)
-        # An infinite tree cannot be divided.
+        # An infinite tree length has no shares.
         infinite = length == torch.inf
         value, length = torch.where(infinite[..., None], 1.0, value), torch.where(infinite, value.shape[-1], length)
         shares = value / length[..., None]
-        # Lengths are `length * shares`, of which all shares but the last count: the Jacobian is length^(edges - 1).
+        # Lengths are `length * shares`; all shares but the last are free, so the Jacobian is length^(edges - 1).
         jacobian = (value.shape[-1] - 1) * length.log()
         log_prob = self._length.log_prob(length) + self._shares.log_prob(shares) - jacobian
         return torch.where(infinite, -torch.inf, log_prob)
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw branch lengths, shape `(*sample_shape, *batch, edges)`, differentiable by the parameters."""
+        """Draw branch lengths, shape `(*sample_shape, *batch, edges)`, differentiable in the parameters."""
         shape = torch.Size(sample_shape)
         return self._length.rsample(shape)[..., None] * self._shares.rsample(shape)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Self:
-        """Return the distribution with a larger batch."""
+        """Return the distribution expanded to a larger batch shape."""
         batch = torch.Size(batch_shape)
         concentration = self.concentration.expand(*batch, self.concentration.shape[-1])
         shape, rate = self.length_shape.expand(batch), self.length_rate.expand(batch)
@@ -208,7 +205,7 @@ def check_branch_length_prior(prior: object, num_edges: int) -> None:
     prior = cast(TorchDistribution, prior)
     if _support(prior).is_discrete or bool(_support(prior).check(below_zero).any()):
         raise SettingsError(f"branch_length_prior: {kind} is not over positive numbers only. {remedy}")
-    # Of lengths that must add up to a given number, none can change alone.
+    # If lengths must add up to a given number, no single length can change.
     near = torch.stack([allowed_lengths(prior, num_edges) * factor for factor in (0.999, 1.001)])
     if not bool(log_prior_of_lengths(prior, near).isfinite().any()):
         raise SettingsError(f"branch_length_prior: no branch lengths have a density under {kind}. {remedy}")
@@ -232,7 +229,7 @@ def log_prior_of_lengths(prior: TorchDistribution, lengths: Tensor) -> Tensor:
     if bool(allowed.all()):
         log_prob = prior.log_prob(lengths)
     else:
-        # A gradient must not meet a density that is not there.
+        # The gradient must not pass through an undefined density.
         inside = allowed[..., None] if prior.event_shape else allowed
         safe = torch.where(inside, lengths, allowed_lengths(prior, lengths.shape[-1]).to(lengths))
         log_prob = torch.where(allowed, prior.log_prob(safe), -torch.inf)

@@ -731,16 +731,16 @@ def pattern_log_likelihoods(inputs: Tensor, frequencies: Tensor, plan: Plan) -> 
 
 
 class BranchDerivatives(NamedTuple):
-    """A log-likelihood and its derivatives by each branch length.
+    """Log-likelihood and its derivatives with respect to each branch length.
 
     Attributes
     ----------
     value : Tensor
         Log-likelihood in nats, shape `(*batch)`.
     first : Tensor
-        Its derivative by each branch length, shape `(*batch, edges)`.
+        First derivatives, shape `(*batch, edges)`.
     second : Tensor
-        Its second derivative by each branch length: the diagonal of its Hessian matrix, shape `(*batch, edges)`.
+        Second derivatives, the diagonal of the Hessian matrix, shape `(*batch, edges)`.
     """
 
     value: Tensor

@@ -1,4 +1,4 @@
-"""Samples of trees: weighted topologies, branch lengths of each sampled tree, files, and distances."""
+"""Weighted samples of trees: readers and writers, ranking of topologies, distances and convergence of runs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _check_shares(weights: np.ndarray, index: np.ndarray, num_topologies: int) -
         )
 
 
-# Branch lengths of sampled trees that lose their roots, or get one.
+# Branch lengths of sampled trees when roots are removed or added.
 
 
 def _reordered(lengths: Tensor | None, edges: np.ndarray, index: np.ndarray) -> Tensor | None:
@@ -112,7 +112,7 @@ def _with_outgroup(
     rooted = topologies.rooted_at(taxon)
     if lengths is None:
         return rooted, None
-    # Unrooted again they are as they were: this says where each edge has gone.
+    # `edges` is the position in the rooted topology of each edge of the unrooted one.
     _, edges = rooted.unrooted()
     upper = rooted.upper_root_edge
     lower = rooted.children[:, -1].sum(axis=1) - upper
@@ -124,16 +124,16 @@ def _with_outgroup(
     return rooted, placed
 
 
-# Summaries of topologies by their weights alone.
+# Ranking of topologies by their weights.
 
 
 class RankedTopologies(ABC):
-    """Distinct topologies in the order of their weights; a `TreeSample` is one.
+    """Base class of weighted distinct topologies, such as `TreeSample`.
 
     Attributes
     ----------
     topologies : Topologies
-        Each once.
+        The distinct topologies.
     """
 
     topologies: Topologies
@@ -141,20 +141,20 @@ class RankedTopologies(ABC):
     @property
     @abstractmethod
     def weights(self) -> np.ndarray:
-        """Weight of each topology, shape `(topologies,)`, float64; they sum to one."""
+        """Weight of each topology, shape `(topologies,)`, float64; the weights sum to one."""
 
     def top(self, count: int) -> np.ndarray:
-        """Return the most probable topologies as positions in `topologies`, the most probable first.
+        """Return the positions in `topologies` of the most probable ones, in descending order of weight.
 
         Parameters
         ----------
         count : int
-            How many, at most.
+            Maximum number of topologies.
 
         Returns
         -------
         ndarray
-            Shape `(count,)`, int64; of equal weights those that appeared first.
+            Shape `(count,)`, int64; ties are in order of first appearance.
 
         Raises
         ------
@@ -166,17 +166,17 @@ class RankedTopologies(ABC):
         return np.argsort(-self.weights, kind="stable")[:count]
 
     def credible_set(self, level: float = 0.95) -> np.ndarray:
-        """Return the fewest topologies that have at least a given probability together.
+        """Return the smallest set of topologies with at least a given total probability.
 
         Parameters
         ----------
         level : float, default 0.95
-            The probability, above 0 and at most 1.
+            Above 0 and at most 1.
 
         Returns
         -------
         ndarray
-            Their positions in `topologies`, the most probable first, int64.
+            Positions in `topologies`, int64, in descending order of weight.
 
         Raises
         ------
@@ -195,22 +195,22 @@ class RankedTopologies(ABC):
         if not 0 < level <= 1:
             raise SettingsError(f"level={level} is no probability. Remedy: give a number above 0 and at most 1.")
         order = self.top(len(self.weights))
-        # The sum of all weights, too, is one only up to rounding.
+        # The sum of all weights is one only up to rounding.
         return order[: 1 + int(np.searchsorted(np.cumsum(self.weights[order]), level - 1e-12))]
 
     @property
     def most_probable(self) -> Topologies:
-        """The topology of the largest weight."""
+        """The topology with the largest weight, as `Topologies` of length one."""
         return self.topologies[self.top(1)]
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a table, a row for each topology, the most probable first.
+        """Return a table with one row per topology, in descending order of weight.
 
         Returns
         -------
         DataFrame
-            Columns `topology` (its position in `topologies`), `weight`, `cumulative` (the weights added up) and
-            `newick` (without branch lengths).
+            Columns `topology` (position in `topologies`), `weight`, `cumulative` (cumulative weight) and `newick`
+            (without branch lengths).
 
         Examples
         --------
@@ -230,20 +230,20 @@ class RankedTopologies(ABC):
         return pd.DataFrame({"topology": order, "weight": weights, "cumulative": weights.cumsum(), "newick": newick})
 
 
-# Files of many trees: chains and lists of weighted trees, read at once, and written.
+# Readers and writers of files with many trees: chains and lists of weighted trees.
 
-#: Share of a chain that is left out unless the user says otherwise.
+#: Default fraction of a chain to discard as burn-in.
 _BURN_IN = 0.25
 
 
 class _TreesRead(NamedTuple):
     """The trees of a file."""
 
-    topologies: Topologies  # one for each description that differs as a text
+    topologies: Topologies  # one for each distinct description
     rows: np.ndarray  # topology of each tree, (trees,)
     weights: np.ndarray | None  # as the file gives them, (trees,)
     branch_lengths: Tensor | None  # (trees, edges), float64
-    num_burn_in: int  # number of trees before them that were left out
+    num_burn_in: int  # number of discarded trees
 
 
 def _read_runs(
@@ -352,7 +352,7 @@ def _num_dropped(texts: Sequence[TreeText], burn_in: float | None) -> int:
     source = texts[0].source
     weighted = texts[0].weight is not None
     if burn_in is None:
-        # A list in Newick need not be a chain, and weighted trees are none.
+        # A Newick list need not be a chain, and weighted trees are not.
         burn_in = 0 if weighted or texts[0].name is None else _BURN_IN
     whole = isinstance(burn_in, (int, np.integer)) and burn_in >= 0
     if isinstance(burn_in, (bool, np.bool_)) or not (isinstance(burn_in, Real) and (0 <= burn_in < 1 or whole)):
@@ -379,7 +379,7 @@ class _Reader:
     def __init__(
         self, taxa: Sequence[str] | None, rooted: bool | None, generator: torch.Generator | None, asked: bool | None
     ) -> None:
-        # Only who asks for rooted trees has those read as such that say they are unrooted.
+        # Trees marked as unrooted are read as rooted only on explicit request.
         self._rooted, self._generator, self._trusts_marks = rooted, generator, not asked
         self._taxa: tuple[str, ...] = ()
         self._first = "the order asked for"
@@ -406,7 +406,7 @@ class _Reader:
         row = self._rows.get(key)
         if row is None:
             row, self._num_rows = self._num_rows, self._num_rows + 1
-            # Each tree is resolved anew, even where two descriptions are equal.
+            # Each tree is resolved separately, even if two descriptions are equal.
             if not self._read(text):
                 self._rows[key] = row
         self._index.append(row)
@@ -427,7 +427,7 @@ class _Reader:
         below, joined = self._below(parsed, names, where)
         edges: dict[int, float] = {}
         for part, length in [*zip(below[1:], parsed.lengths[1:], strict=True), *((part, 0.0) for part in joined)]:
-            # Unrooted, an edge is known by its side without the first taxon: the two at a root become one.
+            # An unrooted edge is identified by its side without the first taxon: both edges at a root have the same.
             side = self._all ^ part if not self._rooted and part & 1 else part
             edges[side] = edges.get(side, 0.0) + (length or 0.0)
         self._sets += b"".join(side.to_bytes(self._bytes, "little") for side in edges)
@@ -472,7 +472,7 @@ class _Reader:
             # The parts share no taxon.
             below[node] = sum(parts)
             if node == 0 and not self._rooted and len(parts) > 2:
-                # Three edges meet, one of them as good as from above.
+                # Three edges meet at the root; any of them may serve as the upper one.
                 parts = parts[1:]
             if len(parts) > 2 and self._generator is not None:
                 joined += _join_at_random(parts, self._generator)
@@ -503,7 +503,7 @@ def _join_at_random(parts: Sequence[int], generator: torch.Generator) -> list[in
     """Join disjoint sets two at a time, every way equally likely; return all unions but the last."""
     nodes = [parts[0]]
     for part in parts[1:]:
-        # Grafted onto the edge above any node so far.
+        # Grafted onto the edge above a node chosen uniformly.
         target = nodes[int(torch.randint(len(nodes), (), generator=generator))]
         nodes = [node | part if node & target == target and node != target else node for node in nodes]
         nodes += [target | part, part]
@@ -522,7 +522,7 @@ def robinson_foulds(one: Tree, other: Topologies) -> np.ndarray: ...
 
 
 def robinson_foulds(one: Topologies | Tree, other: Topologies | Tree | None = None) -> np.ndarray | int:
-    """Count the splits that only one of two topologies has, for every pair.
+    """Return the Robinson-Foulds distance, the number of splits in only one of two topologies, for all pairs.
 
     Rooted topologies are compared by their clades.
 
@@ -536,12 +536,12 @@ def robinson_foulds(one: Topologies | Tree, other: Topologies | Tree | None = No
     Returns
     -------
     ndarray or int
-        Robinson-Foulds distances, shape `(len(one), len(other))`, int64; of two trees a number.
+        Shape `(len(one), len(other))`, int64; an int for two trees.
 
     Raises
     ------
     TreeError
-        If the topologies differ in taxa or in being rooted, or something else is given.
+        If only one argument is rooted, the taxa differ, or an argument has another type.
 
     References
     ----------
@@ -581,9 +581,9 @@ def _as_topologies(given: object) -> Topologies:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SplitFrequencies:
-    """How often each split, or each clade of rooted trees, stands in each of several samples.
+    """Frequency of each split (or clade, if rooted) in each of several samples.
 
-    Splits of one taxon from all others, which every tree has, are left out.
+    Trivial splits, one taxon against all others, are left out.
 
     Attributes
     ----------
@@ -592,8 +592,8 @@ class SplitFrequencies:
     rooted : bool
         Whether the splits are clades of rooted trees.
     splits : ndarray
-        Each split as a bitset of its side without the first taxon (or the clade), shape `(splits, words)`, uint64; by
-        falling mean frequency.
+        Bitset of each clade, or of the side of each split without the first taxon: shape `(splits, words)`, uint64,
+        in descending order of mean frequency.
     frequencies : ndarray
         Shape `(samples, splits)`.
 
@@ -619,11 +619,11 @@ class SplitFrequencies:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The taxa of each split's side without the first taxon, or of each clade, joined by `|`."""
+        """Taxa of each clade, or of the side of each split without the first taxon, joined by `|`."""
         return tuple("|".join(self.taxa[taxon] for taxon in clades.members(side)) for side in self.splits)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a table, a row for each split: the side that `names` gives, its size, its frequency in each sample."""
+        """Return a table with one row per split: its name (see `names`), its size and its frequency in each sample."""
         import pandas as pd
 
         columns = {f"sample_{number}": values for number, values in enumerate(self.frequencies)}
@@ -631,7 +631,7 @@ class SplitFrequencies:
 
 
 def split_frequencies(samples: TreeSample | Sequence[TreeSample]) -> SplitFrequencies:
-    """Count the splits of one or several samples.
+    """Return the frequencies of all splits in one or several samples.
 
     Parameters
     ----------
@@ -641,12 +641,11 @@ def split_frequencies(samples: TreeSample | Sequence[TreeSample]) -> SplitFreque
     Returns
     -------
     SplitFrequencies
-        The splits of all samples, and how often each stands in each of them.
 
     Raises
     ------
     TreeError
-        If there is no sample, or they differ in taxa or in being rooted.
+        If there is no sample, the taxa differ, or only some samples are rooted.
     """
     aligned = comparable(samples if isinstance(samples, Sequence) else [samples])
     inner = [_inner_edges(sample.topologies) for sample in aligned]
@@ -658,21 +657,21 @@ def split_frequencies(samples: TreeSample | Sequence[TreeSample]) -> SplitFreque
             for sample, start, end in zip(aligned, bounds[:-1], bounds[1:], strict=True)
         ]
     )
-    # Rounded, so that what is equally frequent does not depend on the order of the trees.
+    # Rounded, so that the order of tied splits does not depend on the order of the trees.
     order = np.argsort(-frequencies.mean(axis=0).round(12), kind="stable")
     return SplitFrequencies(aligned[0].taxa, aligned[0].rooted, splits[order], frequencies[:, order])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SplitDeviations:
-    """Standard deviations of the split frequencies of several runs.
+    """Standard deviations of split frequencies among runs.
 
     Attributes
     ----------
     frequencies : SplitFrequencies
-        The splits that count, and their frequencies in each run.
+        Frequencies of the included splits in each run.
     standard_deviations : ndarray
-        Of each split among the runs, with divisor `runs - 1`: shape `(splits,)`.
+        Standard deviation of each split among runs, with divisor `runs - 1`: shape `(splits,)`.
     """
 
     frequencies: SplitFrequencies
@@ -694,35 +693,35 @@ class SplitDeviations:
         return float(self.standard_deviations.max())
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a table, a row for each split: its taxa, its frequencies, and their standard deviation."""
+        """Return a table with one row per split: its taxa, its frequencies and their standard deviation."""
         return self.frequencies.to_pandas().assign(standard_deviation=self.standard_deviations)
 
 
 def asdsf(samples: Sequence[TreeSample], minimum_frequency: float = 0.1) -> SplitDeviations:
-    """Measure how far the split frequencies of several runs are apart.
+    """Compute the average standard deviation of split frequencies (ASDSF) among independent runs.
 
-    Splits count that have at least the minimum frequency in at least one run. With independent runs that have
-    converged, the average goes to zero as the runs grow; below 0.01 is usually called good.
+    It includes splits with at least the minimum frequency in at least one run. For runs of the same posterior it
+    converges to zero; a value below 0.01 is the usual criterion of convergence.
 
     Parameters
     ----------
     samples : sequence of TreeSample
-        Two runs or more, burn-in left out.
+        Two runs or more, without burn-in.
     minimum_frequency : float, default 0.1
         From 0 to 1.
 
     Returns
     -------
     SplitDeviations
-        With `.average`, the ASDSF, and `.maximum`.
+        `.average` is the ASDSF, `.maximum` the largest standard deviation.
 
     Raises
     ------
     SettingsError
-        If there are less than two samples, or they are given one by one, not as a list; if the minimum frequency is no
-        frequency, or no split reaches it.
+        If there are fewer than two samples, they are not in a list, the minimum frequency is outside its domain, or no
+        split reaches it.
     TreeError
-        If the samples differ in taxa or in being rooted, or are no samples.
+        If an element is no TreeSample, the taxa differ, or only some samples are rooted.
 
     References
     ----------
@@ -744,7 +743,7 @@ def asdsf(samples: Sequence[TreeSample], minimum_frequency: float = 0.1) -> Spli
     if not 0 <= minimum_frequency <= 1:
         raise SettingsError(f"minimum_frequency={minimum_frequency} is no frequency. Remedy: give one from 0 to 1.")
     table = split_frequencies(samples)
-    # A frequency is a sum of weights, and as a sum is off by rounding.
+    # A frequency is a sum of weights, subject to rounding.
     counted = (table.frequencies >= minimum_frequency - 1e-12).any(axis=0)
     if not counted.any():
         raise SettingsError(
@@ -791,33 +790,33 @@ def _incidence(index: np.ndarray, among: np.ndarray) -> csr_array:
     return csr_array((np.ones(index.size, dtype=np.int64), index.ravel(), ends), shape=shape)
 
 
-# Samples of trees: weighted topologies, with the branch lengths of each sampled tree where there are any.
+# Samples of trees: weighted topologies, with optional branch lengths of each sampled tree.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TreeSample(RankedTopologies):
-    """Trees drawn from a distribution, or trees with their probabilities, over the same taxa.
+    """Weighted trees over the same taxa, such as posterior draws.
 
-    Use `from_file`, `from_files`, `from_trees` or `from_topologies` to make one.
+    Use `from_file`, `from_files`, `from_trees` or `from_topologies` to make a sample.
 
     Attributes
     ----------
     topologies : Topologies
         The distinct topologies, in order of first appearance.
     index : ndarray
-        Which topology each sampled tree has, shape `(samples,)`.
+        Position in `topologies` of each sampled tree, shape `(samples,)`.
     sample_weights : ndarray
-        Weight of each sampled tree, shape `(samples,)`, float64; they sum to one.
+        Weight of each sampled tree, shape `(samples,)`, float64; the weights sum to one.
     branch_lengths : Tensor or None
-        Branch lengths of each sampled tree in the order of the edges of its topology (see `Topologies`), shape
-        `(samples, edges)`, float64. A `Tree` has another order: `sampled_tree(i).branch_lengths` is in that one.
+        Branch lengths of each sampled tree in the edge order of `Topologies`, shape `(samples, edges)`, float64. A
+        `Tree` has another edge order: use `sampled_tree(i).branch_lengths` there.
     num_burn_in : int
-        How many trees were left out as burn-in when files were read.
+        Number of trees discarded as burn-in when files were read.
 
     Raises
     ------
     ShapeError, SettingsError
-        If shapes do not fit together, weights are negative or do not sum to one, or the index leads nowhere.
+        If shapes are inconsistent, weights are negative or do not sum to one, or an index is out of range.
 
     Examples
     --------
@@ -860,53 +859,53 @@ class TreeSample(RankedTopologies):
     ) -> TreeSample:
         """Read the trees of a NEXUS or Newick file.
 
-        Read are the `.t` and `.trprobs` files of MrBayes, the `.trees` files of BEAST, whose annotations are left out,
-        and lists in Newick, a weight before each tree or not.
+        Supported are `.t` and `.trprobs` files of MrBayes, `.trees` files of BEAST (annotations are ignored), and
+        Newick lists with or without a weight before each tree.
 
         Parameters
         ----------
         path : str or os.PathLike
-            The file. Where it weights its trees, by `[&W ...]`, `[p = ...]` or a number before the tree, these are
-            the weights; else every tree counts one.
+            Weights are read from `[&W ...]`, `[p = ...]` or a number before the tree; otherwise they are equal.
         burn_in : float, optional
-            How much to leave out at the start: a fraction from 0 to below 1, or a whole number of trees. By default a
-            quarter of a chain (a NEXUS file without weights), and nothing of weighted trees or of a list in Newick. So
-            25 per cent are 0.25, and 25 are the first 25 trees; `num_burn_in` says how many were left out.
+            Trees to discard at the start: a fraction below 1, or a whole number of trees (0.25 is 25 %, 25 are 25
+            trees). By default 0.25 of a chain (a NEXUS file without weights), and none of weighted trees or a Newick
+            list. `num_burn_in` is the number discarded.
         rooted : bool, optional
-            Whether to read rooted or unrooted topologies; by default what the first tree is: by its mark `[&R]` or
-            `[&U]`, or else rooted if its outermost parenthesis joins two nodes, as it is with True whatever its mark.
-            Rooted trees are unrooted where unrooted ones are read.
+            Whether to read rooted or unrooted topologies; roots are removed for unrooted ones. By default as the first
+            tree: its mark `[&R]` or `[&U]`, otherwise rooted if its outermost parenthesis has two children. With True,
+            a tree with such a parenthesis is read as rooted even if it is marked `[&U]`.
         taxa : sequence of str, optional
-            The order of the taxa, such as `alignment.taxa`; by default that of the table of names in the file, or else
-            of the first tree.
+            Order of the taxa, such as `alignment.taxa`; by default that of the file's table of names, or of the first
+            tree.
         resolve : bool, default False
-            Whether to resolve nodes of too many children, every way equally likely and anew for each tree, by edges of
-            length zero; refused otherwise.
+            Resolve polytomies at random by edges of length zero, all resolutions equally likely, independently for
+            each tree; if False, a polytomy is an error.
         seed : int or torch.Generator, default 0
+            Used by `resolve`.
         incomplete : {"error", "warn"}, default "error"
-            What to do with a file that ends too early, as that of a running chain: refuse it, or read the trees that
-            are complete.
+            For a file that is truncated, such as that of a running chain: raise, or read the complete trees.
         progress : bool, default True
             Whether a long file shows a progress bar.
 
         Returns
         -------
         TreeSample
-            The trees; with branch lengths if the file gives them.
+            With branch lengths if the file has them.
 
         Raises
         ------
         TreeError
-            If the file cannot be read, is truncated, or has no tree after burn-in; if a tree is malformed, has other
-            taxa than those before, is not binary, is unrooted among rooted ones, or has no weight or branch lengths
-            where others have; if a weight is negative. The message names file and line.
+            If the file is unreadable, truncated, or has no tree after burn-in; if a tree is malformed, not binary, or
+            unrooted among rooted trees; if taxa differ between trees; if only some trees have weights or branch
+            lengths; if a weight is negative. The message gives file and line.
         SettingsError
+            If `burn_in` or `incomplete` is outside its domain, or `burn_in` is given for weighted trees.
             If `burn_in` or `incomplete` is outside its domain, or `burn_in` given for weighted trees.
 
         Warns
         -----
         ConversionWarning
-            Once for a file, if rooted trees were unrooted, or if it ended too early and `incomplete` is "warn".
+            Once per file, if roots were removed, or if the file is truncated and `incomplete` is "warn".
 
         Examples
         --------
@@ -931,19 +930,24 @@ class TreeSample(RankedTopologies):
         incomplete: str = "error",
         progress: bool = True,
     ) -> TreeSample:
-        """Read several runs and pool them, each run with the same weight.
+        """Read several runs and pool them with equal weight per run.
 
         Parameters
         ----------
         paths : sequence of str or os.PathLike
-            One file a run.
+            One file per run.
         burn_in, rooted, taxa, resolve, seed, incomplete, progress
-            As in `from_file`; taxa and `rooted` are by default those of the first file. Warnings, too, are the same.
+            As in `from_file`; `taxa` and `rooted` are by default those of the first file.
 
         Raises
         ------
         TreeError, SettingsError
             As in `from_file`, or if there is no file.
+
+        Warns
+        -----
+        ConversionWarning
+            As in `from_file`.
 
         Examples
         --------
@@ -958,17 +962,17 @@ class TreeSample(RankedTopologies):
 
     @classmethod
     def pooled(cls, samples: Sequence[TreeSample]) -> TreeSample:
-        """Pool several samples, each with the same weight, in the first one's order of taxa.
+        """Pool several samples with equal weight per sample, in the taxon order of the first.
 
         Parameters
         ----------
         samples : sequence of TreeSample
-            All rooted or all unrooted, over the same taxa. Branch lengths are kept where all have them.
+            All rooted or all unrooted, over the same taxa. Branch lengths are kept if all samples have them.
 
         Raises
         ------
         TreeError
-            If there is no sample, or they differ in taxa or in being rooted.
+            If there is no sample, the taxa differ, or only some samples are rooted.
         """
         first, *_ = samples = comparable(samples)
         starts = np.cumsum([0, *(len(sample.topologies) for sample in samples[:-1])])
@@ -989,24 +993,23 @@ class TreeSample(RankedTopologies):
         weights: Sequence[float] | np.ndarray | None = None,
         taxa: Sequence[str] | None = None,
     ) -> TreeSample:
-        """Make a sample of unrooted trees held in memory.
+        """Make a sample of unrooted trees.
 
         Parameters
         ----------
         trees : sequence of Tree
             All over the same taxa, in any order; all with branch lengths or all without.
         weights : sequence of float, optional
-            Weights of the trees, at least zero; equal by default.
+            Nonnegative, normalised to sum to one; equal by default.
         taxa : sequence of str, optional
-            The order of the taxa; that of the first tree by default.
+            Order of the taxa; by default that of the first tree.
 
         Raises
         ------
         TreeError
-            If there is no tree, something else is given (such as text), a tree has other taxa, or only some have
-            branch lengths.
+            If there is no tree, an element is not a `Tree`, taxa differ, or only some trees have branch lengths.
         SettingsError
-            If there are not as many weights, or one is negative.
+            If the number of weights differs from that of trees, a weight is negative, or their sum is zero or infinite.
         """
         topologies, edges = Topologies.from_edges(*edges_of_trees(trees, taxa), rooted=False)
         lengths, index = stacked_lengths(trees), np.arange(len(trees))
@@ -1025,20 +1028,21 @@ class TreeSample(RankedTopologies):
         Parameters
         ----------
         topologies : Topologies
-            One for each sampled tree; equal ones are counted together.
+            One for each sampled tree, with repetition.
         weights : sequence of float, optional
-            Their weights, at least zero; equal by default. They are divided by their sum.
+            Nonnegative, normalised to sum to one; equal by default.
         branch_lengths : Tensor, optional
             Shape `(topologies, edges)`.
 
         Raises
         ------
         TreeError
-            If there is no topology, or something else is given.
+            If there is no topology, or `topologies` has another type.
         SettingsError
-            If there are not as many weights, or one is negative.
+            If the number of weights differs from that of topologies, a weight is negative, or their sum is zero or
+            infinite.
         ShapeError
-            If the branch lengths do not fit.
+            If the branch lengths have another shape.
 
         Examples
         --------
@@ -1090,12 +1094,12 @@ class TreeSample(RankedTopologies):
 
     @property
     def num_samples(self) -> int:
-        """Number of sampled trees, equal ones and those of weight zero included."""
+        """Number of sampled trees, with repetition and including those of weight zero."""
         return len(self.index)
 
     @cached_property
     def weights(self) -> np.ndarray:
-        """Weight of each distinct topology, shape `(topologies,)`, float64; they sum to one."""
+        """Weight of each distinct topology, shape `(topologies,)`, float64; the weights sum to one."""
         return np.bincount(self.index, self.sample_weights, minlength=len(self.topologies))
 
     @cached_property
@@ -1104,14 +1108,14 @@ class TreeSample(RankedTopologies):
         return [self.topologies.tree(place) for place in range(len(self.topologies))]
 
     def sampled_tree(self, sample: int) -> Tree:
-        """Return one sampled tree, with its branch lengths where there are any.
+        """Return one sampled tree, with its branch lengths if any.
 
         Raises
         ------
         TreeError
             If the trees are rooted.
         SettingsError
-            If there is no such sample.
+            If the index is out of range.
         """
         if not (isinstance(sample, (int, np.integer)) and -self.num_samples <= sample < self.num_samples):
             last = self.num_samples - 1
@@ -1120,7 +1124,7 @@ class TreeSample(RankedTopologies):
         return self.topologies.tree(int(self.index[sample]), lengths)
 
     def unrooted(self) -> TreeSample:
-        """Dissolve the roots, where there are any; the lengths of the two edges at each add.
+        """Remove the roots, if any; the lengths of the two edges at each root add up.
 
         Examples
         --------
@@ -1134,7 +1138,7 @@ class TreeSample(RankedTopologies):
         return TreeSample._collected(topologies, self.index, self.sample_weights, lengths, self.num_burn_in)
 
     def rooted_at(self, taxon: str) -> TreeSample:
-        """Let all trees hang from an outgroup, with the root in the middle of its edge; `unrooted` undoes it.
+        """Root all trees at the midpoint of an outgroup's edge; inverse of `unrooted`.
 
         Parameters
         ----------
@@ -1144,7 +1148,7 @@ class TreeSample(RankedTopologies):
         Raises
         ------
         TreeError
-            If there is no such taxon, or the trees have a root.
+            If the taxon is unknown, or the trees are rooted.
 
         Examples
         --------
@@ -1156,12 +1160,12 @@ class TreeSample(RankedTopologies):
         return TreeSample(topologies, self.index, self.sample_weights, lengths, self.num_burn_in)
 
     def with_taxa(self, taxa: Sequence[str]) -> TreeSample:
-        """Return the sample with its taxa in another order.
+        """Return the sample with another order of its taxa.
 
         Raises
         ------
         TreeError
-            If the names are others.
+            If the names differ.
         """
         topologies, edges = self.topologies.with_taxa(taxa)
         lengths = _reordered(self.branch_lengths, edges, self.index)
@@ -1173,13 +1177,13 @@ class TreeSample(RankedTopologies):
         Parameters
         ----------
         path : str or os.PathLike
-            With the suffix `.trprobs` the distinct topologies are written, the most probable first; with `.t` or
-            `.trees` every sampled tree, with its branch lengths. Weights are written in either.
+            The suffix `.trprobs` writes the distinct topologies in descending order of weight; `.t` or `.trees` writes
+            every sampled tree with its branch lengths. Both include weights.
 
         Raises
         ------
         SettingsError
-            If the suffix is another.
+            If the suffix is not one of these.
         OutputError
             If the file cannot be written.
         """

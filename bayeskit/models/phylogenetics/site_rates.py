@@ -1,4 +1,4 @@
-"""How the rate of evolution varies from site to site."""
+"""Distributions of the rate of evolution over sites."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ __all__ = [
     "one_rate",
 ]
 
-# Categories of a Gamma distribution with mean one, differentiable by its shape (Z. Yang 1994, J. Mol. Evol. 39,
-# 306-314; E. A. Cornish and R. A. Fisher 1938, Rev. Inst. Int. Stat. 5, 307-320), in double precision. With `x` the
-# argument of the Gamma distribution with rate one and `y = log x`,
+# Categories of a Gamma distribution with mean one, differentiable with respect to its shape (Z. Yang 1994, J. Mol.
+# Evol. 39, 306-314; E. A. Cornish and R. A. Fisher 1938, Rev. Inst. Int. Stat. 5, 307-320), in double precision. With
+# `x` the argument of the Gamma distribution with rate one and `y = log x`,
 #     P(shape, x) = g (1 + T), P(shape + 1, x) = g T, g = x^shape exp(-x) / Gamma(shape + 1),
 #     T = sum over n >= 1 of x^n / ((shape + 1) ... (shape + n)),
-# where all terms are positive, so nothing cancels. Quantiles are found by Newton's method on `log P` as a function of
-# `y`, which is increasing and concave; its last steps carry the derivative by the shape.
+# where all terms are positive, so that nothing cancels. Quantiles are found by Newton's method on `log P` as a function
+# of `y`, which is increasing and concave; the last steps are differentiable with respect to the shape.
 
-#: Terms of the series: enough up to the shape from which on the expansion takes over.
+#: Number of terms of the series, sufficient up to the shape at which the expansion takes over.
 _NUM_TERMS = 256
 _LARGE_SHAPE = 400.0
-#: From here on all rates are one, to twelve digits.
+#: Shape above which all rates are one to twelve digits.
 _LARGEST_SHAPE = 1e24
 _NUM_STEPS = 5
 
@@ -80,14 +80,14 @@ def _split(shape: Tensor) -> tuple[Tensor, Tensor]:
 def _by_newton(shape: Tensor, probabilities: Tensor) -> Tensor:
     """Return logarithms of quantiles for shapes that the series serves."""
     fixed = shape.detach()
-    # A first guess: Wilson and Hilferty's, but no less than a bound from below.
+    # Initial value: Wilson and Hilferty's approximation, but at least a known lower bound.
     bound = (probabilities.log() + torch.lgamma(fixed + 1.0)) / fixed
     root = 1.0 - 1.0 / (9.0 * fixed) + torch.special.ndtri(probabilities) / (3.0 * fixed.sqrt())
     logs = torch.maximum(bound, fixed.log() + 3.0 * root.clamp(min=1e-3).log())
     factors = _log_factors(shape)
     for _ in range(_NUM_STEPS):
         logs = _newton_step(logs, fixed, factors.detach(), probabilities)
-    # With the first of these steps the first derivative by the shape is exact, with the second the next two are.
+    # The first of these steps makes the first derivative with respect to the shape exact, the second the next two.
     for _ in range(2):
         logs = _newton_step(logs, shape, factors, probabilities)
     return logs
@@ -149,16 +149,16 @@ _PROPORTION = Parameter(lambda like: Beta(like.new_tensor(1.0), like.new_tensor(
 
 
 class Categories(NamedTuple):
-    """Categories of sites, each with one rate; the mean rate over all sites is one.
+    """Rate categories of sites; the mean rate over all sites is one.
 
     Attributes
     ----------
     rates : Tensor
-        Rates of the categories that change, shape `(*batch, categories)`.
+        Rates of the variable categories, shape `(*batch, categories)`.
     weights : Tensor
-        Their probabilities, shape `(*batch, categories)`.
+        Probabilities of these categories, shape `(*batch, categories)`.
     invariant : Tensor or None
-        Probability of a site that cannot change, shape `(*batch)`; None where every site can.
+        Probability of an invariant site, shape `(*batch)`; None if there are none.
     """
 
     rates: Tensor
@@ -178,7 +178,7 @@ def one_rate(like: Tensor) -> Categories:
 
 
 class SiteRates(Parameterized, ABC):
-    """A distribution of rates over sites, with a mean of one.
+    """Base class of distributions of rates over sites, with mean one.
 
     Examples
     --------
@@ -193,22 +193,22 @@ class SiteRates(Parameterized, ABC):
 
 @dataclass(frozen=True, eq=False)
 class GammaRates(SiteRates):
-    """Rates from a Gamma distribution with mean one, cut into equally likely categories.
+    """Gamma-distributed rates with mean one, discretised into equally probable categories.
 
     Parameters
     ----------
     shape : float, Tensor or TorchDistribution, optional
-        Shape of the Gamma distribution, shape `(*batch,)`: its variance is `1 / shape`. Or its prior; Exponential(1)
-        by default, with mean one, as in MrBayes 3.2 (Ronquist et al., 2012) and BEAST 2 (Bouckaert et al., 2019).
-    num_categories : int, optional
-        Number of categories.
-    median : bool, optional
-        Represent a category by its median (all scaled to a mean of one) instead of its mean.
+        Shape parameter, shape `(*batch,)`, above 0; the variance of the rates is `1 / shape`. Or its prior: by default
+        Exponential(1), as in MrBayes 3.2 (Ronquist et al., 2012) and BEAST 2 (Bouckaert et al., 2019).
+    num_categories : int, default 4
+    median : bool, default False
+        Represent a category by its median, rescaled to an overall mean of one, instead of its mean.
 
     Raises
     ------
     SettingsError
-        If the shape is not above 0, its prior is not over one such number, or `num_categories` is no positive integer.
+        If the shape is not above 0, its prior is not over one positive number, or `num_categories` is not a positive
+        integer.
 
     References
     ----------
@@ -247,20 +247,20 @@ class GammaRates(SiteRates):
 
 @dataclass(frozen=True, eq=False)
 class InvariantSites(SiteRates):
-    """A proportion of sites that cannot change; the rates of the others are raised to keep the mean at one.
+    """Mixture of invariant sites and variable sites, with mean rate one over all sites.
 
     Parameters
     ----------
     proportion : float, Tensor or TorchDistribution, optional
-        Probability that a site cannot change, shape `(*batch,)`, between 0 and 1. Or its prior; Beta(1, 1) by default,
-        which is flat, as in MrBayes 3.2 (Ronquist et al., 2012) and BEAST 2 (Bouckaert et al., 2019).
+        Probability that a site is invariant, shape `(*batch,)`, in (0, 1). Or its prior: by default Beta(1, 1), as in
+        MrBayes 3.2 (Ronquist et al., 2012) and BEAST 2 (Bouckaert et al., 2019).
     others : SiteRates, optional
-        Rates of the other sites, such as `GammaRates()`; all equal by default.
+        Rates of the variable sites, such as `GammaRates()`; by default all equal.
 
     Raises
     ------
     SettingsError
-        If the proportion or its prior reaches outside 0 to 1, or `others` has invariant sites of its own.
+        If the proportion or the support of its prior is not within (0, 1), or `others` has invariant sites.
 
     References
     ----------
@@ -294,11 +294,11 @@ class InvariantSites(SiteRates):
             )
 
     def priors(self, like: Tensor) -> dict[str, TorchDistribution]:
-        """Return the priors of all parameters that have no value, those of the other sites included."""
+        """Return the priors of all parameters without a value, including those of the variable sites."""
         return {**super().priors(like), **({} if self.others is None else self.others.priors(like))}
 
     def with_parameters(self, values: Mapping[str, Tensor]) -> Self:
-        """Return the same model with values for some of its parameters, those of the other sites included."""
+        """Return a copy with values for some parameters, including those of the variable sites."""
         made = super().with_parameters(values)
         if self.others is not None:
             object.__setattr__(made, "others", self.others.with_parameters(values))
@@ -306,7 +306,7 @@ class InvariantSites(SiteRates):
 
     @property
     def batch_shape(self) -> torch.Size:
-        """The shape over which the values of the parameters are batched."""
+        """Batch shape of the parameter values."""
         others = torch.Size() if self.others is None else self.others.batch_shape
         return torch.broadcast_shapes(super().batch_shape, others)
 
@@ -329,7 +329,7 @@ def mix(logs: Tensor, categories: Categories, frequencies: Tensor, constant: Ten
     largest = logs.detach().amax(1, keepdim=True)
     largest = torch.where(largest > -torch.inf, largest, torch.zeros_like(largest))
     total = (categories.weights.movedim(-1, 0) * torch.exp(logs - largest)).sum(1)
-    # What is not a number is not taken for impossible.
+    # NaN is kept: it is not an impossible site.
     impossible = total == 0
     mixed = torch.where(impossible, -torch.inf, torch.where(impossible, 1.0, total).log() + largest[:, 0])
     if categories.invariant is None:

@@ -1,4 +1,4 @@
-"""Substitution models: how bases change along an edge."""
+"""Substitution models: continuous-time Markov chains of the bases along an edge."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ __all__ = [
     "empirical_frequencies",
 ]
 
-# Parameters of a model that are either given as numbers or left to a prior.
+# Parameters of a model, either fixed or with a prior.
 
-#: What a user may give for a parameter: numbers fix it, a distribution is its prior, None takes the usual prior.
+#: A parameter as the user gives it: numbers fix it, a distribution is its prior, None selects the default prior.
 Given = float | Sequence[float] | Tensor | TorchDistribution | None
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """What is known of one parameter beforehand.
+    """Shape, domain and default prior of one parameter.
 
     Attributes
     ----------
     usual_prior : callable
-        Makes the prior that is taken where the user names none, with dtype and device of the tensor given.
+        Returns the default prior, with dtype and device of the tensor given.
     size : int or None
-        Length of the vector; None for a number.
+        Length of the vector; None for a scalar.
     upper : float
-        All values lie above 0 and below this.
+        Values lie between 0 and this bound, both excluded.
 
     Examples
     --------
@@ -65,19 +65,19 @@ class Parameter:
         return () if self.size is None else (self.size,)
 
     def checked(self, place: str, given: Given) -> Tensor | TorchDistribution | None:
-        """Return what the user gave, numbers as a tensor.
+        """Check a user's value or prior and return it, numbers as a tensor.
 
         Parameters
         ----------
         place : str
-            Where the parameter belongs, for messages.
+            Name of the parameter in messages.
         given : float, sequence of float, Tensor, TorchDistribution or None
             Values, shape `(*batch, *event_shape)`, or a prior.
 
         Raises
         ------
         SettingsError
-            If values lie outside the domain, or a prior has other shapes or reaches outside the domain.
+            If values or the support of a prior lie outside the domain, or the prior has another event shape.
         ShapeError
             If values have another shape.
         """
@@ -99,7 +99,7 @@ class Parameter:
         return values
 
     def check_shape(self, place: str, values: Tensor) -> None:
-        """Refuse values without the event shape.
+        """Raise if values lack the event shape.
 
         Raises
         ------
@@ -129,9 +129,9 @@ class Parameter:
 
 
 class Parameterized:
-    """Base of frozen dataclasses with fields that are parameters.
+    """Base class of frozen dataclasses with model parameters as fields.
 
-    A subclass names them in `parameters`. Each such field holds values as a tensor, a prior, or None for the usual
+    A subclass lists these fields in `parameters`. Each holds values as a tensor, a prior, or None for the default
     prior.
 
     Examples
@@ -153,17 +153,17 @@ class Parameterized:
             object.__setattr__(self, name, given)
 
     def priors(self, like: Tensor) -> dict[str, TorchDistribution]:
-        """Return the priors of all parameters that have no value.
+        """Return the priors of all parameters without a value.
 
         Parameters
         ----------
         like : Tensor
-            Has the dtype and device of the usual priors.
+            Sets dtype and device of the default priors.
 
         Returns
         -------
         dict of str to TorchDistribution
-            By name of the parameter.
+            By parameter name.
         """
         free = {name: getattr(self, name) for name in self.parameters}
         return {
@@ -173,10 +173,9 @@ class Parameterized:
         }
 
     def with_parameters(self, values: Mapping[str, Tensor]) -> Self:
-        """Return the same model with values for some of its parameters.
+        """Return a copy with values for some of the parameters.
 
-        The numbers are not checked, so that this may be mapped and traced; their shapes are. Names of parameters
-        that the model does not have are passed over.
+        Only shapes are checked, not values, so that the method can be vmapped and traced. Unknown names are ignored.
 
         Parameters
         ----------
@@ -186,7 +185,7 @@ class Parameterized:
         Raises
         ------
         ShapeError
-            If values do not have the shape of the parameter.
+            If values lack the event shape of the parameter.
         """
         made = copy.copy(self)
         for name, parameter in self.parameters.items():
@@ -197,7 +196,7 @@ class Parameterized:
 
     @property
     def batch_shape(self) -> torch.Size:
-        """The shape over which the values of the parameters are batched."""
+        """Batch shape of the parameter values."""
         found = {name: getattr(self, name) for name in self.parameters}
         return torch.broadcast_shapes(
             *(
@@ -219,24 +218,23 @@ class Parameterized:
         return values.to(dtype=like.dtype, device=like.device)
 
 
-# The interface of substitution models, and parts that several of them share.
+# The interface of substitution models, and shared parts.
 
-#: The order of the bases in every vector and matrix.
+#: Order of the bases in all vectors and matrices.
 _BASE_ORDER = "ACGT"
 
-#: Stationary frequencies; the usual prior is flat, as in MrBayes.
+#: Stationary frequencies; the default prior is flat, as in MrBayes.
 _BASE_FREQUENCIES = Parameter(lambda like: Dirichlet(like.new_ones(4)), size=4)
 
 
 class SubstitutionModel(Parameterized, ABC):
     """A time-reversible substitution model over the four bases.
 
-    It is scaled so that one substitution is expected per site and unit of branch length. Its parameters are fixed
-    where the user gives numbers (with any batch dimensions), and sampled by a `TreeModel` where the user gives a prior
-    or nothing.
+    The rate matrix is scaled to one expected substitution per site and unit of branch length. Parameters given as
+    numbers (with any batch dimensions) are fixed; a `TreeModel` samples those given as a prior or not at all.
 
-    A model implements `frequencies`, `rate_matrix` and `transition_matrices`; the likelihood and its derivatives
-    follow from these. One that treats all bases alike may also set `is_uniform`, which opens a faster path.
+    A subclass implements `frequencies`, `rate_matrix` and `transition_matrices`; the likelihood and its derivatives
+    follow from these. A subclass with equal rates may set `is_uniform` for a faster likelihood.
 
     Examples
     --------
@@ -247,7 +245,7 @@ class SubstitutionModel(Parameterized, ABC):
 
     @property
     def is_uniform(self) -> bool:
-        """Whether every change is as likely as every other one, so that Jukes-Cantor's formula holds."""
+        """Whether all substitutions have the same rate, as in the Jukes-Cantor model."""
         return False
 
     @abstractmethod
@@ -256,18 +254,17 @@ class SubstitutionModel(Parameterized, ABC):
 
     @abstractmethod
     def rate_matrix(self, like: Tensor) -> Tensor:
-        """Return the rates of change.
+        """Return the instantaneous rate matrix.
 
         Parameters
         ----------
         like : Tensor
-            Has the dtype and device of the result.
+            Sets dtype and device of the result.
 
         Returns
         -------
         Tensor
-            Shape `(*batch, 4, 4)`; entry `[..., i, j]` is the rate at which base `i` becomes `j`, and rows sum to
-            zero.
+            Shape `(*batch, 4, 4)`; entry `[..., i, j]` is the rate from base `i` to base `j`; rows sum to zero.
         """
 
     @abstractmethod
@@ -283,19 +280,18 @@ class SubstitutionModel(Parameterized, ABC):
         -------
         Tensor
             Shape `(*batch, edges, 4, 4)`, with the dtype and device of `branch_lengths`; entry `[..., i, j]` is the
-            probability that base `i` has become `j`. The batch is that of branch lengths and parameters, broadcast.
+            probability of base `j` at the end given base `i` at the start. Branch lengths and parameters broadcast.
         """
 
 
 def empirical_frequencies(alignment: Alignment) -> Tensor:
-    """Return how often each base stands in an alignment.
+    """Return the relative frequency of each base in an alignment.
 
-    An ambiguity code counts as equal parts of the bases that it allows; gaps and unknown bases do not count.
+    An ambiguity code counts in equal parts for the bases that it allows; gaps and unknown bases do not count.
 
     Parameters
     ----------
     alignment : Alignment
-        The sequences.
 
     Returns
     -------
@@ -331,7 +327,7 @@ def _normalised(frequencies: Tensor) -> Tensor:
 
 def _reversible_rate_matrix(exchangeabilities: Tensor, frequencies: Tensor) -> Tensor:
     """Return the rates of a time-reversible model, `(*batch, 4, 4)`, scaled to one expected change."""
-    # `exchangeabilities` (*batch, 6) are of AC, AG, AT, CG, CT and GT, up to a factor; `frequencies` are (*batch, 4).
+    # `exchangeabilities` (*batch, 6): AC, AG, AT, CG, CT and GT, up to a factor; `frequencies` (*batch, 4).
     ac, ag, at, cg, ct, gt = exchangeabilities.unbind(-1)
     none = torch.zeros_like(ac)
     pairs = [none, ac, ag, at, ac, none, cg, ct, ag, cg, none, gt, at, ct, gt, none]
@@ -343,17 +339,17 @@ def _reversible_rate_matrix(exchangeabilities: Tensor, frequencies: Tensor) -> T
 
 def _gone(events: Tensor) -> Tensor:
     """Return `1 - exp(-events)` without loss of digits for few expected events."""
-    # Compilers may carry `expm1` out as `exp() - 1`, so it goes by way of the hyperbolic tangent.
+    # Compilers may evaluate `expm1` as `exp() - 1`; the hyperbolic tangent keeps the precision.
     half = torch.tanh(0.5 * events)
     return 2.0 * half / (1.0 + half)
 
 
-# The substitution model of Jukes and Cantor.
+# The Jukes-Cantor model.
 
 
 @dataclass(frozen=True)
 class JC69(SubstitutionModel):
-    """The model of Jukes and Cantor: equal frequencies, and all changes equally likely.
+    """The Jukes-Cantor model: equal base frequencies and equal rates.
 
     References
     ----------
@@ -368,7 +364,7 @@ class JC69(SubstitutionModel):
 
     @property
     def is_uniform(self) -> bool:
-        """Always true."""
+        """Always True."""
         return True
 
     def frequencies(self, like: Tensor) -> Tensor:
@@ -376,7 +372,7 @@ class JC69(SubstitutionModel):
         return like.new_full((4,), 0.25)
 
     def rate_matrix(self, like: Tensor) -> Tensor:
-        """Return 1/3 everywhere but on the diagonal, shape `(4, 4)`, with the dtype and device of `like`."""
+        """Return the rate matrix, 1/3 off the diagonal, shape `(4, 4)`, with the dtype and device of `like`."""
         return like.new_full((4, 4), 1.0 / 3.0) - torch.eye(4, dtype=like.dtype, device=like.device) * (4.0 / 3.0)
 
     def transition_matrices(self, branch_lengths: Tensor) -> Tensor:
@@ -397,20 +393,20 @@ class JC69(SubstitutionModel):
         return torch.exp(-events) * identity + _gone(events) * 0.25
 
 
-# Substitution models that tell transitions from transversions: K80 and HKY85.
+# Models with separate rates of transitions and transversions: K80 and HKY85.
 
-#: Ratio of the rates of transitions and transversions. The usual prior is that of BEAST 1 (its wiki, page on parameter
-#: priors) and BEAST 2 (BEAUti's template `SubstModels.xml`, M=1 and S=1.25 of the logarithm), and of torchtree
-#: (`cli/evolution.py`), with median 2.7 and 95 % of its mass between 0.23 and 31; it leaves the data to decide and yet
-#: keeps away from 0 and infinity. MrBayes has a flat prior of kappa / (1 + kappa) instead, which is Beta(1, 1).
+#: Ratio of the rates of transitions and transversions. The default prior is that of BEAST 1 (its wiki, page on
+#: parameter priors), BEAST 2 (BEAUti's template `SubstModels.xml`, M=1 and S=1.25 of the logarithm) and torchtree
+#: (`cli/evolution.py`): median 2.7, central 95 % interval from 0.23 to 31. It is weakly informative and has little mass
+#: near 0 and infinity. MrBayes has a flat prior, Beta(1, 1), of kappa / (1 + kappa) instead.
 _KAPPA = Parameter(lambda like: LogNormal(like.new_tensor(1.0), like.new_tensor(1.25)))
 
 
 class _TwoRates(SubstitutionModel):
-    """A model with one rate of transitions, one of transversions, and any frequencies."""
+    """A model with one rate of transitions, one of transversions, and any base frequencies."""
 
     def rate_matrix(self, like: Tensor) -> Tensor:
-        """Return the rates of change, shape `(*batch, 4, 4)`, with the dtype and device of `like`."""
+        """Return the rate matrix, shape `(*batch, 4, 4)`, with the dtype and device of `like`."""
         kappa = self._values("kappa", like)
         one = torch.ones_like(kappa)
         return _reversible_rate_matrix(torch.stack([one, kappa, one, one, kappa, one], -1), self.frequencies(like))
@@ -433,13 +429,13 @@ class _TwoRates(SubstitutionModel):
         SettingsError
             If a parameter has no value.
         """
-        # Differences of almost equal numbers give rare changes along short branches: single precision loses them.
+        # Probabilities of rare substitutions on short branches are small differences: single precision loses them.
         lengths = branch_lengths.double()
         kappa = self._values("kappa", lengths)[..., None]
         frequencies = self.frequencies(lengths)
         a, c, g, t = frequencies.unbind(-1)
-        # What belongs to a base: the frequency of its own class (purines or pyrimidines), of the other class, and
-        # of the other base in its class.
+        # By base: the frequency of its own class (purines or pyrimidines), of the other class, and of the other base
+        # in its class.
         own = torch.stack([a + g, c + t, a + g, c + t], -1)
         other = torch.stack([c + t, a + g, c + t, a + g], -1)
         partner = torch.stack([g, t, a, c], -1)
@@ -462,18 +458,18 @@ class _TwoRates(SubstitutionModel):
 
 @dataclass(frozen=True, eq=False)
 class K80(_TwoRates):
-    """Kimura's model: equal frequencies, and transitions at another rate than transversions.
+    """Kimura's two-parameter model: equal base frequencies, different rates of transitions and transversions.
 
     Parameters
     ----------
     kappa : float, Tensor or TorchDistribution, optional
-        Rate of transitions (A-G, C-T) divided by that of transversions, shape `(*batch,)`, or its prior. By default
-        the prior is LogNormal(1, 1.25), as in BEAST 2 (Bouckaert et al., 2019).
+        Ratio of the rates of transitions (A-G, C-T) and transversions, shape `(*batch,)`, above 0; or its prior, by
+        default LogNormal(1, 1.25), as in BEAST 2 (Bouckaert et al., 2019).
 
     Raises
     ------
     SettingsError
-        If `kappa` is not above 0, or its prior is not over one such number.
+        If `kappa` is not above 0, or its prior is not over one positive number.
 
     References
     ----------
@@ -500,21 +496,21 @@ class K80(_TwoRates):
 
 @dataclass(frozen=True, eq=False)
 class HKY85(_TwoRates):
-    """The model of Hasegawa, Kishino and Yano: any frequencies, two rates of change.
+    """The Hasegawa-Kishino-Yano model: any base frequencies, different rates of transitions and transversions.
 
     Parameters
     ----------
     kappa : float, Tensor or TorchDistribution, optional
-        Rate of transitions (A-G, C-T) divided by that of transversions, shape `(*batch,)`, or its prior. By default
-        the prior is LogNormal(1, 1.25), as in BEAST 2 (Bouckaert et al., 2019).
+        Ratio of the rates of transitions (A-G, C-T) and transversions, shape `(*batch,)`, above 0; or its prior, by
+        default LogNormal(1, 1.25), as in BEAST 2 (Bouckaert et al., 2019).
     base_frequencies : sequence of float, Tensor or TorchDistribution, optional
-        Stationary frequencies of A, C, G and T, shape `(*batch, 4)`, above 0; they are scaled to sum to one. Or their
-        prior; by default it is flat, Dirichlet(1, 1, 1, 1). `empirical_frequencies` counts them in an alignment.
+        Stationary frequencies of A, C, G and T, shape `(*batch, 4)`, above 0, scaled to sum to one; or their prior,
+        by default Dirichlet(1, 1, 1, 1). `empirical_frequencies` gives those of an alignment.
 
     Raises
     ------
     SettingsError
-        If values are not above 0, or a prior is not over such values.
+        If values, or values in the support of a prior, are not above 0.
     ShapeError
         If there are not four frequencies.
 
@@ -545,34 +541,34 @@ class HKY85(_TwoRates):
         return _normalised(self._values("base_frequencies", like))
 
 
-# The general time-reversible substitution model, GTR.
+# The general time-reversible model, GTR.
 
-#: Exchangeabilities, which count up to a common factor; the usual prior is flat, as in MrBayes.
+#: Exchangeabilities, identified up to a common factor; the default prior is flat, as in MrBayes.
 _EXCHANGEABILITIES = Parameter(lambda like: Dirichlet(like.new_ones(6)), size=6)
 
 
 @dataclass(frozen=True, eq=False)
 class GTR(SubstitutionModel):
-    """The general time-reversible model: any frequencies, and a rate of its own for each pair of bases.
+    """The general time-reversible model: any base frequencies, one exchangeability for each pair of bases.
 
-    The transition matrices come from the eigenvalues of the symmetrised rate matrix. Their derivative by the
-    parameters is exact where eigenvalues are equal too, as they are where the model comes down to Jukes and Cantor's.
-    They may be differentiated once by the parameters, and as often as one likes by branch lengths.
+    Transition matrices are computed from the eigendecomposition of the symmetrised rate matrix. Their derivative with
+    respect to the parameters is exact for repeated eigenvalues too (as under Jukes-Cantor). They are differentiable
+    once with respect to the parameters, and any number of times with respect to branch lengths.
 
     Parameters
     ----------
     exchangeabilities : sequence of float, Tensor or TorchDistribution, optional
-        Rates of A-C, A-G, A-T, C-G, C-T and G-T up to a common factor and before they are multiplied with the
-        frequency of the base that arises, shape `(*batch, 6)`, above 0. Or their prior; by default it is flat,
+        Exchangeabilities A-C, A-G, A-T, C-G, C-T and G-T up to a common factor, shape `(*batch, 6)`, above 0; the
+        rate from `i` to `j` is the exchangeability times the frequency of `j`. Or their prior, by default
         Dirichlet(1, 1, 1, 1, 1, 1).
     base_frequencies : sequence of float, Tensor or TorchDistribution, optional
-        Stationary frequencies of A, C, G and T, shape `(*batch, 4)`, above 0; they are scaled to sum to one. Or their
-        prior; by default it is flat, Dirichlet(1, 1, 1, 1). `empirical_frequencies` counts them in an alignment.
+        Stationary frequencies of A, C, G and T, shape `(*batch, 4)`, above 0, scaled to sum to one; or their prior,
+        by default Dirichlet(1, 1, 1, 1). `empirical_frequencies` gives those of an alignment.
 
     Raises
     ------
     SettingsError
-        If values are not above 0, or a prior is not over such values.
+        If values, or values in the support of a prior, are not above 0.
     ShapeError
         If there are not six exchangeabilities or not four frequencies.
 
@@ -602,7 +598,7 @@ class GTR(SubstitutionModel):
         return _normalised(self._values("base_frequencies", like))
 
     def rate_matrix(self, like: Tensor) -> Tensor:
-        """Return the rates of change, shape `(*batch, 4, 4)`, with the dtype and device of `like`."""
+        """Return the rate matrix, shape `(*batch, 4, 4)`, with the dtype and device of `like`."""
         return _reversible_rate_matrix(self._values("exchangeabilities", like), self.frequencies(like))
 
     def transition_matrices(self, branch_lengths: Tensor) -> Tensor:
@@ -623,25 +619,25 @@ class GTR(SubstitutionModel):
         SettingsError
             If a parameter has no value.
         """
-        # Differences of almost equal numbers give rare changes along short branches: single precision loses them.
-        # Along more than this nothing of the start is left, and infinity times an eigenvalue of zero is no number.
+        # Probabilities of rare substitutions on short branches are small differences: single precision loses them.
+        # Longer branches are at stationarity; an infinite length times a zero eigenvalue would be NaN.
         lengths = branch_lengths.double().clamp(max=1e100)
         roots = self.frequencies(lengths).sqrt()
         scaling = roots[..., None, :] / roots[..., :, None]
         symmetric = self.rate_matrix(lengths) / scaling
         change = _exponential_minus_identity(0.5 * (symmetric + symmetric.mT), lengths)
         identity = torch.eye(4, dtype=lengths.dtype, device=lengths.device)
-        # Rounding may take a chance that is all but zero below it.
+        # Rounding may make a very small probability negative.
         return (identity + scaling[..., None, :, :] * change).clamp(min=0.0).to(branch_lengths.dtype)
 
 
 def _exponential_minus_identity(matrix: Tensor, times: Tensor) -> Tensor:
     """Return `exp(times * matrix) - I` of symmetric matrices with largest eigenvalue zero: `(*batch, edges, 4, 4)`."""
-    # `matrix` is (*batch, 4, 4), `times` (*batch, edges). The value is that of the eigendecomposition. The derivative
-    # in a direction `E`, seen in the eigenvectors, is `E` times the divided differences of `exp` between each two
-    # eigenvalues (Daleckii and Krein), so that eigenvalues may be equal and eigenvectors not unique.
+    # `matrix` (*batch, 4, 4), `times` (*batch, edges). The value comes from the eigendecomposition. The derivative in
+    # direction `E`, in the basis of eigenvectors, is `E` times the divided differences of `exp` between each pair of
+    # eigenvalues (Daleckii and Krein); eigenvalues may be equal and eigenvectors not unique.
     values, vectors = torch.linalg.eigh(matrix.detach())
-    # The last is the largest; what rounding makes of it would let very long branches decay for ever.
+    # The largest eigenvalue is exactly zero; its rounding error would let very long branches decay for ever.
     decay = torch.cat([-values[..., :-1].clamp(max=0.0), torch.zeros_like(values[..., -1:])], -1)
     direction = _Direction.apply(matrix, vectors)
     events = times[..., None] * decay[..., None, :]

@@ -1,4 +1,4 @@
-"""What samples of trees amount to: consensus trees, and plots of trees and splits."""
+"""Summaries of tree samples: consensus trees, and plots of trees, split frequencies and credible sets."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ConsensusTree:
-    """Tree of the splits on which a sample agrees; its nodes may have more than two children.
+    """Consensus tree of a sample; nodes may have more than two children.
 
-    Nodes `0 .. n-1` are the tips, in the order of `taxa`; internal nodes follow, children before parents, and the root
-    is the last. An unrooted tree hangs from the node next to its first taxon. Edge `i` joins node `i` to its parent.
+    Nodes `0 .. n-1` are the tips, in the order of `taxa`. Internal nodes follow, children before parents; the root is
+    the last. The root of an unrooted tree is the node next to its first taxon. Edge `i` joins node `i` to its parent.
 
     Attributes
     ----------
@@ -52,11 +52,11 @@ class ConsensusTree:
     children : tuple of tuple of int
         Children of each internal node.
     rooted : bool
-        Whether the place of the root counts.
+        Whether the position of the root matters.
     supports : ndarray
-        Share of the sample, by weight, that has the split or clade of each edge: shape `(edges,)`; one for tips.
+        Weighted frequency in the sample of the split or clade of each edge, shape `(edges,)`; one for tips.
     branch_lengths : Tensor or None
-        Mean length of each edge among the trees that have it, shape `(edges,)`, float64; None where the sample has no
+        Mean length of each edge over the trees with that edge, shape `(edges,)`, float64; None if the sample has no
         lengths.
 
     Examples
@@ -94,21 +94,21 @@ class ConsensusTree:
 
     @property
     def newick(self) -> str:
-        """The tree as Newick text, with the supports as labels of internal nodes."""
+        """The tree as Newick text, with supports as labels of internal nodes."""
         return self.to_newick()
 
     def to_newick(self, supports: bool = True) -> str:
-        """Write the tree as Newick text, with its branch lengths if it has any.
+        """Write the tree as Newick text, with branch lengths if any.
 
         Parameters
         ----------
         supports : bool, default True
-            Whether internal nodes are labelled with the supports of their edges.
+            Whether to label internal nodes with the supports of their edges.
 
         Returns
         -------
         str
-            The text. Where a node has more than two children, `Tree.from_newick(text, resolve=True)` reads it.
+            `Tree.from_newick(text, resolve=True)` reads it also if a node has more than two children.
         """
         lengths = [""] * self.num_edges
         if self.branch_lengths is not None:
@@ -120,12 +120,13 @@ class ConsensusTree:
         return texts[-1] + ";"
 
     def to_file(self, path: str | os.PathLike[str], supports: bool = True) -> None:
-        """Write the tree as NEXUS if the suffix is `.nex`, `.nexus`, `.t` or `.trees`, else as Newick.
+        """Write the tree to a file, as NEXUS if the suffix is `.nex`, `.nexus`, `.t` or `.trees`, else as Newick.
+
+        `Tree.from_file(path, resolve=True)` reads it back without supports.
 
         Parameters
         ----------
         path : str or os.PathLike
-            The file. `Tree.from_file(path, resolve=True)` reads it back, but for the supports.
         supports : bool, default True
             As in `to_newick`.
 
@@ -141,7 +142,7 @@ class ConsensusTree:
         write_atomically(os.fspath(path), text.encode())
 
     def rooted_at(self, taxon: str) -> ConsensusTree:
-        """Let the tree hang from an outgroup, with the root in the middle of its edge.
+        """Root an unrooted tree at the midpoint of an outgroup's edge.
 
         Parameters
         ----------
@@ -151,12 +152,12 @@ class ConsensusTree:
         Returns
         -------
         ConsensusTree
-            The rooted tree; each split keeps its support, and its length.
+            The rooted tree, with the support and length of each split.
 
         Raises
         ------
         TreeError
-            If there is no such taxon, or the tree has a root.
+            If the taxon is unknown, or the tree is rooted.
 
         Examples
         --------
@@ -189,26 +190,25 @@ class ConsensusTree:
 
 
 def majority_rule_consensus(sample: TreeSample, threshold: float = 0.5) -> ConsensusTree:
-    """Keep the splits that more than a given share of the trees have.
+    """Return the majority-rule consensus: all splits with more than a given frequency.
 
     Parameters
     ----------
     sample : TreeSample
-        The trees; rooted ones are summarised by their clades.
+        Rooted trees are summarised by their clades.
     threshold : float, default 0.5
-        From 0.5 to 1; at 1, the splits of all trees are kept (strict consensus).
+        From 0.5 to 1; 1 keeps the splits of all trees (strict consensus).
 
     Returns
     -------
     ConsensusTree
-        The tree.
 
     Raises
     ------
     SettingsError
-        If the threshold is outside its domain: splits of half the trees or less may contradict each other.
+        If the threshold is outside its domain: less frequent splits may be incompatible.
     TreeError
-        If it is no sample of trees.
+        If `sample` is no sample of trees.
 
     References
     ----------
@@ -229,32 +229,32 @@ def majority_rule_consensus(sample: TreeSample, threshold: float = 0.5) -> Conse
         )
     table = split_frequencies(sample)
     support = table.frequencies[0]
-    # Sums of weights are off by rounding.
+    # Sums of weights are subject to rounding.
     kept = support > min(threshold + 1e-12, 1.0 - 1e-9)
     return _consensus(sample, table.splits[kept], support[kept])
 
 
 def greedy_consensus(sample: TreeSample, minimum_frequency: float = 0.0) -> ConsensusTree:
-    """Add splits, the most frequent first, that contradict none of those before (extended majority rule).
+    """Return the greedy consensus (extended majority rule): add compatible splits in descending order of frequency.
 
     Parameters
     ----------
     sample : TreeSample
-        The trees; rooted ones are summarised by their clades.
+        Rooted trees are summarised by their clades.
     minimum_frequency : float, default 0.0
-        Rarer splits are left out, from 0 to 1.
+        Exclude splits of lower frequency, from 0 to 1.
 
     Returns
     -------
     ConsensusTree
-        The tree. Of splits that are equally frequent smaller ones come first.
+        Ties are broken in favour of smaller splits.
 
     Raises
     ------
     SettingsError
         If the minimum frequency is outside its domain.
     TreeError
-        If it is no sample of trees.
+        If `sample` is no sample of trees.
 
     References
     ----------
@@ -277,7 +277,7 @@ def greedy_consensus(sample: TreeSample, minimum_frequency: float = 0.0) -> Cons
     chosen: list[int] = []
     for place in np.flatnonzero((support > 0) & (support >= minimum_frequency - 1e-12)).tolist():
         side, others = table.splits[place], table.splits[chosen]
-        # Sides without the first taxon, as clades, fit where one holds the other or they share nothing.
+        # Sides without the first taxon are compatible like clades: nested or disjoint.
         shared = side & others
         fits = (shared == 0).all(axis=1) | (shared == side).all(axis=1) | (shared == others).all(axis=1)
         if fits.all():
@@ -300,7 +300,7 @@ def _hung(
     order, num_taxa = clades.order(splits), len(taxa)
     splits, edges = splits[order], np.concatenate([np.arange(num_taxa), num_taxa + order])
     tips, root = clades.single(num_taxa), clades.everything(num_taxa)
-    # Children before parents; whatever is in no other set hangs from the root, the first taxon too.
+    # Children before parents; sets without a superset are children of the root, as is the first taxon.
     sets = np.concatenate([tips, splits, root[None]])
     children: list[list[int]] = [[] for _ in range(len(splits) + 1)]
     for node in range(len(sets) - 1):
@@ -327,21 +327,21 @@ def _mean_lengths(sample: TreeSample, splits: clades.Bits) -> Tensor | None:
     return torch.from_numpy(np.concatenate([weights @ lengths[:, : sample.num_taxa], added[chosen] / total[chosen]]))
 
 
-# Plots of trees, of split frequencies and of credible sets, drawn with matplotlib itself.
+# Plots of trees, split frequencies and credible sets, in plain matplotlib.
 
 
 def plot_tree(tree: Tree | ConsensusTree, ax: Axes | None = None) -> Axes:
-    """Plot a tree from left to right, with the names of its taxa and the supports of its splits.
+    """Plot a tree from left to right, with taxon names and supports.
 
-    With branch lengths the horizontal lines are drawn to scale beside a bar of a round length (a phylogram); without,
-    all tips are aligned (a cladogram). An unrooted tree is drawn from the node that it hangs from.
+    With branch lengths, horizontal lines are to scale, with a scale bar (phylogram); without, all tips are aligned
+    (cladogram). An unrooted tree is drawn from the node that serves as its root.
 
     Parameters
     ----------
     tree : Tree or ConsensusTree
-        The tree. Supports of a consensus tree are written above the edges.
+        Supports of a consensus tree are written above the edges.
     ax : Axes, optional
-        Where to draw; by default new axes of ``pyplot``.
+        By default new axes of ``pyplot``.
 
     Returns
     -------
@@ -350,7 +350,7 @@ def plot_tree(tree: Tree | ConsensusTree, ax: Axes | None = None) -> Axes:
     Raises
     ------
     TreeError
-        If something else is given.
+        If `tree` has another type.
 
     Examples
     --------
@@ -397,7 +397,7 @@ def _positions(tree: Tree | ConsensusTree) -> tuple[np.ndarray, np.ndarray]:
     """Place every node: the root at the left, tips in rows from the top, parents in the middle of their children."""
     num_taxa, root = tree.num_taxa, tree.num_edges
     upwards = [node for node in range(num_taxa, root + 1)]
-    # How many levels of nodes are below each.
+    # Number of levels below each node.
     height = np.zeros(root + 1)
     for node in upwards:
         height[node] = 1 + max(height[child] for child in tree.children[node - num_taxa])
@@ -432,17 +432,17 @@ def _note(
 
 
 def plot_split_frequencies(one: TreeSample, other: TreeSample, ax: Axes | None = None) -> Axes:
-    """Plot the frequency of every split in one sample against that in another.
+    """Plot the split frequencies of one sample against those of another.
 
-    Points of runs that agree lie on the line. The title gives the average standard deviation of split frequencies and
-    the largest one, over splits of at least 0.1 in one of the two.
+    Agreeing runs lie on the diagonal. The title gives the average and the largest standard deviation of split
+    frequencies, over splits with frequency 0.1 or more in at least one sample.
 
     Parameters
     ----------
     one, other : TreeSample
         Both rooted or both unrooted, over the same taxa.
     ax : Axes, optional
-        Where to draw; by default new axes of ``pyplot``.
+        By default new axes of ``pyplot``.
 
     Returns
     -------
@@ -451,9 +451,9 @@ def plot_split_frequencies(one: TreeSample, other: TreeSample, ax: Axes | None =
     Raises
     ------
     TreeError
-        If the samples differ in taxa or in being rooted.
+        If the taxa differ, or only one sample is rooted.
     SettingsError
-        If the trees have less than four taxa, or no split that is frequent enough.
+        If the trees have fewer than four taxa, or no split is frequent enough.
 
     Examples
     --------
@@ -482,16 +482,15 @@ def plot_split_frequencies(one: TreeSample, other: TreeSample, ax: Axes | None =
 
 
 def plot_credible_set(sample: TreeSample, level: float = 0.95, ax: Axes | None = None) -> Axes:
-    """Plot the probabilities of the topologies of a credible set, the most probable first, and their sums.
+    """Plot probabilities and cumulative probabilities of the topologies of a credible set.
 
     Parameters
     ----------
     sample : TreeSample
-        The trees.
     level : float, default 0.95
-        Probability of the set.
+        Probability of the set, above 0 and at most 1.
     ax : Axes, optional
-        Where to draw; by default new axes of ``pyplot``.
+        By default new axes of ``pyplot``.
 
     Returns
     -------
@@ -502,7 +501,7 @@ def plot_credible_set(sample: TreeSample, level: float = 0.95, ax: Axes | None =
     SettingsError
         If `level` is outside its domain.
     TreeError
-        If it is no sample of trees.
+        If `sample` is no sample of trees.
 
     Examples
     --------

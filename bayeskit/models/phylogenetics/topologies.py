@@ -1,4 +1,4 @@
-"""Many topologies over the same taxa as arrays, and every topology of a few taxa."""
+"""Arrays of topologies over the same taxa, and enumeration of all topologies of a few taxa."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bayeskit.models.phylogenetics.trees import Tree, check_once, check_same_tax
 
 __all__ = ["Topologies", "all_topologies", "canonical_children"]
 
-# The canonical form of topologies that are given as numbers of nodes.
+# Canonical form of topologies given by node numbers.
 
 
 def canonical_children(children: NDArray[Any], num_taxa: int, rooted: bool) -> NDArray[np.int32]:
@@ -58,24 +58,24 @@ def _first_rows(children: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.i
     return first[order], rank[index.ravel()]
 
 
-# Many topologies over the same taxa, as arrays.
+# Arrays of topologies over the same taxa.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Topologies:
-    """Binary topologies over the same taxa, all rooted or all unrooted, in one canonical form.
+    """Array of binary topologies over the same taxa, all rooted or all unrooted, in a canonical form.
 
-    Two topologies are equal exactly where their rows of `children` are. Nodes `0 .. n-1` are the tips, in the order of
-    `taxa`; internal nodes follow, ordered by the number of taxa below them and then by which taxa these are, so that
+    Two topologies are equal if and only if their rows of `children` are. Nodes `0 .. n-1` are the tips, in the order
+    of `taxa`. Internal nodes follow, ordered by the number of taxa below them and then by the taxa themselves, so that
     children come before their parents. The last node is the root.
 
-    An unrooted topology hangs from the node next to its first taxon, which is the third child of that node and not
-    listed: its internal nodes `n .. 2n-3` are those of a rooted topology over all other taxa.
+    An unrooted topology has as its root the node next to the first taxon. The first taxon is the third child of that
+    node and is not listed: internal nodes `n .. 2n-3` are those of a rooted topology over all other taxa.
 
     **Order of the edges.** Edge `i` joins node `i` to its parent: `2n-3` edges for an unrooted topology, `2n-2` for a
-    rooted one. A `Tree` numbers its nodes as they stand in its text, **so that its edges have another order**: bring
-    branch lengths of trees into this one by `branch_lengths_of`, and those in this order into a tree's by `tree` or
-    `tree_edges`. `ForestLikelihood` and `TreeSample` use this order, `TreeModel` that of its tree.
+    rooted one. `ForestLikelihood` and `TreeSample` use this order. **A `Tree` numbers its edges by their position in
+    its text**, and `TreeModel` uses the order of its tree. `branch_lengths_of` converts branch lengths of trees to this
+    order; `tree` and `tree_edges` convert from it.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class Topologies:
         Both children of each internal node, the smaller number first: shape `(topologies, internal, 2)`, int32, with
         `n - 2` internal nodes of an unrooted topology and `n - 1` of a rooted one.
     rooted : bool
-        Whether the place of the root counts.
+        Whether the position of the root matters.
 
     Examples
     --------
@@ -117,34 +117,34 @@ class Topologies:
 
     @classmethod
     def from_trees(cls, trees: Sequence[Tree], taxa: Sequence[str] | None = None) -> Topologies:
-        """Collect unrooted trees.
+        """Convert unrooted trees.
 
         Parameters
         ----------
         trees : sequence of Tree
             All over the same taxa, in any order.
         taxa : sequence of str, optional
-            The order of the taxa; that of the first tree by default.
+            Order of the taxa; by default that of the first tree.
 
         Returns
         -------
         Topologies
-            One for each tree, in their order.
+            One per tree, in the same order.
 
         Raises
         ------
         TreeError
-            If there is no tree, or a tree has other taxa.
+            If there is no tree, or a tree has different taxa.
         """
         return cls.from_edges(*edge_orders.edges_of_trees(trees, taxa), rooted=False)[0]
 
     def branch_lengths_of(self, trees: Sequence[Tree]) -> Tensor:
-        """Return the branch lengths of trees in this class's order of edges.
+        """Return the branch lengths of trees in the edge order of `Topologies`.
 
         Parameters
         ----------
         trees : sequence of Tree
-            With branch lengths, and with these topologies: such as those that `from_trees` was given.
+            With branch lengths and these topologies, such as the argument of `from_trees`.
 
         Returns
         -------
@@ -154,7 +154,7 @@ class Topologies:
         Raises
         ------
         TreeError
-            If a tree has another topology or no branch lengths, or there are not as many.
+            If a tree has another topology or no branch lengths, or the numbers of trees and topologies differ.
 
         Examples
         --------
@@ -182,12 +182,9 @@ class Topologies:
         taxa : sequence of str
             Names of the tips.
         below : ndarray
-            For each internal node the taxa below it as a bitset
-            (see :mod:`~bayeskit.models.phylogenetics.clades`), in any order: shape
-            `(topologies, internal, words)`, uint64. Unrooted topologies hang from the first taxon, which is in none of
-            the sets.
+            Taxa below each internal node as a bitset (see :mod:`~bayeskit.models.phylogenetics.clades`), in any order:
+            shape `(topologies, internal, words)`, uint64. The sets of unrooted topologies exclude the first taxon.
         rooted : bool
-            Whether the topologies are rooted.
 
         Raises
         ------
@@ -212,18 +209,16 @@ class Topologies:
         taxa : sequence of str
             Names of the tips.
         edges : ndarray
-            For each edge the taxa below it, or, where unrooted, on either side of it, as a bitset: shape
+            Bitset of the taxa below each edge (on either side of it, if unrooted): shape
             `(topologies, edges, words)`, uint64, in any order.
         rooted : bool
-            Whether the topologies are rooted.
 
         Returns
         -------
         topologies : Topologies
-            The topologies.
         order : ndarray
-            Which of the given edges each edge of the topologies is, shape `(topologies, edges)`: what belongs to the
-            edges, such as their lengths, follows by `np.take_along_axis(lengths, order, axis=1)`.
+            Index of the given edge for each edge of the topologies, shape `(topologies, edges)`. Convert values of the
+            edges by `np.take_along_axis(lengths, order, axis=1)`.
 
         Raises
         ------
@@ -245,7 +240,7 @@ class Topologies:
         if rooted:
             root = np.broadcast_to(everything, (len(edges), 1, len(everything)))
             return cls.from_clades(taxa, np.concatenate([ordered[:, len(taxa) :], root], axis=1), rooted), order
-        # All taxa but the first are the far side of its edge: the last set, and edge 0.
+        # All taxa but the first are the other side of the first taxon's edge: the last set, and edge 0.
         return cls.from_clades(taxa, ordered[:, len(taxa) - 1 :], rooted), np.roll(order, 1, axis=1)
 
     def __repr__(self) -> str:
@@ -285,7 +280,7 @@ class Topologies:
         return clades.below(self.children, self.num_taxa)[:, : self.num_edges]
 
     def distinct(self) -> tuple[Topologies, np.ndarray]:
-        """Return every topology once, in order of first appearance, and which of them each one is."""
+        """Return the distinct topologies, in order of first appearance, and the index of each topology in them."""
         first, index = _first_rows(self.children)
         return self[first], index
 
@@ -295,21 +290,20 @@ class Topologies:
         Parameters
         ----------
         index : int
-            Which one.
         branch_lengths : Tensor, optional
-            Lengths in this class's order of edges, shape `(edges,)`; the tree has them in its own order.
+            Lengths in the edge order of this class, shape `(edges,)`; converted to the order of the tree.
 
         Returns
         -------
         Tree
-            The unrooted tree.
+            Unrooted.
 
         Raises
         ------
         TreeError
             If the topologies are rooted.
         ShapeError
-            If the lengths do not fit.
+            If the lengths have another shape.
 
         Examples
         --------
@@ -324,10 +318,10 @@ class Topologies:
         return Tree(tuple(self.taxa[tip] for tip in nodes[: self.num_taxa]), children, branch_lengths)
 
     def tree_edges(self, index: int) -> np.ndarray:
-        """Return which edge of this class each edge of `tree(index)` is, shape `(edges,)`.
+        """Return the index in this class of each edge of `tree(index)`, shape `(edges,)`.
 
-        So `branch_lengths[..., topologies.tree_edges(index)]` are in the order of that tree, which is what
-        `TreeModel(alignment, topologies.tree(index))` takes.
+        `branch_lengths[..., topologies.tree_edges(index)]` has the edge order of that tree, as required by
+        `TreeModel(alignment, topologies.tree(index))`.
 
         Examples
         --------
@@ -352,19 +346,18 @@ class Topologies:
         Parameters
         ----------
         index : int
-            Which one.
         branch_lengths : Tensor or sequence of float, optional
-            Lengths in this class's order of edges, shape `(edges,)`.
+            Lengths in the edge order of this class, shape `(edges,)`.
 
         Returns
         -------
         str
-            The text; an unrooted topology has three nodes below its outermost parenthesis, a rooted one two.
+            The outermost parenthesis holds three subtrees if unrooted, two if rooted.
 
         Raises
         ------
         ShapeError
-            If the lengths do not fit.
+            If the lengths have another shape.
 
         Examples
         --------
@@ -374,7 +367,7 @@ class Topologies:
         """
         ends = [""] * self.num_edges
         if branch_lengths is not None:
-            # Of plain numbers, all digits are kept.
+            # Python floats keep all their digits.
             values = branch_lengths if isinstance(branch_lengths, Tensor) else np.asarray(branch_lengths)
             self._check_lengths(tuple(values.shape))
             ends = [f":{value!r}" for value in values.tolist()]
@@ -392,24 +385,23 @@ class Topologies:
             )
 
     def with_taxa(self, taxa: Sequence[str]) -> tuple[Topologies, np.ndarray]:
-        """Return the same topologies with their taxa in another order.
+        """Return the same topologies with another order of the taxa.
 
         Parameters
         ----------
         taxa : sequence of str
-            The same names.
+            The same names in another order.
 
         Returns
         -------
         topologies : Topologies
-            The topologies.
         order : ndarray
-            Which edge of this object each of their edges is, shape `(topologies, edges)`.
+            Index in this object of each edge of the result, shape `(topologies, edges)`.
 
         Raises
         ------
         TreeError
-            If the names are others.
+            If the names differ.
 
         Examples
         --------
@@ -424,15 +416,14 @@ class Topologies:
         return Topologies.from_edges(taxa, below[:, : self.num_edges], self.rooted)
 
     def unrooted(self) -> tuple[Topologies, np.ndarray]:
-        """Dissolve the roots: the two edges that meet at each become one.
+        """Remove the roots: the two edges at each root become one.
 
         Returns
         -------
         topologies : Topologies
-            The unrooted topologies.
         order : ndarray
-            Which edge of this object each of their edges is, shape `(topologies, unrooted edges)`. Of the two edges at
-            the root the one without the first taxon is meant; the length of the joined edge is the sum of both.
+            Index in this object of each edge of the result, shape `(topologies, unrooted edges)`. For the joined edge
+            it is the root edge without the first taxon below it; the length of the joined edge is the sum of both.
 
         Examples
         --------
@@ -457,23 +448,22 @@ class Topologies:
         return np.where(clades.contains(sets[:, 0], 0), at_root[:, 0], at_root[:, 1])
 
     def rooted_at(self, edge: int | str | np.ndarray | Sequence[int]) -> Topologies:
-        """Put a root on an edge of each unrooted topology.
+        """Place a root on an edge of each unrooted topology.
 
         Parameters
         ----------
         edge : int, str, ndarray or sequence of int
-            The edge, in this class's order: one for all, or one for each topology, shape `(topologies,)`. The name of a
-            taxon stands for the edge that ends in it, so that the taxon is the outgroup.
+            Edge in the order of this class: one for all, or one per topology, shape `(topologies,)`. A taxon name
+            makes that taxon the outgroup.
 
         Returns
         -------
         Topologies
-            The rooted topologies.
 
         Raises
         ------
         TreeError
-            If the topologies are rooted already, or have no such edge or taxon.
+            If the topologies are rooted already, or there is no such edge or taxon.
 
         Examples
         --------
@@ -493,18 +483,17 @@ class Topologies:
         return (self[place] for place in range(len(self)))
 
 
-# Every topology of a few taxa.
+# Enumeration of all topologies of a few taxa.
 
 
 def all_topologies(taxa: Sequence[str], rooted: bool = False) -> Topologies:
-    """List every topology of a few taxa.
+    """List all topologies of a few taxa.
 
     Parameters
     ----------
     taxa : sequence of str
-        Names of the tips: 3 to 9, or 8 of rooted topologies.
+        Names of the tips: 3 to 9, or 3 to 8 for rooted topologies.
     rooted : bool, default False
-        Whether to list the rooted topologies.
 
     Returns
     -------
@@ -529,10 +518,10 @@ def all_topologies(taxa: Sequence[str], rooted: bool = False) -> Topologies:
             f"{len(taxa)} taxa: every topology is listed of 3 to {largest} taxa. Remedy: for more, use those of a "
             "sample, TreeSample.from_file(...).topologies."
         )
-    # An unrooted topology hangs from its first taxon, so that the others form a rooted one.
+    # An unrooted topology is a rooted topology of all taxa but the first, with the first attached to its root.
     first = 0 if rooted else 1
     alone = clades.single(len(taxa))
-    # The taxa below every node; each further taxon is grafted onto the edge above each node, the root's included.
+    # Taxa below every node; each further taxon is grafted onto the edge above each node, including the root.
     nodes = alone[None, first : first + 1]
     for taxon in range(first + 1, len(taxa)):
         place = np.arange(nodes.shape[1])

@@ -1,4 +1,4 @@
-"""The likelihood of an alignment on a fixed topology as a Pyro model."""
+"""Likelihood of an alignment on a fixed topology as a Pyro model."""
 
 from __future__ import annotations
 
@@ -33,47 +33,41 @@ __all__ = ["TreeModel"]
 
 
 class TreeModel:
-    """Pyro model of an alignment that evolved along a fixed unrooted topology.
+    """Pyro model of an alignment on a fixed unrooted topology.
 
-    Calling it samples the site `"branch_lengths"` of shape `(edges,)` and one site for each parameter of the
-    substitution model and of the site rates that has no fixed value (such as `"kappa"` or `"shape"`), and adds the
-    log-likelihood of the alignment as the factor `"alignment"`. Sites evolve independently; gaps and unknown bases
-    are missing data.
+    The model samples `"branch_lengths"`, shape `(edges,)`, and each parameter of the substitution model and of the
+    site rates without a fixed value (such as `"kappa"` or `"shape"`). The factor `"alignment"` adds the
+    log-likelihood. Sites evolve independently; gaps and unknown bases are missing data.
 
     Parameters
     ----------
     alignment : Alignment
-        The sequences.
     tree : Tree
-        The topology, over the same taxa in any order. Its branch lengths are not used. **The order of its edges is
-        that of all branch lengths here**, `tree.edge_names`; those of `TreeSample.branch_lengths` and of
-        `ForestLikelihood` stand in another order, that of `Topologies`, and are brought into this one by
-        `sample.sampled_tree(i).branch_lengths` or `topologies.tree_edges(i)`.
-    substitution : SubstitutionModel, optional
-        How bases change; Jukes-Cantor by default.
+        The topology, over the same taxa in any order; its branch lengths are not used. **All branch lengths of this
+        class are in the order of its edges**, `tree.edge_names`. `TreeSample.branch_lengths` and `ForestLikelihood`
+        use the order of `Topologies`: convert with `sample.sampled_tree(i).branch_lengths` or
+        `topologies.tree_edges(i)`.
+    substitution : SubstitutionModel, default JC69()
     branch_length_prior : pyro.distributions.TorchDistribution, optional
-        Prior of each branch length, a distribution over one positive number, or of all together, one over vectors
-        `(edges,)` such as `GammaDirichlet.for_tree(tree)`. Exponential with rate 10 for each (mean 0.1 substitutions
-        per site) by default.
+        Prior of each branch length, over one positive number; or joint prior, over vectors `(edges,)`, such as
+        `GammaDirichlet.for_tree(tree)`. By default exponential with rate 10 (mean 0.1 substitutions per site).
     site_rates : SiteRates, optional
-        How the rate varies over sites; by default it does not.
-    dtype : torch.dtype, optional
-        Type of all computing, float64 by default.
-    device : torch.device or str, optional
-        Where to compute.
+        Distribution of the rate over sites; by default all sites have rate one.
+    dtype : torch.dtype, default torch.float64
+    device : torch.device or str, default "cpu"
 
     Attributes
     ----------
     priors : dict of str to TorchDistribution
-        Priors of the parameters that are sampled beside the branch lengths.
+        Priors of the sampled parameters other than branch lengths.
 
     Raises
     ------
     TreeError
         If tree and alignment have different taxa.
     SettingsError
-        If an argument is of another kind, the prior is over something else or allows negative numbers, or `dtype` is
-        not a floating-point type.
+        If an argument has the wrong type, the prior has the wrong event shape or allows negative numbers, or `dtype`
+        is not a floating-point type.
 
     References
     ----------
@@ -99,7 +93,7 @@ class TreeModel:
     ['base_frequencies', 'shape']
     """
 
-    #: Factors that are log probabilities of data, with all constants.
+    #: Names of factors that are normalised log probabilities of data.
     normalised_factors = frozenset({"alignment"})
 
     def __init__(
@@ -127,7 +121,7 @@ class TreeModel:
         if branch_length_prior is None:
             branch_length_prior = Exponential(self._like.new_tensor(10.0))
         check_branch_length_prior(branch_length_prior, tree.num_edges)
-        # Some distributions round what they are asked about to their own precision.
+        # Some distributions round the values they are given to the precision of their own parameters.
         double = dtype == torch.float64
         self.branch_length_prior = in_double_precision(branch_length_prior) if double else branch_length_prior
         self.priors = self.substitution.priors(self._like)
@@ -149,7 +143,7 @@ class TreeModel:
         self._plan = make_plan(schedule, kind(schedule))
         allowed = (patterns.long()[:, None] >> torch.arange(4)[:, None]) & 1
         self._sites = Sites(allowed.to(self._like), alignment.weights.to(self._like))
-        # A root row stands for patterns that are alike but for the names of bases; any of them will do.
+        # A root row stands for patterns that are equal up to a renaming of the bases; any of them will do.
         first = torch.zeros(len(schedule.root_weights), dtype=torch.int64, device=self.device)
         first[schedule.root_of_pattern] = torch.arange(alignment.num_patterns, device=self.device)
         self._constant_patterns = self._sites.tips.amin(0).T
@@ -177,25 +171,24 @@ class TreeModel:
         Parameters
         ----------
         branch_lengths : Tensor
-            Expected substitutions per site, in the order of `tree.edge_names`, shape
-            `(*batch, edges)`, at least 0: below it, and where a length is not a number, the result
-            is not a number either. Not the order of `Topologies`, see there. Compiled code is
-            fastest on batches of 32 to 128 vectors, a multiple of 16.
+            Expected substitutions per site, in the order of `tree.edge_names` (not that of `Topologies`), shape
+            `(*batch, edges)`, at least 0. A negative or NaN length gives NaN. Compiled code is fastest on batches of
+            32 to 128 vectors, a multiple of 16.
         **parameters : Tensor
             A value for each of `priors`, shape `(*batch, *event_shape)`.
 
         Returns
         -------
         Tensor
-            Log-likelihoods in nats, shape `(*batch)`, broadcast over branch lengths and
-            parameters. Differentiable once.
+            Log-likelihoods in nats, shape `(*batch)`, broadcast over branch lengths and parameters. Differentiable
+            once.
 
         Raises
         ------
         ShapeError
-            If the last dimension is not the number of edges, or parameters have other shapes.
+            If the last dimension is not the number of edges, or a parameter has another shape.
         SettingsError
-            If a parameter is missing, or is none of `priors`.
+            If a parameter is missing or is not in `priors`.
 
         Examples
         --------
@@ -210,14 +203,14 @@ class TreeModel:
         rows = root_log_likelihoods(self._inputs(state), state.frequencies_by_category, self._plan)
         mixed = mix(rows, state.categories, state.frequencies, self._constant_rows)
         weights = self._plan.schedule.root_weights
-        # Thousands of terms are added up; in single precision their sum would lose two more digits.
+        # Thousands of terms are summed; in single precision the sum would lose two more digits.
         return torch.tensordot(weights.double(), mixed.double(), 1).to(self.dtype)
 
     def pattern_log_likelihoods(self, branch_lengths: Tensor, **parameters: Tensor) -> Tensor:
         """Compute the log-likelihood of each site pattern.
 
-        Index the last dimension with `alignment.site_patterns` to get one value a site. This is
-        slower than `log_likelihood`, and may be differentiated twice by branch lengths.
+        Index the last dimension with `alignment.site_patterns` to get one value per site. Slower than
+        `log_likelihood`, but twice differentiable with respect to branch lengths.
 
         Parameters
         ----------
@@ -229,15 +222,14 @@ class TreeModel:
         Returns
         -------
         Tensor
-            Log-likelihoods in nats, shape `(*batch, patterns)`, in the order of
-            `alignment.patterns`.
+            Log-likelihoods in nats, shape `(*batch, patterns)`, in the order of `alignment.patterns`.
 
         Raises
         ------
         ShapeError
-            If the last dimension is not the number of edges, or parameters have other shapes.
+            If the last dimension is not the number of edges, or a parameter has another shape.
         SettingsError
-            If a parameter is missing, or is none of `priors`.
+            If a parameter is missing or is not in `priors`.
 
         Examples
         --------
@@ -254,18 +246,18 @@ class TreeModel:
         return mix(logs, state.categories, state.frequencies, self._constant_patterns).movedim(0, -1)
 
     def factor_terms(self, values: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return what the factor `"alignment"` adds up, for estimators that score one site of the alignment at a time.
+        """Return the terms of the factor `"alignment"` by site pattern, for pointwise estimators.
 
         Parameters
         ----------
         values : mapping of str to Tensor
-            Of `"branch_lengths"` and each of `priors`, shape `(*batch, *event_shape)`.
+            Values of `"branch_lengths"` and each of `priors`, shape `(*batch, *event_shape)`.
 
         Returns
         -------
         dict of str to tuple of Tensor
-            The log-likelihoods of the site patterns, shape `(*batch, patterns)`, and how many sites show each, shape
-            `(patterns,)`.
+            Log-likelihoods of the site patterns, shape `(*batch, patterns)`, and number of sites with each pattern,
+            shape `(patterns,)`.
 
         Examples
         --------
@@ -279,7 +271,7 @@ class TreeModel:
         return {"alignment": (terms, self._sites.weights)}
 
     def branch_derivatives(self, branch_lengths: Tensor, **parameters: Tensor) -> BranchDerivatives:
-        """Compute the log-likelihood and its first and second derivatives by each branch length.
+        """Compute the log-likelihood and its first and second derivatives with respect to each branch length.
 
         Parameters
         ----------
@@ -291,15 +283,15 @@ class TreeModel:
         Returns
         -------
         BranchDerivatives
-            `value` of shape `(*batch)`, `first` and `second` (the diagonal of the Hessian matrix) of shape
-            `(*batch, edges)`, from one pass upward and one downward.
+            `value` of shape `(*batch)`; `first` and `second` (the diagonal of the Hessian matrix) of shape
+            `(*batch, edges)`.
 
         Raises
         ------
         ShapeError
-            If the last dimension is not the number of edges, or parameters have other shapes.
+            If the last dimension is not the number of edges, or a parameter has another shape.
         SettingsError
-            If a parameter is missing, or is none of `priors`.
+            If a parameter is missing or is not in `priors`.
 
         Examples
         --------
@@ -332,7 +324,7 @@ class TreeModel:
                 f"The model's parameters are {sorted(self.priors)}, but values are given for {sorted(parameters)}. "
                 "Remedy: give one for each, by name; fixed parameters are set where the model is made."
             )
-        # A negative length has no likelihood; one that is no number must not look like an impossible one.
+        # Negative and NaN lengths give NaN: a value of -inf would look like an impossible length.
         lengths = branch_lengths.to(self._like)
         lengths = torch.where(lengths >= 0, lengths, torch.nan)
         values = {name: value.to(self._like) for name, value in parameters.items()}

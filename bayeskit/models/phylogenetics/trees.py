@@ -1,4 +1,4 @@
-"""Unrooted binary trees with branch lengths, and the orders in which their edges stand."""
+"""Unrooted binary trees with branch lengths, and conversion between the two orders of edges."""
 
 from __future__ import annotations
 
@@ -41,28 +41,26 @@ __all__ = [
 class Tree:
     """Unrooted binary tree over named taxa, with or without branch lengths.
 
-    A tree of `n` taxa has `n` tips, `n - 2` internal nodes of degree three and `2n - 3` edges.
-    For computing it hangs from its last node. Nodes are numbered so that a tip has the number of
-    its taxon, and the internal nodes follow in post-order: the children of a node come before it,
-    and the root, with three children, is the last node.
+    A tree of `n` taxa has `n` tips, `n - 2` internal nodes of degree three and `2n - 3` edges. Tip `i` is node `i`
+    and has the name `taxa[i]`. Internal nodes follow in post-order, so that children come before their parent. The
+    last node has three children and serves as the root in computations.
 
-    **Order of the edges.** Edge `i` joins node `i` to its parent. So edges `0 .. n-1` end in the
-    tips, in the order of `taxa` (the order in which the names stand in the text, from left to
-    right), and edges `n .. 2n-4` are internal, in the order in which their parentheses close. This is the order of
-    `branch_lengths` and of what `TreeModel` takes. **`Topologies` have another order**, which `ForestLikelihood` and
-    `TreeSample.branch_lengths` use: see `Topologies.branch_lengths_of` and `Topologies.tree_edges`.
+    **Order of the edges.** Edge `i` joins node `i` to its parent. Edges `0 .. n-1` end in the tips, in the order of
+    `taxa` (left to right in the Newick text). Edges `n .. 2n-4` are internal, in the order in which their parentheses
+    close. `branch_lengths` and `TreeModel` use this order. **`Topologies` use another order**, as do
+    `ForestLikelihood` and `TreeSample.branch_lengths`: convert with `Topologies.branch_lengths_of` and
+    `Topologies.tree_edges`.
 
-    Use `from_newick` or `from_file` to make one.
+    Use `from_newick` or `from_file` to make a tree.
 
     Attributes
     ----------
     taxa : tuple of str
         Names of the `n` tips.
     children : tuple of tuple of int
-        Children of the internal nodes `n .. 2n-3`: two each, three for the last.
+        Children of the internal nodes `n .. 2n-3`: three for the last node, two for each other.
     branch_lengths : Tensor or None
-        Lengths of the edges, shape `(2n-3,)`, float64, in expected substitutions per site; None
-        where the text gave none.
+        Lengths of the edges, shape `(2n-3,)`, float64, in expected substitutions per site; None if the text has none.
 
     Examples
     --------
@@ -90,37 +88,35 @@ class Tree:
     ) -> Tree:
         """Read a tree from Newick text.
 
-        A root of degree two is dissolved: its two edges become one and their lengths add, because
-        a time-reversible substitution model cannot tell where the root stood.
+        A root of degree two is removed: its two edges are joined and their lengths add up, because the likelihood of
+        a time-reversible substitution model does not depend on the position of the root.
 
         Parameters
         ----------
         text : str
-            One tree. Comments in brackets and labels of internal nodes are ignored; underscores
-            are kept.
+            One tree. Comments in brackets and labels of internal nodes are ignored; underscores are kept.
         translate : mapping of str to str, optional
-            Names that stand behind the labels of the text.
+            Taxon names by the labels of the text.
         resolve : bool, default False
-            Whether to resolve nodes that join too many subtrees, every way equally likely, by edges of length zero;
-            refused otherwise.
+            Resolve polytomies at random by edges of length zero, all resolutions equally likely; if False, a
+            polytomy is an error.
         seed : int or torch.Generator, default 0
-            Source of randomness for that.
+            Used by `resolve`.
 
         Returns
         -------
         Tree
-            The unrooted tree.
 
         Raises
         ------
         TreeError
-            If the text is not one binary tree of at least three taxa with unique names and with
-            either no branch length or a finite, non-negative one on every edge.
+            If the text is not one binary tree of at least three taxa with unique names, or if only some edges have a
+            branch length, or a length is negative or not finite.
 
         Warns
         -----
         ConversionWarning
-            If the tree was rooted and is now unrooted.
+            If the tree was rooted and its root was removed.
 
         Examples
         --------
@@ -145,27 +141,26 @@ class Tree:
         Parameters
         ----------
         path : str or os.PathLike
-            The file. Translate tables of NEXUS are applied.
+            Translate tables of NEXUS are applied.
         index : int, optional
-            Which tree of the file, counted from 0. Needed only where the file holds several.
+            Position of the tree in the file, from 0. Required only if the file holds several trees.
         resolve, seed
             As in `from_newick`.
 
         Returns
         -------
         Tree
-            The unrooted tree.
 
         Raises
         ------
         TreeError
-            If the file holds no tree, several trees and no `index` is given, or a tree that
-            `from_newick` would refuse. The message names file and line.
+            If the file holds no tree, several trees without `index`, or a tree that `from_newick` rejects. The
+            message gives file and line.
 
         Warns
         -----
         ConversionWarning
-            If the tree was rooted and is now unrooted.
+            If the tree was rooted and its root was removed.
 
         Examples
         --------
@@ -207,12 +202,12 @@ class Tree:
 
     @property
     def root(self) -> int:
-        """Number of the node that all edges lead to."""
+        """Number of the root node, `2n - 3`."""
         return 2 * len(self.taxa) - 3
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """Parent of every node but the root, so also the upper end of every edge."""
+        """Parent of every node but the root, that is the upper end of every edge."""
         parents = [-1] * self.num_edges
         for offset, below in enumerate(self.children):
             for child in below:
@@ -221,12 +216,12 @@ class Tree:
 
     @property
     def edge_names(self) -> tuple[str, ...]:
-        """Unique, readable names of the edges: the taxa below each, abbreviated from five on."""
+        """Unique names of the edges: the taxa below each edge, abbreviated from five taxa on."""
         first = list(range(self.num_taxa))
         last = list(range(self.num_taxa))
         names = list(self.taxa)
-        # Tips are numbered from left to right, so the taxa below an edge are a run of numbers,
-        # and the ends of the run are enough to tell two edges apart.
+        # Tips are numbered from left to right, so the taxa below an edge are consecutive numbers: the first and the
+        # last identify the edge.
         for below in self.children[:-1]:
             first.append(first[below[0]])
             last.append(last[below[-1]])
@@ -248,17 +243,17 @@ class Tree:
         Parameters
         ----------
         branch_lengths : Tensor or sequence of float, optional
-            Lengths to write instead of the tree's own, shape `(edges,)`.
+            Shape `(edges,)`; the tree's own lengths by default.
 
         Returns
         -------
         str
-            The text; reading it gives the same tree with the same order of edges.
+            `from_newick` reads it as the same tree with the same order of edges.
 
         Raises
         ------
         ShapeError
-            If `branch_lengths` is not a vector with one entry for each edge.
+            If `branch_lengths` is not a vector with one entry per edge.
 
         Examples
         --------
@@ -268,7 +263,7 @@ class Tree:
         """
         lengths = self.branch_lengths
         if branch_lengths is not None:
-            # Plain numbers keep all their digits.
+            # Python floats keep all their digits.
             lengths = torch.as_tensor(branch_lengths, dtype=_dtype_of(branch_lengths))
         if lengths is not None and tuple(lengths.shape) != (self.num_edges,):
             raise ShapeError(
@@ -413,7 +408,7 @@ def _unroot(children: list[list[int]], lengths: list[float | None], has_lengths:
     """Dissolve a root of degree two in place and return the node that takes its place."""
     left, right = children[0]
     kept, moved = (left, right) if children[left] else (right, left)
-    # The subtree that moves keeps its place among its sisters, so that taxa stay in text order.
+    # The moved subtree keeps its position among its siblings, so that taxa stay in text order.
     children[kept] = [*children[kept], moved] if moved == right else [moved, *children[kept]]
     children[0] = []
     if has_lengths:
@@ -444,7 +439,7 @@ def describe_node(children: Sequence[Sequence[int]], names: Sequence[str], node:
     return "(" + ", ".join(tips[:4]) + (", ..." if len(tips) > 4 else "") + ")"
 
 
-# Two orders of edges: that of a tree's text, and the canonical one of `Topologies`.
+# Two orders of edges: the order of a tree's text, and the canonical order of `Topologies`.
 
 
 def edges_of_trees(trees: Sequence[Tree], taxa: Sequence[str] | None = None) -> tuple[tuple[str, ...], clades.Bits]:
@@ -497,7 +492,7 @@ def chosen_edges(
 
 def as_written(children: Sequence[Sequence[int]], num_taxa: int) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
     """Return nodes in the order of a tree's text, the root last, and the children of internal ones by their places."""
-    # The order is that of tips from left to right, then of internal nodes as they close.
+    # Tips from left to right, then internal nodes in the order in which they close.
     ours: list[int] = []
     stack = [num_taxa + len(children) - 1]
     while stack:
@@ -511,7 +506,7 @@ def as_written(children: Sequence[Sequence[int]], num_taxa: int) -> tuple[list[i
     return nodes, tuple(tuple(places[child] for child in children[node - num_taxa]) for node in nodes[num_taxa:])
 
 
-# The choice of the node to hang a tree from, so that its likelihood costs least.
+# Choice of the root node that makes the likelihood cheapest.
 
 #: Cost of one more level, in rows: a level costs a fixed number of calls and kernels to compile.
 _LEVEL_COST = 30
@@ -551,7 +546,7 @@ def count_sub_patterns(tree: Tree, neighbors: list[list[int]], patterns: np.ndar
 def choose_root(tree: Tree, neighbors: list[list[int]], counts: dict[tuple[int, int], int]) -> int:
     """Return the internal node with the fewest rows and levels below it."""
     parents = tree.parents
-    # Hanging the tree from a neighbour turns one edge round and leaves all others as they are.
+    # Rerooting at a neighbour reverses one edge and leaves all others unchanged.
     rows = {tree.root: sum(counts[node, parents[node]] for node in range(tree.num_taxa, tree.num_edges))}
     height = {node: 0 for node in range(tree.num_taxa)}
     for offset, below in enumerate(tree.children):

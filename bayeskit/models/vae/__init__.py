@@ -1,9 +1,9 @@
-"""Variational autoencoders: models with a guide each, likelihoods, networks, and images that ship in wheels.
+"""Variational autoencoders (models with guides), likelihoods, networks, and image data sets.
 
-Train one with any objective, ``objective.differentiable_loss(vae.model, vae.guide, x)`` and an optimiser of torch, or
-with ``pyro.infer.SVI(vae.model, vae.guide, ...)``; before another model of the same kind is trained by SVI, clear
-Pyro's parameter store, which goes by names. A minibatch ``x`` of a larger data set is given together with
-``num_items``, the size of the whole.
+Train with ``objective.differentiable_loss(vae.model, vae.guide, x)`` and a torch optimiser, or with
+``pyro.infer.SVI(vae.model, vae.guide, ...)``. Clear Pyro's parameter store before training another model of the same
+class by SVI, because the store is keyed by name. For a minibatch ``x``, pass the size of the full data set as
+``num_items``.
 """
 
 from bayeskit.models.vae import likelihoods

@@ -1,4 +1,4 @@
-"""Variational autoencoders: plain, conditional, hierarchical, with missing entries, and with labels."""
+"""Variational autoencoders: standard, conditional, hierarchical, for missing data, and semi-supervised."""
 
 from __future__ import annotations
 
@@ -44,32 +44,32 @@ __all__ = [
     "semi_supervised_vae",
 ]
 
-# Variational autoencoders, and ready ones for vectors and images.
+# Variational autoencoders, and constructors for vectors and images.
 
 
 class VAE(Autoencoder):
-    """Variational autoencoder: a network of a normal code generates each datum, another one guesses the code.
+    """Variational autoencoder: a decoder defines the likelihood, an encoder the variational posterior.
 
     Parameters
     ----------
     encoder : Module
-        Maps data ``(*batch, *data_shape)`` to the distribution of their codes, batch shape ``(*batch)`` and event
-        shape ``(latent_dim,)``: for example features followed by
-        :class:`~bayeskit.models.vae.DiagonalNormal` or :class:`~bayeskit.models.vae.ConditionalFlow`.
+        Maps observations ``(*batch, *data_shape)`` to the distribution of their codes, batch shape ``(*batch)`` and
+        event shape ``(latent_dim,)``. Its last layer is for example :class:`~bayeskit.models.vae.DiagonalNormal` or
+        :class:`~bayeskit.models.vae.ConditionalFlow`.
     decoder : Module
-        Maps codes ``(*batch, latent_dim)`` to what the likelihood needs; see
+        Maps codes ``(*batch, latent_dim)`` to the parameters of the likelihood; see
         :class:`~bayeskit.models.vae.likelihoods.Likelihood`.
     latent_dim : int
     likelihood : Likelihood
     data_shape : tuple of int
-        Shape of a datum, such as ``(784,)`` or ``(1, 28, 28)``.
+        Shape of an observation, such as ``(784,)`` or ``(1, 28, 28)``.
     prior : Module, optional
-        Called without arguments it returns the distribution of codes; by default standard normal.
+        Returns the distribution of codes when called without arguments; default standard normal.
 
     Raises
     ------
     SettingsError
-        If there is no code, or the shape is empty.
+        If ``latent_dim`` is not positive or ``data_shape`` is empty.
 
     References
     ----------
@@ -110,10 +110,9 @@ def mlp_vae(
     ----------
     data_dim : int, default 784
     hidden : sequence of int, default (200, 200)
-        Units of the encoder's hidden layers; the decoder has them in reverse.
+        Widths of the encoder's hidden layers; the decoder uses the reverse order.
     latent_dim : int, default 50
-    likelihood : Likelihood, optional
-        By default Bernoulli.
+    likelihood : Likelihood, default Bernoulli()
     activation : callable, default torch.nn.Tanh
 
     Raises
@@ -153,20 +152,19 @@ def convolutional_vae(
     Parameters
     ----------
     image_shape : tuple of int, default (1, 28, 28)
-        Height and width must be divisible by two once for each of ``channels``.
+        Height and width must be divisible by ``2 ** len(channels)``.
     channels : sequence of int, default (32, 64)
-        Of the encoder's convolutions, each of which halves height and width; the decoder has them in reverse.
+        Channels of the encoder's stride-2 convolutions; the decoder uses the reverse order.
     num_features : int, default 256
-        Units between convolutions and code.
+        Width of the dense layer between convolutions and code.
     latent_dim : int, default 50
-    likelihood : Likelihood, optional
-        By default Bernoulli.
+    likelihood : Likelihood, default Bernoulli()
     activation : callable, default torch.nn.ReLU
 
     Raises
     ------
     SettingsError
-        If a dimension is not positive, or height or width cannot be halved often enough.
+        If a dimension is not positive, or height or width is not divisible by ``2 ** len(channels)``.
 
     Examples
     --------
@@ -185,7 +183,7 @@ def convolutional_vae(
 
 
 def features(num_inputs: int, hidden: Sequence[int], activation: Activation = nn.Tanh) -> nn.Sequential:
-    """Create a multilayer perceptron with an activation after its last layer, too."""
+    """Create a multilayer perceptron with an activation after every layer, including the last."""
     return nn.Sequential(*mlp([num_inputs, *hidden], activation), activation())
 
 
@@ -193,7 +191,7 @@ def features(num_inputs: int, hidden: Sequence[int], activation: Activation = nn
 
 
 def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return labels as vectors: ``(*batch)`` of whole numbers to ``(*batch, num_classes)``.
+    """Return the one-hot encoding of integer labels: ``(*batch)`` to ``(*batch, num_classes)``.
 
     Raises
     ------
@@ -228,9 +226,9 @@ class ConditionalVAE(GenerativeModel):
     Parameters
     ----------
     encoder : Module
-        Maps data and condition side by side, ``(*batch, data_dim + condition_dim)``, to the distribution of codes.
+        Maps concatenated data and condition, ``(*batch, data_dim + condition_dim)``, to the distribution of codes.
     decoder : Module
-        Maps code and condition side by side, ``(*batch, latent_dim + condition_dim)``, to what the likelihood needs.
+        Maps concatenated code and condition, ``(*batch, latent_dim + condition_dim)``, to likelihood parameters.
     latent_dim, condition_dim : int
     likelihood : Likelihood
     data_dim : int
@@ -270,16 +268,16 @@ class ConditionalVAE(GenerativeModel):
 
     @pyro_method
     def model(self, x: Tensor, y: Tensor, num_items: int | None = None) -> None:
-        """Draw a code ``z`` for each row from the prior, and condition the likelihood on the row.
+        """Draw a code ``z`` for each row from the prior and observe the row under the likelihood.
 
         Parameters
         ----------
         x : Tensor
             Shape ``(n, data_dim)``.
         y : Tensor
-            Conditions, ``(n, condition_dim)``; for labels see :func:`one_hot`.
+            Conditions, shape ``(n, condition_dim)``; encode class labels with :func:`one_hot`.
         num_items : int, optional
-            Size of the data set of which ``x`` is a minibatch; by default ``x`` is all of it.
+            Size of the full data set if ``x`` is a minibatch; default ``n``.
         """
         self.check(x)
         self.check_condition(y, x.shape[:-1])
@@ -289,7 +287,7 @@ class ConditionalVAE(GenerativeModel):
 
     @pyro_method
     def guide(self, x: Tensor, y: Tensor, num_items: int | None = None) -> None:
-        """Draw a code ``z`` for each row from the encoder's distribution; arguments as of :meth:`model`."""
+        """Draw a code ``z`` for each row from the encoder's distribution; same arguments as :meth:`model`."""
         self.check_layout(x)
         self.check_condition(y, x.shape[:-1])
         with self.data_plate(x, num_items):
@@ -314,14 +312,14 @@ class ConditionalVAE(GenerativeModel):
         return self.decode(self.encode(x, y), y)
 
     def generate(self, y: Tensor, *, seed: int | torch.Generator) -> Tensor:
-        """Draw one datum from the model for each condition: ``(n, condition_dim)`` to ``(n, data_dim)``."""
+        """Draw one observation for each condition: ``(n, condition_dim)`` to ``(n, data_dim)``."""
         check_last_dim("y", y, self.condition_dim)
         with self.drawing(seed, "generate"):
             z = self.prior().sample(y.shape[:-1])
             return self.draw(self.decoder(beside(z, y)))
 
     def check_condition(self, y: Tensor, batch_shape: torch.Size) -> None:
-        """Raise a ``ShapeError`` or ``DataError`` unless there is a finite condition for each datum."""
+        """Raise a ``ShapeError`` or ``DataError`` unless there is a finite condition for each observation."""
         if y.shape != (*batch_shape, self.condition_dim):
             raise ShapeError(
                 f"y has shape {tuple(y.shape)}, but must have {(*batch_shape, self.condition_dim)}: one row of "
@@ -332,7 +330,7 @@ class ConditionalVAE(GenerativeModel):
 
 
 def beside(first: Tensor, second: Tensor) -> Tensor:
-    """Join vectors ``(*batch, m)`` and ``(*batch, n)`` to ``(*batch, m + n)``; batches are broadcast."""
+    """Concatenate ``(*batch, m)`` and ``(*batch, n)`` to ``(*batch, m + n)``; batch shapes broadcast."""
     batch = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1])
     return torch.cat([first.expand(*batch, -1), second.to(first.dtype).expand(*batch, -1)], -1)
 
@@ -369,23 +367,23 @@ def conditional_vae(
     return ConditionalVAE(encoder, decoder, latent_dim, condition_dim, likelihood, data_dim)
 
 
-# VAE with several layers of codes.
+# VAE with several layers of latent codes.
 
 
 class HierarchicalVAE(GenerativeModel):
-    r"""VAE with a chain of codes: :math:`p(z_L) \cdots p(z_1 \mid z_2)\, p(x \mid z_1)`.
+    r"""VAE with several latent layers: :math:`p(z_L) \cdots p(z_1 \mid z_2)\, p(x \mid z_1)`.
 
-    The guide runs bottom-up, :math:`q(z_1 \mid x)\, q(z_2 \mid z_1) \cdots`, against the direction of the model.
-    Sites are named ``z1`` (next to the data) to ``zL``.
+    The guide factorizes bottom-up, :math:`q(z_1 \mid x)\, q(z_2 \mid z_1) \cdots`. Sites are named ``z1`` (adjacent to
+    the data) to ``zL``.
 
     Parameters
     ----------
     encoders : sequence of Module
-        The first maps data to the distribution of ``z1``, each further one a code to the distribution of the next.
+        Module 1 maps data to the distribution of ``z1``; module ``l`` maps ``z{l-1}`` to the distribution of ``z{l}``.
     priors : sequence of Module
-        One less: the first maps ``z2`` to the distribution of ``z1``, and so on. The last code is standard normal.
+        ``L - 1`` modules: module ``l`` maps ``z{l+1}`` to the distribution of ``z{l}``. ``zL`` is standard normal.
     decoder : Module
-        Maps ``z1`` to what the likelihood needs.
+        Maps ``z1`` to the parameters of the likelihood.
     latent_dims : sequence of int
         Dimensions of ``z1`` to ``zL``.
     likelihood : Likelihood
@@ -394,7 +392,7 @@ class HierarchicalVAE(GenerativeModel):
     Raises
     ------
     SettingsError
-        If there are fewer than two layers, or their numbers do not agree.
+        If there are fewer than two layers, or the numbers of encoders, priors and dimensions do not match.
 
     References
     ----------
@@ -432,14 +430,14 @@ class HierarchicalVAE(GenerativeModel):
 
     @pyro_method
     def model(self, x: Tensor, num_items: int | None = None) -> None:
-        """Draw codes from the top down, and condition the likelihood on the data.
+        """Draw the codes top-down and observe the data under the likelihood.
 
         Parameters
         ----------
         x : Tensor
             Shape ``(n, *data_shape)``.
         num_items : int, optional
-            Size of the data set of which ``x`` is a minibatch; by default ``x`` is all of it.
+            Size of the full data set if ``x`` is a minibatch; default ``n``.
         """
         self.check(x)
         with self.data_plate(x, num_items):
@@ -450,7 +448,7 @@ class HierarchicalVAE(GenerativeModel):
 
     @pyro_method
     def guide(self, x: Tensor, num_items: int | None = None) -> None:
-        """Draw codes from the bottom up; arguments as of :meth:`model`."""
+        """Draw the codes bottom-up; same arguments as :meth:`model`."""
         self.check_layout(x)
         with self.data_plate(x, num_items):
             z = x
@@ -458,7 +456,7 @@ class HierarchicalVAE(GenerativeModel):
                 z = pyro.sample(f"z{layer}", encoder(z))
 
     def encode(self, x: Tensor) -> list[Tensor]:
-        """Return, for each layer, the mean of its code given the mean of the one below: ``(*batch, dim)`` each."""
+        """Return the mean code of each layer given the mean code of the layer below, shapes ``(*batch, dim)``."""
         self.check(x)
         codes = [x]
         with self.drawing(0, "encode"):
@@ -477,7 +475,7 @@ class HierarchicalVAE(GenerativeModel):
         return self.decode(self.encode(x)[0])
 
     def generate(self, n: int, *, seed: int) -> Tensor:
-        """Draw ``n`` data from the model: shape ``(n, *data_shape)``."""
+        """Draw ``n`` observations from the model, shape ``(n, *data_shape)``."""
         with self.drawing(seed, "generate"):
             z = self.top().sample((n,))
             for prior in reversed(list(self.priors)):
@@ -498,17 +496,16 @@ def hierarchical_vae(
     ----------
     data_dim : int, default 784
     hidden : sequence of sequence of int
-        Units of the hidden layers between data and ``z1``, between ``z1`` and ``z2``, and so on.
+        Widths of the hidden layers between data and ``z1``, between ``z1`` and ``z2``, and so on.
     latent_dims : sequence of int, default (100, 50)
         Dimensions of ``z1``, ``z2``, ...
-    likelihood : Likelihood, optional
-        By default Bernoulli.
+    likelihood : Likelihood, default Bernoulli()
     activation : callable, default torch.nn.Tanh
 
     Raises
     ------
     SettingsError
-        If a dimension is not positive, or ``hidden`` and ``latent_dims`` are not of one length of at least two.
+        If a dimension is not positive, or ``hidden`` and ``latent_dims`` differ in length or have fewer than two items.
     """
     likelihood = Bernoulli() if likelihood is None else likelihood
     if len(hidden) != len(latent_dims):
@@ -533,15 +530,14 @@ def hierarchical_vae(
 
 
 class MissingDataVAE(PyroModule):  # type: ignore[misc]
-    """An autoencoder trained on the observed entries of its data, which must be missing at random.
+    """Variational autoencoder for data with entries missing at random.
 
-    The likelihood of missing entries contributes nothing, so that they are integrated out exactly; the encoder sees
-    zeros in their place.
+    Missing entries are integrated out exactly by masking the likelihood. The encoder receives zeros in their place.
 
     Parameters
     ----------
     vae : Autoencoder
-        A :class:`~bayeskit.models.vae.VAE` or :class:`~bayeskit.models.vae.LinearVAE`; it shares its parameters.
+        A :class:`~bayeskit.models.vae.VAE` or :class:`~bayeskit.models.vae.LinearVAE`; parameters are shared.
 
     References
     ----------
@@ -563,21 +559,25 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
 
     @pyro_method
     def model(self, x: Tensor, mask: Tensor, num_items: int | None = None) -> None:
-        """Draw a code ``z`` for each row from the prior, and condition the likelihood on the row's observed entries.
+        """Draw a code ``z`` for each row from the prior and observe the non-missing entries of the row.
 
         Parameters
         ----------
         x : Tensor
-            Shape ``(n, *data_shape)``; missing entries may hold anything, also NaN.
+            Shape ``(n, *data_shape)``; missing entries may have any value, including NaN.
         mask : Tensor of bool
             True where an entry is observed, same shape.
         num_items : int, optional
-            Size of the data set of which ``x`` is a minibatch; by default ``x`` is all of it.
+            Size of the full data set if ``x`` is a minibatch; default ``n``.
 
         Raises
         ------
-        ShapeError, DataError, SettingsError
-            If the data do not fit.
+        ShapeError
+            If the shape of an argument does not match the model.
+        DataError
+            If a dtype or value is not valid.
+        SettingsError
+            If ``num_items`` is less than ``n``.
         """
         vae = self.vae
         filled = self.fill(x, mask)
@@ -588,7 +588,7 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
 
     @pyro_method
     def guide(self, x: Tensor, mask: Tensor, num_items: int | None = None) -> None:
-        """Draw a code ``z`` for each row from the encoder's distribution; arguments as of :meth:`model`."""
+        """Draw a code ``z`` for each row from the encoder's distribution; same arguments as :meth:`model`."""
         vae = self.vae
         filled = self.fill(x, mask)
         vae.check_layout(filled)
@@ -601,9 +601,9 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
         Raises
         ------
         ShapeError
-            If the mask has another shape.
+            If ``mask`` and ``x`` differ in shape.
         DataError
-            If it is not of bool.
+            If ``mask`` is not boolean.
         """
         if mask.dtype != torch.bool:
             raise DataError(f"the mask is {mask.dtype}; give bool, True where an entry is observed: mask.bool()")
@@ -614,10 +614,10 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
     def impute(
         self, x: Tensor, mask: Tensor, n: int = 1, *, num_particles: int = 100, seed: int | torch.Generator
     ) -> Tensor:
-        """Draw the missing entries given the observed ones.
+        """Draw the missing entries given the observed entries, by sampling importance resampling.
 
-        Codes are drawn from the encoder's distribution and resampled by their importance weights, so that the
-        draws follow the model's posterior predictive as ``num_particles`` grows, however good the encoder is.
+        Codes are drawn from the encoder's distribution and resampled by their importance weights. The draws converge
+        to the posterior predictive distribution as ``num_particles`` grows.
 
         Parameters
         ----------
@@ -625,18 +625,18 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
             Shape ``(*batch, *data_shape)``.
         n : int, default 1
         num_particles : int, default 100
-            Codes from which each draw's is chosen; one keeps the encoder's distribution.
+            Number of codes resampled from; 1 uses the encoder's distribution without correction.
         seed : int or torch.Generator
 
         Returns
         -------
         Tensor
-            Shape ``(n, *batch, *data_shape)``; observed entries are those of ``x``.
+            Shape ``(n, *batch, *data_shape)``; observed entries are copied from ``x``.
 
         Raises
         ------
         SettingsError
-            If there is nothing to draw.
+            If ``n`` or ``num_particles`` is less than 1.
         """
         if min(n, num_particles) < 1:
             raise SettingsError(f"n and num_particles must be at least 1, not {n} and {num_particles}")
@@ -658,29 +658,30 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
         return independent(self.vae.likelihood(outputs, event_dim).base_dist.mask(mask), event_dim)
 
 
-# VAE with a class label that is known for some of the data.
+# VAE with a class label that is observed for some observations.
 
 
 class SemiSupervisedVAE(GenerativeModel):
     r"""VAE with a class label: :math:`y \sim` uniform, :math:`z \sim N(0, I)`, :math:`x \sim p(x \mid y, z)`.
 
-    Call model and guide with labels where they are known and without where they are not; the loss of a data set is
-    the sum of both. Unknown labels are summed out: the guide marks them ``infer={"enumerate": "parallel"}``.
+    Call model and guide once on the labelled observations with ``y`` and once on the unlabelled observations without
+    it; the loss of the data set is the sum. Unknown labels are enumerated (``infer={"enumerate": "parallel"}`` in the
+    guide).
 
     Parameters
     ----------
     classifier : Module
-        Maps data ``(*batch, data_dim)`` to logits of the guide's classes, ``(*batch, num_classes)``.
+        Maps data ``(*batch, data_dim)`` to class logits ``(*batch, num_classes)``, used by the guide.
     encoder : Module
-        Maps data and one-hot label side by side, ``(*batch, data_dim + num_classes)``, to the distribution of codes.
+        Maps concatenated data and one-hot label, ``(*batch, data_dim + num_classes)``, to the distribution of codes.
     decoder : Module
-        Maps code and one-hot label side by side, ``(*batch, latent_dim + num_classes)``, to what the likelihood needs.
+        Maps concatenated code and one-hot label, ``(*batch, latent_dim + num_classes)``, to likelihood parameters.
     latent_dim, num_classes : int
     likelihood : Likelihood
     data_dim : int
     classification_weight : float, default 0.0
-        Weight of the classifier's log probability of a known label, which is added to the log density: without it the
-        classifier learns from unlabelled data alone.
+        Weight of the classifier's log probability of known labels in the objective. With weight 0 the classifier is
+        trained on unlabelled data only.
 
     Raises
     ------
@@ -728,21 +729,25 @@ class SemiSupervisedVAE(GenerativeModel):
 
     @pyro_method
     def model(self, x: Tensor, y: Tensor | None = None, num_items: int | None = None) -> None:
-        """Draw a label ``y`` and a code ``z`` for each row, and condition on the row and, if given, its label.
+        """Draw a label ``y`` and a code ``z`` for each row; observe the row and, if given, its label.
 
         Parameters
         ----------
         x : Tensor
             Shape ``(n, data_dim)``.
         y : Tensor, optional
-            Labels, whole numbers of shape ``(n,)``; None where they are not known.
+            Integer labels, shape ``(n,)``; None if unknown.
         num_items : int, optional
-            Size of the data set (labelled or unlabelled) of which ``x`` is a minibatch; by default ``x`` is all of it.
+            Size of the full (labelled or unlabelled) data set if ``x`` is a minibatch; default ``n``.
 
         Raises
         ------
-        ShapeError, DataError, SettingsError
-            If the data do not fit.
+        ShapeError
+            If the shape of an argument does not match the model.
+        DataError
+            If a dtype or value is not valid.
+        SettingsError
+            If ``num_items`` is less than ``n``.
         """
         self.check(x)
         self._check_labels(x, y)
@@ -756,7 +761,7 @@ class SemiSupervisedVAE(GenerativeModel):
 
     @pyro_method
     def guide(self, x: Tensor, y: Tensor | None = None, num_items: int | None = None) -> None:
-        """Draw label, unless it is given, and code from classifier and encoder; arguments as of :meth:`model`."""
+        """Draw the label (unless given) from the classifier and the code from the encoder; see :meth:`model`."""
         self.check_layout(x)
         with self.data_plate(x, num_items):
             label = y
@@ -771,7 +776,7 @@ class SemiSupervisedVAE(GenerativeModel):
             return self.classifier(x).softmax(-1)
 
     def encode(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Return the mean code given the label, by default the most probable: ``(*batch, latent_dim)``."""
+        """Return the mean code ``(*batch, latent_dim)`` given the label, default the most probable label."""
         self._check_labels(x, y)
         label = self.classify(x).argmax(-1) if y is None else y
         with torch.no_grad():
@@ -785,13 +790,13 @@ class SemiSupervisedVAE(GenerativeModel):
             return self.expectation(self.decoder(beside(z, self._one_hot(y))))
 
     def reconstruct(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Return the mean of the data given label, by default the most probable, and mean code."""
+        """Return the mean of the data given the mean code and the label, default the most probable label."""
         self._check_labels(x, y)
         label = self.classify(x).argmax(-1) if y is None else y
         return self.decode(self.encode(x, label), label)
 
     def generate(self, n: int, *, seed: int | torch.Generator, y: Tensor | None = None) -> Tensor:
-        """Draw ``n`` data, ``(n, data_dim)``, with the labels ``y`` of shape ``(n,)`` or with labels of all classes."""
+        """Draw ``n`` observations, ``(n, data_dim)``, given labels ``y (n,)``, default drawn uniformly."""
         if y is not None:
             _check_labels(y, self.num_classes)
             if y.shape != (n,):

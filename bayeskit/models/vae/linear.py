@@ -1,4 +1,4 @@
-"""The linear VAE, which is probabilistic principal component analysis, with its exact twin."""
+"""Linear VAE (probabilistic principal component analysis) with exact likelihood and posterior."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["LinearPosterior", "LinearVAE"]
 
 
 class LinearPosterior(nn.Module):
-    """Normal distribution with independent coordinates, a linear mean, and a scale that is the same everywhere."""
+    """Normal distribution with independent coordinates, linear mean, and scale that does not depend on ``x``."""
 
     def __init__(self, data_dim: int, latent_dim: int) -> None:
         super().__init__()
@@ -34,9 +34,9 @@ class LinearPosterior(nn.Module):
 class LinearVAE(Autoencoder):
     r"""Probabilistic PCA: :math:`z \sim N(0, I)`, :math:`x \mid z \sim N(W z + \mu, \sigma^2 I)`.
 
-    The likelihood of the data and the posterior of codes are known exactly, and so is the optimum. The guide has
-    independent coordinates; that is enough to reach the maximum likelihood, where the columns of :math:`W` can be
-    taken orthogonal. :meth:`exact_guide` draws from the exact posterior instead.
+    Likelihood, posterior of the codes and maximum likelihood estimate have closed forms. The guide has independent
+    coordinates. It contains the exact posterior at the maximum likelihood estimate, where the columns of :math:`W` can
+    be chosen orthogonal. :meth:`exact_guide` uses the exact posterior for any parameters.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class LinearVAE(Autoencoder):
 
     @classmethod
     def maximum_likelihood(cls, x: Tensor, latent_dim: int) -> LinearVAE:
-        """Return the model of greatest likelihood, its guide equal to the exact posterior.
+        """Return the maximum likelihood model, with its guide equal to the exact posterior.
 
         Parameters
         ----------
@@ -90,10 +90,9 @@ class LinearVAE(Autoencoder):
         ShapeError
             If ``x`` is not a matrix.
         SettingsError
-            If there are as many codes as dimensions.
+            If ``latent_dim`` is not less than ``data_dim``.
         DataError
-            If values are not finite, or the data lie in a space of ``latent_dim`` dimensions, so that the likelihood
-            has no bound.
+            If values are not finite, or the data lie in a subspace of ``latent_dim`` dimensions (unbounded likelihood).
         """
         if x.dim() != 2:
             raise ShapeError(f"x has shape {tuple(x.shape)}; give (n, data_dim)")
@@ -115,7 +114,7 @@ class LinearVAE(Autoencoder):
             model.decoder.weight.copy_(weight)
             model.decoder.bias.copy_(mean)
             model.likelihood.log_scale.copy_(0.5 * variance.log())
-            # At the optimum W'W is diagonal, so that the coordinates of the posterior are independent.
+            # At the optimum W'W is diagonal, so the posterior has independent coordinates.
             gain = weight.T / largest.unsqueeze(1)
             model.encoder.mean.weight.copy_(gain)
             model.encoder.mean.bias.copy_(-gain @ mean)
@@ -124,7 +123,7 @@ class LinearVAE(Autoencoder):
 
     @pyro_method
     def exact_guide(self, x: Tensor, num_items: int | None = None) -> None:
-        """Draw the codes from their exact posterior, in place of :meth:`guide`; it has no parameters of its own."""
+        """Draw the codes from their exact posterior; use in place of :meth:`guide`. It adds no parameters."""
         self.check_layout(x)
         with self.data_plate(x, num_items):
             pyro.sample("z", self.posterior(x))
@@ -136,7 +135,7 @@ class LinearVAE(Autoencoder):
         ----------
         x : Tensor
         mask : Tensor of bool, optional
-            True where ``x`` is observed, same shape; by default everywhere.
+            True where ``x`` is observed, same shape; default all True.
         """
         residual, weight, factor = self._terms(x, mask)
         projected = (residual.unsqueeze(-2) @ weight).squeeze(-2)
@@ -147,13 +146,13 @@ class LinearVAE(Autoencoder):
         return dist.MultivariateNormal(mean, covariance, validate_args=False).expand(x.shape[:-1])
 
     def log_likelihood(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the exact log density of each datum, codes integrated out: ``(*batch, data_dim)`` to ``(*batch)``.
+        """Return the exact marginal log density of each observation: ``(*batch, data_dim)`` to ``(*batch)``.
 
         Parameters
         ----------
         x : Tensor
         mask : Tensor of bool, optional
-            True where ``x`` is observed, same shape: the density of these entries alone.
+            True where ``x`` is observed, same shape; other entries are integrated out.
         """
         residual, weight, factor = self._terms(x, mask)
         observed = x.shape[-1] if mask is None else mask.sum(-1)
@@ -165,7 +164,7 @@ class LinearVAE(Autoencoder):
         return -0.5 * (normalizer + residual.square().sum(-1) - explained)
 
     def lower_bound(self, x: Tensor) -> Tensor:
-        """Return the evidence lower bound of each datum with :meth:`guide`, in closed form: ``(*batch)``."""
+        """Return the closed-form evidence lower bound of each observation under :meth:`guide`, shape ``(*batch)``."""
         self.check(x)
         posterior = self.encoder(x).base_dist
         mean, variance = posterior.mean, posterior.variance

@@ -1,4 +1,4 @@
-"""Networks, and the modules that turn their outputs into distributions of codes."""
+"""Neural networks, and modules that map features to distributions of codes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def mlp(sizes: Sequence[int], activation: Activation = nn.Tanh) -> nn.Sequential
     Parameters
     ----------
     sizes : sequence of int
-        Number of inputs, of units of each hidden layer, and of outputs.
+        Numbers of inputs, units of each hidden layer, and outputs.
     activation : callable, default torch.nn.Tanh
-        Makes the module to be put between layers.
+        Constructor of the activation module.
 
     Raises
     ------
     SettingsError
-        If a layer is empty, or inputs or outputs are missing.
+        If a size is not positive, or there are fewer than two sizes.
 
     Examples
     --------
@@ -58,7 +58,7 @@ def mlp(sizes: Sequence[int], activation: Activation = nn.Tanh) -> nn.Sequential
 
 
 class DiagonalNormal(nn.Module):
-    """Normal distribution with independent coordinates, whose mean and log scale are linear in the features.
+    """Normal distribution with independent coordinates; mean and log scale are linear in the features.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class DiagonalNormal(nn.Module):
 
 
 class StandardNormal(nn.Module):
-    """Standard normal distribution of ``dim`` coordinates.
+    """Standard normal distribution in ``dim`` dimensions.
 
     Examples
     --------
@@ -105,12 +105,12 @@ class StandardNormal(nn.Module):
 
 
 class ConvolutionalFeatures(nn.Module):
-    """Features of images, by convolutions that each halve height and width.
+    """Image features by stride-2 convolutions, each of which halves height and width.
 
     Parameters
     ----------
     image_shape : tuple of int
-        Channels, height, width; the latter two divisible by two once for each of ``channels``.
+        Channels, height, width; height and width must be divisible by ``2 ** len(channels)``.
     channels : sequence of int
         Channels after each convolution.
     num_features : int
@@ -119,7 +119,7 @@ class ConvolutionalFeatures(nn.Module):
     Raises
     ------
     SettingsError
-        If height or width cannot be halved often enough.
+        If height or width is not divisible by ``2 ** len(channels)``.
 
     Examples
     --------
@@ -150,23 +150,23 @@ class ConvolutionalFeatures(nn.Module):
 
 
 class ConvolutionalDecoder(nn.Module):
-    """Outputs of the shape of images, by transposed convolutions that each double height and width.
+    """Decoder to images by transposed convolutions, each of which doubles height and width.
 
     Parameters
     ----------
     num_inputs : int
     image_shape : tuple of int
-        Channels of the outputs, height, width; the latter two divisible by two once for each of ``channels``.
+        Output channels, height, width; height and width must be divisible by ``2 ** len(channels)``.
     channels : sequence of int
         Channels before each transposed convolution.
     num_features : int
-        Units between inputs and convolutions.
+        Width of the dense layer between inputs and convolutions.
     activation : callable, default torch.nn.ReLU
 
     Raises
     ------
     SettingsError
-        If height or width cannot be halved often enough.
+        If height or width is not divisible by ``2 ** len(channels)``.
 
     Examples
     --------
@@ -218,7 +218,7 @@ def check_sizes(*sizes: int) -> None:
 
 
 def check_hidden(hidden: Sequence[int]) -> None:
-    """Raise a ``SettingsError`` unless there is a hidden layer and none is empty."""
+    """Raise a ``SettingsError`` unless there is a hidden layer and every width is positive."""
     if not hidden:
         raise SettingsError("hidden names no layer; give at least one, such as (200,)")
     check_sizes(*hidden)

@@ -1,4 +1,4 @@
-"""Wide networks: their Gaussian-process limits read from the torch module, and the kernels of finite ones."""
+"""Gaussian-process limits of wide networks, read from a torch module, and tangent kernels of finite networks."""
 
 from bayeskit.models.wide_networks.activations import Elementwise
 from bayeskit.models.wide_networks.empirical_kernels import Linearized, empirical_ntk, linearize, ntk_vector_product

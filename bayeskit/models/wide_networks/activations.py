@@ -1,4 +1,4 @@
-"""Activation functions, with their moments under normal laws."""
+"""Activation functions and their moments under normal distributions."""
 
 from __future__ import annotations
 
@@ -56,21 +56,20 @@ __all__ = [
 
 __getattr__ = answer_to_old_names(__name__)
 
-# Interface of activation functions: moments under normal laws.
+# Interface of activation functions: moments under normal distributions.
 
 
 class NormalMoments(NamedTuple):
-    """Moments of a function of two jointly normal numbers ``u`` and ``v`` with mean zero.
+    """Moments of a function ``f`` of jointly normal variables ``u`` and ``v`` with mean zero.
 
     Attributes
     ----------
     nngp : Tensor
-        The expectation of ``f(u) f(v)``.
+        ``E f(u) f(v)``.
     derivative : Tensor or None
-        The expectation of ``f'(u) f'(v)``.
+        ``E f'(u) f'(v)``.
     gap : Tensor or None
-        The product of the expectations of ``f(u)**2`` and ``f(v)**2`` minus the square of ``nngp``, if it is known to
-        more digits than the difference has.
+        ``E f(u)**2 E f(v)**2 - nngp**2``, if it is known more accurately than by subtraction.
     """
 
     nngp: Tensor
@@ -79,7 +78,7 @@ class NormalMoments(NamedTuple):
 
 
 class Activation(ABC):
-    """A function of one number, applied to each feature of a layer."""
+    """A scalar function, applied to each feature of a layer."""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
@@ -89,27 +88,27 @@ class Activation(ABC):
     def moments(
         self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
     ) -> NormalMoments:
-        """Return moments of the function of two normal numbers.
+        """Return moments of the function of two jointly normal variables with mean zero.
 
         Parameters
         ----------
         k : Tensor
-            Their covariances.
+            Covariances.
         a, b : Tensor
-            Their variances, which broadcast against ``k``.
+            Variances, which broadcast against ``k``.
         gap : Tensor, optional
-            ``a b - k**2``, if it is known to more digits than the difference has.
+            ``a b - k**2``, if it is known more accurately than by subtraction.
         derivative : bool, default True
-            Whether the moment of derivatives is wanted.
+            Whether to compute the moment of the derivatives.
 
         Returns
         -------
-        Moments
+        NormalMoments
         """
 
     @abstractmethod
     def mean(self, a: Tensor) -> Tensor | None:
-        """Return the expectation of the function of a normal number with variance ``a``; None if it is zero."""
+        """Return the expectation of the function of a centred normal variable with variance ``a``; None if zero."""
 
     @abstractmethod
     def gain(self) -> Activation:
@@ -121,18 +120,19 @@ class Activation(ABC):
 
 @dataclass(frozen=True)
 class PiecewiseLinear(Activation):
-    r"""Slope ``left`` below zero and ``right`` above.
+    r"""Piecewise linear function with slope ``left`` below zero and ``right`` above.
 
-    With half the sum :math:`\alpha` and half the difference :math:`\beta` of the slopes the function is
-    :math:`\alpha x + \beta |x|`, and its moments those of the absolute value and the identity, which do not mix.
+    With :math:`\alpha` half the sum and :math:`\beta` half the difference of the slopes, the function is
+    :math:`\alpha x + \beta |x|`. Its moments are sums of the moments of the identity and the absolute value, without
+    cross terms.
 
-    At zero the derivative is ``left``, which is torch's convention for ``relu`` and ``leaky_relu``, and zero for the
-    absolute value, as for ``abs``. That counts where a feature has no variance: at an input of zeros, without biases.
+    The derivative at zero follows torch: ``left`` for ``relu`` and ``leaky_relu``, zero for the absolute value. It
+    matters only if a feature has variance zero: at an input of zeros, without biases.
 
     Parameters
     ----------
     left, right : float
-        Its slopes.
+        Slopes.
 
     References
     ----------
@@ -159,12 +159,12 @@ class PiecewiseLinear(Activation):
     def moments(
         self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
     ) -> NormalMoments:
-        """Return moments of the function of two normal numbers."""
+        """Return moments of the function of two jointly normal variables."""
         odd, even = (0.5 * (self.right + self.left)) ** 2, (0.5 * (self.right - self.left)) ** 2
         known = gap is not None
         if gap is None:
             gap = gap_of(k, a, b)
-        # The tangent of the angle between features keeps its digits where the cosine is one or minus one.
+        # The tangent of the angle between features stays accurate if the cosine is near one or minus one.
         sine = root(gap)
         acute, ahead = acute_angle(sine, k)
         nngp = (2 * even / math.pi) * torch.addcmul(sine, k, ahead)
@@ -189,7 +189,7 @@ class PiecewiseLinear(Activation):
         return missing.clamp_min(0) * torch.addcmul(nngp, root(a), root(b), value=odd + even)
 
     def mean(self, a: Tensor) -> Tensor | None:
-        """Return the expectation of the function of a normal number with variance ``a``."""
+        """Return the expectation of the function of a centred normal variable with variance ``a``."""
         return 0.5 * (self.right - self.left) * math.sqrt(2 / math.pi) * root(a)
 
     def gain(self) -> Activation:
@@ -202,9 +202,9 @@ class PiecewiseLinear(Activation):
 
 @dataclass(frozen=True)
 class Step(Activation):
-    """``left`` below zero, ``right`` above and their mean at zero: the sign, or Heaviside's function.
+    """Step function: ``left`` below zero, ``right`` above, and their mean at zero.
 
-    Its derivative is zero almost everywhere, so that gradients do not pass, neither here nor in a finite network.
+    The derivative is zero almost everywhere, so no gradient passes through it, as in a finite network.
     """
 
     left: float = -1.0
@@ -218,7 +218,7 @@ class Step(Activation):
     def moments(
         self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
     ) -> NormalMoments:
-        """Return moments of the function of two normal numbers."""
+        """Return moments of the function of two jointly normal variables."""
         middle, height = 0.5 * (self.left + self.right), 0.5 * (self.right - self.left)
         between = angle(root(gap_of(k, a, b) if gap is None else gap), k)
         # A number without variance is zero, where the function is half way: as if at a right angle to all.
@@ -227,7 +227,7 @@ class Step(Activation):
         return NormalMoments(nngp, torch.zeros_like(nngp) if derivative else None)
 
     def mean(self, a: Tensor) -> Tensor | None:
-        """Return the expectation of the function of a normal number with variance ``a``."""
+        """Return the expectation of the function of a centred normal variable with variance ``a``."""
         return torch.full_like(a, 0.5 * (self.left + self.right))
 
     def gain(self) -> Activation:
@@ -248,12 +248,12 @@ class PolynomialActivation(Activation):
     Parameters
     ----------
     coefficients : tuple of float
-        Of the powers zero, one, two and so on.
+        Coefficients of the powers 0, 1, 2, ...
 
     Raises
     ------
     SettingsError
-        If there are none, or they are not finite, or more than 151.
+        If there are no coefficients, more than 151, or if they are not finite.
 
     Examples
     --------
@@ -285,7 +285,7 @@ class PolynomialActivation(Activation):
     def moments(
         self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
     ) -> NormalMoments:
-        """Return moments of the function of two normal numbers, from its expansion in Hermite polynomials."""
+        """Return moments of the function of two jointly normal variables, from its Hermite expansion."""
         first, second = self._expansion(a), self._expansion(b)
         nngp = _series([_factorial(r) * x * y for r, (x, y) in enumerate(zip(first, second, strict=True))], k)
         slope = None
@@ -310,11 +310,11 @@ class PolynomialActivation(Activation):
         return result
 
     def mean(self, a: Tensor) -> Tensor | None:
-        """Return the expectation of the function of a normal number with variance ``a``."""
+        """Return the expectation of the function of a centred normal variable with variance ``a``."""
         return self._expansion(a)[0]
 
     def gain(self) -> Activation:
-        """Return the polynomial with each coefficient times its power."""
+        """Return ``x f'(x)``: the polynomial with each coefficient multiplied by its degree."""
         return PolynomialActivation(tuple(power * coefficient for power, coefficient in enumerate(self.coefficients)))
 
 
@@ -324,12 +324,12 @@ def monomial(degree: int) -> PolynomialActivation:
     Parameters
     ----------
     degree : int
-        At least 0.
+        From 0 to 150.
 
     Raises
     ------
     SettingsError
-        If it is not, or exceeds 150.
+        If the degree is outside this range.
 
     Examples
     --------
@@ -342,17 +342,17 @@ def monomial(degree: int) -> PolynomialActivation:
 
 
 def hermite(degree: int) -> PolynomialActivation:
-    """Return the probabilists' Hermite polynomial, scaled to a second moment of one under the standard normal law.
+    """Return the probabilists' Hermite polynomial, scaled to second moment one under the standard normal distribution.
 
     Parameters
     ----------
     degree : int
-        From 0 to 40; the powers of higher degrees cancel, and with them their digits.
+        From 0 to 40; higher degrees lose accuracy to cancellation of powers.
 
     Raises
     ------
     SettingsError
-        If it lies outside of that.
+        If the degree is outside this range.
 
     Examples
     --------
@@ -390,39 +390,38 @@ def _series(coefficients: list[Tensor], k: Tensor) -> Tensor:
 _NEGLIGIBLE = 1e-300  # weights of nodes that are left out, beyond 37 standard deviations: float64 has lost their digits
 
 CHUNK = 1 << 12  # variances whose expansion is computed at once
-_FINE_NODES = 1 << 13  # of the rule that judges the other
+_FINE_NODES = 1 << 13  # nodes of the trapezoidal rule that estimates the quadrature error
 _FINEST = 1e-3  # standard deviations within which its nodes are evenly spaced, a few millionths apart
-_ROUNDING = 1e-13  # relative differences of second moments that say nothing
+_ROUNDING = 1e-13  # relative differences of second moments that count as rounding errors
 _REACH = 37.5  # standard deviations to which it extends; squares of functions that have moments are finite there
 SAME = 1e-5  # relative differences of an elementwise function's values that are rounding errors, be it in float32
 
 
 @dataclass(frozen=True)
 class Quadrature(Activation):
-    r"""A function whose moments have no closed form.
+    r"""A function whose moments are computed by quadrature.
 
-    The function of a normal number with variance ``a`` is expanded in Hermite polynomials, once an input,
-    :math:`f(\sqrt a\,z) = \sum_n h_n(a)\,\mathrm{He}_n(z) / \sqrt{n!}`, with coefficients by Gauss-Hermite quadrature,
-    and moments are power series in the correlation, :math:`\sum_n h_n(a) h_n(b) c^n`; likewise those of the
-    derivative, which torch finds. What errors may be :meth:`error_bound` tells: small for functions that are smooth
-    on the scale of :math:`\sqrt a`, large for those with kinks.
+    For each input variance ``a`` the function is expanded in Hermite polynomials,
+    :math:`f(\sqrt a\,z) = \sum_n h_n(a)\,\mathrm{He}_n(z) / \sqrt{n!}`, with coefficients by Gauss-Hermite quadrature.
+    Moments are power series in the correlation, :math:`\sum_n h_n(a) h_n(b) c^n`. The derivative, by automatic
+    differentiation, is expanded in the same way. Errors are small for functions that are smooth on the scale of
+    :math:`\sqrt a` and large for functions with kinks; see :meth:`error_bound`.
 
     Parameters
     ----------
     function : callable
-        From a tensor to one of the same shape, elementwise, of operations that torch can differentiate.
+        Elementwise function of a tensor, differentiable by torch.
     num_terms : int, default 128
-        Of the series, at most; those that rounding would swallow are left out.
+        Largest number of terms of the series; terms below rounding error are left out.
     num_nodes : int, default 512
-        Of the quadrature.
+        Number of quadrature nodes.
 
     Raises
     ------
     SettingsError
-        If the function cannot be called, or there are fewer nodes than terms.
+        If the function is not callable, or there are fewer nodes than terms.
     ModelError
-        As moments in a network are computed, if the function is not elementwise, or as those of derivatives are, if
-        torch cannot differentiate it.
+        When moments in a network are computed, if the function is not elementwise, or torch cannot differentiate it.
 
     Examples
     --------
@@ -451,7 +450,7 @@ class Quadrature(Activation):
     def moments(
         self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
     ) -> NormalMoments:
-        """Return moments of the function of two normal numbers."""
+        """Return moments of the function of two jointly normal variables."""
         scale = root(a) * root(b)
         cosine = k / torch.where(scale > 0, scale, 1)
         nngp = _hermite_series(self.expansion(a), self.expansion(b), cosine)
@@ -461,19 +460,19 @@ class Quadrature(Activation):
         return NormalMoments(nngp, _hermite_series(slope.expansion(a), slope.expansion(b), cosine))
 
     def expansion(self, a: Tensor) -> Tensor:
-        """Return the coefficients of normalised Hermite polynomials for each variance, ``(*shape, num_terms)``."""
+        """Return coefficients of the normalised Hermite polynomials at each variance, ``(*shape, num_terms)``."""
         nodes, polynomials = (x.to(a.device) for x in _rule(self.num_nodes, self.num_terms))
         pieces = root(a.double()).reshape(-1, 1).split(CHUNK)
         found = torch.cat([self._values(piece * nodes) @ polynomials for piece in pieces])
         return found.reshape(*a.shape, self.num_terms).to(a.dtype)
 
     def check_elementwise(self) -> None:
-        """Refuse functions whose values at some numbers depend on others, or on chance.
+        """Check that the function is elementwise and deterministic.
 
         Raises
         ------
         ModelError
-            If values are others in part of a tensor, in another order or at a second time.
+            If values change with the other entries of the tensor, with their order, or between calls.
         """
         x = torch.linspace(-3.1, 2.9, 35, dtype=torch.float64).reshape(5, 7)
         rows, columns = torch.tensor([3, 0, 4, 1]), torch.tensor([6, 2, 0, 5, 1])
@@ -487,27 +486,32 @@ class Quadrature(Activation):
             )
 
     def error_bound(self, a: Tensor, b: Tensor | None = None, c: float = 1.0, derivative: bool = True) -> NormalMoments:
-        r"""Return how far moments may be off.
+        r"""Return estimated upper bounds on the absolute errors of the moments.
 
-        What the terms left out can add is bounded by Cauchy and Schwarz,
-        :math:`|c|^N \sqrt{R(a) R(b)}` with :math:`R(a) = \mathrm E f(\sqrt a z)^2 - \sum_{n<N} h_n(a)^2` after N terms.
-        That is a bound but for the quadrature's own error, which is estimated: by the change of coefficients as nodes
-        are doubled, and by how far second moments are from those of another rule, a trapezoidal one whose 8192 nodes
-        lie within thousandths of a standard deviation, and closer towards zero. It misses what lies between those.
+        The truncation error after N terms is at most :math:`|c|^N \sqrt{R(a) R(b)}` by the Cauchy-Schwarz inequality,
+        with :math:`R(a) = \mathrm E f(\sqrt a z)^2 - \sum_{n<N} h_n(a)^2`. The quadrature error is estimated in two
+        ways: from the change of coefficients when the number of nodes is doubled, and from the difference of second
+        moments to a trapezoidal rule with 8192 nodes. These nodes are thousandths of a standard deviation apart, and
+        closer near zero; features between two nodes are missed.
 
         Parameters
         ----------
         a, b : Tensor
             Variances; by default ``b`` is ``a``.
         c : float, default 1.0
-            The correlation; the bound grows with its size.
+            Correlation; the bound grows with its absolute value.
         derivative : bool, default True
-            Whether that of derivatives is wanted.
+            Whether to bound the error of the moment of the derivatives.
 
         Returns
         -------
-        Moments
-            Of the errors of both moments, in float64.
+        NormalMoments
+            Errors of both moments, in float64.
+
+        Raises
+        ------
+        SettingsError
+            If ``c`` is outside [-1, 1].
         """
         if not abs(c) <= 1:
             raise SettingsError(f"c must be a correlation in [-1, 1], not {c!r}")
@@ -540,7 +544,7 @@ class Quadrature(Activation):
         )
 
     def mean(self, a: Tensor) -> Tensor | None:
-        """Return the expectation of the function of a normal number with variance ``a``."""
+        """Return the expectation of the function of a centred normal variable with variance ``a``."""
         return self.expansion(a)[..., 0]
 
     def gain(self) -> Activation:
@@ -551,7 +555,7 @@ class Quadrature(Activation):
         return replace(self, function=_Derivative(self.function))
 
     def _values(self, x: Tensor) -> Tensor:
-        # Modules such as SELU(inplace=True) write into what they are given.
+        # Modules such as SELU(inplace=True) overwrite their input.
         try:
             values = self.function(x.clone())
         except BayeskitError:
@@ -657,7 +661,7 @@ def _fine_rule() -> tuple[Tensor, Tensor]:
 
 
 class Smooth(Activation):
-    """What activations with a closed form share: the gain, which has none, goes by quadrature."""
+    """Base of activations whose moments have a closed form; moments of the gain are by quadrature."""
 
     def gain(self) -> Activation:
         """Return ``x f'(x)``."""
@@ -680,20 +684,20 @@ class Erf(Smooth):
     def moments(
         self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
     ) -> NormalMoments:
-        """Return moments of the function of two normal numbers."""
+        """Return moments of the function of two jointly normal variables."""
         determinant = 1 + 2 * (a + b) + 4 * (gap_of(k, a, b) if gap is None else gap)
         nngp = (2 / math.pi) * torch.atan2(2 * k, determinant.sqrt())
         slope = (4 / math.pi) * determinant.rsqrt() if derivative else None
         return NormalMoments(nngp, slope)
 
     def mean(self, a: Tensor) -> Tensor | None:
-        """Return nothing: the function is odd."""
+        """Return None: the function is odd, so its mean is zero."""
         return None
 
 
 @dataclass(frozen=True)
 class Gelu(Smooth):
-    """The argument times the normal distribution function at it.
+    """The Gaussian error linear unit, ``x Phi(x)`` with the standard normal distribution function ``Phi``.
 
     References
     ----------
@@ -708,7 +712,7 @@ class Gelu(Smooth):
     def moments(
         self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
     ) -> NormalMoments:
-        """Return moments of the function of two normal numbers, from repeated integration by parts."""
+        """Return moments of the function of two jointly normal variables, by repeated integration by parts."""
         first, second = 1 + a, 1 + b
         square = k.square()
         if gap is None:
@@ -723,15 +727,15 @@ class Gelu(Smooth):
         return NormalMoments(nngp, slope)
 
     def mean(self, a: Tensor) -> Tensor | None:
-        """Return the expectation of the function of a normal number with variance ``a``."""
+        """Return the expectation of the function of a centred normal variable with variance ``a``."""
         return a * (2 * math.pi * (1 + a)).rsqrt()
 
 
 @dataclass(frozen=True)
 class Sine(Smooth):
-    """A sine of given amplitude, angular frequency and phase; a phase of half of pi is a cosine.
+    """A sine of given amplitude, angular frequency and phase; phase ``pi / 2`` gives a cosine.
 
-    With amplitude ``sqrt(2)`` and phase ``pi / 4`` its kernel is that of radial basis functions,
+    With amplitude ``sqrt(2)`` and phase ``pi / 4`` its kernel is the squared-exponential (RBF) kernel
     ``exp(-frequency**2 E(u - v)**2 / 2)``.
     """
 
@@ -746,7 +750,7 @@ class Sine(Smooth):
     def moments(
         self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
     ) -> NormalMoments:
-        """Return moments of the function of two normal numbers, from those of their difference and sum."""
+        """Return moments of the function of two jointly normal variables, from their difference and sum."""
         square = self.frequency**2
         difference = torch.exp(-0.5 * square * (a + b - 2 * k))
         total = math.cos(2 * self.phase) * torch.exp(-0.5 * square * (a + b + 2 * k))
@@ -754,7 +758,7 @@ class Sine(Smooth):
         return NormalMoments(half * (difference - total), half * square * (difference + total) if derivative else None)
 
     def mean(self, a: Tensor) -> Tensor | None:
-        """Return the expectation of the function of a normal number with variance ``a``."""
+        """Return the expectation of the function of a centred normal variable with variance ``a``."""
         return self.amplitude * math.sin(self.phase) * torch.exp(-0.5 * self.frequency**2 * a)
 
 
@@ -771,14 +775,14 @@ class GaussianBump(Smooth):
     def moments(
         self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
     ) -> NormalMoments:
-        """Return moments of the function of two normal numbers."""
+        """Return moments of the function of two jointly normal variables."""
         twice = 2 * self.rate
         determinant = 1 + twice * (a + b) + twice * twice * (gap_of(k, a, b) if gap is None else gap)
         nngp = determinant.rsqrt()
         return NormalMoments(nngp, twice * twice * k * nngp / determinant if derivative else None)
 
     def mean(self, a: Tensor) -> Tensor | None:
-        """Return the expectation of the function of a normal number with variance ``a``."""
+        """Return the expectation of the function of a centred normal variable with variance ``a``."""
         return (1 + 2 * self.rate * a).rsqrt()
 
 
@@ -795,13 +799,13 @@ class ExponentialActivation(Smooth):
     def moments(
         self, k: Tensor, a: Tensor, b: Tensor, gap: Tensor | None = None, derivative: bool = True
     ) -> NormalMoments:
-        """Return moments of the function of two normal numbers."""
+        """Return moments of the function of two jointly normal variables."""
         square = self.rate**2
         nngp = torch.exp(0.5 * square * (a + b + 2 * k))
         return NormalMoments(nngp, square * nngp if derivative else None)
 
     def mean(self, a: Tensor) -> Tensor | None:
-        """Return the expectation of the function of a normal number with variance ``a``."""
+        """Return the expectation of the function of a centred normal variable with variance ``a``."""
         return torch.exp(0.5 * self.rate**2 * a)
 
 
@@ -914,12 +918,12 @@ _MODULES: tuple[type[nn.Module], ...] = (
 
 
 class Elementwise(nn.Module):
-    """An activation, or any elementwise function, as a module.
+    """An activation, or any elementwise function, as a torch module.
 
     Parameters
     ----------
     activation : Activation or callable
-        Torch's own functions have their closed form if there is one; other functions go by quadrature.
+        Moments of torch's own functions are in closed form where available; other functions use quadrature.
 
     Attributes
     ----------
@@ -989,7 +993,7 @@ def _check_elementwise(function: Callable[[Tensor], Tensor]) -> None:
     try:
         with global_stream(new_generator(0)):  # in case there is noise
             values, reversed_part = function(x.clone()), function(x[:part].flip(0))
-    except RuntimeError:  # of tensors that it keeps on another device, say, where the data may be, too
+    except RuntimeError:  # for example, its tensors are on another device, as the data may be
         return
     alike = isinstance(values, Tensor) and values.shape == x.shape
     if alike:

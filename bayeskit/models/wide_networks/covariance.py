@@ -1,4 +1,4 @@
-"""What a layer of infinite width knows of its inputs, and where matrices of pairs of inputs go."""
+"""Covariances between pairs of inputs at an infinitely wide layer, and storage of large matrices."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ __all__ = [
 
 # Covariances of one channel of a layer of infinite width between pairs of inputs.
 
-_SNAP = 16  # rounding errors by which a product of variances may exceed the squared covariance of parallel features
+_SNAP = 16  # for parallel features: rounding errors by which the product of variances may exceed the squared covariance
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def gap_of(k: Tensor, a: Tensor, b: Tensor) -> Tensor:
     gap = torch.addcmul(product, k, k, value=-1)
     noise = _SNAP * torch.finfo(k.dtype).eps * product
     if _plain(gap) and bool((gap.detach() - noise).amin() > 0):
-        return gap  # the choice below takes longer than all else
+        return gap  # skips the slow torch.where below
     return torch.where(gap > noise, gap, torch.zeros_like(gap))
 
 
@@ -170,7 +170,7 @@ def acute_angle(sine: Tensor, cosine: Tensor) -> tuple[Tensor, Tensor]:
     if tracked(sine, cosine):
         between = angle(sine, cosine)
         return torch.where(cosine < 0, math.pi - between, between), 0.5 * math.pi - between
-    # The same without choices and the slower function of two arguments.
+    # The same without branches and without the slower atan2.
     acute = torch.atan(sine / cosine.abs().clamp_min(torch.finfo(cosine.dtype).tiny))
     return acute, torch.copysign(0.5 * math.pi - acute, cosine)
 
@@ -233,7 +233,7 @@ def _plain(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.numel() > 0 and not (transformed() or torch.compiler.is_compiling())
 
 
-# Storage of matrices: tensors that are given, and files of NumPy's format for matrices too large for memory.
+# Storage of matrices: given tensors, and files in NumPy's format for matrices larger than memory.
 
 
 def check_out(out: Sequence[Tensor | None], shape: tuple[int, int], inputs: Sequence[Tensor]) -> None:
@@ -333,9 +333,9 @@ def _reserve(path: Path) -> None:
 # Matrices of pairs of inputs, block by block, so that intermediate results of layers stay in the cache.
 
 SIZE = 1 << 16  # covariances of pairs of sites that one block holds
-WIDE_SIZE = 1 << 18  # where threads share a large matrix: small blocks would have them wait for the interpreter's lock
-WIDE_BLOCKS = 8  # for each thread, at least, or blocks are small
-GROUP = 16  # blocks on a side of a larger square, all of which are computed before others: pages of files fill up
+WIDE_SIZE = 1 << 18  # the same for large matrices shared among threads: small blocks contend for the interpreter's lock
+WIDE_BLOCKS = 8  # least number of wide blocks per thread; with fewer, blocks are small
+GROUP = 16  # blocks per side of a square that is completed before the next one, so that pages of files fill up
 _BATCH = 32  # blocks for each thread before threads wait for each other
 
 Result = TypeVar("Result")
@@ -376,7 +376,7 @@ def each(function: Callable[[Block], Result], chosen: Sequence[Block], device: t
     """Yield ``function(block)`` of each block, in order."""
     # One block per thread on a CPU: operations that fit into the cache are too small to be shared among threads.
     workers = min(torch.get_num_threads(), len(chosen)) if device.type == "cpu" else 1
-    # The number of threads is torch's own between batches, when the caller's code runs.
+    # Between batches, when the caller's code runs, torch's number of threads is restored.
     for first in range(0, len(chosen), _BATCH * workers):
         batch = chosen[first : first + _BATCH * workers]
         if workers == 1:

@@ -1,4 +1,4 @@
-"""Curvature of a network's likelihood in its parameters, and what follows from it."""
+"""Fisher and Gauss-Newton matrices of a network's parameters, natural gradients and Laplace approximations."""
 
 from __future__ import annotations
 
@@ -72,26 +72,25 @@ __all__ = [
 __getattr__ = answer_to_old_names(__name__)
 
 
-# A network as a function of the vector of its parameters, and that function's derivatives.
+# A network as a function of its parameter vector, with derivatives.
 
-BLOCK_SIZE = 1 << 22  # numbers of Jacobians or of curvatures in outputs held at once
-PRODUCT_ROWS = 512  # inputs whose activations are held at once
+BLOCK_SIZE = 1 << 22  # largest number of entries of Jacobians or output curvatures held at once
+PRODUCT_ROWS = 512  # largest number of inputs whose activations are held at once
 
 
 @dataclass(frozen=True)
 class FlatNetwork:
-    """A module at some parameters; later changes of the module do not reach it.
+    """Copy of a module with a flat parameter vector; later changes of the module have no effect on it.
 
     Attributes
     ----------
     module : torch.nn.Module
-        A copy.
     vector : Tensor
-        Parameters that require gradients, flat, in the module's own order, ``(p,)``.
+        Flattened parameters that require gradients, in the module's order, ``(p,)``.
     shapes : dict
-        Of these parameters, by name.
+        Shapes of these parameters, by name.
     constants : dict
-        Buffers and parameters that require no gradients.
+        Buffers and parameters that do not require gradients.
     """
 
     module: nn.Module
@@ -101,11 +100,11 @@ class FlatNetwork:
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers can be learned."""
+        """Number of trainable parameters, ``p``."""
         return len(self.vector)
 
     def at(self, vector: Tensor) -> FlatNetwork:
-        """Return the same network at other parameters, ``(p,)``."""
+        """Return the network with parameters ``vector``, ``(p,)``."""
         return replace(self, vector=vector)
 
     def outputs(self, x: Tensor) -> Tensor:
@@ -114,18 +113,18 @@ class FlatNetwork:
             return torch.cat([self._call(self.vector, x[rows]) for rows in _row_blocks(len(x), PRODUCT_ROWS)])
 
     def jacobian(self, x: Tensor) -> Tensor:
-        """Return derivatives of outputs, all at once, ``(n, k, p)``."""
+        """Return the Jacobian of outputs with respect to parameters, ``(n, k, p)``."""
         num_outputs = self.outputs(x[:1]).shape[1]
         identity = torch.eye(num_outputs, dtype=self.vector.dtype, device=self.vector.device)
         return self.pull_each(x, identity.expand(len(x), -1, -1))
 
     def pull_each(self, x: Tensor, cotangents: Tensor) -> Tensor:
-        """Return gradients of single inputs' outputs weighted by columns, ``(n, k, r)``, as ``(n, r, p)``.
+        """Return per-input products ``J_i^T C_i`` with cotangents ``C``, ``(n, k, r)``, as ``(n, r, p)``.
 
         Raises
         ------
         ModelError
-            If they do not add up to the gradient at all inputs.
+            If their sum over inputs is not the gradient at all inputs.
         """
         weights = torch.arange(1.0, len(x) * cotangents.shape[2] + 1, dtype=torch.float64).cos().to(cotangents)
         weights = weights.view(len(x), -1)
@@ -158,10 +157,10 @@ class FlatNetwork:
         return torch.stack([back(column[None])[0] for column in columns.mT]).detach()
 
     def push(self, x: Tensor, tangent: Tensor) -> Tensor:
-        """Return the derivative of outputs along a vector of parameters, ``(n, k)``.
+        """Return the derivative of outputs along a parameter vector, ``(n, k)``.
 
-        It is the transpose of :meth:`pull`: where torch's forward mode is not, or does not exist, it is a gradient of
-        gradients, which is linear in the weights of outputs.
+        This is the transpose of :meth:`pull`. If torch's forward mode is missing or is not the transpose, reverse mode
+        is applied twice.
         """
         if self._has_plain_forward_mode:
             try:
@@ -184,13 +183,13 @@ class FlatNetwork:
         return all(m.padding_idx is None and not m.scale_grad_by_freq for m in embeddings)
 
     def pull(self, x: Tensor, cotangent: Tensor) -> Tensor:
-        """Return the gradient of outputs weighted by ``(n, k)`` numbers, ``(p,)``."""
+        """Return the gradient of outputs weighted by ``cotangent``, ``(n, k)``, as ``(p,)``."""
         return vjp(lambda vector: self._call(vector, x), self.vector)[1](cotangent)[0]
 
     def _call(self, vector: Tensor, x: Tensor) -> Tensor:
         pieces = vector.split([shape.numel() for shape in self.shapes.values()])
         named = {name: piece.reshape(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)}
-        constants = {name: value.clone() for name, value in self.constants.items()}  # which the module may change
+        constants = {name: value.clone() for name, value in self.constants.items()}  # the module may change them
         with plain_attention():
             result: Any = functional_call(self.module, {**named, **constants}, (x,))
         if not isinstance(result, Tensor) or result.dim() not in (1, 2) or len(result) != len(x):
@@ -262,30 +261,30 @@ def _row_blocks(num_rows: int, length: int) -> Iterator[slice]:
         yield slice(first, min(first + length, num_rows))
 
 
-# Likelihoods of data given a network's outputs, with their curvature in those outputs.
+# Likelihoods of data given a network's outputs, with the curvature in the outputs.
 
 
 class OutputLikelihood(ABC):
-    """A law of data given outputs; a user's own derives from this.
+    """Base class of likelihoods of data given outputs.
 
-    Outputs are ``(n, k)`` throughout, one row a datum.
+    Outputs are ``(n, k)``, one row per observation.
 
     Attributes
     ----------
     natural : bool
-        Whether outputs are natural parameters of an exponential family. Then the Hessian does not depend on the data,
-        and is the Fisher information.
+        Whether outputs are natural parameters of an exponential family. The Hessian is then the Fisher information and
+        does not depend on the data.
     """
 
     natural: bool = False
 
     @abstractmethod
     def targets(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return data in the form that other methods take, or raise ``DataError`` or ``ShapeError``."""
+        """Return data in the form that other methods take; raise ``DataError`` or ``ShapeError`` if they do not fit."""
 
     @abstractmethod
     def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the log density of each datum, ``(n,)``."""
+        """Return the log density of each observation, ``(n,)``."""
 
     @abstractmethod
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -293,15 +292,15 @@ class OutputLikelihood(ABC):
 
     @abstractmethod
     def hessian(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the Hessian of minus the log density with respect to outputs, ``(n, k, k)``."""
+        """Return the Hessian of the negative log density with respect to outputs, ``(n, k, k)``."""
 
     @abstractmethod
     def fisher(self, outputs: Tensor) -> Tensor:
-        """Return the mean outer product of scores under the law itself, ``(n, k, k)``."""
+        """Return the Fisher information with respect to outputs, ``(n, k, k)``."""
 
     @abstractmethod
     def sample(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw data, one for each row of outputs."""
+        """Draw one observation for each row of outputs."""
 
     def fisher_root(self, outputs: Tensor) -> Tensor:
         """Return ``R`` with ``R R^T`` the Fisher information, ``(n, k, k)``."""
@@ -310,7 +309,7 @@ class OutputLikelihood(ABC):
 
 
 class _Independent(OutputLikelihood):
-    """An exponential family for each output by itself, whose natural parameter is proportional to the output."""
+    """Independent exponential families, with natural parameters proportional to the outputs."""
 
     natural = True
 
@@ -319,7 +318,7 @@ class _Independent(OutputLikelihood):
         """Return the second derivative of minus the log density, ``(n, k)``."""
 
     def targets(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return data as ``(n, k)`` in the dtype of outputs; ``(n,)`` is fine for one output."""
+        """Return data as ``(n, k)`` in the dtype of outputs; ``(n,)`` is allowed for one output."""
         if y.dim() == 1 and outputs.shape[1] == 1:
             y = y.unsqueeze(1)
         if y.shape != outputs.shape:
@@ -329,26 +328,26 @@ class _Independent(OutputLikelihood):
         return y
 
     def hessian(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the Hessian of minus the log density, ``(n, k, k)``: the Fisher information, whatever the data."""
+        """Return the Hessian of the negative log density, ``(n, k, k)``; it equals the Fisher information."""
         return self.fisher(outputs)
 
     def fisher(self, outputs: Tensor) -> Tensor:
-        """Return a diagonal matrix for each row, ``(n, k, k)``."""
+        """Return the Fisher information, diagonal, ``(n, k, k)``."""
         return torch.diag_embed(self._precision(outputs))
 
     def fisher_root(self, outputs: Tensor) -> Tensor:
-        """Return its square root, diagonal, too, ``(n, k, k)``."""
+        """Return the square root of the Fisher information, diagonal, ``(n, k, k)``."""
         return torch.diag_embed(self._precision(outputs).sqrt())
 
 
 @dataclass(frozen=True)
 class GaussianOutputs(_Independent):
-    """Normal data with known variance; outputs are the means.
+    """Normal observations with known variance; outputs are means.
 
     Parameters
     ----------
     variance : float, default 1
-        Of the data about their mean, positive.
+        Observation variance, positive.
 
     Raises
     ------
@@ -370,7 +369,7 @@ class GaussianOutputs(_Independent):
         object.__setattr__(self, "variance", real_number("variance", self.variance, between=(0, math.inf)))
 
     def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the log density of each datum, ``(n,)``."""
+        """Return the log density of each observation, ``(n,)``."""
         constant = math.log(2 * math.pi * self.variance)
         return -0.5 * ((y - outputs).square() / self.variance + constant).sum(1)
 
@@ -389,7 +388,7 @@ class GaussianOutputs(_Independent):
 
 @dataclass(frozen=True)
 class BernoulliOutputs(_Independent):
-    """Zeros and ones; outputs are logits.
+    """Binary observations; outputs are logits.
 
     Examples
     --------
@@ -400,13 +399,13 @@ class BernoulliOutputs(_Independent):
     """
 
     def targets(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return zeros and ones, ``(n, k)``."""
+        """Return data as zeros and ones, ``(n, k)``."""
         y = super().targets(outputs, y)
         _refuse_rows((y != 0) & (y != 1), "y must be zeros and ones")
         return y
 
     def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the log probability of each datum, ``(n,)``."""
+        """Return the log probability of each observation, ``(n,)``."""
         return (y * outputs - torch.nn.functional.softplus(outputs)).sum(1)
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -423,7 +422,7 @@ class BernoulliOutputs(_Independent):
 
 @dataclass(frozen=True)
 class Poisson(_Independent):
-    """Counts; outputs are logarithms of rates.
+    """Poisson counts; outputs are log rates.
 
     Examples
     --------
@@ -440,7 +439,7 @@ class Poisson(_Independent):
         return y
 
     def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the log probability of each datum, ``(n,)``."""
+        """Return the log probability of each observation, ``(n,)``."""
         return (y * outputs - outputs.exp() - torch.lgamma(y + 1)).sum(1)
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -457,7 +456,7 @@ class Poisson(_Independent):
 
 @dataclass(frozen=True)
 class Categorical(OutputLikelihood):
-    """One of ``k`` classes; outputs are logits.
+    """Class labels, with ``k`` classes; outputs are logits.
 
     Examples
     --------
@@ -471,7 +470,7 @@ class Categorical(OutputLikelihood):
     natural = True
 
     def targets(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the numbers of classes, ``(n,)``."""
+        """Return class indices, ``(n,)``."""
         if outputs.shape[1] < 2:
             raise ShapeError("a categorical likelihood needs two or more outputs; for one logit take Bernoulli()")
         if y.shape != outputs.shape[:1]:
@@ -483,15 +482,15 @@ class Categorical(OutputLikelihood):
         return y.to(outputs.device, torch.long)
 
     def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the log probability of each class observed, ``(n,)``."""
+        """Return the log probability of each observed class, ``(n,)``."""
         return outputs.log_softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return indicators of classes minus probabilities, ``(n, k)``."""
+        """Return class indicators minus probabilities, ``(n, k)``."""
         return torch.nn.functional.one_hot(y, outputs.shape[1]).to(outputs) - outputs.softmax(1)
 
     def hessian(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the Hessian of minus the log density, ``(n, k, k)``: the Fisher information, whatever the data."""
+        """Return the Hessian of the negative log density, ``(n, k, k)``; it equals the Fisher information."""
         return self.fisher(outputs)
 
     def fisher(self, outputs: Tensor) -> Tensor:
@@ -525,21 +524,19 @@ def _refuse_rows(wrong: Tensor, message: str) -> None:
         raise DataError(f"{message}; the first that is not is in row {int(rows[0])}")
 
 
-# A symmetric matrix that differs from the identity within a span of few vectors.
+# A symmetric matrix: the identity plus a low-rank term.
 
 
 @dataclass(frozen=True)
 class System:
-    """The matrix ``I + W^T W``, the posterior precision where the prior's is one.
-
-    It differs from the identity within the span of the rows of ``W`` only.
+    """The matrix ``I + W^T W``: the posterior precision for prior precision one.
 
     Attributes
     ----------
     factor : Tensor
-        Its Cholesky factor in coordinates of that span, ``(m, m)``.
+        Cholesky factor of the matrix in the coordinates of ``basis``, ``(m, m)``.
     basis : Tensor or None
-        Of the span, orthonormal columns, ``(p, m)``; None for all of space.
+        Orthonormal basis of the span of the rows of ``W``, as columns, ``(p, m)``; None for the whole space.
     """
 
     factor: Tensor
@@ -547,14 +544,14 @@ class System:
 
     @property
     def log_determinant(self) -> float:
-        """Of the matrix."""
+        """Log determinant of the matrix."""
         return 2 * float(self.factor.diagonal().log().sum())
 
     def quadratic(self, a: Tensor) -> Tensor:
         """Return ``a (I + W^T W)^{-1} a^T``, ``(m, m)``."""
         inside, outside = self._parts(a.mT)
         half = torch.linalg.solve_triangular(self.factor, inside, upper=False)
-        # A sum of squares: the difference in Woodbury's formula loses digits where data say much.
+        # A sum of squares: the difference in Woodbury's formula cancels if the data are informative.
         return half.mT @ half + (0 if outside is None else outside.mT @ outside)
 
     def solve(self, v: Tensor) -> Tensor:
@@ -564,7 +561,7 @@ class System:
         return (inside if self.basis is None or outside is None else outside + self.basis @ inside).squeeze(1)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draw from the normal law with this precision, ``(count, p)``."""
+        """Draw from the centred normal distribution with this precision, ``(count, p)``."""
         size = len(self.factor if self.basis is None else self.basis)
         drawn = torch.randn(size, count, generator=generator, dtype=self.factor.dtype, device=generator.device)
         inside, outside = self._parts(drawn.to(self.factor.device))
@@ -577,25 +574,25 @@ class System:
             return columns, None
         inside = self.basis.mT @ columns
         outside = columns - self.basis @ inside
-        # What rounding has left inside is taken away, too.
+        # A second projection removes rounding errors.
         return inside, outside - self.basis @ (self.basis.mT @ outside)
 
 
 # A curvature matrix of a network, held as its factors.
 
-LARGEST = 20_000  # rows of a matrix that is still formed
-_COLUMNS = 16  # vectors multiplied at once
+LARGEST = 20_000  # largest number of rows of a matrix that is formed
+_COLUMNS = 16  # number of vectors multiplied at once
 
 
 class OutputCurvature(NamedTuple):
-    """A curvature in outputs, ``root diag(signs) root^T`` for each datum.
+    """Curvature in the outputs, ``root diag(signs) root^T`` for each observation.
 
     Attributes
     ----------
     root : Tensor
         ``(n, k, r)``.
     signs : Tensor or None
-        Of plus and minus one, ``(n, r)``; None where all are plus one.
+        Plus and minus one, ``(n, r)``; None if all are plus one.
     """
 
     root: Tensor
@@ -603,7 +600,7 @@ class OutputCurvature(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """A trace and its Monte Carlo standard error, zero where it is exact."""
+    """A trace and its Monte Carlo standard error, which is zero for an exact trace."""
 
     value: float
     standard_error: float
@@ -611,30 +608,30 @@ class Trace(NamedTuple):
 
 @dataclass(frozen=True)
 class Curvature:
-    """A symmetric ``p x p`` matrix of the form ``scale * sum_i J_i^T A_i J_i``.
+    """Symmetric ``p x p`` matrix ``scale * sum_i J_i^T A_i J_i``.
 
-    ``J_i`` are derivatives of the outputs at input ``i`` with respect to the parameters, ``A_i`` a curvature in these
+    ``J_i`` is the Jacobian of the outputs at input ``i`` with respect to the parameters, ``A_i`` the curvature in these
     outputs. Made by :func:`fisher`, :func:`gauss_newton` and :func:`empirical_fisher`.
 
     Attributes
     ----------
     name : str
-        Of the matrix.
+        Name of the matrix.
     network : FlatNetwork
     x : Tensor
         Inputs, ``(n, ...)``.
     factor : callable
-        Gives the :class:`OutputCurvature` of the curvature in outputs for a slice of inputs.
+        Maps a slice of inputs to its :class:`OutputCurvature`.
     num_outputs : int
         ``k``.
     rank : int
-        ``r``, how many columns a factor has.
+        Number of columns of a factor, ``r``.
     scale : float
-        One for the sum over data, ``1 / n`` for the mean.
+        1 for the sum over observations, ``1 / n`` for the mean.
     warnings : tuple of str
-        Why the matrix is not what it may be taken for, each with its remedy.
+        Failed diagnostics, each with a remedy.
     diagnostics : dict of float
-        The numbers behind them.
+        Values of the diagnostics.
     """
 
     name: str
@@ -649,17 +646,17 @@ class Curvature:
 
     @property
     def trusted(self) -> bool:
-        """Whether no diagnostic objected."""
+        """Whether all diagnostics passed."""
         return not self.warnings
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The matrix's, ``(p, p)``."""
+        """Shape of the matrix, ``(p, p)``."""
         return self.network.num_parameters, self.network.num_parameters
 
     @property
     def dual_size(self) -> int:
-        """Rows of :meth:`dual`, ``n * r``."""
+        """Number of rows of :meth:`dual`, ``n * r``."""
         return len(self.x) * self.rank
 
     def __str__(self) -> str:
@@ -691,7 +688,7 @@ class Curvature:
         return torch.stack([self._product(column) for column in v.mT], 1)
 
     def matrix(self) -> Tensor:
-        """Return the matrix itself, ``(p, p)``.
+        """Return the dense matrix, ``(p, p)``.
 
         Raises
         ------
@@ -705,23 +702,23 @@ class Curvature:
         return self.scale * result
 
     def dual(self) -> Tensor:
-        r"""Return ``scale * G G^T``, ``(n r, n r)``, where the matrix is ``scale * G^T G``.
+        r"""Return the dual matrix ``scale * G G^T``, ``(n r, n r)``, if the matrix is ``scale * G^T G``.
 
-        Both have the same eigenvalues but for zeros. For the Fisher information of normal data with unit variance,
-        ``G = J``, and this is the empirical neural tangent kernel.
+        The nonzero eigenvalues of both are the same. For the Fisher information of normal observations with unit
+        variance, ``G = J`` and the dual is the empirical neural tangent kernel.
 
         Raises
         ------
         ModelError
-            If the matrix is no such product, being indefinite.
+            If the matrix is indefinite.
         SettingsError
-            If there are too many data.
+            If there are too many observations.
         """
         rows = self.rows()
         return self.scale * (rows @ rows.mT)
 
     def rows(self) -> Tensor:
-        """Return ``G`` with ``scale * G^T G`` the matrix, ``(n r, p)``; errors are those of :meth:`dual`."""
+        """Return ``G``, ``(n r, p)``, if the matrix is ``scale * G^T G``; errors are the same as for :meth:`dual`."""
         _formed("the dual", self.dual_size, "multiply by vectors (@), or take matrix()")
         if self.dual_size * self.shape[0] > LARGEST**2:
             raise SettingsError(
@@ -738,7 +735,7 @@ class Curvature:
         return result
 
     def diagonal(self) -> Tensor:
-        """Return the exact diagonal, ``(p,)``."""
+        """Return the diagonal, ``(p,)``."""
         result = torch.zeros_like(self.network.vector)
         for rows, signs in self._rows():
             squares = rows.square()
@@ -746,12 +743,12 @@ class Curvature:
         return self.scale * result
 
     def trace(self, num_probes: int | None = None, *, seed: int | torch.Generator = 0) -> Trace:
-        """Return the trace, exactly or from products with random vectors.
+        """Return the trace, exact or estimated from products with random vectors.
 
         Parameters
         ----------
         num_probes : int, optional
-            Vectors of random signs, at least two; by default the trace is exact, at the cost of all Jacobians.
+            Number of random sign vectors, at least 2. By default the trace is exact and all Jacobians are computed.
         seed : int or torch.Generator, default 0
 
         References
@@ -771,7 +768,7 @@ class Curvature:
         return Trace(float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(count))
 
     def eigenvalues(self) -> Tensor:
-        """Return all eigenvalues, ascending, ``(p,)``, from the smaller of the matrix and its dual.
+        """Return all eigenvalues, ascending, ``(p,)``, computed from the smaller of the matrix and its dual.
 
         Raises
         ------
@@ -793,16 +790,16 @@ class Curvature:
         v : Tensor
             ``(p,)``.
         damping : float
-            Not negative.
+            Non-negative.
         tolerance : float, optional
-            Of the residual's length relative to that of ``v``; by default 1e-10, or 1e-5 in single precision.
+            Norm of the residual relative to the norm of ``v``; by default 1e-10, or 1e-5 in single precision.
         max_iterations : int, optional
-            By default ten times ``p``.
+            By default ``10 p``.
 
         Raises
         ------
         BudgetError
-            If the tolerance was not reached.
+            If the iterations do not reach the tolerance.
         DataError
             If ``v`` is not finite.
         """
@@ -824,12 +821,14 @@ class Curvature:
         return torch.as_tensor(found).to(v)
 
     def solve_exactly(self, v: Tensor, damping: float) -> Tensor:
-        """Return the solution of ``(matrix + damping I) u = v`` by Cholesky factors, ``(p,)``.
+        """Return the solution of ``(matrix + damping I) u = v`` by Cholesky factorisation, ``(p,)``.
 
-        With fewer rows of the dual than parameters, the system of the dual is solved instead.
+        With positive damping the smaller of the matrix and its dual is factorised, otherwise the matrix.
 
         Raises
         ------
+        ModelError
+            If the dual is used and the matrix is indefinite.
         SettingsError
             If the damped matrix is not positive definite to working precision, or both matrices are too large.
         """
@@ -884,21 +883,21 @@ def _damped(matrix: Tensor, damping: float) -> Tensor:
 
 def _positive_solve(matrix: Tensor, v: Tensor, name: str) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    # By rounding alone, a singular matrix often has factors; what is left of its pivots gives it away.
+    # Rounding often makes a singular matrix factorisable; its pivots are then tiny.
     pivots = factor.diagonal().square() / matrix.diagonal()
     if bool(failed) or float(pivots.min()) < 8 * len(matrix) * torch.finfo(matrix.dtype).eps:
         raise SettingsError(f"the {name} with this damping is not positive definite; give a larger damping")
     return torch.cholesky_solve(v.unsqueeze(1), factor).squeeze(1)
 
 
-# Check of observed data against the model, for the empirical Fisher to stand for the Fisher information.
+# Tests whether the empirical Fisher is close to the Fisher information for the observed data.
 
 _NUM_DIRECTIONS = 8
 _NUM_REPLICATES = 200
 _LARGEST_RATIO = 1.25
 _LARGEST_Z = 5.0
 _LARGEST_NOISE = 0.3
-_LARGEST_GRADIENT = 12.0  # a squared normal variable exceeds it once in 2,000 times
+_LARGEST_GRADIENT = 12.0  # a squared standard normal variable exceeds it with probability 1 / 2,000
 
 
 def _empirical_problems(
@@ -925,7 +924,7 @@ def _empirical_problems(
         ]
     )
     noise = drawn.std(0)
-    # The mean of a squared Gaussian projection is the trace.
+    # The mean square of random Gaussian projections is the trace.
     projected = torch.einsum("nk,nkm->m", score, along)
     diagnostics = {
         "ratio": float(ratio.mean()),
@@ -973,24 +972,24 @@ def _quadratic(score: Tensor, along: Tensor) -> Tensor:
 
 
 def fisher(module: nn.Module, likelihood: OutputLikelihood, x: Tensor, *, mean: bool = False) -> Curvature:
-    r"""Fisher information of a network's parameters, at the module's present ones.
+    r"""Return the Fisher information of a network's parameters, at their current values.
 
     .. math:: F = \sum_i \mathrm{E}_{y \sim p(y \mid f_\theta(x_i))}
        \nabla_\theta \log p(y \mid f_\theta(x_i))\, \nabla_\theta \log p(y \mid f_\theta(x_i))^\top
        = \sum_i J_i^\top F_i J_i.
 
-    The expectation is over the model's own data: observed ones do not enter.
+    The expectation is over data from the model; observed data are not used.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Maps ``(n, ...)`` to outputs ``(n, k)`` or ``(n,)``. Parameters without gradients are constants.
-    likelihood : Likelihood
-        Law of the data given outputs.
+        Maps ``(n, ...)`` to outputs ``(n, k)`` or ``(n,)``. Parameters that do not require gradients are constants.
+    likelihood : OutputLikelihood
+        Distribution of the data given outputs.
     x : Tensor
         Inputs, ``(n, ...)``.
     mean : bool, default False
-        Whether to divide the sum over data by ``n``.
+        Whether to divide the sum over observations by ``n``.
 
     Returns
     -------
@@ -999,9 +998,9 @@ def fisher(module: nn.Module, likelihood: OutputLikelihood, x: Tensor, *, mean: 
     Raises
     ------
     ModelError
-        If the module has nothing to learn, or random outputs.
+        If no parameter requires gradients, or outputs are random.
     DataError, ShapeError
-        If inputs or outputs are not finite or of the wrong shape.
+        If inputs or outputs are not finite or have the wrong shape.
 
     References
     ----------
@@ -1022,19 +1021,19 @@ def fisher(module: nn.Module, likelihood: OutputLikelihood, x: Tensor, *, mean: 
 def gauss_newton(
     module: nn.Module, likelihood: OutputLikelihood, x: Tensor, y: Tensor, *, mean: bool = False
 ) -> Curvature:
-    r"""Generalized Gauss-Newton matrix of minus the log likelihood, at the module's present parameters.
+    r"""Return the generalized Gauss-Newton matrix of the negative log likelihood, at the current parameters.
 
     .. math:: G = \sum_i J_i^\top \Big[-\nabla_f^2 \log p(y_i \mid f)\Big]_{f = f_\theta(x_i)} J_i
 
-    It is the Hessian less the curvature of the network itself; the whole Hessian where outputs are linear in
-    parameters, and the Fisher information where outputs are natural parameters.
+    It is the Hessian without the terms with second derivatives of the network. It equals the Hessian if outputs are
+    linear in the parameters, and the Fisher information if outputs are natural parameters.
 
     Parameters
     ----------
     module, likelihood, x, mean
         As in :func:`fisher`.
     y : Tensor
-        Data: ``(n, k)``, or ``(n,)`` for one output and for classes.
+        Data, ``(n, k)``, or ``(n,)`` for one output or class labels.
 
     Returns
     -------
@@ -1068,28 +1067,28 @@ def gauss_newton(
 def empirical_fisher(
     module: nn.Module, likelihood: OutputLikelihood, x: Tensor, y: Tensor, *, mean: bool = False, seed: int = 0
 ) -> Curvature:
-    r"""Sum of outer products of the gradients of single observed data, called the empirical Fisher.
+    r"""Return the empirical Fisher: the sum of outer products of per-observation gradients at the observed data.
 
     .. math:: E = \sum_i \nabla_\theta \log p(y_i \mid f_\theta(x_i))\,
        \nabla_\theta \log p(y_i \mid f_\theta(x_i))^\top
 
-    This is no Fisher information: it has its expectation only if the data come from the model at these parameters.
-    Elsewhere it weighs each datum by its squared residual, which says nothing about curvature. Whether the data look
-    like the model is tested, and the result says so: see ``trusted`` and ``warnings``.
+    Its expectation is the Fisher information only if the data come from the model at these parameters. Otherwise
+    observations are weighted by squared residuals, which are unrelated to curvature. The result is tested for this: see
+    ``trusted`` and ``warnings``.
 
     Parameters
     ----------
     module, likelihood, x, y, mean
         As in :func:`gauss_newton`.
     seed : int, default 0
-        Of the test.
+        Seed of the test.
 
     Returns
     -------
     Curvature
-        With ``diagnostics``: ``ratio`` of the empirical to the Fisher information along random directions, the
-        deviation ``z`` of that ratio from one in standard deviations under the model, ``noise`` (these standard
-        deviations), and ``gradient``, the squared gradient over its expectation under the model.
+        Its ``diagnostics`` are ``ratio`` (empirical Fisher over Fisher information, mean over random directions),
+        ``noise`` (standard deviation of the ratio under the model), ``z`` (largest deviation of the ratio from one, in
+        standard deviations), and ``gradient`` (squared gradient over its expectation under the model).
 
     Raises
     ------
@@ -1166,31 +1165,31 @@ def _empirical_fisher_of(
 
 # Natural gradients, and their fields over the plane of two parameters.
 
-EXACT_SIZE = 2000  # rows of the smaller matrix up to which it is factorised
+EXACT_SIZE = 2000  # largest number of rows of a matrix that is factorised
 
 
 def natural_gradient(
     module: nn.Module, likelihood: OutputLikelihood, x: Tensor, y: Tensor, damping: float = 0.0
 ) -> Tensor:
-    r"""Return the direction of steepest ascent of the log likelihood in the geometry of the model.
+    r"""Return the natural gradient of the log likelihood.
 
     .. math:: (F + \lambda I)^{-1} \nabla_\theta \sum_i \log p(y_i \mid f_\theta(x_i))
 
-    Without damping the step it makes in the network's outputs does not depend on how these are parametrised, to first
-    order.
+    Without damping the resulting change of the outputs is, to first order, invariant to the parametrisation of the
+    network.
 
     Parameters
     ----------
     module, likelihood, x, y
         As in :func:`gauss_newton`.
     damping : float, default 0
-        ``lambda``; positive if there are more parameters than outputs of all data.
+        :math:`\lambda`; must be positive if the number of parameters exceeds the total number of outputs, ``n k``.
 
     Returns
     -------
     Tensor
-        In the order of the module's parameters that require gradients, ``(p,)``. Solved by factorisation where the
-        Fisher information or its dual has at most 2,000 rows, and by conjugate gradients elsewhere.
+        Natural gradient in the order of the parameters that require gradients, ``(p,)``. It is computed by
+        factorisation if the Fisher information or its dual has at most 2,000 rows, otherwise by conjugate gradients.
 
     Raises
     ------
@@ -1230,18 +1229,18 @@ def log_likelihood_gradient(network: FlatNetwork, likelihood: OutputLikelihood, 
 
 
 class GradientFields(NamedTuple):
-    """Three directions of ascent at each point of a grid; all are ``(n1, n2, 2)``.
+    """Three directions of ascent at each point of a grid; all tensors are ``(n1, n2, 2)``.
 
     Attributes
     ----------
     points : Tensor
-        The two parameters.
+        Values of the two parameters.
     gradient : Tensor
-        Of the log likelihood.
+        Gradient of the log likelihood.
     natural : Tensor
-        The gradient, preconditioned with the Fisher information.
+        Gradient preconditioned with the Fisher information.
     empirical : Tensor
-        The gradient, preconditioned with the empirical Fisher.
+        Gradient preconditioned with the empirical Fisher.
     """
 
     points: Tensor
@@ -1250,7 +1249,7 @@ class GradientFields(NamedTuple):
     empirical: Tensor
 
     def plot(self, axes: list[Axes]) -> None:
-        """Draw the three fields as streams, each into axes of its own."""
+        """Plot each of the three fields as streamlines in one of the axes."""
         fields = (self.gradient, self.natural, self.empirical)
         titles = ("gradient", "natural gradient", "empirical Fisher")
         first, second = self.points[:, 0, 0].cpu().numpy(), self.points[0, :, 1].cpu().numpy()
@@ -1270,14 +1269,14 @@ def gradient_fields(
     second: Tensor,
     damping: float = 1e-8,
 ) -> GradientFields:
-    """Evaluate gradient, natural gradient and its counterpart of the empirical Fisher over a grid.
+    """Evaluate the gradient, the natural gradient and the empirical-Fisher gradient on a grid of two parameters.
 
     Parameters
     ----------
     module, likelihood, x, y
         As in :func:`gauss_newton`; the module has two parameters.
     first, second : Tensor
-        Their values, increasing and evenly spaced if they are to be plotted, ``(n1,)`` and ``(n2,)``.
+        Values of the two parameters, ``(n1,)`` and ``(n2,)``; for plots increasing and evenly spaced.
     damping : float, default 1e-8
         Added to both matrices.
 
@@ -1288,7 +1287,7 @@ def gradient_fields(
     Raises
     ------
     ModelError
-        If the module has more or fewer parameters.
+        If the module does not have two parameters.
     SettingsError, DataError, ShapeError
         As in :func:`natural_gradient`.
 
@@ -1326,20 +1325,20 @@ def _solved(curvature: Curvature, v: Tensor, damping: float) -> Tensor:
 
 # The normal approximation to a network's posterior at a mode, with the Gauss-Newton matrix as its curvature.
 
-POLISHED = 1000  # rows of matrices up to which steps are taken
+POLISHED = 1000  # largest number of rows of a matrix for which Gauss-Newton steps are taken
 NUM_STEPS = 20
 _CLOSE = 0.1  # posterior standard deviations
 
 
 class Prediction(NamedTuple):
-    """Normal law of a linearised network's outputs.
+    """Normal distribution of a linearised network's outputs.
 
     Attributes
     ----------
     mean : Tensor
-        The network's outputs, ``(n, k)``.
+        Outputs at the mode, ``(n, k)``.
     covariance : Tensor
-        At each input, noise of data not included, ``(n, k, k)``.
+        Covariance of outputs at each input, without observation noise, ``(n, k, k)``.
     """
 
     mean: Tensor
@@ -1348,21 +1347,21 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class LaplacePosterior:
-    r"""Normal law of parameters, ``N(mean, (diag(prior_precision) + GGN)^{-1})``; made by :func:`laplace_posterior`.
+    r"""Laplace posterior ``N(mean, (diag(prior_precision) + GGN)^{-1})``; made by :func:`laplace_posterior`.
 
     Attributes
     ----------
     curvature : Curvature
-        The Gauss-Newton matrix.
+        Gauss-Newton matrix (GGN).
     prior_precision : Tensor
         ``(p,)``.
     log_likelihood : float
-        Of all data at the mode.
+        Log likelihood of all data at the mode.
     distance : float
-        From the mode to where a Newton step leads, in posterior standard deviations.
+        Length of a Newton step from ``mean``, in posterior standard deviations.
     system : System
-        What inverts the precision.
-    likelihood : Likelihood
+        Factorised precision, scaled to prior precision one.
+    likelihood : OutputLikelihood
     """
 
     curvature: Curvature
@@ -1383,7 +1382,7 @@ class LaplacePosterior:
 
     @property
     def log_evidence(self) -> float:
-        """Logarithm of the marginal likelihood, in nats."""
+        """Laplace approximation to the log marginal likelihood."""
         misfit = float((self.prior_precision * self.mean.square()).sum())
         return self.log_likelihood - 0.5 * misfit - 0.5 * self.system.log_determinant
 
@@ -1396,7 +1395,7 @@ class LaplacePosterior:
         return self.system.quadratic(torch.diag(self.prior_precision.rsqrt()))
 
     def predict(self, x: Tensor) -> Prediction:
-        """Return mean and covariance of outputs of the network, linear in its parameters about the mode.
+        """Return mean and covariance of the outputs of the network linearised at the mode.
 
         Parameters
         ----------
@@ -1418,27 +1417,27 @@ class LaplacePosterior:
         return Prediction(outputs, torch.stack(found))
 
     def predict_probabilities(self, x: Tensor, *, num_samples: int = 10_000, seed: int | torch.Generator = 0) -> Tensor:
-        """Return probabilities of data, averaged over the normal law of outputs that :meth:`predict` gives.
+        """Return predictive probabilities, averaged over the distribution of outputs from :meth:`predict`.
 
         Parameters
         ----------
         x : Tensor
             Inputs, ``(n, ...)``.
         num_samples : int, default 10_000
-            Draws of outputs, for :class:`Categorical`: the Monte Carlo error is at most ``0.5 / sqrt(num_samples)``.
-            Not used for :class:`BernoulliOutputs`, whose integrals are computed to about eight digits.
+            Number of draws of outputs for :class:`Categorical`; the standard error is at most
+            ``0.5 / sqrt(num_samples)``. Not used for :class:`BernoulliOutputs`, whose integrals are computed to about
+            eight digits.
         seed : int or torch.Generator, default 0
-            Of these draws.
 
         Returns
         -------
         Tensor
-            Of ones, ``(n, k)``, for :class:`BernoulliOutputs`; of classes, ``(n, k)``, for :class:`Categorical`.
+            ``(n, k)``: probabilities of ones for :class:`BernoulliOutputs`, of classes for :class:`Categorical`.
 
         Raises
         ------
         SettingsError
-            If the likelihood is another.
+            If the likelihood is neither of these.
         """
         count = whole_number("num_samples", num_samples, least=1)
         if not isinstance(self.likelihood, BernoulliOutputs | Categorical):
@@ -1457,7 +1456,7 @@ class LaplacePosterior:
     def sample(self, num_samples: int = 1, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw parameters, ``(num_samples, p)``.
 
-        A draw goes back into a copy of the module, in the order of parameters that require gradients, by
+        To write a draw into a copy of the module, use
         ``torch.nn.utils.vector_to_parameters(draw, [p for p in module.parameters() if p.requires_grad])``.
         """
         count = whole_number("num_samples", num_samples, least=1)
@@ -1474,33 +1473,33 @@ def laplace_posterior(
     *,
     tolerance: float = 0.1,
 ) -> LaplacePosterior:
-    r"""Approximate the posterior of a network's parameters by a normal law at a mode.
+    r"""Return the Laplace approximation to the posterior of a network's parameters at a mode.
 
-    The prior is normal about zero. The precision is that of the prior plus the generalized Gauss-Newton matrix, which
-    unlike the Hessian has no negative eigenvalues, and unlike the empirical Fisher does not depend on residuals.
+    The prior is normal with mean zero. The posterior precision is the prior precision plus the generalized Gauss-Newton
+    matrix. If outputs are natural parameters, this matrix is positive semidefinite and does not depend on residuals.
 
     Parameters
     ----------
     module : torch.nn.Module
-        At a mode of the posterior; see :func:`find_parameter_mode`.
+        Its parameters must be at a mode of the posterior; see :func:`find_parameter_mode`.
     likelihood, x, y
         As in :func:`gauss_newton`.
     prior_precision : float or Tensor
-        Positive; one number, or one a parameter, ``(p,)``.
+        Positive; a number, or a value per parameter, ``(p,)``.
     tolerance : float, default 0.1
-        How many posterior standard deviations a Newton step may lead away.
+        Largest length of a Newton step at the mode, in posterior standard deviations.
 
     Returns
     -------
     LaplacePosterior
-        Factorised in the space of parameters, or that of outputs of all data if that is smaller.
+        Factorised in the space of parameters or, if smaller, of the outputs of all observations.
 
     Raises
     ------
     ModelError
         If the module is not at a mode, or the Gauss-Newton matrix is indefinite.
     SettingsError
-        If the prior precision is not positive, or there are too many parameters and data.
+        If the prior precision is not positive, or there are too many parameters and observations.
     DataError, ShapeError
         As in :func:`gauss_newton`.
 
@@ -1535,7 +1534,7 @@ def laplace_posterior(
         raise ModelError(
             f"the module is not at a mode of this posterior: a Newton step leads {distance:.3g} posterior standard "
             f"deviations away, more than {tolerance:g}; train it further with the same likelihood and prior, for "
-            "example by find_mode"
+            "example by find_parameter_mode"
         )
     outputs = network.outputs(curvature.x)
     value = float(likelihood.log_likelihood(outputs, likelihood.targets(outputs, y)).sum())
@@ -1595,7 +1594,7 @@ def _in_double(network: FlatNetwork, x: Tensor, prior: Tensor) -> tuple[FlatNetw
     try:
         converted = flat_network(copy.deepcopy(network.module).double())
         _check_data(converted, wide)
-    except (BayeskitError, RuntimeError):  # some layer wants its own precision, or the device has no other
+    except (BayeskitError, RuntimeError):  # a layer or the device does not support double precision
         return network, x, prior
     return converted, wide, prior.double()
 

@@ -1,4 +1,4 @@
-"""Neural tangent kernels of networks as they are, of finite width."""
+"""Empirical neural tangent kernels of finite networks at their current parameters."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def descent_rate(learning_rate: float | None, largest: Callable[[], float]) -> f
 def largest_eigenvalue(kernel: Tensor) -> float:
     """Return the largest eigenvalue of a kernel, ``(n, n)`` or ``(n, n, outputs, outputs)``."""
     if kernel.dim() == 4:
-        kernel = kernel.transpose(1, 2).flatten(2).flatten(0, 1)  # one row an input and output
+        kernel = kernel.transpose(1, 2).flatten(2).flatten(0, 1)  # one row per input and output
     return float(torch.linalg.eigvalsh(kernel.double())[-1])
 
 
@@ -182,7 +182,7 @@ def plain_attention() -> Iterator[None]:
 def functional_outputs(module: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
     """Return a module's outputs, ``(n, k)``, with some of its parameters replaced, and copies of its buffers."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    x = x.clone()  # which the module may change in place
+    x = x.clone()  # the module may change it in place
     with plain_attention():
         y = functional_call(module, {**parameters, **buffers}, (x,)) if parameters or buffers else module(x)
     if not isinstance(y, Tensor) or not y.is_floating_point():
@@ -194,15 +194,15 @@ def functional_outputs(module: nn.Module, parameters: dict[str, Tensor], x: Tens
 
 # Gradients with respect to one layer's parameters, in factors whose products are cheap.
 
-CHUNK = 1 << 22  # numbers that an intermediate result of a product may hold
+CHUNK = 1 << 22  # largest number of entries of an intermediate result
 
 
 class _Outputs(Enum):
     """Which pairs of a network's outputs a kernel is of."""
 
     FULL = "full"  # all pairs, (k, n1, k, n2)
-    TRACE = "trace"  # each with itself, summed, (n1, n2)
-    DIAGONAL = "diagonal"  # each with itself, (k, n1, n2)
+    TRACE = "trace"  # each output with itself, summed, (n1, n2)
+    DIAGONAL = "diagonal"  # each output with itself, (k, n1, n2)
 
 
 @dataclass(frozen=True)
@@ -343,9 +343,9 @@ def _weight_gradients(sites: _Sites, start: int, end: int) -> Tensor:
     return (chosen.mT @ (sites.activations * sites.weight**0.5)).flatten(2)
 
 
-# Layers whose gradients have factors: the layer's inputs, and the gradients at its outputs.
+# Layers whose parameter gradients factorise into the layer's inputs and the gradients at its outputs.
 
-Calls = list[tuple[Tensor, Tensor]]  # what entered, (n, ...), and what arrived, (k, n, ...), at each call of a layer
+Calls = list[tuple[Tensor, Tensor]]  # at each call of a layer: its input, (n, ...), and output gradients, (k, n, ...)
 
 
 def factors(layer: nn.Module, calls: Calls) -> list[LayerGradients]:
@@ -473,26 +473,26 @@ _FACTORS: dict[type[nn.Module], Callable[[Any, Calls], list[LayerGradients]]] = 
 }
 
 
-# Choice of the layers whose gradients have factors, and the memory that a kernel takes.
+# Choice of the layers whose gradients factorise, and the memory for a kernel.
 
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
-_COPIES = 4  # of gradients that are computed for single inputs: torch's, both in another order, and a product's
+_COPIES = 4  # copies of per-input gradients in memory: torch's own, two reordered, and one in a product
 
 
 @dataclass(frozen=True)
 class GradientPlan:
-    """How the gradients of a module are found.
+    """Method of computing the gradients of each of a module's parameters.
 
     Attributes
     ----------
     module : torch.nn.Module
     layers : tuple of torch.nn.Module
-        Those whose gradients have factors.
+        Layers whose gradients are held as factors.
     rest : tuple of str
-        The names of all other parameters.
+        Names of all other parameters.
     num_outputs : int
     num_numbers : int
-        That are held for each input.
+        How many numbers are held for each input.
     """
 
     module: nn.Module
@@ -503,11 +503,11 @@ class GradientPlan:
 
     @property
     def parameter(self) -> nn.Parameter:
-        """The first one that is trained, whose dtype and device are those of a kernel."""
+        """First parameter that requires gradients; the kernel has its dtype and device."""
         return _first_trainable(self.module)
 
     def by_single_inputs(self) -> GradientPlan:
-        """Return a plan that trusts nothing but gradients of single inputs."""
+        """Return a plan that computes the gradient of each input separately."""
         names = {name: p.numel() for name, p in self.module.named_parameters() if p.requires_grad}
         numbers = self.num_numbers + _COPIES * self.num_outputs * sum(names.values())
         return GradientPlan(self.module, (), tuple(names), self.num_outputs, numbers)
@@ -553,7 +553,7 @@ def make_gradient_plan(module: nn.Module, x: Tensor) -> GradientPlan:
     k = trial.outputs.shape[1]
     numbers = _COPIES * k * sum(sizes[name].numel() for name in rest) + x[:1].numel()
     for call in trial.calls:
-        # Convolutions unfold what enters, and scale it; gradients are held, and twice more while they are computed.
+        # Convolutions hold the input unfolded and scaled; gradients are held, with two more copies during computation.
         numbers += call.entered.numel() // 2 * (1 + 2 * _patch(call.layer)) + call.size // 2 * (1 + 3 * k)
     return GradientPlan(module, layers, tuple(rest), k, numbers)
 
@@ -631,7 +631,7 @@ def _rows_that_mix(trial: _Recording, pair: Tensor) -> set[nn.Module]:
     if not trial.outputs.requires_grad:
         return set()
     k = trial.outputs.shape[1]
-    # Weights that differ, for outputs may add up to a constant.
+    # Weights differ between outputs, because the sum of the outputs may be constant.
     total = trial.outputs[0] @ torch.arange(1.0, k + 1).to(trial.outputs)
     tracked = [pair] if pair.requires_grad else []
     edges: list[Any] = [*(call.left for call in trial.calls), *tracked]
@@ -656,7 +656,7 @@ def _patch(layer: nn.Module) -> int:
     return math.prod(getattr(layer, "kernel_size", (0,)))
 
 
-# Products of a neural tangent kernel with a vector, without the kernel.
+# Products of a neural tangent kernel with a vector, without forming the kernel.
 
 _Parameters = Mapping[str, Tensor]
 
@@ -667,8 +667,8 @@ def ntk_vector_product(
 ) -> Tensor:
     r"""Return a module's neural tangent kernel times a vector.
 
-    One backward pass at ``x2`` and one forward pass with tangents at ``x1``, :math:`J_1 (J_2^\top v)`: time and memory
-    grow with the number of inputs, not with that of pairs.
+    The product :math:`J_1 (J_2^\top v)` takes one backward pass at ``x2`` and one forward-mode pass at ``x1``. Time and
+    memory are linear in the number of inputs.
 
     Parameters
     ----------
@@ -677,23 +677,24 @@ def ntk_vector_product(
     x1 : Tensor
         Inputs, ``(n1, ...)``.
     x2 : Tensor or None
-        Others, ``(n2, ...)``; None for the same.
+        Second set of inputs, ``(n2, ...)``; None for ``x1``.
     v : Tensor
-        ``(n2, k)``, a number for each output at each of ``x2``.
+        ``(n2, k)``, one row per input of ``x2``, one column per output.
     block_size : int, optional
-        How many inputs are worked on at once; by default all.
+        Number of inputs per pass; by default all.
 
     Returns
     -------
     Tensor
-        ``(n1, k)``, the sum over ``j`` and ``b`` of ``empirical_ntk(module, x1, x2)[i, j, a, b] * v[j, b]``.
+        ``(n1, k)``; entry ``[i, a]`` is the sum of ``empirical_ntk(module, x1, x2)[i, j, a, b] * v[j, b]`` over ``j``
+        and ``b``.
 
     Raises
     ------
     ModelError, DataError
         As in :func:`empirical_ntk`, and if ``v`` is not finite.
     ShapeError
-        If inputs differ in shape, or ``v`` does not have a row for each of ``x2`` and a column for each output.
+        If inputs differ in shape, or ``v`` is not ``(n2, k)``.
 
     Examples
     --------
@@ -779,7 +780,7 @@ def _twice_backward(module: nn.Module, parameters: _Parameters, x: Tensor, total
         return torch.autograd.grad(product, weights)[0].detach()
 
 
-# The neural tangent kernel of a finite network: inner products of its gradients.
+# The empirical neural tangent kernel: inner products of gradients.
 
 _GIB = 1 << 30
 
@@ -794,44 +795,39 @@ def empirical_ntk(
     block_size: int | None = None,
     max_memory: int = _GIB,
 ) -> Tensor:
-    r"""Return the neural tangent kernel of a module at its parameters.
+    r"""Return the neural tangent kernel of a module at its current parameters.
 
-    The kernel is :math:`\Theta_{ij}^{ab} = \sum_p \partial_p f_a(x_i) \, \partial_p f_b(x_j)`, over all parameters
-    that require gradients. For dense layers, convolutions, embeddings and normalisations it is computed from products
-    of what enters a layer and of what arrives at its outputs in a backward pass, without the gradients of single
-    inputs; for all else, such as shared weights, layers that are not known or that have hooks, from these. Both are
-    compared with an ordinary gradient of all inputs; if they differ, as where a module sorts its inputs or sends them
-    to different layers, each input is worked on by itself. Hooks on parameters themselves are not part of the module's
-    function; do not rely on them.
+    The kernel is :math:`\Theta_{ij}^{ab} = \sum_p \partial_p f_a(x_i) \, \partial_p f_b(x_j)`; the sum is over all
+    parameters that require gradients. See Notes for the algorithm and for the relation to the infinite-width kernel.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Takes ``(n, ...)`` and returns ``(n, ...)``, each row from its own input; it is left as it was. Outputs with
-        more than two dimensions are flattened to ``(n, k)``, row by row, and ``(n,)`` is one output.
+        Maps ``(n, ...)`` to ``(n, ...)``; each output row depends on its own input only. It is not changed. Outputs
+        are flattened to ``(n, k)``; ``(n,)`` is one output.
     x1 : Tensor
         Inputs, ``(n1, ...)``.
     x2 : Tensor, optional
-        Others, ``(n2, ...)``; by default the same, and then the matrix is exactly symmetric.
+        Second set of inputs, ``(n2, ...)``; by default ``x1``, and the kernel is then exactly symmetric.
     outputs : {"full", "trace", "diagonal"}, default "full"
-        Of all pairs of outputs; of each output with itself; or the latter's mean, which is the trace over outputs by
-        their number (what `neural-tangents` calls ``trace_axes=(-1,)``).
+        ``"full"``: all pairs of outputs. ``"diagonal"``: each output with itself. ``"trace"``: the mean of the
+        diagonal over outputs (``trace_axes=(-1,)`` in `neural-tangents`).
     block_size : int, optional
-        How many inputs are worked on at once; by default as many as ``max_memory`` allows.
+        Number of inputs per pass; by default as many as ``max_memory`` allows.
     max_memory : int, default 2**30
-        About how many bytes to use in addition to the result, 40 MB at least.
+        Approximate memory in addition to the result, in bytes; at least 40 MB.
 
     Returns
     -------
     Tensor
-        ``(n1, n2, k, k)``, ``(n1, n2)`` for the trace, or ``(n1, n2, k)`` for the diagonal; without a graph. Its dtype
-        is that of the first parameter that requires gradients.
+        ``(n1, n2, k, k)``, ``(n1, n2)`` for the trace, or ``(n1, n2, k)`` for the diagonal, without an autograd graph.
+        The dtype is that of the first parameter that requires gradients.
 
     Raises
     ------
     ModelError
-        If outputs at one input depend on others (as with ``BatchNorm`` in training) or on chance (as with
-        ``Dropout``), if no parameter requires gradients, or if the module changes a layer's inputs in place.
+        If the output at one input depends on other inputs (``BatchNorm`` in training mode) or is random
+        (``Dropout``), if no parameter requires gradients, or if the module changes a layer's inputs in place.
     ShapeError, DataError
         If inputs do not fit the module or each other, or are not finite.
     SettingsError
@@ -839,10 +835,16 @@ def empirical_ntk(
 
     Notes
     -----
-    As ``width`` grows, the mean and each of the diagonal of ``infinite_width(module).network(width)`` go to
-    ``infinite_width(module).ntk``: its weights are drawn with unit variance, and scaled in the forward pass. A torch
-    module that has just been built is another network: gradients are with respect to weights as they are, and
-    ``Linear`` draws weights and biases with variance ``1 / (3 fan_in)``. Its kernel grows with the width, about as
+    Algorithm: for dense layers, convolutions, embeddings and normalisations the kernel is computed from the layer's
+    inputs and the backpropagated gradients at its outputs. For other parameters (shared weights, unknown layers, layers
+    with hooks) the gradient of each input is computed. Both are checked against an ordinary gradient of all inputs. If
+    they differ, for example because a module sorts its inputs or routes them to different layers, all inputs are
+    processed separately. Hooks on parameters are not part of the module's function; do not rely on them.
+
+    Limit: as ``width`` grows, ``"trace"`` and each entry of ``"diagonal"`` of ``infinite_width(module).network(width)``
+    converge to ``infinite_width(module).ntk``, in which weights have unit variance and are scaled in the forward pass.
+    A newly built torch module has the standard parametrisation instead, and ``Linear`` draws weights and biases with
+    variance ``1 / (3 fan_in)``. Its kernel grows with the width, approximately as
 
     .. code-block:: python
 
@@ -850,7 +852,7 @@ def empirical_ntk(
         biases = {name: 1 / (3 * m.in_features) for name, m in linear.items()}
         infinite_width(module, "standard", weight_variance=1 / 3, bias_variance=biases).ntk(x1, x2)
 
-    which is for normal weights; those of torch are uniform, which is noticed where a layer has few inputs.
+    This formula is for normal weights; torch's weights are uniform, which matters for layers with few inputs.
 
     References
     ----------
@@ -887,7 +889,7 @@ def empirical_ntk(
     length = _block_size(plan, which, x1, block_size, max_memory)
     try:
         result = _fill(plan, x1.detach(), x2.detach(), which, symmetric, length)
-    except _Disagreement:  # the module does something with these inputs that it did not with two
+    except _Disagreement:  # the module treats these inputs differently from the two that were tried before
         plan = plan.by_single_inputs()
         length = _block_size(plan, which, x1, block_size, max_memory)
         result = _fill(plan, x1.detach(), x2.detach(), which, symmetric, length)
@@ -901,7 +903,7 @@ def _block_size(plan: GradientPlan, outputs: _Outputs, x: Tensor, block_size: in
     if block_size is not None:
         return whole_number("block_size", block_size, least=1)
     allowed = whole_number("max_memory", max_memory, least=1) / plan.parameter.element_size()
-    allowed -= min(3 * CHUNK, allowed / 2)  # for what products hold in between
+    allowed -= min(3 * CHUNK, allowed / 2)  # reserve for intermediate results of products
     # Solve square b^2 + linear b = allowed.
     square = 1 if outputs is _Outputs.TRACE else 2 * plan.num_outputs
     linear = 2 * plan.num_numbers
@@ -953,7 +955,7 @@ def gradient_factors(plan: GradientPlan, x: Tensor) -> list[LayerGradients]:
     calls: dict[torch.nn.Module, Calls] = {layer: [] for layer in plan.layers}
     arrived = trial.gradients() if plan.layers else []
     for call, gradient in zip(trial.calls, arrived, strict=True):
-        if gradient is not None:  # else the call does not matter to the outputs
+        if gradient is not None:  # otherwise outputs do not depend on the call
             if len(call.entered) != len(x) or gradient.shape[1] != len(x):
                 raise _Disagreement
             calls[call.layer].append((call.entered, gradient))
@@ -974,7 +976,7 @@ def _check(
     rest: list[LayerGradients],
 ) -> None:
     """Raise unless the gradient of a weighted sum of all outputs is that from the gradients of single inputs."""
-    # Hooks cannot tell which row belongs to which input: a module may sort or route the rows that enter a layer.
+    # Hooks do not know the input of each row: a module may sort or route the rows that enter a layer.
     weights = _weights(trial.outputs)
     named = {name: p for name, p in plan.module.named_parameters() if p.requires_grad}
     total = torch.autograd.grad(trial.outputs, list(named.values()), weights, allow_unused=True, retain_graph=True)
@@ -1057,7 +1059,7 @@ class Linearized(nn.Module):
     Attributes
     ----------
     network : torch.nn.Module
-        A copy of the module. Its parameters are :math:`\theta`; they are trained.
+        Copy of the module; its parameters are :math:`\theta`, and can be trained.
     """
 
     network: nn.Module
@@ -1072,7 +1074,7 @@ class Linearized(nn.Module):
             self.register_buffer(f"start_{i}", module.get_parameter(name).detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return outputs, of the shape of the module's."""
+        """Return outputs, in the shape of the module's outputs."""
         start = {name: self.get_buffer(f"start_{i}") for i, name in enumerate(self._names)}
         step = {name: attrgetter(name)(self.network) - value for name, value in start.items()}
 
@@ -1086,15 +1088,15 @@ class Linearized(nn.Module):
 
 
 def linearize(module: nn.Module) -> Linearized:
-    r"""Return a module's first-order expansion in its parameters, at their present values.
+    r"""Return a module's first-order Taylor expansion in its parameters, at their current values.
 
-    It is what a wide network does when it is trained: linear in its parameters, with a neural tangent kernel that does
-    not change.
+    The expansion is linear in the parameters, so its neural tangent kernel is constant during training. In the NTK
+    parametrisation a network approaches its linearisation as the width grows [1]_.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Copied, so that training one leaves the other as it is. Parameters that do not require gradients stay fixed.
+        It is copied, and not changed by training. Parameters that do not require gradients stay fixed.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Finite networks with random weights of the law whose limit the kernels are."""
+"""Finite networks with random weights, whose infinite-width limit the kernels describe."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def finite_network(
             found[node.name] = _Channels(_sizes(old)[1], leaving)
         elif isinstance(layer, LayerNormalization):
             channels = sources[0] if sources else _Channels(1, 1)
-            # One without parameters may be used again, then with a name that no module has: it has been replaced.
+            # A layer without parameters may be called again under a name that no module has, because it was replaced.
             if node.name in names:
                 result.set_submodule(node.name, _normalization(result.get_submodule(node.name), channels))
             found[node.name] = channels

@@ -1,4 +1,4 @@
-"""How far finite networks are from their limit: moments of kernels, drift in training, and the kernel regime."""
+"""Deviation of finite networks from the infinite-width limit: kernel bias, drift in training, and the kernel regime."""
 
 from __future__ import annotations
 
@@ -68,28 +68,28 @@ __all__ = [
 ]
 
 
-# A power of the width, fitted to numbers with errors.
+# Power laws in the width, fitted to values with errors.
 
-_RATES = (-1.0, 6.0)  # between which a fit looks
+_RATES = (-1.0, 6.0)  # search range of the rate
 _STEPS = 141
-_DEGENERATE = 1e-10  # share of the largest variance below which a direction has none
+_DEGENERATE = 1e-10  # share of the largest variance below which the variance of a direction counts as zero
 
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """Numbers that fall as ``amplitude * width**(-rate)``, fitted by generalised least squares.
+    """Power law ``amplitude * width**(-rate)``, fitted by generalised least squares.
 
     Attributes
     ----------
     rate : float
-        The common power.
+        Common exponent.
     interval : tuple of float
-        95 % confidence interval, by profile likelihood; an infinite end is one that the data leave open.
+        95 % profile likelihood interval of the rate; an infinite limit is not determined by the data.
     p_value : float
-        How often numbers that follow a power exactly would stray further from the best fit; NaN where there are too
-        few to tell. A small one says that higher powers of one over the width show: leave out the smallest widths.
+        P-value of a chi-squared goodness-of-fit test; NaN without degrees of freedom. If it is small, higher powers of
+        one over the width matter: leave out the smallest widths.
     amplitude : Tensor
-        One for each number, ``(p,)``.
+        ``(p,)``.
 
     Examples
     --------
@@ -107,12 +107,12 @@ class PowerLaw:
     amplitude: Tensor
 
     def covers(self, rate: float) -> bool:
-        """Whether a rate lies in the confidence interval."""
+        """Whether the confidence interval contains a rate."""
         return self.interval[0] <= rate <= self.interval[1]
 
     @property
     def is_open(self) -> bool:
-        """Whether the numbers are so small beside their errors that any rate fits."""
+        """Whether both limits of the interval are infinite: values are too small relative to their errors."""
         return not (self.interval[0] > -math.inf or self.interval[1] < math.inf)
 
     def __repr__(self) -> str:
@@ -126,16 +126,16 @@ class PowerLaw:
 
 
 def fit_power_law(widths: Tensor, values: Tensor, covariance: Tensor) -> PowerLaw:
-    """Fit one power, and an amplitude each, to several numbers that were measured at several widths.
+    """Fit a power law in the width to several quantities, with a common rate and separate amplitudes.
 
     Parameters
     ----------
     widths : Tensor
-        Shape ``(W,)``.
+        ``(W,)``.
     values : Tensor
-        Shape ``(W, p)``.
+        ``(W, p)``.
     covariance : Tensor
-        Of the values at each width, ``(W, p, p)``; directions without variance are left out.
+        Covariance of the values at each width, ``(W, p, p)``; directions with variance zero are left out.
 
     Returns
     -------
@@ -149,7 +149,7 @@ def fit_power_law(widths: Tensor, values: Tensor, covariance: Tensor) -> PowerLa
     >>> round(fit_power_law(widths, (3 / widths.square())[:, None], error).rate, 4)
     2.0
     """
-    # Against the middle of the widths, amplitudes have the size of the values.
+    # Widths are relative to their geometric mean, so that amplitudes have the scale of the values.
     middle = widths.log().mean()
     scale = widths.log() - middle
     precision, num_directions = precisions(covariance)
@@ -198,31 +198,31 @@ def _crossing(misfit: Callable[[float], float], bound: float, start: float, step
     return float(brentq(lambda rate: misfit(rate) - bound, start, end))
 
 
-# Many random networks of one width at once, and the kernels of each.
+# Kernels of many random networks of the same width at once.
 
-CHUNK = 1 << 22  # numbers that gradients of a chunk of networks hold: more, and they leave the cache for nothing
+CHUNK = 1 << 22  # numbers in the gradients of a chunk of networks; a larger chunk does not fit the cache
 
 Parameters = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class RandomNetworks:
-    """The law of a finite network's weights, and what its kernels need; made by :func:`random_networks`.
+    """Distribution of a finite network's weights, with its kernels; made by :func:`random_networks`.
 
     Attributes
     ----------
     template : torch.nn.Module
-        One network, whose own weights do not matter.
+        A network of the same architecture; its weights are ignored.
     limit : InfiniteWidth
-        What its kernels tend to.
+        Limit of the kernels.
     spread : mapping of str to float
         Standard deviation of each random parameter, by name.
     trained : tuple of str
-        The parameters that take part in the tangent kernel.
+        Names of the parameters in the tangent kernel.
     last : tuple of str
-        Random parameters in which outputs are linear.
+        Names of the random parameters in which outputs are linear.
     alike : bool
-        Whether all outputs have the same law, so that one stands for all.
+        Whether all outputs have the same distribution; then a single output is used.
     """
 
     template: nn.Module
@@ -245,22 +245,22 @@ class RandomNetworks:
         return result
 
     def outputs(self, parameters: Parameters, x: Tensor) -> Tensor:
-        """Return what each network makes of inputs, ``(networks, n, outputs)``."""
+        """Return the outputs of each network, ``(networks, n, outputs)``."""
         return vmap(lambda p: functional_call(self.template, p, (x,)).flatten(1))(dict(parameters))
 
     def nngp(self, parameters: Parameters, x: Tensor) -> Tensor:
-        """Return covariances of an output given all but the last layer, ``(networks, n, n)``.
+        """Return the covariance of an output given all but the last layer, ``(networks, n, n)``.
 
-        Outputs are linear in the last layer, so that its weights are integrated out and not sampled.
+        Outputs are linear in the last layer, so its weights are integrated out instead of sampled.
         """
         return self._products(parameters, x, {name: self.spread[name] for name in self.last})
 
     def ntk(self, parameters: Parameters, x: Tensor) -> Tensor:
-        """Return products of an output's gradients with respect to all parameters, ``(networks, n, n)``."""
+        """Return inner products of an output's gradients with respect to all parameters, ``(networks, n, n)``."""
         return self._products(parameters, x, dict.fromkeys(self.trained, 1.0))
 
     def full_ntk(self, parameters: Parameters, x: Tensor) -> Tensor:
-        """Return products of all outputs' gradients, output by output, ``(networks, outputs n, outputs n)``."""
+        """Return inner products of all outputs' gradients, ordered by output, ``(networks, outputs n, outputs n)``."""
         rows = self._gradients(parameters, x, self.trained, self._num_outputs(x, all_outputs=True))
         first, *others = (values.flatten(1, 2) for values in rows)
         total = first @ first.mT
@@ -269,7 +269,7 @@ class RandomNetworks:
         return total
 
     def chunk(self, x: Tensor, all_outputs: bool = False) -> int:
-        """Return for how many networks gradients are to be held at once."""
+        """Return the number of networks whose gradients are held at once."""
         numbers = sum(p.numel() for p in self.template.parameters())
         return max(CHUNK // (numbers * len(x) * self._num_outputs(x, all_outputs)), 1)
 
@@ -310,7 +310,7 @@ def random_networks(kernel: InfiniteWidth, width: int | None, dtype: torch.dtype
     last = _last_layers(kernel)
     standard = kernel.parameterization == "standard"
     template = kernel.network(width).to(dtype)
-    # The same network of torch's own layers, which can be read again: sums of gradients know its widths.
+    # The same network with torch's layers, from which the limit at these widths is read.
     plain = finite_network(kernel.module, kernel.graph, kernel.variances, True, width, 0)
     variances = kernel.variances
     limit = infinite_width(plain, kernel.parameterization, dict(variances.weight), dict(variances.bias))
@@ -359,30 +359,31 @@ def _deviations(layer: str, module: nn.Module, variances: Variances) -> dict[str
     return result
 
 
-# Moments, over random networks of one width, of the entries of their kernels.
+# Moments of the entries of kernels over random networks of the same width.
 
-_NUM_BLOCKS = 8  # tasks a width, each with random numbers of its own: enough for a few processes
+_NUM_BLOCKS = 8  # tasks per width, each with its own random numbers: enough for a few processes
 _KERNELS = ("nngp", "ntk")
 
 
 @dataclass(frozen=True)
 class DeviationMoments:
-    """Moments of deviations of random networks' kernels from their limit.
+    """Moments of the deviation of random networks' kernels from the limit.
 
     Attributes
     ----------
     width : int or None
         None for the module's own widths.
     num_networks : int
-        Over which moments are averages.
+        Number of networks in the averages.
     limit : Tensor
-        Shape ``(n, n)``.
+        Kernel of infinite width, ``(n, n)``.
     bias : Tensor
         Mean deviation of the entries on and above the diagonal, row by row, ``(n (n + 1) / 2,)``.
     covariance : Tensor
-        Of one network's entries, ``(n (n + 1) / 2, n (n + 1) / 2)``; by the number of networks, that of ``bias``.
+        Covariance of one network's entries, ``(n (n + 1) / 2, n (n + 1) / 2)``. Divided by ``num_networks``, it is the
+        covariance of ``bias``.
     distance : tuple of float
-        Mean, over networks, of the squared Frobenius norm of the deviation, and the standard error of that mean.
+        Mean squared Frobenius norm of the deviation over networks, and its standard error.
     """
 
     width: int | None
@@ -394,7 +395,7 @@ class DeviationMoments:
 
     @property
     def is_diagonal(self) -> Tensor:
-        """Which entries are those of an input with itself."""
+        """Mask of the diagonal entries, ``(n (n + 1) / 2,)``."""
         rows, columns = _pairs_of(len(self.limit))
         return rows == columns
 
@@ -475,7 +476,7 @@ def _block(x: Tensor, which: str, seed: int, task: _Task) -> Tensor:
     for first in range(0, task.size, chunk := networks.chunk(x)):
         parameters = networks.draw(min(chunk, task.size - first), generator)
         found = (networks.nngp if which == "nngp" else networks.ntk)(parameters, x)
-        # Networks are in the precision of x, which their randomness hides; their sums are not.
+        # Networks have the precision of x, whose rounding errors are below the Monte Carlo error; sums are in float64.
         away = found.double() - task.limit
         entries, distance = away[:, rows, columns], away.square().sum((1, 2))
         sums = [entries.sum(0), (entries.mT @ entries).flatten(), distance.sum()[None], distance.square().sum()[None]]
@@ -505,8 +506,8 @@ class FiniteWidthBias:
     ----------
     which : str
         ``"nngp"`` or ``"ntk"``.
-    moments : tuple of Moments
-        One a width.
+    moments : tuple of DeviationMoments
+        One per width.
     """
 
     which: str
@@ -514,12 +515,12 @@ class FiniteWidthBias:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The widths, in ascending order."""
+        """Widths, ascending."""
         return tuple(int(m.width or 0) for m in self.moments)
 
     @property
     def limit(self) -> Tensor:
-        """The kernel of infinite width, ``(W, n, n)``; in the standard parametrisation it depends on the width."""
+        """Kernel of infinite width, ``(W, n, n)``; it depends on the width in the standard parametrisation only."""
         return torch.stack([m.limit for m in self.moments])
 
     @property
@@ -529,17 +530,17 @@ class FiniteWidthBias:
 
     @property
     def standard_error(self) -> Tensor:
-        """Monte Carlo error of the bias, ``(W, n, n)``."""
+        """Monte Carlo standard error of the bias, ``(W, n, n)``."""
         return torch.stack([m.matrix((m.covariance.diagonal() / m.num_networks).sqrt()) for m in self.moments])
 
     @cached_property
     def rate(self) -> PowerLaw:
-        """The power of the width by which biases off the diagonal fall, with its confidence interval.
+        """Power law of the off-diagonal bias in the width, with a confidence interval of the rate.
 
         Raises
         ------
         SettingsError
-            If there is one width, or one input, only.
+            If there is only one width or one input.
         """
         if len(self.moments) < 2 or len(self.moments[0].limit) < 2:
             raise SettingsError("a rate needs two widths and two inputs at least")
@@ -549,16 +550,16 @@ class FiniteWidthBias:
 
     @property
     def diagonal_p_value(self) -> float:
-        """How often kernels without any bias on the diagonal would seem to have more (a chi-squared test)."""
+        """P-value of a chi-squared test that the bias on the diagonal is zero."""
         return self._p_value(self.moments[0].is_diagonal)
 
     @property
     def off_diagonal_p_value(self) -> float:
-        """How often kernels without any bias off the diagonal would seem to have more."""
+        """P-value of a chi-squared test that the bias off the diagonal is zero."""
         return self._p_value(~self.moments[0].is_diagonal)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row a width and pair of inputs: limit, bias, its standard error, and both by the limit."""
+        """Return limit, bias and standard error, also relative to the limit, one row per width and pair of inputs."""
         rows, columns = (x.tolist() for x in _pairs_of(len(self.moments[0].limit)))
         bias, error, limit = self.bias, self.standard_error, self.limit
         table = []
@@ -581,12 +582,12 @@ class FiniteWidthBias:
         return pd.DataFrame(table)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot the size of relative biases against the width: pairs off the diagonal with 95 % bars, and 1/width.
+        """Plot the absolute relative bias of off-diagonal pairs against the width, with 95 % bars and a 1/width line.
 
         Parameters
         ----------
         ax : Axes, optional
-            Where to draw; by default new axes.
+            By default new axes.
         """
         from matplotlib.figure import Figure
 
@@ -598,7 +599,7 @@ class FiniteWidthBias:
         off = table[table["first"] != table["second"]]
         for i, ((first, second), rows) in enumerate(off.groupby(["first", "second"])):
             ax.errorbar(
-                rows["width"] * (1 + 0.02 * i),  # so that bars do not hide one another
+                rows["width"] * (1 + 0.02 * i),  # offset, so that bars do not overlap
                 rows["relative_bias"].abs(),
                 1.96 * rows["relative_standard_error"],
                 color=CHAIN_COLOURS[i % len(CHAIN_COLOURS)],
@@ -656,55 +657,53 @@ def finite_width_bias(
     num_jobs: int = 1,
     progress: bool = True,
 ) -> FiniteWidthBias:
-    r"""Average the kernels of random finite networks, and compare the mean with the limit, entry by entry.
+    r"""Estimate the bias of finite networks' kernels relative to the infinite-width limit, by Monte Carlo.
 
-    Networks have the law of ``kernel.network(width)``. The last layer of each is integrated out: given the layers
-    before, the covariance of outputs is known.
+    Networks have the distribution of ``kernel.network(width)``. The NNGP kernel of each network is the covariance of
+    outputs given all layers but the last, whose weights are integrated out.
 
     Parameters
     ----------
     kernel : InfiniteWidth
         The limit, made by :func:`~bayeskit.models.wide_networks.infinite_width`.
     x : Tensor
-        Inputs, ``(n, ...)``, few. Networks are in its precision (float32 halves the time, and its rounding errors are
-        far below the Monte Carlo error of any number of networks that one can afford); sums over networks are in
-        float64.
+        Inputs, ``(n, ...)``, with small n. Networks have its dtype: float32 takes half the time, and its rounding
+        errors are negligible relative to the Monte Carlo error. Sums over networks are in float64.
     widths : sequence of int
-        Of all layers but the last.
+        Widths of all layers but the last.
     num_networks : int, default 10_000
-        At each width.
+        Number of networks per width.
     which : {"nngp", "ntk"}, default "nngp"
     seed : int, default 0
     num_jobs : int, default 1
-        Processes; results do not depend on it.
+        Number of processes; results do not depend on it.
     progress : bool, default True
-        Show a bar on anything over two seconds.
+        Whether to show a progress bar after two seconds.
 
     Returns
     -------
     FiniteWidthBias
-        With standard errors, and the rate at which the bias falls.
 
     Raises
     ------
     SettingsError
-        If widths or numbers are below 1, or ``which`` is unknown.
+        If a width or number is below 1, or ``which`` is unknown.
     ShapeError, DataError
         If inputs do not fit the network.
     ModelError
-        If the network does not end in a layer with weights, or draws noise of its own.
+        If the network does not end in a layer with weights, or is random given its weights.
 
     Notes
     -----
-    With one hidden layer there is no bias at any width: both kernels are averages over independent units. From the
-    second on, a layer meets a random covariance and bends it, :math:`E\,g(\hat K) = g(K) + \tfrac12 g''(K)
-    \operatorname{var} \hat K + \dots`, and the variance is of order one over the width.
+    With one hidden layer both kernels are averages over independent units, so the bias is zero at any width. With more
+    layers, a layer maps the random covariance :math:`\hat K` of the layer below by a nonlinear function,
+    :math:`E\,g(\hat K) = g(K) + \tfrac12 g''(K) \operatorname{var} \hat K + \dots`, and this variance is of order one
+    over the width.
 
-    On the diagonal of ReLU, leaky ReLU and absolute value there is none at any depth, with biases or without. Half of
-    the second moment passes such a unit whatever the layers before have made it, which is linear, so that nothing is
-    bent. In the tangent kernel the squared slope of a unit depends on the sign of its argument alone, and that sign is
-    independent of all else on the diagonal: turning the unit's incoming weights turns the sign and leaves the squared
-    length of the gradient as it is.
+    For ReLU, leaky ReLU and the absolute value the bias on the diagonal is zero at any depth. On the diagonal these
+    functions scale the second moment by a constant, so :math:`g` is linear. In the tangent kernel the squared slope of
+    a unit depends only on the sign of its argument. This sign is independent of all other factors on the diagonal:
+    flipping the sign of the unit's incoming weights does not change the squared norm of the gradient.
 
     References
     ----------
@@ -739,15 +738,15 @@ def finite_width_bias(
 
 @dataclass(frozen=True)
 class NTKDrift:
-    """The path of one network's tangent kernel; made by :func:`ntk_drift` and :func:`ntk_drift_of_snapshots`.
+    """Change of a tangent kernel in training; made by :func:`ntk_drift` and :func:`ntk_drift_of_snapshots`.
 
     Attributes
     ----------
     steps : tuple of int
-        Of training, or the numbers of the snapshots.
+        Training steps, or indices of the snapshots.
     relative_change : Tensor
-        Frobenius norm of the kernel's change since the first, by that of the first, ``(T,)``. The kernel is that of
-        all pairs of inputs and outputs.
+        Frobenius norm of the change from the first kernel, relative to the norm of the first kernel, ``(T,)``. The
+        kernel includes all pairs of inputs and outputs.
     loss : Tensor or None
         Half the sum of squared residuals, ``(T,)``; None for snapshots.
     """
@@ -757,7 +756,7 @@ class NTKDrift:
     loss: Tensor | None = None
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row a step."""
+        """Return the relative change and loss, one row per step."""
         table = {"step": list(self.steps), "relative_change": self.relative_change.tolist()}
         return pd.DataFrame(table if self.loss is None else table | {"loss": self.loss.tolist()})
 
@@ -767,7 +766,7 @@ class NTKDrift:
         Parameters
         ----------
         ax : Axes, optional
-            Where to draw; by default new axes.
+            By default new axes.
         """
         from matplotlib.figure import Figure
 
@@ -790,17 +789,16 @@ class NTKDrift:
 
 @dataclass(frozen=True)
 class DriftAgainstWidth:
-    """Changes of the tangent kernels of random networks that were trained; made by :func:`ntk_drift_against_width`.
+    """Changes of random networks' tangent kernels in training; made by :func:`ntk_drift_against_width`.
 
     Attributes
     ----------
     widths : tuple of int or None
-        None for the module's own.
+        None for the module's own widths.
     relative_change : Tensor
-        Frobenius norm of the change by that of the first kernel, ``(W, num_networks)``. As for :func:`ntk_drift`, the
-        kernel is that of all pairs of inputs and outputs.
+        Relative change of each network's kernel as in :class:`NTKDrift`, ``(W, num_networks)``.
     loss : Tensor
-        Half the sum of squared residuals, before and after, ``(W, num_networks, 2)``.
+        Half the sum of squared residuals before and after training, ``(W, num_networks, 2)``.
     """
 
     widths: tuple[int | None, ...]
@@ -809,23 +807,23 @@ class DriftAgainstWidth:
 
     @property
     def typical(self) -> Tensor:
-        """Geometric mean of the change over networks, ``(W,)``."""
+        """Geometric mean of the relative change over networks, ``(W,)``."""
         return self.relative_change.log().mean(1).exp()
 
     @property
     def standard_error(self) -> Tensor:
-        """Monte Carlo error of the typical change, ``(W,)``."""
+        """Monte Carlo standard error of the typical change, ``(W,)``."""
         logarithms = self.relative_change.log()
         return self.typical * logarithms.std(1) / logarithms.shape[1] ** 0.5
 
     @cached_property
     def rate(self) -> PowerLaw:
-        """The power of the width by which the typical change falls, with its confidence interval.
+        """Power law of the typical change in the width, with a confidence interval of the rate.
 
         Raises
         ------
         SettingsError
-            If there is one width only, beside the module's own.
+            If there are fewer than two widths besides the module's own.
         """
         rows = [row for row, width in enumerate(self.widths) if width is not None]
         if len(rows) < 2:
@@ -837,7 +835,7 @@ class DriftAgainstWidth:
         )
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row a width."""
+        """Return a table with one row per width."""
         loss = self.loss.mean(1)
         return pd.DataFrame(
             {
@@ -850,12 +848,12 @@ class DriftAgainstWidth:
         )
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot the typical change against the width, with 95 % bars, above a line that falls like 1/width.
+        """Plot the typical change against the width, with 95 % bars and a 1/width line.
 
         Parameters
         ----------
         ax : Axes, optional
-            Where to draw; by default new axes.
+            By default new axes.
         """
         from matplotlib.figure import Figure
 
@@ -897,22 +895,22 @@ def ntk_drift(
     num_steps: int = 100,
     num_records: int = 11,
 ) -> NTKDrift:
-    r"""Train a copy of a module by gradient descent, and follow its tangent kernel.
+    r"""Train a copy of a module by gradient descent, and measure the change of its tangent kernel.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Any, from its present weights, in evaluation mode; it is not changed.
+        Training starts from its current weights, in evaluation mode; it is not changed.
     x : Tensor
-        Inputs, ``(n, ...)``: training data, and where the kernel is looked at.
+        Training inputs, ``(n, ...)``; the kernel is evaluated at the same inputs.
     y : Tensor
-        What outputs should be, ``(n, outputs)``, or ``(n,)`` where there is one.
+        Targets, ``(n, outputs)``, or ``(n,)`` for one output.
     learning_rate : float, optional
-        For half the *sum* of squared residuals; by default half of one over the first kernel's largest eigenvalue.
-        Descent is stable below two over it.
+        Learning rate for half the *sum* of squared residuals. The default is ``0.5 / L`` with the largest eigenvalue
+        ``L`` of the initial kernel; descent is stable below ``2 / L``.
     num_steps : int, default 100
     num_records : int, default 11
-        How often the kernel is computed, the first and last time included.
+        Number of evaluations of the kernel, first and last step included.
 
     Returns
     -------
@@ -921,9 +919,9 @@ def ntk_drift(
     Raises
     ------
     ShapeError, DataError
-        If inputs do not fit the module, or targets do not fit outputs, or are not finite.
+        If inputs do not fit the module, targets do not fit outputs, or values are not finite.
     ModelError
-        If no parameter requires gradients, or outputs at one input depend on others or on chance.
+        If no parameter requires gradients, or the output at one input depends on other inputs or is random.
     LossError
         If training diverges.
 
@@ -960,7 +958,7 @@ def ntk_drift(
                 changes.append(relative_change(empirical_ntk(model, x), first))
                 losses.append(loss.detach())
             if step < num_steps:
-                # Parameters that outputs do not depend on stay where they are.
+                # Parameters without effect on the outputs have gradient zero.
                 gradients = torch.autograd.grad(loss, trained, materialize_grads=True)
                 with torch.no_grad():
                     for parameter, gradient in zip(trained, gradients, strict=True):
@@ -969,16 +967,16 @@ def ntk_drift(
 
 
 def ntk_drift_of_snapshots(module: nn.Module, x: Tensor, snapshots: Sequence[Mapping[str, Tensor]]) -> NTKDrift:
-    """Follow the tangent kernel of a network along snapshots of its training, however it was trained.
+    """Measure the change of a network's tangent kernel over snapshots of any training algorithm.
 
     Parameters
     ----------
     module : torch.nn.Module
-        In evaluation mode; it is not changed.
+        Evaluated in evaluation mode; it is not changed.
     x : Tensor
-        Inputs where the kernel is looked at, ``(n, ...)``.
+        Inputs at which the kernel is evaluated, ``(n, ...)``.
     snapshots : sequence of state dicts
-        The first is what others are compared with.
+        Changes are relative to the first.
 
     Returns
     -------
@@ -987,9 +985,9 @@ def ntk_drift_of_snapshots(module: nn.Module, x: Tensor, snapshots: Sequence[Map
     Raises
     ------
     SettingsError
-        If there are none.
+        If there are no snapshots.
     ModelError
-        If one is of another module.
+        If a snapshot does not fit the module.
 
     Examples
     --------
@@ -1025,29 +1023,29 @@ def ntk_drift_against_width(
     num_steps: int = 100,
     seed: int = 0,
 ) -> DriftAgainstWidth:
-    r"""Train random networks of several widths, and compare how much their tangent kernels move.
+    r"""Train random networks of several widths, and measure the change of their tangent kernels.
 
-    With smooth activations the change falls like one over the width: each weight moves by one over its square root,
-    and of a sum over units the first-order changes, which have random signs, add up no further than the second-order
-    ones. With a kink, as in ReLU, it falls more slowly, by a power between one half and three quarters: a share of one
-    over the square root of the width crosses the kink, and as units that are off do not feel a datum, those that are
-    switched on and off do not cancel.
+    With smooth activations the change is of order one over the width. Each weight moves by order one over the square
+    root of the width. First-order changes of the units have random signs, so their sum has the order of the
+    second-order changes. With a kink, as in ReLU, the change falls with a power between one half and three quarters:
+    a fraction of order one over the square root of the width of the units crosses the kink, and their changes do not
+    cancel.
 
     Parameters
     ----------
     kernel : InfiniteWidth
-        Networks have the law of ``kernel.network(width)``.
+        Networks have the distribution of ``kernel.network(width)``.
     x : Tensor
-        Inputs, ``(n, ...)``. Networks are in its precision.
+        Inputs, ``(n, ...)``. Networks have its dtype.
     y : Tensor
-        What outputs should be, ``(n, outputs)``, or ``(n,)`` where there is one.
+        Targets, ``(n, outputs)``, or ``(n,)`` for one output.
     widths : sequence of int or None
-        Of all layers but the last; None for the module's own, of which the rate knows nothing.
+        Widths of all layers but the last; None for the module's own widths, which are left out of the rate.
     num_networks : int, default 64
-        At each width; all are trained at once.
+        Number of networks per width; all are trained at once.
     learning_rate : float, optional
-        For half the sum of squared residuals; by default half of one over the largest eigenvalue of the tangent
-        kernel of infinite width, so that all widths train for the same time.
+        Learning rate for half the sum of squared residuals. The default is half of one over the largest eigenvalue of
+        the infinite-width tangent kernel, so all widths train for the same time.
     num_steps : int, default 100
     seed : int, default 0
 
@@ -1060,7 +1058,7 @@ def ntk_drift_against_width(
     SettingsError, ShapeError, DataError
         If settings, inputs or targets do not fit.
     ModelError
-        If the kernel is a torch module, or its networks do not end in layers with weights or draw noise of their own.
+        If the kernel is a torch module, or its networks do not end in layers with weights or are random given weights.
     LossError
         If the training of a network diverges.
 
@@ -1129,7 +1127,7 @@ def _trained(
             return 0.5 * (networks.outputs({**moving, **fixed}, x) - targets).square().sum((1, 2))
 
         def total(moving: Parameters, fixed: Parameters, targets: Tensor) -> Tensor:
-            return loss(moving, fixed, targets).sum()  # networks do not know of one another
+            return loss(moving, fixed, targets).sum()  # networks are independent
 
         before = networks.full_ntk(parameters, x).double(), loss(moving, fixed, targets)
         for _ in range(num_steps):
@@ -1141,19 +1139,19 @@ def _trained(
     return torch.cat(changes), torch.cat(losses)
 
 
-# Test whether a finite network is wide enough for its kernels of infinite width to describe it.
+# Test whether a finite network is wide enough for the infinite-width kernels.
 
 _LEVEL = 0.975
 _Weighted = Dense | Convolution
 
 
 class Interval(NamedTuple):
-    """A number with its 95 % confidence interval.
+    """An estimate with its 95 % confidence interval.
 
     Attributes
     ----------
     value, lower, upper : float
-        None is below zero.
+        Non-negative.
     """
 
     value: float
@@ -1166,33 +1164,33 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelRegime:
-    """How far networks of one width are from their limit; made by :func:`kernel_regime`.
+    """Deviation of networks of one width from the infinite-width limit; made by :func:`kernel_regime`.
 
     Attributes
     ----------
     width : int or None
         None for the module's own widths.
     num_networks : int
-        Of random weights.
+        Number of random networks for bias and fluctuation.
     tolerance : float
-        Below which a relative number counts as small.
+        Threshold for bias, fluctuation and drift.
     bias : Interval
-        Frobenius norm of the mean tangent kernel minus its limit, by that of the limit, off the diagonal. Falls like
+        Frobenius norm of the mean tangent kernel minus its limit, relative to the limit, off the diagonal. Its order is
         one over the width.
     fluctuation : Interval
-        Root mean square, over networks, of the Frobenius norm of the tangent kernel minus its mean, by that of the
-        limit. Falls like one over the square root of the width.
+        Root mean square Frobenius norm of the tangent kernel minus its mean, relative to the limit. Its order is one
+        over the square root of the width.
     drift : Interval or None
-        Typical change of a network's tangent kernel under training, by the kernel; None where there were no targets.
-        Falls like one over the width, or nearly its square root where activations have kinks.
+        Typical relative change of a network's tangent kernel in training; None without targets. Its order is one over
+        the width, or about one over the square root of the width if activations have kinks.
     has_kinks : bool
-        Whether activations have.
+        Whether an activation has a kink.
     widths : tuple of int
-        Of the layers before the last, one after another, where ``width`` is None.
+        Widths of the layers before the last, in order, if ``width`` is None.
     law : str
-        That of the random weights, in words.
+        Distribution of the random weights, in words.
     he_variance : float or None
-        The weight variance with which ReLU keeps the size of what it passes on, if weights have a smaller one.
+        Weight variance at which ReLU-like activations preserve second moments; None if no layer has a smaller variance.
     """
 
     width: int | None
@@ -1208,29 +1206,29 @@ class KernelRegime:
 
     @property
     def numbers(self) -> dict[str, Interval]:
-        """All that was measured, by name."""
+        """Bias, fluctuation and, if measured, drift, by name."""
         found = {"bias": self.bias, "fluctuation": self.fluctuation}
         return found if self.drift is None else found | {"drift": self.drift}
 
     @property
     def trusted(self) -> bool:
-        """Whether all numbers are below the tolerance, with their intervals."""
+        """Whether the upper confidence limits of all numbers are at most the tolerance."""
         return all(number.upper <= self.tolerance for number in self.numbers.values())
 
     @property
     def rejected(self) -> bool:
-        """Whether a number is above the tolerance, with its interval."""
+        """Whether the lower confidence limit of a number exceeds the tolerance."""
         return any(number.lower > self.tolerance for number in self.numbers.values())
 
     @property
     def factor(self) -> float:
-        """How many times the width would bring all numbers to the tolerance, or at least one if they are below."""
+        """Factor by which to increase the width so that all numbers reach the tolerance; at least one."""
         powers = {"bias": 1.0, "fluctuation": 2.0, "drift": 2.0 if self.has_kinks else 1.0}
         return max(1.0, *((number.value / self.tolerance) ** powers[name] for name, number in self.numbers.items()))
 
     @property
     def verdict(self) -> str:
-        """One sentence: whether this width is in the kernel regime, what speaks against it, and what to do."""
+        """Verdict in one sentence: whether this width is in the kernel regime, with reason and remedy."""
         width = "random networks of " + (f"width {self.width}" if self.width is not None else self._own_widths)
         if self.trusted:
             text = f"{width} are in the kernel regime: all of {', '.join(self.numbers)} are below {self.tolerance:g}"
@@ -1260,17 +1258,17 @@ class KernelRegime:
         )
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row a number."""
+        """Return estimates and confidence limits, one row per number."""
         rows = [{"number": name, **number._asdict()} for name, number in self.numbers.items()]
         return pd.DataFrame(rows).set_index("number")
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot the numbers with their 95 % intervals beside the tolerance; filled ones are below it.
+        """Plot the numbers with their 95 % intervals and the tolerance; filled markers are below it.
 
         Parameters
         ----------
         ax : Axes, optional
-            Where to draw; by default new axes.
+            By default new axes.
         """
         from matplotlib.figure import Figure
 
@@ -1316,45 +1314,43 @@ def kernel_regime(
     num_jobs: int = 1,
     progress: bool = True,
 ) -> KernelRegime:
-    """Tell whether random networks of a given width behave as their tangent kernel of infinite width says.
+    """Test whether random networks of a given width are described by the infinite-width tangent kernel.
 
-    They have the layers of a module and random weights of the law that is given here, not the module's own weights,
-    whatever law these have. Three things must hold: the mean of their kernels is the limit, each is close to the mean,
-    and training leaves it where it was.
+    The test measures three relative numbers: the bias of the mean kernel, the fluctuation of kernels about their mean,
+    and the drift of kernels in training. Networks have the layers of the module and random weights; the module's own
+    weights are ignored.
 
     Parameters
     ----------
     kernel : InfiniteWidth or torch.nn.Module
-        Networks have the law of ``kernel.network(width)``. A module is read by
+        Networks have the distribution of ``kernel.network(width)``. A module is converted by
         :func:`~bayeskit.models.wide_networks.infinite_width`.
     x : Tensor
-        Inputs, ``(n, ...)``, two at least. Networks are in its precision.
+        At least two inputs, ``(n, ...)``. Networks have its dtype.
     y : Tensor, optional
-        What outputs should be, ``(n, outputs)`` or ``(n,)``; without it nothing is trained.
+        Targets, ``(n, outputs)`` or ``(n,)``; without targets the drift is not measured.
     width : int, optional
-        Of all layers but the last; by default the module's own widths.
+        Width of all layers but the last; by default the module's own widths.
     weight_variance, bias_variance : float, Tensor or mapping, optional
-        As for :func:`~bayeskit.models.wide_networks.infinite_width`, times the number of inputs of a layer for weights;
-        by default those of the kernel, or 1 and 0 for a module. Before ReLU, 2 for weights (He) keeps variances as they
-        are from layer to layer.
+        As for :func:`~bayeskit.models.wide_networks.infinite_width`; by default the kernel's own, or 1 and 0 for a
+        module. Weight variance 2 (He) preserves second moments in networks with ReLU.
     tolerance : float, default 0.1
-        Below which relative numbers count as small.
+        Threshold for the relative numbers.
     num_networks : int, default 500
-        Random networks, for bias and fluctuation.
+        Number of random networks for bias and fluctuation.
     num_trained : int, default 32
-        Those that are trained, for the drift.
+        Number of networks trained for the drift.
     learning_rate, num_steps
-        Of training, see :func:`ntk_drift_against_width`.
+        As for :func:`ntk_drift_against_width`.
     seed : int, default 0
     num_jobs : int, default 1
-        Processes for the random networks; results do not depend on it.
+        Number of processes; results do not depend on it.
     progress : bool, default True
-        Show a bar on anything over two seconds.
+        Whether to show a progress bar after two seconds.
 
     Returns
     -------
     KernelRegime
-        With the numbers, a verdict in words, and ``trusted``.
 
     Raises
     ------
@@ -1457,9 +1453,9 @@ def _bias(moments: DeviationMoments) -> Interval:
     size = float(moments.limit[rows, columns][chosen].square().sum())
     if size == 0:
         raise DataError("the tangent kernel is zero for all pairs of inputs, so that there is no relative bias")
-    # The square of an estimated bias exceeds that of the bias by the estimate's variance on average.
+    # The squared estimate overestimates the squared bias by its variance; subtract it.
     square = float(value @ value - error.trace())
-    twice = 2 * float(error.square().sum())  # the variance of the square, if there is no bias at all
+    twice = 2 * float(error.square().sum())  # variance of the squared estimate if the bias is zero
     spread = math.sqrt(max(4 * float(value @ error @ value) - twice, twice))
     return _root(square / size, norm.ppf(_LEVEL) * spread / size)
 
@@ -1470,7 +1466,7 @@ def _fluctuation(moments: DeviationMoments) -> Interval:
     weight = torch.where(moments.is_diagonal, 1.0, 2.0).double()
     size = float(moments.limit.square().sum())
     spread = float(weight @ moments.covariance.diagonal())
-    # The error is that of the distance from the limit, which differs from the one of the mean by less than itself.
+    # Standard error of the squared distance from the limit, an approximation to that of the distance from the mean.
     return _root(spread / size, norm.ppf(_LEVEL) * error / size)
 
 

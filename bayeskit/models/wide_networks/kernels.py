@@ -1,4 +1,4 @@
-"""The kernels of a network of infinite width, from the torch module."""
+"""NNGP and tangent kernels of an infinitely wide network, read from a torch module."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ __all__ = ["InfiniteWidth", "KernelBlock", "Kernels", "Variance", "infinite_widt
 
 # Kernels of a graph's output for pairs of inputs: profiles of single inputs first, then block by block.
 
-_MARGIN = 1e-3  # of the largest number whose square there is: layers take products of variances times small factors
+_MARGIN = 1e-3  # share of the largest number with a finite square: layers scale products of variances by small factors
 
 
 class KernelBlock(NamedTuple):
-    """One block of both kernels.
+    """One block of both kernel matrices.
 
     Attributes
     ----------
     rows, columns : slice
-        Where it lies.
+        Position in the matrix.
     mirrored : bool
-        Whether its transpose is a block, too, which does not come by itself.
+        Whether the transpose is a block of the matrix, too; it is not yielded separately.
     nngp : Tensor
-        The block of the covariance of outputs.
+        Block of the covariance of outputs.
     ntk : Tensor or None
-        That of the tangent kernel.
+        Block of the tangent kernel.
     """
 
     rows: slice
@@ -81,9 +81,9 @@ class _Evaluation:
     variances: Variances
     first: _Singles
     second: _Singles
-    symmetric: bool  # whether both sets are one
-    ntk: bool  # whether the tangent kernel is wanted
-    dtype: torch.dtype  # of results; computations are in double precision where its range does not suffice
+    symmetric: bool  # whether both sets are the same
+    ntk: bool  # whether to compute the tangent kernel
+    dtype: torch.dtype  # of results; computations use double precision where its range does not suffice
 
     def whole(self) -> tuple[Tensor, Tensor | None]:
         """Return whole matrices at once, through which derivatives flow."""
@@ -134,7 +134,7 @@ class _Evaluation:
             for matrix, values in ((found.nngp, first.own.nngp), (found.ntk, first.own.ntk)):
                 if matrix is not None and values is not None:
                     matrix.diagonal().copy_(values[rows])
-                    # Both halves of a block on the diagonal were computed; they may differ in the last digit.
+                    # Both triangles of a diagonal block were computed; they may differ in the last digit.
                     matrix.copy_(matrix.triu() + matrix.triu(1).mT)
         ntk = None if found.ntk is None else found.ntk.to(self.dtype)
         return KernelBlock(rows, columns, mirrored, found.nngp.to(self.dtype), ntk)
@@ -234,7 +234,7 @@ def _centred(graph: Graph, x: Tensor) -> Tensor:
     if not all(readers):
         return x.double()
     axes = tuple(range(1, x.dim()))
-    for _ in range(2):  # once more for what rounding has left
+    for _ in range(2):  # the second pass removes rounding errors
         x = x - x.mean(axes, keepdim=True)
     return x
 
@@ -278,9 +278,9 @@ class Kernels(NamedTuple):
     Attributes
     ----------
     nngp : Tensor
-        The covariance of its outputs at initialisation, ``(n1, n2)``.
+        Covariance of outputs at initialisation, ``(n1, n2)``.
     ntk : Tensor
-        Products of gradients with respect to all parameters, ``(n1, n2)``.
+        Tangent kernel: inner products of gradients with respect to all parameters, ``(n1, n2)``.
     """
 
     nngp: Tensor
@@ -289,16 +289,16 @@ class Kernels(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class InfiniteWidth:
-    """A network of infinite width; made by :func:`infinite_width`.
+    """Kernels of an infinitely wide network; made by :func:`infinite_width`.
 
     Attributes
     ----------
     module : torch.nn.Module
-        The finite network it was read from.
+        The finite network.
     graph : Graph
         Its layers.
     variances : Variances
-        Of weights and biases, by layer.
+        Variances of weights and biases, by layer.
     parameterization : str
         ``"ntk"`` or ``"standard"``.
     """
@@ -317,52 +317,52 @@ class InfiniteWidth:
         )
 
     def nngp(self, x1: Tensor, x2: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
-        """Return the covariance of outputs of a network at initialisation.
+        """Return the covariance of a network's outputs at initialisation (the NNGP kernel).
 
         Parameters
         ----------
         x1 : Tensor
             Inputs, ``(n1, features)`` or ``(n1, channels, *grid)``.
         x2 : Tensor, optional
-            Others, ``(n2, ...)``; by default the same.
+            Second set of inputs, ``(n2, ...)``; by default ``x1``.
         out : Tensor, optional
-            Where to put the result, block by block; it may lie on another device, or be a file's memory. By default
-            a new tensor on the inputs' device. It must share no memory with inputs or another result.
+            Tensor for the result, filled block by block; it may be on another device or memory-mapped from a file.
+            By default a new tensor on the device of the inputs.
 
         Returns
         -------
         Tensor
-            ``(n1, n2)``, for each of the outputs, which are independent.
+            ``(n1, n2)``. Outputs are independent and all have this covariance.
 
         Raises
         ------
         ShapeError, DataError
-            If inputs do not fit the network, are not finite, or so large or small that numbers leave their range.
+            If inputs do not fit the network, are not finite, or overflow or underflow.
         SettingsError
             If ``out`` shares memory with inputs, itself or another result, or requires gradients.
 
         Warns
         -----
         AccuracyWarning
-            If moments by quadrature may be off by more than 1e-6.
+            If the relative error of moments by quadrature may exceed 1e-6.
         """
         result = self._matrices(x1, x2, ntk=False, out=None if out is None else [out])[0]
         assert result is not None
         return result
 
     def ntk(self, x1: Tensor, x2: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
-        """Return the neural tangent kernel, products of gradients with respect to all parameters.
+        """Return the neural tangent kernel: inner products of gradients with respect to all parameters, ``(n1, n2)``.
 
-        Parameters and errors are those of :meth:`nngp`.
+        Parameters and errors are the same as for :meth:`nngp`.
         """
         result = self._matrices(x1, x2, ntk=True, out=(None, out) if out is not None else None)[1]
         assert result is not None
         return result
 
     def both(self, x1: Tensor, x2: Tensor | None = None, *, out: tuple[Tensor, Tensor] | None = None) -> Kernels:
-        """Return both kernels, in one pass.
+        """Return both kernels, computed in one pass.
 
-        Parameters and errors are those of :meth:`nngp`, with a pair of tensors for ``out``.
+        Parameters and errors are the same as for :meth:`nngp`; ``out`` is a pair of tensors.
         """
         if out is not None and not (
             isinstance(out, tuple | list) and len(out) == 2 and all(isinstance(y, Tensor) for y in out)
@@ -375,41 +375,41 @@ class InfiniteWidth:
         return Kernels(nngp, ntk)
 
     def blocks(self, x1: Tensor, x2: Tensor | None = None, *, ntk: bool = True) -> Iterator[KernelBlock]:
-        """Yield both kernels block by block, without gradients; of symmetric ones those on and above the diagonal.
+        """Yield both kernels block by block, without gradients.
 
         Parameters
         ----------
         x1, x2 : Tensor
             As for :meth:`nngp`.
         ntk : bool, default True
-            Whether the tangent kernel is wanted.
+            Whether to compute the tangent kernel.
 
         Yields
         ------
         KernelBlock
-            Each pair of inputs is in one, or in the transpose of one that is mirrored.
+            For symmetric kernels only blocks on and above the diagonal are yielded; see ``mirrored``.
         """
         yield from self._evaluation(*self._checked_pair(x1, x2), ntk).blocks()
 
     def save(
         self, x1: Tensor, x2: Tensor | None = None, *, nngp: str | Path | None = None, ntk: str | Path | None = None
     ) -> None:
-        """Write kernels to files that may be larger than the memory.
+        """Write kernels to files, which may be larger than memory.
 
         Parameters
         ----------
         x1, x2 : Tensor
             As for :meth:`nngp`.
         nngp, ntk : str or Path, optional
-            Files in NumPy's format, one for each kernel that is wanted; ``numpy.load(path, mmap_mode="r")`` reads
-            parts of them. A file that exists is replaced, once the new one is whole.
+            Files in NumPy's format; a kernel without a file is not computed. ``numpy.load(path, mmap_mode="r")`` reads
+            parts of a file. An existing file is replaced after the new file is complete.
 
         Raises
         ------
         OutputError
-            If a file cannot be written, or the disk has no space for it.
+            If a file cannot be written, or the disk is full.
         SettingsError
-            If no file is named, one is named twice, or its name does not end in ``.npy``.
+            If no file is given, both files are the same, or a name does not end in ``.npy``.
         """
         if isinstance(x2, str | Path):
             raise SettingsError(f"x2 is {str(x2)!r}, not a tensor; files have names: save(x, nngp=..., ntk=...)")
@@ -423,22 +423,22 @@ class InfiniteWidth:
             self._evaluation(first, second, ntk is not None).fill(out)
 
     def nngp_diagonal(self, x: Tensor) -> Tensor:
-        """Return the variances of outputs at each input, ``(n,)``."""
+        """Return the variance of outputs at each input, ``(n,)``."""
         return _singles(self.graph, self.variances, self._checked(x, "x"), ntk=False).own.nngp.to(x.dtype)
 
     def ntk_diagonal(self, x: Tensor) -> Tensor:
-        """Return the squared lengths of gradients at each input, ``(n,)``."""
+        """Return the squared norm of the gradient at each input, ``(n,)``."""
         result = _singles(self.graph, self.variances, self._checked(x, "x"), ntk=True).own.ntk
         assert result is not None
         return result.to(x.dtype)
 
     def with_variances(self, weight: Variance | None = None, bias: Variance | None = None) -> InfiniteWidth:
-        """Return the same network with other variances of weights or biases.
+        """Return the same network with different variances of weights or biases.
 
         Parameters
         ----------
         weight, bias : float, Tensor or mapping, optional
-            For all layers, or by the names of layers; by default as they are. Gradients flow through tensors.
+            For all layers, or by layer name; by default unchanged. Gradients flow through tensors.
         """
         names = weighted_layers(self.graph)
         return replace(
@@ -450,24 +450,25 @@ class InfiniteWidth:
         )
 
     def network(self, width: int | None = None, *, seed: int | torch.Generator = 0) -> nn.Module:
-        """Return the finite network, with random weights of the law whose limit the kernels are.
+        """Return a finite network with random weights, whose kernels converge to these as the width grows.
 
         Parameters
         ----------
         width : int, optional
-            Of all layers but the last, or of the widest of them where features are joined; by default the module's
-            own widths.
+            Width of all layers but the last, or of the widest layer if features are concatenated; by default the
+            module's own widths.
         seed : int or torch.Generator, default 0
 
         Returns
         -------
         torch.nn.Module
-            With gradients in the parametrisation of the kernel.
+            Its gradients are in the parametrisation of the kernel.
 
         Raises
         ------
         SettingsError
-            If the width does not keep the proportions of joined layers, or the network joins or adds its own input.
+            If the width does not keep the proportions of concatenated layers, or the network concatenates or adds its
+            own input.
         """
         return finite_network(self.module, self.graph, self.variances, self.parameterization == "standard", width, seed)
 
@@ -514,25 +515,26 @@ def infinite_width(
     weight_variance: Variance = 1.0,
     bias_variance: Variance = 0.0,
 ) -> InfiniteWidth:
-    r"""Read a torch module, and return its kernels in the limit of infinite width.
+    r"""Return the kernels of a torch module in the limit of infinite width.
 
-    Weights have variance ``weight_variance`` over the number of inputs of their layer, biases ``bias_variance``. As
-    hidden layers grow, outputs become a Gaussian process with covariance :meth:`InfiniteWidth.nngp`, and products of
-    gradients settle at :meth:`InfiniteWidth.ntk`.
+    Weights have variance ``weight_variance / fan_in``, biases ``bias_variance``. As the width of hidden layers grows,
+    outputs converge to a Gaussian process with covariance :meth:`InfiniteWidth.nngp`, and inner products of gradients
+    converge to :meth:`InfiniteWidth.ntk`.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Of ``Linear``, ``Conv1d``, ``Conv2d``, elementwise functions, sums, concatenations of channels, ``Flatten``,
-        averages, ``LayerNorm`` and ``Dropout``; a ``Sequential``, or anything that ``torch.fx`` can trace. Its present
-        weights do not matter. Widths matter for concatenations and in the standard parametrisation. ``Dropout`` adds
-        its noise in training mode; parameters that do not require gradients are left out of the tangent kernel.
+        A ``Sequential``, or any module that ``torch.fx`` can trace. Layers: ``Linear``, ``Conv1d``, ``Conv2d``,
+        elementwise functions, sums, concatenations of channels, ``Flatten``, averages, ``LayerNorm`` and ``Dropout``.
+        The values of its weights are ignored. Its widths matter only for concatenations and in the standard
+        parametrisation. ``Dropout`` adds noise in training mode. Parameters that do not require gradients are left
+        out of the tangent kernel.
     parameterization : {"ntk", "standard"}, default "ntk"
-        Whether gradients are with respect to weights of unit variance, scaled in the forward pass, or to weights as
-        they are. In the latter the tangent kernel grows with width, and is that of the module's own widths, to
-        leading order.
+        ``"ntk"``: gradients are with respect to weights of unit variance, which the forward pass scales.
+        ``"standard"``: gradients are with respect to the weights themselves; the tangent kernel grows with the width,
+        and is computed to leading order for the module's own widths.
     weight_variance, bias_variance : float, Tensor or mapping, default 1.0 and 0.0
-        For all layers, or by the names of layers. Gradients flow through tensors.
+        For all layers, or by layer name. Gradients flow through tensors.
 
     Returns
     -------
@@ -541,9 +543,9 @@ def infinite_width(
     Raises
     ------
     ModelError
-        If a layer has no limit that is known, naming it and what to take instead.
+        If a layer has no known limit; the message names the layer and a replacement.
     ShapeError
-        If layers do not chain.
+        If the shapes of consecutive layers do not match.
     SettingsError
         If variances are negative, or the parametrisation is unknown.
 

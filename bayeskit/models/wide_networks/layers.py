@@ -1,4 +1,4 @@
-"""Layers of a network, as maps of covariances."""
+"""Layers of an infinitely wide network, as maps of covariances."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Pairs:
 
     first: Profile | None  # None while each input is paired with itself and its profile is being made
     second: Profile | None
-    outer: bool  # whether all are paired with all, so that covariances begin with two dimensions
+    outer: bool  # whether all pairs of inputs are present, so that covariances begin with two dimensions
 
     def variances(self, name: str, state: Covariance) -> tuple[Tensor, Tensor]:
         """Return the second moments of one layer's features, to be broadcast against its covariances."""
@@ -321,7 +321,7 @@ class Convolution:
             )
         total = _zeros_like(x, [size if i in axes else length for i, length in enumerate(x.shape)])
         for step in range(window):
-            # Zeros beside the input are not added: only sites whose window has this part inside of it gain.
+            # Padding zeros contribute nothing: add only at sites whose window has this position inside the input.
             shift = step * dilation - width[0]
             first = max(-(shift // stride), 0)
             count = min((entering - 1 - shift) // stride + 1, size) - first
@@ -476,7 +476,7 @@ def _apply(function: Callable[[Tensor], Tensor], x: Tensor | None) -> Tensor | N
 
 # Nonlinear functions of each feature.
 
-_ACCURACY = 1e-6  # relative errors of moments above it are worth a warning
+_ACCURACY = 1e-6  # relative error of moments above which to warn
 _PROBES = 8  # variances at which errors are bounded, from the smallest to the largest
 
 
@@ -539,7 +539,7 @@ class Nonlinearity:
                     f"layer {name!r}: moments of its function's {kind} are not finite at variances of its features "
                     f"up to {float(ordered[-1]):.3g}"
                 )
-            # Where both are zero nothing is lost; an infinite ratio is real: the quadrature misses the whole function.
+            # 0 / 0 counts as no error; an infinite ratio is real: the quadrature misses the whole function.
             relative = float(torch.where(bound > 0, bound / value.abs(), 0).max())
             if relative > _ACCURACY:
                 warnings.warn(
@@ -641,7 +641,7 @@ class Dropout:
 
 # Covariances of data: products of inputs, averaged over channels.
 
-CHUNK = 1 << 22  # numbers held at once while near pairs are looked at closely
+CHUNK = 1 << 22  # largest number of entries held at once for the exact computation of nearly parallel pairs
 
 
 def check_inputs(x: Tensor, name: str, num_axes: int | None) -> Tensor:
@@ -718,7 +718,7 @@ def cross_covariance(
 
     They are ``(n1, n2, *sites)``, or ``(n1, n2, *sites, *sites)`` with ``all_pairs``; ``variances`` are of each set.
     """
-    # On a grid the inputs of the second set are contiguous in memory, so that slices of the grid are long stretches.
+    # On a grid the inputs of the second set are contiguous in memory, so that slices of the grid are contiguous, too.
     num_axes, channels = x1.dim() - 2, x1.shape[1]
     gap = None
     if not num_axes:
@@ -740,7 +740,7 @@ def cross_covariance(
 
 def _vector_gap(x1: Tensor, x2: Tensor, k: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return ``a b - k**2`` accurately where vectors are nearly parallel, ``x1`` ``(n1, channels)`` -> ``(n1, n2)``."""
-    # Nearly parallel vectors lose the difference's digits; the residual of the projection is computed instead.
+    # For nearly parallel vectors the difference cancels; the residual of the projection is computed instead.
     channels = x1.shape[1]
     product = a[:, None] * b
     gap = torch.addcmul(product, k, k, value=-1)
@@ -770,7 +770,7 @@ def _residual(x: Tensor, y: Tensor) -> Tensor:
     size = x.square().sum(1)
     along = (x * y).sum(1) / torch.where(size > 0, size, 1)
     left = y - along[:, None] * x
-    # The part along x that rounding has left over is taken away, too.
+    # A second projection removes the rounding error along x.
     left = left - ((x * left).sum(1) / torch.where(size > 0, size, 1))[:, None] * x
     result = left.square().sum(1)
     noise = 4 * torch.finfo(x.dtype).eps * y.square().sum(1).sqrt()

@@ -1,4 +1,4 @@
-"""From a torch module to a graph of layers of infinite width."""
+"""Conversion of a torch module to a graph of infinitely wide layers."""
 
 from __future__ import annotations
 
@@ -182,14 +182,14 @@ def _called_as(target: Any) -> str:
 
 # A network as a list of layers, each with the names of the layers that feed it.
 
-INPUT = ".input"  # no layer can be called so
+INPUT = ".input"  # not a valid name of a layer
 
 
 @dataclass(frozen=True)
 class Node:
     """One layer of a network."""
 
-    name: str  # of the torch module or operation, with a suffix where it makes several nodes
+    name: str  # of the torch module or operation, with a suffix if it has several nodes
     layer: Layer
     inputs: tuple[str, ...]  # names of the nodes that feed it
     place: str = field(default="", compare=False)  # in the user's code, for messages
@@ -200,7 +200,7 @@ class Graph:
     """A network: nodes in topological order, of which the last is the output."""
 
     nodes: tuple[Node, ...]
-    num_axes: int | None  # of the grid of the inputs; None if the layers do not tell
+    num_axes: int | None  # of the grid of the inputs; None if the layers do not determine it
 
     @property
     def all_pairs(self) -> frozenset[str]:
@@ -285,8 +285,8 @@ def _axes_behind(name: str, nodes: Mapping[str, Node], of_input: int | None) -> 
 
 # From a torch module to a list of the operations in its forward method.
 
-_LONGEST = 70  # a line of code in a message
-_LINE = "line"  # where in a node's notes the line of the user's code is
+_LONGEST = 70  # characters of a line of code in a message
+_LINE = "line"  # key of the line of the user's code in a node's metadata
 
 
 class _Tracer(fx.Tracer):
@@ -312,12 +312,12 @@ def trace_module(module: nn.Module) -> fx.Graph:
     """Return the operations of a module's forward method, or raise a ``ModelError`` if it cannot be traced."""
     _check_plain(f"{type(module).__name__}, the whole network", module)
     try:
-        # Whether the caller wants gradients is not a property of the network.
+        # The caller's gradient mode is not a property of the network.
         with torch.enable_grad(), _recorded_lengths(module):
             return _Tracer().trace(module)
     except ModelError:
         raise
-    except Exception as error:  # fx raises whatever the module's own code raises on symbols
+    except Exception as error:  # fx passes on any error of the module's own code on symbolic values
         _check_layers(module)
         raise ModelError(
             f"{type(module).__name__} cannot be traced: {error}. Build it from nn.Sequential, or write a forward "
@@ -531,10 +531,10 @@ class Features:
     """Properties of features that the layers before determine."""
 
     normal: bool  # whether they are jointly normal, given the input
-    alike: bool  # whether all channels have one law
+    alike: bool  # whether all channels have the same distribution
     terms: frozenset[str | None]  # layers with weights in which they are linear, one per term; None for any other term
     ancestors: frozenset[str]  # all layers with weights on which they depend
-    channels: int | None = None  # None if the layers before do not tell
+    channels: int | None = None  # None if the layers before do not determine it
     num_axes: int | None = None  # of the grid; None likewise
 
 
@@ -650,7 +650,7 @@ def _check_sum(node: Node, inputs: list[Features]) -> None:
     """Refuse sums of features that are correlated."""
     for i, one in enumerate(inputs):
         for other in inputs[:i]:
-            # A term drops out of a product if it is linear in weights that the other does not know.
+            # A product of terms has mean zero if one is linear in weights on which the other does not depend.
             free = all(
                 (x is not None and x not in other.ancestors) or (y is not None and y not in one.ancestors)
                 for x in one.terms
@@ -700,18 +700,18 @@ class _Reading:
     names: dict[str, str] = field(default_factory=dict)  # from fx's names to nodes'
     uses: dict[str, int] = field(default_factory=dict)
     owners: dict[nn.Parameter, str] = field(default_factory=dict)  # the names of layers, by their weights
-    sizes: dict[str, int | None] = field(default_factory=dict)  # of tensors: by fx's names, which dimension, or all
-    memory: dict[fx.Node, fx.Node] = field(default_factory=dict)  # the tensor that one shares its numbers with
+    sizes: dict[str, int | None] = field(default_factory=dict)  # dimension of a tensor, or None for all, by fx's names
+    memory: dict[fx.Node, fx.Node] = field(default_factory=dict)  # the tensor whose memory it shares
     refusals: _Refusals = field(default_factory=_Refusals)
     refused: set[str] = field(default_factory=set)  # fx's names
-    lost: set[str] = field(default_factory=set)  # fx's names of what is not made of the input alone
+    lost: set[str] = field(default_factory=set)  # fx's names of values that do not depend on the input alone
     num_axes: int | None = None
     output: str = ""
 
     def add(self, node: fx.Node) -> None:
         """Read one node of a trace."""
         if any(x.name in self.lost for x in node.all_input_nodes):
-            self._skip(node)  # a consequence of what has been refused before
+            self._skip(node)  # its input was refused before
             return
         try:
             self._read(node)
@@ -815,7 +815,7 @@ class _Reading:
         if made is not None and made.layer == _IDENTITY:
             return self._apply(name, activation, made.inputs[0], place)
         if made is not None and isinstance(made.layer, Concatenate | Flatten):
-            # Channels that are not alike are left to be joined until the function has been applied to each.
+            # Channels of different distributions are concatenated after the function has been applied to each part.
             parts = [self._apply(f"{name}[{i}]", activation, part, place) for i, part in enumerate(made.inputs)]
             return self._append(name, made.layer, parts, place)
         if made is not None and isinstance(made.layer, Nonlinearity):
@@ -875,7 +875,7 @@ class _Reading:
             self._function_of_features(node)
 
     def _function_of_features(self, node: fx.Node) -> None:
-        # Torch's functions of numbers by position begin with the tensor.
+        # The first positional argument of torch's elementwise functions is the tensor.
         source = given(node, input=None)["input"] if not node.args else node.args[0]
         options = {key: value for key, value in node.kwargs.items() if key not in ("inplace", "input", "out")}
         if node.kwargs.get("out") is not None:

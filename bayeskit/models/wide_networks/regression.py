@@ -1,4 +1,4 @@
-"""Four predictions of one wide network that are easily mistaken for one another."""
+"""Gaussian-process regression with wide networks: NNGP and NTK posteriors, NTK ensembles and kernel regression."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ __all__ = [
 
 # Jitter on the diagonal of a kernel matrix, and its report.
 
-_ROUNDING = 10  # machine precisions of the largest eigenvalue that rounding may leave of one that is zero
-_INACCURATE = 0.25  # power of the machine precision: share of the targets at which errors of a mean are worth a warning
+_ROUNDING = 10  # rounding error of a zero eigenvalue, in machine precisions of the largest eigenvalue
+_INACCURATE = 0.25  # power of the machine precision: relative error of a mean above which to warn
 
 
 def _not_negative(name: str, value: float | Tensor) -> float:
@@ -88,38 +88,38 @@ def _check_finite_matrix(matrix: Tensor, name: str) -> None:
 def needed_jitter(
     eigenvalues: Tensor, diagonal: Tensor, ridge: float, name: str, max_jitter: float | None = None
 ) -> float:
-    """Return what rounding makes it necessary to add to a diagonal beside a ridge; mostly nothing.
+    """Return the jitter that a kernel matrix plus ridge needs to be numerically positive definite; usually zero.
 
     Parameters
     ----------
     eigenvalues : Tensor
-        Of the kernel matrix without the ridge, ascending, ``(n,)``.
+        Eigenvalues of the kernel matrix without the ridge, ascending, ``(n,)``.
     diagonal : Tensor
-        Of the same matrix, ``(n,)``.
+        Diagonal of the same matrix, ``(n,)``.
     ridge : float
-        What is added to the diagonal anyway.
+        Ridge on the diagonal.
     name : str
-        Of the kernel, for errors and warnings.
+        Name of the kernel, for errors and warnings.
     max_jitter : float, optional
-        The most that may be added, in units of the diagonal's mean; by default the square root of the machine's
-        precision, or the rounding error of a zero eigenvalue where that is more.
+        Largest jitter allowed, relative to the mean of the diagonal; by default the square root of the machine
+        precision, or more if the rounding error of a zero eigenvalue is larger.
 
     Returns
     -------
     float
-        Zero, or a power of ten, or less where that is more than is allowed.
+        Zero or a power of ten, capped at the largest jitter allowed.
 
     Raises
     ------
     KernelError
-        If more would be needed.
+        If the matrix needs more jitter than allowed.
     SettingsError
         If ``max_jitter`` is negative.
 
     Warns
     -----
     JitterWarning
-        If it is not zero.
+        If the jitter is not zero.
 
     Examples
     --------
@@ -134,7 +134,7 @@ def needed_jitter(
     if missing <= 0 and scale > 0:
         return 0.0
     if max_jitter is None:
-        # An eigenvalue that is zero may come out as far below zero as above.
+        # The computed value of a zero eigenvalue may be negative or positive, by the rounding error.
         allowed = max(precision**0.5 * scale, 2 * rounding)
     else:
         allowed = _not_negative("max_jitter", max_jitter) * scale
@@ -150,7 +150,7 @@ def needed_jitter(
         f"the {name} matrix of the training inputs is not positive definite to rounding; {jitter:.0e} was added to its "
         "diagonal, as the attribute jitter tells. Look for repeated inputs, or give a ridge or noise variance",
         JitterWarning,
-        stacklevel=5,  # of who asks for a posterior
+        stacklevel=5,  # the call that asks for a posterior
     )
     return jitter
 
@@ -173,33 +173,33 @@ def _check_accuracy(coefficients: Tensor, y: Tensor, largest: float, name: str) 
         )
 
 
-# The Cholesky factor of the covariance of data, through which gradients flow.
+# The Cholesky factor of the covariance of observations; gradients flow through it.
 
 
 class Cholesky(NamedTuple):
-    """A covariance of data as the product of a triangle with its transpose.
+    """Cholesky factor of the covariance of observations.
 
     Attributes
     ----------
     lower : Tensor
-        The triangle, ``(n, n)``.
+        Lower triangle, ``(n, n)``.
     jitter : float
-        What rounding made it necessary to add to the diagonal; mostly 0.
+        Jitter added to the diagonal; usually 0.
     """
 
     lower: Tensor
     jitter: float = 0.0
 
     def whitened(self, columns: Tensor) -> Tensor:
-        """Return columns ``(n, m)`` in units in which the data are independent and have variance one."""
+        """Return whitened columns, ``L^{-1} columns``, ``(n, m)``."""
         return torch.linalg.solve_triangular(self.lower, columns, upper=False)
 
     def solved(self, columns: Tensor) -> Tensor:
-        """Return the inverse of the covariance times columns ``(n, m)``."""
+        """Return the inverse covariance times columns, ``(n, m)``."""
         return torch.cholesky_solve(columns, self.lower)
 
     def log_density(self, y: Tensor) -> Tensor:
-        """Return the log density of independent columns ``(n, outputs)`` with mean zero, together, ``()``."""
+        """Return the joint log density, ``()``, of independent columns ``(n, outputs)`` with mean zero."""
         log_determinant = 2 * self.lower.diagonal().log().sum() + len(y) * math.log(2 * math.pi)
         return -0.5 * (self.whitened(y).square().sum() + y.shape[1] * log_determinant)
 
@@ -212,7 +212,7 @@ def cholesky(matrix: Tensor, ridge: float | Tensor, name: str, max_jitter: float
     matrix : Tensor
         Symmetric, ``(n, n)``.
     ridge : float or Tensor
-        What is added to its diagonal.
+        Ridge on the diagonal.
     name, max_jitter
         As in :func:`~bayeskit.models.wide_networks.regression.needed_jitter`.
 
@@ -246,7 +246,7 @@ def cholesky(matrix: Tensor, ridge: float | Tensor, name: str, max_jitter: float
     rounding = _ROUNDING * torch.finfo(matrix.dtype).eps * float(diagonal.detach().sum())
     if not bool(failed) and float(lower.detach().diagonal().square().min()) > rounding:
         return Cholesky(lower)
-    # No pivot is below the smallest eigenvalue: only here can that be too small.
+    # Pivots are at least the smallest eigenvalue: a small pivot means that the eigenvalue may be too small.
     eigenvalues = torch.linalg.eigvalsh(matrix.detach())
     added = float(ridge.detach()) if isinstance(ridge, Tensor) else ridge
     jitter = needed_jitter(eigenvalues, diagonal.detach(), added, name, max_jitter)
@@ -258,16 +258,16 @@ def cholesky(matrix: Tensor, ridge: float | Tensor, name: str, max_jitter: float
 
 # Interface of kernels for regression, and precomputed kernel matrices.
 
-CHUNK = 32  # inputs whose small square of covariances is computed for its diagonal
+CHUNK = 32  # inputs per block; only the diagonal of the block's covariance is used
 
 Matrix = Callable[..., Tensor]
 """``(x1, x2) -> (n1, n2)``, or ``x -> (n, n)``."""
 
 
 class WideKernel(Protocol):
-    """Anything with both kernels, such as :class:`~bayeskit.models.wide_networks.InfiniteWidth`.
+    """Interface of kernels for regression, such as :class:`~bayeskit.models.wide_networks.InfiniteWidth`.
 
-    Where only one of them is used, the other need not be there.
+    A method is required only if the regression uses it.
     """
 
     def nngp(self, x1: Tensor, x2: Tensor | None = None) -> Tensor:
@@ -275,25 +275,25 @@ class WideKernel(Protocol):
         ...
 
     def ntk(self, x1: Tensor, x2: Tensor | None = None) -> Tensor:
-        """Return products of gradients with respect to all trained parameters, ``(n1, n2)``."""
+        """Return inner products of gradients with respect to all trained parameters, ``(n1, n2)``."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class PrecomputedKernel:
-    """Kernels that were computed before; inputs are the numbers of rows.
+    """Precomputed kernel matrices; inputs are row indices.
 
     Parameters
     ----------
     nngp_matrix : Tensor
-        Of all inputs, for training and new ones, ``(n, n)``.
+        Covariance of outputs at all inputs (training and new), ``(n, n)``.
     ntk_matrix : Tensor, optional
-        The same for the tangent kernel.
+        Tangent kernel at all inputs, ``(n, n)``.
 
     Raises
     ------
     ShapeError
-        If a matrix is not square, or they have different sizes.
+        If a matrix is not square, or the matrices have different sizes.
     DataError
         If a matrix is not finite.
     KernelError
@@ -323,7 +323,7 @@ class PrecomputedKernel:
 
     @classmethod
     def of(cls, kernel: WideKernel, x: Tensor) -> PrecomputedKernel:
-        """Compute both matrices of all inputs, once."""
+        """Compute both kernel matrices at all inputs."""
         return cls(*both(kernel, x))
 
     def nngp(self, x1: Tensor, x2: Tensor | None = None) -> Tensor:
@@ -338,7 +338,7 @@ class PrecomputedKernel:
 
 
 def both(kernel: WideKernel, x1: Tensor, x2: Tensor | None = None) -> Kernels:
-    """Return both kernels, in one pass where there is one."""
+    """Return both kernels, in one pass if the kernel supports it."""
     if isinstance(kernel, InfiniteWidth):
         return kernel.both(x1, x2)
     return Kernels(kernel.nngp(x1, x2), kernel.ntk(x1, x2))
@@ -354,7 +354,7 @@ def refuse_module(kernel: object) -> None:
 
 
 def kernel_diagonal(matrix: Matrix, x: Tensor) -> Tensor:
-    """Return a kernel of each input with itself, ``(n,)``."""
+    """Return the diagonal of a kernel matrix, ``(n,)``."""
     return torch.cat([matrix(part).diagonal() for part in x.split(CHUNK)])
 
 
@@ -380,34 +380,33 @@ def _chosen(matrix: Tensor, x1: Tensor, x2: Tensor | None) -> Tensor:
     return matrix[x1[:, None], x2]
 
 
-# A Gaussian process over functions, as regression returns it.
+# Base class of Gaussian processes that regression returns.
 
 
 class GaussianProcess(ABC):
-    """A normal law of functions, given training data.
+    """Gaussian process given training data.
 
-    Outputs are independent and have one covariance. All of it is about the function itself; an observation's noise
-    comes on top.
+    Outputs are independent and have the same covariance. Moments are those of the function, without observation noise.
     """
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What it is called."""
+        """Name of the process."""
 
     @property
     @abstractmethod
     def random(self) -> str:
-        """What its variance is over, in words."""
+        """Source of the variance, in words."""
 
     @property
     @abstractmethod
     def trained(self) -> str:
-        """What was trained, in words."""
+        """Description of the training, in words."""
 
     @abstractmethod
     def prior_variance(self, x_new: Tensor) -> Tensor:
-        """Return the variance of each output at new inputs before any data, ``(n_new,)``."""
+        """Return the prior variance of each output at new inputs, ``(n_new,)``."""
 
     @abstractmethod
     def mean(self, x_new: Tensor) -> Tensor:
@@ -422,12 +421,12 @@ class GaussianProcess(ABC):
         """Return the variance of each output at new inputs, ``(n_new,)``."""
 
     def sample(self, x_new: Tensor, num_samples: int = 1, *, seed: int | torch.Generator = 0) -> Tensor:
-        """Return functions at new inputs.
+        """Draw functions at new inputs.
 
         Parameters
         ----------
         x_new : Tensor
-            Inputs, ``(n_new, ...)``.
+            New inputs, ``(n_new, ...)``.
         num_samples : int, default 1
         seed : int or torch.Generator, default 0
 
@@ -452,7 +451,7 @@ class GaussianProcess(ABC):
 def _root(covariance: Tensor, scale: float) -> Tensor:
     """Return a matrix whose product with its transpose is the covariance, which may be singular."""
     values, vectors = torch.linalg.eigh(covariance)
-    # What data leave of a variance is a difference, whose rounding errors have the size of the prior's.
+    # The remaining variance is a difference; its rounding errors scale with the prior variance.
     if float(values[0]) < -(torch.finfo(covariance.dtype).eps ** 0.5) * len(values) * scale:
         raise KernelError(
             f"the covariance at new inputs has the eigenvalue {float(values[0]):.3g}; take float64, or a kernel "
@@ -486,25 +485,24 @@ def _check_kernel(matrix: Tensor, x: Tensor, y: Tensor, name: str) -> Tensor:
     return matrix
 
 
-# Bayes' rule with the kernel of a wide network as the covariance of the prior.
+# Posterior of a Gaussian process whose prior covariance is the kernel of a wide network.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Posterior(GaussianProcess):
-    """A Gaussian-process prior given noisy observations; made by :func:`nngp_posterior` or :func:`ntk_posterior`.
+    """Gaussian-process posterior; made by :func:`nngp_posterior` or :func:`ntk_posterior`.
 
     Attributes
     ----------
     prior : str
-        ``"NNGP"`` or ``"NTK"``: whose kernel the prior's covariance is.
+        Kernel of the prior, ``"NNGP"`` or ``"NTK"``.
     kernel : callable
-        That kernel.
+        Covariance function of the prior.
     x, y : Tensor
         Training data, ``(n, ...)`` and ``(n, *outputs)``.
     noise_variance : float or Tensor
-        Of observations.
     cholesky : Cholesky
-        Of the covariance of observations.
+        Factor of the covariance of observations.
     """
 
     prior: str
@@ -516,33 +514,33 @@ class Posterior(GaussianProcess):
 
     @property
     def jitter(self) -> float:
-        """What rounding made it necessary to add to the diagonal of the kernel matrix."""
+        """Jitter added to the diagonal of the kernel matrix."""
         return self.cholesky.jitter
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name of the process."""
         return f"{self.prior} posterior"
 
     @property
     def random(self) -> str:
-        """What its variance is over, in words."""
+        """Source of the variance, in words."""
         if self.prior == "NNGP":
             return "all weights of a wide network, from their prior given the data"
         return "the weights of a network linear in its gradients and zero at their prior's mean, given the data"
 
     @property
     def trained(self) -> str:
-        """What was trained, in words."""
+        """Description of the training, in words."""
         return "nothing (Bayes' rule)"
 
     @property
     def log_evidence(self) -> Tensor:
-        """Log density of the targets, all outputs together; gradients flow through it, ``()``."""
+        """Log marginal likelihood of all outputs, ``()``; gradients flow through it."""
         return self.cholesky.log_density(self.y.reshape(len(self.y), -1))
 
     def prior_variance(self, x_new: Tensor) -> Tensor:
-        """Return the variance of each output at new inputs before any data, ``(n_new,)``."""
+        """Return the prior variance of each output at new inputs, ``(n_new,)``."""
         return kernel_diagonal(self.kernel, x_new)
 
     def mean(self, x_new: Tensor) -> Tensor:
@@ -573,24 +571,23 @@ def nngp_posterior(
 ) -> Posterior:
     """Return the posterior of an infinitely wide Bayesian network.
 
-    Weights have their normal prior, of which outputs are a Gaussian process with covariance ``kernel.nngp``, and
-    observations are outputs plus normal noise.
+    Under the normal prior of the weights, outputs are a Gaussian process with covariance ``kernel.nngp``. Observations
+    are outputs plus normal noise.
 
     Parameters
     ----------
     kernel : WideKernel
-        Such as :func:`~bayeskit.models.wide_networks.infinite_width` returns, or a :class:`PrecomputedKernel`.
+        For example from :func:`~bayeskit.models.wide_networks.infinite_width`, or a :class:`PrecomputedKernel`.
     x : Tensor
         Training inputs, ``(n, ...)``.
     y : Tensor
         Observations, ``(n,)`` or ``(n, outputs)``.
     noise_variance : float or Tensor, default 0.0
-        Of observations; gradients flow through it, as through the variances of ``kernel``. See
-        :func:`relative_ridge` for a share of the kernel's diagonal.
+        Gradients flow through it, and through the variances of ``kernel``. :func:`relative_ridge` gives a noise
+        variance relative to the kernel's diagonal.
     max_jitter : float, optional
-        What may be added to the diagonal where rounding makes it necessary, in units of its mean; by default the
-        square root of the machine's precision, or rounding errors of eigenvalues where these are more. What was added
-        is the attribute ``jitter``.
+        Largest jitter allowed, relative to the mean of the kernel's diagonal; by default the square root of the machine
+        precision, or more if the rounding error of eigenvalues is larger. The attribute ``jitter`` is the jitter added.
 
     Returns
     -------
@@ -599,11 +596,11 @@ def nngp_posterior(
     Raises
     ------
     ShapeError, DataError
-        If data do not fit one another or the kernel.
+        If the shapes or types of the data do not match each other or the kernel.
     SettingsError
         If the noise variance is negative.
     KernelError
-        If the kernel matrix is not positive definite; ``variance`` raises it where that of all inputs is not.
+        If the kernel matrix is not positive definite. ``variance`` raises it if the matrix of all inputs is not.
     ModelError
         If the kernel is a torch module.
 
@@ -612,7 +609,7 @@ def nngp_posterior(
     JitterWarning
         If jitter was added.
     AccuracyWarning
-        If equal inputs, or nearly equal ones, have different targets without noise.
+        If the noise variance is too small for equal or nearly equal inputs that have different targets.
 
     References
     ----------
@@ -638,13 +635,13 @@ def nngp_posterior(
 def ntk_posterior(
     kernel: WideKernel, x: Tensor, y: Tensor, noise_variance: float | Tensor = 0.0, *, max_jitter: float | None = None
 ) -> Posterior:
-    """Return the posterior of a Gaussian process whose prior has the tangent kernel as its covariance.
+    """Return the posterior of a Gaussian process whose prior covariance is the tangent kernel.
 
-    It is Bayesian linear regression on a network's gradients, with standard normal coefficients. No wide network, be
-    it trained or Bayesian, has this law: its mean is that of :func:`ntk_regression` with the noise variance as the
-    ridge, but its variance is neither that of :func:`ntk_ensemble` nor of :func:`nngp_posterior`.
+    It is Bayesian linear regression on a network's gradients, with standard normal coefficients. It is not the
+    distribution of any trained or Bayesian wide network. Its mean is the mean of :func:`ntk_regression` with the noise
+    variance as the ridge; its variance differs from those of :func:`ntk_ensemble` and :func:`nngp_posterior`.
 
-    Parameters and errors are those of :func:`nngp_posterior`.
+    Parameters and errors are the same as for :func:`nngp_posterior`.
 
     Returns
     -------
@@ -677,7 +674,7 @@ def _posterior(
     noise = noise_variance if isinstance(noise_variance, Tensor) else number
     found = cholesky(matrix, noise, prior, max_jitter)
     columns = y.detach().reshape(len(y), -1)
-    # The largest sum of a row is no smaller than the largest eigenvalue.
+    # The largest absolute row sum bounds the largest eigenvalue.
     largest = float(matrix.detach().abs().sum(1).max())
     _check_accuracy(found._replace(lower=found.lower.detach()).solved(columns), columns, largest, prior)
     return Posterior(prior, kernel, x, y, noise, found)
@@ -688,16 +685,16 @@ def _posterior(
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """An eigendecomposition of a kernel matrix with what was added to its diagonal.
+    """Eigendecomposition of a kernel matrix with jitter.
 
     Attributes
     ----------
     eigenvalues : Tensor
-        Ascending, with the jitter, ``(n,)``.
+        Ascending, jitter included, ``(n,)``.
     eigenvectors : Tensor
         As columns, ``(n, n)``.
     jitter : float
-        What rounding made it necessary to add to the diagonal; mostly 0.
+        Jitter added to the diagonal; usually 0.
     """
 
     eigenvalues: Tensor
@@ -705,24 +702,24 @@ class Spectrum:
     jitter: float
 
     def rotated(self, rows: Tensor) -> Tensor:
-        """Return rows of a matrix ``(m, n)`` in the basis of the eigenvectors, ``(m, n)``."""
+        """Return the rows of a matrix in the basis of the eigenvectors, ``(m, n)``."""
         return rows @ self.eigenvectors
 
     def solved(self, y: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-        """Return coefficients that the matrix with a ridge turns into targets, and these, in the same basis."""
+        """Return ``(K + ridge)^{-1} y`` and ``y``, both in the basis of the eigenvectors."""
         targets = self.rotated(y.reshape(len(y), -1).mT).mT
         return targets / (self.eigenvalues + ridge)[:, None], targets
 
 
 def spectrum(matrix: Tensor, ridge: float, name: str, max_jitter: float | None = None) -> Spectrum:
-    """Return the eigendecomposition of a kernel matrix that a ridge makes positive definite.
+    """Return the eigendecomposition of a kernel matrix, with jitter if matrix plus ridge is not positive definite.
 
     Parameters
     ----------
     matrix : Tensor
         Symmetric, ``(n, n)``.
     ridge : float
-        What will be added to its diagonal. It is not part of the eigenvalues returned.
+        Ridge on the diagonal; it is not included in the eigenvalues returned.
     name, max_jitter
         As in :func:`~bayeskit.models.wide_networks.regression.needed_jitter`.
 
@@ -759,9 +756,7 @@ def spectrum(matrix: Tensor, ridge: float, name: str, max_jitter: float | None =
 
 @dataclass(frozen=True)
 class GradientFlow:
-    r"""Gradient descent with infinitely small steps.
-
-    Parameters :math:`\theta` move with velocity :math:`-\eta \nabla L`.
+    r"""Gradient flow: gradient descent in the limit of small steps, :math:`\dot\theta = -\eta \nabla L`.
 
     Attributes
     ----------
@@ -789,7 +784,7 @@ class GradientFlow:
         _not_negative("time", self.time)
 
     def learned(self, curvature: Tensor) -> Tensor:
-        """Return the share of the way that is behind, in directions of these curvatures of the loss, ``(n,)``."""
+        """Return the fraction of the error removed in directions with these curvatures of the loss, ``(n,)``."""
         if math.isinf(self.time):
             return torch.ones_like(curvature)
         return -torch.expm1(-self.learning_rate * self.time * curvature)
@@ -801,7 +796,7 @@ class GradientFlow:
 
 @dataclass(frozen=True)
 class GradientDescent:
-    """A number of steps of full-batch gradient descent.
+    """Full-batch gradient descent.
 
     Attributes
     ----------
@@ -828,12 +823,12 @@ class GradientDescent:
         whole_number("num_steps", self.num_steps, least=0)
 
     def learned(self, curvature: Tensor) -> Tensor:
-        """Return the share of the way that is behind, in directions of these curvatures of the loss, ``(n,)``.
+        """Return the fraction of the error removed in directions with these curvatures of the loss, ``(n,)``.
 
         Raises
         ------
         SettingsError
-            If steps are so long that they diverge.
+            If the learning rate exceeds two over the largest curvature, so that descent diverges.
         """
         step = self.learning_rate * curvature
         if float(step.max()) > 2:
@@ -850,12 +845,12 @@ class GradientDescent:
 
 
 def mean_squares_rate(learning_rate: float, y: Tensor) -> float:
-    """Return the learning rate of half the sum of squares that trains as this one of ``torch.nn.MSELoss`` does.
+    """Convert a learning rate for ``torch.nn.MSELoss`` to the equivalent rate for half the sum of squares.
 
     Parameters
     ----------
     learning_rate : float
-        With which the mean of squares over all entries of ``y`` is minimised.
+        Learning rate for the mean of squares over all entries of ``y``.
     y : Tensor
 
     Examples
@@ -868,12 +863,12 @@ def mean_squares_rate(learning_rate: float, y: Tensor) -> float:
 
 
 def relative_ridge(diagonal: Tensor, share: float) -> float:
-    """Return a ridge, or noise variance, as a share of the mean of a kernel's diagonal.
+    """Return a ridge or noise variance: a share of the mean of a kernel's diagonal.
 
     Parameters
     ----------
     diagonal : Tensor
-        Such as ``kernel.ntk_diagonal(x)``.
+        For example ``kernel.ntk_diagonal(x)``.
     share : float
 
     Examples
@@ -885,12 +880,12 @@ def relative_ridge(diagonal: Tensor, share: float) -> float:
     return _not_negative("share", share) * float(diagonal.mean())
 
 
-# Ridge regression with the tangent kernel: a point estimate without a law.
+# Ridge regression with the tangent kernel: a point estimate without a variance.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class KernelRegression:
-    """A function fitted by ridge regression with the tangent kernel; made by :func:`ntk_regression`.
+    """Function fitted by ridge regression with the tangent kernel; made by :func:`ntk_regression`.
 
     Attributes
     ----------
@@ -899,7 +894,7 @@ class KernelRegression:
         Training data, ``(n, ...)`` and ``(n, *outputs)``.
     ridge : float
     spectrum : Spectrum
-        Of the kernel matrix of training inputs.
+        Eigendecomposition of the kernel matrix of training inputs.
     """
 
     kernel: WideKernel
@@ -914,25 +909,25 @@ class KernelRegression:
 
     @property
     def jitter(self) -> float:
-        """What rounding made it necessary to add to the diagonal of the kernel matrix."""
+        """Jitter added to the diagonal of the kernel matrix."""
         return self.spectrum.jitter
 
     def mean(self, x_new: Tensor) -> Tensor:
-        """Return the function at new inputs, ``(n_new, *outputs)``."""
+        """Return the fitted function at new inputs, ``(n_new, *outputs)``."""
         coefficients, _ = self.spectrum.solved(self.y, self.ridge)
         result = self.spectrum.rotated(self.kernel.ntk(x_new, self.x)) @ coefficients
         return result.reshape(-1, *self.y.shape[1:])
 
     def covariance(self, x_new: Tensor) -> NoReturn:
-        """Raise an error: a function has no covariance."""
+        """Raise an error: a point estimate has no covariance."""
         _no_law("covariance")
 
     def variance(self, x_new: Tensor) -> NoReturn:
-        """Raise an error: a function has no variance."""
+        """Raise an error: a point estimate has no variance."""
         _no_law("variance")
 
     def sample(self, x_new: Tensor, num_samples: int = 1, *, seed: int = 0) -> NoReturn:
-        """Raise an error: there is nothing to draw from."""
+        """Raise an error: a point estimate has no distribution to draw from."""
         _no_law("draws")
 
     def __repr__(self) -> str:
@@ -943,25 +938,24 @@ class KernelRegression:
 def ntk_regression(
     kernel: WideKernel, x: Tensor, y: Tensor, ridge: float = 0.0, *, max_jitter: float | None = None
 ) -> KernelRegression:
-    """Return the function that ridge regression with the tangent kernel finds.
+    """Fit a function by ridge regression with the tangent kernel.
 
-    It is what a wide network becomes in the limit of training if its outputs are zero at initialisation, and the mean
-    of :func:`ntk_ensemble` if they are not. There is no variance: nothing is random.
+    The function is the mean of :func:`ntk_ensemble` after infinite training time. It is also the limit of a single wide
+    network whose outputs are zero at initialisation. It is a point estimate, without a variance.
 
     Parameters
     ----------
     kernel : WideKernel
-        Such as :func:`~bayeskit.models.wide_networks.infinite_width` returns, or a :class:`PrecomputedKernel`.
+        For example from :func:`~bayeskit.models.wide_networks.infinite_width`, or a :class:`PrecomputedKernel`.
     x : Tensor
         Training inputs, ``(n, ...)``.
     y : Tensor
         Targets, ``(n,)`` or ``(n, outputs)``.
     ridge : float, default 0.0
-        What is added to the kernel's diagonal; see :func:`relative_ridge` for a share of it.
+        Ridge on the kernel's diagonal. :func:`relative_ridge` gives a ridge relative to the diagonal.
     max_jitter : float, optional
-        What may be added beside it where rounding makes it necessary, in units of the diagonal's mean; by default the
-        square root of the machine's precision, or rounding errors of eigenvalues where these are more. What was added
-        is the attribute ``jitter``.
+        Largest jitter allowed, relative to the mean of the kernel's diagonal; by default the square root of the machine
+        precision, or more if the rounding error of eigenvalues is larger. The attribute ``jitter`` is the jitter added.
 
     Returns
     -------
@@ -970,7 +964,7 @@ def ntk_regression(
     Raises
     ------
     ShapeError, DataError
-        If data do not fit one another or the kernel.
+        If the shapes or types of the data do not match each other or the kernel.
     SettingsError
         If the ridge is negative.
     KernelError
@@ -983,7 +977,7 @@ def ntk_regression(
     JitterWarning
         If jitter was added.
     AccuracyWarning
-        If equal inputs, or nearly equal ones, have different targets without a ridge.
+        If the ridge is too small for equal or nearly equal inputs that have different targets.
 
     References
     ----------
@@ -1022,12 +1016,12 @@ def _no_law(what: str) -> NoReturn:
     )
 
 
-# The law of wide networks that gradient flow has trained from random weights.
+# Distribution of wide networks trained by gradient flow from random initial weights.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Ensemble(GaussianProcess):
-    """The law of trained networks; made by :func:`ntk_ensemble` or :func:`last_layer_ensemble`.
+    """Distribution of trained networks; made by :func:`ntk_ensemble` or :func:`last_layer_ensemble`.
 
     Attributes
     ----------
@@ -1037,15 +1031,15 @@ class Ensemble(GaussianProcess):
     last_layer : bool
         Whether only the last layer is trained.
     training : GradientFlow or GradientDescent
-        How long, and at what rate.
+        Training algorithm, learning rate and duration.
     ridge : float
         Weight of half the squared distance from the initial weights, in the loss.
     target_noise : float
-        Variance of the noise that each network's targets have of their own.
+        Variance of the noise added to each network's targets.
     spectrum : Spectrum
-        Of the kernel that training follows.
+        Eigendecomposition of the kernel of the training dynamics.
     initial : Tensor
-        Covariance of the initial outputs at training inputs, in the basis of the spectrum, ``(n, n)``.
+        Covariance of initial outputs at training inputs, in the basis of the eigenvectors, ``(n, n)``.
     """
 
     kernel: WideKernel
@@ -1060,35 +1054,35 @@ class Ensemble(GaussianProcess):
 
     @property
     def jitter(self) -> float:
-        """What rounding made it necessary to add to the diagonal of the kernel matrix."""
+        """Jitter added to the diagonal of the kernel matrix."""
         return self.spectrum.jitter
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name of the process."""
         return "last-layer ensemble" if self.last_layer else "NTK ensemble"
 
     @property
     def random(self) -> str:
-        """What its variance is over, in words."""
+        """Source of the variance, in words."""
         return "the initial weights" + (" and the noise of targets" if self.target_noise else "")
 
     @property
     def trained(self) -> str:
-        """What was trained, in words."""
+        """Description of the training, in words."""
         return f"{'the last layer' if self.last_layer else 'all layers'}, by {self.training}"
 
     @property
     def largest_learning_rate(self) -> float:
-        """The learning rate beyond which gradient descent diverges."""
+        """Largest learning rate at which gradient descent does not diverge."""
         return 2 / float(self._curvature()[-1])
 
     def at(self, time: float) -> Ensemble:
-        """Return the networks at another time of gradient flow; nothing is decomposed again."""
+        """Return the ensemble at another time of gradient flow; the eigendecomposition is reused."""
         return replace(self, training=GradientFlow(self.training.learning_rate, time))
 
     def after(self, num_steps: int) -> Ensemble:
-        """Return the networks after some steps of gradient descent at their learning rate, which is exact, too.
+        """Return the ensemble after ``num_steps`` steps of gradient descent, without discretisation error.
 
         Raises
         ------
@@ -1122,17 +1116,17 @@ class Ensemble(GaussianProcess):
         return remaining_variance(self.prior_variance(x_new), change)
 
     def training_loss(self, times: Tensor) -> Tensor:
-        """Return the expected loss of a network on its targets along gradient flow, without the ridge's term.
+        """Return the expected training loss along gradient flow, without the ridge term.
 
         Parameters
         ----------
         times : Tensor
-            ``(T,)``; not negative, inf is fine.
+            Non-negative, inf allowed, ``(T,)``.
 
         Returns
         -------
         Tensor
-            Half the sum of squared errors over all training data and outputs, ``(T,)``.
+            Half the expected sum of squared errors over training data and outputs, ``(T,)``.
 
         Raises
         ------
@@ -1145,7 +1139,7 @@ class Ensemble(GaussianProcess):
             raise SettingsError("times must not be negative")
         curvature = self._curvature()
         remaining = torch.exp(-self.training.learning_rate * times.to(curvature)[:, None] * curvature)
-        # The ridge, and the jitter that acts as one, keep networks from their targets for ever.
+        # With a ridge, or jitter in its place, the training error does not go to zero.
         error = remaining + (self.ridge + self.jitter) / curvature * (1 - remaining)
         return 0.5 * error.square() @ start
 
@@ -1187,21 +1181,22 @@ def ntk_ensemble(
     target_noise: float = 0.0,
     max_jitter: float | None = None,
 ) -> Ensemble:
-    r"""Return the law of infinitely wide networks after training.
+    r"""Return the distribution of infinitely wide networks after training.
 
-    Each network has initial weights :math:`\theta_0` of its own, and gradient flow
-    :math:`\dot\theta = -\eta\, \nabla L` minimises half the sum of squares over training data and outputs,
+    Each network starts from independent random weights :math:`\theta_0` and is trained by gradient flow
+    :math:`\dot\theta = -\eta\, \nabla L` on the loss
 
     .. math:: L(\theta) = \tfrac12 \sum_i |f_\theta(x_i) - y_i|^2 + \tfrac\rho2 |\theta - \theta_0|^2.
 
-    With the tangent kernel :math:`\Theta`, outputs at a new input are those at initialisation plus
+    With the tangent kernel :math:`\Theta`, outputs at a new input are the initial outputs plus
     :math:`A\,(y - f_{\theta_0}(x))`, where :math:`A = \Theta_{*x} (\Theta + \rho)^{-1} (1 - e^{-\eta (\Theta + \rho)
-    t})`, so that they stay normal. Their law is no posterior. For a mean of squares, see :func:`mean_squares_rate`.
+    t})`, and therefore normal. This distribution is not a posterior. :func:`mean_squares_rate` converts learning rates
+    for a mean of squares.
 
     Parameters
     ----------
     kernel : WideKernel
-        Such as :func:`~bayeskit.models.wide_networks.infinite_width` returns, or a :class:`PrecomputedKernel`.
+        For example from :func:`~bayeskit.models.wide_networks.infinite_width`, or a :class:`PrecomputedKernel`.
     x : Tensor
         Training inputs, ``(n, ...)``.
     y : Tensor
@@ -1209,16 +1204,14 @@ def ntk_ensemble(
     learning_rate : float, default 1.0
         :math:`\eta`; only its product with time matters.
     time : float, default inf
-        Other times, and steps of gradient descent, are had from the result: :meth:`Ensemble.at`,
-        :meth:`Ensemble.after`.
+        :math:`t`. :meth:`Ensemble.at` gives other times, :meth:`Ensemble.after` steps of gradient descent.
     ridge : float, default 0.0
-        :math:`\rho`; see :func:`relative_ridge` for a share of the kernel's diagonal.
+        :math:`\rho`. :func:`relative_ridge` gives a ridge relative to the kernel's diagonal.
     target_noise : float, default 0.0
-        Variance of normal noise that is added to each network's targets, drawn once a network.
+        Variance of normal noise added to the targets, drawn once per network.
     max_jitter : float, optional
-        What may be added to the diagonal where rounding makes it necessary, in units of its mean; by default the
-        square root of the machine's precision, or rounding errors of eigenvalues where these are more. What was added
-        is the attribute ``jitter``.
+        Largest jitter allowed, relative to the mean of the kernel's diagonal; by default the square root of the machine
+        precision, or more if the rounding error of eigenvalues is larger. The attribute ``jitter`` is the jitter added.
 
     Returns
     -------
@@ -1227,11 +1220,11 @@ def ntk_ensemble(
     Raises
     ------
     ShapeError, DataError
-        If data do not fit one another or the kernel.
+        If the shapes or types of the data do not match each other or the kernel.
     SettingsError
         If the learning rate is not positive, or time, ridge or noise are negative.
     KernelError
-        If the matrix of the tangent kernel is not positive definite; ``variance`` raises it where that of all inputs
+        If the matrix of the tangent kernel is not positive definite. ``variance`` raises it if the matrix of all inputs
         is not.
     ModelError
         If the kernel is a torch module.
@@ -1241,7 +1234,7 @@ def ntk_ensemble(
     JitterWarning
         If jitter was added.
     AccuracyWarning
-        If equal inputs, or nearly equal ones, have different targets without a ridge, and training has no end.
+        If the ridge is too small for equal or nearly equal inputs that have different targets, and time is infinite.
 
     References
     ----------
@@ -1279,13 +1272,13 @@ def last_layer_ensemble(
     target_noise: float = 0.0,
     max_jitter: float | None = None,
 ) -> Ensemble:
-    """Return the law of infinitely wide networks of which only the last layer is trained.
+    """Return the distribution of infinitely wide networks after training the last layer only.
 
-    In the NTK parametrisation, gradients with respect to the last layer have the covariance of the outputs as their
-    products. Trained without end, with ``target_noise`` equal to ``ridge``, networks are draws of
-    :func:`nngp_posterior` with that noise variance.
+    In the NTK parametrisation, the tangent kernel of the last layer is the covariance of the outputs. If training time
+    is infinite and ``target_noise`` equals ``ridge``, the distribution is :func:`nngp_posterior` with that noise
+    variance.
 
-    Parameters and errors are those of :func:`ntk_ensemble`.
+    Parameters and errors are the same as for :func:`ntk_ensemble`.
 
     Returns
     -------
@@ -1294,7 +1287,7 @@ def last_layer_ensemble(
     Raises
     ------
     ModelError
-        Also if the kernel is in the standard parametrisation, where products of gradients grow with the width.
+        Also if the kernel is in the standard parametrisation, in which products of gradients grow with the width.
 
     References
     ----------
@@ -1351,21 +1344,22 @@ _BAND = "2 standard deviations"
 
 @dataclass(frozen=True, eq=False)
 class ProcessPrediction:
-    """What one of the four says of new inputs.
+    """Prediction of one Gaussian process at new inputs.
 
     Attributes
     ----------
     name : str
+        Name of the process.
     random : str
-        What its variance is over, in words.
+        Source of the variance, in words.
     trained : str
-        What was trained, in words.
+        Description of the training, in words.
     mean : Tensor
         ``(n_new, *outputs)``.
     variance : Tensor or None
-        ``(n_new,)``, of each output; None for kernel regression, which has no law.
+        Variance of each output, ``(n_new,)``; None for kernel regression.
     jitter : float
-        What rounding made it necessary to add to the diagonal of the kernel matrix.
+        Jitter added to the diagonal of the kernel matrix.
     """
 
     name: str
@@ -1383,13 +1377,13 @@ class GaussianProcessComparison:
     Attributes
     ----------
     predictions : dict of ProcessPrediction
-        By name.
+        By name of the process.
     x, y : Tensor
         Training data, ``(n, ...)`` and ``(n, *outputs)``.
     x_new : Tensor
-        ``(n_new, ...)``.
+        New inputs, ``(n_new, ...)``.
     noise_variance : float
-        Of both posteriors, and the ridge of the ensemble and of kernel regression.
+        Noise variance of both posteriors; ridge of the ensemble and of kernel regression.
     """
 
     predictions: dict[str, ProcessPrediction]
@@ -1407,7 +1401,7 @@ class GaussianProcessComparison:
         return iter(self.predictions.values())
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row a process, new input and output: mean and standard deviation (NaN where there is none)."""
+        """Return mean and standard deviation (or NaN), one row per process, new input and output."""
         tables = []
         for one in self:
             mean = one.mean.reshape(len(one.mean), -1)
@@ -1424,10 +1418,10 @@ class GaussianProcessComparison:
         return pd.concat(tables, ignore_index=True)
 
     def summary(self) -> pd.DataFrame:
-        """Return one row a process: what is random, what was trained, and how its numbers compare.
+        """Return descriptions, distances, standard deviations and jitter, one row per process.
 
-        ``distance`` is the root mean square difference between its mean and the NNGP posterior's,
-        ``standard_deviation`` the root mean variance.
+        ``distance`` is the root mean square difference from the mean of the NNGP posterior, ``standard_deviation`` the
+        square root of the mean variance.
         """
         first = next(iter(self)).mean
         rows = [
@@ -1451,22 +1445,21 @@ class GaussianProcessComparison:
         return pd.DataFrame(gaps.cpu().numpy(), index=names, columns=names)
 
     def plot(self, output: int = 0, axes: list[Axes] | None = None) -> Figure | None:
-        """Plot the mean of one output with a band of two standard deviations to either side, a panel a process.
+        """Plot the mean of one output plus and minus two standard deviations, one panel per process.
 
-        Where inputs are single numbers they are the horizontal axis, otherwise new inputs stand in the order of the
-        NNGP posterior's mean.
+        The horizontal axis is the input if it is scalar. Otherwise new inputs are ordered by the mean of the NNGP
+        posterior.
 
         Parameters
         ----------
         output : int, default 0
-            If there are several.
         axes : list of Axes, optional
-            One for each of the four; by default a new figure, which is returned.
+            Four axes; by default a new figure is made and returned.
 
         Raises
         ------
         ShapeError
-            If there is no such output, or not four axes.
+            If the output does not exist, or the number of axes is not four.
         """
         from matplotlib.figure import Figure
 
@@ -1530,30 +1523,31 @@ def compare_gaussian_processes(
     time: float = math.inf,
     max_jitter: float | None = None,
 ) -> GaussianProcessComparison:
-    """Predict with the four Gaussian processes of a wide network, side by side.
+    """Compare the predictions of four Gaussian processes of a wide network.
 
-    They are the posterior of a Bayesian network (NNGP), the law of networks that gradient flow has trained (NTK
-    ensemble), the function of kernel regression, and the posterior with the tangent kernel as its prior. The last
-    three share one mean once training has come to its end, and have three different variances: that of the initial
-    weights, none, and that of a posterior which belongs to no wide network.
+    - NNGP posterior: posterior of a Bayesian network.
+    - NTK ensemble: distribution of networks trained by gradient flow.
+    - NTK regression: point estimate of kernel regression, without a variance.
+    - NTK posterior: posterior with the tangent kernel as prior covariance; its variance is that of no wide network.
+
+    After infinite training time the last three have the same mean.
 
     Parameters
     ----------
     kernel : WideKernel
-        Such as :func:`~bayeskit.models.wide_networks.infinite_width` returns, or a :class:`PrecomputedKernel`.
+        For example from :func:`~bayeskit.models.wide_networks.infinite_width`, or a :class:`PrecomputedKernel`.
     x : Tensor
         Training inputs, ``(n, ...)``.
     y : Tensor
         Targets, ``(n,)`` or ``(n, outputs)``.
     x_new : Tensor
-        New inputs, ``(n_new, ...)``. Kernels are computed once, for training and new inputs together.
+        New inputs, ``(n_new, ...)``.
     noise_variance : float, default 0.0
-        Of both posteriors, and the ridge of the ensemble and of kernel regression.
+        Noise variance of both posteriors; ridge of the ensemble and of kernel regression.
     learning_rate, time : float, default 1.0 and inf
-        Of the ensemble; see :func:`ntk_ensemble`.
+        Training of the ensemble; see :func:`ntk_ensemble`.
     max_jitter : float, optional
-        What may be added to diagonals where rounding makes it necessary, in units of their mean; by default the square
-        root of the machine's precision, or rounding errors of eigenvalues where these are more.
+        Largest jitter allowed; see :func:`nngp_posterior`.
 
     Returns
     -------
@@ -1562,7 +1556,7 @@ def compare_gaussian_processes(
     Raises
     ------
     ShapeError, DataError
-        If data do not fit one another or the kernel.
+        If the shapes or types of the data do not match each other or the kernel.
     SettingsError
         If the noise variance or time is negative, or the learning rate not positive.
     KernelError
@@ -1575,7 +1569,7 @@ def compare_gaussian_processes(
     JitterWarning
         If jitter was added.
     AccuracyWarning
-        If equal inputs, or nearly equal ones, have different targets without noise.
+        If the noise variance is too small for equal or nearly equal inputs that have different targets.
 
     Examples
     --------
@@ -1608,7 +1602,7 @@ def compare_gaussian_processes(
     found = (
         nngp_posterior(shared, old, y, noise_variance, max_jitter=max_jitter),
         ensemble,
-        KernelRegression(shared, old, y, ensemble.ridge, ensemble.spectrum),  # whose eigenvalues are the same
+        KernelRegression(shared, old, y, ensemble.ridge, ensemble.spectrum),  # shares the eigendecomposition
         ntk_posterior(shared, old, y, noise_variance, max_jitter=max_jitter),
     )
     return GaussianProcessComparison({one.name: _predict(one, new) for one in found}, x, y, x_new, noise_variance)

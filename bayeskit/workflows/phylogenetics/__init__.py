@@ -1,4 +1,4 @@
-"""What joins trees with inference: the evidence of many topologies, and variational inference over trees."""
+"""Bayesian inference of trees: evidence of many topologies, and variational inference."""
 
 from bayeskit.workflows.phylogenetics.topology_comparison import TopologyComparison, compare_topologies
 from bayeskit.workflows.phylogenetics.variational import (

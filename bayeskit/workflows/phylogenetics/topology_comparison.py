@@ -1,4 +1,4 @@
-"""The evidence of many topologies for one alignment, and their posterior probabilities."""
+"""Evidence and posterior probabilities of many topologies for one alignment."""
 
 from __future__ import annotations
 
@@ -74,21 +74,21 @@ __all__ = [
 ]
 
 
-# A defensive mixture with the prior and a heavy tail in a proposal of branch lengths (T. Hesterberg 1995, Technometrics
-# 37, 185-194), so that importance weights are bounded: a density matched to a posterior may fall off faster than it,
-# towards very long branches and very short ones, and no diagnostic of the weights at hand sees it. One draw of ten is
-# of the prior; in another one, where the prior is the same for each branch, a random half of the branch lengths is. In
-# the others, a share of each length is log-Cauchy, such that in one of five at least one length is. Its density falls
-# off as `1 / (x log(x)**2)`, both towards zero and towards infinity, so that the weight is bounded whatever power of
-# the length the prior rises or falls by.
+# Defensive mixture of a proposal of branch lengths with the prior and a heavy tail (T. Hesterberg 1995, Technometrics
+# 37, 185-194). It bounds the importance weights: a density matched to the posterior may have lighter tails, towards
+# very long and very short branches, which diagnostics of the weights do not detect. One draw of ten is from the prior;
+# another one, if the prior is the same for each branch, has a random half of its branch lengths from the prior. In the
+# others each length has a log-Cauchy component, whose share is such that one draw of five has at least one such length.
+# Its density falls off as `1 / (x log(x)**2)` towards zero and infinity, so that the weight is bounded for any power of
+# the length in the prior.
 
-#: The shares of draws of which all branch lengths, or a random half, are of the prior.
+#: Shares of draws with all branch lengths, or a random half of them, from the prior.
 PRIOR, HALF = 0.1, 0.1
-#: The share of the other draws that have a branch length from the heavy tail.
+#: Share of the other draws with at least one branch length from the heavy tail.
 _DEFENCE = 0.2
-#: The median of the heavy tail, in expected substitutions per site, and the half width at half height of its logarithm.
+#: Median of the heavy tail in expected substitutions per site, and half width at half maximum of its logarithm.
 _MEDIAN, _WIDTH = 0.1, 2.0
-#: Logarithms end this many widths from the median: what lies beyond is no floating-point number any more.
+#: Truncation of the logarithm, in widths from the median: values beyond exceed the range of floating-point numbers.
 _END = 150.0
 _ANGLE = math.atan(_END)
 
@@ -103,8 +103,8 @@ def defended_draws(near: Tensor, prior: TorchDistribution, generator: torch.Gene
 
     `near` are draws `(draws, *batch, edges)` to be defended; SettingsError if the prior cannot be drawn from.
     """
-    # Numbers of draws from each part are fixed but for rounding, so that an error may leave out what the shares would
-    # add: see `stratified_log_mean_exp_error`.
+    # Numbers of draws per component are stratified (fixed up to rounding), so the standard error needs no term for
+    # random component sizes: see `stratified_log_mean_exp_error`.
     uniform = torch.rand((2, *near.shape), generator=generator, dtype=near.dtype, device=near.device)
     far = _MEDIAN * (_WIDTH * ((2 * uniform[0] - 1) * _ANGLE).tan()).exp()
     tailed = torch.where(uniform[1] < share_of_tail(near.shape[-1]), far, near)
@@ -150,7 +150,7 @@ def _share_of_half(prior: TorchDistribution) -> float:
     return 0.0 if prior.event_shape else HALF
 
 
-# Arguments of both workflows: topologies in any form, and models of the sites.
+# Arguments of both workflows: topologies in any form, and substitution models and site rates.
 
 
 def unrooted_topologies(trees: TreeSample | Topologies | Sequence[Tree], alignment: Alignment) -> Topologies:
@@ -200,11 +200,11 @@ def _only_trees(trees: Sequence[Tree]) -> list[Tree]:
     return list(trees)
 
 
-# Proposals of branch lengths for weighing topologies.
+# Proposals of branch lengths for importance sampling.
 
-#: Effective draws that count as much as what was there before.
+#: Number of effective draws with the same weight as the previous moments.
 _STEADY = 20.0
-#: The smallest shape of a gamma distribution.
+#: Smallest shape of a gamma distribution.
 _FLATTEST = 0.01
 
 
@@ -224,14 +224,14 @@ class BranchLengthProposal:
 
         `first` and `second` are derivatives of that by each coordinate, not by its logarithm.
         """
-        # A gamma distribution always has a mode of the logarithms.
+        # The log density of the logarithms of a gamma distribution always has a mode.
         shape = (-(second * mode + first) * mode).clamp(min=_FLATTEST)
         return cls(shape, shape / mode, prior)
 
     def sample(self, num_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw points, `(num_draws, *batch, edges)`, and tell the part of the mixture of each, `(num_draws,)`."""
         full = (num_draws, *self.shape.shape)
-        # torch's sampler takes a generator, its distribution does not.
+        # torch's function accepts a generator, its distribution does not.
         near = standard_gamma(self.shape.expand(full), generator=generator) / self.rate
         return defended_draws(near.clamp(min=torch.finfo(near.dtype).tiny), self.prior, generator)
 
@@ -241,11 +241,11 @@ class BranchLengthProposal:
 
     def refitted(self, x: Tensor, log_weights: Tensor) -> BranchLengthProposal:
         """Match the gamma distributions to draws `(draws, *batch, edges)` with log weights `(draws, *batch)`."""
-        # The fewer effective draws, the less is changed.
+        # The fewer effective draws, the smaller the update.
         weights = log_weights.softmax(0)[..., None]
         effective = 1.0 / weights.square().sum(0)
         trust = effective / (effective + _STEADY)
-        # Of the logarithms, which have moments even where the prior has none.
+        # Moments of the logarithms, which exist even if those of the prior do not.
         log_x = x.log()
         mean = (weights * log_x).sum(0)
         variance = (weights * (log_x - mean).square()).sum(0)
@@ -260,18 +260,18 @@ def _inverse_trigamma(value: Tensor) -> Tensor:
     x = 0.5 + 1.0 / value
     for _ in range(20):
         found = torch.polygamma(1, x)
-        # The reciprocal is close to a straight line.
+        # The reciprocal is nearly linear.
         x = x + found * (1.0 - found / value) / torch.polygamma(2, x)
     return x
 
 
-#: The estimator that works on all topologies as one batch.
+#: The estimator that evaluates all topologies as one batch.
 _IN_ONE_BATCH = "gamma_laplus_importance_sampling"
-#: Branch-length vectors, over all topologies, that are weighed at a time.
+#: Number of branch-length vectors, over all topologies, in one batch.
 _VECTORS = 4096
 _PILOTS, _PILOT_DRAWS = 3, 1000
 _DRAWS = 10_000
-#: A prior whose density rises faster than this power of a length towards zero is infinite there.
+#: A prior whose density grows faster than this power of a length towards zero is unbounded there.
 _RISES = -0.01
 
 
@@ -282,7 +282,7 @@ class TopologyComparison:
     Attributes
     ----------
     topologies : Topologies
-        What was compared, the taxa in the order of the alignment.
+        The topologies, with the taxa in the order of the alignment.
     comparison : ModelComparison
         The estimates, under the names "tree 1", "tree 2", ...
     settings : dict
@@ -310,15 +310,14 @@ class TopologyComparison:
 
     @cached_property
     def posterior_errors(self) -> Tensor:
-        """Monte Carlo errors of `posterior_probabilities`, shape `(topologies,)`."""
+        """Monte Carlo standard errors of `posterior_probabilities`, shape `(topologies,)`."""
         return self._column(error for _, error in self.comparison.posterior_probabilities.values())
 
     @property
     def total_log_evidence(self) -> Estimate:
-        """Log evidence where all topologies there are, `(2n-5)!!` of `n` taxa, are equally probable before the data.
+        """Log evidence under a uniform prior of all `(2n-5)!!` topologies of `n` taxa, in nats, with standard error.
 
-        In nats, with its standard error. Topologies that were not compared are left out: it is to be set beside that of
-        `variational_inference` with the same support.
+        Other topologies than those compared contribute nothing, as in `variational_inference` with the same support.
         """
         known = self.log_evidence.isfinite()
         values, errors = self.log_evidence[known], self.standard_error[known]
@@ -327,7 +326,7 @@ class TopologyComparison:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What makes the estimates doubtful, with the remedy."""
+        """Reasons to doubt the estimates, each with a remedy."""
         return self.comparison.warnings
 
     def to_sample(self) -> TreeSample:
@@ -335,13 +334,13 @@ class TopologyComparison:
         return TreeSample.from_topologies(self.topologies, self.posterior_probabilities.numpy())
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row a topology, the best first, with its Newick text."""
+        """Return one row per topology, in descending order of evidence, with its Newick text."""
         texts = {f"tree {place + 1}": self.topologies.to_newick(place) for place in range(len(self.topologies))}
         table = self.comparison.to_pandas().rename(columns={"model": "topology"})
         return table.assign(newick=table["topology"].map(texts))
 
     def to_csv(self, path: str | Path) -> None:
-        """Write the table, whole or not at all.
+        """Write the table to a CSV file, atomically.
 
         Raises
         ------
@@ -378,38 +377,38 @@ def compare_topologies(
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> TopologyComparison:
-    """Estimate the evidence of every topology, and from it the posterior probability of each.
+    """Estimate the evidence of each topology, and compute posterior probabilities.
+
+    The default method is importance sampling for all topologies as one batch. Its proposal consists of gamma
+    distributions matched to the posterior mode of the branch lengths, mixed with a little of the prior and of a heavy
+    tail so that weights are bounded.
 
     Parameters
     ----------
     alignment : Alignment
     trees : TreeSample, Topologies or sequence of Tree
-        At least two distinct topologies over the taxa of the alignment; rooted ones are unrooted. Weights of a sample
-        are not used.
+        At least two distinct topologies over the taxa of the alignment. Roots are removed; weights of a sample are
+        ignored.
     method : str, default "gamma_laplus_importance_sampling"
-        By default importance sampling from gamma distributions matched to the posterior mode of the branch lengths,
-        with a little of the prior and of a heavier tail so that weights are bounded, for all topologies as one batch;
-        or the name of a function in :mod:`bayeskit.inference.evidence`, which works on one topology after another, or
-        several at a time with `num_jobs`.
-    substitution : SubstitutionModel, optional
-        Jukes-Cantor by default. The default method needs values for all of its parameters; others sample those that
-        have a prior.
+        Or the name of a function in :mod:`bayeskit.inference.evidence`, which estimates topologies separately.
+    substitution : SubstitutionModel, default JC69()
+        Requires values of all parameters for the default method; other methods sample parameters with a prior.
     site_rates : SiteRates, optional
-        How the rate varies over sites; by default it does not. As for `substitution`, the default method needs values.
+        Distribution of the rate over sites, with values as for `substitution`; by default all sites have rate one.
     branch_length_prior : TorchDistribution, optional
-        Over one positive branch length; or over the vector of all in the order of edges of `Topologies`, the branches
-        to the tips first, in the alignment's order of taxa. Exponential with rate 10 by default.
+        Over one positive branch length; or over the vector of all, in the edge order of `Topologies`: external branches
+        first, in the alignment's order of taxa. Exponential with rate 10 by default.
     prior_probabilities : sequence of float, optional
-        Of the topologies, scaled to add up to one; equal by default.
+        Nonnegative weights of the topologies, normalised to sum to one; equal by default.
     num_draws : int, optional
-        10,000 by default. Of branch lengths on each topology, for the default method.
+        Default method only: number of branch-length draws per topology, 10,000 by default.
     budget : Budget, optional
-        Of each topology, for other methods.
+        Other methods only: budget of each topology.
     seed : int, default 0
     num_jobs : int, default 1
-        Topologies under way at a time, for other methods.
+        Other methods only: number of topologies in parallel.
     checkpoint : path, optional
-        Folder from which a later call goes on, for other methods.
+        Other methods only: folder from which a later call resumes.
     progress : bool, default True
 
     Returns
@@ -419,18 +418,17 @@ def compare_topologies(
     Raises
     ------
     SettingsError
-        If there are fewer than two topologies or one stands twice, a setting is out of range, or the default method
-        lacks the value of a parameter. If the prior of branch lengths is none, or a setting is given that the method
-        does not use.
+        If there are fewer than two topologies or one is repeated, a setting is out of range, the default method lacks
+        the value of a parameter, the prior of branch lengths is unsuitable, or a setting does not apply to the method.
     UnknownNameError
-        If no method has that name.
+        If there is no such method.
     TreeError
-        If the taxa are not those of the alignment.
+        If the taxa differ from those of the alignment.
 
     Warns
     -----
     SamplingWarning
-        If an estimate is not to be trusted.
+        If an estimate is not trusted.
     ConversionWarning
         Once, if the topologies are rooted.
 
@@ -592,7 +590,7 @@ def _first_proposal(
     if not _is_infinite_at_zero(prior, topologies.num_edges):
         modes = climb_to_modes(log_density, start)
         return modes, BranchLengthProposal(*match_gamma(modes.position, modes.gradient, modes.second), prior)
-    # The mode is at zero whatever the data; that of the logarithms is where the probability is.
+    # The posterior mode is at zero whatever the data; the mode of the logarithms is near the probability mass.
     modes = climb_to_modes(lambda x: log_density(x) + x.log().sum(-1), start)
     proposal = BranchLengthProposal.matched_in_logarithms(modes.position, modes.gradient, modes.second, prior)
     return modes._replace(value=modes.value - modes.position.log().sum(-1)), proposal
@@ -603,7 +601,7 @@ def _is_infinite_at_zero(prior: dist.TorchDistribution, num_edges: int) -> bool:
     lengths.diagonal().fill_(SHORTEST)
     lengths.requires_grad_()
     with torch.enable_grad():
-        # A uniform density does not depend on them.
+        # A uniform density does not depend on the lengths.
         (gradient,) = torch.autograd.grad((log_prior_of_lengths(prior, lengths) + 0.0 * lengths.sum(-1)).sum(), lengths)
     return bool((gradient.diagonal() * SHORTEST < _RISES).any())
 
@@ -620,7 +618,7 @@ def _estimate(
     usable, problems = without_nan(log_weights)
     shape, effective = pareto_shape(usable[None]), float(weight_effective_sample_size(usable))
     error = float(stratified_log_mean_exp_error(usable, part))
-    # The shape of a tail that cannot move the estimate by its error is no matter.
+    # The shape of the tail is irrelevant if the tail cannot move the estimate by its standard error.
     problems += weight_problems(shape if share_beyond_the_largest(usable) > error else 0.0, effective)
     if not bool(modes.converged[place]):
         problems.append("the search for the mode of the branch lengths did not converge: use bridge sampling")

@@ -91,7 +91,7 @@ __all__ = [
     "variational_inference",
 ]
 
-# Distributions of branch lengths whose parameters topologies share.
+# Distributions of branch lengths with parameters shared among topologies.
 
 _HALF_LOG_TWO_PI = 0.9189385332046727
 
@@ -122,18 +122,17 @@ class LengthFamily(Protocol):
 
 @dataclass(frozen=True)
 class LogNormalLengths:
-    """Independent log-normal branch lengths.
+    """Independent log-normal branch lengths with parameters shared among topologies.
 
-    Mean and log standard deviation of the logarithm of a length are sums over the features of its edge: a pair of
-    parameters for its split and, on request, one for each primary subsplit pair, the split together with how one side
-    of it is split further. Topologies that are alike around an edge share its parameters.
+    The mean and log standard deviation of a log length are sums over the features of its edge: one pair of parameters
+    for its split and, optionally, one for each primary subsplit pair (the split and the subsplit of one of its sides).
 
     Parameters
     ----------
     with_pairs : bool, default True
-        Whether primary subsplit pairs count, or splits only.
+        Include primary subsplit pairs.
     location, scale : float, default -3.0 and 1.0
-        Mean and standard deviation of the logarithm at the start.
+        Initial mean and standard deviation of the log lengths.
 
     Raises
     ------
@@ -163,7 +162,7 @@ class LogNormalLengths:
             raise SettingsError(f"scale must be positive, not {self.scale}")
 
     def start(self, num_features: int, generator: torch.Generator) -> Tensor:
-        """Return the first parameters: all zero, relative to `location` and `scale`."""
+        """Return the initial parameters: all zero, relative to `location` and `scale`."""
         return torch.zeros(2 * num_features, dtype=torch.float64)
 
     def rsample(self, parameters: Tensor, features: Tensor, generator: torch.Generator) -> Lengths:
@@ -190,7 +189,7 @@ class LogNormalLengths:
 
 def _sum_features(table: Tensor, features: Tensor) -> Tensor:
     """Add up the rows of `table` named by each edge's features, `(..., features) -> (..., columns)`."""
-    # A feature one past the last row counts as zero.
+    # Index one past the last row stands for a missing feature and contributes zero.
     padded = torch.cat([table, table.new_zeros(1, table.shape[1])])
     flat = functional.embedding_bag(features.flatten(0, -2), padded, mode="sum", padding_idx=len(table))
     return flat.reshape(*features.shape[:-1], -1)
@@ -201,28 +200,28 @@ def _standard(noise: Tensor) -> Tensor:
     return 0.5 * noise.square().sum(-1) + noise.shape[-1] * _HALF_LOG_TWO_PI
 
 
-# Branch lengths with a normalizing flow on top.
+# Branch lengths from a normalizing flow.
 
 
 @dataclass(frozen=True)
 class FlowLengths:
-    """Branch lengths whose logarithms are normal noise, bent by a neural spline and then moved and scaled.
+    """Branch lengths from a conditional normalizing flow: a neural spline, then location and scale, of the logarithms.
 
-    All edges share the spline, whose shape depends on a few numbers that belong to the features of an edge, as location
-    and scale do. Given the topology, edges are independent.
+    All edges share the spline. Its context vector, location and scale are sums over the features of an edge. Given the
+    topology, edges are independent.
 
     Parameters
     ----------
     with_pairs : bool, default True
-        Whether primary subsplit pairs count, or splits only.
+        Include primary subsplit pairs.
     location, scale : float, default -3.0 and 1.0
         As in `LogNormalLengths`.
     context : int, default 3
-        How many numbers of each feature the spline depends on.
+        Dimension of the context vector.
     bins : int, default 6
-        Of the spline.
+        Number of bins of the spline.
     hidden : int, default 16
-        Units of the layer between them.
+        Units of the hidden layer between context and spline.
 
     Raises
     ------
@@ -259,7 +258,7 @@ class FlowLengths:
             whole_number(name, getattr(self, name), least)
 
     def start(self, num_features: int, generator: torch.Generator) -> Tensor:
-        """Return the first parameters: the numbers of features are zero, the network is as zuko starts it."""
+        """Return the initial parameters: zero for all features, zuko's initial values for the network."""
         with global_stream(generator):
             flow = self._flow()
         weights = torch.nn.utils.parameters_to_vector(flow.parameters()).detach()
@@ -307,12 +306,12 @@ class FlowLengths:
         return sums[..., 0] + start[0], sums[..., 1] + start[1].log(), transform
 
 
-# Places of topologies in a subsplit Bayesian network, kept for those that are drawn again.
+# Cache of the options and features of each topology.
 
-#: Size of what is kept, in bytes.
+#: Size of the cache in bytes.
 _MEMORY = 2**26
 _KINDS = 6
-#: What is kept of a topology takes about so many times the room of its children.
+#: Memory of a cached topology, as a multiple of that of its children.
 _COLUMN = 10
 
 
@@ -320,8 +319,8 @@ class FoundTopologies(NamedTuple):
     """Places of some topologies in a network: options and features."""
 
     choices: EveryRoot  # for `log_prob_of_choices`
-    # Of every edge, (topologies, edges, features of an edge), int64: its split and, on request, the primary subsplit
-    # pairs on both sides of it. `Places.num_features` stands for a side that has none, a tip.
+    # For each edge, (topologies, edges, features of an edge), int64: its split and, optionally, the primary subsplit
+    # pairs on both sides of it. `Places.num_features` stands for the missing pair of a tip.
     features: Tensor
 
 
@@ -332,7 +331,7 @@ class Places:
     """
 
     # Both are options of the network: with its root on the edge, the split is a root split, and the pairs are those of
-    # the root's children. So every topology that the network can draw has features that trees of its support have, too.
+    # the root's children. So the features of every topology that the network can draw occur in its support.
 
     def __init__(self, network: SubsplitBayesianNetwork, with_pairs: bool) -> None:
         if not network.graph.of_rootings:
@@ -392,7 +391,7 @@ def _features(graph: SubsplitGraph, with_pairs: bool) -> tuple[Numbers, int]:
     """Return the feature that each option of a graph is, `(options + 2,)`, and the number of features."""
     everything = graph.clades[-1]
     root = graph.group_sister < 0
-    # The two children of a root make up all taxa.
+    # The two children of a root contain all taxa.
     pair = ~root & ((graph.clades[graph.group_clade] | graph.clades[graph.group_sister]) == everything).all(axis=-1)
     used = np.flatnonzero((root | pair if with_pairs else root)[graph.group_of])
     table = np.full(graph.num_options + 2, len(used))
@@ -400,7 +399,7 @@ def _features(graph: SubsplitGraph, with_pairs: bool) -> tuple[Numbers, int]:
     return table, len(used)
 
 
-# The approximation of a posterior of trees, and its target.
+# The variational family and its target.
 
 
 @dataclass(frozen=True, eq=False)
@@ -424,7 +423,7 @@ class DrawnTrees(NamedTuple):
     lengths: Tensor  # (trees, edges)
     log_topology: Tensor  # log probability of each topology, (trees,)
     log_lengths: Tensor  # log density of its branch lengths, (trees,)
-    part: Tensor  # of the mixture that each tree is from, zero without mixture, (trees,)
+    part: Tensor  # mixture component of each tree, zero without a mixture, (trees,)
 
 
 class TreeFamily:
@@ -469,7 +468,7 @@ class TreeFamily:
         topologies = network.sample(num_trees, seed=generator)
         choices, features = self.places.look_up(topologies)
         lengths, part = defended_draws(self.lengths.rsample(of_lengths, features, generator).value, prior, generator)
-        # Edges are independent, so that the density of one is that of a tree with no other.
+        # Edges are independent, so the density of one edge is that of a tree with one edge.
         alone = self.lengths.log_prob(of_lengths, features.flatten(0, 1)[:, None], lengths.flatten()[:, None])
         log_lengths = defended_log_prob(alone.reshape(lengths.shape), lengths, prior)
         return DrawnTrees(topologies, lengths, network.log_prob_of_choices(choices), log_lengths, part)
@@ -479,10 +478,10 @@ class TreeFamily:
 LogDensities = Callable[[Topologies, Tensor], tuple[Tensor, Tensor]]
 
 
-# The contents of a fitted approximation as data of a file.
+# Contents of a file with a fitted approximation.
 
 _KIND, _VERSION = "VariationalPosterior", 1
-#: Priors of one branch length, or of several that are independent, and of all together.
+#: Supported priors of one branch length, of independent ones, and of all jointly.
 _PRIORS = (
     *(dist.Exponential, dist.Gamma, dist.InverseGamma, dist.LogNormal, dist.Weibull),
     *(dist.HalfNormal, dist.HalfCauchy, dist.Uniform, GammaDirichlet),
@@ -559,7 +558,7 @@ def _prior_parameters(prior: dist.TorchDistribution) -> dict[str, Any]:
             "base_dist": [type(base).__name__, _prior_parameters(base)],
             "event_dims": prior.reinterpreted_batch_ndims,
         }
-    # Some parameters follow from others, and are kept once they were asked for.
+    # Derived parameters are cached as attributes and left out.
     given = (name for name in sorted(prior.arg_constraints) if name in vars(prior) or _is_property(prior, name))
     return {name: getattr(prior, name) for name in given}
 
@@ -573,7 +572,7 @@ def _stored_prior(prior: dist.TorchDistribution) -> _Prior:
     while isinstance(prior, torch.distributions.Independent):
         event_dims, prior = event_dims + prior.reinterpreted_batch_ndims, prior.base_dist
     name = type(prior).__name__
-    # A distribution of torch itself is as good as Pyro's.
+    # A torch distribution is equivalent to Pyro's of the same name.
     if not any(kind.__name__ == name and issubclass(kind, type(prior)) for kind in _PRIORS):
         raise SettingsError(
             f"branch_length_prior: {name} cannot be saved. Remedy: use one of "
@@ -604,28 +603,28 @@ def _restored(data: dict[str, Any]) -> _Contents:
     return _Contents(family, target, parameters, bounds, ending, float(data["seconds"]), dict(data["settings"]))
 
 
-# A fitted approximation of a posterior of trees.
+# A fitted variational posterior of trees.
 
-#: Trees that are drawn at a time.
+#: Number of trees in one batch.
 _AT_ONCE = 500
 
 
 class WeighedTrees(NamedTuple):
-    """Trees drawn from an approximation, and what they weigh.
+    """Trees drawn from a proposal, with importance weights.
 
     Attributes
     ----------
     topologies : Topologies
-        One for each tree.
+        One per tree.
     lengths : Tensor
-        Shape `(trees, edges)`.
+        Branch lengths, shape `(trees, edges)`.
     log_prior, log_likelihood : Tensor
         Shape `(trees,)`.
     log_weight : Tensor
-        Log of the joint density over that which the trees were drawn from, `(trees,)`.
+        Log of joint density over proposal density, `(trees,)`.
     part : Tensor
-        Which part of the mixture each tree was drawn from, `(trees,)`: all branch lengths from the prior, half of them,
-        or else; zero where all are from the approximation itself.
+        Mixture component of each tree, `(trees,)`: 0 if all branch lengths are from the prior, 1 if half of them are, 2
+        otherwise; 0 for all trees if the proposal is the approximation itself.
     """
 
     topologies: Topologies
@@ -638,18 +637,18 @@ class WeighedTrees(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class VariationalPosterior:
-    """A posterior of topologies and branch lengths, approximated by `variational_inference`.
+    """Approximate posterior of topologies and branch lengths, as fitted by `variational_inference`.
 
     Attributes
     ----------
     family : TreeFamily
-        Network and branch lengths.
+        Network and distribution of branch lengths.
     target : TreeTarget
-        What was approximated.
+        Joint density of data, branch lengths and topology.
     parameters : Tensor
-        Of the family, a vector.
+        Parameters of the family, a vector.
     bounds : Tensor
-        Estimate of the bound at each step, the likelihood at its full weight, shape `(steps,)`.
+        Estimate of the untempered bound at each step, shape `(steps,)`.
     ending : str
         `"finished"`, `"time budget"` or `"interrupted"`.
     seconds : float
@@ -671,20 +670,20 @@ class VariationalPosterior:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps taken."""
+        """Number of training steps."""
         return len(self.bounds)
 
     def weighed_trees(self, num_draws: int, seed: int = 0, *, defended: bool = True) -> WeighedTrees:
-        """Draw trees, and weigh them by the joint density over that which they were drawn from.
+        """Draw trees with importance weights for the exact posterior.
 
         Parameters
         ----------
         num_draws : int
         seed : int, default 0
         defended : bool, default True
-            Whether one tree in ten has all branch lengths from the prior, another one half of them, and one in five
-            of the others one or more from a heavy tail, without which a weight could be of any size; or all are from
-            the approximation itself.
+            Draw from a defensive mixture, which bounds the weights: one tree in ten has all branch lengths from the
+            prior, another one half of them (if the prior is over one branch length), and one in five of the others at
+            least one from a heavy tail. If False, draw from the approximation itself.
 
         Returns
         -------
@@ -716,39 +715,38 @@ class VariationalPosterior:
         num_draws : int
         seed : int, default 0
         weighted : bool, default False
-            Whether trees have importance weights, so that the sample is one of the exact posterior as far as the
-            network's support reaches; or equal ones, those of the approximation.
+            If True, draw from the defensive mixture with importance weights for the exact posterior on the network's
+            support; if False, draw from the approximation with equal weights.
 
         Returns
         -------
         TreeSample
-            Its `weights` are the probabilities of the topologies, `credible_set(0.95)` has the most probable ones, and
-            `to_file("posterior.trees")` writes all trees.
+            `weights` are the probabilities of the topologies.
 
         Warns
         -----
         SamplingWarning
-            If the weights are not to be trusted.
+            If the weights are not trusted.
         """
         drawn = self.weighed_trees(num_draws, seed, defended=weighted)
         weights = _trusted_weights(drawn.log_weight) if weighted else None
         return TreeSample.from_topologies(drawn.topologies, weights, drawn.lengths)
 
     def lower_bound(self, num_particles: int = 1, num_draws: int = 1000, seed: int = 0) -> Estimate:
-        """Estimate the lower bound of the log evidence, the expected log of the mean of some weights.
+        """Estimate the importance-weighted lower bound of the log evidence.
 
         Parameters
         ----------
         num_particles : int, default 1
-            How many weights.
+            Number of weights in each mean; 1 gives the ELBO.
         num_draws : int, default 1000
-            How many times so many; at least two.
+            Number of independent means, at least two.
         seed : int, default 0
 
         Returns
         -------
         Estimate
-            The bound in nats and its standard error.
+            In nats, with standard error.
         """
         count, repeats = whole_number("num_particles", num_particles, 1), whole_number("num_draws", num_draws, 2)
         drawn = self._weighed(count * repeats, seed, "lower bound", defended=False)
@@ -756,7 +754,7 @@ class VariationalPosterior:
         return Estimate(float(bounds.mean()), float(bounds.std()) / math.sqrt(repeats))
 
     def log_evidence(self, num_draws: int = 10_000, seed: int = 0) -> Evidence:
-        """Estimate the log evidence by importance sampling, with a little of the prior and of a heavy tail.
+        """Estimate the log evidence by importance sampling from the defensive mixture of `weighed_trees`.
 
         Parameters
         ----------
@@ -767,8 +765,7 @@ class VariationalPosterior:
         Returns
         -------
         Evidence
-            In nats, with what its weights say against it. Topologies outside the network's support are left out: their
-            share of the posterior is missing from the evidence.
+            In nats, with diagnostics of the weights. Topologies outside the network's support contribute nothing.
         """
         begin = time.monotonic()
         drawn = self._weighed(whole_number("num_draws", num_draws, 2), seed, "evidence", defended=True)
@@ -792,28 +789,28 @@ class VariationalPosterior:
         num_draws : int, default 1000
         seed : int, default 0
         weighted : bool, default False
-            Whether draws are resampled by their importance weights, so that all count the same in the exact posterior,
-            as far as the network's support reaches, and some stand more than once; or are those of the approximation.
+            If True, draws are resampled by their importance weights, so that they represent the exact posterior on the
+            network's support, with repetition; if False, they are draws from the approximation.
 
         Returns
         -------
         InferenceData or DataTree
             Group `posterior` holds one chain of `tree_length`, the sum of all branch lengths, and `topology`, the rank
-            of the topology by its share of the draws; group `sample_stats` the log joint density `lp` and, of draws
-            that were not resampled, `log_weight`; group `constant_data` the Newick text of each topology, `newick`, by
-            its rank. The trees are those of `sample` with the same seed.
+            of the topology by its frequency in the draws. Group `sample_stats` holds the log joint density `lp` and,
+            without resampling, `log_weight`. Group `constant_data` holds the Newick text of each topology, `newick`,
+            by rank. The trees are those of `sample` with the same seed.
 
         Warns
         -----
         SamplingWarning
-            If the weights are not to be trusted.
+            If the weights are not trusted.
         """
         drawn = self.weighed_trees(num_draws, seed, defended=weighted)
         rows = torch.arange(num_draws)
         if weighted:
             weights = _trusted_weights(drawn.log_weight)
             uniform = torch.rand((), generator=new_generator(seed, stream="resampled trees"), dtype=torch.float64)
-            # Systematically: each as often as its weight says, rounded up or down.
+            # Systematic resampling: the count of each draw is its expected count rounded up or down.
             rows = torch.searchsorted(weights.cumsum(0), (rows + uniform) / num_draws).clamp(max=num_draws - 1)
         sample = TreeSample.from_topologies(drawn.topologies[rows.numpy()])
         order = sample.top(len(sample.topologies))
@@ -839,12 +836,12 @@ class VariationalPosterior:
         Parameters
         ----------
         path : str or Path
-            The file, replaced if there.
+            Overwritten if it exists.
 
         Raises
         ------
         SettingsError
-            If substitution model, site rates, prior or branch lengths are of a class of the user's own.
+            If substitution model, site rates, prior or branch lengths are of a user-defined class.
         OutputError
             If the file cannot be written.
         """
@@ -852,22 +849,21 @@ class VariationalPosterior:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote; reading runs no code.
+        """Read a file written by `save`, without executing code from it.
 
         Parameters
         ----------
         path : str or Path
-            The file.
 
         Returns
         -------
         VariationalPosterior
-            Whose draws are those of the one that was saved, bit for bit.
+            Its draws are bitwise identical to those of the saved object.
 
         Raises
         ------
         CheckpointError
-            If the file is missing, truncated, or holds something else.
+            If the file is missing, truncated, or has other contents.
         """
         return cls(*_read(path))
 
@@ -893,28 +889,28 @@ def _trusted_weights(log_weight: Tensor) -> Tensor:
     return usable.softmax(0)
 
 
-# Training of a variational approximation: gradients of its bound, and Adam, as an algorithm of the one loop.
+# Training: gradients of the bound, and Adam, as an algorithm of `drive`.
 
-#: Adam's averages and what keeps its steps finite.
+#: Adam's decay rates and the constant in its denominator.
 _FIRST_DECAY, _SECOND_DECAY, _FLOOR = 0.9, 0.999, 1e-8
-#: Steps whose bounds the bar averages.
+#: Number of steps whose bounds the progress bar averages.
 _SHOWN = 200
-#: Stands for the log weight of a draw that the prior excludes.
+#: Replaces the log weight of a draw that the prior excludes.
 _IMPOSSIBLE = -1e6
 
 
 @dataclass(frozen=True)
 class LearningRates:
-    """Step sizes of Adam, lowered by a factor now and again.
+    """Step sizes of Adam with stepwise decay.
 
     Parameters
     ----------
     topologies, branch_lengths : float, default 0.001
-        Of the logits of the network, and of the parameters of branch lengths.
+        Initial step sizes of the network's logits and of the parameters of branch lengths.
     factor : float, default 0.75
-        What both are multiplied by, above 0 and at most 1.
+        Decay factor, above 0 and at most 1.
     every : int, default 20,000
-        After how many steps, each time.
+        Number of steps between two decays.
 
     Raises
     ------
@@ -964,7 +960,7 @@ class Training:
     learning_rates: LearningRates
     annealing: WeightSchedule  # inverse temperature of the likelihood at each step
     num_steps: int
-    identity: dict[str, Any] = field(default_factory=dict)  # facts that a checkpoint must agree with, as JSON
+    identity: dict[str, Any] = field(default_factory=dict)  # facts that a checkpoint must match, as JSON
     description: str = "fitting trees"
 
     def facts(self) -> dict[str, Any]:
@@ -989,7 +985,7 @@ class Training:
         if isinstance(self.objective, ReweightedWakeSleep):
             value = reweighted_estimate(log_weight, log_guide, self.objective.wake_phi)
         else:
-            # A draw outside the support of the prior must not give others an infinite advantage.
+            # A draw outside the prior's support must not give the other draws an infinite learning signal.
             possible = torch.where(log_weight.isneginf(), _IMPOSSIBLE, log_weight)
             value = importance_weighted_estimate(possible, drawn.log_topology)
         return value, log_mean_weight((log_prior + log_likelihood - log_guide).detach())
@@ -1032,7 +1028,7 @@ class Training:
 
 #: Inverse temperature of the likelihood at the first step.
 _HOTTEST = 0.001
-#: Points at which two priors are compared.
+#: Number of points at which two priors are compared.
 _PROBES = 64
 
 
@@ -1054,51 +1050,50 @@ def variational_inference(
     time_budget: float | None = None,
     progress: bool = True,
 ) -> VariationalPosterior:
-    r"""Approximate the posterior of topology and branch lengths by a subsplit Bayesian network.
+    r"""Approximate the posterior of topology and branch lengths by variational inference.
 
-    The network gives topologies their probabilities, :math:`Q(\tau)`; branch lengths have a distribution
-    :math:`Q(q \mid \tau)` whose parameters topologies share where they are alike. Both ascend the expected log of the
-    mean of several weights
+    The variational family is a subsplit Bayesian network :math:`Q(\tau)` of topologies and a distribution
+    :math:`Q(q \mid \tau)` of branch lengths with parameters shared among topologies. By default training maximises
+    the expected log of the mean of several weights
 
     .. math:: w = \frac{p(D \mid \tau, q)^\beta \, p(q) \, p(\tau)}{Q(\tau) \, Q(q \mid \tau)},
 
-    with :math:`p(\tau) = 1 / (2n-5)!!`, or follow reweighted wake-sleep.
+    with :math:`p(\tau) = 1 / (2n-5)!!`; reweighted wake-sleep is the alternative.
 
     Parameters
     ----------
     alignment : Alignment
     support : TreeSample, Topologies, sequence of Tree, or SubsplitBayesianNetwork
-        Topologies, such as those of a short run of MCMC, of which the approximation can make every
-        recombination: training starts with all options equally probable. Or a network, whose probabilities are the
-        start. Rooted topologies are unrooted.
-    substitution : SubstitutionModel, optional
-        With values for all of its parameters; Jukes-Cantor by default.
+        Topologies, such as those of a short MCMC run: the support consists of all recombinations of their subsplits,
+        and training starts with equal probabilities of all options. Or a network, which is the starting point. Roots
+        are removed.
+    substitution : SubstitutionModel, default JC69()
+        With values for all of its parameters.
     site_rates : SiteRates, optional
-        How the rate varies over sites, with values for all of its parameters; by default it does not vary.
+        Distribution of the rate over sites, with values for all of its parameters; by default all sites have rate one.
     branch_length_prior : TorchDistribution, optional
-        Over one positive branch length; or over the vector of all in the order of edges of `Topologies`, the branches
-        to the tips first, in the alignment's order of taxa. Exponential with rate 10 by default.
-    lengths : LengthFamily, optional
-        `LogNormalLengths()` by default.
-    objective : IWAE or ReweightedWakeSleep, optional
-        Which gradient, and of how many particles. `IWAE(10)` by default: draws of branch lengths are reparameterised,
-        those of topologies have the score function with each one's leave-one-out baseline (VIMCO).
+        Over one positive branch length; or over the vector of all, in the edge order of `Topologies`: external branches
+        first, in the alignment's order of taxa. Exponential with rate 10 by default.
+    lengths : LengthFamily, default LogNormalLengths()
+    objective : IWAE or ReweightedWakeSleep, default IWAE(10)
+        Objective and number of particles, at least two. With IWAE, branch lengths are reparameterised, and topologies
+        use the score function with leave-one-out baselines (VIMCO).
     num_steps : int, default 200,000
-        On one core of 2025 they take about twenty minutes for 27 taxa and 1,949 sites (DS1), and less for smaller data.
-    learning_rates : LearningRates, optional
-        Of Adam; `LearningRates()` by default.
+        The default takes about twenty minutes on one core of 2025 for 27 taxa and 1,949 sites (DS1).
+    learning_rates : LearningRates, default LearningRates()
+        Step sizes of Adam.
     annealing : Schedule, optional
         Inverse temperature of the likelihood at each step, above 0; by default it rises from 0.001 to one over the
-        first half of the steps. A checkpoint tells functions apart by their names only.
+        first half of the steps. A checkpoint distinguishes functions by name only.
     seed : int, default 0
     checkpoint : path, optional
-        File to write the state to and, if it exists, to resume from, bit for bit.
+        File for the state, from which an existing run resumes with bitwise identical results.
     checkpoint_seconds : float, default 10
         Seconds between two checkpoints; 0 writes one at every step.
     time_budget : float, optional
-        Seconds after which the run ends with what it has, as it does on Ctrl-C.
+        Seconds after which the run ends early, as on Ctrl-C.
     progress : bool, default True
-        Show a bar on anything over two seconds.
+        Show a progress bar if the run takes over two seconds.
 
     Returns
     -------
@@ -1107,18 +1102,18 @@ def variational_inference(
     Raises
     ------
     SettingsError
-        If a setting lies outside its domain, or the prior of branch lengths is none.
+        If a setting lies outside its domain, or the prior of branch lengths is unsuitable.
     TreeError
-        If the support has other taxa than the alignment, or is a network over rooted topologies.
+        If the taxa of the support differ from those of the alignment, or it is a network over rooted topologies.
     LossError
-        If the bound or its gradient is not finite, naming the step.
+        If the bound or its gradient is not finite; the message gives the step.
     CheckpointError
         If the checkpoint is damaged or belongs to another run.
 
     Warns
     -----
     SamplingWarning
-        If the run ended early; it says how much of the likelihood counted by then.
+        If the run ended early; the message gives the inverse temperature reached.
     ConversionWarning
         Once, if the topologies of the support are rooted.
 
@@ -1217,7 +1212,7 @@ def _check_prior(prior: dist.TorchDistribution, alignment: Alignment, network: S
     tips = [alignment.taxa.index(taxon) for taxon in network.taxa]
     probes = _probes(num_edges)
     moved = log_prior_of_lengths(prior, probes[:, [*tips, *range(alignment.num_taxa, num_edges)]])
-    # A sum in another order rounds otherwise.
+    # Summation in another order changes the rounding.
     if not torch.allclose(log_prior_of_lengths(prior, probes), moved, rtol=1e-9, atol=1e-9):
         raise SettingsError(
             "branch_length_prior tells taxa apart, but the support has them in another order than the alignment. "
@@ -1257,7 +1252,7 @@ def _fingerprint(target: TreeTarget, network: SubsplitBayesianNetwork) -> object
         network.logits,
         likelihood.substitution,
         type(prior).__name__,
-        # Whatever a prior is made of, its density tells it from others.
+        # The density identifies a prior of any class.
         log_prior_of_lengths(prior, _probes(2 * len(network.taxa) - 3)),
     ]
     return setting_as_json(parts if likelihood.site_rates is None else [*parts, likelihood.site_rates])

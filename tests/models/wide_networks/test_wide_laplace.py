@@ -202,7 +202,7 @@ def test_modes_of_networks_are_found():
 
 def test_away_from_a_mode_there_is_none():
     module, likelihood, x, y = PEER["regression"]["data"]
-    with pytest.raises(ModelError, match="not at a mode.*17.9 posterior standard deviations.*find_mode"):
+    with pytest.raises(ModelError, match="not at a mode.*17.9 posterior standard deviations.*find_parameter_mode"):
         laplace_posterior(module, likelihood, x, y, 0.7)
     mode = find_parameter_mode(module, likelihood, x, y, 0.7)
     assert laplace_posterior(mode, likelihood, x, y, 0.7).distance < 1e-3

@@ -1,4 +1,4 @@
-"""Finite mixtures of normal distributions, their labels and their pictures."""
+"""Finite mixtures of normal distributions: models, priors, relabelling and plots."""
 
 from bayeskit.models.discrete.mixtures.conjugate import (
     exact_log_evidence,

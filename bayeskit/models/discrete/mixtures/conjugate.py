@@ -1,4 +1,4 @@
-"""The evidence of a small mixture with conjugate priors, by listing every assignment."""
+"""Exact evidence and posterior of small conjugate mixtures by enumeration of the assignments."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _BATCH = 1 << 14
 
 
 def exact_log_evidence(mixture: GaussianMixture) -> float:
-    """Compute the log evidence of a mixture under the conjugate prior, by listing all ``K^n`` assignments.
+    """Compute the exact log evidence under the conjugate prior by enumerating all ``K^n`` assignments.
 
-    Given an assignment, weights, means and precisions integrate out: Dirichlet-multinomial times one normal-gamma
-    marginal a component and dimension.
+    Given an assignment, the marginal likelihood is a Dirichlet-multinomial probability times one normal-gamma marginal
+    likelihood per component and dimension.
 
     Parameters
     ----------
     mixture : GaussianMixture
-        With a prior from :meth:`MixturePrior.conjugate`, diagonal covariance, and scales of their own.
+        With a prior from :meth:`MixturePrior.conjugate`, diagonal covariance and ``equal_scales=False``.
 
     Returns
     -------
@@ -59,7 +59,7 @@ def exact_log_evidence(mixture: GaussianMixture) -> float:
 def sample_exact_posterior(
     mixture: GaussianMixture, num_draws: int, seed: int | torch.Generator = 0
 ) -> dict[str, Tensor]:
-    """Draw independently from the posterior, exactly: an assignment, then the parameters given it.
+    """Draw independent exact posterior samples: the assignment, then the parameters given the assignment.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def sample_exact_posterior(
     Raises
     ------
     SettingsError
-        As :func:`exact_log_evidence`.
+        As in :func:`exact_log_evidence`.
 
     Examples
     --------
@@ -96,7 +96,7 @@ def sample_exact_posterior(
         update = _update(mixture, assignments)
         precision = torch.distributions.Gamma(update.shape.expand_as(update.rate), update.rate).sample()
         mean = update.location + torch.randn_like(precision) * (update.relative_precision * precision).rsqrt()
-        # The sum of the gamma variables tells nothing of the weights, so it keeps its prior.
+        # The sum of the gamma variables is independent of the weights, so its posterior is its prior.
         shares = torch.distributions.Dirichlet(prior.concentration + update.size).sample()
         total = torch.distributions.Gamma(torch.full_like(shares[:, :1], count * prior.concentration), 1.0).sample()
     if mixture.y.dim() == 1:
@@ -159,14 +159,14 @@ def _update(mixture: GaussianMixture, assignments: Tensor) -> _Update:
 
 
 def log_joint_of_assignments(mixture: GaussianMixture, assignments: Tensor) -> Tensor:
-    """Return the log probability of assignments and data, with all parameters integrated out.
+    """Return the joint log probability of assignments and data, parameters integrated out.
 
     Parameters
     ----------
     mixture : GaussianMixture
-        As above.
+        As in :func:`exact_log_evidence`.
     assignments : Tensor or array of int
-        From 0 to ``K - 1``, shape ``(*batch, n)``.
+        Values 0 to ``K - 1``, shape ``(*batch, n)``.
 
     Returns
     -------
@@ -176,11 +176,11 @@ def log_joint_of_assignments(mixture: GaussianMixture, assignments: Tensor) -> T
     Raises
     ------
     SettingsError
-        If the mixture is not conjugate, or has equal or full covariances.
+        If the prior is not conjugate, scales are equal, or covariances are full.
     ShapeError
-        If there is not one assignment for each observation.
+        If the last dimension is not ``n``.
     DataError
-        If an assignment is no integer, or no component.
+        If assignments are not integers from 0 to ``K - 1``.
     """
     prior, count = mixture.prior, mixture.num_components
     assignments = as_numbers("assignments", assignments)

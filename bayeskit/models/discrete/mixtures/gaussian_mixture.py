@@ -1,4 +1,4 @@
-"""Finite mixtures of normal distributions, their priors, and mixtures whose number of components is unknown."""
+"""Finite mixtures of normal distributions, their priors, and mixtures with an unknown number of components."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ __all__ = [
 def galaxy_velocities() -> Tensor:
     """Load the velocities of 82 galaxies in six conic sections of the Corona Borealis region.
 
-    These are the values of Roeder (1990). The 78th is 26.960, as in the original survey; a widespread copy has
-    26.690 there, by exchanging two digits. The 74th is 24.366 (some later copies have 24.368).
+    Values of Roeder (1990). Observation 78 is 26.960, as in the original survey; many copies have 26.690 (transposed
+    digits). Observation 74 is 24.366; some copies have 24.368.
 
     Returns
     -------
@@ -66,11 +66,11 @@ def galaxy_velocities() -> Tensor:
     return torch.tensor([float(line) for line in text.split()[1:]], dtype=torch.float64)
 
 
-# Observations as a mixture takes them.
+# Validation of observations.
 
 
 def as_observations(y: Tensor) -> Tensor:
-    """Return finite real observations ``(n,)`` or ``(n, D)`` in floating point; DataError or ShapeError otherwise."""
+    """Return observations ``(n,)`` or ``(n, D)`` as finite floats; raise DataError or ShapeError otherwise."""
     y = as_real("y", y)
     if y.dim() not in (1, 2):
         raise ShapeError(f"y must have shape (n,) or (n, D), not {tuple(y.shape)}")
@@ -81,7 +81,7 @@ def as_observations(y: Tensor) -> Tensor:
     return y
 
 
-# A gamma distribution with batched draws.
+# A gamma distribution whose draws work under vmap.
 
 
 class _BatchableGamma(dist.Gamma):
@@ -94,23 +94,23 @@ class _BatchableGamma(dist.Gamma):
         return value.clamp(min=torch.finfo(value.dtype).tiny)
 
 
-# Independent draws in ascending order.
+# Order statistics of independent draws.
 
 
 class OrderedSample(TorchDistribution):
-    """Create the distribution of ``num_draws`` independent draws from a continuous distribution, sorted.
+    """Distribution of ``num_draws`` independent draws from a continuous distribution, in ascending order.
 
-    Its density is ``num_draws!`` times that of the draws, on ascending vectors only: what an ordering constraint has
-    to be worth, so that the evidence of a mixture stays what it is without the constraint.
+    The density is ``num_draws!`` times the density of the unordered draws, on ascending vectors. This factor makes the
+    evidence of a mixture with ordered means equal to the evidence without the constraint.
 
     Parameters
     ----------
     base : Distribution
-        On the real line, scalar, without batch dimensions.
+        Univariate, continuous, without batch dimensions.
     num_draws : int
         At least 1.
     validate_args : bool, optional
-        Whether to refuse values that do not ascend, with a ``ValueError``, as in all distributions of torch.
+        Raise a ``ValueError`` for values that are not ascending.
 
     Raises
     ------
@@ -157,7 +157,7 @@ class OrderedSample(TorchDistribution):
         return self.base.log_prob(value).sum(-1) + math.lgamma(self.event_shape[0] + 1)
 
 
-# Priors of the parameters of a mixture of normal distributions.
+# Priors for mixtures of normal distributions.
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,25 +170,25 @@ class MixturePrior:
         w \sim \mathrm{Dirichlet}(e_0, \dots, e_0), \qquad \lambda_{kd} \sim \mathrm{Gamma}(c_0, C_{0d}), \qquad
         \mu_{kd} \sim N(b_{0d}, B_{0d}),
 
-    where :math:`\lambda = \sigma^{-2}`, so that :math:`\sigma^2` is inverse gamma. The rate :math:`C_{0d}` is a number
-    or, shared by all components, :math:`\mathrm{Gamma}(g_0, G_{0d})`; the variance :math:`B_{0d}` of a mean is a
-    number or, where ``relative_precision`` is given, :math:`1 / (n_0 \lambda_{kd})`. Correlations within a component,
-    where the model has them, are LKJ.
+    where :math:`\lambda = \sigma^{-2}`, so :math:`\sigma^2` is inverse gamma. The rate :math:`C_{0d}` is fixed or has
+    the prior :math:`\mathrm{Gamma}(g_0, G_{0d})` and is common to all components. The variance :math:`B_{0d}` of a
+    mean is fixed, or :math:`1 / (n_0 \lambda_{kd})` if ``relative_precision`` is given. Correlation matrices of full
+    covariances have an LKJ prior.
 
     Attributes
     ----------
     location : Tensor
         :math:`b_0`, shape ``(D,)``.
     spread : Tensor or None
-        :math:`\sqrt{B_0}`, shape ``(D,)``; None where ``relative_precision`` stands for it.
+        :math:`\sqrt{B_0}`, shape ``(D,)``; None if ``relative_precision`` is given.
     relative_precision : float or None
-        :math:`n_0`: a prior mean counts as so many observations.
+        :math:`n_0`, the prior sample size of a mean.
     shape : float
         :math:`c_0`.
     rate : Tensor or None
-        :math:`C_0`, shape ``(D,)``; None where it has a prior.
+        :math:`C_0`, shape ``(D,)``; None if ``rate_prior`` is given.
     rate_prior : (float, Tensor) or None
-        :math:`g_0` and :math:`G_0`, the latter of shape ``(D,)``.
+        :math:`g_0`, and :math:`G_0` of shape ``(D,)``.
     concentration : float, default 1
         :math:`e_0` of each component.
     correlation : float, default 1
@@ -245,10 +245,10 @@ class MixturePrior:
 
     @classmethod
     def richardson_green(cls, y: Tensor) -> MixturePrior:
-        r"""Make the weakly informative prior of Richardson and Green, from midrange and range :math:`R` of the data.
+        r"""Make the weakly informative, data-dependent prior of Richardson and Green (1997).
 
-        :math:`b_0` is the midrange, :math:`B_0 = R^2`, :math:`c_0 = 2`, :math:`C_0 \sim \mathrm{Gamma}(0.2, 10/R^2)`
-        and :math:`e_0 = 1`; with several dimensions each has its own. It looks at the data, if only at their range.
+        With the range :math:`R` of each dimension, :math:`b_0` is the midrange, :math:`B_0 = R^2`, :math:`c_0 = 2`,
+        :math:`C_0 \sim \mathrm{Gamma}(0.2, 10/R^2)` and :math:`e_0 = 1`.
 
         Parameters
         ----------
@@ -258,7 +258,7 @@ class MixturePrior:
         Raises
         ------
         DataError
-            If there are no observations, some are not finite, or a dimension has no range.
+            If there are no observations, some are not finite, or a dimension is constant.
         ShapeError
             If ``y`` is neither a vector nor a matrix.
 
@@ -279,9 +279,9 @@ class MixturePrior:
     def independent(
         cls, location: Any, spread: Any, shape: float, rate: Any, concentration: float = 1.0
     ) -> MixturePrior:
-        r"""Make the independence prior: means and precisions independent, all numbers given.
+        r"""Make the independence prior: independent means and precisions, all hyperparameters fixed.
 
-        ``independent(20, 10, 3, 20)`` is that of Chib (1995) for the galaxy velocities in 1000 km/s.
+        Chib (1995) uses ``independent(20, 10, 3, 20)`` for the galaxy velocities in 1000 km/s.
 
         Parameters
         ----------
@@ -305,7 +305,7 @@ class MixturePrior:
     def conjugate(
         cls, location: Any, relative_precision: float, shape: float, rate: Any, concentration: float = 1.0
     ) -> MixturePrior:
-        r"""Make the conditionally conjugate prior, normal-gamma, under which assignments can be enumerated.
+        r"""Make the normal-gamma prior, conjugate given the assignments (see :func:`exact_log_evidence`).
 
         Parameters
         ----------
@@ -340,21 +340,21 @@ _CANDIDATES, CHUNK = 200, 4_000_000
 
 
 class GaussianMixture:
-    """Create a mixture of ``K`` normal distributions as a Pyro model without arguments; assignments are summed out.
+    """Pyro model, without arguments, of a mixture of ``K`` normal distributions with enumerated assignments.
 
-    The sites, for observations in ``D`` dimensions (no ``D`` where the data are one column of shape ``(n,)``):
+    Sites for observations in ``D`` dimensions (shapes without ``D`` if the data have shape ``(n,)``):
 
     =============== =============================== ===============================================================
-    ``share``       ``(K,)``, where ``K > 1``       gamma variables; weights are shares of their sum
+    ``share``       ``(K,)``, where ``K > 1``       gamma variables; weights are ``share / share.sum()``
     ``rate``        ``(D,)``, where it has a prior  shared rate of the precisions
     ``mean``        ``(K, D)``
     ``precision``   ``(K, D)``                      reciprocal variances; ``(D,)`` with equal scales
     ``correlation`` ``(K, D, D)``, where full       Cholesky factor of the correlations
-    ``assignment``  ``(n,)``                        the component of each observation, marked for enumeration
+    ``assignment``  ``(n,)``                        component of each observation, enumerated
     =============== =============================== ===============================================================
 
-    Independent gamma variables over their sum are Dirichlet, and permuting the components permutes coordinates of the
-    unconstrained vector, of every site in :attr:`exchangeable`.
+    The weights are Dirichlet. A permutation of the components permutes the unconstrained coordinates of every site in
+    :attr:`exchangeable`.
 
     Parameters
     ----------
@@ -363,13 +363,13 @@ class GaussianMixture:
     num_components : int
         ``K``.
     prior : MixturePrior, optional
-        By default that of Richardson and Green for these data.
+        Default :meth:`MixturePrior.richardson_green` of the data.
     covariance : {"diagonal", "full"}, default "diagonal"
     equal_scales : bool, default False
-        One vector of precisions for all components.
+        Use the same precisions for all components.
     ordered : bool, default False
-        Let the means ascend (one column of data only). The prior density is then ``K!`` times as large, and the
-        evidence the same; one of ``K!`` equal modes is left.
+        Order the means (univariate data only). The posterior then has one of the ``K!`` symmetric modes; the evidence
+        does not change.
 
     Raises
     ------
@@ -378,7 +378,7 @@ class GaussianMixture:
     ShapeError
         If ``y`` is neither a vector nor a matrix, or the prior has another dimension.
     SettingsError
-        If ``num_components`` is less than one, or settings do not go together.
+        If ``num_components`` is less than 1, or settings are incompatible.
 
     References
     ----------
@@ -429,7 +429,7 @@ class GaussianMixture:
 
     @property
     def exchangeable(self) -> tuple[str, ...]:
-        """The sites whose first dimension is the component; with ordered means there are none."""
+        """Sites whose first dimension is the component; empty with ordered means or one component."""
         if self.ordered or self.num_components == 1:
             return ()
         scales = () if self.equal_scales else ("precision",)
@@ -452,10 +452,10 @@ class GaussianMixture:
             pyro.sample("y", component, obs=self.y)
 
     def start(self, num_chains: int = 4, seed: int | torch.Generator = 0) -> Tensor:
-        """Return a point for each chain to start from: the best of many draws from the prior.
+        """Return an initial point for each chain: the draw of highest density among 200 prior draws.
 
-        A prior as wide as the data puts few draws near the posterior, and chains that start far off take long there.
-        Each has a labelling of its own.
+        Use these points if the prior is wide and chains started at single prior draws converge slowly. Labellings
+        differ between chains.
 
         Parameters
         ----------
@@ -470,7 +470,7 @@ class GaussianMixture:
         Raises
         ------
         InitializationError
-            If the density is zero at every draw of a chain.
+            If the density is zero at all prior draws of a chain.
 
         Examples
         --------
@@ -506,14 +506,14 @@ class GaussianMixture:
         return f"GaussianMixture(y of shape {tuple(self.y.shape)}, {', '.join(settings)})"
 
     def log_component_density(self, values: Draws | Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return the log density of points under every component, times its weight.
+        """Return the log of weight times density, for each point and component.
 
         Parameters
         ----------
         values : Draws or mapping of str to Tensor
             Draws, or the sites, ``{site: (*batch, *shape)}``, as :meth:`bayeskit.Target.constrain` returns them.
         x : Tensor or array
-            Points, shape ``(m,)`` or ``(m, D)`` like the data.
+            Points, shape ``(m,)`` or ``(m, D)`` as the data.
 
         Returns
         -------
@@ -523,13 +523,13 @@ class GaussianMixture:
         Raises
         ------
         ShapeError
-            If ``x`` is not shaped like the data.
+            If the dimension of ``x`` differs from that of the data.
         """
         values, x = site_values(values), as_real("x", x).to(self.y)
         if x.dim() != self.y.dim() or x.shape[1:] != self.y.shape[1:]:
             raise ShapeError(f"x has shape {tuple(x.shape)}; give (m{''.join(f', {n}' for n in self.y.shape[1:])})")
         event = self.y.dim() - 1
-        at = -2 - event  # where the points stand, left of the components
+        at = -2 - event  # the dimension of the points, left of the components
         precision = values["precision"].unsqueeze(-1 - event) if self.equal_scales else values["precision"]
         correlation = values["correlation"].unsqueeze(-4) if self.correlated else None
         component = self.component(values["mean"].unsqueeze(at), precision.unsqueeze(at), correlation)
@@ -540,22 +540,22 @@ class GaussianMixture:
         return density + (share.log() - share.sum(-1, keepdim=True).log()).unsqueeze(-2)
 
     def log_density(self, values: Draws | Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return the log density of points under the mixture, shape ``(*batch, m)``; as above."""
+        """Return the log mixture density at points, ``(*batch, m)``; see :meth:`log_component_density`."""
         return self.log_component_density(values, x).logsumexp(-1)
 
     def responsibilities(self, values: Draws | Mapping[str, Tensor]) -> Tensor:
-        """Return the probability that each observation comes from each component, ``(*batch, n, K)``; as above."""
+        """Return the component probabilities of each observation given ``values``, shape ``(*batch, n, K)``."""
         return self.log_component_density(values, self.y).softmax(-1)
 
     def component(self, mean: Tensor, precision: Tensor, correlation: Tensor | None) -> dist.TorchDistribution:
-        """Create the distribution of an observation of one component."""
+        """Return the distribution of an observation given its component's parameters."""
         sd = precision.rsqrt()
         if correlation is not None:
             return dist.MultivariateNormal(mean, scale_tril=sd.unsqueeze(-1) * correlation)
         return dist.Normal(mean, sd).to_event(self.y.dim() - 1)
 
     def sample_parameters(self) -> dict[str, Tensor]:
-        """Run the statements of the parameters alone, for models that extend this one."""
+        """Sample the parameters only; for models that extend this class."""
         prior, count, event = self.prior, self.num_components, self.y.dim() - 1
         location, values = self._like_data(prior.location), {}
         if prior.rate_prior is not None:
@@ -598,29 +598,29 @@ class GaussianMixture:
         return x.squeeze(0) if self.y.dim() == 1 else x
 
 
-# Mixtures whose number of components is unknown.
+# Mixtures with an unknown number of components.
 
 
 class UnknownSizeMixture:
-    """Create a mixture of at most as many components as another has, their number summed out like the assignments.
+    """Pyro model of a mixture with an unknown number of components, enumerated like the assignments.
 
-    Of the gamma variables ``share`` the first ``K`` make the weights of ``K`` components, which are Dirichlet for
-    every ``K``; the parameters of the others come from the prior. The evidence is the mean of those of all ``K`` under
-    their prior, and one run gives their posterior. The components are not exchangeable here.
+    Given ``k`` components, the weights are the first ``k`` gamma variables ``share`` over their sum (Dirichlet for
+    every ``k``); the other components' parameters have their prior. The evidence is the prior mean of the evidence over
+    ``k``. The posterior of ``k`` follows from one run (:meth:`size_probabilities`). Components are not exchangeable.
 
     Parameters
     ----------
     mixture : GaussianMixture
-        Of the largest number of components, two or more, with means that are not ordered.
+        With the maximum number of components ``K``, at least 2, and ``ordered=False``.
     probabilities : Tensor or array, optional
-        Prior of ``1, ..., K`` components, shape ``(K,)``; by default uniform.
+        Prior of ``1, ..., K`` components, shape ``(K,)``, normalized; default uniform.
 
     Raises
     ------
     SettingsError
         If the mixture has one component or ordered means, or a probability is negative or not finite.
     ShapeError
-        If there are not as many probabilities as components.
+        If ``probabilities`` does not have shape ``(K,)``.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Permuting the components of a mixture, and undoing label switching in its draws."""
+"""Permutation of mixture components, and relabelling of draws to undo label switching."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from bayeskit.models.discrete.inputs import as_real
 
 __all__ = ["Labels", "aligned", "relabel"]
 
-# Permuting the components of a mixture in unconstrained space.
+# Permutation of mixture components in unconstrained space.
 
 _MAX_LISTED = 5040
 _SYMMETRY_TOLERANCE = 1e-8
 
 
 class Labels:
-    """Say which coordinates of a target belong to which of ``K`` exchangeable components.
+    """Map from ``K`` exchangeable components to the coordinates of a target.
 
-    Permuting the components then permutes coordinates, which preserves volume.
+    A permutation of the components permutes coordinates, so its Jacobian determinant is 1.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Labels:
     Attributes
     ----------
     coordinates : Tensor
-        Those of each component, shape ``(K, c)``.
+        Coordinates of each component, shape ``(K, c)``.
 
     Raises
     ------
@@ -88,12 +88,12 @@ class Labels:
 
     @property
     def log_num_permutations(self) -> float:
-        """Logarithm of ``K!``: what the evidence lacks where one of the equal modes was taken for all."""
+        """``log(K!)``, to be added to a log evidence computed from one of the symmetric modes."""
         return math.lgamma(self.num_components + 1)
 
     @property
     def listable(self) -> bool:
-        """Whether :meth:`permutations` lists them."""
+        """Whether ``K!`` is small enough for :meth:`permutations`."""
         return math.factorial(self.num_components) <= _MAX_LISTED
 
     def permutations(self) -> Tensor:
@@ -102,7 +102,7 @@ class Labels:
         Raises
         ------
         SettingsError
-            If there are more than 5040, those of seven components.
+            If there are more than 5040 (``K > 7``).
         """
         if not self.listable:
             count = math.factorial(self.num_components)
@@ -157,33 +157,33 @@ _SUM_TOLERANCE = 1e-3
 
 
 def relabel(draws: Draws, labels: Labels, responsibilities: Tensor) -> Draws:
-    """Permute the components of every draw so that they mean the same in all, after Stephens.
+    """Permute the components of every draw to a common labelling, by the algorithm of Stephens.
 
-    The permutations and one matrix of assignment probabilities are chosen in turn, so that the Kullback-Leibler
-    divergences of the draws' probabilities from that matrix add up to as little as can be. For pictures and tables of
-    single components; densities, predictions and evidence do not need it. Where components overlap there is no right
-    labelling, and what comes out has components that are more distinct than the posterior.
+    The algorithm alternates between the permutations and an average matrix of assignment probabilities to minimize the
+    sum of Kullback-Leibler divergences of the draws' probabilities from that matrix. Use it for summaries of single
+    components; densities, predictions and evidence are invariant. With overlapping components no labelling is correct,
+    and relabelled components are more distinct than in the posterior.
 
     Parameters
     ----------
     draws : Draws
-        Of a target with exchangeable components.
+        Draws of a target with exchangeable components.
     labels : Labels
     responsibilities : Tensor or array
         Probability that each observation comes from each component, shape ``(chains, draws, n, K)``, such as
-        :meth:`GaussianMixture.responsibilities` of ``draws``. Where observations are many, those of some are enough.
+        :meth:`GaussianMixture.responsibilities` of ``draws``. A subset of the observations is sufficient.
 
     Returns
     -------
     Draws
-        The densities are those of ``draws``, for no permutation changes them.
+        Relabelled draws, with the densities of ``draws`` (invariant under permutation).
 
     Raises
     ------
     ShapeError
-        If ``responsibilities`` do not fit the draws.
+        If the shape of ``responsibilities`` does not match the draws.
     DataError
-        If they are no probabilities that add up to one over the components.
+        If ``responsibilities`` are not probabilities that sum to 1 over components.
 
     References
     ----------
@@ -213,7 +213,7 @@ def relabel(draws: Draws, labels: Labels, responsibilities: Tensor) -> Draws:
     p = p.flatten(0, 1).clamp(min=torch.finfo(p.dtype).tiny)
     entropy = (p * p.log()).sum(-2).unsqueeze(-2)  # (draws, 1, K)
     chosen = torch.arange(count, device=p.device).expand(len(p), count)
-    # The most probable draw is the pivot, for draws split evenly between labellings would average to nothing.
+    # Start from the most probable draw: the mean of draws split evenly between labellings is uninformative.
     centre = p[int(draws.log_density.flatten().argmax())]
     for _ in range(_ALIGNMENTS):
         cost = entropy - torch.einsum("snj,nk->skj", p, centre.log())
@@ -233,10 +233,10 @@ def _assign(cost: Tensor) -> Tensor:
 
 
 def aligned(u: Tensor, labels: Labels, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Permute the components of every draw towards one labelling in unconstrained space.
+    """Permute the components of every draw to a common labelling in unconstrained space.
 
-    A draw takes the permutation nearest to the mean of the draws so aligned, in units of their spread, until no draw
-    changes.
+    Each draw is permuted to be nearest to the mean of the aligned draws, in units of their standard deviation. Iterated
+    until no permutation changes.
 
     Parameters
     ----------
@@ -244,14 +244,14 @@ def aligned(u: Tensor, labels: Labels, start: Tensor) -> tuple[Tensor, Tensor]:
         Shape ``(n, d)``.
     labels : Labels
     start : Tensor
-        A draw to start from, shape ``(d,)``.
+        Initial centre, shape ``(d,)``.
 
     Returns
     -------
     u : Tensor
         Shape ``(n, d)``.
     chosen : Tensor
-        The permutation that each draw took, shape ``(n, K)``.
+        Permutation of each draw, shape ``(n, K)``.
     """
     blocks = u[:, labels.coordinates]  # (n, K, c)
     centre = start[labels.coordinates]  # (K, c)
@@ -259,7 +259,7 @@ def aligned(u: Tensor, labels: Labels, start: Tensor) -> tuple[Tensor, Tensor]:
     scale = (flat.quantile(0.75, 0) - flat.quantile(0.25, 0)).clamp(min=1e-8)
     chosen = torch.full((len(u), labels.num_components), -1, device=u.device)
     for _ in range(_ALIGNMENTS):
-        # Cost of putting component j of a draw where component k of the centre is; one wild coordinate is no reason.
+        # Cost of assigning component j of a draw to component k of the centre, bounded against outlying coordinates.
         cost = ((blocks.unsqueeze(1) - centre.unsqueeze(1)) / scale).square().clamp(max=_FAR).sum(-1)
         nearest = _assign(cost)
         if bool((nearest == chosen).all()):

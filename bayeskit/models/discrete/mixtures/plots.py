@@ -1,4 +1,4 @@
-"""Pictures of a mixture: what it predicts, who belongs where, and how many components it has."""
+"""Plots of a mixture: predictive density, responsibilities, and number of components."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _MARGIN = 0.1
 def predictive_density(
     mixture: GaussianMixture, values: Draws | Mapping[str, Tensor], x: Tensor, level: float = 0.9
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the posterior predictive density at points, and a pointwise band of the density itself.
+    """Return the posterior predictive density at points, and a pointwise credible band of the density.
 
     Parameters
     ----------
     mixture : GaussianMixture
     values : Draws or mapping of str to Tensor
-        Posterior draws, or of its sites, ``{site: (*batch, *shape)}``.
+        Posterior draws, or site values, ``{site: (*batch, *shape)}``.
     x : Tensor or array
-        Points like the data, shape ``(m,)`` or ``(m, D)``.
+        Points, shape ``(m,)`` or ``(m, D)`` as the data.
     level : float in (0, 1), default 0.9
-        Posterior probability of the equal-tailed band at each point.
+        Posterior probability of the pointwise equal-tailed band.
 
     Returns
     -------
@@ -56,16 +56,16 @@ def plot_predictive(
     num_bins: int = 40,
     num_points: int = 400,
 ) -> Axes:
-    """Plot the predictive density with its pointwise band over the histogram of the data.
+    """Plot the predictive density with a pointwise credible band over a histogram of the data.
 
     Parameters
     ----------
     mixture : GaussianMixture
-        Of one column of data.
+        With univariate data.
     values : Draws or mapping of str to Tensor
-        Posterior draws, or of its sites; labels may switch among them.
+        Posterior draws, or site values; label switching has no effect.
     ax : Axes, optional
-        Where to draw; by default new axes of ``pyplot``.
+        Default new ``pyplot`` axes.
     level : float, default 0.9
     num_bins, num_points : int, default 40 and 400
 
@@ -76,7 +76,7 @@ def plot_predictive(
     Raises
     ------
     SettingsError
-        If the data have several columns.
+        If the data are multivariate.
 
     Examples
     --------
@@ -113,17 +113,17 @@ def plot_predictive(
 def plot_responsibilities(
     mixture: GaussianMixture, values: Draws | Mapping[str, Tensor], ax: Axes | None = None
 ) -> Axes:
-    """Plot the posterior probability of each observation to come from each component, as stacked bars.
+    """Plot the posterior component probabilities of each observation as stacked bars.
 
-    Observations stand in ascending order; those of several columns by their most probable component.
+    Univariate observations are sorted by value, multivariate observations by most probable component.
 
     Parameters
     ----------
     mixture : GaussianMixture
     values : Draws or mapping of str to Tensor
-        Posterior draws, or of its sites. Components must mean the same in all of them: see :func:`relabel`.
+        Posterior draws, or site values, with a common labelling (see :func:`relabel`).
     ax : Axes, optional
-        Where to draw; by default new axes of ``pyplot``.
+        Default new ``pyplot`` axes.
 
     Returns
     -------
@@ -160,14 +160,14 @@ def plot_responsibilities(
 
 
 def plot_num_components(probabilities: Mapping[int, tuple[float, float]], ax: Axes | None = None) -> Axes:
-    """Plot the posterior of the number of components, with standard errors of its estimate.
+    """Plot the posterior of the number of components, with standard errors.
 
     Parameters
     ----------
     probabilities : mapping of int to (float, float)
         Probability and standard error of each number of components.
     ax : Axes, optional
-        Where to draw; by default new axes of ``pyplot``.
+        Default new ``pyplot`` axes.
 
     Returns
     -------
@@ -176,7 +176,7 @@ def plot_num_components(probabilities: Mapping[int, tuple[float, float]], ax: Ax
     Raises
     ------
     SettingsError
-        If there are no probabilities.
+        If ``probabilities`` is empty.
 
     Examples
     --------

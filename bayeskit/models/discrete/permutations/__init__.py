@@ -1,8 +1,8 @@
-"""Permutations: relaxations with densities, exact distributions, and matching models.
+"""Permutations: exact distributions, continuous relaxations, and matching models.
 
-Row ``i`` is matched with the column ``permutation[i]`` everywhere. Up to 20 rows `GibbsPermutation` has every answer
-exactly. Beyond, `RoundedPermutation.near_gibbs` draws from nearly the same distribution where its log weights are
-known, and the relaxations are guides for `pyro.infer.SVI` where they are not.
+Convention: row ``i`` is matched with column ``permutation[i]``. Up to 20 rows, `GibbsPermutation` is exact. With more
+rows, use `RoundedPermutation.near_gibbs` for approximate draws if the log weights are known, and the relaxations as
+guides for `pyro.infer.SVI` otherwise.
 """
 
 from bayeskit.models.discrete.permutations.distributions import (

@@ -35,9 +35,9 @@ __all__ = [
     "real_numbers",
 ]
 
-# Permutations as vectors of columns and as matrices, and the one nearest to a matrix.
+# Permutations as vectors and matrices, and projection of a matrix to the nearest permutation.
 #
-# Row ``i`` of a matrix is matched with the column ``permutation[i]``, here and in the whole folder.
+# Row ``i`` of a matrix is matched with the column ``permutation[i]``, in this package.
 
 _MOST_LISTED = 9  # 362,880 permutations
 
@@ -77,13 +77,13 @@ def check_square(name: str, matrix: Tensor) -> int:
 
 
 def real_numbers(name: str, value: Any) -> Tensor:
-    """Return data of any library as floating-point numbers; integers and bools take the default dtype."""
+    """Return array-like data as a floating-point tensor; integers and bools take the default dtype."""
     numbers = as_numbers(name, value)
     return numbers if numbers.is_floating_point() else numbers.to(torch.get_default_dtype())
 
 
 def check_possible(name: str, log_weights: Tensor) -> int:
-    """Return the number of rows of log weights ``(*batch, n, n)``; DataError if a matrix allows no permutation."""
+    """Return the number of rows of log weights ``(*batch, n, n)``; DataError if no permutation is possible."""
     size = check_log_weights(name, log_weights)
     refused = (log_weights == -math.inf).detach().reshape(-1, size, size)
     pattern = torch.zeros_like(refused, dtype=torch.float64).masked_fill(refused, -math.inf)[refused.any(-1).any(-1)]
@@ -127,7 +127,7 @@ def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) ->
     permutation : Tensor or array of int
         Shape ``(*batch, n)``.
     dtype : torch.dtype, optional
-        By default torch's default.
+        Default torch's default dtype.
 
     Returns
     -------
@@ -137,7 +137,7 @@ def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) ->
     Raises
     ------
     DataError
-        If vectors do not have each of ``0, ..., n - 1`` once.
+        If a vector is not a permutation of ``0, ..., n - 1``.
 
     Examples
     --------
@@ -159,12 +159,12 @@ def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) ->
 
 
 def all_permutations(size: int) -> Tensor:
-    """List the permutations of ``0, ..., size - 1`` in lexicographic order.
+    """Return all permutations of ``0, ..., size - 1`` in lexicographic order.
 
     Parameters
     ----------
     size : int
-        At most nine.
+        At most 9.
 
     Returns
     -------
@@ -174,7 +174,7 @@ def all_permutations(size: int) -> Tensor:
     Raises
     ------
     SettingsError
-        If there are too many to list; the message has their number.
+        If ``size`` is too large; the message gives the number of permutations.
 
     Examples
     --------
@@ -192,14 +192,14 @@ def all_permutations(size: int) -> Tensor:
 
 
 def nearest_permutation(matrix: Tensor) -> Tensor:
-    r"""Return the permutation :math:`\pi` of greatest :math:`\sum_i X_{i \pi_i}`, by the Hungarian algorithm.
+    r"""Return the permutation :math:`\pi` that maximizes :math:`\sum_i X_{i \pi_i}` (Hungarian algorithm).
 
-    Its matrix is the one nearest to :math:`X` in the Frobenius norm; of log weights it is the most probable.
+    It is the permutation matrix nearest to :math:`X` in Frobenius norm; for log weights it is the mode.
 
     Parameters
     ----------
     matrix : Tensor or array
-        Shape ``(*batch, n, n)``, without NaN; ``-inf`` where a pair is impossible.
+        Shape ``(*batch, n, n)``; ``-inf`` where a pair is impossible.
 
     Returns
     -------
@@ -211,7 +211,7 @@ def nearest_permutation(matrix: Tensor) -> Tensor:
     ShapeError
         If a matrix is not square.
     DataError
-        If entries are NaN or ``+inf``, or no permutation avoids the entries that are ``-inf``.
+        If entries are NaN or ``+inf``, or every permutation includes an impossible pair.
 
     References
     ----------
@@ -241,7 +241,7 @@ def _assigned(matrix: Any) -> list[int] | None:
     return columns
 
 
-# The permanent of a matrix, by a dynamic programme over sets of columns.
+# The permanent of a matrix, by dynamic programming over sets of columns.
 
 LARGEST = 20  # 1,048,576 sets of columns and ten times as many terms
 
@@ -249,28 +249,27 @@ LARGEST = 20  # 1,048,576 sets of columns and ten times as many terms
 def log_permanent(log_weights: Tensor) -> Tensor:
     r"""Return the log permanent of :math:`e^L`, that is :math:`\log \sum_\pi \exp \sum_i L_{i \pi_i}`.
 
-    Rows are added one by one to a table of the sums over all ways to match the first :math:`k` rows with a set of
-    :math:`k` columns: :math:`n 2^{n-1}` terms, all positive, where Ryser's formula has alternating signs. The gradient
-    is the matrix of marginal probabilities.
+    Dynamic programming over the sets of columns matched with the first :math:`k` rows has :math:`n 2^{n-1}` positive
+    terms, without the alternating signs of Ryser's formula. The gradient is the matrix of marginal probabilities.
 
     Parameters
     ----------
     log_weights : Tensor
-        Shape ``(*batch, n, n)``, finite or ``-inf``; ``n`` at most 20.
+        Shape ``(*batch, n, n)``, finite or ``-inf``, with ``n <= 20``.
 
     Returns
     -------
     Tensor
-        Shape ``(*batch)``; ``-inf`` where no permutation avoids the pairs that are ``-inf``.
+        Shape ``(*batch)``; ``-inf`` if no permutation is possible.
 
     Raises
     ------
     ShapeError
         If a matrix is not square.
     DataError
-        If entries are NaN or ``+inf``, or a row or column is ``-inf`` everywhere.
+        If entries are NaN or ``+inf``, or a complete row or column is ``-inf``.
     SettingsError
-        If there are more than 20 rows; the message has the number of sets.
+        If there are more than 20 rows.
 
     References
     ----------
@@ -299,7 +298,7 @@ def _partial_sums(log_weights: Tensor) -> list[Tensor]:
         weights = log_weights[..., row, :].index_select(-1, columns.to(log_weights.device).reshape(-1))
         before = sums[-1].index_select(-1, smaller.to(log_weights.device).reshape(-1))
         terms = (weights + before).unflatten(-1, columns.shape)
-        # The gradient of a log of a sum of zeros is NaN, and such a set contributes nothing.
+        # Mask sets of weight zero, for which the gradient of the logarithm is NaN.
         none = (terms == -math.inf).all(-1)
         sums.append(terms.masked_fill(none.unsqueeze(-1), 0.0).logsumexp(-1).masked_fill(none, -math.inf))
     return sums
@@ -331,7 +330,7 @@ def column_sets(size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     return levels
 
 
-# Distributions over permutations with a log probability that is a sum over pairs.
+# Distributions over permutations with log probability linear in the pairs.
 
 Shape = torch.Size | list[int] | tuple[int, ...]
 
@@ -339,9 +338,9 @@ Shape = torch.Size | list[int] | tuple[int, ...]
 class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
     r"""Permutations with :math:`p(\pi) = \exp(\sum_i L_{i \pi_i}) / \operatorname{perm}(e^L)`.
 
-    All answers are exact: the normalizer is the permanent, draws go row by row through its dynamic programme, marginal
-    probabilities are its gradient. They need at most 20 rows; the most probable permutation is found for any number.
-    Zeros are the uniform distribution. A value is a vector of columns: row ``i`` is matched with ``value[i]``.
+    Normalizer (the permanent), draws and marginal probabilities are exact, for at most 20 rows. The mode is available
+    for any number of rows. Log weights of zero give the uniform distribution. A value is a vector of columns: row ``i``
+    is matched with column ``value[i]``.
 
     Parameters
     ----------
@@ -353,7 +352,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
     ShapeError
         If a matrix is not square.
     DataError
-        If entries are NaN or ``+inf``, or no permutation avoids those that are ``-inf``.
+        If entries are NaN or ``+inf``, or every permutation has probability zero.
 
     References
     ----------
@@ -380,25 +379,25 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
         size = check_possible("log_weights", log_weights)
         self.log_weights = log_weights
         self._latest: tuple[int, list[Tensor]] | None = None
-        # Impossible pairs are no real numbers, so that torch's own check of arguments would refuse them.
+        # torch's argument check would reject -inf.
         super().__init__(log_weights.shape[:-2], torch.Size([size]), validate_args=False)
         self._validate_args = TorchDistribution._validate_args if validate_args is None else validate_args
 
     @classmethod
     def from_weights(cls, weights: Tensor) -> GibbsPermutation:
-        """Return the distribution with probabilities in proportion to products of ``weights``.
+        """Return the distribution with probability proportional to the product of ``weights`` of the pairs.
 
         Parameters
         ----------
         weights : Tensor
-            Shape ``(*batch, n, n)``, not negative.
+            Shape ``(*batch, n, n)``, nonnegative.
 
         Raises
         ------
         ShapeError
             If a matrix is not square.
         DataError
-            If entries are negative, or no permutation avoids those that are zero.
+            If entries are negative, or every permutation has weight zero.
         """
         weights = real_numbers("weights", weights)
         check_square("weights", weights)
@@ -412,7 +411,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
         return cls(weights.log())
 
     def expand(self, batch_shape: Shape, _instance: None = None) -> GibbsPermutation:
-        """Return the same distribution with another batch shape."""
+        """Return the distribution expanded to another batch shape."""
         return GibbsPermutation(
             self.log_weights.expand(*batch_shape, *self.log_weights.shape[-2:]), self._validate_args
         )
@@ -438,7 +437,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
         return self._sums[-1].squeeze(-1)
 
     def log_weight(self, value: Tensor) -> Tensor:
-        """Return the log probability up to the log permanent, for any number of rows: ``(*batch, n)`` to ``(*batch)``.
+        """Return the unnormalized log probability, for any number of rows: ``(*batch, n)`` to ``(*batch)``.
 
         Parameters
         ----------
@@ -447,7 +446,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
         Raises
         ------
         ShapeError
-            If values have another number of rows.
+            If ``value`` has a wrong number of rows.
         """
         if value.shape[-1:] != self.event_shape:
             raise ShapeError(f"values have shape {tuple(value.shape)}; give (*batch, {self.event_shape[0]})")
@@ -468,7 +467,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
 
     @property
     def marginals(self) -> Tensor:
-        """Probability of each pair, ``(*batch, n, n)``: the gradient of the log permanent, itself differentiable."""
+        """Marginal probability of each pair, ``(*batch, n, n)``, differentiable."""
         differentiable = self.log_weights.requires_grad and torch.is_grad_enabled()
         with torch.enable_grad():
             leaf = self.log_weights if differentiable else self.log_weights.detach().requires_grad_()
@@ -477,7 +476,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
 
     @property
     def mode(self) -> Tensor:
-        """Most probable permutation, ``(*batch, n)``, by the Hungarian algorithm, for any number of rows."""
+        """Mode, ``(*batch, n)``, by the Hungarian algorithm, for any number of rows."""
         return nearest_permutation(self.log_weights)
 
     def entropy(self) -> Tensor:
@@ -486,10 +485,9 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
         return self.log_partition - (self.marginals * finite).sum((-1, -2))
 
     def sample(self, sample_shape: Shape = torch.Size()) -> Tensor:  # noqa: B008
-        """Draw permutations exactly, ``sample_shape + (*batch, n)``.
+        """Draw exact samples, ``sample_shape + (*batch, n)``.
 
-        Given which columns are left, the last row is drawn first: a column has the probability of all matchings of
-        the rows above with the columns that then remain.
+        Rows are drawn sequentially from the last to the first, from the sums of the permanent's dynamic programme.
         """
         size, shape = self.event_shape[0], self._extended_shape(sample_shape)
         with torch.no_grad():
@@ -514,7 +512,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
         return table
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """List all permutations, ``(n!, *batch, n)``, or with ones for ``batch``; of at most nine.
+        """Return all permutations for ``n <= 9``, ``(n!, *batch, n)``; batch dimensions are 1 unless ``expand``.
 
         Parameters
         ----------
@@ -523,7 +521,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
         Raises
         ------
         SettingsError
-            If there are too many; the message has their number.
+            If ``n`` is too large; the message gives the number of permutations.
         """
         listed = all_permutations(self.event_shape[0]).to(self.log_weights.device)
         listed = listed.reshape(-1, *(1 for _ in self.batch_shape), self.event_shape[0])

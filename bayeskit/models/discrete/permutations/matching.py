@@ -19,11 +19,11 @@ __all__ = ["NoisyMatching"]
 
 
 class NoisyMatching:
-    r"""Observations :math:`y_i = c_{\pi_i} + \sigma \epsilon_i` of ``n`` known centres, in a uniform order :math:`\pi`.
+    r"""Observations :math:`y_i = c_{\pi_i} + \sigma \epsilon_i` of ``n`` known centres, with uniform :math:`\pi`.
 
-    The posterior is a :class:`GibbsPermutation` with the log densities of pairs as log weights, so that everything is
-    exact up to 20 centres, and the most probable matching for any number. For more, :meth:`relaxed_model` takes a
-    matrix near a permutation in place of it, and is fitted with a relaxation as its guide:
+    The posterior is a :class:`GibbsPermutation` whose log weights are the log densities of the pairs. It is exact up to
+    20 centres; its mode is available for any number. With more centres, fit :meth:`relaxed_model` with a relaxation as
+    its guide:
 
     >>> import pyro, torch
     >>> from bayeskit.models.discrete.permutations import GumbelSinkhornRelaxation, NoisyMatching
@@ -37,7 +37,7 @@ class NoisyMatching:
     Parameters
     ----------
     centres : Tensor or array
-        :math:`c`, shape ``(*batch, n, d)``: several problems may be solved at once.
+        :math:`c`, shape ``(*batch, n, d)``, for a batch of problems.
     observations : Tensor or array
         :math:`y`, same shape.
     scale : float
@@ -46,7 +46,7 @@ class NoisyMatching:
     Raises
     ------
     ShapeError
-        If the shapes differ, or are no tables.
+        If the shapes differ or have fewer than two dimensions.
     DataError
         If values are not finite.
     SettingsError
@@ -85,7 +85,7 @@ class NoisyMatching:
     def simulate(
         cls, size: int, scale: float, seed: int | torch.Generator, dim: int = 2, batch_shape: tuple[int, ...] = ()
     ) -> tuple[NoisyMatching, Tensor]:
-        """Draw standard normal centres, a uniform permutation, and observations in double precision.
+        """Simulate standard normal centres, a uniform permutation, and observations, in float64.
 
         Parameters
         ----------
@@ -96,13 +96,13 @@ class NoisyMatching:
         seed : int or torch.Generator
         dim : int, default 2
         batch_shape : tuple of int, default ()
-            Of independent problems.
+            Batch shape of independent problems.
 
         Returns
         -------
         matching : NoisyMatching
         permutation : Tensor of int64
-            The truth, ``(*batch, n)``: observation ``i`` is of centre ``permutation[i]``.
+            True permutation, ``(*batch, n)``: observation ``i`` has centre ``permutation[i]``.
         """
         size, dim = whole_number("size", size, least=1), whole_number("dim", dim, least=1)
         generator = new_generator(seed, stream="noisy matching")
@@ -114,7 +114,7 @@ class NoisyMatching:
 
     @property
     def log_weights(self) -> Tensor:
-        """Log density of observation ``i`` if it is of centre ``j``, ``(*batch, n, n)``."""
+        """Log density of observation ``i`` given centre ``j``, ``(*batch, n, n)``."""
         squares = (self.observations.unsqueeze(-2) - self.centres.unsqueeze(-3)).square().sum(-1)
         constant = self.centres.shape[-1] * (math.log(self.scale) + 0.5 * math.log(2 * math.pi))
         return -0.5 * squares / self.scale**2 - constant
@@ -124,7 +124,7 @@ class NoisyMatching:
         return GibbsPermutation(self.log_weights)
 
     def log_evidence(self) -> Tensor:
-        """Return the exact log evidence, ``(*batch)``: the log permanent of densities, less the log of ``n!``.
+        """Return the exact log evidence, ``(*batch)``: the log permanent of the densities minus ``log(n!)``.
 
         Raises
         ------
@@ -134,12 +134,12 @@ class NoisyMatching:
         return self.posterior().log_partition - math.lgamma(self.size + 1)
 
     def model(self) -> None:
-        """Draw a permutation and the observations: a Pyro model of one problem whose permutation can be enumerated.
+        """Pyro model of a single problem, with a permutation that can be enumerated.
 
         Raises
         ------
         ShapeError
-            If there are several problems.
+            If there is more than one problem.
         """
         if self.centres.dim() != 2:
             raise ShapeError(
@@ -153,23 +153,23 @@ class NoisyMatching:
         )
 
     def relaxed_model(self, relaxation: Relaxation, linear: bool = True) -> None:
-        r"""Draw a relaxed permutation and weigh it with the observations: a Pyro model, the relaxation is its guide.
+        r"""Pyro model with a relaxed permutation; the relaxation is its guide.
 
-        Both likelihoods are that of the model where the matrix :math:`X` is a permutation.
+        Both likelihoods equal that of :meth:`model` if the matrix :math:`X` is a permutation.
 
         Parameters
         ----------
         relaxation : Relaxation
-            Of the same number of rows, and of the same batch.
+            With the batch shape and number of rows of the problem.
         linear : bool, default True
-            Log likelihood :math:`\sum_{ij} X_{ij} \log N(y_i; c_j, \sigma^2)`, its expectation for permutations with
-            these marginal probabilities; otherwise :math:`\log N(y; X c, \sigma^2)`, which is no less for doubly
-            stochastic matrices; those of rounding may lie outside.
+            Use :math:`\sum_{ij} X_{ij} \log N(y_i; c_j, \sigma^2)`, the expected log likelihood of permutations with
+            marginal probabilities :math:`X`. Otherwise use :math:`\log N(y; X c, \sigma^2)`, which is at least as large
+            for doubly stochastic :math:`X` (matrices of :class:`RoundingRelaxation` may not be doubly stochastic).
 
         Raises
         ------
         ShapeError
-            If the relaxation has another batch or number of rows.
+            If the relaxation has a different batch shape or number of rows.
         """
         expected, given = tuple(self.centres.shape[:-1]), (*relaxation.batch_shape, relaxation.size)
         if given != expected:

@@ -1,4 +1,4 @@
-"""Relaxed permutations: Sinkhorn's scaling, rounding and stick-breaking, and guides made of them."""
+"""Continuous relaxations of permutations (Sinkhorn, rounding, stick-breaking), and guides based on them."""
 
 from __future__ import annotations
 
@@ -47,36 +47,36 @@ __all__ = [
     "taken_and_left",
 ]
 
-# Sinkhorn's scaling of a matrix to a doubly stochastic one, and Gumbel noise sent through it.
+# Sinkhorn scaling to doubly stochastic matrices, and the Gumbel-Sinkhorn distribution.
 
 _EULER = 0.5772156649015329
 Shape = torch.Size | list[int] | tuple[int, ...]
 
 
 def sinkhorn(log_weights: Tensor, num_iterations: int = 20) -> Tensor:
-    """Scale rows and columns of positive matrices in turn until both sum to one, nearly.
+    """Scale positive matrices to approximately doubly stochastic matrices by Sinkhorn iterations.
 
     Parameters
     ----------
     log_weights : Tensor
-        Logs of the matrices, ``(*batch, n, n)``; ``-inf`` where an entry is zero.
+        Log entries, ``(*batch, n, n)``; ``-inf`` for zero entries.
     num_iterations : int, default 20
-        Each scales the rows and then the columns; columns sum to one exactly, rows up to what the next would change.
-        Logs that are far apart take more: hundreds, at differences of hundreds.
+        Each iteration normalizes rows, then columns; column sums are exact, row sums approximate. Log entries that
+        differ by hundreds need hundreds of iterations.
 
     Returns
     -------
     Tensor
-        Logs of the scaled matrices, same shape.
+        Log entries of the scaled matrices, same shape.
 
     Raises
     ------
     ShapeError
         If a matrix is not square.
     DataError
-        If entries are NaN or ``+inf``, or a row or column is ``-inf`` everywhere.
+        If entries are NaN or ``+inf``, or a complete row or column is ``-inf``.
     SettingsError
-        If there is no iteration.
+        If ``num_iterations`` is less than 1.
 
     References
     ----------
@@ -97,23 +97,23 @@ def sinkhorn(log_weights: Tensor, num_iterations: int = 20) -> Tensor:
 
 
 def scale(log_weights: Tensor, num_iterations: int) -> Tensor:
-    """Do what :func:`sinkhorn` does, without a look at the entries."""
+    """Perform :func:`sinkhorn` without validation."""
     for _ in range(num_iterations):
         log_weights = log_weights.log_softmax(-1).log_softmax(-2)
     return log_weights
 
 
 class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
-    r"""Matrices :math:`S((L + G) / \tau)`: scores with Gumbel noise, scaled by Sinkhorn's iteration.
+    r"""Gumbel-Sinkhorn distribution: matrices :math:`S((L + G) / \tau)` with Gumbel noise :math:`G`.
 
-    Draws approach permutations as the temperature falls, those of greatest :math:`\sum_i (L + G)_{i \pi_i}`. There is
-    **no density in closed form**, because the scaling forgets the sums of rows and columns that it started with, and
-    :meth:`log_prob` says so. A lower bound of the evidence takes the noise as the latent variable, whose divergence
-    from a prior is known: :meth:`noise_divergence`. It bounds the divergence of the matrices from above, loosely.
+    :math:`S` is Sinkhorn scaling. As the temperature tends to 0, draws converge to the permutation that maximizes
+    :math:`\sum_i (L + G)_{i \pi_i}`. **The density has no closed form**, because the scaling is not injective;
+    :meth:`log_prob` raises an error. For an evidence lower bound use the noise as latent variable, with the KL
+    divergence :meth:`noise_divergence`, a loose upper bound of the KL divergence of the matrices.
 
-    Columns of draws sum to one up to rounding, rows only as nearly as the iterations bring them there: with 10 rows,
-    scores of zero and 20 iterations, a third of draws have a row off by 0.01 or more at temperature 0.5, and most by
-    0.1 or more at 0.05. :attr:`support` is therefore that of matrices without negative entries.
+    Column sums of draws are 1 up to rounding, row sums only approximately. With 10 rows, zero scores and 20
+    iterations, the largest row error is at least 0.01 in a third of draws at temperature 0.5, and at least 0.1 in most
+    draws at temperature 0.05. :attr:`support` is therefore the set of nonnegative matrices.
 
     Parameters
     ----------
@@ -122,16 +122,16 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
     temperature : float, default 1.0
         :math:`\tau`, positive.
     num_iterations : int, default 20
-        Of Sinkhorn's scaling.
+        Number of Sinkhorn iterations.
 
     Raises
     ------
     ShapeError
         If a matrix is not square.
     DataError
-        If entries are NaN or ``+inf``, or no permutation avoids those that are ``-inf``.
+        If entries are NaN or ``+inf``, or every permutation has probability zero.
     SettingsError
-        If the temperature is not positive, or there is no iteration.
+        If the temperature is not positive, or ``num_iterations`` is less than 1.
 
     References
     ----------
@@ -160,26 +160,26 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
         super().__init__(log_scores.shape[:-2], torch.Size([size, size]), validate_args=False)
 
     def expand(self, batch_shape: Shape, _instance: None = None) -> GumbelSinkhorn:
-        """Return the same distribution with another batch shape."""
+        """Return the distribution expanded to another batch shape."""
         scores = self.log_scores.expand(*batch_shape, *self.event_shape)
         return GumbelSinkhorn(scores, self.temperature, self.num_iterations)
 
     @property
     def noise(self) -> TorchDistribution:
-        """Distribution of the scores with noise, before they are divided by the temperature and scaled."""
+        """Distribution of :math:`L + G`, before division by the temperature and scaling."""
         return dist.Gumbel(self.log_scores, torch.ones_like(self.log_scores), validate_args=False).to_event(2)
 
     def rsample(self, sample_shape: Shape = torch.Size()) -> Tensor:  # noqa: B008
-        """Draw matrices, differentiable in the scores: ``sample_shape + (*batch, n, n)``."""
+        """Draw reparameterized matrices, ``sample_shape + (*batch, n, n)``."""
         return scale(self.noise.rsample(torch.Size(sample_shape)) / self.temperature, self.num_iterations).exp()
 
     def sample_permutations(self, sample_shape: Shape = torch.Size()) -> Tensor:  # noqa: B008
-        """Draw what matrices approach as the temperature falls, permutations ``sample_shape + (*batch, n)``."""
+        """Draw permutations from the zero-temperature limit, ``sample_shape + (*batch, n)``."""
         with torch.no_grad():
             return nearest_permutation(self.noise.sample(torch.Size(sample_shape)))
 
     def log_prob(self, value: Tensor) -> NoReturn:
-        """Refuse: there is no closed form.
+        """Raise an error, because the density has no closed form.
 
         Raises
         ------
@@ -193,19 +193,19 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
         )
 
     def noise_divergence(self, prior_temperature: float | None = None) -> Tensor:
-        r"""Return the divergence of :math:`(L + G) / \tau` from :math:`G / \tau_0`, ``(*batch)``.
+        r"""Return the KL divergence of :math:`(L + G) / \tau` from :math:`G / \tau_0`, ``(*batch)``.
 
-        Pairs that are impossible are so in the prior too, and count nothing.
+        Impossible pairs are impossible in the prior too and do not contribute.
 
         Parameters
         ----------
         prior_temperature : float, optional
-            :math:`\tau_0`, positive; by default the temperature itself.
+            :math:`\tau_0`, positive; default ``temperature``.
 
         Raises
         ------
         SettingsError
-            If the temperature of the prior is not positive.
+            If ``prior_temperature`` is not positive.
         """
         prior = self.temperature if prior_temperature is None else prior_temperature
         ratio = real_number("prior_temperature", prior, between=(0.0, math.inf)) / self.temperature
@@ -217,29 +217,29 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
         return terms.masked_fill(impossible, 0.0).sum((-1, -2))
 
 
-# Normal matrices drawn towards the nearest permutation.
+# Normal matrices shrunk towards the nearest permutation.
 
 
 class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
     r"""Matrices :math:`X = \tau \Psi + (1 - \tau) \operatorname{round}(\Psi)` of normal :math:`\Psi`.
 
-    The entries of :math:`\Psi` are independent and normal, rounding gives the nearest permutation matrix. At
-    temperature one nothing is rounded; as it falls, draws concentrate around permutation matrices. They are not doubly
-    stochastic, and there is a hole around the matrices that are as near to one permutation as to another. Rounding
-    leaves the nearest permutation as it was, so that the density is known:
+    The entries of :math:`\Psi` are independent and normal; rounding gives the nearest permutation matrix. At
+    temperature 1 matrices are not rounded; at lower temperatures draws concentrate around permutation matrices. Draws
+    are not doubly stochastic. The density is zero near matrices that are equidistant from two permutations. The map
+    preserves the nearest permutation, so the density is
 
     .. math:: q(X) = \tau^{-n^2} \prod_{ij} N(\psi_{ij}; \mu_{ij}, \nu_{ij}), \quad
               \Psi = (X - (1 - \tau) \operatorname{round}(X)) / \tau
 
-    outside of the hole, and zero inside. **Gradients of** ``rsample`` **see rounding as a constant**: expectations of
-    functions of :math:`X` jump where the permutation changes, and their gradient misses that part.
+    where :math:`\Psi` rounds to the same permutation as :math:`X`, and zero elsewhere. **Gradients of** ``rsample``
+    **treat the rounded permutation as constant** and are therefore biased for temperatures below 1.
 
     Parameters
     ----------
     loc : Tensor
-        :math:`\mu`, shape ``(*batch, n, n)``; often doubly stochastic, such as ``sinkhorn(log_scores).exp()``.
+        :math:`\mu`, shape ``(*batch, n, n)``, for example ``sinkhorn(log_scores).exp()``.
     scale : Tensor
-        :math:`\nu`, positive, broadcast to the same shape.
+        :math:`\nu`, positive, broadcast to the shape of ``loc``.
     temperature : float, default 1.0
         :math:`\tau` in ``(0, 1]``.
 
@@ -248,7 +248,7 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
     ShapeError
         If ``loc`` is not square.
     SettingsError
-        If the temperature lies outside.
+        If the temperature is not in ``(0, 1]``.
     DataError
         If ``loc`` is not finite, or ``scale`` not positive and finite.
 
@@ -290,11 +290,11 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
 
     @classmethod
     def near_gibbs(cls, log_weights: Tensor) -> RoundedPermutation:
-        r"""Return normal matrices whose :meth:`sample_permutations` are nearly draws of a :class:`GibbsPermutation`.
+        r"""Return a distribution whose :meth:`sample_permutations` approximate a :class:`GibbsPermutation`.
 
-        Of any number of rows, and without training. Two permutations that differ in two rows are told apart by the sum
-        of four entries. Around the log weights, with the scale :math:`\pi / \sqrt{12}`, it has the mean and the
-        variance of a logistic variable, and one wins with nearly the probability that it has of the two.
+        It needs no training and has no limit on the number of rows. The mean is ``log_weights``, the scale
+        :math:`\pi / \sqrt{12}`. The contrast of two permutations that differ in two rows is a sum of four entries; it
+        has the mean and variance of a logistic variable, so their odds are approximately correct.
 
         Parameters
         ----------
@@ -318,12 +318,12 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
         return cls(loc, torch.full_like(loc, math.pi / math.sqrt(12)))
 
     def expand(self, batch_shape: Shape, _instance: None = None) -> RoundedPermutation:
-        """Return the same distribution with another batch shape."""
+        """Return the distribution expanded to another batch shape."""
         shape = (*batch_shape, *self.event_shape)
         return RoundedPermutation(self.loc.expand(shape), self.scale.expand(shape), self.temperature)
 
     def rsample(self, sample_shape: Shape = torch.Size()) -> Tensor:  # noqa: B008
-        """Draw matrices, ``sample_shape + (*batch, n, n)``; the gradient takes the permutation as given."""
+        """Draw matrices, ``sample_shape + (*batch, n, n)``; gradients treat the permutation as constant."""
         normal = self._normal(sample_shape)
         if self.temperature == 1:
             return normal
@@ -331,7 +331,7 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
         return self.temperature * normal + (1 - self.temperature) * rounded
 
     def sample_permutations(self, sample_shape: Shape = torch.Size()) -> Tensor:  # noqa: B008
-        """Draw permutations that matrices are nearest to, at any temperature: ``sample_shape + (*batch, n)``."""
+        """Draw nearest permutations of matrices, ``sample_shape + (*batch, n)``, at any temperature."""
         with torch.no_grad():
             return nearest_permutation(self._normal(sample_shape))
 
@@ -340,7 +340,7 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
         return self.loc + self.scale * noise
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density with respect to all ``n * n`` entries, ``(*batch)``; ``-inf`` inside the hole.
+        """Return the log density of all ``n * n`` entries, ``(*batch)``; ``-inf`` outside the support.
 
         Parameters
         ----------
@@ -371,26 +371,24 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
         return -(0.5 * (residual.square() + math.log(2 * math.pi)) + self.scale.log()).sum((-1, -2))
 
 
-# The stick-breaking reparameterisation of the Birkhoff polytope, its density, and its limit at temperature zero.
+# Stick-breaking parameterization of the Birkhoff polytope, its density, and its zero-temperature limit.
 
 
 class StickBreakingTransform(Transform):
-    r"""Map real matrices one to one onto doubly stochastic matrices with one more row and column.
+    r"""Bijection from real matrices to doubly stochastic matrices with one more row and column.
 
-    Entries are broken off their row and their column one by one: entry :math:`x_{mn}` lies between the least and the
-    greatest value that the entries before it leave possible, at the fraction
-    :math:`\beta_{mn} = \sigma(\psi_{mn} / \tau)` of the way. Every other one of the four sums
+    Entries are set sequentially: :math:`x_{mn}` lies at the fraction :math:`\beta_{mn} = \sigma(\psi_{mn} / \tau)` of
+    the interval that is feasible given the previous entries. The other sums in
 
     .. math:: x_{mn}, \quad r = \sum_{j > n} x_{mj}, \quad c = \sum_{i > m} x_{in}, \quad q = \sum_{i > m, j > n} x_{ij}
 
-    follows from it, and the length of the way is :math:`w_{mn} = \min(x, q) + \min(r, c)`. The inverse needs no order:
-    :math:`\psi_{mn} = \tau (\log \min(x, q) - \log \min(r, c))`. All sums are kept as logarithms in double precision,
-    so that entries may be far below the smallest number of their own. Sums that differ by less than the rounding error
-    of a double count as equal: determinants are accurate for :math:`|\psi| / \tau` up to about 60, far beyond they
-    can be wrong by several. Entries of one antidiagonal do not depend on each other and are computed together.
+    then follow from :math:`x_{mn}`. The interval has length :math:`w_{mn} = \min(x, q) + \min(r, c)`, and the inverse
+    is :math:`\psi_{mn} = \tau (\log \min(x, q) - \log \min(r, c))`. Sums are stored as logarithms in double precision,
+    so entries may underflow. Log determinants are accurate for :math:`|\psi| / \tau` up to about 60; far beyond,
+    rounding of the sums causes errors of several nats. The entries of an antidiagonal are computed in parallel.
 
-    As the temperature falls, the matrices approach permutations. The map is continuous, with kinks where two of the
-    four sums are equal.
+    As the temperature tends to 0, the matrices converge to permutations. The map is continuous, and not differentiable
+    where two of the four sums are equal.
 
     Parameters
     ----------
@@ -434,15 +432,15 @@ class StickBreakingTransform(Transform):
     __hash__ = Transform.__hash__
 
     def with_cache(self, cache_size: int = 1) -> StickBreakingTransform:
-        """Return the same map with a cache of another size."""
+        """Return the transform with another cache size."""
         return self if cache_size == self._cache_size else StickBreakingTransform(self.temperature, cache_size)
 
     def forward_shape(self, shape: torch.Size) -> torch.Size:
-        """Return the shape of what a matrix of this shape is mapped to."""
+        """Return the output shape for an input shape."""
         return torch.Size([*shape[:-2], shape[-2] + 1, shape[-1] + 1])
 
     def inverse_shape(self, shape: torch.Size) -> torch.Size:
-        """Return the shape of what is mapped to a matrix of this shape."""
+        """Return the input shape for an output shape."""
         return torch.Size([*shape[:-2], shape[-2] - 1, shape[-1] - 1])
 
     def _call(self, x: Tensor) -> Tensor:
@@ -456,17 +454,17 @@ class StickBreakingTransform(Transform):
         return (self.temperature * (taken.log() - left.log())).to(y.dtype)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the log determinant of the derivative of all rows and columns but the last, ``(*batch)``.
+        """Return the log Jacobian determinant of the output without its last row and column, ``(*batch)``.
 
         Parameters
         ----------
         x : Tensor
             Shape ``(*batch, n - 1, n - 1)``.
         y : Tensor
-            What it is mapped to, ``(*batch, n, n)``.
+            Output of the transform, ``(*batch, n, n)``.
         """
         if self._latest is not None and self._latest[0] is x:
-            # Entries of the matrix may have underflowed, their logarithms have not.
+            # Use the cached logarithms: entries of the matrix may have underflowed.
             log_lengths = self._latest[1]
         else:
             log_lengths = torch.add(*taken_and_left(y.double())).log()
@@ -476,7 +474,7 @@ class StickBreakingTransform(Transform):
 
 
 def taken_and_left(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what is taken and left of each way, ``min(x, q)`` and ``min(r, c)``, ``(*batch, n - 1, n - 1)`` each."""
+    """Return ``min(x, q)`` and ``min(r, c)`` of each entry, ``(*batch, n - 1, n - 1)`` each."""
     check_square("the doubly stochastic matrix", matrix)
     right = _sum_after(matrix, -1)
     below, corner = _sum_after(matrix, -2), _sum_after(right, -2)
@@ -491,9 +489,9 @@ def _sum_after(matrix: Tensor, dim: int) -> Tensor:
 
 
 def break_sticks(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logs of the doubly stochastic matrix ``(*batch, n, n)`` and lengths, as ``logits (*batch, n-1, n-1)``."""
-    # A cell divides what its row and its column have left, by the same share of the length of the way: the row's
-    # remainder goes to the next column, the column's to the next row, and that of both to both.
+    """Return log entries ``(*batch, n, n)`` and log interval lengths for ``logits (*batch, n-1, n-1)``."""
+    # Each cell divides the remainders of its row and column. The remainder of the row passes to the next column, the
+    # remainder of the column to the next row.
     size = check_square("the matrix to map", logits)
     batch = logits.shape[:-2]
     order, place, end = _antidiagonals(size)
@@ -507,7 +505,7 @@ def break_sticks(logits: Tensor) -> tuple[Tensor, Tensor]:
     entries, lengths, last_column, last_row = [], [], [], []
     start = 0
     for diagonal in range(2 * size - 1):
-        if diagonal < size:  # another row begins on the left, and another column at the top
+        if diagonal < size:  # a new row starts on the left and a new column at the top
             others = one + math.log(size - diagonal)
             row, rest_below = torch.cat([row, one], -1), torch.cat([rest_below, others], -1)
             rest_right_and_column = torch.cat([torch.stack([others, one]), rest_right_and_column], -1)
@@ -560,18 +558,18 @@ def _antidiagonals(size: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[misc]
-    r"""Doubly stochastic matrices broken off sticks at fractions :math:`\sigma(\psi / \tau)` of normal :math:`\psi`.
+    r"""Stick-breaking distribution over doubly stochastic matrices, with normal logits :math:`\psi`.
 
-    As the temperature falls, draws approach permutations, whose distribution is known too: :attr:`limit`. Draws are
-    continuous functions of ``loc`` and ``scale``, so that their gradients are unbiased. The distribution depends on
-    the order of rows and columns.
+    Fractions are :math:`\sigma(\psi / \tau)` (see :class:`StickBreakingTransform`). As the temperature tends to 0,
+    draws converge to permutations with the distribution :attr:`limit`. Draws are continuous in ``loc`` and ``scale``,
+    so reparameterization gradients are unbiased. The distribution depends on the order of rows and columns.
 
     Parameters
     ----------
     loc : Tensor
-        Of :math:`\psi`, shape ``(*batch, n - 1, n - 1)``.
+        Mean of :math:`\psi`, shape ``(*batch, n - 1, n - 1)``.
     scale : Tensor
-        Positive, broadcast to the same shape.
+        Standard deviation of :math:`\psi`, positive, broadcast to the shape of ``loc``.
     temperature : float, default 1.0
         :math:`\tau`, positive.
 
@@ -586,10 +584,10 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
 
     Notes
     -----
-    The density is that of all rows and columns but the last. A matrix that was just drawn has the density of the
-    :math:`\psi` it was made from; entries of any other that are exactly zero make its density zero. It is accurate for
-    :math:`|\psi| / \tau` up to about 60, such as at temperatures from 0.05 with unit scales; at 0.01 it can be wrong by
-    several, since differences of sums below the rounding error of a double are lost.
+    The density is with respect to the matrix without its last row and column. The most recent draw uses its cached
+    :math:`\psi`; other matrices with entries of exactly zero have density zero. The density is accurate for
+    :math:`|\psi| / \tau` up to about 60, e.g. at temperatures from 0.05 with unit scales. At temperature 0.01 the log
+    density can be wrong by several nats because of rounding.
 
     References
     ----------
@@ -626,14 +624,14 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
         super().__init__(base, [transform], validate_args=validate_args)
 
     def expand(self, batch_shape: Shape, _instance: None = None) -> StickBreakingPermutation:
-        """Return the same distribution with another batch shape."""
+        """Return the distribution expanded to another batch shape."""
         shape = (*batch_shape, *self.loc.shape[-2:])
         return StickBreakingPermutation(
             self.loc.expand(shape), self.scale.expand(shape), self.temperature, self._validate_args
         )
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of all rows and columns but the last, ``(*batch)``.
+        """Return the log density of the matrix without its last row and column, ``(*batch)``.
 
         Parameters
         ----------
@@ -641,13 +639,13 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
             Doubly stochastic, ``(*batch, n, n)``.
         """
         log_density = super().log_prob(value)
-        # At a face of the polytope the logit is infinite and its slope zero; the density tends to zero.
+        # On a face of the polytope the logit is infinite; the density tends to zero.
         at_face = log_density.isnan() & ~value.isnan().any(-1).any(-1)
         return log_density.masked_fill(at_face, -math.inf)
 
     @property
     def limit(self) -> SequentialPermutation:
-        """Distribution of the permutations that draws approach as the temperature falls."""
+        """Distribution of permutations in the zero-temperature limit."""
         standardized = self.loc / self.scale
         return SequentialPermutation(torch.special.log_ndtr(standardized) - torch.special.log_ndtr(-standardized))
 
@@ -657,11 +655,11 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
 
 
 class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
-    r"""Permutations from one decision a pair, row by row and column by column.
+    r"""Permutations from sequential Bernoulli decisions, one per pair, in row-major order.
 
-    A row that is still free takes a column that is still free with the probability of that pair, and the last free
-    column with certainty. It is what :class:`StickBreakingPermutation` tends to as its temperature falls, with
-    :math:`p = \Phi(\mu / \nu)`, and has a probability in closed form for any number of rows.
+    An unmatched row takes an unmatched column with the probability of the pair, and the last unmatched column with
+    probability 1. With :math:`p = \Phi(\mu / \nu)` it is the zero-temperature limit of
+    :class:`StickBreakingPermutation`. Its probability has a closed form for any number of rows.
 
     Parameters
     ----------
@@ -673,7 +671,7 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
     ShapeError
         If ``logits`` are not square.
     DataError
-        If there are NaN among them.
+        If ``logits`` has NaN.
 
     References
     ----------
@@ -698,29 +696,29 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
         if logits.isnan().any():
             raise DataError(f"{int(logits.isnan().sum())} of {logits.numel()} logits are NaN")
         self.logits = logits
-        # Infinite logits are decisions that are certain, which torch's own check of arguments would refuse.
+        # torch's argument check would reject infinite logits, which are deterministic decisions.
         super().__init__(logits.shape[:-2], torch.Size([size]), validate_args=False)
         self._validate_args = TorchDistribution._validate_args if validate_args is None else validate_args
 
     @classmethod
     def near_uniform(cls, size: int, dtype: torch.dtype | None = None) -> SequentialPermutation:
-        r"""Return decisions with the probabilities that they have, one by one, in a uniform permutation.
+        r"""Return the distribution whose decisions have the marginal probabilities of a uniform permutation.
 
-        Given that row :math:`m` took none of the :math:`n` columns before, and column :math:`n` none of the :math:`m`
-        rows, counted from zero, it is :math:`1 / (N - m - n + m n / (N - 1))`. In a uniform permutation decisions
-        depend on each other, so that this one is not exactly uniform from three rows on.
+        Given that row :math:`m` and column :math:`n` (counted from 0) are unmatched, the probability is
+        :math:`1 / (N - m - n + m n / (N - 1))`. Decisions are dependent in a uniform permutation, so the result is only
+        approximately uniform for three or more rows.
 
         Parameters
         ----------
         size : int
-            Number of rows, at least two.
+            Number of rows, at least 2.
         dtype : torch.dtype, optional
-            By default torch's default.
+            Default torch's default dtype.
 
         Raises
         ------
         SettingsError
-            If there are fewer than two rows.
+            If ``size`` is less than 2.
         """
         size = whole_number("size", size, least=2)
         before = torch.arange(size - 1, dtype=dtype or torch.get_default_dtype())
@@ -729,7 +727,7 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
         return cls(-odds_against.log())
 
     def expand(self, batch_shape: Shape, _instance: None = None) -> SequentialPermutation:
-        """Return the same distribution with another batch shape."""
+        """Return the distribution expanded to another batch shape."""
         return SequentialPermutation(self.logits.expand(*batch_shape, *self.logits.shape[-2:]), self._validate_args)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -741,7 +739,7 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
         """
         if self._validate_args:
             self._validate_sample(value)
-        # Of a permutation, a share is one where the decision was made, and zero where it was no longer open.
+        # For a permutation, ``taken`` or ``left`` is 1 for open decisions; both are 0 for determined decisions.
         taken, left = taken_and_left(permutation_matrix(value, self.logits.dtype))
         log_taken, log_left = logsigmoid(self.logits), logsigmoid(-self.logits)
         nothing = torch.zeros((), dtype=taken.dtype, device=taken.device)
@@ -753,33 +751,33 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
         shape = torch.Size(sample_shape) + self.logits.shape
         with torch.no_grad():
             uniform = torch.rand(shape, dtype=self.logits.dtype, device=self.logits.device)
-            # Sticks broken at their very ends leave all but one entry of a row below exp(-1000).
+            # Extreme fractions leave all but one entry of each row below exp(-1000).
             ends = torch.where(uniform < self.logits.sigmoid(), 1e3, -1e3).to(self.logits.dtype)
             return break_sticks(ends)[0].argmax(-1)
 
 
-# Relaxed permutations with parameters: guides for models with a latent permutation.
+# Trainable relaxations: guides for models with a latent permutation.
 
 _POSITIVE = (0.0, math.inf)
 
 
 class Relaxation(PyroModule):  # type: ignore[misc]
-    """A variational distribution over relaxed permutations: what a model draws from, and its guide when called.
+    """Base class of variational distributions over relaxed permutations, usable as Pyro guides.
 
-    Each draws a value at one site; :meth:`matrix` makes the relaxed permutation of it. Its :meth:`prior` is what the
-    model draws the value from, so that a lower bound is one of the relaxed model. The latter differs between
-    relaxations, and lower bounds must not be compared across them: compare :meth:`sample_permutations`.
+    The guide draws a value at one site; :meth:`matrix` maps the value to a relaxed permutation. The model draws the
+    value from :meth:`prior`. Relaxed models, and hence evidence lower bounds, are not comparable between relaxations;
+    compare :meth:`sample_permutations` instead.
 
     Parameters
     ----------
     shape : tuple of int
-        ``(*batch, n)``: number of rows, at least two, and of independent problems before it.
+        ``(*batch, n)``: batch of independent problems, and number of rows (at least 2).
     temperature : float
 
     Raises
     ------
     SettingsError
-        If the shape or the temperature lies outside its domain.
+        If the shape or the temperature is outside its domain.
     """
 
     site = "relaxed_permutation"
@@ -794,11 +792,11 @@ class Relaxation(PyroModule):  # type: ignore[misc]
 
     @abstractmethod
     def prior(self) -> TorchDistribution:
-        """Return the distribution of the value in the model, with the whole batch in its event."""
+        """Return the prior of the value, with the batch in its event shape."""
 
     @abstractmethod
     def posterior(self) -> TorchDistribution:
-        """Return the distribution of the value in the guide, with the whole batch in its event."""
+        """Return the variational distribution of the value, with the batch in its event shape."""
 
     @abstractmethod
     def matrix(self, value: Tensor) -> Tensor:
@@ -808,7 +806,7 @@ class Relaxation(PyroModule):  # type: ignore[misc]
     def _permutations(self, num_samples: int) -> Tensor: ...
 
     def forward(self, *args: object) -> None:
-        """Draw the value: the guide. What the model is called with is not looked at."""
+        """Run the guide: draw the value. Arguments of the model are ignored."""
         pyro.sample(self.site, self.posterior())
 
     def sample_permutations(self, num_samples: int, seed: int | torch.Generator = 0) -> Tensor:
@@ -836,33 +834,33 @@ class Relaxation(PyroModule):  # type: ignore[misc]
 
 
 class StickBreakingRelaxation(Relaxation):
-    r"""Sticks broken at normal logits, with normal logits in the prior too.
+    r"""Stick-breaking relaxation with normal logits in guide and prior.
 
-    The site has the logits. They map one to one to matrices, so that the bound is that of
-    :class:`StickBreakingPermutation` in posterior and prior, without the determinants that cancel. The means of the
-    prior are such that its limit is nearly uniform.
+    The site value is the logits. The map to matrices is bijective, so the evidence lower bound equals that of
+    :class:`StickBreakingPermutation` (Jacobian determinants cancel). The zero-temperature limit of the prior is
+    approximately uniform.
 
     Parameters
     ----------
     shape : tuple of int
         ``(*batch, n)``.
     temperature : float, default 0.6
-        Here a unit normal logit has a fraction close to its normal distribution function, so that relaxed and limiting
-        decisions have about the same mean.
+        At 0.6 the logistic function is close to the normal distribution function, so relaxed decisions have about the
+        mean of their zero-temperature limit.
     scale : float, default 1.0
-        Standard deviation that the guide starts with; the prior has one.
+        Initial standard deviation of the guide; the prior has standard deviation 1.
     dtype : torch.dtype, optional
-        By default torch's default.
+        Default torch's default dtype.
 
     Raises
     ------
     SettingsError
-        If the shape, the temperature or the scale lies outside its domain.
+        If the shape, the temperature or the scale is outside its domain.
 
     Notes
     -----
-    Every entry depends on those before it, so that training often ends in a mode it met early, and with dozens of rows
-    far from the posterior. Where the density of matrices is not needed, prefer :class:`RoundingRelaxation`.
+    Every entry depends on the previous entries. Training often ends in a local mode, and with dozens of rows far from
+    the posterior. Prefer :class:`RoundingRelaxation` unless the density of matrices is needed.
 
     References
     ----------
@@ -887,12 +885,12 @@ class StickBreakingRelaxation(Relaxation):
         self.loc, self.log_scale = self._parameter(start), self._parameter(torch.full_like(start, log_scale))
 
     def prior(self) -> TorchDistribution:
-        """Return normal logits with unit scale."""
+        """Return the normal prior of the logits, with unit scale."""
         loc = self.prior_loc.expand_as(self.loc)
         return dist.Normal(loc, torch.ones_like(loc)).to_event(loc.dim())
 
     def posterior(self) -> TorchDistribution:
-        """Return normal logits."""
+        """Return the normal variational distribution of the logits."""
         return dist.Normal(self.loc, self.log_scale.exp()).to_event(self.loc.dim())
 
     def matrix(self, value: Tensor) -> Tensor:
@@ -908,33 +906,33 @@ class StickBreakingRelaxation(Relaxation):
 
 
 class RoundingRelaxation(Relaxation):
-    r"""Normal matrices around a doubly stochastic one, drawn towards permutations.
+    r"""Rounding relaxation: normal matrices with doubly stochastic mean, shrunk towards permutations.
 
-    The prior has two normal distributions a pair, around zero and one. Only :meth:`sample_permutations` looks at how
-    far the noise carries a matrix, the bound does not: the two scales decide how certain the permutations are.
+    The prior of each entry is a mixture of two normal distributions with means 0 and 1. The evidence lower bound is not
+    sensitive to how often noise changes the nearest permutation; the limits ``scales`` therefore determine the
+    uncertainty of :meth:`sample_permutations`.
 
     Parameters
     ----------
     shape : tuple of int
         ``(*batch, n)``.
     temperature : float, default 1.0
-        In ``(0, 1]``. At one the matrices are not rounded in training, and gradients are unbiased.
+        In ``(0, 1]``. At 1 matrices are not rounded in training, and gradients are unbiased.
     prior_scale : float, default 0.7
-        Standard deviation of the prior around zero and one. Below one half the prior has two modes, which drives means
-        to zero or one where the data leave a choice; permutations are then too certain.
+        Standard deviation of the mixture components of the prior. Below 0.5 the prior is bimodal, which pushes means to
+        0 or 1; permutations are then overconfident.
     scales : (float, float), optional
-        Least and greatest standard deviation of the guide, which starts between them. By default 0.001, and what
-        carries a permutation matrix to another one, two rows exchanged, with a probability of about 0.04: 0.36 for 6
-        rows, 0.25 for 50.
+        Minimum and maximum standard deviation of the guide. The default minimum is 0.001. At the default maximum, noise
+        exchanges two rows of a permutation matrix with probability about 0.04 (0.36 for 6 rows, 0.25 for 50).
     num_iterations : int, default 20
-        Of Sinkhorn's scaling of the means.
+        Sinkhorn iterations for the means.
     dtype : torch.dtype, optional
-        By default torch's default.
+        Default torch's default dtype.
 
     Raises
     ------
     SettingsError
-        If the shape, the temperature, a scale or the number of iterations lies outside its domain.
+        If the shape, the temperature, a scale or the number of iterations is outside its domain.
 
     References
     ----------
@@ -980,7 +978,7 @@ class RoundingRelaxation(Relaxation):
         return RoundedPermutation(loc, least + (greatest - least) * self.scale_logits.sigmoid(), self.temperature)
 
     def prior(self) -> TorchDistribution:
-        """Return a mixture of normal distributions around zero and one for each pair."""
+        """Return the prior of matrices: per entry a mixture of two normal distributions."""
         ends = torch.arange(2, dtype=self.log_scores.dtype, device=self.log_scores.device)
         mixture = dist.MixtureSameFamily(
             dist.Categorical(torch.ones_like(ends)), dist.Normal(ends, self.prior_scale), validate_args=False
@@ -1000,9 +998,9 @@ class RoundingRelaxation(Relaxation):
 
 
 class GumbelSinkhornRelaxation(Relaxation):
-    r"""Scores with Gumbel noise, scaled by Sinkhorn's iteration.
+    r"""Gumbel-Sinkhorn relaxation: scores with Gumbel noise and Sinkhorn scaling.
 
-    The site has the scores with noise, divided by the temperature; in the prior scores are zero.
+    The site value is the noisy scores divided by the temperature; the prior has zero scores.
 
     Parameters
     ----------
@@ -1010,16 +1008,16 @@ class GumbelSinkhornRelaxation(Relaxation):
         ``(*batch, n)``.
     temperature : float, default 1.0
     prior_temperature : float, optional
-        Of the prior; by default the temperature itself. A lower one is a wider prior, that costs less.
+        Temperature of the prior, default ``temperature``. A lower value gives a wider prior and smaller KL divergence.
     num_iterations : int, default 20
-        Of Sinkhorn's scaling.
+        Number of Sinkhorn iterations.
     dtype : torch.dtype, optional
-        By default torch's default.
+        Default torch's default dtype.
 
     Raises
     ------
     SettingsError
-        If the shape, a temperature or the number of iterations lies outside its domain.
+        If the shape, a temperature or the number of iterations is outside its domain.
 
     References
     ----------
@@ -1049,22 +1047,22 @@ class GumbelSinkhornRelaxation(Relaxation):
         self.log_scores = self._parameter(torch.zeros(self.size, self.size, dtype=dtype))
 
     def distribution(self) -> GumbelSinkhorn:
-        """Return the variational distribution of matrices, whose density is not known."""
+        """Return the variational distribution of matrices (without closed-form density)."""
         return GumbelSinkhorn(self.log_scores, self.temperature, self.num_iterations)
 
     def prior(self) -> TorchDistribution:
-        """Return Gumbel noise over the temperature of the prior."""
+        """Return Gumbel noise divided by the temperature of the prior."""
         return self._gumbel(torch.zeros_like(self.log_scores), self.prior_temperature)
 
     def posterior(self) -> TorchDistribution:
-        """Return scores with Gumbel noise, over the temperature."""
+        """Return scores with Gumbel noise, divided by the temperature."""
         return self._gumbel(self.log_scores, self.temperature)
 
     def _gumbel(self, scores: Tensor, temperature: float) -> TorchDistribution:
         return dist.Gumbel(scores / temperature, torch.full_like(scores, 1 / temperature)).to_event(scores.dim())
 
     def matrix(self, value: Tensor) -> Tensor:
-        """Return the doubly stochastic matrix of scores with noise."""
+        """Return the Sinkhorn-scaled matrix of noisy scores."""
         return scale(value, self.num_iterations).exp()
 
     def _permutations(self, num_samples: int) -> Tensor:
@@ -1073,6 +1071,6 @@ class GumbelSinkhornRelaxation(Relaxation):
 
 def _greatest_scale(size: int) -> float:
     """Return the scale of normal noise that exchanges some two rows of a permutation with a probability of 0.04."""
-    # Two rows are exchanged where four entries of noise sum to two or more; the sum has standard deviation 2 * scale.
+    # Two rows are exchanged if the noise of four entries sums to 2 or more; that sum has standard deviation 2 * scale.
     pairs = size * (size - 1) / 2
     return float(-1 / torch.special.ndtri(torch.tensor(0.04 / pairs, dtype=torch.float64)))

@@ -1,7 +1,7 @@
-"""Sequences with hidden structure, summed out exactly: segmentations, hidden states, change points.
+"""Sequences with latent structure, marginalized exactly: segmentations, hidden Markov models, change points.
 
-One dynamic programme over segments and one over states, each in any :class:`Semiring`, answer all questions: log
-marginals, most probable structures, draws, numbers of structures, expectations and entropies.
+Dynamic programming over segments or states, in any :class:`Semiring`, gives log marginals, most probable structures,
+draws, counts, expectations and entropies.
 """
 
 from bayeskit._moved import answer_to_old_names

@@ -1,4 +1,4 @@
-"""Semirings, and the dynamic programme over the states of a chain in any of them."""
+"""Semirings, and dynamic programming over the states of a chain in a semiring."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ __all__ = [
     "surprisal",
 ]
 
-# Semirings: sums and products under which one dynamic programme computes different quantities.
+# Semirings: each defines the quantity that the dynamic programme computes.
 
 
 class Semiring(ABC):
-    """What a dynamic programme over paths needs: a product along a path, a sum over paths, and their neutral elements.
+    """Semiring for dynamic programming: product along a path, sum over paths, and neutral elements.
 
-    Elements are tensors. Operations act on each entry and broadcast; dimensions are counted from the right, because
-    :class:`Expectation` keeps two tensors in one, stacked in front.
+    Elements are tensors. Operations are elementwise and broadcast. Dimensions are negative, because
+    :class:`Expectation` stacks two tensors along a new first dimension.
     """
 
     @abstractmethod
     def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Multiply entry by entry: what two parts of a path weigh together."""
+        """Return the elementwise product: the weight of a path from its parts."""
 
     @abstractmethod
     def sum(self, elements: Tensor, dim: int) -> Tensor:
-        """Add up dimension ``dim``, negative: what alternatives weigh together."""
+        """Return the sum over dimension ``dim`` (negative): the weight of alternatives."""
 
     @abstractmethod
     def one(self, like: Tensor) -> Tensor:
-        """Return elements neutral in products, shaped as the elements ``like``."""
+        """Return neutral elements of the product, shaped as ``like``."""
 
     @abstractmethod
     def zero(self, like: Tensor) -> Tensor:
-        """Return elements neutral in sums, shaped as the elements ``like``."""
+        """Return neutral elements of the sum, shaped as ``like``."""
 
 
 class LogSum(Semiring):
-    """Sums of weights, as logarithms: the marginal over all paths.
+    """Log-sum-exp semiring: the log of the total weight of all paths.
 
-    Its gradient is finite also where every alternative weighs zero, unlike that of :func:`torch.logsumexp`.
+    The gradient is finite even if all weights are zero, unlike that of :func:`torch.logsumexp`.
 
     Examples
     --------
@@ -66,32 +66,32 @@ class LogSum(Semiring):
     """
 
     def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Multiply weights: add their logarithms."""
+        """Add log weights."""
         return left + right
 
     def sum(self, elements: Tensor, dim: int) -> Tensor:
-        """Add weights up."""
+        """Return the log-sum-exp."""
         largest = elements.detach().amax(dim, keepdim=True)
         impossible = largest == -math.inf
         offset = largest.masked_fill(impossible, 0.0)
         total = (elements - offset).exp().sum(dim, keepdim=True)
-        # The logarithm never meets a zero, so that no infinite slope is multiplied by a zero on the way back.
+        # No logarithm of zero is taken: its infinite gradient times zero would be NaN.
         logarithm = total.masked_fill(impossible, 1.0).log() + offset
         return logarithm.masked_fill(impossible, -math.inf).squeeze(dim)
 
     def one(self, like: Tensor) -> Tensor:
-        """Return logarithms of one."""
+        """Return zeros."""
         return torch.zeros_like(like)
 
     def zero(self, like: Tensor) -> Tensor:
-        """Return logarithms of zero."""
+        """Return minus infinity."""
         return torch.full_like(like, -math.inf)
 
 
 class MaxWeight(Semiring):
-    """The largest weight, as a logarithm: that of the most probable path.
+    """Max-plus semiring: the log weight of the most probable path.
 
-    Which path it is, :func:`~.segments.follow` and :func:`~.chains.follow` read off the table of largest weights.
+    The path itself is recovered by backtracking.
 
     Examples
     --------
@@ -102,24 +102,24 @@ class MaxWeight(Semiring):
     """
 
     def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Multiply weights: add their logarithms."""
+        """Add log weights."""
         return left + right
 
     def sum(self, elements: Tensor, dim: int) -> Tensor:
-        """Keep the largest."""
+        """Return the maximum."""
         return elements.amax(dim)
 
     def one(self, like: Tensor) -> Tensor:
-        """Return logarithms of one."""
+        """Return zeros."""
         return torch.zeros_like(like)
 
     def zero(self, like: Tensor) -> Tensor:
-        """Return logarithms of zero."""
+        """Return minus infinity."""
         return torch.full_like(like, -math.inf)
 
 
 class Counting(Semiring):
-    """Natural numbers: how many paths there are. Elements are integers, one where a path may go and zero elsewhere.
+    """Counting semiring: the number of paths. Elements are integers, 1 for possible and 0 for impossible steps.
 
     Examples
     --------
@@ -134,7 +134,7 @@ class Counting(Semiring):
         return left * right
 
     def sum(self, elements: Tensor, dim: int) -> Tensor:
-        """Add numbers up."""
+        """Add numbers."""
         return elements.sum(dim)
 
     def one(self, like: Tensor) -> Tensor:
@@ -147,11 +147,11 @@ class Counting(Semiring):
 
 
 class Expectation(Semiring):
-    """Log weights with the mean, over the paths they stand for, of something that adds up along a path.
+    """Expectation semiring: log weights, and the mean over paths of an additive quantity.
 
-    The first-order expectation semiring holds pairs of a weight and of weight times value. Here the value is kept
-    divided by its weight, so that nothing under- or overflows and a product of pairs is their sum. With minus log
-    weights as values the mean is the entropy of paths less their log normaliser.
+    Elements are pairs of log weight and mean value, instead of the usual weight and weight times value. This avoids
+    underflow and overflow, and a product of pairs is their sum. With negative log weights as values, the mean is the
+    entropy of the paths minus the log normalizer.
 
     References
     ----------
@@ -169,7 +169,7 @@ class Expectation(Semiring):
     """
 
     def elements(self, log_weights: Tensor, values: Tensor) -> Tensor:
-        """Pair log weights and values of one shape: ``(2, *shape)``."""
+        """Stack log weights and values of the same shape: ``(2, *shape)``."""
         return torch.stack([log_weights, values])
 
     def product(self, left: Tensor, right: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class Expectation(Semiring):
         return left + right
 
     def sum(self, elements: Tensor, dim: int) -> Tensor:
-        """Add weights up and average values by weight."""
+        """Add weights and average values with the weights."""
         log_weights, values = elements
         return torch.stack([LogSum().sum(log_weights, dim), (alternative_shares(log_weights, dim) * values).sum(dim)])
 
@@ -191,19 +191,19 @@ class Expectation(Semiring):
 
 
 def alternative_shares(log_weights: Tensor, dim: int) -> Tensor:
-    """Return the share of each alternative in the sum over ``dim``; zero where every one is impossible."""
+    """Return the normalized weights over ``dim``; zeros if all alternatives are impossible."""
     impossible = (log_weights.detach() == -math.inf).all(dim, keepdim=True)
-    # Shares sum to one to rounding, however large the log weights, unlike exponentials of differences from their sum.
+    # Softmax sums to 1 up to rounding for large log weights, unlike exp(log weight - logsumexp).
     return log_weights.masked_fill(impossible, 0.0).softmax(dim).masked_fill(impossible, 0.0)
 
 
 def surprisal(log_weights: Tensor) -> Tensor:
-    """Return minus ``log_weights``, but zero where they are minus infinity: no path goes there."""
+    """Return ``-log_weights``, with 0 for impossible steps (log weight ``-inf``)."""
     return (-log_weights).masked_fill(log_weights == -math.inf, 0.0)
 
 
 def draw_categories(logits: Tensor, num_samples: int, generator: torch.Generator) -> Tensor:
-    """Draw categories, ``(*batch, K)`` -> ``(num_samples, *batch)``; zero where every logit is minus infinity."""
+    """Draw categories, ``(*batch, K)`` -> ``(num_samples, *batch)``; 0 if all logits are ``-inf``."""
     logits = logits.detach()
     impossible = logits.amax(-1, keepdim=True) == -math.inf
     probabilities = logits.masked_fill(impossible, 0.0).softmax(-1)
@@ -213,9 +213,9 @@ def draw_categories(logits: Tensor, num_samples: int, generator: torch.Generator
     return drawn.mT.reshape(num_samples, *logits.shape[:-1])
 
 
-# The dynamic programme over the states of a chain, in any semiring.
-# The log weights of transitions have shape ``(*batch, n, K, K)``: entry ``[t, i, j]`` is that of going from state ``i``
-# to state ``j``, and of the observation there.
+# Dynamic programming over the states of a chain, in any semiring.
+# Log weights of transitions have shape ``(*batch, n, K, K)``. Entry ``[t, i, j]`` is the log weight of the transition
+# from state ``i`` to state ``j`` and of the observation emitted by ``j``.
 
 
 def _matrix_product(semiring: Semiring, left: Tensor, right: Tensor) -> Tensor:
@@ -224,13 +224,13 @@ def _matrix_product(semiring: Semiring, left: Tensor, right: Tensor) -> Tensor:
 
 
 def identity(semiring: Semiring, like: Tensor) -> Tensor:
-    """Return matrices that are neutral in :func:`_matrix_product`, shaped as ``like``, ``(*batch, K, K)``."""
+    """Return identity matrices of :func:`_matrix_product`, shaped as ``like (*batch, K, K)``."""
     diagonal = torch.eye(like.shape[-1], dtype=torch.bool, device=like.device)
     return torch.where(diagonal, semiring.one(like), semiring.zero(like))
 
 
 def chain_product(semiring: Semiring, matrices: Tensor) -> Tensor:
-    """Return the product ``(*batch, K, K)`` of ``matrices (*batch, n, K, K)`` of a chain, the identity if ``n = 0``."""
+    """Return the product ``(*batch, K, K)`` of ``matrices (*batch, n, K, K)``; the identity if ``n = 0``."""
     # Neighbours are multiplied in pairs, in log2(n) rounds of one operation each (Sarkka & Garcia-Fernandez
     # 2021, IEEE Transactions on Automatic Control 66).
     if not matrices.shape[-3]:
@@ -244,8 +244,8 @@ def chain_product(semiring: Semiring, matrices: Tensor) -> Tensor:
 
 def path_prefix_sums(semiring: Semiring, start: Tensor, matrices: Tensor, rescale: bool = False) -> Tensor:
     """Sum over paths to every state, ``(*batch, n + 1, K)``: ``start (*batch, K)``, ``matrices (*batch, n, K, K)``."""
-    # Rescaling makes the largest logarithm zero at every step, so that long paths cost no digits where only differences
-    # between states of one step matter.
+    # Rescaling sets the maximum log weight of each step to zero. This preserves precision for long chains if only
+    # differences between states of a step are used.
     sums = [_rescaled(start) if rescale else start]
     for matrix in matrices.unbind(-3):
         extended = semiring.sum(semiring.product(sums[-1].unsqueeze(-1), matrix), -2)
@@ -269,12 +269,12 @@ def _rescaled(sums: Tensor) -> Tensor:
 
 
 def predecessors(sums: Tensor, matrices: Tensor) -> Tensor:
-    """Return logits of the state before: ``(*batch, n, K, K)``, for each step and each state it leads to, last."""
+    """Return logits of the previous state (last dimension) for each step and next state, ``(*batch, n, K, K)``."""
     return (sums[..., :-1, :].unsqueeze(-1) + matrices).mT
 
 
 def follow(previous: Tensor, last: Tensor) -> Tensor:
-    """Follow states backwards: ``previous (*batch, n, K)`` of each, ``last (*batch)`` -> ``(*batch, n + 1)``."""
+    """Backtrack from ``last (*batch)`` through ``previous (*batch, n, K)`` -> states ``(*batch, n + 1)``."""
     states = [last]
     for step in previous.flip(-2).unbind(-2):
         states.append(step.gather(-1, states[-1].unsqueeze(-1)).squeeze(-1))

@@ -1,4 +1,4 @@
-"""Change points: where the parameters of a sequence change, exactly."""
+"""Exact Bayesian change-point models."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = [
     "SegmentModel",
 ]
 
-# Models of the data within one segment, their parameters integrated out.
+# Models of the data within a segment, parameters integrated out.
 
 
 class SegmentModel(Protocol):
-    """What a change-point model needs to know of one segment's data."""
+    """Interface of the model of the data within a segment."""
 
     def log_marginals(self, x: Tensor, max_length: int) -> Tensor:
         """Return the log marginal likelihood of every segment.
@@ -49,17 +49,17 @@ class SegmentModel(Protocol):
         Returns
         -------
         Tensor
-            ``(n, max_length)``: entry ``[j, l]`` is that of the ``l + 1`` data up to and including ``x[j]``. Entries
-            that would begin before the data are not read.
+            ``(n, max_length)``. Entry ``[j, l]`` is for the ``l + 1`` observations up to and including ``x[j]``.
+            Entries with ``l > j`` are ignored.
         """
 
     def levels(self, x: Tensor, max_length: int) -> Tensor:
-        """Return the posterior mean of every segment's mean, laid out as the log marginals."""
+        """Return the posterior mean of every segment's mean, indexed as :meth:`log_marginals`."""
 
 
 @dataclass(frozen=True)
 class NormalSegments:
-    r"""Normal data; mean and variance differ from segment to segment.
+    r"""Normal data with mean and variance per segment.
 
     .. math:: \sigma^2 \sim \mathrm{InverseGamma}(a, b), \qquad \mu \mid \sigma^2 \sim N(m_0, \sigma^2 / k_0).
 
@@ -68,14 +68,14 @@ class NormalSegments:
     mean : float
         :math:`m_0`.
     precision : float
-        :math:`k_0`, the number of data that the prior of the mean is worth.
+        :math:`k_0`, the prior sample size of the mean.
     shape, rate : float
         :math:`a` and :math:`b`.
 
     Raises
     ------
     SettingsError
-        If a number is not finite, or one but ``mean`` is not above zero.
+        If a parameter is not finite, or ``precision``, ``shape`` or ``rate`` is not positive.
 
     References
     ----------
@@ -132,17 +132,17 @@ class NormalSegments:
 
 @dataclass(frozen=True)
 class PoissonSegments:
-    r"""Counts from Poisson distributions; the rate differs from segment to segment, :math:`\lambda \sim \Gamma(a, b)`.
+    r"""Poisson counts with a rate per segment, :math:`\lambda \sim \Gamma(a, b)`.
 
     Parameters
     ----------
     shape, rate : float
-        :math:`a` and :math:`b`, so that the mean is ``shape / rate``.
+        :math:`a` and :math:`b`; the prior mean is ``shape / rate``.
 
     Raises
     ------
     SettingsError
-        If a number is not above zero and finite.
+        If a parameter is not positive and finite.
 
     Examples
     --------
@@ -165,7 +165,7 @@ class PoissonSegments:
         Raises
         ------
         DataError
-            If ``x`` is not made of whole numbers from zero.
+            If ``x`` has values that are not nonnegative integers.
         """
         x = _finite(x)
         if bool(((x < 0) | (x != x.round())).any()):
@@ -212,8 +212,8 @@ def _lengths(windows: Tensor) -> Tensor:
 
 def _moments(x: Tensor, max_length: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return number ``(L,)``, mean and sum of squares about the mean, ``(n, L)``, of the data of every segment."""
-    # A segment grows towards its start, and every datum more raises the sum of squares (Welford), without cancellation.
-    # Means are taken relative to the last datum, lest data far from zero lose digits.
+    # Segments are extended backwards by Welford's update of the sum of squares, without cancellation. Means are
+    # relative to the last observation, to preserve precision for data far from zero.
     off = _windows(x, max_length) - x.double().unsqueeze(1)
     count = _lengths(off)
     mean = off.cumsum(1) / count
@@ -223,21 +223,21 @@ def _moments(x: Tensor, max_length: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class ChangePointPrior(Protocol):
-    """A prior over change points: a weight for each segment, and one for their number."""
+    """Interface of a prior of change points: weights of segments and of their number."""
 
     def largest(self, n: int) -> int:
-        """Return the largest number of change points among ``n`` data."""
+        """Return the maximum number of change points among ``n`` observations."""
 
     def segment_weights(self, n: int, max_length: int) -> Tensor:
         """Return log weights of segments, ``(n, max_length)``, float64."""
 
     def number_weights(self, totals: Tensor) -> Tensor:
-        """Return log weights of the number of change points, so that the prior sums to one.
+        """Return normalizing log weights of the number of change points.
 
         Parameters
         ----------
         totals : Tensor
-            For each number the log of the sum of the segments' weights over all ways to place the change points.
+            For each number, log total weight of the segmentations with this number of change points.
 
         Returns
         -------
@@ -248,20 +248,19 @@ class ChangePointPrior(Protocol):
 
 @dataclass(frozen=True)
 class NumberOfChanges:
-    """The number of change points has given probabilities; given their number, all places are equally probable.
+    """Prior with given probabilities of the number of change points and uniform positions given the number.
 
-    Where the limits of length leave no room for a number, it is left out, and the probabilities of the others are
-    normalised.
+    Numbers that are impossible under the segment length limits are excluded; the others are normalized.
 
     Parameters
     ----------
     probabilities : tuple of float
-        Of 0, 1, 2, ... change points, not negative; they are normalised.
+        Probabilities of 0, 1, 2, ... change points, nonnegative; normalized internally.
 
     Raises
     ------
     SettingsError
-        If a probability is no number, negative or not finite, or all are zero.
+        If a probability is not a number, negative or not finite, or all are zero.
 
     Examples
     --------
@@ -293,24 +292,24 @@ class NumberOfChanges:
 
     @classmethod
     def up_to(cls, number: int) -> NumberOfChanges:
-        """Make every number of change points up to this one equally probable."""
+        """Use a uniform prior of the number of change points from 0 to this number."""
         return cls((1.0,) * (whole_number("number", number, least=0) + 1))
 
     def largest(self, n: int) -> int:
-        """Return the largest number of change points."""
+        """Return the maximum number of change points."""
         return len(self.probabilities) - 1
 
     def segment_weights(self, n: int, max_length: int) -> Tensor:
-        """Return log weights of segments: all the same."""
+        """Return constant log weights of segments."""
         return torch.zeros(n, max_length, dtype=torch.float64)
 
     def number_weights(self, totals: Tensor) -> Tensor:
-        """Return log weights of numbers.
+        """Return log weights of the number of change points.
 
         Raises
         ------
         SettingsError
-            If there is no room for any number with a probability above zero.
+            If no number with positive probability is possible.
         """
         logits = torch.tensor(self.probabilities, dtype=torch.float64).log()
         room = totals > -math.inf
@@ -327,20 +326,20 @@ class NumberOfChanges:
 
 @dataclass(frozen=True)
 class NegativeBinomialLengths:
-    r"""Lengths of segments are independent and negative binomial; the last one is cut off by the end of the data.
+    r"""Prior with independent negative binomial segment lengths; the last segment is censored.
 
-    A segment has length :math:`l` with probability :math:`\binom{l-1}{r-1} p^r (1-p)^{l-r}`. With :math:`r=1` every
-    place is a change point with probability :math:`p`, independently of the others.
+    A segment has length :math:`l` with probability :math:`\binom{l-1}{r-1} p^r (1-p)^{l-r}`. With :math:`r=1` each
+    position is a change point independently with probability :math:`p`.
 
     Parameters
     ----------
     probability : float
         :math:`p`, between 0 and 1.
     successes : int, default 1
-        :math:`r`, also the shortest length.
+        :math:`r`, also the minimum length.
     most : int, optional
-        The largest number of change points: the prior is conditioned on there being no more. By default as many as have
-        room, which takes time proportional to the cube of the number of data.
+        Maximum number of change points, on which the prior is conditioned. Default: no limit; the cost is then cubic in
+        the number of observations.
 
     Raises
     ------
@@ -365,17 +364,17 @@ class NegativeBinomialLengths:
             whole_number("most", self.most, least=0)
 
     def largest(self, n: int) -> int:
-        """Return the largest number of change points."""
+        """Return the maximum number of change points."""
         room = (n - 1) // self.successes
         return room if self.most is None else min(room, self.most)
 
     def segment_weights(self, n: int, max_length: int) -> Tensor:
-        """Return log probabilities of lengths, for segments that end with the data of being at least so long."""
+        """Return log probabilities of segment lengths; of at least the length for the last segment."""
         length = torch.arange(1, n + 1, dtype=torch.float64)
         r, p = self.successes, self.probability
         ways = torch.lgamma(length) - torch.lgamma((length - r + 1).clamp_min(1)) - math.lgamma(r)
         mass = torch.where(length >= r, ways + r * math.log(p) + (length - r) * math.log1p(-p), -math.inf)
-        # At least as long means fewer than r successes so far: a sum of at most r terms, none of them negative.
+        # Length at least l: fewer than r successes in l - 1 trials, a sum of at most r nonnegative terms.
         failures = torch.arange(r, dtype=torch.float64)
         before = (length - 1).unsqueeze(1)
         terms = (
@@ -388,47 +387,47 @@ class NegativeBinomialLengths:
         return weights
 
     def number_weights(self, totals: Tensor) -> Tensor:
-        """Return log weights of numbers: what conditions the prior on the restrictions."""
+        """Return log weights that condition the prior on its limits."""
         return -totals.logsumexp(0).expand(totals.shape)
 
 
 class ChangePoints:
-    r"""Posterior of change points, their number and places, exactly.
+    r"""Exact posterior of the number and positions of change points.
 
-    The data of each segment are independent of those of the others, with parameters integrated out. A dynamic programme
-    sums over the places of change points for each of their numbers.
+    Segments are independent, with parameters integrated out. Dynamic programming sums over the positions for each
+    number of change points.
 
     Parameters
     ----------
     x : Tensor or array
-        Shape ``(n,)``, in the order of time. Whole numbers become double precision.
+        Time series, shape ``(n,)``. Integers are converted to double precision.
     segments : SegmentModel
-        For instance :class:`NormalSegments` or :class:`PoissonSegments`.
+        E.g. :class:`NormalSegments` or :class:`PoissonSegments`.
     prior : ChangePointPrior
-        :class:`NumberOfChanges` or :class:`NegativeBinomialLengths`, normalised over what the following limits allow.
+        :class:`NumberOfChanges` or :class:`NegativeBinomialLengths`, normalized within the limits below.
     min_length : int, default 1
-        Of a segment.
+        Minimum segment length.
     max_length : int, optional
-        Of a segment; by default there is no limit.
+        Maximum segment length; default no limit.
 
     Attributes
     ----------
     log_evidence : Tensor
-        Log marginal likelihood of the data, a number.
+        Log marginal likelihood, shape ``()``.
     log_evidence_by_number : Tensor
-        The same given 0, 1, 2, ... change points, ``(largest + 1,)``; NaN where the prior gives none of the number.
+        Log marginal likelihood given 0, 1, 2, ... change points, ``(largest + 1,)``; NaN for impossible numbers.
     number_probabilities : Tensor
         Posterior of the number of change points, ``(largest + 1,)``.
 
     Raises
     ------
     ShapeError
-        If ``x`` is not a sequence of numbers, or the segment model returns another shape.
+        If ``x`` is not one-dimensional, or the segment model returns a wrong shape.
     SettingsError
-        If a setting lies outside its domain, ``segments`` or ``prior`` is something else, or the prior allows no
-        segmentation.
+        If a setting is outside its domain, ``segments`` or ``prior`` has a wrong type, or the prior excludes all
+        segmentations.
     DataError
-        If the data are no real numbers, or do not fit the segment model, or have probability zero.
+        If the data are not real, invalid for the segment model, or have probability zero.
 
     References
     ----------
@@ -494,33 +493,33 @@ class ChangePoints:
         return f"ChangePoints({len(self.x)} data, most probably {changes}, log evidence {float(self.log_evidence):.6g})"
 
     def segment_probabilities(self) -> Tensor:
-        """Return the probability of each segment, ``(n, max_length)``: the gradient of the log evidence.
+        """Return the posterior probability of each segment, ``(n, max_length)``.
 
-        Entry ``[j, l]`` is that of the segment of ``l + 1`` data up to and including ``x[j]``.
+        Entry ``[j, l]`` is for the segment of ``l + 1`` observations up to and including ``x[j]``.
         """
         return numbered_probabilities(self._sums, self._weights, self.number_probabilities)
 
     def place_probabilities(self) -> Tensor:
-        """Return the probability that a segment ends with each datum and another begins, ``(n - 1,)``."""
+        """Return the posterior probability of a change point after each observation, ``(n - 1,)``."""
         return self.segment_probabilities().sum(-1)[:-1]
 
     def levels(self) -> Tensor:
-        """Return the posterior mean of the mean of each datum, averaged over all segmentations, ``(n,)``."""
+        """Return the posterior mean of the mean of each observation, ``(n,)``, averaged over segmentations."""
         share = self.segment_probabilities()
         parts = share * torch.where(share > 0, self.segments.levels(self.x, self.longest), 0.0)
-        # Of the segments that end with a datum, those at least so long reach the datum so many places before it.
+        # Segments of length > l that end at an observation contain the observation l positions earlier.
         reaching = parts.flip(1).cumsum(1).flip(1)
         n = len(self.x)
         place = torch.arange(n, device=parts.device).unsqueeze(1) - torch.arange(self.longest, device=parts.device)
         return parts.new_zeros(n).index_add(0, place.clamp_min(0).flatten(), reaching.flatten())
 
     def most_probable(self) -> Tensor:
-        """Return the most probable change points, their number included.
+        """Return the joint mode of the number and positions of change points.
 
         Returns
         -------
         Tensor of bool
-            ``(n - 1,)``: True where a segment ends with the datum and another begins.
+            ``(n - 1,)``: True where a change point follows the observation.
         """
         sums = numbered_sums(MaxWeight(), self._weights, self._most)
         number = (sums[1:, -1] + self._number_weights).argmax() + 1
@@ -537,12 +536,12 @@ class ChangePoints:
         Returns
         -------
         Tensor of bool
-            ``(num_samples, n - 1)``: True where a segment ends with the datum and another begins.
+            ``(num_samples, n - 1)``: True where a change point follows the observation.
 
         Raises
         ------
         SettingsError
-            If ``num_samples`` is not a whole number of at least 1.
+            If ``num_samples`` is not a positive integer.
         """
         num_samples = whole_number("num_samples", num_samples, least=1)
         generator = new_generator(seed, self.x.device, stream="change_points")

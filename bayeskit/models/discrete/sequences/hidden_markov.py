@@ -1,4 +1,4 @@
-"""Hidden Markov models: states summed out, as distributions and as a Pyro model, with their exact evidence."""
+"""Hidden Markov models with marginalized states: distribution, Pyro model, and exact evidence."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ __all__ = [
     "categorical_log_evidence",
 ]
 
-# Hidden Markov models as distributions over sequences, their states summed out.
+# Hidden Markov models as distributions over sequences, with states marginalized.
 
 
 class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
@@ -60,37 +60,37 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     .. math::
         p(x) = \sum_{z_1, \dots, z_T} \pi_{z_1} \prod_{t=2}^T A_{z_{t-1} z_t} \prod_{t=1}^T p(x_t \mid z_t).
 
-    Sums over states, most probable states and draws of states are exact. Sequences of a batch may have different
-    lengths: what they are padded with is not read. The first state emits the first observation;
-    ``pyro.distributions.DiscreteHMM`` makes a transition before.
+    Marginalization, most probable states and draws of states are exact. Sequences of a batch may have different
+    lengths; padding is ignored. The first state emits the first observation, unlike in
+    ``pyro.distributions.DiscreteHMM``, which makes a transition first.
 
     Parameters
     ----------
     initial_logits : Tensor or array
-        Logits of the first state, shape ``(*batch, K)``; minus infinity forbids a state, but not all of them.
+        Logits of the first state, shape ``(*batch, K)``; ``-inf`` excludes a state (not all).
     transition_logits : Tensor or array
-        Logits of the next state, a row for each state before, shape ``(*batch, K, K)``.
+        Logits of the next state, one row per previous state, shape ``(*batch, K, K)``.
     emission : Distribution
-        Of one observation in each state: its batch shape ends in ``K``, as in ``(K,)``, or in ``(T, K)`` or ``(1, K)``
-        with further batch dimensions before. Probabilities of zero are kept, although torch raises them a little.
+        Distribution of one observation in each state, batch shape ``(K,)``, ``(*batch, T, K)`` or ``(*batch, 1, K)``.
+        Zero probabilities are kept (torch clamps them).
     duration : int
-        The number of steps ``T``, padding included.
+        Number of steps ``T``, including padding.
     lengths : Tensor or array of int, optional
-        Shape ``(*batch)``, from 1 to ``T``; by default all sequences have ``T`` steps.
+        Shape ``(*batch)``, values 1 to ``T``; default ``T``.
     parallel : bool, default True
-        Sum states out in ``log2(T)`` rounds of matrix products, in time :math:`T K^3`; or else in ``T`` steps, in time
-        :math:`T K^2`, which is faster with dozens of states.
+        Marginalize in ``log2(T)`` rounds of matrix products, cost :math:`T K^3`. Otherwise use ``T`` sequential steps,
+        cost :math:`T K^2`, faster with dozens of states.
     validate_args : bool, optional
-        Whether to check parameters and values, as in all distributions of torch.
+        Check parameters and values.
 
     Raises
     ------
     ShapeError
-        If logits and emission disagree about the number of states, or they or ``lengths`` do not fit one batch.
+        If logits and emission differ in the number of states, or batch shapes do not broadcast.
     DataError
         If a length is not a whole number from 1 to ``T``.
     SettingsError
-        If ``duration`` is below 1. With validation, if logits are NaN or plus infinity, or forbid every state.
+        If ``duration`` is less than 1. With validation, if logits are NaN or ``+inf``, or exclude every state.
 
     Warns
     -----
@@ -151,11 +151,11 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
 
     @property
     def support(self) -> Any:
-        """The support of one observation, at every step."""
+        """Support of the emission, at every step."""
         return constraints.independent(self.emission.support, self.event_dim - len(self.emission.event_shape))
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> HiddenMarkov:
-        """Return the distribution with a larger batch shape."""
+        """Return the distribution expanded to another batch shape."""
         new = self._get_checked_instance(HiddenMarkov, _instance)
         new.num_states, new.duration, new.emission, new.parallel = (
             self.num_states,
@@ -170,7 +170,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         return new
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of sequences, states summed out: ``(*batch, T, *event)`` to ``(*batch)``."""
+        """Return the marginal log density of sequences: ``(*batch, T, *event)`` to ``(*batch)``."""
         value = self._filled(value)
         if self._validate_args:
             self._validate_sample(value)
@@ -182,7 +182,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         return LogSum().sum(ends, -1)
 
     def state_probabilities(self, value: Tensor) -> Tensor:
-        """Return the probability of each state at each step given all observations (smoothing).
+        """Return the smoothed state probabilities: of each state at each step given all observations.
 
         Parameters
         ----------
@@ -192,8 +192,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         Returns
         -------
         Tensor
-            ``(*batch, T, K)``, zero beyond the length of a sequence. It is the gradient of :meth:`log_prob` with
-            respect to the log density of each observation in each state.
+            ``(*batch, T, K)``, zero beyond the length of a sequence.
 
         Raises
         ------
@@ -205,7 +204,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         return torch.where(self._inside().unsqueeze(-1), joint.softmax(-1), 0.0)
 
     def most_probable_states(self, value: Tensor) -> Tensor:
-        """Return the most probable sequence of states (Viterbi), int64, ``(*batch, T)``; -1 beyond the length.
+        """Return the most probable state sequence (Viterbi), int64, ``(*batch, T)``; -1 beyond the length.
 
         Raises
         ------
@@ -219,7 +218,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         return torch.where(self._inside(), states, -1)
 
     def sample_states(self, value: Tensor, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
-        """Draw sequences of states given the observations.
+        """Draw state sequences from their posterior given the observations.
 
         Parameters
         ----------
@@ -238,7 +237,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         DataError
             If a sequence has probability zero.
         SettingsError
-            If ``num_samples`` is not a whole number of at least 1.
+            If ``num_samples`` is not a positive integer.
         """
         num_samples = whole_number("num_samples", num_samples, least=1)
         start, steps = self._possible(value, LogSum())
@@ -250,7 +249,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         return torch.where(self._inside(), states, -1)
 
     def state_entropy(self, value: Tensor) -> Tensor:
-        """Return the entropy in nats of the sequence of states given the observations, ``(*batch)``, differentiable.
+        """Return the posterior entropy of the state sequence in nats, ``(*batch)``, differentiable.
 
         Raises
         ------
@@ -265,21 +264,21 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         return log_normalizer + mean
 
     def log_joint(self, states: Tensor, value: Tensor) -> Tensor:
-        """Return the log density of states and observations together.
+        """Return the joint log density of states and observations, ``(*sample, *batch)``.
 
         Parameters
         ----------
         states : Tensor of int
-            ``(*sample, *batch, T)``; beyond the length of a sequence they are not read.
+            ``(*sample, *batch, T)``; values beyond the length of a sequence are ignored.
         value : Tensor
             ``(*batch, T, *event)``.
 
         Raises
         ------
         ShapeError
-            If states or observations have another number of steps, or their batches do not fit.
+            If the number of steps is not ``T``, or batch shapes do not broadcast.
         DataError
-            If a state is none of the whole numbers from 0 to ``K - 1``.
+            If a state is not an integer from 0 to ``K - 1``.
         """
         inside = self._inside()
         emitted = self._emitted(value)
@@ -294,14 +293,14 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         return torch.where(inside, seen + torch.cat([first, moved], -1), 0.0).sum(-1)
 
     def enumerate_states(self, value: Tensor, limit: int = 2**20) -> tuple[Tensor, Tensor]:
-        """Return every sequence of states with its log joint density: the exact twin, for small cases.
+        """Return every state sequence with its joint log density; brute-force reference for small cases.
 
         Parameters
         ----------
         value : Tensor
             ``(*batch, T, *event)``, all of full length.
         limit : int, default 2**20
-            The largest number of sequences of states.
+            Maximum number of state sequences.
 
         Returns
         -------
@@ -313,7 +312,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         Raises
         ------
         SettingsError
-            If there are more than ``limit``; the message says how many. If sequences have different lengths.
+            If there are more than ``limit`` state sequences, or the lengths differ.
         """
         number = self.num_states**self.duration
         if number > limit:
@@ -329,7 +328,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         return states, self.log_joint(shaped, value)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw sequences, ``(*sample, *batch, T, *event)``; beyond the length of one, the chain goes on."""
+        """Draw sequences ``(*sample, *batch, T, *event)``; all ``T`` steps are drawn whatever the lengths."""
         return self.sample_with_states(sample_shape)[1]
 
     def sample_with_states(self, sample_shape: Any = ()) -> tuple[Tensor, Tensor]:
@@ -366,7 +365,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         emitted = self.emission.log_prob(value)
         if not self.emission.support.is_discrete:
             return emitted
-        # Filled in afterwards, zeros leave the slopes of all other probabilities finite.
+        # Insert zeros last, to keep the gradients of all other probabilities finite.
         exact = unclamped(self.emission).log_prob(value)
         return emitted.masked_fill(exact.detach() == -math.inf, -math.inf)
 
@@ -467,32 +466,32 @@ def _checked_states(initial: Tensor, transition: Tensor, emission: Any, duration
     return states
 
 
-# A Pyro model of sequences with hidden states: priors over the parameters of a hidden Markov model.
+# A Pyro model: a hidden Markov model with priors on its parameters.
 
 _POSITIVE = (0.0, math.inf)
 
 
 class Emission(Protocol):
-    """What hidden states emit: a part of a Pyro model, with priors of its own."""
+    """Emission part of the Pyro model: samples the emission parameters from their priors."""
 
     def __call__(self, num_states: int, like: Tensor) -> Any:
-        """Draw parameters, typed and placed as ``like``; return the law of an observation, batch ``(num_states,)``."""
+        """Draw parameters (dtype and device of ``like``); return the emission, batch shape ``(num_states,)``."""
 
 
 class OrderedNormal(TorchDistribution):  # type: ignore[misc]
-    """Distribution of ``K`` independent normal numbers, sorted.
+    """Distribution of ``K`` independent normal variables, in ascending order.
 
-    In a model whose components could swap names it names them: the prior and the evidence of the unordered model stay
-    as they are, and only one of its ``K!`` equal modes is left.
+    It removes label switching: the evidence equals that of the unordered model, and one of the ``K!`` symmetric modes
+    remains.
 
     Parameters
     ----------
     location, scale : Tensor
-        Mean and standard deviation of each number before sorting, shape ``(*batch)``.
+        Mean and standard deviation of each variable before sorting, shape ``(*batch)``.
     size : int
         ``K``, at least 1.
     validate_args : bool, optional
-        Whether to check parameters and values, as in all distributions of torch.
+        Check parameters and values.
 
     Examples
     --------
@@ -514,7 +513,7 @@ class OrderedNormal(TorchDistribution):  # type: ignore[misc]
         super().__init__(self.scale.shape, torch.Size([size]), validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> OrderedNormal:
-        """Return the distribution with a larger batch shape."""
+        """Return the distribution expanded to another batch shape."""
         new = self._get_checked_instance(OrderedNormal, _instance)
         new.location, new.scale = self.location.expand(batch_shape), self.scale.expand(batch_shape)
         super(OrderedNormal, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
@@ -522,14 +521,14 @@ class OrderedNormal(TorchDistribution):  # type: ignore[misc]
         return new
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density: ``K!`` times that of the numbers before sorting; ``(*batch, K)`` to ``(*batch)``."""
+        """Return the log density, ``K!`` times the unordered density: ``(*batch, K)`` to ``(*batch)``."""
         if self._validate_args:
             self._validate_sample(value)
         normal = torch.distributions.Normal(self.location[..., None], self.scale[..., None], validate_args=False)
         return normal.log_prob(value).sum(-1) + math.lgamma(value.shape[-1] + 1)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw sorted numbers, ``(*sample, *batch, K)``."""
+        """Draw ascending vectors, ``(*sample, *batch, K)``."""
         shape = self._extended_shape(torch.Size(sample_shape))
         with torch.no_grad():
             return (
@@ -539,25 +538,25 @@ class OrderedNormal(TorchDistribution):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class GaussianEmission:
-    """Each state emits from a normal distribution with mean and scale of its own.
+    """Normal emission with a mean and a scale per state.
 
-    Means (site ``"mean"``) and logarithms of scales (site ``"log_scale"``) are independent and normal. Sorting the
-    states by one of them gives each a name, and leaves the evidence as it is; sort by what tells them apart, because
-    otherwise several modes remain.
+    Means (site ``"mean"``) and log scales (site ``"log_scale"``) have independent normal priors. Sorting the states
+    removes label switching and does not change the evidence. Sort by the parameter that separates the states; otherwise
+    several modes remain.
 
     Parameters
     ----------
     mean, mean_scale : float
-        Mean and standard deviation of a state's mean.
+        Prior mean and standard deviation of a state's mean.
     scale, scale_spread : float
-        Median of a state's scale, and standard deviation of its logarithm.
+        Prior median of a state's scale, and prior standard deviation of its logarithm.
     order : {"mean", "scale", "none"}
-        What the states are sorted by.
+        Parameter by which the states are sorted.
 
     Raises
     ------
     SettingsError
-        If a number but ``mean`` is not above zero and finite, or the order is another.
+        If ``mean_scale``, ``scale`` or ``scale_spread`` is not positive and finite, or ``order`` is invalid.
     """
 
     mean: float = 0.0
@@ -587,20 +586,20 @@ class GaussianEmission:
 
 @dataclass(frozen=True)
 class CategoricalEmission:
-    """Each state emits categories with probabilities of its own, Dirichlet distributed (site ``"emission"``).
+    """Categorical emission with Dirichlet-distributed probabilities per state (site ``"emission"``).
 
-    States can swap names: the posterior has equal modes, and the evidence counts all of them.
+    States are exchangeable: the posterior has symmetric modes, and the evidence includes all of them.
 
     Parameters
     ----------
     num_categories : int
     concentration : float, default 1
-        Of the Dirichlet distribution.
+        Dirichlet concentration.
 
     Raises
     ------
     SettingsError
-        If there are fewer than two categories, or the concentration is not above zero and finite.
+        If there are fewer than two categories, or the concentration is not positive and finite.
     """
 
     num_categories: int
@@ -661,30 +660,30 @@ def _batched(values: Mapping[str, Tensor], batch: torch.Size, ones: tuple[int, .
 
 
 class HiddenMarkovModel:
-    r"""Sequences with hidden states: a Pyro model whose states are summed out.
+    r"""Pyro model of sequences with a hidden Markov model, states marginalized.
 
-    The probabilities of the first state (site ``"initial"``) and each row of those of the next state (site
-    ``"transition"``) are Dirichlet distributed, the emission has priors of its own, and the sequences are the observed
-    site ``"observations"``. Give it to :meth:`bayeskit.Target.from_pyro`; :meth:`state_probabilities` then averages
-    over the draws, and :meth:`distribution` answers all questions about states for given values of the parameters.
+    The initial probabilities (site ``"initial"``) and the rows of the transition matrix (site ``"transition"``) have
+    Dirichlet priors; ``emission`` samples its own parameters. The sequences are the observed site ``"observations"``.
+    Pass the model to :meth:`bayeskit.Target.from_pyro`. :meth:`state_probabilities` averages over posterior draws;
+    :meth:`distribution` returns the :class:`HiddenMarkov` distribution given parameter values.
 
     Parameters
     ----------
     num_states : int
     emission : Emission
-        :class:`GaussianEmission`, :class:`CategoricalEmission`, or a function like them.
+        :class:`GaussianEmission`, :class:`CategoricalEmission`, or a function with the same signature.
     initial_concentration, transition_concentration : float, default 1
-        Of the Dirichlet distributions.
+        Dirichlet concentrations.
     stay : float, default 0
-        Added to the concentration of staying in a state.
+        Added to the concentration of self-transitions.
     parallel : bool, default True
         As in :class:`HiddenMarkov`.
 
     Raises
     ------
     SettingsError
-        If there are fewer than two states, or the emission is no emission, or a concentration is not above zero and
-        finite, or ``stay`` is negative.
+        If there are fewer than two states, ``emission`` is invalid, a concentration is not positive and finite, or
+        ``stay`` is negative.
 
     References
     ----------
@@ -744,27 +743,27 @@ class HiddenMarkovModel:
     def distribution(
         self, parameters: Draws | Mapping[str, Tensor], observations: Tensor, lengths: Tensor | None = None
     ) -> HiddenMarkov:
-        """Return the distribution of sequences for given values of the parameters.
+        """Return the distribution of sequences given parameter values.
 
         Parameters
         ----------
         parameters : Draws or mapping of str to Tensor
             Draws, or the sites of the model, ``{site: (*batch, *shape)}``, as ``target.constrain`` returns them.
         observations, lengths
-            As the model takes them; values do not matter, only shapes.
+            Arguments of the model; only their shapes are used.
 
         Returns
         -------
         HiddenMarkov
-            For a batch of values, that of one sequence ``(T,)`` has batch shape ``(*batch)``, and that of several
-            sequences ``(*batch, 1)`` or, with ``lengths``, ``(*batch, sequences)``: it takes all of them at once.
+            Batch shape ``(*batch)`` for one sequence ``(T,)``; for several sequences ``(*batch, 1)`` or, with
+            ``lengths``, ``(*batch, sequences)``.
 
         Raises
         ------
         UnknownNameError
-            If a site of the model is missing, or a name is none of them.
+            If a site is missing or unknown.
         ShapeError
-            If sites have values for different draws.
+            If sites have different batch shapes.
         """
         values, several = site_values(parameters), as_numbers("observations", observations).dim() > 1
         observations = _sequences(observations)
@@ -774,35 +773,35 @@ class HiddenMarkovModel:
         with pyro.poutine.block(), _Given(values) as given:
             initial, transition, emission = self._draw(observations)
         given.check()
-        if batch:  # the last dimension of one is that of the steps, which only the emission has
+        if batch:  # drop the dimension of the steps, which only the emission has
             initial, transition = initial.squeeze(-2), transition.squeeze(-3)
         return self._given_parameters(initial, transition, emission, observations, lengths)
 
     def state_probabilities(
         self, parameters: Draws | Mapping[str, Tensor], observations: Tensor, lengths: Tensor | None = None
     ) -> Tensor:
-        """Return the probability of each state at each step, averaged over values of the parameters.
+        """Return the smoothed state probabilities, averaged over parameter values.
 
-        Averages mean something only where states keep their names from draw to draw, as sorted ones do.
+        The average is meaningful only if states have a common labelling across draws, e.g. with sorted states.
 
         Parameters
         ----------
         parameters : Draws or mapping of str to Tensor
             Draws, or the sites of the model, ``{site: (*batch, *shape)}``.
         observations, lengths
-            As the model takes them.
+            Arguments of the model.
 
         Returns
         -------
         Tensor
-            ``(T, K)`` of one sequence ``(T,)``, and ``(sequences, T, K)`` of several.
+            ``(T, K)`` for one sequence ``(T,)``, otherwise ``(sequences, T, K)``.
 
         Raises
         ------
         UnknownNameError
-            If a site of the model is missing, or a name is none of them.
+            If a site is missing or unknown.
         ShapeError
-            If sites have values for different draws, or ``lengths`` does not fit.
+            If sites have different batch shapes, or ``lengths`` has the wrong shape.
         DataError
             If a sequence has probability zero.
         """
@@ -827,13 +826,13 @@ class HiddenMarkovModel:
         return initial, transition, self.emission(self.num_states, like)
 
 
-# The exact evidence of a hidden Markov model of categories, by summing over all sequences of states.
+# Exact evidence of a categorical hidden Markov model by enumeration of the state sequences.
 
 
 def categorical_log_evidence(model: HiddenMarkovModel, observations: Tensor, limit: int = 2**20) -> float:
-    """Return the exact log evidence of a few short sequences of categories: the twin of :class:`HiddenMarkovModel`.
+    """Return the exact log evidence of a few short categorical sequences under a :class:`HiddenMarkovModel`.
 
-    Given the states, all parameters are integrated out by conjugacy; the states are enumerated.
+    State sequences are enumerated; given the states, the parameters are integrated out by conjugacy.
 
     Parameters
     ----------
@@ -842,16 +841,16 @@ def categorical_log_evidence(model: HiddenMarkovModel, observations: Tensor, lim
     observations : Tensor or array of int
         Shape ``(sequences, T)`` or ``(T,)``.
     limit : int, default 2**20
-        The largest number of joint sequences of states.
+        Maximum number of joint state sequences.
 
     Raises
     ------
     SettingsError
-        If the emission is of another kind, or there are more sequences of states; the message says how many.
+        If the emission is not categorical, or there are more than ``limit`` joint state sequences.
     ShapeError
-        If ``observations`` has another shape.
+        If ``observations`` is not one- or two-dimensional.
     DataError
-        If an observation is no category.
+        If an observation is not an integer from 0 to ``num_categories - 1``.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Series that come inside Python packages, and plots of what was found in them."""
+"""Time series from Python packages; plots of change points, hidden states and segmentations."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["Series", "load_nile", "plot_boundaries", "plot_change_points", "plot_states"]
 
 
-# Series from installed Python packages, without a download.
+# Time series shipped with installed Python packages; loading does not download.
 
 
 class Series(NamedTuple):
-    """Data in the order of time.
+    """Time series.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ def load_nile() -> Series:
     Raises
     ------
     MissingPackageError
-        If statsmodels, from whose wheel they come, is not installed.
+        If statsmodels, which ships the data, is not installed.
 
     References
     ----------
@@ -77,18 +77,18 @@ def plot_change_points(
     name: str = "data",
     figure: Figure | SubFigure | None = None,
 ) -> Figure | SubFigure:
-    r"""Plot data with the posterior mean of their level, and the posteriors of places and number of change points.
+    r"""Plot data with posterior mean level, and the posteriors of positions and number of change points.
 
     Parameters
     ----------
     posterior : ChangePoints
     times : Tensor, array or sequence, optional
-        Of the data, shape ``(n,)``, numbers or dates; by default 0, 1, 2, ... A change point is drawn at the last datum
-        before it.
+        Numbers or dates, shape ``(n,)``; default 0, 1, 2, ... A change point is drawn at the last observation before
+        it.
     name : str, default "data"
-        Of what was measured.
+        Label of the observations.
     figure : Figure or SubFigure, optional
-        Where to draw; by default a new figure, not registered with ``pyplot``.
+        Default a new figure, not registered with ``pyplot``.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def plot_change_points(
     Raises
     ------
     ShapeError
-        If there is not one time for each datum.
+        If there is not one time per observation.
 
     Examples
     --------
@@ -140,20 +140,20 @@ def plot_states(
     name: str = "data",
     figure: Figure | SubFigure | None = None,
 ) -> Figure | SubFigure:
-    """Plot a sequence, and below it the probability of each hidden state at each step.
+    """Plot a sequence and the probability of each hidden state at each step.
 
     Parameters
     ----------
     probabilities : Tensor or array
-        Shape ``(T, K)``, as :meth:`HiddenMarkovModel.state_probabilities` returns them for one sequence.
+        Shape ``(T, K)``, from :meth:`HiddenMarkovModel.state_probabilities` of one sequence.
     x : Tensor or array
-        The observations, shape ``(T,)``.
+        Observations, shape ``(T,)``.
     times : Tensor, array or sequence, optional
-        Shape ``(T,)``, numbers or dates; by default 0, 1, 2, ...
+        Numbers or dates, shape ``(T,)``; default 0, 1, 2, ...
     name : str, default "data"
-        Of what was measured.
+        Label of the observations.
     figure : Figure or SubFigure, optional
-        Where to draw; by default a new figure, not registered with ``pyplot``.
+        Default a new figure, not registered with ``pyplot``.
 
     Returns
     -------
@@ -162,7 +162,7 @@ def plot_states(
     Raises
     ------
     ShapeError
-        If the probabilities are not those of one sequence, or there is not one observation and one time for each step.
+        If ``probabilities``, ``x`` and ``times`` differ in length or are not of one sequence.
 
     Examples
     --------
@@ -197,11 +197,10 @@ def plot_boundaries(probabilities: Tensor, string: str, ax: Axes | None = None) 
     Parameters
     ----------
     probabilities : Tensor or array
-        One row of :meth:`Segmentations.boundary_probabilities`, shape ``(n,)`` with ``n`` at least the number of
-        characters; what comes after is not read.
+        One row of :meth:`Segmentations.boundary_probabilities`, at least one entry per character; padding is ignored.
     string : str
     ax : Axes, optional
-        Where to draw; by default the axes of a new figure, not registered with ``pyplot``.
+        Default axes of a new figure, not registered with ``pyplot``.
 
     Returns
     -------
@@ -210,9 +209,9 @@ def plot_boundaries(probabilities: Tensor, string: str, ax: Axes | None = None) 
     Raises
     ------
     ShapeError
-        If there is not a probability for each character.
+        If there are fewer probabilities than characters.
     DataError
-        If the string is empty, or no string.
+        If ``string`` is empty or not a string.
 
     Examples
     --------

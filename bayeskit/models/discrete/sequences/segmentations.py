@@ -1,4 +1,4 @@
-"""Segmentations of sequences: the dynamic programme over them in any semiring, and their distribution."""
+"""Segmentations of sequences: dynamic programming in any semiring, and distributions."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ __all__ = [
     "totals",
 ]
 
-# The dynamic programme over segmentations, in any semiring.
-# The log weights of segments have shape ``(*batch, n, L)``: entry ``[j, l]`` is that of the ``l + 1`` places up to and
-# including place ``j``. A segmentation cuts the places ``0, ..., n - 1`` into segments and weighs their product.
+# Dynamic programming over segmentations, in any semiring.
+# Log weights of segments have shape ``(*batch, n, L)``. Entry ``[j, l]`` is the log weight of the segment of length
+# ``l + 1`` that ends at position ``j``. The weight of a segmentation is the product over its segments.
 
 Choice = Callable[[Tensor], Tensor]
 
 
 def prefix_sums(semiring: Semiring, segments: Tensor) -> Tensor:
-    """Sum over the segmentations of every prefix, ``(*batch, n, L)`` -> ``(*batch, n + 1)``; the empty one is one."""
+    """Sum over the segmentations of every prefix, the empty one first: ``(*batch, n, L)`` -> ``(*batch, n + 1)``."""
     longest = segments.shape[-1]
     template = segments[..., 0, :]
     recent = torch.cat([semiring.one(template[..., :1]), semiring.zero(template[..., 1:])], -1)
@@ -62,7 +62,7 @@ def totals(semiring: Semiring, segments: Tensor, lengths: Tensor) -> Tensor:
 
 def _continuations(semiring: Semiring, sums: Tensor, segments: Tensor) -> Tensor:
     """Return the product of every segment ``(*batch, n, L)`` and the sum of the prefix before, ``(*batch, n + 1)``."""
-    # Entry [j, l] joins the prefix of j - l places to the segment after it.
+    # Entry [j, l] combines the prefix of length j - l with the segment that follows.
     n, longest = segments.shape[-2:]
     start = torch.arange(n, device=sums.device).unsqueeze(1) - torch.arange(longest, device=sums.device)
     before = sums[..., start.clamp_min(0)]
@@ -70,7 +70,7 @@ def _continuations(semiring: Semiring, sums: Tensor, segments: Tensor) -> Tensor
 
 
 def numbered_sums(semiring: Semiring, segments: Tensor, largest: int) -> Tensor:
-    """Sum over segmentations of prefixes into ``k`` parts, ``(*batch, n, L)`` -> ``(*batch, largest + 1, n + 1)``."""
+    """Sum over segmentations of prefixes into ``k`` parts: ``(*batch, n, L)`` -> ``(*batch, largest + 1, n + 1)``."""
     places = segments[..., 0]
     impossible = semiring.zero(places[..., :1])
     sums = [torch.cat([semiring.one(places[..., :1]), semiring.zero(places)], -1)]
@@ -117,8 +117,8 @@ def numbered_probabilities(sums: Tensor, segments: Tensor, number_probabilities:
     """
     n, longest = segments.shape
     start = torch.arange(n, device=sums.device).unsqueeze(1) - torch.arange(longest, device=sums.device)
-    # Probability flows backwards from the end, and is divided among the segments that may come last: the gradient of
-    # the log of the total, in the memory of one step.
+    # Backward pass: the probability of each prefix is divided among its possible last segments. This is the gradient of
+    # the log total, with the memory of one step.
     probabilities, arriving = torch.zeros_like(segments), sums.new_zeros(n + 1)
     for number in range(len(sums) - 1, 0, -1):
         arriving[n] += number_probabilities[number - 1]
@@ -130,42 +130,40 @@ def numbered_probabilities(sums: Tensor, segments: Tensor, number_probabilities:
 
 
 def segment_lengths(ends: Tensor) -> Tensor:
-    """Return, at the last place of each segment, its length, and zero elsewhere: ``(*batch, n)`` to the same."""
+    """Return the segment length at the last position of each segment, 0 elsewhere: ``(*batch, n)`` -> same."""
     place = torch.arange(1, ends.shape[-1] + 1, device=ends.device)
     last = torch.where(ends, place, 0).cummax(-1).values
     before = torch.cat([torch.zeros_like(last[..., :1]), last[..., :-1]], -1)
     return torch.where(ends, place - before, 0)
 
 
-# All segmentations of sequences, each with the product of its segments' weights.
+# Distribution over segmentations, with probability proportional to the product of segment weights.
 
 
 class Segmentations:
     r"""Distribution over the segmentations of sequences.
 
-    A segmentation cuts a sequence into consecutive segments :math:`s_1, \dots, s_m`. With weights :math:`w(s) \ge 0`,
-    for instance probabilities of words or marginal likelihoods of data,
+    A segmentation divides a sequence into consecutive segments :math:`s_1, \dots, s_m`. With weights
+    :math:`w(s) \ge 0`, e.g. word probabilities or marginal likelihoods of segments,
 
     .. math:: p(s_1, \dots, s_m) = \frac{1}{Z} \prod_{i=1}^m w(s_i), \qquad Z = \sum \prod_i w(s_i),
 
-    and all that follows is exact, in time proportional to the length times the maximum length of a segment.
+    All results are exact. The cost is proportional to ``n * L``.
 
     Parameters
     ----------
     log_weights : Tensor or array
-        Shape ``(*batch, n, L)``: entry ``[j, l]`` is the log weight of the segment of length ``l + 1`` whose last place
-        is ``j``; minus infinity forbids it. ``L`` is the maximum length. Entries that would begin before the sequence,
-        with ``l > j``, are not read.
+        Shape ``(*batch, n, L)``. Entry ``[j, l]`` is the log weight of the segment of length ``l + 1`` that ends at
+        position ``j``; ``-inf`` excludes it. ``L`` is the maximum segment length. Entries with ``l > j`` are ignored.
     lengths : Tensor or array of int, optional
-        Shape ``(*batch)``, of the sequences, from 1 to ``n``; what comes after is not read. By default all have ``n``.
-        Fewer batch dimensions are broadcast.
+        Sequence lengths, 1 to ``n``, broadcast to ``(*batch)``; default ``n``. Padding is ignored.
 
     Raises
     ------
     ShapeError
-        If ``log_weights`` has fewer than two dimensions, or one of size zero, or ``lengths`` does not fit its batch.
+        If ``log_weights`` has fewer than two dimensions or is empty, or ``lengths`` does not broadcast to its batch.
     DataError
-        If a length is not a whole number from 1 to ``n``, or ``log_weights`` are no real numbers.
+        If a length is not an integer from 1 to ``n``, or ``log_weights`` are not real.
 
     References
     ----------
@@ -197,17 +195,17 @@ class Segmentations:
         return f"Segmentations(batch {tuple(batch)}, {n} places, segments of up to {longest})"
 
     def log_normalizer(self) -> Tensor:
-        """Return the log marginal: the log of the sum over segmentations of their weights, ``(*batch)``.
+        """Return the log normalizer ``log Z``, shape ``(*batch)``.
 
-        It is minus infinity where no segmentation has a weight above zero, and differentiable with respect to the log
-        weights; its gradient is the probability of each segment.
+        It is ``-inf`` if no segmentation has positive weight. Its gradient with respect to the log weights is
+        :meth:`segment_probabilities`.
         """
         return self._total(LogSum(), self.log_weights)
 
     def segment_probabilities(self) -> Tensor:
         """Return the probability that each segment is part of the segmentation, ``(*batch, n, L)``.
 
-        They are the gradient of :meth:`log_normalizer`, and differentiable if the log weights are.
+        The result is differentiable with respect to the log weights.
 
         Raises
         ------
@@ -222,7 +220,7 @@ class Segmentations:
             return torch.autograd.grad(total, weights, create_graph=follows)[0]
 
     def boundary_probabilities(self) -> Tensor:
-        """Return the probability that a segment ends at each place, ``(*batch, n)``.
+        """Return the probability that a segment ends at each position, ``(*batch, n)``.
 
         Raises
         ------
@@ -234,7 +232,7 @@ class Segmentations:
     def most_probable(self) -> Tensor:
         """Return the most probable segmentation: True where a segment ends, ``(*batch, n)``.
 
-        Of several equally probable ones it is one of them.
+        Ties are broken arbitrarily.
 
         Raises
         ------
@@ -257,7 +255,7 @@ class Segmentations:
         Raises
         ------
         SettingsError
-            If ``num_samples`` is not a whole number of at least 1.
+            If ``num_samples`` is not a positive integer.
         DataError
             If a sequence has no segmentation.
         """
@@ -274,12 +272,12 @@ class Segmentations:
         Parameters
         ----------
         ends : Tensor of bool
-            True where a segment ends, as :meth:`sample` returns it. The last place of a sequence must be an end.
+            True where a segment ends, including the last position of each sequence.
 
         Raises
         ------
         ShapeError
-            If ``ends`` has another number of places.
+            If the last dimension of ``ends`` is not ``n``.
         DataError
             If a sequence has no segmentation.
         """
@@ -287,7 +285,7 @@ class Segmentations:
         return self.log_weight(ends) - self.log_normalizer()
 
     def log_weight(self, ends: Tensor) -> Tensor:
-        """Return the log weight of segmentations: :meth:`log_prob` without the normaliser.
+        """Return the unnormalized :meth:`log_prob` of segmentations, ``(*sample, *batch)``.
 
         Parameters
         ----------
@@ -297,7 +295,7 @@ class Segmentations:
         Raises
         ------
         ShapeError
-            If ``ends`` has another number of places.
+            If the last dimension of ``ends`` is not ``n``.
         """
         ends = as_numbers("ends", ends)
         n, longest = self.log_weights.shape[-2:]
@@ -313,17 +311,17 @@ class Segmentations:
         return torch.where(finished, weights.sum(-1), -math.inf)
 
     def count(self) -> Tensor:
-        """Return the number of segmentations with a weight above zero, int64, ``(*batch)``.
+        """Return the number of segmentations with positive weight, int64, ``(*batch)``.
 
         Raises
         ------
         DataError
-            If there are more than 64 bits can count; the message gives the logarithm.
+            If the number overflows int64; the message gives its logarithm.
         """
         possible = self.log_weights.detach() > -math.inf
         logarithm = self._total(LogSum(), torch.where(possible, 0.0, -math.inf).double())
         number = self._total(Counting(), possible.long())
-        # Integers of 64 bits are added modulo 2**64, so what lies between 2**63 and that comes out negative.
+        # int64 addition is modulo 2**64, so numbers from 2**63 to 2**64 are negative.
         if bool(((number < 0) | (logarithm > 63.5 * math.log(2))).any()):
             raise DataError(
                 f"there are about exp({float(logarithm.max()):.6g}) segmentations, more than 64 bits can count; "
@@ -334,12 +332,13 @@ class Segmentations:
     def expectation(self, values: Tensor) -> Tensor:
         """Return the mean over segmentations of the sum of their segments' values, ``(*batch)``.
 
-        Differentiable with respect to values and log weights. Values of one give the mean number of segments.
+        The result is differentiable with respect to values and log weights. With unit values it is the mean number of
+        segments.
 
         Parameters
         ----------
         values : Tensor or array
-            Finite, broadcast to ``(*batch, n, L)``. Those of segments without weight are not read.
+            Finite, broadcast to ``(*batch, n, L)``. Values of excluded segments are ignored.
 
         Raises
         ------
@@ -363,12 +362,12 @@ class Segmentations:
         return self.log_normalizer() + self.expectation(surprisal(self.log_weights))
 
     def check(self) -> None:
-        """Raise an error that names the first sequence without a segmentation, and where it cannot go on.
+        """Raise an error if a sequence has no segmentation, naming the first such sequence and position.
 
         Raises
         ------
         DataError
-            If there is one, or a log weight that is read is NaN or plus infinity.
+            If a sequence has no segmentation, or a log weight in use is NaN or ``+inf``.
         """
         weights = self.log_weights.detach()
         bad = weights.isnan() | (weights == math.inf)
@@ -406,7 +405,7 @@ def _of(sequence: list[int]) -> str:
 
 
 def checked_lengths(lengths: Tensor | None, batch: torch.Size, n: int, device: torch.device) -> Tensor:
-    """Return the lengths of sequences, from 1 to ``n``, by default ``n``, int64 ``(*batch)``."""
+    """Return validated sequence lengths from 1 to ``n``, default ``n``, int64 ``(*batch)``."""
     if lengths is None:
         return torch.full(batch, n, dtype=torch.int64, device=device)
     lengths = as_numbers("lengths", lengths).to(device)

@@ -1,4 +1,4 @@
-"""Texts without spaces: strings, lexicons that segment them, and how a lexicon is learnt."""
+"""Segmentation of text without spaces: strings, lexicons, and estimation of lexicons."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from bayeskit.models.discrete.sequences.segmentations import Segmentations, tota
 
 __all__ = ["LearnedLexicon", "Lexicon", "SegmentedText", "Strings", "candidate_words", "learn_lexicon"]
 
-# Strings without word boundaries, and lexicons to segment them with.
+# Strings without word boundaries, and lexicons.
 
 
 class Strings:
-    """Strings with an index of the segments that they can be cut into, made once and scored as often as wanted.
+    """Strings with an index of their candidate segments, computed once.
 
     Parameters
     ----------
     strings : sequence of str
-        None of them empty. Their lengths may differ.
+        Nonempty.
     words : sequence of str, optional
-        The segments allowed. By default every substring is.
+        Allowed segments; default all substrings.
     max_length : int, optional
-        Of a segment. By default that of the longest word or, without words, of the longest string.
+        Maximum segment length; default the length of the longest word or, without ``words``, the longest string.
 
     Attributes
     ----------
     strings : tuple of str
     segments : tuple of str
-        Without words, the distinct substrings up to ``max_length`` in the order in which they end; otherwise the words.
+        The words or, without words, the distinct substrings up to ``max_length`` in order of their end.
     lengths : Tensor of int
         Shape ``(strings,)``.
     max_length : int
@@ -48,9 +48,9 @@ class Strings:
     Raises
     ------
     DataError
-        If there is no string, or one is empty.
+        If there is no string, or a string is empty.
     SettingsError
-        If there is no word, one is empty or given twice, or ``max_length`` is below 1.
+        If there is no word, a word is empty or repeated, or ``max_length`` is less than 1.
 
     Examples
     --------
@@ -80,7 +80,7 @@ class Strings:
         return f"Strings({len(self.strings)} strings, {len(self.segments)} segments of up to {self.max_length})"
 
     def log_weights(self, values: Tensor) -> Tensor:
-        """Look up the log weight of every segment of every string.
+        """Return the log weight of every segment of every string.
 
         Parameters
         ----------
@@ -90,14 +90,14 @@ class Strings:
         Returns
         -------
         Tensor
-            ``(*batch, strings, n, L)``, as :class:`Segmentations` takes it; minus infinity where there is no segment.
+            ``(*batch, strings, n, L)``, the input of :class:`Segmentations`; ``-inf`` where no segment is allowed.
 
         Raises
         ------
         ShapeError
-            If ``values`` has another last dimension.
+            If the last dimension of ``values`` is not the number of segments.
         DataError
-            If ``values`` are no real numbers.
+            If ``values`` are not real.
         """
         values = as_real("values", values)
         if values.shape[-1:] != (len(self.segments),):
@@ -111,13 +111,13 @@ class Strings:
         Parameters
         ----------
         values : Tensor, array or callable
-            Log weights of ``segments``, ``(*batch, segments)``, or a function that scores them all at once, for
-            instance a network: it maps ``segments`` to that tensor.
+            Log weights of ``segments``, shape ``(*batch, segments)``, or a function (e.g. a network) that maps
+            ``segments`` to this tensor.
 
         Raises
         ------
         ShapeError
-            If there is not one number for each segment.
+            If there is not one log weight per segment.
         """
         weights = self.log_weights(values(self.segments) if callable(values) else values)
         return Segmentations(weights, self.lengths.to(weights.device))
@@ -125,15 +125,13 @@ class Strings:
     def log_marginal(self, values: Tensor) -> Tensor:
         """Return the log marginal of every string: ``(*batch, segments)`` to ``(*batch, strings)``.
 
-        The same as ``segmentations(values).log_normalizer()``, for code that is traced.
+        Equals ``segmentations(values).log_normalizer()``; use it in traced code.
         """
         weights = self.log_weights(values)
         return totals(LogSum(), weights, self.lengths.to(weights.device))
 
     def expected_counts(self, values: Tensor) -> Tensor:
-        """Return how often each segment is expected in the segmentations of all strings, ``(segments,)``.
-
-        It is the gradient of the sum of log marginals.
+        """Return the expected count of each segment in the segmentations of all strings, ``(segments,)``.
 
         Parameters
         ----------
@@ -152,17 +150,17 @@ class Strings:
             return torch.autograd.grad(self.log_marginal(weights).sum(), weights)[0]
 
     def split(self, ends: Tensor) -> list[list[str]]:
-        """Cut every string in two or more at the marked places.
+        """Split each string after the marked positions.
 
         Parameters
         ----------
         ends : Tensor of bool
-            ``(strings, n)``: True where a segment ends, as :class:`Segmentations` returns it.
+            True where a segment ends, shape ``(strings, n)``, e.g. from :meth:`Segmentations.most_probable`.
 
         Raises
         ------
         ShapeError
-            If ``ends`` has another shape.
+            If ``ends`` has a wrong shape.
         """
         ends = as_numbers("ends", ends)
         if ends.shape != self._index.shape[:2]:
@@ -174,12 +172,12 @@ class Strings:
         ]
 
     def check(self, values: Tensor) -> None:
-        """Raise an error that names the first string without a segmentation, and where it cannot go on.
+        """Raise an error if a string has no segmentation, naming the first such string and position.
 
         Raises
         ------
         DataError
-            If there is one.
+            If a string has no segmentation.
         """
         values = as_real("values", values).detach()
         lost = (self.log_marginal(values) == -math.inf).nonzero()
@@ -192,30 +190,29 @@ class Strings:
 
 
 class Lexicon:
-    r"""Words and their weights: a distribution over texts without spaces.
+    r"""Words with weights: a distribution over texts without spaces.
 
-    Words are drawn one after the other, word :math:`s` with probability :math:`w(s)`; with what is left of probability,
-    :math:`1 - \sum_s w(s)`, the text ends. The marginal of a string sums over its segmentations the products of weights
-    and says nothing of the end: times the probability of the end it is the probability of the text, and these sum to
-    one over all texts, the empty one included. Where the weights sum to one, the text never ends, and the marginal is
-    the probability that the text begins with this string and that a word ends with it.
+    Words are drawn independently, word :math:`s` with probability :math:`w(s)`; the text ends with probability
+    :math:`1 - \sum_s w(s)` before each word. The marginal of a string is the sum over its segmentations of the product
+    of weights. The marginal times the end probability is the probability of the text. If the weights sum to 1, texts do
+    not end, and the marginal is the probability that a text starts with the string and a word ends there.
 
     Parameters
     ----------
     words : sequence of str
     log_weights : Tensor or array
-        Shape ``(words,)``. Any weights will do, not only probabilities.
+        Shape ``(words,)``; weights need not be probabilities.
     log_end : Tensor or float, optional
-        Log probability of the end, a number. By default the end has what the weights leave.
+        Log probability of the end; default ``log(1 - sum(weights))``.
 
     Raises
     ------
     SettingsError
-        If there is no word, or one is empty or given twice.
+        If there is no word, or a word is empty or repeated.
     ShapeError
-        If there is not one weight for each word, or ``log_end`` is not one number.
+        If there is not one weight per word, or ``log_end`` is not a scalar.
     DataError
-        If weights are no real numbers.
+        If weights are not real.
 
     Examples
     --------
@@ -246,12 +243,12 @@ class Lexicon:
 
     @classmethod
     def from_weights(cls, weights: Mapping[str, float], *, dtype: torch.dtype = torch.float64) -> Lexicon:
-        """Make a lexicon of words and weights.
+        """Make a lexicon from a mapping of words to weights.
 
         Raises
         ------
         SettingsError
-            If there is no word, one is empty, or a weight is not above zero and finite.
+            If there is no word, a word is empty, or a weight is not positive and finite.
         """
         if not isinstance(weights, Mapping):
             raise SettingsError(f"weights is {weights!r:.80}; give a mapping of words to weights, such as {{'a': 0.5}}")
@@ -263,7 +260,7 @@ class Lexicon:
     def segmentations(self, strings: Sequence[str]) -> Segmentations:
         """Return the distribution over the segmentations of each string, batch shape ``(strings,)``.
 
-        Where no segmentation makes a string, its log marginal is minus infinity.
+        The log normalizer of a string without a segmentation is ``-inf``.
         """
         return Strings(strings, self.words).segmentations(self.log_weights)
 
@@ -273,19 +270,19 @@ class Lexicon:
         Raises
         ------
         DataError
-            If a string has no segmentation; the message names it, and the place.
+            If a string has no segmentation; the message names the string and position.
         """
         text = Strings(strings, self.words)
         text.check(self.log_weights)
         return text.split(text.segmentations(self.log_weights).most_probable())
 
     def log_prob(self, strings: Sequence[str]) -> Tensor:
-        """Return the log probability that a text is this string and ends there, ``(strings,)``.
+        """Return the log probability of each string as a complete text, ``(strings,)``.
 
         Raises
         ------
         SettingsError
-            If the end has no probability of its own, and the weights sum to one or more, so that no text ends.
+            If ``log_end`` was not given and the weights sum to 1 or more.
         """
         if self.log_end is not None:
             return self.segmentations(strings).log_normalizer() + self.log_end
@@ -344,35 +341,34 @@ def _index(strings: tuple[str, ...], words: tuple[str, ...] | None, longest: int
     return index, tuple(numbers)
 
 
-# A Pyro model of texts without spaces, with its exact twin.
+# A Pyro model of texts without spaces, with exact evidence.
 
 
 class SegmentedText:
-    r"""Texts made of words, their segmentations summed out: a Pyro model of the probabilities of words.
+    r"""Pyro model of word probabilities given texts without spaces, segmentations marginalized.
 
     .. math::
         (\pi_1, \dots, \pi_W, \pi_{end}) \sim \mathrm{Dirichlet}(\alpha), \qquad
         p(\text{string} \mid \pi) = \pi_{end} \sum_{\text{segmentations}} \prod_i \pi_{s_i}.
 
-    The probabilities are the site ``"probabilities"``, in the order of ``text.segments`` and then the end. Give the
-    model to :meth:`bayeskit.Target.from_pyro`; :meth:`log_evidence` is exact.
+    Site ``"probabilities"`` has the order of ``text.segments``, followed by the end. Pass the model to
+    :meth:`bayeskit.Target.from_pyro`.
 
     Parameters
     ----------
     text : Strings
-        Strings and the words that they may consist of.
+        Strings and their candidate words.
     concentration : Tensor, array or float
-        Of the Dirichlet distribution, above zero, shape ``(words + 1,)``; the last belongs to the end. A number is that
-        of every word and of the end.
+        Dirichlet concentration, positive, shape ``()`` or ``(words + 1,)``; the last entry is for the end.
 
     Raises
     ------
     ShapeError
-        If there is not one concentration for each word and the end.
+        If ``concentration`` has a wrong shape.
     SettingsError
-        If one is not above zero and finite.
+        If a concentration is not positive and finite.
     DataError
-        If a string has no segmentation, or the concentration is no real number.
+        If a string has no segmentation, or the concentration is not real.
 
     Examples
     --------
@@ -384,7 +380,7 @@ class SegmentedText:
     (3, -8.283999)
     """
 
-    #: Factors that are log probabilities of data, with all constants.
+    #: Factor sites that are normalized log likelihoods.
     normalised_factors = frozenset({"texts"})
 
     def __init__(self, text: Strings, concentration: Tensor) -> None:
@@ -414,20 +410,20 @@ class SegmentedText:
             pyro.factor("texts", self.text.log_marginal(logarithms[..., :-1]) + logarithms[..., -1:])
 
     def log_evidence(self, limit: int = 100_000) -> float:
-        """Return the exact log probability of the texts, the probabilities of words integrated out.
+        """Return the exact log evidence of the texts.
 
-        Given a segmentation, words are counts and the integral is known; segmentations with the same counts are added
-        up as they are enumerated.
+        Segmentations are enumerated and grouped by word counts; given the counts, word probabilities are integrated out
+        by conjugacy.
 
         Parameters
         ----------
         limit : int, default 100_000
-            The largest number of segmentations of one string, and of pairs of counts to be joined, that is enumerated.
+            Maximum number of segmentations per string, and of pairs of counts to combine.
 
         Raises
         ------
         SettingsError
-            If there are more; the message says how many.
+            If ``limit`` is exceeded; the message gives the number.
         """
         limit = whole_number("limit", limit, least=1)
         size = len(self.text.segments)
@@ -472,23 +468,23 @@ class SegmentedText:
         return Counter(found[-1])
 
 
-# Learning a lexicon from strings without word boundaries.
+# Estimation of a lexicon from strings without word boundaries.
 
 _POSITIVE = (0.0, math.inf)
 
 
 class LearnedLexicon(NamedTuple):
-    """What :func:`learn_lexicon` returns.
+    """Result of :func:`learn_lexicon`.
 
     Attributes
     ----------
     lexicon : Lexicon
-        The words that are left, the most frequent first; its weights contain the penalty of length, and its end has
-        the probability learnt.
+        The retained words in descending order of frequency. Weights include the length penalty; the end has its
+        estimated probability.
     expected_counts : Tensor
-        How often each word is expected in the strings, ``(words,)``.
+        Expected count of each word in the strings, ``(words,)``.
     log_likelihoods : Tensor
-        Log probability of the strings before each step, ``(steps,)``. It never decreases with a concentration of one.
+        Log likelihood before each step, ``(steps,)``; nondecreasing if ``concentration`` is 1.
     """
 
     lexicon: Lexicon
@@ -497,15 +493,15 @@ class LearnedLexicon(NamedTuple):
 
 
 def candidate_words(strings: Sequence[str], *, max_length: int, min_count: int = 2) -> tuple[str, ...]:
-    """List the substrings that occur often enough to be words, and every single character.
+    """Return the substrings with at least ``min_count`` occurrences and all single characters.
 
     Parameters
     ----------
     strings : sequence of str
     max_length : int
-        Of a word.
+        Maximum word length.
     min_count : int, default 2
-        How often a substring of two or more characters must occur, overlaps included.
+        Minimum number of (possibly overlapping) occurrences of substrings of two or more characters.
 
     Returns
     -------
@@ -515,9 +511,9 @@ def candidate_words(strings: Sequence[str], *, max_length: int, min_count: int =
     Raises
     ------
     DataError
-        If there is no string, or one is empty.
+        If there is no string, or a string is empty.
     SettingsError
-        If a setting is below 1.
+        If a setting is less than 1.
 
     Examples
     --------
@@ -544,25 +540,24 @@ def learn_lexicon(
     num_steps: int = 100,
     tolerance: float = 1e-8,
 ) -> LearnedLexicon:
-    r"""Learn the probabilities of words by expectation maximisation.
+    r"""Estimate word probabilities by expectation maximization.
 
-    The model is that of :class:`Lexicon`: a Dirichlet prior over the probabilities of ``text.segments`` and of the end
-    of a text. A step takes the expected counts, which are the gradient of the log marginal, adds the prior's, and
-    normalises. Likelihood alone prefers long words, each string a word of its own at the extreme; a penalty takes
-    :math:`|s|^\beta` off the log weight of word :math:`s` and so prefers short ones.
+    The model is :class:`Lexicon` with a Dirichlet prior on the probabilities of ``text.segments`` and of the end. Each
+    step adds prior counts to the expected counts and normalizes. Maximum likelihood favours long words, up to whole
+    strings; the penalty subtracts :math:`|s|^\beta` from the log weight of word :math:`s`.
 
     Parameters
     ----------
     text : Strings
         Strings and candidate words.
     concentration : float, default 1
-        Of the prior for each word, at least one, which gives maximum likelihood.
+        Dirichlet concentration, at least 1; 1 gives maximum likelihood.
     length_penalty : float, optional
-        The exponent :math:`\beta`, above zero. By default there is no penalty.
+        Exponent :math:`\beta`, positive; default no penalty.
     num_steps : int, default 100
-        At most this many.
+        Maximum number of steps.
     tolerance : float, default 1e-8
-        Stop when a step changes the log likelihood by less, relative to its size.
+        Stop if the relative change of the log likelihood is smaller.
 
     Returns
     -------
@@ -571,7 +566,7 @@ def learn_lexicon(
     Raises
     ------
     SettingsError
-        If a setting lies outside its domain.
+        If a setting is outside its domain.
     DataError
         If a string has no segmentation.
 

@@ -1,4 +1,4 @@
-"""The frequencies of sampled topologies as a distribution, every topology equally probable, and mixtures of the two."""
+"""Sample frequencies of topologies, the uniform distribution over topologies, and their mixture."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from bayeskit.models.phylogenetics.trees import Tree
 
 __all__ = ["SampleFrequencies", "Smoothed", "log_num_topologies", "uniform_topologies"]
 
-# The frequencies of sampled topologies as a distribution.
+# Sample frequencies as a distribution.
 
 
 class SampleFrequencies(TopologyDistribution):
-    """Topologies as probable as they are frequent in a sample; all others have probability zero.
+    """Distribution of topologies given by their weights in a sample; zero for all other topologies.
 
     Parameters
     ----------
     topologies : Topologies
-        Each once.
+        Distinct topologies.
     weights : ndarray
-        Their probabilities, above zero, which sum to one, `(topologies,)`.
+        Probabilities of the topologies, above zero, which sum to one, `(topologies,)`.
 
     Raises
     ------
     SettingsError
-        If the weights are not such probabilities, or a topology stands twice.
+        If the weights are not such probabilities, or a topology is repeated.
 
     Examples
     --------
@@ -70,38 +70,36 @@ class SampleFrequencies(TopologyDistribution):
 
     @classmethod
     def fit(cls, sample: WeightedTopologies | Topologies) -> Self:
-        """Take over the weights of a sample.
+        """Use the weights of a sample as probabilities.
 
         Parameters
         ----------
-        sample : TreeSample
-            Topologies and weights, or `Topologies` that count the same each.
+        sample : TreeSample or Topologies
+            Topologies with weights, or with equal weights.
 
         Returns
         -------
         SampleFrequencies
-            The distribution.
         """
         return cls(*weighted_topologies(sample))
 
     @classmethod
     def from_topologies(cls, topologies: Topologies) -> Self:
-        """Count topologies, which may repeat.
+        """Use the relative frequencies of topologies as probabilities.
 
         Parameters
         ----------
         topologies : Topologies
-            The sampled topologies.
+            Sampled topologies, with repetition.
 
         Returns
         -------
         SampleFrequencies
-            The distribution.
 
         Raises
         ------
         TreeError
-            If there is no topology, or something else is given.
+            If there is no topology, or `topologies` has another type.
         """
         check_topologies(topologies)
         distinct, index = topologies.distinct()
@@ -126,7 +124,7 @@ class SampleFrequencies(TopologyDistribution):
     def entropy(  # type: ignore[override]  # with its error
         self, *, num_samples: int = 0, seed: int | torch.Generator = 0
     ) -> Estimate:
-        """Return the exact entropy in nats; the arguments are not needed."""
+        """Return the exact entropy in nats; the arguments are ignored."""
         return Estimate(float(-self.weights @ np.log(self.weights)), 0.0)
 
     def most_probable_tree(self) -> Topologies:
@@ -176,18 +174,18 @@ def uniform_topologies(
 
 
 class Smoothed(TopologyDistribution):
-    r"""A distribution over topologies mixed with the uniform one, so that no topology has probability zero.
+    r"""Mixture of a distribution over topologies with the uniform distribution.
 
     .. math:: p(\tau) = (1 - \epsilon) \, q(\tau) + \epsilon / N,
 
-    with `N` the number of all topologies, `(2n-5)!!` or, of rooted ones, `(2n-3)!!`.
+    with `N` the number of topologies: `(2n-5)!!` unrooted or `(2n-3)!!` rooted. No topology has probability zero.
 
     Parameters
     ----------
     base : TopologyDistribution
         The distribution `q`.
     epsilon : float
-        Share of the uniform distribution, above zero and at most one.
+        Weight of the uniform distribution, above zero and at most one.
 
     Raises
     ------
@@ -225,18 +223,18 @@ class Smoothed(TopologyDistribution):
         return Topologies(self.taxa, children, self.rooted)
 
     def most_probable_tree(self) -> Topologies:
-        """Return the most probable topology, that of the base, as `Topologies` of length one."""
+        """Return the most probable topology of the base as `Topologies` of length one; also that of the mixture."""
         return self.base.most_probable_tree()
 
     def split_probabilities(self) -> SplitProbabilities:
-        """Return the probability of each split, or clade of rooted topologies, that the base can have; exact.
+        """Return the exact probability of each split (or clade, if rooted) in the support of the base.
 
-        All others have the share `epsilon` of their probability among all topologies, and are left out.
+        Other splits have `epsilon` times their probability under the uniform distribution, and are left out.
         """
         found = self.base.split_probabilities()
         num_taxa, sizes = len(self.taxa), clades.size(found.splits)
         outside = num_taxa - sizes + (1 if self.rooted else 0)
-        # Either side of a split is a rooted topology of its own; so is what a clade leaves when it is one tip.
+        # Each side of a split is an independent rooted topology; so is the rest of a clade, with the clade as a tip.
         log_share = np.array(
             [
                 log_num_topologies(one, True) + log_num_topologies(other, True)
@@ -248,12 +246,12 @@ class Smoothed(TopologyDistribution):
         return most_probable_splits(self.taxa, self.rooted, found.splits, mixed)
 
     def why_not(self, tree: Topologies | Tree) -> None:
-        """Return None, as no topology has probability zero; `base.why_not` says what the base lacks.
+        """Return None: no topology has probability zero. `base.why_not` explains the support of the base.
 
         Parameters
         ----------
         tree : Topologies or Tree
-            Topologies over the same taxa.
+            Over the same taxa.
         """
         self.read(tree)
 

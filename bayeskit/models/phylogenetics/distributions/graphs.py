@@ -1,4 +1,4 @@
-"""Graphs of the choices that make topologies: clades, how each may be split, and what each split leads to."""
+"""Graphs of the options that make topologies: clades, their possible splits, and the resulting subclades."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ __all__ = [
     "reach",
 ]
 
-# Finding rows of numbers in a table.
+# Search for rows of numbers in a table.
 
 Numbers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -91,7 +91,7 @@ def _keys(rows: NDArray[Any]) -> NDArray[Any]:
     return flat.view(np.uint64 if size == 8 else f"S{size}").ravel()
 
 
-# The choices that make trees: clades, how each may be split, and what each split leads to.
+# Options that make trees: clades, their possible splits, and the resulting subclades.
 
 
 class CladeLevel(NamedTuple):
@@ -135,7 +135,7 @@ class SubsplitGraph:
         option_keys = np.unique(group * count + first)
         group, first = option_keys // count, option_keys % count
         group_clade, group_sister = group_keys // (count + 1), group_keys % (count + 1) - 1
-        # A split leaves what its first part does not hold.
+        # The second part is the clade without the first part.
         second = RowNumbers(sets).find(sets[group_clade[group]] & ~sets[first])
         starts = np.searchsorted(group, np.arange(len(group_keys) + 1))
         parts = np.stack([first, second], axis=1)
@@ -275,7 +275,7 @@ class SubsplitGraph:
         return reversed(self.levels)
 
 
-# The options of a graph that make a topology: those of its one root, or those of every place that a root can take.
+# The options of a graph that make a topology: those of its one root, or those of all root positions.
 
 
 class Choices(Protocol):
@@ -393,7 +393,7 @@ class EveryRoot:
 
     def rootings(self, table: Floats) -> Floats:
         """Return the log probability of each topology rooted above each node, `(nodes, topologies)`."""
-        # The first taxon's node is no place for a root, as its edge is that above the last node: its row is -inf.
+        # The first taxon's node is not a root position, as its edge is that above the last node: its row is -inf.
         values = table[self.slots]
         below = np.zeros(values.shape[1:])
         above = values[BESIDE] + values[BEYOND]
@@ -434,7 +434,7 @@ class EveryRoot:
         """Return how often each slot is used, `(6, nodes, topologies)`, when rootings count `(nodes, topologies)`."""
         below, above = rootings.copy(), rootings.copy()
         flat_below, flat_above = below.ravel(), above.ravel()
-        # With the root somewhere at or below a node, what is above it is used; else what is below it is.
+        # For a root at or below a node, the option above it is used; otherwise the option below it.
         for node, (left, right) in zip(self._inner, self.children, strict=False):
             above[node] += flat_above[left] + flat_above[right]
         for node in reversed(self._inner):
@@ -501,7 +501,7 @@ def every_root(graph: SubsplitGraph, topologies: Topologies) -> EveryRoot:
     numbers = graph.find_clade(_every_root_sets(topologies))
     choices, chosen = every_root_choices(topologies, numbers, len(graph.clades) - 1)
     slots = np.where(chosen, graph.find_option(*np.moveaxis(choices, -1, 0)), graph.no_choice)
-    # The node of the first taxon is no place for a root: its edge is that above the last node.
+    # The first taxon's node is not a root position: its edge is that above the last node.
     slots[ROOT, 0] = graph.missing
     count = len(topologies)
     position = np.arange(count)
@@ -513,9 +513,9 @@ def every_root(graph: SubsplitGraph, topologies: Topologies) -> EveryRoot:
     )
 
 
-# Graphs of the choices that make given topologies.
+# Construction of the graph of given topologies.
 
-#: How many pairs of clades are compared at a time.
+#: Number of pairs of clades in one batch of comparisons.
 _PAIRS = 4_000_000
 
 
@@ -577,7 +577,7 @@ def reach(graph: SubsplitGraph, probabilities: Floats) -> Floats:
     for _, options in graph.down():
         flow = reached[graph.group_of[options]] * probabilities[options]
         below = graph.next_groups[options]
-        # What goes to parts of one taxon is dropped.
+        # Contributions to parts of one taxon are dropped.
         arriving = np.bincount(below.ravel() + 1, np.repeat(flow, 2))[1:]
         reached[: len(arriving)] += arriving
     return reached[:-1]
@@ -624,7 +624,7 @@ def draw_trees(
     while len(tree):
         base = cumulative[graph.starts[group]]
         target = base + uniform[used : used + len(tree)] * (cumulative[graph.starts[group + 1]] - base)
-        # The first option that lies beyond the target; rounding must not lead past the last possible one.
+        # The first option beyond the target; rounding must not lead past the last possible option.
         option = np.minimum(np.searchsorted(cumulative, target, side="right") - 1, last[group])
         used += len(tree)
         trees.append(tree)
@@ -666,7 +666,7 @@ def _without_root(graph: SubsplitGraph, options: Numbers, inner: clades.Bits) ->
     return flipped[:, 1:]
 
 
-# Description of the split that keeps a topology out of a graph.
+# Description of the split that excludes a topology from a graph.
 
 
 def describe_missing(

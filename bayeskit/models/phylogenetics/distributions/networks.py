@@ -1,4 +1,4 @@
-"""Conditional clade distributions and subsplit Bayesian networks: topologies built by choosing splits of clades."""
+"""Conditional clade distributions and subsplit Bayesian networks of topologies."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ __all__ = [
     "simple_average",
 ]
 
-# Maximum likelihood and penalised likelihood for the probabilities of a graph.
+# Maximum likelihood and penalised likelihood for the option probabilities of a graph.
 
-#: By how much the stretching of steps grows, how far it may, and how many steps are not stretched at first.
+#: Growth factor of the overrelaxation, its maximum, and the number of initial plain steps.
 _GROWTH, _LARGEST_STRETCH, _PLAIN_ITERATIONS = 1.3, 1e4, 10
-#: Log probability that no option of a sampled tree falls below: one may underflow on the way, but the graph makes it.
+#: Lower bound of the log probability of an option in the sample, which may underflow during EM.
 _LEAST = -100.0
 
 
@@ -70,7 +70,7 @@ class NetworkFit(NamedTuple):
 
 def simple_average(graph: SubsplitGraph, choices: Choices, weights: Floats) -> NetworkFit:
     """Return the fit with all places of a root equally probable, from topologies with weights `(topologies,)`."""
-    # For rooted topologies it is the maximum of the likelihood.
+    # For rooted topologies this is the maximum of the likelihood.
     log_probabilities = graph.shares(choices.counts(choices.equal_rootings(), weights))
     log_prob, _ = choices.log_prob(graph.table(log_probabilities, missing=-np.inf))
     return NetworkFit(log_probabilities, np.array([weights @ log_prob]))
@@ -78,7 +78,7 @@ def simple_average(graph: SubsplitGraph, choices: Choices, weights: Floats) -> N
 
 def prior_counts(graph: SubsplitGraph, choices: Choices, weights: Floats, alpha: float) -> Floats:
     """Return pseudo-counts, `(options,)`, that sum to `alpha` times each parent subsplit's share of the sample."""
-    # The root's options get `alpha` times their simple average; in other groups all options share the group's evenly.
+    # Options of the root get `alpha` times their simple average; other groups spread their share evenly.
     counts = choices.counts(choices.equal_rootings(), weights)
     even = (graph.sum_groups(counts) / np.diff(graph.starts))[graph.group_of]
     root = int(graph.starts[-2])
@@ -115,10 +115,10 @@ def _expectation_maximization(
         target = graph.shares(choices.counts(saved, weights) + pseudo_counts)
         return _Point(log_probabilities, log_likelihood, log_likelihood + log_prior, target)
 
-    # Where an option turns from useless to useful, plain EM raises its probability by the same small factor in each
-    # iteration. Steps are therefore stretched in the log probabilities, more and more until one goes down, which is
-    # taken back: a cycle, after which steps are plain again. The objective never falls; with a prior, the likelihood
-    # alone may. A small gain bounds no distance to the maximum.
+    # Plain EM raises the probability of a newly useful option by the same small factor in each iteration. Steps are
+    # therefore overrelaxed in the log probabilities by a growing factor, until the objective decreases and the step is
+    # rejected. That is a cycle; the next one starts with plain steps. The objective never decreases; with a prior, the
+    # likelihood alone may. A small gain does not bound the distance to the maximum.
     point = evaluate(simple_average(graph, choices, weights).log_probabilities)
     history, stretch, start, gain = [point.log_likelihood], 1.0, point.objective, np.inf
     for iteration in range(1, max_iterations + 1):
@@ -128,13 +128,13 @@ def _expectation_maximization(
             point = following
             history.append(point.log_likelihood)
             stretch *= _GROWTH if iteration >= _PLAIN_ITERATIONS else 1.0
-        # Where the maximum has a closed form, the first step leads there, and no other goes anywhere.
+        # If the maximum has a closed form, the first step reaches it and further steps change nothing.
         stands = np.array_equal(point.target, point.log_probabilities)
         if ends or stands or stretch > _LARGEST_STRETCH:
             gain, start, stretch = point.objective - start, point.objective, 1.0
             if stands or gain < tolerance:
                 return _fit(graph, point, history)
-    # Of the cycle that was cut short, or of the last whole one if that just ended.
+    # The gain of the truncated cycle, or of the last complete one if that has just ended.
     gain = point.objective - start or gain
     warnings.warn(
         f"EM stopped after {max_iterations} iterations while it still gained {gain:.1e} nats a tree in a cycle. "
@@ -158,27 +158,27 @@ def _stretched(graph: SubsplitGraph, point: _Point, stretch: float) -> Floats:
     return graph.normalised(np.where(possible, point.log_probabilities + stretch * step, -np.inf))
 
 
-# Distributions that build a topology by choosing splits of clades.
+# Distributions that build a topology by successive splits of clades.
 
 _ARRAYS = ("group_clade", "group_sister", "starts", "parts")
 
 
 class GraphDistribution(TopologyDistribution):
-    """Base of the distributions with one probability for each option of a graph of splits.
+    """Base class of distributions with one probability for each option of a graph of splits.
 
     Parameters
     ----------
     graph : SubsplitGraph
-        The choices.
+        Groups of options: one group for each clade (with its sister, if the model has them), one option per split.
     logits : Tensor
-        Log probabilities of the options, up to a constant for each group, `(options,)`.
+        Log probabilities of the options up to a constant for each group, `(options,)`.
 
     Raises
     ------
     SettingsError
-        If the logits are no tensor of floating-point numbers.
+        If the logits are no floating-point tensor.
     ShapeError
-        If there is not one for each option.
+        If the number of logits differs from that of options.
     """
 
     def __init__(self, graph: SubsplitGraph, logits: Tensor) -> None:
@@ -191,9 +191,7 @@ class GraphDistribution(TopologyDistribution):
         return f"{self.graph.num_options} options"
 
     def choices(self, topologies: Topologies | Tree | Tensor) -> Choices:
-        """Find the options that make topologies.
-
-        Who asks for the same topologies again and again can keep these and use `log_prob_of_choices`.
+        """Return the options that make up topologies, for repeated use in `log_prob_of_choices`.
 
         Parameters
         ----------
@@ -203,15 +201,15 @@ class GraphDistribution(TopologyDistribution):
         Returns
         -------
         Choices
-            The numbers of the options.
+            Option numbers.
         """
         find = every_root if self.graph.of_rootings else one_root
         return find(self.graph, self.read(topologies))
 
     def log_prob_of_choices(self, choices: Choices) -> Tensor:
-        """Return the log probabilities of topologies whose options are known, `(topologies,)`, in nats.
+        """Return the log probabilities of topologies with known options, `(topologies,)`, in nats.
 
-        Differentiable once by `logits`.
+        Differentiable once with respect to `logits`.
         """
         state = self._current()
         return _LogProb.apply(self.logits, state, self.graph, choices)  # type: ignore[no-any-return]
@@ -221,19 +219,19 @@ class GraphDistribution(TopologyDistribution):
 
     @property
     def log_probabilities(self) -> Floats:
-        """Log probability of each option in its group, `(options,)`, as numbers."""
+        """Log probability of each option within its group, an array `(options,)`."""
         return self._current().log_probabilities
 
     def _current(self) -> _State:
         """Return what follows from the logits, computed again where these have changed, by whatever means."""
-        # Fused optimisers and writes to `.data` leave no trace but the values themselves.
+        # Fused optimisers and writes to `.data` do not change the version counter, so values are compared.
         if self._state is None or not _same(self._state.logits, self.logits):
             _check_logits(self.logits, self.graph)
             self._state = _State(self.graph, self.logits.detach().clone())
         return self._state
 
     def why_not(self, tree: Topologies | Tree) -> str | None:
-        """Name what keeps a topology out of the support.
+        """Explain why a topology is outside the support.
 
         Parameters
         ----------
@@ -243,8 +241,8 @@ class GraphDistribution(TopologyDistribution):
         Returns
         -------
         str or None
-            The first split that the graph lacks, or has with probability zero; of an unrooted topology with its root
-            where least is missing. None if the topology is in the support.
+            The first split that is missing or has probability zero; for an unrooted topology, with the root position
+            that lacks the fewest. None if the topology is in the support.
         """
         topologies = self.read(tree)
         if len(topologies) != 1:
@@ -258,19 +256,18 @@ class GraphDistribution(TopologyDistribution):
     def entropy(  # type: ignore[override]  # with its error
         self, *, num_samples: int = 10_000, seed: int | torch.Generator = 0
     ) -> Estimate:
-        """Return the entropy in nats; exact, save where an unrooted topology is a sum over its rootings.
+        """Return the entropy in nats: exact, unless a topology is a sum over its rootings.
 
         Parameters
         ----------
         num_samples : int, default 10_000
-            Draws to estimate it from where it has no closed form.
+            Draws for the estimate if there is no closed form.
         seed : int or torch.Generator, default 0
-            Source of randomness.
 
         Returns
         -------
         Estimate
-            The value and its standard error, zero where it is exact.
+            The value and its standard error, zero if exact.
         """
         if self.graph.of_rootings:
             return super().entropy(num_samples=num_samples, seed=seed)
@@ -281,16 +278,16 @@ class GraphDistribution(TopologyDistribution):
         return graph_passes.most_probable_tree(self.graph, self.log_probabilities)[0]
 
     def option_probabilities(self) -> Floats:
-        """Return the probability that a (rooted) tree has each option, not only given its group: `(options,)`."""
+        """Return the marginal probability that a (rooted) tree contains each option, `(options,)`."""
         probabilities = np.exp(self.log_probabilities)
         return graph_passes.reach(self.graph, probabilities)[self.graph.group_of] * probabilities
 
     def split_probabilities(self) -> SplitProbabilities:
-        """Return the probability that a topology has each split, or each clade of rooted topologies; exact."""
+        """Return the exact probability that a topology has each split (or clade, if rooted)."""
         graph, probabilities = self.graph, np.exp(self.log_probabilities)
         totals = graph_passes.clade_probabilities(graph, probabilities)
         if graph.of_rootings:
-            # A split is there when one of its sides is a clade; both are when it is the root's.
+            # A split is present if one of its sides is a clade; both sides are if it is the root split.
             opposite = graph.find_clade(graph.clades[-1] & ~graph.clades)
             both = np.zeros(len(totals))
             root = slice(int(graph.starts[-2]), None)
@@ -377,21 +374,21 @@ Order = Literal[0, 1, 2]
 
 
 class ConditionalCladeDistribution(GraphDistribution):
-    r"""Topologies built by splitting clades independently of each other, from the root down.
+    r"""Distribution of topologies by independent splits of clades, from the root down.
 
-    The order says what the parameters are:
+    The order sets the parameters:
 
     - 1, the conditional clade distribution of Hoehna and Drummond (2012) and Larget (2013):
-      :math:`p(\tau) = \prod_{C} f(C \to A, B) / f(C)`, with the sample's frequencies `f` of the splits
+      :math:`p(\tau) = \prod_{C} f(C \to A, B) / f(C)`, with sample frequencies `f` of the splits
       :math:`C \to A, B` and of their clades;
-    - 0: :math:`p(\tau) \propto \prod_{C} f(C)`, over all trees that can be made from the clades of the sample, also
-      from clades that were never met as sisters (Berling et al., 2025);
-    - 2: a split depends on the sister of the clade that it splits too. For rooted topologies this is the subsplit
-      Bayesian network with its closed-form fit.
+    - 0: :math:`p(\tau) \propto \prod_{C} f(C)`, over all trees made of clades in the sample, whether or not the sample
+      has them as sisters (Berling et al., 2025);
+    - 2: a split also depends on the sister of the clade. For rooted topologies this is the subsplit Bayesian network
+      with its closed-form fit.
 
-    **Unrooted topologies** are taken as rooted at their first taxon; the distribution depends on which taxon is first.
+    **Unrooted topologies** are rooted at their first taxon; the distribution depends on the choice of this taxon.
 
-    Use `fit` to make one.
+    Use `fit` to make a distribution.
 
     References
     ----------
@@ -422,20 +419,19 @@ class ConditionalCladeDistribution(GraphDistribution):
 
         Parameters
         ----------
-        sample : TreeSample
-            Topologies and weights, or `Topologies` that count the same each.
+        sample : TreeSample or Topologies
+            Topologies with weights, or with equal weights.
         order : {0, 1, 2}, default 1
-            What the parameters are; see the class.
+            See the class.
 
         Returns
         -------
         ConditionalCladeDistribution
-            The distribution.
 
         Raises
         ------
         SettingsError
-            If there is no such order.
+            If `order` is not 0, 1 or 2.
         """
         if order not in (0, 1, 2):
             raise SettingsError(f"order: {order!r} is none. Remedy: give 0, 1 or 2.")
@@ -461,38 +457,36 @@ def _by_clades(graph: SubsplitGraph, topologies: Topologies, weights: Floats) ->
 
 # Subsplit Bayesian networks.
 
-#: Draws among which the most probable unrooted topology is looked for.
+#: Number of draws in the search for the most probable unrooted topology.
 _CANDIDATES = 4096
 
 
 class SubsplitBayesianNetwork(GraphDistribution):
-    r"""Topologies built from the root down, where the split of a clade depends on the clade and its sister.
+    r"""Distribution of topologies whose splits depend on the clade and its sister.
 
-    A rooted topology has the probability of its root split times those of the splits of all other clades,
+    The probability of a rooted topology is that of its root split times those of the splits of all other clades,
 
     .. math:: p(\tau) = p(S_1) \prod_{C} p(C \to A, B \mid C, \mathrm{sister}(C)),
 
-    which are shared by all topologies and all places in them. An unrooted topology is the sum over the `2n - 3` places
-    that its root can take; it costs two passes over its nodes. Topologies that the graph cannot make have probability
-    zero; `why_not` says why, and `Smoothed` gives them a small one.
+    with parameters shared by all topologies. The probability of an unrooted topology is the sum over its `2n - 3` root
+    positions, computed in two passes over its nodes. Topologies outside the graph have probability zero: `why_not`
+    explains them, and `Smoothed` gives them a small probability.
 
-    Use `fit` or `from_topologies` to make one.
-
-    **Training by gradient.** `log_prob` is differentiable once by `logits`. Make a network for each step, or keep one:
-    it notices when its logits have changed, by whatever means.
+    Use `fit` or `from_topologies` to make a network. For training by gradient, `log_prob` is differentiable once with
+    respect to `logits`; in-place changes of the logits are detected.
 
     Parameters
     ----------
     graph : SubsplitGraph
-        The root splits and parent-child subsplit pairs of the support.
+        Root splits and parent-child subsplit pairs of the support.
     logits : Tensor, optional
-        Log probabilities of the options up to a constant for each group, `(options,)`, any real numbers; zeros by
-        default, so that the options of a group are equally probable.
+        Log probabilities of the options up to a constant for each group, `(options,)`, real; zero by default, which
+        makes the options of a group equally probable.
 
     Attributes
     ----------
     log_likelihoods : ndarray or None
-        After `fit`: mean log likelihood per tree before the first iteration and after each, in nats.
+        After `fit`: mean log likelihood per tree in nats, before the first iteration and after each.
 
     References
     ----------
@@ -520,7 +514,7 @@ class SubsplitBayesianNetwork(GraphDistribution):
 
     @classmethod
     def from_topologies(cls, topologies: Topologies) -> Self:
-        """Make the network whose support is just large enough for given topologies, all options of a group alike.
+        """Make the network with the smallest support that contains given topologies, uniform within each group.
 
         Parameters
         ----------
@@ -530,12 +524,11 @@ class SubsplitBayesianNetwork(GraphDistribution):
         Returns
         -------
         SubsplitBayesianNetwork
-            The network.
 
         Raises
         ------
         TreeError
-            If there is no topology, or something else is given.
+            If there is no topology, or `topologies` has another type.
         """
         check_topologies(topologies)
         if topologies.rooted:
@@ -552,39 +545,37 @@ class SubsplitBayesianNetwork(GraphDistribution):
         max_iterations: int = 2000,
         tolerance: float = 3e-6,
     ) -> Self:
-        """Estimate the network from sampled topologies, whose options make its support.
+        """Estimate the network from sampled topologies, whose options define its support.
 
         Parameters
         ----------
-        sample : TreeSample
-            Topologies and weights, or `Topologies` that count the same each.
+        sample : TreeSample or Topologies
+            Topologies with weights, or with equal weights.
         method : {"em", "simple_average"}, default "em"
-            For unrooted topologies: maximum likelihood by expectation maximisation, or all places of the root as
-            equally probable. For rooted ones both are the maximum of the likelihood, in closed form.
+            For unrooted topologies: maximum likelihood by expectation maximisation, or equal weights of all root
+            positions. For rooted topologies both give the maximum likelihood in closed form.
         alpha : float, default 0.0
-            Strength of the Dirichlet prior of "em": the size of a pseudo-sample, in units of the sample, that is like
-            the simple average at the root, and elsewhere spreads evenly over the splits of each parent subsplit.
+            Strength of the Dirichlet prior of "em", as the size of a pseudo-sample relative to the sample. The prior
+            follows the simple average at the root and is even over the splits of each parent subsplit.
         max_iterations : int, default 2000
-            When to stop in any case.
         tolerance : float, default 3e-6
-            Gain in log likelihood (plus log prior) by a cycle of plain and stretched steps of EM, in nats a tree, below
-            which to stop. It bounds this gain, not the distance to the maximum, which can be hundreds of times as far:
-            lower it where the last of the likelihood matters.
+            Minimum gain in log likelihood (plus log prior) of a cycle of plain and overrelaxed EM steps, in nats per
+            tree; EM stops below it. The distance to the maximum may be hundreds of times larger: lower the tolerance
+            if that matters.
 
         Returns
         -------
         SubsplitBayesianNetwork
-            The network.
 
         Raises
         ------
         SettingsError
-            If a setting lies outside its domain, or `alpha` comes with "simple_average".
+            If a setting lies outside its domain, or `alpha` is given with "simple_average".
 
         Warns
         -----
         AccuracyWarning
-            If cycles still gain more than the tolerance after `max_iterations`.
+            If EM has not converged after `max_iterations`.
         """
         _check_settings(method, alpha, max_iterations, tolerance)
         topologies, weights = weighted_topologies(sample)
@@ -602,23 +593,22 @@ class SubsplitBayesianNetwork(GraphDistribution):
     def most_probable_tree(self, seed: int | torch.Generator = 0) -> Topologies:
         """Return the most probable topology as `Topologies` of length one; `.tree(0)` makes an unrooted `Tree`.
 
-        Exact for rooted topologies. An unrooted topology is a sum over its rootings, and the best is looked for among
-        4,096 draws and the topology with the best rooting.
+        Exact for rooted topologies. For unrooted topologies the search covers 4,096 draws and the topology with the
+        most probable rooting.
 
         Parameters
         ----------
         seed : int or torch.Generator, default 0
-            Source of randomness, not needed for rooted topologies.
+            Ignored for rooted topologies.
 
         Returns
         -------
         Topologies
-            The topology.
 
         Warns
         -----
         AccuracyWarning
-            If it is so improbable that the draws may well have missed a better one.
+            If a more probable topology may have been missed by the draws.
         """
         best, _ = graph_passes.most_probable_tree(self.graph, self.log_probabilities)
         if not self.graph.of_rootings:
@@ -630,7 +620,7 @@ class SubsplitBayesianNetwork(GraphDistribution):
             log_prob = self.log_prob(candidates)
         top = int(log_prob.argmax())
         probability = math.exp(float(log_prob[top]))
-        # A better tree would have been missed by all draws with at most this chance.
+        # Probability that all draws miss a topology that is at least as probable.
         missed = (1 - min(probability, 1.0)) ** _CANDIDATES
         if missed > 1e-6:
             warnings.warn(

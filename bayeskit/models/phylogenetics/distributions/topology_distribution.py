@@ -1,4 +1,4 @@
-"""What all distributions over topologies share."""
+"""Base class of distributions over topologies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-# Weighted topologies, which distributions are fitted to and compared with.
+# Weighted topologies, to fit distributions to and compare them with.
 
 
 class WeightedTopologies(Protocol):
@@ -102,17 +102,16 @@ def weighted_topologies(sample: WeightedTopologies | Topologies) -> tuple[Topolo
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SplitProbabilities:
-    """How probable splits are, most probable first.
+    """Probabilities of splits, in descending order.
 
     Attributes
     ----------
     taxa : tuple of str
-        Names of the taxa.
     splits : ndarray
-        The side of each split without the first taxon, or the clade of rooted topologies, as bitsets: shape
-        `(splits, words)`. Those that every tree has are left out.
+        Bitset of each clade (if rooted) or of the side of each split without the first taxon: shape `(splits, words)`.
+        Trivial splits are left out.
     probabilities : ndarray
-        Their probabilities, `(splits,)`.
+        Shape `(splits,)`.
     """
 
     taxa: tuple[str, ...]
@@ -129,7 +128,7 @@ class SplitProbabilities:
         return dict(zip(names, self.probabilities.tolist(), strict=True))
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a table, a row for each split: its taxa joined by `|`, its size, and its probability.
+        """Return a table with one row per split: its taxa joined by `|`, its size and its probability.
 
         Examples
         --------
@@ -157,14 +156,14 @@ def most_probable_splits(
 
 
 Shape = torch.Size | list[int] | tuple[int, ...]
-#: How many topologies are worked on at a time.
+#: Number of topologies in one batch.
 CHUNK = 10_000
-#: Of so many taxa all unrooted topologies, 10,395, are listed where a sum over them is wanted.
+#: Largest number of taxa for sums over all unrooted topologies (10,395).
 _LISTED_TAXA = 8
 
 
 class Estimate(NamedTuple):
-    """A number and its Monte Carlo standard error, zero where the number is exact."""
+    """A number and its Monte Carlo standard error, zero if the number is exact."""
 
     value: float
     standard_error: float
@@ -186,18 +185,17 @@ class _TopologyConstraint(constraints.Constraint):
 
 
 class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
-    """Base of the distributions over topologies of the same taxa.
+    """Base class of distributions over topologies of the same taxa.
 
-    To Pyro an event is the array `Topologies.children` of one topology, `(internal, 2)` of integers, in the order of
-    `taxa`: `sample()` draws such tensors from torch's global stream, and `log_prob` takes them. Everywhere else
-    topologies are `Topologies`: `sample(100, seed=0)` and `log_prob(topologies)`.
+    The Pyro event is the integer array `Topologies.children` of one topology, `(internal, 2)`, in the order of `taxa`:
+    `sample()` draws such tensors from torch's global random state, and `log_prob` accepts them. Both also work with
+    `Topologies`: `sample(100, seed=0)` and `log_prob(topologies)`.
 
     Attributes
     ----------
     taxa : tuple of str
         Names of the `n` tips.
     rooted : bool
-        Whether the topologies are rooted.
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
@@ -216,11 +214,11 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
 
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self) -> constraints.Constraint:
-        """Return what the topologies with a probability above zero fulfil."""
+        """Constraint that defines the support."""
         return _TopologyConstraint(self)
 
     def expand(self, batch_shape: Shape, _instance: None = None) -> Self:
-        """Return the same distribution with another batch shape: as many independent topologies."""
+        """Return the distribution with another batch shape of independent topologies."""
         expanded = copy.copy(self)
         expanded._batch_shape = torch.Size(batch_shape)
         return expanded
@@ -241,14 +239,14 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         Parameters
         ----------
         sample_shape : int or torch.Size
-            A number of topologies to get `Topologies`; a shape, as Pyro asks for it, to get a tensor.
+            An int gives `Topologies`; a shape, as in Pyro, gives a tensor.
         seed : int or torch.Generator, optional
-            Source of randomness; torch's global stream by default, which Pyro relies on.
+            By default torch's global random state, as Pyro requires.
 
         Returns
         -------
         Topologies or Tensor
-            So many topologies; or `sample_shape + batch_shape + (internal, 2)`, int64.
+            `sample_shape` topologies; or a tensor `sample_shape + batch_shape + (internal, 2)`, int64.
         """
         generator = None if seed is None else new_generator(seed, stream="topologies")
         if isinstance(sample_shape, int):
@@ -265,21 +263,20 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         Parameters
         ----------
         value : Topologies, Tree or Tensor
-            Topologies over the same taxa in any order; an unrooted tree; or what `sample(shape)` returns.
+            Topologies over the same taxa in any order, an unrooted tree, or a tensor as from `sample(shape)`.
 
         Returns
         -------
         Tensor
-            Shape `(topologies,)`, `()` for a tree, or, for a tensor `(*batch, internal, 2)`, its `batch` broadcast with
+            Shape `(topologies,)`, or `()` for a tree; for a tensor `(*batch, internal, 2)`, `batch` broadcast with
             `batch_shape`.
 
         Raises
         ------
         TreeError
-            If the taxa differ, rooted topologies meet a distribution over unrooted ones or the other way round, or a
-            tensor holds no topologies.
+            If the taxa differ, only one of distribution and topologies is rooted, or a tensor holds no topologies.
         ShapeError
-            If the shape of a tensor does not fit.
+            If a tensor has another shape.
         """
         topologies = self.read(value)
         starts = range(0, len(topologies), CHUNK)
@@ -290,7 +287,7 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         return total[0] if isinstance(value, Tree) else total
 
     def read(self, value: Topologies | Tree | Tensor) -> Topologies:
-        """Return topologies in the order of taxa of this distribution; see `log_prob` for what is taken."""
+        """Convert an argument of `log_prob` to topologies in the taxon order of this distribution."""
         if isinstance(value, Tree):
             if self.rooted:
                 raise TreeError(
@@ -331,14 +328,13 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         Parameters
         ----------
         num_samples : int, default 10_000
-            Draws to estimate it from where it has no closed form; at least two.
+            Draws for the estimate if there is no closed form; at least two.
         seed : int or torch.Generator, default 0
-            Source of randomness.
 
         Returns
         -------
         Estimate
-            The value and its standard error, zero where it is exact.
+            The value and its standard error, zero if exact.
         """
         if num_samples < 2:
             raise SettingsError(f"num_samples: {num_samples} is too small. Remedy: give at least 2.")
@@ -371,32 +367,30 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         Parameters
         ----------
         reference : WeightedTopologies or TopologyDistribution
-            The true weights, such as a `TreeSample` or `SampleFrequencies`, or `Topologies` that count the same each.
-            Of another distribution the divergence is summed over all topologies of up to 8 taxa (7 if rooted), and
-            estimated of more; frequencies of its draws would give too large a value.
+            Weights, such as a `TreeSample` or `SampleFrequencies`; `Topologies` with equal weights; or another
+            distribution. For a distribution the sum over all topologies is exact up to 8 taxa (7 if rooted), and
+            estimated from draws beyond. Do not pass frequencies of its draws: they overestimate the divergence.
         floor : float, default 0.0
-            Probability that topologies outside the support are taken to have. With zero, the divergence is infinite
-            as soon as the reference holds one. Zhang and Matsen (2018) take `numpy.finfo(float).eps`.
+            Lower bound of the probability of a topology in this distribution. With zero, the divergence is infinite if
+            a topology of the reference is outside the support. Zhang and Matsen (2018) use `numpy.finfo(float).eps`.
         num_samples : int, default 10_000
-            Draws from a distribution of more taxa, at least two. A topology outside the support that is not among them
-            goes unnoticed.
+            Draws for the estimate, at least two. A topology outside the support that is not drawn is not detected.
         seed : int or torch.Generator, default 0
-            Source of randomness.
 
         Returns
         -------
         float or Estimate
-            The divergence in nats; of another distribution with its standard error, zero where it is exact.
+            The divergence in nats; an Estimate for a distribution, with standard error zero if exact.
 
         Raises
         ------
         SettingsError
-            If the floor is no probability, or there are too few draws.
+            If the floor is not in [0, 1], or there are too few draws.
 
         Warns
         -----
         AccuracyWarning
-            If the divergence is infinite; the warning says how many topologies are outside the support, and what helps.
+            If the divergence is infinite; the message gives the number of topologies outside the support.
         """
         if not 0.0 <= floor <= 1.0:
             raise SettingsError(f"floor: {floor} is no probability. Remedy: give zero, or a tiny number.")
@@ -449,29 +443,28 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         Parameters
         ----------
         path : str or Path
-            The file, replaced if there.
+            Overwritten if it exists.
         """
         facts = {"kind": type(self).__name__, "taxa": list(self.taxa), "rooted": self.rooted}
         save_tensors(path, self._tensors(), {**facts, **self._facts()})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote; reading runs no code.
+        """Read a file written by `save`, without executing code from it.
 
         Parameters
         ----------
         path : str or Path
-            The file.
 
         Returns
         -------
         TopologyDistribution
-            The distribution; that of any class where this is called on `TopologyDistribution` itself.
+            Called on `TopologyDistribution` itself, it reads a distribution of any class.
 
         Raises
         ------
         CheckpointError
-            If the file is missing, truncated, or holds something else.
+            If the file is missing, truncated, or has other contents.
         """
         tensors, facts = load_tensors(path)
         try:
@@ -488,7 +481,7 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         raise NotImplementedError
 
     def split_probabilities(self) -> SplitProbabilities:
-        """Return the probability that a topology has each split, or each clade of rooted topologies."""
+        """Return the probability that a topology has each split (or clade, if rooted)."""
         raise NotImplementedError
 
     def _draw(self, num_samples: int, generator: torch.Generator | None) -> Topologies:

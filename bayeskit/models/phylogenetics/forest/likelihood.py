@@ -1,4 +1,4 @@
-"""The likelihood of an alignment on many different topologies in one call."""
+"""Likelihood of an alignment on many topologies in one call."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from bayeskit.models.phylogenetics.trees import check_same_taxa
 
 __all__ = ["ForestLikelihood"]
 
-# One evaluation of many topologies in groups that fit into the tables, and its rules for autograd and `vmap`.
+# One evaluation of many topologies, in groups that fit into the tables, with rules for autograd and `vmap`.
 
-#: Numbers in the largest table of the tensor operations, and in that of the rows of the root at each rate.
+#: Number of elements in the largest table of the tensor operations, and in that of the root rows at each rate.
 _TABLE_SIZE = 2**22
 _ROWS_SIZE = 2**20
 
@@ -54,7 +54,7 @@ class _Evaluation:
             empty = inputs.new_zeros((*sample, count))
             return (empty, *(torch.zeros_like(tensor) for tensor in tensors)) if slopes else (empty,)
         tensors = tuple(tensor.reshape(sample.numel(), *tensor.shape[len(sample) :]) for tensor in tensors)
-        # What records operations on tensors must be shown some.
+        # Code that traces tensor operations must be given tensor operations.
         recorded = is_traced() or torch.compiler.is_compiling()
         native = self._compile and not recorded and forest_native.can_run(inputs.dtype, inputs.device)
         step = self._patterns.num_topologies
@@ -63,7 +63,7 @@ class _Evaluation:
         parts = []
         for first in range(0, count, step):
             group = slice(first, min(first + step, count))
-            # The whole object knows its parents and clades already.
+            # The whole object has cached its parents and clades already.
             topologies = self._topologies if step >= count else self._topologies[group]
             # Another thread's plan would take slots away from this one.
             with self._patterns.lock:
@@ -100,7 +100,7 @@ def _run_rates(
 ) -> tuple[Tensor, ...]:
     """Return values and gradients where the rate of a site is one of several."""
     number = inputs.shape[2]
-    # Vectors at each rate are vectors of their own.
+    # Vectors at each rate are treated as separate vectors.
     lengths = inputs.movedim(2, 0).flatten(0, 1)
     repeated = frequencies.expand(number, *frequencies.shape).flatten(0, 1)
     if tables is None:
@@ -191,36 +191,33 @@ def _to_front(tensors: tuple[Tensor, ...], dims: tuple[int | None, ...], size: i
 class ForestLikelihood:
     """Log-likelihood of an alignment on many different topologies in one call.
 
-    Sub-patterns are found once for every set of taxa that turns up below an edge, and kept: a topology made of sets
-    that were met before costs no search. The value and its gradient come from two passes over the distinct
-    sub-patterns of each topology, every partial likelihood scaled. On a CPU the passes are compiled code, made on
-    first use by the machine's C++ compiler and kept in the user's cache folder; elsewhere, and where there is no
-    compiler, they are tensor operations. Several threads may use one object; they take turns.
+    Site sub-patterns are cached for each set of taxa below an edge: a topology of known sets needs no search. Value and
+    gradient take two passes over the distinct sub-patterns, with scaled partial likelihoods. On a CPU the passes are
+    C++ code, compiled on first use and kept in the user's cache folder; otherwise, or without a compiler, they are
+    tensor operations. The object is thread-safe; calls from several threads run one after another.
 
     Parameters
     ----------
     alignment : Alignment
-        The sequences. Gaps and unknown bases are missing data.
-    substitution : SubstitutionModel, optional
-        How bases change; Jukes-Cantor, the fastest, by default.
+        Gaps and unknown bases are missing data.
+    substitution : SubstitutionModel, default JC69()
+        `JC69` is the fastest.
     site_rates : SiteRates, optional
-        How the rate varies over sites; by default it does not. Every rate but zero costs one evaluation, with
-        gradients one and a half.
-    dtype : torch.dtype, optional
-        Type of all computing, float64 (default) or float32.
-    device : torch.device or str, optional
-        Where to compute.
-    compile : bool, optional
-        Whether to use compiled code where that is possible.
-    cache_bytes : int, optional
-        Largest size of the tables of sub-patterns, 256 MiB by default: 17 bytes for each pattern of each set of taxa,
-        and never more than 65,536 sets. Where they are full, the set that was used longest ago makes room. A change of
-        the order of taxa empties them.
+        Distribution of the rate over sites; by default all sites have rate one. The cost is proportional to the number
+        of rates above zero (1.5 evaluations each with gradients).
+    dtype : torch.dtype, default torch.float64
+        float64 or float32.
+    device : torch.device or str, default "cpu"
+    compile : bool, default True
+        Use compiled code if possible.
+    cache_bytes : int, default 2**28
+        Maximum size of the cache: 17 bytes for each pattern of each set of taxa, at most 65,536 sets. The least
+        recently used set is replaced. A change of the order of taxa clears the cache.
 
     Raises
     ------
     SettingsError
-        If `dtype` is neither of the two.
+        If `dtype` is neither float64 nor float32.
 
     References
     ----------
@@ -264,7 +261,7 @@ class ForestLikelihood:
         self.substitution = JC69() if substitution is None else substitution
         self.site_rates = site_rates
         self.dtype, self.device = dtype, torch.device(device)
-        # Made once: priors check their parameters, which tracing does not allow.
+        # Created once: priors check their parameters, which tracing does not allow.
         models = [self.substitution] if site_rates is None else [self.substitution, site_rates]
         self._free = {name for model in models for name in model.priors(torch.empty(0, dtype=dtype))}
         self._compile, self._cache_bytes = compile, cache_bytes
@@ -277,27 +274,27 @@ class ForestLikelihood:
         Parameters
         ----------
         topologies : Topologies
-            Unrooted, over the taxa of the alignment in any order. Some may be equal.
+            Unrooted, over the taxa of the alignment in any order; repetition is allowed.
         branch_lengths : Tensor
-            Expected substitutions per site in the order of edges of `Topologies`, shape `(*sample, topologies, edges)`,
-            at least 0: where one is below, or is not a number, the result of its topology is not a number either.
+            Expected substitutions per site in the edge order of `Topologies`, shape `(*sample, topologies, edges)`, at
+            least 0. A negative or NaN length gives NaN for its topology.
         **parameters : Tensor
-            A value for each parameter of the substitution model and of the site rates that has none:
-            `(*batch, *event_shape)`, where `batch` broadcasts with `(*sample, topologies)`.
+            A value for each parameter without a fixed value, shape `(*batch, *event_shape)`, where `batch` broadcasts
+            with `(*sample, topologies)`.
 
         Returns
         -------
         Tensor
-            Log-likelihoods in nats, shape `(*sample, topologies)`. Differentiable once, by all arguments.
+            Log-likelihoods in nats, shape `(*sample, topologies)`. Differentiable once, in all arguments.
 
         Raises
         ------
         TreeError
-            If the topologies are rooted, or over other taxa than the alignment.
+            If the topologies are rooted, or their taxa differ from those of the alignment.
         ShapeError
-            If the branch lengths do not fit the topologies, or the parameters do not fit the branch lengths.
+            If the shapes of branch lengths, parameters and topologies are inconsistent.
         SettingsError
-            If a parameter has no value, or there is none of that name.
+            If a parameter has no value, or a name is unknown.
         """
         patterns = self._sub_patterns(topologies)
         expected = (len(topologies), topologies.num_edges)
@@ -307,7 +304,7 @@ class ForestLikelihood:
                 f"(*sample, {expected[0]}, {expected[1]}), one vector for each topology."
             )
         lengths = branch_lengths.to(dtype=self.dtype, device=self.device)
-        # A negative length has no likelihood; one that is no number must not look like an impossible one.
+        # Negative and NaN lengths give NaN: a value of -inf would look like an impossible length.
         lengths = torch.where(lengths >= 0, lengths, torch.nan)
         evaluation = _Evaluation(topologies, patterns, self._compile)
         return evaluation.log_likelihood(*self._tensors(lengths, parameters))

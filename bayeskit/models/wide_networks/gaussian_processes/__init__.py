@@ -1,8 +1,8 @@
-"""Networks of infinite width as models: kernels for Pyro and GPyTorch, regression, classification, their variances.
+"""Models with infinitely wide networks: kernels for Pyro and GPyTorch, regression, classification, variance fits.
 
 The exact posterior is :func:`~bayeskit.models.wide_networks.nngp_posterior`.
 
-:class:`GPyTorchKernel` and :func:`large_regression` need GPyTorch, which is imported when they are first asked for.
+:class:`GPyTorchKernel` and :func:`large_regression` require GPyTorch, which is imported on first use.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""A network's covariance as a kernel of GPyTorch."""
+"""Kernel of an infinitely wide network for GPyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["CHUNK", "GPyTorchKernel"]
 
 try:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit.script, once, while it is imported
+        warnings.simplefilter("ignore", DeprecationWarning)  # from torch.jit.script, on import
         from gpytorch.constraints import Positive
         from gpytorch.kernels import Kernel
 except ImportError as error:
@@ -32,32 +32,32 @@ except ImportError as error:
         "pip install 'bayeskit[gaussian_processes]' or pip install gpytorch"
     ) from error
 
-CHUNK = 32  # pairs of inputs whose small square of covariances is computed for its diagonal
+CHUNK = 32  # pairs of inputs per block; only the diagonal of the block's covariance is used
 
 
 class GPyTorchKernel(Kernel):
-    """The covariance of a network of infinite width, with variances that can be learned.
+    """GPyTorch kernel of an infinitely wide network, with trainable variances.
 
-    GPyTorch copies inputs on the way, so that two sets with the same numbers are taken for one: with ``Dropout``,
-    their covariance is that of one forward pass with itself.
+    GPyTorch copies inputs, so two sets with equal values are treated as the same set. With ``Dropout`` their covariance
+    is then that of a single forward pass.
 
     Parameters
     ----------
     network : InfiniteWidth
-        Its variances are the first ones.
+        Its variances are the initial values.
     tied : bool, default True
-        Whether all layers share one variance of weights and one of biases, or have their own.
+        Whether all layers share one weight variance and one bias variance.
     covariance : {"nngp", "ntk"}, default "nngp"
     input_shape : sequence of int, optional
-        Of one input, ``(channels, *grid)``. GPyTorch's models need inputs as vectors, ``(n, features)``; with this
-        they are given their shape back.
+        Shape of one input, ``(channels, *grid)``. GPyTorch passes inputs as vectors, ``(n, features)``, which are
+        reshaped to it.
 
     Attributes
     ----------
     weight_variance, bias_variance : Tensor
         Positive, in double precision; ``()`` if tied, else ``(layers,)``. Their logarithms are the parameters
-        ``raw_weight_variance`` and ``raw_bias_variance``. Biases whose variance is zero at first stay without one;
-        ``bias_variance`` is there only if some is left.
+        ``raw_weight_variance`` and ``raw_bias_variance``. Bias variances that are initially zero stay zero; without
+        any other, there is no ``bias_variance``.
 
     Raises
     ------
@@ -66,7 +66,7 @@ class GPyTorchKernel(Kernel):
     ModelError
         If the network is a torch module, or its output is not normal.
     SettingsError
-        If a variance of weights is zero, or tied ones are not equal at first.
+        If a weight variance is zero, or tied variances are initially not equal.
 
     Examples
     --------
@@ -98,23 +98,23 @@ class GPyTorchKernel(Kernel):
 
     @property
     def weight_variance(self) -> Tensor:
-        """Of all layers, ``()`` or ``(layers,)``."""
+        """Weight variance of all layers, ``()`` or ``(layers,)``."""
         return self.raw_weight_variance_constraint.transform(self.raw_weight_variance)
 
     @property
     def bias_variance(self) -> Tensor:
-        """Of all layers that have a bias, ``()`` or ``(layers,)``."""
+        """Bias variance of all layers that have a bias, ``()`` or ``(layers,)``."""
         return self.raw_bias_variance_constraint.transform(self.raw_bias_variance)
 
     def current_network(self, dtype: torch.dtype = torch.float64) -> InfiniteWidth:
-        """Return the network with the present variances."""
+        """Return the network with the current variances."""
         bias = self.bias_variance.to(dtype) if self.parameters_of_network.bias is not None else None
         return self.parameters_of_network.at(self.weight_variance.to(dtype), bias)
 
     def forward(
         self, x1: Tensor, x2: Tensor, diag: bool = False, last_dim_is_batch: bool = False, **params: Any
     ) -> Tensor:
-        """Return covariances, ``(*batch, n, m)``, or of pairs one by one, ``(*batch, n)``."""
+        """Return the covariance matrix, ``(*batch, n, m)``, or with ``diag`` its diagonal, ``(*batch, n)``."""
         if last_dim_is_batch:
             raise ShapeError("a network takes all features at once; last_dim_is_batch has no meaning for its kernel")
         network = self.current_network(x1.dtype)
@@ -146,5 +146,5 @@ class GPyTorchKernel(Kernel):
 
     def _register(self, name: str, value: Tensor) -> None:
         self.register_parameter(f"raw_{name}", torch.nn.Parameter(value.log()))
-        # GPyTorch's own choice is the softplus; logarithms make steps relative.
+        # GPyTorch's default is the softplus; with logarithms, optimiser steps are relative.
         self.register_constraint(f"raw_{name}", Positive(transform=torch.exp, inv_transform=torch.log))

@@ -1,4 +1,4 @@
-"""Regression beyond some ten thousand points: conjugate gradients and inducing points of GPyTorch."""
+"""Gaussian-process regression for more than about 10,000 points: GPyTorch's conjugate gradients and inducing points."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["ConjugateGradients", "InducingPoints", "LargeRegression", "Marginals
 
 
 class Marginals(NamedTuple):
-    """Normal laws of the function, or of observations, at new inputs, one by one.
+    """Marginal normal distributions of the function, or of observations, at new inputs.
 
     Attributes
     ----------
@@ -44,15 +44,15 @@ class Marginals(NamedTuple):
 class ConjugateGradients:
     """Solve linear systems by preconditioned conjugate gradients, without factorising the covariance.
 
-    The covariance itself, ``(n, n)``, is held in memory. Its variances are those that are given.
+    The covariance, ``(n, n)``, is held in memory. Variances are not trained.
 
     Attributes
     ----------
     tolerance : float
-        Of the residual, relative to the right-hand side. GPyTorch's iterations stall near 1e-6, of which it warns.
+        Norm of the residual relative to the right-hand side. GPyTorch's iterations stall near 1e-6, with a warning.
     max_iterations : int
     preconditioner_rank : int
-        Of the pivoted Cholesky factor.
+        Rank of the pivoted Cholesky factor.
     """
 
     tolerance: float = 1e-4
@@ -67,18 +67,18 @@ class ConjugateGradients:
 
 @dataclass(frozen=True)
 class InducingPoints:
-    """Let the function at a few points carry what the data tell.
+    """Sparse approximation of the posterior with inducing points.
 
     Attributes
     ----------
     num_points : int
-        Chosen at random among the data.
+        Number of inducing points, initialised at random inputs.
     num_steps : int
-        Of Adam, on a lower bound of the log marginal likelihood, in the points, the variances and the noise; none
-        leaves them as they are.
+        Steps of Adam that maximise a lower bound of the log marginal likelihood over points, variances and noise; 0
+        leaves all of them at their initial values.
     learning_rate : float
     seed : int
-        For the choice of points.
+        Seed for the initial points.
 
     References
     ----------
@@ -111,7 +111,7 @@ class _Model(gpytorch.models.ExactGP):
 
 @dataclass(frozen=True)
 class LargeRegression:
-    """A posterior that is nearly exact; made by :func:`large_regression`.
+    """Approximate posterior for large data; made by :func:`large_regression`.
 
     Attributes
     ----------
@@ -119,12 +119,12 @@ class LargeRegression:
         In evaluation mode.
     method : ConjugateGradients or InducingPoints
     kernel : GPyTorchKernel
-        With the variances of the posterior.
+        Kernel with the final variances.
     noise_variance : float
     bound : float or None
-        With inducing points, a lower bound of the log marginal likelihood.
+        Lower bound of the log marginal likelihood, with inducing points only.
     jitter : float
-        What GPyTorch adds to the diagonal of the covariance of inducing points, measured; mostly zero.
+        Jitter that GPyTorch adds to the covariance of inducing points; usually zero.
     """
 
     model: Any
@@ -135,7 +135,7 @@ class LargeRegression:
     jitter: float
 
     def predict(self, x: Tensor, *, noise: bool = False) -> Marginals:
-        """Return the function at new inputs, ``(m, features)``, or with ``noise`` observations there."""
+        """Return moments of the function at new inputs, ``(m, features)``; with ``noise``, of observations."""
         check_vectors(x, "x")
         with _settings(self.method), torch.no_grad():
             law = self.model(x)
@@ -149,20 +149,20 @@ def large_regression(
     noise_variance: float,
     method: ConjugateGradients | InducingPoints | None = None,
 ) -> LargeRegression:
-    """Return the posterior of a network, or its tangent kernel, where a Cholesky factor would cost too much.
+    """Return the Gaussian-process posterior for data too large for a Cholesky factor.
 
     Parameters
     ----------
     network : InfiniteWidth or GPyTorchKernel
-        A kernel brings its covariance (``"nngp"`` or ``"ntk"``) and the shape of its inputs along.
+        Pass a kernel for the tangent kernel (``covariance="ntk"``) or an input shape.
     x : Tensor
         Inputs, ``(n, features)``.
     y : Tensor
-        Values, ``(n,)``.
+        Observations, ``(n,)``.
     noise_variance : float
         Positive.
     method : ConjugateGradients or InducingPoints, optional
-        Conjugate gradients by default.
+        By default conjugate gradients.
 
     Returns
     -------
@@ -173,7 +173,7 @@ def large_regression(
     MissingPackageError
         If GPyTorch is not installed.
     SettingsError, ShapeError, DataError
-        If a setting lies outside its domain, or the data do not fit or are not finite.
+        If a setting is outside its domain, or the data have the wrong shape or are not finite.
 
     References
     ----------
@@ -234,7 +234,7 @@ def _jitter(kernel: Any) -> float:
     """Return what GPyTorch adds to the covariance of inducing points before it has a Cholesky factor."""
     prior = kernel.base_kernel(kernel.inducing_points, kernel.inducing_points).to_dense()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumericalWarning)  # its own words for what is returned
+        warnings.simplefilter("ignore", NumericalWarning)  # the jitter is returned instead
         upper = psd_safe_cholesky(prior, upper=True)
     added = float((upper.square().sum(0) - prior.diagonal()).mean())
     return added if added > len(prior) * torch.finfo(prior.dtype).eps * float(prior.diagonal().max()) else 0.0

@@ -1,4 +1,4 @@
-"""Variances and depth of a network of infinite width by marginal likelihood."""
+"""Choice of an infinitely wide network's variances and depth by marginal likelihood."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ __all__ = [
 
 # The log marginal likelihood of data as a function of a network's variances, with its gradient.
 
-_REACH = 1e4  # by which a variance may leave its first value, either way
+_REACH = 1e4  # largest factor between a variance and its initial value, up or down
 _LEAST_NOISE = 1e-8  # relative to the mean square of the data
 _MAX_JITTER = 1e-4  # relative to the mean of the covariance's diagonal
-_FEW = 6  # variances up to which differences of matrices on grids are cheaper than automatic derivatives
+_FEW = 6  # number of variances up to which finite differences are cheaper than automatic derivatives on grids
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class MarginalLikelihoodObjective:
     covariance: str  # "nngp" or "ntk"
     x: Tensor
     y: Tensor
-    noise: float | None  # learned, too, if it is None
+    noise: float | None  # None if it is learned
 
     @property
     def first(self) -> Tensor:
@@ -107,7 +107,7 @@ class MarginalLikelihoodObjective:
         at = torch.tensor(logarithms, dtype=torch.float64)
         num_variances = len(at) - (self.noise is None)
         with warnings.catch_warnings():
-            # Where the search passes by, these do not matter; where it ends, they are reported.
+            # Warnings are shown for the final variances only.
             warnings.simplefilter("ignore", JitterWarning)
             warnings.simplefilter("ignore", AccuracyWarning)
             few = self.x.dim() > 2 and num_variances <= _FEW
@@ -124,12 +124,12 @@ class MarginalLikelihoodObjective:
     @torch.no_grad()
     def _by_differences(self, at: Tensor, num_variances: int) -> tuple[Tensor, Tensor]:
         """Return the log evidence and its gradient, matrices by central differences and the rest exactly."""
-        # On a grid nearly all time goes into matrices, which without gradients are computed blockwise in the cache.
+        # On a grid matrices take nearly all the time; without gradients they are computed block by block in the cache.
         posterior = self.posterior(at)
         lower = posterior.cholesky.lower
         solved = torch.cholesky_solve(self.y[:, None], lower)
         weights = 0.5 * (solved @ solved.mT - torch.cholesky_inverse(lower))
-        step = torch.finfo(self.x.dtype).eps ** (1 / 3)  # where truncation and rounding are of one size
+        step = torch.finfo(self.x.dtype).eps ** (1 / 3)  # balances truncation and rounding errors
         gradient = torch.zeros_like(at)
         for i in range(num_variances):
             shift = torch.zeros_like(at)
@@ -143,32 +143,32 @@ class MarginalLikelihoodObjective:
 
 # Weight and bias variances of a network of infinite width by marginal likelihood.
 
-_AGREEMENT = 1e-6  # of log evidences that are one and the same maximum
+_AGREEMENT = 1e-6  # largest difference of log evidences that count as the same maximum
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class VarianceFit:
-    """Variances at which data are most likely; made by :func:`fit_variances`.
+    """Maximum marginal likelihood fit of variances; made by :func:`fit_variances`.
 
     Attributes
     ----------
     network : InfiniteWidth
-        With the variances found.
+        Network with the fitted variances.
     posterior : Posterior
-        Of that network; its ``jitter`` tells whether any was needed.
+        Posterior of that network; ``posterior.jitter`` is the jitter added.
     log_evidence : float
-        The largest found.
+        Maximum of the log marginal likelihood.
     variances : mapping of str to float
-        What was found, by name: ``weight_variance``, ``bias_variance``, ``noise_variance``; with a number if layers
-        have their own.
+        Fitted values of ``weight_variance``, ``bias_variance`` and ``noise_variance``; names are numbered if layers
+        have separate variances.
     gradient : float
-        The largest derivative of the log evidence with respect to logarithms of variances that lie on no bound.
+        Largest absolute derivative of the log evidence with respect to log variances inside their bounds.
     starts : tuple of float
-        What was reached from each start, in the order of starts; once two agree there are no more.
+        Log evidence reached from each start; the search stops after two starts that agree.
     at_bound : tuple of str
-        The variances that have reached the end of where they may lie.
+        Names of variances at a bound of the search range.
     finished : bool
-        Whether the best start ended by itself, before iterations or time were used up.
+        Whether the best start converged within the limits of iterations and time.
     """
 
     network: InfiniteWidth
@@ -182,7 +182,7 @@ class VarianceFit:
 
     @property
     def noise_variance(self) -> float:
-        """The noise found, or given."""
+        """Noise variance, fitted or given."""
         return float(self.posterior.noise_variance)
 
     def __repr__(self) -> str:
@@ -216,59 +216,58 @@ def fit_variances(
     seed: int | torch.Generator = 0,
     progress: bool = True,
 ) -> VarianceFit:
-    """Find the variances at which data are most likely, the function integrated out.
+    """Maximise the marginal likelihood over the variances of weights, biases and noise.
 
-    The log marginal likelihood is exact, its gradient is taken with respect to logarithms of variances, and a
-    quasi-Newton method with bounds climbs from several starts. Where inputs lie on a grid, derivatives of the
-    covariance with respect to few variances are central differences.
+    The log marginal likelihood is exact. A bounded quasi-Newton method maximises it over log variances from several
+    starts. If inputs lie on a grid and there are few variances, derivatives of the covariance are central differences.
 
     Parameters
     ----------
     network : InfiniteWidth
-        Its variances are the first start. Biases whose variance is zero stay without one.
+        Its variances are the first start. Bias variances that are zero stay zero.
     x : Tensor
         Inputs, ``(n, features)`` or ``(n, channels, *grid)``.
     y : Tensor
-        Values with mean zero, ``(n,)`` or ``(n, 1)``.
+        Observations with mean zero, ``(n,)`` or ``(n, 1)``.
     noise_variance : float, optional
-        By default it is found with the others.
+        Fixed noise variance; by default it is fitted.
     tied : bool, default True
-        Whether all layers share one variance of weights and one of biases, or have their own.
+        Whether all layers share one weight variance and one bias variance.
     covariance : {"nngp", "ntk"}, default "nngp"
     num_starts : int, default 4
-        At most; once two have reached one log marginal likelihood to 1e-6, there are no more.
+        Largest number of starts; the search stops when two starts agree in log marginal likelihood to 1e-6.
     spread : float, default 1.0
-        The standard deviation of logarithms of further starts about the first.
+        Standard deviation of the log variances of random starts, about the first start.
     max_iterations : int, default 200
-        Of each start.
+        Limit for each start.
     time_budget : float, optional
-        Seconds after which the search ends where it is.
+        Time limit of the search, in seconds.
     seed : int or torch.Generator, default 0
-        For the starts.
+        Seed for the random starts.
     progress : bool, default True
-        Whether to draw a bar.
+        Whether to show a progress bar.
 
     Returns
     -------
-    Fit
+    VarianceFit
 
     Raises
     ------
     ModelError
         If the network is a torch module, or its output is not normal.
     SettingsError
-        If a setting lies outside its domain.
+        If a setting is outside its domain.
     DataError, ShapeError
-        If the data do not fit or are not finite, or ``y`` is zero everywhere.
+        If the data have the wrong shape or are not finite, or ``y`` is zero everywhere.
     KernelError
-        If the covariance of the data is not positive definite.
+        If the covariance of the observations is not positive definite.
 
     Warns
     -----
     JitterWarning
-        If it needed jitter at the variances found.
+        If jitter was added at the fitted variances.
     AccuracyWarning
-        If the mean of ``y`` is far from zero, or iterations or time ended the search.
+        If the mean of ``y`` is far from zero, or the search reached its limit of iterations or time.
 
     References
     ----------
@@ -402,19 +401,19 @@ class DepthComparison:
 
     Attributes
     ----------
-    fits : mapping of int to Fit
-        By depth.
+    fits : mapping of int to VarianceFit
+        Fits by depth.
     """
 
     fits: Mapping[int, VarianceFit]
 
     @property
     def best(self) -> int:
-        """The depth of the largest marginal likelihood."""
+        """Depth with the largest marginal likelihood."""
         return max(self.fits, key=lambda depth: self.fits[depth].log_evidence)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row a depth, with the variances that were found."""
+        """Return the fitted variances, one row per depth."""
         return pd.DataFrame(
             {
                 "depth": depth,
@@ -433,7 +432,7 @@ class DepthComparison:
         Parameters
         ----------
         ax : Axes, optional
-            By default of a new figure.
+            By default axes of a new figure.
 
         Returns
         -------
@@ -476,16 +475,16 @@ def fit_depths(
     Parameters
     ----------
     make_network : callable
-        From a depth to a torch module, or to a network of infinite width with variances of its own.
+        Maps a depth to a torch module, or to an infinitely wide network with its own initial variances.
     depths : sequence of int
     x, y : Tensor
         As in :func:`fit_variances`.
     weight_variance, bias_variance : float, default 2.0 and 0.1
-        Where learning begins, for torch modules.
+        Initial variances for torch modules.
     noise_variance, tied, covariance, num_starts, seed, progress
         As in :func:`fit_variances`.
     time_budget : float, optional
-        Seconds for each depth.
+        Time limit for each depth, in seconds.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Regression and classification as Pyro models, and a network's covariance as a kernel of Pyro."""
+"""Pyro models of regression and classification with infinitely wide networks, and their kernel for Pyro."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ __all__ = [
 
 # Predictions of a Pyro model of a Gaussian process, draw by draw.
 
-CHUNK = 1 << 22  # numbers of covariances that are held at once
+CHUNK = 1 << 22  # largest number of covariances held at once
 
 _Laws = tuple[Tensor, Tensor]
 """Means and variances."""
 
 
 class NormalMixture(NamedTuple):
-    """Normal laws of the function at new inputs, one a draw.
+    """Normal distributions of the function at new inputs, one per posterior draw.
 
     Attributes
     ----------
     means, variances : Tensor
-        Given the draw, ``(draws, ...)``.
+        Moments given each draw, ``(draws, ...)``.
     """
 
     means: Tensor
@@ -62,12 +62,12 @@ class NormalMixture(NamedTuple):
 
     @property
     def mean(self) -> Tensor:
-        """Of all draws together."""
+        """Mean of the mixture over draws."""
         return self.means.mean(0)
 
     @property
     def variance(self) -> Tensor:
-        """Of all draws together: the mean of the variances and the variance of the means."""
+        """Variance of the mixture: mean of the variances plus variance of the means."""
         return self.variances.mean(0) + self.means.var(0, correction=0)
 
 
@@ -91,7 +91,7 @@ def _predict_each(
             if not draws:
                 raise RuntimeError("there is nothing to batch")
             means, variances = torch.vmap(one, chunk_size=length)(draws)
-        except RuntimeError:  # a kernel whose code depends on values, or a covariance that is not positive definite
+        except RuntimeError:  # the kernel's code depends on values, or a covariance is not positive definite
             laws = [_law(one, {name: value[i] for name, value in draws.items()}, i) for i in range(number)]
             means, variances = (torch.stack(column) for column in zip(*laws, strict=True))
     return NormalMixture(means, variances)
@@ -110,8 +110,8 @@ def _law(function: Callable[[dict[str, Tensor]], _Laws], row: dict[str, Tensor],
 def _event_dims(function: Callable[..., _Laws], x: Tensor, *rest: Tensor) -> dict[str, int]:
     """Return how many dimensions one draw of each site has."""
 
-    def run() -> None:  # a trace does not take just any result
-        with suppress(torch.linalg.LinAlgError):  # at variances that nobody asked for
+    def run() -> None:  # a trace does not accept every type of result
+        with suppress(torch.linalg.LinAlgError):  # the variances are arbitrary
             function(x, *rest)
 
     with torch.no_grad(), global_stream(new_generator(0)):
@@ -142,34 +142,34 @@ def _flat(values: Mapping[str, Tensor], event_dims: Mapping[str, int]) -> dict[s
 
 
 class PyroKernel(Kernel):
-    """The covariance of a network of infinite width, with variances that can be learned.
+    """Pyro kernel of an infinitely wide network, with trainable variances.
 
     Parameters
     ----------
     network : InfiniteWidth
-        Its variances are the first ones.
+        Its variances are the initial values.
     tied : bool, default True
-        Whether all layers share one variance of weights and one of biases, or have their own.
+        Whether all layers share one weight variance and one bias variance.
     covariance : {"nngp", "ntk"}, default "nngp"
     input_shape : sequence of int, optional
-        Of one input, ``(channels, *grid)``. Pyro's own models need inputs as vectors, ``(n, features)``; with this
-        they are given their shape back. By default vectors are for networks of vectors.
+        Shape of one input, ``(channels, *grid)``, for networks of images in Pyro's own models. These models pass inputs
+        as vectors, ``(n, features)``, which are reshaped to it.
     active_dims : list of int, optional
-        Which of the features enter; by default as many as the network takes.
+        Indices of the features used; by default as many as the network takes.
 
     Attributes
     ----------
     weight_variance, bias_variance : Tensor
         Positive, stored as logarithms, in double precision; ``()`` if tied, else ``(layers,)``. Assign a
-        ``pyro.nn.PyroSample`` to give them a prior, or a number to fix them. Biases whose variance is zero at first
-        stay without one; ``bias_variance`` is there only if some is left.
+        ``pyro.nn.PyroSample`` to give them a prior, or a number to fix them. Bias variances that are initially zero
+        stay zero; without any other, there is no ``bias_variance``.
 
     Raises
     ------
     ModelError
         If the network is a torch module, or its output is not normal.
     SettingsError
-        If a variance of weights is zero, or tied ones are not equal at first.
+        If a weight variance is zero, or tied variances are initially not equal.
     ShapeError, DataError
         When called, if inputs do not fit the network or are not finite.
 
@@ -199,7 +199,7 @@ class PyroKernel(Kernel):
     ) -> None:
         parameters = Parameters(network, tied)
         shape = _first_features(network) if input_shape is None else torch.Size(input_shape)
-        # Without any, active_dims are not used: vectors are refused, and images come as they are.
+        # If the number of features is unknown, active_dims are unused: vectors are refused, images passed unchanged.
         super().__init__(
             1 if shape is None else shape.numel() if active_dims is None else len(active_dims), active_dims
         )
@@ -212,14 +212,14 @@ class PyroKernel(Kernel):
             self.bias_variance = PyroParam(bias, constraints.positive)
 
     def forward(self, X: Tensor, Z: Tensor | None = None, diag: bool = False) -> Tensor:  # noqa: N803
-        """Return covariances, ``(n, m)``, or of each input with itself, ``(n,)``.
+        """Return the covariance matrix, ``(n, m)``, or with ``diag`` the variances of single inputs, ``(n,)``.
 
         Parameters
         ----------
         X, Z : Tensor
             Inputs, ``(n, features)`` and ``(m, features)``, or ``(n, channels, *grid)``; by default ``Z`` is ``X``.
         diag : bool, default False
-            Whether each input is paired with itself only.
+            Whether to return variances only.
         """
         network = self.current_network(X.dtype)
         first = self.shaped(X)
@@ -229,17 +229,17 @@ class PyroKernel(Kernel):
         return traced_matrix(network, self.covariance, first, second)
 
     def current_network(self, dtype: torch.dtype = torch.float64) -> InfiniteWidth:
-        """Return the network with the present variances."""
+        """Return the network with the current variances."""
         bias = self.bias_variance.to(dtype) if self.parameters_of_network.bias is not None else None
         return self.parameters_of_network.at(self.weight_variance.to(dtype), bias)
 
     def with_log_normal_priors(self, spread: float = 1.0) -> PyroKernel:
-        """Give each variance a log-normal prior whose median is its first value, and return the kernel itself.
+        """Give each variance a log-normal prior with its initial value as median, and return the kernel itself.
 
         Parameters
         ----------
         spread : float, default 1.0
-            The standard deviation of logarithms.
+            Standard deviation of the log variances.
         """
         first = self.parameters_of_network
         self.weight_variance = PyroSample(partial(_log_normal, first.weight, spread))
@@ -248,7 +248,7 @@ class PyroKernel(Kernel):
         return self
 
     def shaped(self, x: Tensor, name: str = "x") -> Tensor:
-        """Return inputs as the network takes them, or say what is wrong with them."""
+        """Return inputs in the network's shape, or raise an error if they do not fit."""
         if not isinstance(x, Tensor):
             raise DataError(f"{name} must be a tensor, not {type(x).__name__}")
         if x.dim() <= 2:
@@ -311,7 +311,7 @@ def _digits(value: Tensor) -> str:
 
 def _log_normal(median: Tensor, spread: float, module: object) -> Any:
     """Return a log-normal law; the last argument is the module that Pyro passes on."""
-    # In the default type, as numbers written into a model would be; the kernel takes the type of its inputs.
+    # Priors have torch's default dtype, as numbers in a model do; the kernel uses the dtype of its inputs.
     median = median.to(torch.get_default_dtype())
     return dist.LogNormal(median.log(), spread).to_event(median.dim())
 
@@ -328,32 +328,32 @@ def _first_features(network: InfiniteWidth) -> torch.Size | None:
 
 
 class RegressionModel(PyroModule):
-    r"""A Gaussian process with noise; called with data, it is a Pyro model of ``y`` given ``x``.
+    r"""Pyro model of Gaussian-process regression with normal noise.
 
     .. math:: \log v_w, \log v_b, \log \sigma^2 \sim N, \qquad y \mid v \sim N(0, K_v(x, x) + \sigma^2 I)
 
-    Sites are ``noise_variance``, those of the kernel (``kernel.weight_variance``, ``kernel.bias_variance``) and the
-    observed ``y``. Assign another ``pyro.nn.PyroSample`` to an attribute for another prior, or a number to fix it.
+    Sites are ``noise_variance``, ``kernel.weight_variance``, ``kernel.bias_variance`` and the observed ``y``. Assign a
+    ``pyro.nn.PyroSample`` to an attribute for a different prior, or a number to fix it.
 
-    The prior's mean is zero; subtract that of ``y`` first.
+    The prior mean is zero: subtract the mean of ``y`` first.
 
     Parameters
     ----------
     kernel : InfiniteWidth or pyro.contrib.gp.kernels.Kernel
-        A network gets log-normal priors whose medians are its variances; it takes images as they are.
+        A network gets log-normal priors with its variances as medians; it accepts images directly.
     noise_variance : float, default 0.1
-        The median of the noise variance's log-normal prior.
+        Median of the log-normal prior of the noise variance.
     spread : float, default 1.0
-        The standard deviation of logarithms, in these priors.
+        Standard deviation of the log variances in these priors.
     jitter : float, default 0.0
-        Added to the diagonal, relative to its mean. Where the covariance is not positive definite even so, the
-        density of a :class:`~bayeskit.Target` is not a number, and samplers turn back.
+        Jitter on the diagonal, relative to its mean. If the covariance is still not positive definite, the log density
+        of a :class:`~bayeskit.Target` is NaN, and samplers reject the point.
     tied : bool, default True
-        Whether all layers of a network share one variance of weights and one of biases, or have their own.
+        For a network: whether all layers share one weight variance and one bias variance.
     covariance : {"nngp", "ntk"}, default "nngp"
-        Of a network.
+        For a network.
     input_shape : sequence of int, optional
-        Of one input of a network, ``(channels, *grid)``, if images come as vectors.
+        For a network: shape of one input, ``(channels, *grid)``, if images are passed as vectors.
 
     Attributes
     ----------
@@ -366,9 +366,9 @@ class RegressionModel(PyroModule):
     ModelError
         If the kernel is a torch module, or the output of its network is not normal.
     SettingsError
-        If a number is out of its domain, also one that is assigned later.
+        If a number is outside its domain, also if it is assigned later.
     ShapeError, DataError
-        When called, if data do not fit or are not finite.
+        When called, if data have the wrong shape or are not finite.
 
     Examples
     --------
@@ -401,14 +401,14 @@ class RegressionModel(PyroModule):
         self.noise_variance = PyroSample(partial(_log_normal, median, spread))
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Sample or observe the data.
+        """Run the model: sample ``y``, or condition on it.
 
         Parameters
         ----------
         x : Tensor
             Inputs, ``(n, features)`` or ``(n, channels, *grid)``.
         y : Tensor, optional
-            Values, ``(n,)`` or ``(n, 1)``; drawn if they are not given.
+            Observations, ``(n,)`` or ``(n, 1)``; sampled if absent.
 
         Returns
         -------
@@ -422,7 +422,7 @@ class RegressionModel(PyroModule):
 
     @pyro_method
     def covariance(self, x: Tensor) -> Tensor:
-        """Return the covariance of the data at the present variances, noise and jitter included, ``(n, n)``."""
+        """Return the covariance of observations at the current variances, noise and jitter included, ``(n, n)``."""
         prior = self.kernel(x)
         added = torch.as_tensor(self.noise_variance).to(prior) + self.jitter * prior.diagonal().mean()
         return prior + added * torch.eye(len(x), dtype=x.dtype, device=x.device)
@@ -430,30 +430,30 @@ class RegressionModel(PyroModule):
     def predict(
         self, values: Mapping[str, Tensor], x: Tensor, y: Tensor, x_new: Tensor, *, noise: bool = False
     ) -> NormalMixture:
-        """Return the function at new inputs, or observations there, draw by draw.
+        """Return the predictive distribution at new inputs for each posterior draw.
 
         Parameters
         ----------
         values : mapping
-            Draws of the sites, ``{site: (*batch, *shape)}``, such as :meth:`bayeskit.Draws.values` returns.
+            Posterior draws of the sites, ``{site: (*batch, *shape)}``, for example from :meth:`bayeskit.Draws.values`.
         x, y : Tensor
-            The data.
+            Training data.
         x_new : Tensor
-            ``(m, features)`` or ``(m, channels, *grid)``.
+            New inputs, ``(m, features)`` or ``(m, channels, *grid)``.
         noise : bool, default False
-            Whether variances are those of observations, noise included, or of the function.
+            Whether variances include observation noise.
 
         Returns
         -------
         NormalMixture
-            With means and variances ``(draws, m)``; one draw if all variances are fixed.
+            Means and variances ``(draws, m)``; one draw if all variances are fixed.
 
         Raises
         ------
         DrawsError
             If a site has no value.
         KernelError
-            If the covariance of the data is not positive definite at some draw.
+            If the covariance of the observations is not positive definite at a draw.
         """
         _check_data(self.kernel, x, "x")
         _check_data(self.kernel, x_new, "x_new")
@@ -504,30 +504,30 @@ _WHITE = "white"
 
 
 class ClassificationModel(PyroModule):
-    r"""A Gaussian process whose values are logits; called with data, it is a Pyro model of labels given ``x``.
+    r"""Pyro model of Gaussian-process classification, with a Gaussian process for the logits.
 
-    With :math:`K_v = L L^\top` and white values :math:`z \sim N(0, I)` the function is :math:`f = L z`. Two classes
-    have one function, the logit of class one; more have one each, independent a priori, and the softmax.
+    The function is :math:`f = L z` with :math:`K_v = L L^\top` and whitened values :math:`z \sim N(0, I)`. Two classes
+    have one function, the logit of class 1. More classes have one function each, independent a priori, and a softmax.
 
-    Sites are those of the kernel (``kernel.weight_variance``, ``kernel.bias_variance``), ``white``, of shape ``(n,)``
-    or ``(classes, n)``, and the observed ``labels``.
+    Sites are ``kernel.weight_variance``, ``kernel.bias_variance``, ``white``, of shape ``(n,)`` or ``(classes, n)``,
+    and the observed ``labels``.
 
     Parameters
     ----------
     kernel : InfiniteWidth or pyro.contrib.gp.kernels.Kernel
-        A network gets log-normal priors whose medians are its variances; it takes images as they are.
+        A network gets log-normal priors with its variances as medians; it accepts images directly.
     num_classes : int, default 2
     spread : float, default 1.0
-        The standard deviation of logarithms, in these priors.
+        Standard deviation of the log variances in these priors.
     jitter : float, default 1e-8
-        Added to the diagonal of :math:`K_v`, relative to its mean. Where it is not positive definite even so, the
-        density of a :class:`~bayeskit.Target` is not a number, and samplers turn back.
+        Jitter on the diagonal of :math:`K_v`, relative to its mean. If :math:`K_v` is still not positive definite, the
+        log density of a :class:`~bayeskit.Target` is NaN, and samplers reject the point.
     tied : bool, default True
-        Whether all layers of a network share one variance of weights and one of biases, or have their own.
+        For a network: whether all layers share one weight variance and one bias variance.
     covariance : {"nngp", "ntk"}, default "nngp"
-        Of a network.
+        For a network.
     input_shape : sequence of int, optional
-        Of one input of a network, ``(channels, *grid)``, if images come as vectors.
+        For a network: shape of one input, ``(channels, *grid)``, if images are passed as vectors.
 
     Attributes
     ----------
@@ -540,9 +540,9 @@ class ClassificationModel(PyroModule):
     ModelError
         If the kernel is a torch module, or the output of its network is not normal.
     SettingsError
-        If a number is out of its domain.
+        If a number is outside its domain.
     ShapeError, DataError
-        When called, if data do not fit or are not finite, or labels are no classes.
+        When called, if data have the wrong shape or are not finite, or labels are not valid classes.
 
     References
     ----------
@@ -577,14 +577,14 @@ class ClassificationModel(PyroModule):
         self.jitter = real_number("jitter", jitter, between=(-1e-300, 1))
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Sample or observe labels.
+        """Run the model: sample labels, or condition on them.
 
         Parameters
         ----------
         x : Tensor
             Inputs, ``(n, features)`` or ``(n, channels, *grid)``.
         labels : Tensor, optional
-            Integers from zero, ``(n,)``; drawn if they are not given.
+            Class indices from zero, ``(n,)``; sampled if absent.
 
         Returns
         -------
@@ -603,21 +603,21 @@ class ClassificationModel(PyroModule):
 
     @pyro_method
     def latent(self, x: Tensor) -> Tensor:
-        """Return the functions at the data, ``(n,)`` or ``(classes, n)``."""
+        """Return the latent functions at the training inputs, ``(n,)`` or ``(classes, n)``."""
         lower, white = self._whitened(x)
         return white @ lower.mT
 
     def predict(self, values: Mapping[str, Tensor], x: Tensor, x_new: Tensor) -> NormalMixture:
-        """Return the functions at new inputs, draw by draw.
+        """Return the distribution of the latent functions at new inputs for each posterior draw.
 
         Parameters
         ----------
         values : mapping
-            Draws of the sites, ``{site: (*batch, *shape)}``, such as :meth:`bayeskit.Draws.values` returns.
+            Posterior draws of the sites, ``{site: (*batch, *shape)}``, for example from :meth:`bayeskit.Draws.values`.
         x : Tensor
-            The inputs of the data.
+            Training inputs.
         x_new : Tensor
-            ``(m, features)`` or ``(m, channels, *grid)``.
+            New inputs, ``(m, features)`` or ``(m, channels, *grid)``.
 
         Returns
         -------
@@ -636,14 +636,14 @@ class ClassificationModel(PyroModule):
     def predict_probabilities(
         self, values: Mapping[str, Tensor], x: Tensor, x_new: Tensor, seed: int | torch.Generator = 0
     ) -> Tensor:
-        """Return probabilities of classes at new inputs, draw by draw; their mean over draws is the prediction.
+        """Return class probabilities at new inputs for each posterior draw; predict with their mean over draws.
 
         Parameters
         ----------
         values, x, x_new
             As in :meth:`predict`.
         seed : int or torch.Generator, default 0
-            The function at a new input is drawn once, given each draw of its values at the data.
+            For each posterior draw the latent functions at new inputs are sampled once.
 
         Returns
         -------

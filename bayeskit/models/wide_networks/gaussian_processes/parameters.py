@@ -1,4 +1,4 @@
-"""Variances of a network's weights and biases as numbers that can be learned."""
+"""Variances of a network's weights and biases as trainable parameters."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def traced_matrix(network: InfiniteWidth, covariance: str, x1: Tensor, x2: Tenso
 
 def _input_covariance(graph: Graph, x1: Tensor, x2: Tensor, ntk: bool) -> Covariance:
     """Return the covariance of inputs ``(n1, ...)`` and ``(n2, ...)`` as a constant of the trace."""
-    # The number of nearly parallel pairs depends on the data only, not on variances; compilers need to know it.
+    # The number of nearly parallel pairs depends on the data only, not on variances; compilers need it as a constant.
     all_pairs = INPUT in graph.all_pairs
     with disable_current_modes():
         a, b = (own_covariance(x, all_pairs, ntk).variance() for x in (x1, x2))
