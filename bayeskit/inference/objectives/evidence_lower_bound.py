@@ -131,7 +131,7 @@ class ELBO(Objective):
     Raises
     ------
     SettingsError
-        If a weight is negative or NaN.
+        If a weight is negative or not a number.
 
     Notes
     -----

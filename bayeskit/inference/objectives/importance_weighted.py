@@ -271,7 +271,7 @@ class Renyi(Objective):
     Raises
     ------
     SettingsError
-        If ``alpha`` is NaN.
+        If ``alpha`` is not a number; infinities are allowed.
 
     Notes
     -----
