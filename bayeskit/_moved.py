@@ -66,13 +66,7 @@ def answer_to_old_names(module: str) -> Callable[[str], Any]:
 
 
 def present_names(name: str) -> list[str]:
-    """Return what an old name, module included, may be called now, private names last; nothing is imported.
-
-    Examples
-    --------
-    >>> present_names("bayeskit.target.Target")
-    ['bayeskit.logdensity.target.Target', 'bayeskit.logdensity.target._Target']
-    """
+    """Return the present names of an old name, module included, private ones last; nothing is imported."""
     module, _, last = name.rpartition(".")
     places = _places().get(module, [])
     renamed = [f"{place}.{_renamed()[place, last]}" for place in [module, *places] if (place, last) in _renamed()]

@@ -53,9 +53,7 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
 # What the command line prints.
-# --------------------------------------------------------------------------------------------------
 
 _MAX_FALSE_COMFORT = 0.01
 
@@ -223,9 +221,7 @@ def _figure(value: float, spec: str) -> str:
     return format(value, spec) if math.isfinite(value) else "-"
 
 
-# --------------------------------------------------------------------------------------------------
-# What is said of misspelt options and commands ends with the page that explains them.
-# --------------------------------------------------------------------------------------------------
+# Messages about misspelt options and commands end with the page that explains them.
 
 _PAGE = _place_of("how_to/command_line")
 # typer has click within it or beside it, by its version

@@ -15,22 +15,11 @@ from torch import Tensor
 from bayeskit.core.randomness import validation_kept
 from bayeskit.errors import OutputError
 
-# --------------------------------------------------------------------------------------------------
 # The border to ArviZ, 0.x and 1.x; xarray inside.
-# --------------------------------------------------------------------------------------------------
 
 
 def to_datasets(groups: dict[str, dict[str, Tensor]], attributes: dict[str, Any]) -> dict[str, xr.Dataset]:
-    """Return one dataset a group, with ArviZ's dimension names.
-
-    Parameters
-    ----------
-    groups : dict
-        By ArviZ group and variable, tensors of shape ``(chains, draws, *shape)``. A slash in a name becomes a dot, and
-        ``chain`` and ``draw`` take an underscore; the attribute ``site`` then has the name as it was.
-    attributes : dict
-        Strings and numbers to keep with every group.
-    """
+    """Return a dataset for each group of tensors ``(chains, draws, *shape)``, with ArviZ's dimension names."""
     plain = plain_attributes(attributes)
     return {name: _dataset(variables, plain) for name, variables in groups.items() if variables}
 
@@ -54,13 +43,7 @@ def as_inference_data(datasets: dict[str, xr.Dataset]) -> Any:
 
 
 def write_netcdf(datasets: dict[str, xr.Dataset], path: str | Path) -> None:
-    """Write one group a dataset, whole or not at all.
-
-    Raises
-    ------
-    OutputError
-        If the file cannot be written.
-    """
+    """Write each dataset as a group, whole or not at all; raise ``OutputError`` if the file cannot be written."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -76,6 +59,7 @@ def write_netcdf(datasets: dict[str, xr.Dataset], path: str | Path) -> None:
 def _dataset(variables: dict[str, Tensor], attributes: dict[str, Any]) -> xr.Dataset:
     data: dict[str, Any] = {}
     for site, tensor in variables.items():
+        # A slash becomes a dot, ``chain`` and ``draw`` take an underscore; the attribute ``site`` keeps the name.
         name = _allowed(site, variables.keys() | data.keys())
         array = tensor.detach().cpu().numpy()
         dims = ["chain", "draw"] + [f"{name}_dim_{i}" for i in range(array.ndim - 2)]
@@ -94,9 +78,7 @@ def _allowed(site: str, taken: Iterable[str]) -> str:
     return name
 
 
-# --------------------------------------------------------------------------------------------------
 # zuko, without what importing it does to torch.
-# --------------------------------------------------------------------------------------------------
 
 with validation_kept():  # zuko switches torch's validation of distributions off for everybody
     import zuko

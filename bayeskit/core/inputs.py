@@ -15,37 +15,14 @@ from bayeskit.errors import DataError, SettingsError, UnknownNameError
 
 __all__ = ["arrays_as_tensors", "as_numbers", "lists_as_tensors", "real_number", "unknown_name", "whole_number"]
 
-# --------------------------------------------------------------------------------------------------
 # Settings as they come from users.
-# --------------------------------------------------------------------------------------------------
 
 #: More names than these are not listed beside a suggestion.
 _MANY = 30
 
 
 def whole_number(name: str, value: Any, least: int | None = None) -> int:
-    """Return an integer of any library as Python's own.
-
-    Parameters
-    ----------
-    name : str
-        Of the setting.
-    value : int
-        NumPy's integers and a tensor of one are fine.
-    least : int, optional
-
-    Raises
-    ------
-    SettingsError
-        If ``value`` is no integer, not even ``4.0``, or below ``least``.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from bayeskit.core.inputs import whole_number
-    >>> whole_number("num_chains", np.int64(4), least=1)
-    4
-    """
+    """Return an integer of any library as ``int``; raise ``SettingsError`` for others, and below ``least``."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -58,29 +35,7 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
 
 
 def real_number(name: str, value: Any, between: tuple[float, float] | None = None) -> float:
-    """Return a number of any library as Python's own.
-
-    Parameters
-    ----------
-    name : str
-        Of the setting.
-    value : float
-        Integers, NumPy's numbers and a tensor of one are fine.
-    between : (float, float), optional
-        The number must lie between these, both excluded.
-
-    Raises
-    ------
-    SettingsError
-        If ``value`` is no number, not even ``"0.8"``, or does not lie there.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from bayeskit.core.inputs import real_number
-    >>> real_number("target_acceptance", np.float32(0.75), between=(0, 1))
-    0.75
-    """
+    """Return a number of any library as ``float``; raise ``SettingsError`` for others, and outside ``between``."""
     where = "" if between is None else f" in ({between[0]:g}, {between[1]:g})"
     try:
         number = None if isinstance(value, (bool, str, bytes)) else float(value)
@@ -88,53 +43,25 @@ def real_number(name: str, value: Any, between: tuple[float, float] | None = Non
         number = None
     if number is None:
         raise SettingsError(f"{name} must be a number{where}, not {value!r}")
+    # Both ends are excluded.
     if between is not None and not between[0] < number < between[1]:
         raise SettingsError(f"{name} must lie{where}, not {number:g}")
     return number
 
 
 def unknown_name(what: str, name: str, known: Collection[str]) -> UnknownNameError:
-    """Return the error for a name that a registry lacks, with the nearest one that it has.
-
-    Examples
-    --------
-    >>> from bayeskit.core.inputs import unknown_name
-    >>> print(unknown_name("fruit", "aple", ["apple", "pear"]).args[0])
-    no fruit is called 'aple'; did you mean 'apple'? Known are: apple, pear
-    """
+    """Return the error for a name that a registry lacks, with the nearest name that it has."""
     nearest = difflib.get_close_matches(str(name).lower(), [k.lower() for k in known], 1, 0.4)
     hint = next((f"; did you mean {k!r}?" for k in known if nearest and k.lower() == nearest[0]), ".")
     listed = "" if nearest and len(known) > _MANY else f" Known are: {', '.join(known)}"
     return UnknownNameError(f"no {what} is called {name!r}{hint}{listed}")
 
 
-# --------------------------------------------------------------------------------------------------
 # Data as they come from users: tensors, arrays, lists, columns of tables.
-# --------------------------------------------------------------------------------------------------
 
 
 def as_numbers(name: str, value: Any) -> Tensor:
-    """Return data of any library as a tensor; a tensor is returned as it is.
-
-    Parameters
-    ----------
-    name : str
-        Of the argument.
-    value : Tensor, array, list of numbers, Series or DataFrame
-        Python's own numbers become double precision, and arrays keep the precision that they have.
-
-    Raises
-    ------
-    DataError
-        If it has anything but numbers, or rows of different lengths.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from bayeskit.core.inputs import as_numbers
-    >>> as_numbers("x", np.arange(3)), as_numbers("x", [[1.5, 2.0]])
-    (tensor([0, 1, 2]), tensor([[1.5000, 2.0000]], dtype=torch.float64))
-    """
+    """Return data of any library as a tensor, and tensors as they are; raise ``DataError`` if not numbers."""
     if isinstance(value, Tensor):
         return value
     remedy = "give a tensor, an array or a list of numbers"
@@ -152,10 +79,8 @@ def as_numbers(name: str, value: Any) -> Tensor:
 
 
 def arrays_as_tensors(data: Any) -> Any:
-    """Return arguments of a model with arrays and columns of tables as tensors, and everything else as it is.
-
-    An array that meets a tensor in arithmetic loses the gradient without a word.
-    """
+    """Return arguments of a model with arrays and columns of tables as tensors, and everything else as it is."""
+    # An array that meets a tensor in arithmetic loses the gradient silently.
     if isinstance(data, (np.ndarray, np.number)) or hasattr(data, "to_numpy"):
         try:
             return as_numbers("data", data)

@@ -37,33 +37,7 @@ CHAIN_COLOURS = (BLUE, ORANGE, _GREEN, VERMILION, _PURPLE, SKY, GREY)
 
 
 def plot_trace(values: np.ndarray, name: str, ax: Axes) -> Axes:
-    """Plot the path of every chain.
-
-    Parameters
-    ----------
-    values : ndarray
-        Shape ``(chains, draws)``.
-    name : str
-        The quantity, as the label of the axis.
-    ax : Axes
-
-    Returns
-    -------
-    Axes
-
-    Raises
-    ------
-    ShapeError
-        If ``values`` has another number of dimensions.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from matplotlib.figure import Figure
-    >>> from bayeskit.core.plots import plot_trace
-    >>> plot_trace(np.zeros((3, 10)), "mean", Figure().subplots()).get_ylabel()
-    'mean'
-    """
+    """Plot the path of every chain of ``values``, ``(chains, draws)``."""
     values = _chains(values)
     draw = np.arange(values.shape[1])
     _curves(ax, [np.column_stack([draw, path]) for path in values], 0.7 if len(values) <= 8 else 0.4)
@@ -74,50 +48,14 @@ def plot_trace(values: np.ndarray, name: str, ax: Axes) -> Axes:
 
 
 def plot_rank(values: np.ndarray, name: str, ax: Axes) -> Axes:
-    """Plot how far the ranks of every chain's draws stray from uniform.
-
-    The curve of a chain is the empirical distribution function of its fractional ranks among all draws,
-    minus that of the uniform distribution. Chains that agree stay close to zero; the grey band holds 99 % of
-    the curves of as many *independent* draws, so that correlated chains leave it more often.
-
-    Parameters
-    ----------
-    values : ndarray
-        Shape ``(chains, draws)``.
-    name : str
-        The quantity, as the title.
-    ax : Axes
-
-    Returns
-    -------
-    Axes
-
-    Raises
-    ------
-    ShapeError
-        If ``values`` has another number of dimensions.
-
-    References
-    ----------
-    Sailynoja, T., Buerkner, P.-C., Vehtari, A. (2022). Graphical test for discrete
-    uniformity and its applications in goodness-of-fit evaluation and multiple sample
-    comparison. Statistics and Computing 32, 32 (here with the asymptotic Kolmogorov band).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from matplotlib.figure import Figure
-    >>> from bayeskit.core.plots import plot_rank
-    >>> axes = plot_rank(np.arange(20.0).reshape(2, 10), "mean", Figure().subplots())
-    >>> axes.get_xlabel()
-    'fractional rank'
-    """
+    """Plot each chain's ECDF of fractional ranks less the uniform, ``(chains, draws)`` (Sailynoja et al. 2022)."""
     from scipy.stats import rankdata
 
     values = _chains(values)
     chains, draws = values.shape
     ranks = (rankdata(values.reshape(-1)).reshape(chains, draws) - 0.5) / values.size
     level = np.arange(1, draws + 1) / draws
+    # The asymptotic Kolmogorov band of 99 %, of independent draws: correlated chains leave it more often.
     # Chains share their ranks, which narrows the spread of each around their common mean.
     band = 1.628 * math.sqrt((1.0 - 1.0 / chains) / draws) if chains > 1 else 1.628 / math.sqrt(draws)
     ax.axhspan(-band, band, color=GREY, alpha=0.15, linewidth=0)
@@ -132,39 +70,7 @@ def plot_rank(values: np.ndarray, name: str, ax: Axes) -> Axes:
 
 
 def plot_rank_uniformity(ranks: np.ndarray, num_draws: int, name: str, histogram: Axes, ecdf: Axes) -> None:
-    """Plot whether ranks among ``num_draws`` draws are uniform: their histogram and their ECDF difference.
-
-    The grey bands hold, where the ranks are uniform, each bar with 99 % probability and the whole curve with 99 %.
-
-    Parameters
-    ----------
-    ranks : ndarray of int
-        Shape ``(replicates,)``, each from 0 to ``num_draws``.
-    num_draws : int
-    name : str
-        The quantity, as the title.
-    histogram, ecdf : Axes
-
-    Raises
-    ------
-    ShapeError
-        If ``ranks`` has another number of dimensions.
-
-    References
-    ----------
-    Sailynoja, T., Buerkner, P.-C., Vehtari, A. (2022). Graphical test for discrete uniformity and its
-    applications in goodness-of-fit evaluation and multiple sample comparison. Statistics and Computing 32, 32.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from matplotlib.figure import Figure
-    >>> from bayeskit.core.plots import plot_rank_uniformity
-    >>> left, right = Figure().subplots(1, 2)
-    >>> plot_rank_uniformity(np.arange(100) % 10, 9, "mean", left, right)
-    >>> right.get_ylabel()
-    'ECDF difference'
-    """
+    """Plot histogram and ECDF difference of ranks 0 to ``num_draws``, ``(replicates,)`` (Sailynoja et al. 2022)."""
     from scipy.stats import binom
 
     from bayeskit.core.uniformity import ecdf_band, rank_bins
@@ -175,6 +81,7 @@ def plot_rank_uniformity(ranks: np.ndarray, num_draws: int, name: str, histogram
     bins = rank_bins(len(ranks), num_draws)
     edges = np.array([b[0] for b in bins] + [num_draws + 1]) - 0.5
     share = np.array([len(b) for b in bins]) / (num_draws + 1)
+    # The bands hold each bar with 99 % probability, and the whole curve with 99 %.
     low, high = (binom.ppf(q, len(ranks), share) for q in (0.005, 0.995))
     histogram.stairs(high, edges, baseline=low, fill=True, color=GREY, alpha=0.15)
     histogram.stairs(np.histogram(ranks, edges)[0], edges, color=BLUE, linewidth=1.2)

@@ -24,9 +24,7 @@ from rich.progress import (
 
 __all__ = ["Bar", "Reason", "Stopped", "Watch", "look", "progress_bar", "watching"]
 
-# --------------------------------------------------------------------------------------------------
 # A progress bar that appears only on work of more than two seconds.
-# --------------------------------------------------------------------------------------------------
 
 _DELAY = 2.0
 _INTERVAL = 0.2
@@ -85,21 +83,13 @@ def progress_bar(description: str, total: int | None, enabled: bool = True) -> I
         bar.close()
 
 
-# --------------------------------------------------------------------------------------------------
 # Ctrl-C and time budgets: a run hears them between two steps, and waiting for something slow hears them at once.
-# --------------------------------------------------------------------------------------------------
 
 Reason = Literal["time budget", "interrupted"]
 
 
 class Stopped(BaseException):
-    """A step was given up because the run is to end; not an ``Exception``, so that nothing but the run catches it.
-
-    Parameters
-    ----------
-    reason : str
-        ``"time budget"`` or ``"interrupted"``.
-    """
+    """The end of a run during a step; not an ``Exception``, so that nothing but the run catches it."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -123,13 +113,7 @@ _watch: ContextVar[Watch | None] = ContextVar("_watch", default=None)
 
 
 def look() -> None:
-    """Raise :class:`Stopped` if the run under way, if any, is to end; for places where its step may be dropped.
-
-    Examples
-    --------
-    >>> from bayeskit.core.progress import look
-    >>> look()  # belongs to no run
-    """
+    """Raise :class:`Stopped` if the run under way is to end, where its step may be dropped."""
     watch = _watch.get()
     reason = None if watch is None else watch.reason()
     if reason is not None:
@@ -138,10 +122,8 @@ def look() -> None:
 
 @contextmanager
 def watching(seconds: float | None) -> Iterator[Watch]:
-    """Turn the first Ctrl-C into a flag, so that no step is cut in two, and set a deadline; a second Ctrl-C raises.
-
-    One inside another hears the same Ctrl-C, and has a deadline of its own.
-    """
+    """Turn the first Ctrl-C into a flag, so that no step is cut in two, and set a deadline; a second Ctrl-C raises."""
+    # A watch inside another hears the same Ctrl-C, and has a deadline of its own.
     outer = _watch.get()
     flag = threading.Event() if outer is None else outer.interrupted
     watch = Watch(flag, None if seconds is None else time.monotonic() + seconds)

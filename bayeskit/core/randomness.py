@@ -25,9 +25,7 @@ __all__ = [
     "validation_kept",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Context managers that borrow a torch global and give it back unchanged.
-# --------------------------------------------------------------------------------------------------
 
 # Other random numbers from the same seeds, in this process and its workers: whether a test hangs on its seed.
 _SHIFT = os.environ.get("BAYESKIT_SEED_SHIFT", "")
@@ -84,10 +82,8 @@ def _host_generator(generator: torch.Generator) -> torch.Generator:
 
 @contextmanager
 def _cuda_stream(generator: torch.Generator) -> Iterator[None]:
-    """Start CUDA's stream from ``generator``, which is not moved on: draws are the same where there is no such device.
-
-    Where nothing has used CUDA yet, nothing is done: starting it takes seconds, and a forked process cannot.
-    """
+    """Start CUDA's stream from ``generator``, which is not moved on, and restore it afterwards."""
+    # To start CUDA takes seconds, and a forked process cannot.
     if not torch.cuda.is_initialized():
         yield
         return
@@ -107,19 +103,10 @@ def _copy_of(generator: torch.Generator) -> torch.Generator:
 
 
 def new_generator(seed: int | torch.Generator, device: torch.device | str = "cpu", stream: str = "") -> torch.Generator:
-    """Return a generator on ``device``; a generator is returned as it is.
-
-    ``stream`` names what the numbers are for. Different streams of one seed are
-    independent, so that a user may give the same seed to the sampler and to the
-    estimator without correlating draws and proposals.
-
-    Raises
-    ------
-    SettingsError
-        If the seed is no whole number.
-    """
+    """Return a generator on ``device``, independent for each ``stream`` of a seed; a generator is returned as it is."""
     if isinstance(seed, torch.Generator):
         return seed
+    # A user may give one seed to sampler and estimator without correlating draws and proposals.
     digest = hashlib.sha256(f"{stream}:{whole_number('seed', seed)}{_SHIFT}".encode()).digest()
     generator = torch.Generator(device=device)
     generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -141,9 +128,7 @@ def validation_kept() -> Iterator[None]:
         torch.distributions.Distribution.set_default_validate_args(before)
 
 
-# --------------------------------------------------------------------------------------------------
 # Randomised quasi-random draws: each has its distribution, and together they fill it more evenly than chance would.
-# --------------------------------------------------------------------------------------------------
 
 _MAX_DIM = torch.quasirandom.SobolEngine.MAXDIM
 #: The sequence has 30 bits; half a step away from its ends quantiles are finite.
@@ -151,35 +136,8 @@ _END = 2.0**-31
 
 
 def uniform_points(num_points: int, dim: int, generator: torch.Generator) -> Tensor:
-    """Return points of a scrambled Sobol sequence inside the unit cube, double precision on the CPU.
-
-    Parameters
-    ----------
-    num_points : int
-        Powers of two fill the cube most evenly.
-    dim : int
-        Where the sequence has fewer dimensions (21,201), the points are independent.
-    generator : torch.Generator
-        On the CPU; every call scrambles anew, so that several calls give independent sets.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(num_points, dim)``.
-
-    References
-    ----------
-    Owen, A. B. (1995). Randomly permuted (t, m, s)-nets and (t, s)-sequences. In: Monte Carlo and Quasi-Monte Carlo
-    Methods in Scientific Computing, 299-317.
-
-    Examples
-    --------
-    >>> import torch
-    >>> points = uniform_points(1024, 3, torch.Generator().manual_seed(0))
-    >>> bool(((points.mean(0) - 0.5).abs() < 0.002).all())  # independent ones would be .009 off
-    True
-    """
-    if dim > _MAX_DIM:
+    """Return scrambled Sobol points (Owen 1995) inside the unit cube, ``(num_points, dim)``, float64 on the CPU."""
+    if dim > _MAX_DIM:  # the sequence has no more dimensions
         points = torch.rand(num_points, dim, generator=generator, dtype=torch.float64)
     else:
         seed = int(torch.randint(2**31, (), generator=generator))
@@ -189,28 +147,12 @@ def uniform_points(num_points: int, dim: int, generator: torch.Generator) -> Ten
 
 
 def normal_points(num_points: int, dim: int, generator: torch.Generator) -> Tensor:
-    """Return points of the standard normal distribution, as of :func:`uniform_points`, ``(num_points, dim)``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> points = normal_points(1024, 3, torch.Generator().manual_seed(0))
-    >>> bool(((points.square().mean(0) - 1).abs() < 0.02).all())  # independent ones would be .044 off
-    True
-    """
+    """Return standard normal points, as of :func:`uniform_points`, ``(num_points, dim)``."""
     return torch.special.ndtri(uniform_points(num_points, dim, generator))
 
 
 def student_points(num_points: int, dim: int, degrees_of_freedom: float, generator: torch.Generator) -> Tensor:
-    """Return points of a standard multivariate Student-t, as of :func:`uniform_points`, ``(num_points, dim)``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> points = student_points(1024, 2, 6.0, torch.Generator().manual_seed(0))
-    >>> bool(((points.square().mean(0) - 1.5).abs() < 0.1).all())
-    True
-    """
+    """Return standard multivariate Student-t points, as of :func:`uniform_points`, ``(num_points, dim)``."""
     uniform = uniform_points(num_points, dim + 1, generator)
     half = 0.5 * degrees_of_freedom
     # Of a chi-squared variable, the quantile over the degrees of freedom.

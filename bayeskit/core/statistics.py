@@ -28,9 +28,7 @@ __all__ = [
     "weight_effective_sample_size",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Importance weights whose largest are replaced by quantiles of the distribution that they seem to follow.
-# --------------------------------------------------------------------------------------------------
 
 _MIN_TAIL = 5
 #: By less than this part of the largest, weights differ by rounding.
@@ -38,37 +36,9 @@ _SAME_WEIGHT = 1e-12
 
 
 def pareto_smoothed(log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Replace the largest weights by quantiles of a generalised Pareto distribution fitted to them.
+    """Return Pareto-smoothed, normalised log weights ``(*batch, draws)`` and ``k`` ``(*batch)`` (Vehtari et al. 2024).
 
-    Parameters
-    ----------
-    log_weights : Tensor
-        Shape ``(*batch, draws)``.
-
-    Returns
-    -------
-    log_weights : Tensor
-        Smoothed and normalised, ``(*batch, draws)``; none exceeds the largest raw one. Rows of nothing but ``-inf``
-        become uniform, with shape ``inf``.
-    shape : Tensor
-        Pareto ``k`` of the tail, ``(*batch)``: above 0.7 the weights cannot be relied on. ``inf`` where there are too
-        few weights for a fit, ``-inf`` where all of the tail is equal: weights that so many reach are bounded.
-
-    References
-    ----------
-    Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed importance sampling. Journal of
-    Machine Learning Research 25(72).
-
-    Zhang, J., Stephens, M. A. (2009). A new and efficient estimation method for the generalized Pareto distribution.
-    Technometrics 51, 316-325.
-
-    Examples
-    --------
-    >>> import torch
-    >>> u = torch.rand(10_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> smoothed, shape = pareto_smoothed(-0.5 * u.log())
-    >>> round(smoothed.exp().sum().item(), 6), abs(shape.item() - 0.5) < 0.15
-    (1.0, True)
+    ``k`` is ``inf`` for too few weights to fit and rows of ``-inf``, which become uniform; ``-inf`` for equal tails.
     """
     batch, n = log_weights.shape[:-1], log_weights.shape[-1]
     rows = log_weights.reshape(-1, n).to(torch.float64)
@@ -100,25 +70,7 @@ def num_largest(num_weights: int) -> int:
 
 
 def shape_of_largest(largest: Tensor) -> Tensor:
-    """Return the Pareto ``k`` of which :func:`pareto_smoothed` tells, from the largest weights alone.
-
-    Parameters
-    ----------
-    largest : Tensor
-        Log weights in ascending order, ``(m, length)``; the first is the cutoff.
-
-    Returns
-    -------
-    Tensor
-        ``(m,)``; ``inf`` where there are too few weights, ``-inf`` where they are all equal.
-
-    Examples
-    --------
-    >>> weights = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> largest = weights.sort(-1).values[:, -num_largest(1000):]
-    >>> bool((shape_of_largest(largest) - pareto_smoothed(weights)[1]).abs().max() < 1e-12)
-    True
-    """
+    """Return ``k`` as of :func:`pareto_smoothed`, ``(m,)``, from the ascending largest log weights, ``(m, n)``."""
     rows = largest - largest[:, -1:]
     equal = rows[:, 0] > -_SAME_WEIGHT
     if rows.shape[1] - 1 < _MIN_TAIL:
@@ -138,18 +90,7 @@ def _fitted_beyond(cutoff: Tensor, tail: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 def _fitted_tail(excess: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit generalised Pareto distributions by a profile posterior mean.
-
-    Parameters
-    ----------
-    excess : Tensor
-        Ascending and positive, ``(m, n)``: a row for each distribution.
-
-    Returns
-    -------
-    scale, shape : Tensor
-        ``(m,)`` each.
-    """
+    """Return scale and shape, ``(m,)``, of Pareto fits to ascending excesses ``(m, n)`` (Zhang and Stephens 2009)."""
     n = excess.shape[-1]
     count = 30 + int(math.sqrt(n))
     grid = torch.arange(1, count + 1, dtype=excess.dtype, device=excess.device)
@@ -163,39 +104,15 @@ def _fitted_tail(excess: Tensor) -> tuple[Tensor, Tensor]:
     return -shape / mean.squeeze(-1), (n * shape + 10 * 0.5) / (n + 10)
 
 
-# --------------------------------------------------------------------------------------------------
 # Monte Carlo errors: effective sample size, standard errors and the Pareto shape of weights.
-# --------------------------------------------------------------------------------------------------
 
 
 def effective_sample_size(x: Tensor) -> Tensor:
-    """Effective number of independent draws behind the mean of ``x``.
+    """Return the effective sample size of the mean, ``(*batch, chains, draws) -> (*batch)`` (Vehtari et al. 2021).
 
-    Split chains, autocovariances by FFT, Geyer's initial monotone sequence.
-
-    Parameters
-    ----------
-    x : Tensor
-        Shape ``(*batch, chains, draws)`` with at least 8 draws.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(*batch)``. A constant ``x`` counts in full; NaN where a value is not finite.
-
-    References
-    ----------
-    Vehtari, A., Gelman, A., Simpson, D., Carpenter, B., Buerkner, P.-C. (2021).
-    Rank-normalization, folding, and localization: an improved R-hat. Bayesian
-    Analysis 16, 667-718 (here without rank normalisation).
-
-    Examples
-    --------
-    >>> import torch
-    >>> x = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> bool(3000 < effective_sample_size(x) < 5000)
-    True
+    At least 8 draws; a constant counts in full, and a value that is not finite gives NaN.
     """
+    # Split chains, autocovariances by FFT, Geyer's initial monotone sequence; without rank normalisation.
     dtype, x = x.dtype, _split(x).to(torch.float64)  # the rounding of single precision is no variance
     chains, n = x.shape[-2:]
     total = chains * n
@@ -210,16 +127,7 @@ def effective_sample_size(x: Tensor) -> Tensor:
 
 
 def effective_within_chains(x: Tensor) -> Tensor:
-    """Effective number of draws of half a chain, whatever the others do, ``(*batch, chains, draws) -> (*batch)``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> apart = x + torch.arange(4)[:, None]  # chains that disagree
-    >>> bool(400 < effective_within_chains(apart) < 700)
-    True
-    """
+    """Return the effective sample size of half a chain, ``(*batch, chains, draws) -> (*batch)``."""
     dtype, x = x.dtype, _split(x).to(torch.float64)
     covariance = _autocovariance(x)
     correlation = covariance / covariance[..., :1]
@@ -250,17 +158,7 @@ def _correlation_time(correlation: Tensor, total: int) -> Tensor:
 
 
 def r_hat(x: Tensor) -> Tensor:
-    """Potential scale reduction of split chains, ``(*batch, chains, draws) -> (*batch)``.
-
-    1 is converged; NaN where a value is not finite.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> bool(r_hat(x) < 1.01)
-    True
-    """
+    """Return split R-hat, ``(*batch, chains, draws) -> (*batch)``; NaN where a value is not finite."""
     dtype, x = x.dtype, _split(x).to(torch.float64)
     n = x.shape[-1]
     within = x.var(-1).mean(-1)
@@ -306,66 +204,32 @@ def independent_log_mean_exp_error(log_x: Tensor) -> Tensor:
 
 
 def stratified_log_mean_exp_error(log_x: Tensor, part: Tensor) -> Tensor:
-    """Return the standard error of the log of the mean of ``exp(log_x)``, where parts give fixed shares of the draws.
-
-    Parameters
-    ----------
-    log_x : Tensor
-        Independent draws, ``(n, *batch)``.
-    part : Tensor
-        Number of the part that each is from, ``(n,)``. Parts of one draw count as drawn by chance.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(*batch)``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> log_x = torch.tensor([1.0, 1.1, 0.9, 3.0, 3.1, 2.9]).log()
-    >>> parts = torch.tensor([0, 0, 0, 1, 1, 1])
-    >>> [round(float(stratified_log_mean_exp_error(log_x, one)), 3) for one in (parts, 0 * parts)]
-    [0.02, 0.224]
-    """
+    """Return the standard error ``(*batch)`` of the log mean of ``exp(log_x)`` ``(n, *batch)``, by strata ``part``."""
     relative = (log_x - log_x.logsumexp(0) + math.log(len(log_x))).exp()
     found = [relative[part == number] for number in part.unique()]
+    # A part of one draw has no variance: all count as drawn by chance.
     if min(map(len, found)) < 2:
         found = [relative]
     return torch.stack([len(one) * one.var(0) for one in found]).sum(0).sqrt() / len(log_x)
 
 
 def replicates_log_mean_error(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the standard error of the log of a mean of replicates, pooled over groups, and the relative spread.
+    """Return the standard error of the log of a mean of replicates and their relative spread, ``(*batch)`` each.
 
-    With few replicates the error is widened such that 1.96 of it hold the 97.5 % quantile of Student's distribution.
-    Estimates of an evidence that are products over many stages are nearly log-normal: where they spread far, a mean of
-    few misses the rare large ones, and their spread with it, which that of their logarithms tells. So the error comes
-    from the larger of the two. Among the logarithms a value below a seventh of the mean counts as a seventh, lest
-    replicates that have found nothing count for more than they are.
-
-    Parameters
-    ----------
-    log_ratio : Tensor
-        Logarithms of values over their mean, ``(*batch, groups, replicates)``.
-
-    Returns
-    -------
-    error, spread : Tensor
-        Each ``(*batch)``; NaN where there is one replicate alone. The spread is that of the values.
-
-    References
-    ----------
-    Bérard, J., Del Moral, P., Doucet, A. (2014). A lognormal central limit theorem for particle approximations of
-    normalizing constants. Electronic Journal of Probability 19, 94.
+    ``log_ratio``, ``(*batch, groups, replicates)``, are logs of values over their mean; NaN for a single replicate.
     """
     groups, r = log_ratio.shape[-2:]
     correction = min(1, r - 1)
+    # Products over many stages are nearly log-normal (Berard, Del Moral and Doucet 2014): where they spread far, a mean
+    # of few misses the rare large values, and their spread with them, but that of their logarithms tells. The error
+    # comes from the larger of the two.
     by_values = log_ratio.exp().var(-1, correction=correction).mean(-1)
     # Pooled before it is exponentiated: of few replicates the exponential of a variance is far too large on average.
+    # Replicates that have found nothing count as a seventh of the mean at least.
     by_logarithms = log_ratio.clamp(min=-2).var(-1, correction=correction).mean(-1).expm1()
     if r < 2:
         return torch.full_like(by_values, math.nan), torch.full_like(by_values, math.nan)
+    # So that 1.96 errors hold the 97.5 % quantile of Student's distribution.
     widened = float(student.ppf(0.975, groups * (r - 1)) / norm.ppf(0.975))
     return widened * torch.maximum(by_values, by_logarithms).sqrt() / math.sqrt(r), by_values.sqrt()
 
@@ -376,62 +240,15 @@ def weight_effective_sample_size(log_weights: Tensor) -> Tensor:
 
 
 def pareto_shape(log_weights: Tensor) -> float:
-    """Shape ``k`` of a generalised Pareto distribution fitted to the largest weights.
+    """Return ``k`` of a generalised Pareto fit to the largest of at least 25 log weights (Vehtari et al. 2024).
 
-    Above 0.5 the variance of the weights is infinite, above 0.7 the estimate is
-    practically useless, above 1 the mean does not exist.
-
-    Parameters
-    ----------
-    log_weights : Tensor
-        Any shape, flattened; at least 25.
-
-    Returns
-    -------
-    float
-        ``inf`` for fewer than 5 distinct tail weights; ``-inf`` where all of the tail is the largest weight, but for
-        rounding: weights that so many draws reach are bounded by it.
-
-    References
-    ----------
-    Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed
-    importance sampling. Journal of Machine Learning Research 25(72).
-    Zhang, J., Stephens, M. A. (2009). A new and efficient estimation method for the
-    generalized Pareto distribution. Technometrics 51, 316-325.
-
-    Examples
-    --------
-    >>> import torch
-    >>> u = torch.rand(10_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> abs(pareto_shape(-0.5 * u.log()) - 0.5) < 0.15
-    True
+    ``inf`` for fewer than 5 distinct tail weights; ``-inf`` where all of the tail equals the largest weight.
     """
     return _fitted_to_the_largest(log_weights)[1]
 
 
 def share_beyond_the_largest(log_weights: Tensor) -> float:
-    """Return the share that weights above the largest of ``n`` would add to the mean, if one draw in ``n`` had them.
-
-    By the generalised Pareto distribution that is fitted to the largest weights, see :func:`pareto_shape`: where this
-    is small, their shape does not matter.
-
-    Parameters
-    ----------
-    log_weights : Tensor
-        Any shape, flattened; at least 25.
-
-    Returns
-    -------
-    float
-        ``inf`` where the tail has no mean.
-
-    Examples
-    --------
-    >>> import torch
-    >>> u = torch.rand(10_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> share_beyond_the_largest(-0.8 * u.log()) > 0.05, share_beyond_the_largest((1 + 1e-4 * u**-0.8).log()) < 0.001
-    (True, True)
-    """
+    """Return the share that weights above the largest of ``n`` add to the mean if one draw in ``n`` has them."""
     scale, shape = _fitted_to_the_largest(log_weights)
     if not shape < 1:
         return math.inf

@@ -37,19 +37,11 @@ __all__ = [
     "write_atomically",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Files that are whole or absent: write to a temporary name, then rename.
-# --------------------------------------------------------------------------------------------------
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` so that a killed process or a full disk leaves the old file whole.
-
-    Raises
-    ------
-    OutputError
-        If the folder does not exist, cannot be written, or the disk is full.
-    """
+    """Write ``data`` to ``path``, whole or not at all; raise ``OutputError`` if it cannot be written."""
     path = Path(path)
     # Not tempfile's: its files are private, and a result should have the permissions the user's mask gives.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
@@ -80,13 +72,7 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping
 
 
 def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what :func:`save_tensors` wrote; reading runs no code.
-
-    Raises
-    ------
-    CheckpointError
-        If the file is missing, truncated or of another kind.
-    """
+    """Read a file of :func:`save_tensors`, running no code; raise ``CheckpointError`` for another or damaged file."""
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist or is not a file")
@@ -103,13 +89,7 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def as_output_folder(path: str | Path) -> Path:
-    """Create ``path`` if needed and check that it can be written.
-
-    Raises
-    ------
-    OutputError
-        If it cannot.
-    """
+    """Create ``path`` if needed and return it; raise ``OutputError`` if it cannot be written."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,39 +103,20 @@ def as_output_folder(path: str | Path) -> Path:
     return folder
 
 
-# --------------------------------------------------------------------------------------------------
 # Finished tasks in a folder: which run they belong to, and their results, stored so that loading runs no code.
-# --------------------------------------------------------------------------------------------------
 
 _MANIFEST = "tasks.json"
 _PLAIN = (type(None), bool, int, float, str)
 
 
 class TaskFolder:
-    """Results of one call of ``map_tasks``, a file each, and a manifest of the function and its tasks.
-
-    Parameters
-    ----------
-    path : path
-        Created if needed.
-    function : callable
-    tasks : sequence
-    result_types : sequence of type
-        Dataclasses and named tuples that results may hold.
-
-    Raises
-    ------
-    CheckpointError
-        If the folder belongs to another function or other tasks, or its manifest is damaged.
-    OutputError
-        If the folder cannot be written.
-    """
+    """Results of one call of ``map_tasks``, a file each, and a manifest of its function and tasks."""
 
     def __init__(
         self, path: str | Path, function: Callable[..., Any], tasks: Sequence[Any], result_types: Sequence[type]
     ) -> None:
         self._folder = as_output_folder(path)
-        self._types = {qualified_name(t): t for t in result_types}
+        self._types = {qualified_name(t): t for t in result_types}  # dataclasses and named tuples of results
         self._digests = [digest(task) for task in tasks]
         facts = {"kind": "tasks", "function": digest(function), "tasks": self._digests}
         manifest = self._folder / _MANIFEST
@@ -185,13 +146,7 @@ class TaskFolder:
         return self._folder / f"task-{index:06d}.safetensors"
 
     def load(self) -> dict[int, Any]:
-        """Return the results that are there, by index.
-
-        Raises
-        ------
-        CheckpointError
-            If a file is damaged, belongs to another task, or needs a type that was not named.
-        """
+        """Return the stored results by index; raise ``CheckpointError`` for a damaged file or that of another task."""
         results = {}
         for index, task in enumerate(self._digests):
             path = self._file(index)
@@ -204,15 +159,7 @@ class TaskFolder:
         return results
 
     def save(self, index: int, result: Any) -> None:
-        """Write one result, whole or not at all.
-
-        Raises
-        ------
-        CheckpointError
-            If the result cannot be stored.
-        OutputError
-            If the file cannot be written.
-        """
+        """Write one result, whole or not at all; raise ``CheckpointError`` if its types cannot be stored."""
         tensors: dict[str, Tensor] = {}
         structure = encode(result, tensors, self._types, f"the result of task {index}")
         save_tensors(self._file(index), tensors, {"task": self._digests[index], "result": structure})
@@ -228,21 +175,7 @@ def qualified_name(item: Any) -> str:
 
 
 def encode(value: Any, tensors: dict[str, Tensor], types: Mapping[str, type], place: str = "the value") -> Any:
-    """Turn nested data into JSON, its tensors and arrays moved to ``tensors``.
-
-    Raises
-    ------
-    CheckpointError
-        If something is neither a tensor, array, number, string, None, dict, list or tuple of those, nor an
-        instance of one of ``types``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> tensors = {}
-    >>> encode({"z": (1.5, torch.ones(2))}, tensors, {})
-    {'dict': [['z', {'tuple': [1.5, {'tensor': '0'}]}]]}
-    """
+    """Return nested data as JSON, with arrays moved to ``tensors``; raise ``CheckpointError`` for other types."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Tensor) and value.layout is torch.strided:
@@ -315,27 +248,9 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def digest(value: Any) -> str:
-    """Return a digest by which a later process recognises a function or a task.
-
-    Data count by value; functions by name, by their instructions with the constants and names in them, and by what
-    they close over; classes by name; objects by their ``fingerprint()`` where they have one and by their attributes
-    otherwise. What a function reads from its module does not count.
-
-    Raises
-    ------
-    CheckpointError
-        If ``value`` holds something that has none of these.
-
-    Examples
-    --------
-    >>> import torch
-    >>> digest({"seed": 1, "data": torch.ones(2)}) == digest({"data": torch.ones(2), "seed": 1})
-    True
-    >>> digest(1) == digest(1.0)
-    False
-    >>> digest(lambda x: x + 1) == digest(lambda x: x + 2)
-    False
-    """
+    """Return a digest by which a later process recognises a function or a task, or raise ``CheckpointError``."""
+    # By value: data. Functions: by name, instructions with their constants and names, and closure, but not by what they
+    # read from their module. Classes: by name. Objects: by fingerprint(), or else by attributes.
     return _digest(value, ())
 
 

@@ -22,20 +22,7 @@ def rank_bins(num_replicates: int, num_draws: int) -> list[np.ndarray]:
 
 
 def chi_square_p_value(ranks: np.ndarray, num_draws: int) -> float:
-    """Return the p-value of Pearson's test on binned ranks.
-
-    Parameters
-    ----------
-    ranks : ndarray of int
-        Shape ``(replicates,)``, each from 0 to ``num_draws``.
-    num_draws : int
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> chi_square_p_value(np.arange(100) % 10, 9)
-    1.0
-    """
+    """Return the p-value of Pearson's test on binned ranks from 0 to ``num_draws``, ``(replicates,)``."""
     bins = rank_bins(len(ranks), num_draws)
     observed = np.array([np.isin(ranks, b).sum() for b in bins])
     expected = len(ranks) * np.array([len(b) for b in bins]) / (num_draws + 1)
@@ -43,57 +30,17 @@ def chi_square_p_value(ranks: np.ndarray, num_draws: int) -> float:
 
 
 def ecdf_p_value(ranks: np.ndarray, num_draws: int) -> float:
-    """Return the p-value of the largest deviation of the ranks' empirical distribution function from uniform.
-
-    The deviation at each rank is measured by the two-sided binomial tail probability; the distribution of the
-    smallest of them is computed exactly, by a recursion over the ranks, instead of simulated.
-
-    Parameters
-    ----------
-    ranks : ndarray of int
-        Shape ``(replicates,)``, each from 0 to ``num_draws``.
-    num_draws : int
-
-    References
-    ----------
-    Sailynoja, T., Buerkner, P.-C., Vehtari, A. (2022). Graphical test for discrete uniformity and its
-    applications in goodness-of-fit evaluation and multiple sample comparison. Statistics and Computing 32, 32.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> ecdf_p_value(np.arange(100) % 10, 9)
-    1.0
-    >>> ecdf_p_value(np.zeros(100, dtype=int), 9) < 1e-12
-    True
-    """
+    """Return the exact p-value of the ECDF of ranks 0 to ``num_draws``, ``(replicates,)`` (Sailynoja et al. 2022)."""
     tails = _tails(len(ranks), num_draws)
     counts = np.cumsum(np.bincount(ranks, minlength=num_draws + 1))[:-1]
+    # The largest deviation from uniform, as a two-sided binomial tail probability.
     smallest = tails[np.arange(num_draws), counts].min()
     return float(np.clip(1.0 - _coverage(tails, smallest * (1 + 1e-9)), 0.0, 1.0))
 
 
 @functools.lru_cache(maxsize=8)
 def ecdf_band(num_replicates: int, num_draws: int, coverage: float = 0.99) -> tuple[np.ndarray, np.ndarray]:
-    """Return the band that holds the whole empirical distribution function of uniform ranks.
-
-    Parameters
-    ----------
-    num_replicates, num_draws : int
-    coverage : float in (0, 1), default 0.99
-        Probability, at least, that all of it is inside.
-
-    Returns
-    -------
-    tuple of ndarray
-        Smallest and largest share of ranks that are at most ``0, 1, ..., num_draws - 1``.
-
-    Examples
-    --------
-    >>> low, high = ecdf_band(100, 9)
-    >>> bool((low < np.arange(1, 10) / 10).all()), bool((high > np.arange(1, 10) / 10).all())
-    (True, True)
-    """
+    """Return lowest and highest shares ``(num_draws,)`` that hold the whole ECDF of uniform ranks with ``coverage``."""
     tails = _tails(num_replicates, num_draws)
     low, high = 0.0, 1.0 - coverage
     for _ in range(24):
@@ -141,13 +88,7 @@ def _binomial(k: np.ndarray, n: np.ndarray, p: float) -> np.ndarray:
 
 
 def holm(p_values: np.ndarray) -> np.ndarray:
-    """Return p-values adjusted for their number by Holm's step-down method, same shape.
-
-    Examples
-    --------
-    >>> holm(np.array([0.01, 0.5, 0.02])).tolist()
-    [0.03, 0.5, 0.04]
-    """
+    """Return p-values adjusted for their number by Holm's step-down method, same shape."""
     flat = np.asarray(p_values, dtype=float).reshape(-1)
     order = flat.argsort()
     stepped = np.maximum.accumulate(flat[order] * np.arange(len(flat), 0, -1))

@@ -23,24 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["Conditionals", "ExactCase", "finite_tensor", "positive_scalar", "read_table"]
 
 
-# --------------------------------------------------------------------------------------------------
 # Reading the shipped tables and checking what a user passes to a case builder.
-# --------------------------------------------------------------------------------------------------
 
 
 def read_table(file_name: str) -> dict[str, Tensor]:
-    """Read a shipped comma-separated table.
-
-    Parameters
-    ----------
-    file_name : str
-        Name of a file in the folder ``bayeskit/exact/data``.
-
-    Returns
-    -------
-    dict of str to Tensor
-        One float64 tensor of shape ``(rows,)`` per column, in file order.
-    """
+    """Return the columns ``(rows,)`` of a shipped table in ``bayeskit/exact/data``, float64, in file order."""
     resource = files("bayeskit.exact").joinpath("data", file_name)
     header, *rows = list(csv.reader(resource.read_text(encoding="utf-8").splitlines()))
     columns = zip(*rows, strict=True)
@@ -51,15 +38,7 @@ def read_table(file_name: str) -> dict[str, Tensor]:
 
 
 def finite_tensor(name: str, values: ArrayLike | Tensor, ndim: int) -> Tensor:
-    """Return a float64 copy of ``values`` on the CPU, checked for shape and finiteness.
-
-    Raises
-    ------
-    DataError
-        If an entry is missing, infinite or no number, or there is none.
-    ShapeError
-        If the number of dimensions is not ``ndim``.
-    """
+    """Return a float64 copy on the CPU; raise ``DataError`` unless finite, ``ShapeError`` for another ``ndim``."""
     try:
         if isinstance(values, Tensor):
             tensor = values.detach().to(device="cpu", dtype=torch.float64, copy=True)
@@ -80,13 +59,7 @@ def finite_tensor(name: str, values: ArrayLike | Tensor, ndim: int) -> Tensor:
 
 
 def positive_scalar(name: str, value: float) -> Tensor:
-    """Return ``value`` as a float64 tensor of shape ``()``.
-
-    Raises
-    ------
-    SettingsError
-        If it is not a finite number above zero.
-    """
+    """Return ``value`` as a float64 tensor ``()``; raise ``SettingsError`` unless it is finite and above zero."""
     try:
         number = float(value)
     except (TypeError, ValueError) as error:

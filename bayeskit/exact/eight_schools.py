@@ -82,11 +82,9 @@ def eight_schools_centered_model(effects: Tensor, standard_errors: Tensor, mu_sc
 def _integrate(
     y: np.ndarray, s: np.ndarray, mu_scale: float, tau_scale: float, num_nodes: int
 ) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return log evidence, means and covariances by Gauss-Legendre quadrature over the scale ``tau``.
-
-    With ``tau = tau_scale * tan(phi)`` the half-Cauchy prior is uniform in ``phi`` on ``(0, pi/2)``, and
-    what is left to integrate is analytic there, so that the rule converges geometrically.
-    """
+    """Return log evidence, means and covariances by Gauss-Legendre quadrature over the scale ``tau``."""
+    # With tau = tau_scale * tan(phi) the half-Cauchy prior is uniform in phi on (0, pi/2), and the likelihood is
+    # analytic there, so that the rule converges geometrically.
     abscissae, weights = np.polynomial.legendre.leggauss(num_nodes)
     tau = tau_scale * np.tan(0.25 * math.pi * (abscissae + 1.0))  # (nodes,)
     marginal_precision = 1.0 / (s**2 + tau[:, None] ** 2)  # of y_j given mu, tau: (nodes, schools)

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Assignment", "EnumeratedPosterior", "Marginal", "UNIT_MASS", "enumerate_latents"]
 
 
-# --------------------------------------------------------------------------------------------------
 # A posterior over finitely many assignments, as a table.
-# --------------------------------------------------------------------------------------------------
 
 #: Labels that an axis of values has at most.
 _LABELS = 12
@@ -285,9 +283,7 @@ def _column(name: str, values: Sequence[Tensor | None]) -> Tensor:
     return column
 
 
-# --------------------------------------------------------------------------------------------------
 # Sum over every assignment of a model's discrete latent sites.
-# --------------------------------------------------------------------------------------------------
 
 _MAX_ASSIGNMENTS = 100_000
 _BATCH = 4096

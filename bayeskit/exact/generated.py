@@ -62,9 +62,7 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
 # What every family of generated problems shares: its interface, and quadrature whose error is measured.
-# --------------------------------------------------------------------------------------------------
 
 MAX_ERROR = 1e-7  # of a quadrature, in nats
 _NEGLIGIBLE = 60.0  # nats below the maximum, where an integrand is cut off
@@ -127,22 +125,14 @@ def tensors(*values: Any) -> tuple[Tensor, ...]:
 
 
 def log_integral(log_f: Callable[[np.ndarray], np.ndarray], low: float, high: float) -> tuple[float, float]:
-    """Return the logarithm of the integral of ``exp(log_f)`` over an interval, and a bound of its error.
-
-    Pieces lie where the integrand is within 60 nats of its maximum, which a grid finds; their number is doubled until
-    the integral stays.
-
-    Raises
-    ------
-    DataError
-        If the largest numbers of pieces disagree, so that the integrand is rougher than this can integrate.
-    """
+    """Return the log integral of ``exp(log_f)`` and an error bound; raise ``DataError`` if it is too rough."""
     for _ in range(3):  # twice nearer to where the integrand is large
         grid = np.linspace(low, high, 20_001)
         values = log_f(grid)
         large = np.flatnonzero(values > np.nanmax(values) - _NEGLIGIBLE)
         low, high = grid[max(0, large[0] - 1)], grid[min(len(grid) - 1, large[-1] + 1)]
     fine = _gauss_legendre(log_f, low, high, _PIECES)
+    # The number of pieces is doubled until the integral stays.
     for doubling in range(1, _DOUBLINGS + 1):
         coarse, fine = fine, _gauss_legendre(log_f, low, high, _PIECES * 2**doubling)
         error = abs(fine - coarse) + 1e-12 * (1 + abs(fine))
@@ -248,9 +238,7 @@ def _round_coordinates(log_f: Density, start: np.ndarray) -> tuple[np.ndarray, n
     return top, step @ vectors / np.sqrt(np.clip(eigenvalues, 0.05, None))
 
 
-# --------------------------------------------------------------------------------------------------
 # Families of generated problems: other supports, groups, regressions, chains in time, and single precision.
-# --------------------------------------------------------------------------------------------------
 
 
 def _rounded(values: np.ndarray, digits: int = 4) -> Numbers:
@@ -858,14 +846,12 @@ class SinglePrecision(Family):
         return replace(super().case(), description=f"{type(self).__doc__} {type(self.problem).__doc__}")
 
 
-# --------------------------------------------------------------------------------------------------
 # Random problems with known answers, on models, data and hyper-parameters that nobody chose.
 #
 # A family is a frozen dataclass: its fields are hyper-parameters and data, :meth:`Family.random` draws them over
 # extreme ranges, :meth:`Family.case` computes the answer by means that share no code with the estimators: closed forms,
 # and quadrature whose error is measured, around filters where there is a chain. The representation of a family builds
 # it again. Add your own by a subclass; :func:`generate` takes families as an argument.
-# --------------------------------------------------------------------------------------------------
 
 # -- closed forms ---------------------------------------------------------------------------------------------
 

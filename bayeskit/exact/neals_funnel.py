@@ -58,13 +58,7 @@ def _log_terms(v: np.ndarray, measured: float, noise_sd: float, scale_sd: float)
 
 
 def _grid(measured: float, noise_sd: float, scale_sd: float, step: float) -> np.ndarray:
-    """Return equally spaced log variances to where the integrand is over, as dense as its peak is narrow.
-
-    Raises
-    ------
-    SettingsError
-        If variances there overflow.
-    """
+    """Return equally spaced log variances over the integrand; raise ``SettingsError`` if variances overflow."""
     # The likelihood alone would put the variance at the squared measurement, or at zero.
     reach, furthest = _REACH * scale_sd, max(0.0, 2 * math.log(abs(measured))) if measured else 0.0
     around = np.linspace(-reach, reach, 20_001)
@@ -79,6 +73,7 @@ def _grid(measured: float, noise_sd: float, scale_sd: float, step: float) -> np.
             f"measured={measured:g} and scale_sd={scale_sd:g} put the variance exp(v) beyond the largest number; pass "
             "smaller ones"
         )
+    # As dense as the peak is narrow.
     top = int(terms.argmax())
     share = math.exp(coarse[top] - np.logaddexp(coarse[top], 2 * math.log(noise_sd)))
     width = 1 / math.sqrt(1 / scale_sd**2 + 0.5 * ratio[top] * share**2)

@@ -23,9 +23,7 @@ __all__ = [
     "spike_and_slab_model",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # The egg box: eighteen peaks on a square, integrated by quadrature.
-# --------------------------------------------------------------------------------------------------
 
 _TOLERANCE = 1e-9
 
@@ -125,9 +123,7 @@ def eggbox(num_nodes: int = 96) -> ExactCase:
     )
 
 
-# --------------------------------------------------------------------------------------------------
 # Two thin shells in a box: curved and bimodal, integrated in polar coordinates.
-# --------------------------------------------------------------------------------------------------
 
 _REACH = 12.0  # widths beyond which a normal density is nothing in double precision
 _RADII = 64
@@ -167,11 +163,9 @@ def gaussian_shells_model(centre: Tensor, radius: Tensor, width: Tensor, half_wi
 def _integrate_shells(
     dim: int, radius: float, width: float, offset: float, half_width: float
 ) -> tuple[float, np.ndarray]:
-    """Return the integral of one shell over the cube, and the second moments of ``x`` under it, ``(dim,)``.
-
-    Gauss-Legendre in the distance from the centre and in the angle to the first axis; what sticks out of the
-    nearest face is left out.
-    """
+    """Return the integral of one shell over the cube and the second moments ``(dim,)`` of ``x`` under it."""
+    # Gauss-Legendre in the distance from the centre and in the angle to the first axis, without the part that sticks
+    # out of the nearest face.
     gap = half_width - offset
     low, high = radius - _REACH * width, radius + _REACH * width
     nodes, weights = np.polynomial.legendre.leggauss(_RADII)
@@ -257,9 +251,7 @@ def gaussian_shells(
     )
 
 
-# --------------------------------------------------------------------------------------------------
 # A narrow normal spike on a broad normal slab in a box: a phase transition that tempering misses.
-# --------------------------------------------------------------------------------------------------
 
 
 def spike_and_slab_model(edge: Tensor, scales: Tensor, heights: Tensor) -> None:

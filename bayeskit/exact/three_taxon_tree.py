@@ -193,15 +193,12 @@ def three_taxon_tree_model(counts: Tensor, rate: Tensor) -> None:
 
 
 def _integrate(counts: Tensor, rate: float, num_nodes: int) -> tuple[float, Tensor, Tensor]:
-    """Return log evidence, mean and covariance by a tensor product of Gauss-Laguerre rules.
-
-    The rule's weight is ``exp(-scale * t)`` with a scale above the prior's rate: sites without change make
-    the likelihood decay in ``t`` too, and with that share of the decay in the weight 32 nodes reach the
-    digits that take 80 when the weight is the prior alone.
-    """
+    """Return log evidence, mean ``(3,)`` and covariance ``(3, 3)`` by a product of Gauss-Laguerre rules."""
     abscissae, weights = roots_laguerre(num_nodes)
     # Far nodes have weights below the smallest float and contribute nothing.
     abscissae, weights = abscissae[weights > 0.0], weights[weights > 0.0]
+    # Sites without change make the likelihood decay in t too. With their share in the weight exp(-scale * t),
+    # 32 nodes reach the digits that take 80 when the weight is the prior alone.
     scale = rate + 0.25 * counts.sum().item()
     nodes = torch.from_numpy(abscissae / scale)
     log_weights = torch.from_numpy(np.log(weights) + np.log(rate / scale) + (1.0 - rate / scale) * abscissae)

@@ -17,14 +17,7 @@ SUBSTITUTION_MODELS = ("JC69", "K80", "HKY85", "GTR")
 
 
 def primates_target() -> Target:
-    """Build the target of the primates alignment on its fixed topology, with Jukes-Cantor.
-
-    Examples
-    --------
-    >>> from bayeskit.gallery.trees import primates_target
-    >>> primates_target().dim
-    21
-    """
+    """Build the target of the primates alignment on its fixed topology, with Jukes-Cantor."""
     from bayeskit.logdensity.target import Target
     from bayeskit.models.phylogenetics import JC69, TreeModel, primates
 

@@ -57,13 +57,11 @@ __all__ = [
     "parts_of",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # A Pyro model as a density over one unconstrained vector.
 #
 # The model is run under one messenger that supplies every continuous latent site's value from a slice of the
 # unconstrained vector and records each site's log probability. No trace is built, and the run is a pure function of the
 # vector, so ``torch.func.vmap`` and ``make_fx`` can take it.
-# --------------------------------------------------------------------------------------------------
 
 _PROTOTYPE_DRAWS = 20
 #: Prior draws that are made at once; for each of them the whole model runs, with all of its data.
@@ -82,13 +80,7 @@ class Site:
 
 
 def _refuse_discrete(name: str, fn: Any, place: str = "") -> None:
-    """Refuse a latent site that has to be summed out, and nobody has said so.
-
-    Raises
-    ------
-    UnsupportedSiteError
-        With what to write instead.
-    """
+    """Raise ``UnsupportedSiteError`` for a discrete latent site that is not marked for enumeration."""
     if not fn.support.is_discrete:
         return
     raise UnsupportedSiteError(
@@ -102,10 +94,7 @@ def _refuse_discrete(name: str, fn: Any, place: str = "") -> None:
 
 
 class PyroDensity:
-    """A Pyro model with its arguments, read as a density over one unconstrained vector.
-
-    Every method takes and returns single (unbatched) vectors.
-    """
+    """A Pyro model with its arguments as a density over one unconstrained vector ``(d,)``."""
 
     def __init__(
         self,
@@ -149,11 +138,7 @@ class PyroDensity:
     # -- other data -------------------------------------------------------------------------
 
     def simulate(self, generator: torch.Generator) -> Simulation:
-        """Draw parameters from the prior and data from the model at these parameters.
-
-        Raises ``UnsupportedSiteError`` if the likelihood holds a ``pyro.factor`` or a distribution that cannot be
-        drawn from, and ``ModelError`` if an observed site is scaled, so that it is no distribution of data.
-        """
+        """Draw parameters from the prior and data given them; raise ``ModelError`` if the data cannot be drawn."""
         simulator = _Simulator(self._constants.params, self._draw)
         with global_stream(generator), self._globals(validate=False), torch.no_grad(), simulator:
             self.model(*self.args, **self.kwargs)
@@ -195,10 +180,7 @@ class PyroDensity:
             raise
 
     def _prototype(self, generator: torch.Generator) -> tuple[dict[str, Record], dict[str, Any]]:
-        """Run the model until a prior draw admits the data, whose support may depend on it.
-
-        Where none does, and the complaint is another each time, uniform distributions may have no density at the data.
-        """
+        """Run the model until a prior draw admits the data; return the records of its sites and the drawn values."""
         first: ModelError | None = None
         complaints = set()
         for _ in range(_PROTOTYPE_DRAWS):
@@ -211,6 +193,7 @@ class PyroDensity:
                     raise
                 first = first or error
                 complaints.add(str(error))
+        # Another complaint each time: uniform distributions may have no density at the data.
         if len(complaints) > 1:
             with suppress(ModelError):
                 return self._validated_run(generator, admits_uniform=True)
@@ -376,12 +359,8 @@ class PyroDensity:
         return self._joint_of(u, self._from_vector(u))
 
     def rounding(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how the log density changes if rounded values move one unit inside, and which sites have any.
-
-        That of a prior in its coordinate does not; those of hierarchies, and of a user's own, may.
-
-        Shapes ``()`` and ``(len(sites),)``, bool.
-        """
+        """Return the change of log density ``()`` if rounded values move inside, and the moved sites ``(sites,)``."""
+        # A prior density in its own coordinate does not change; that of a hierarchy, or of a user, may.
         supply, moved = self._from_vector(u), {}
 
         def nudged(name: str, fn: Any) -> tuple[Tensor, Coordinate | None]:
@@ -491,10 +470,7 @@ class PyroDensity:
         return result
 
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
-        """Return each site's constrained value at one vector ``u``.
-
-        Deterministic sites that depend on a summed-out site have no single value and are left out.
-        """
+        """Return the constrained values of the sites at ``u`` ``(d,)``, but for those that need a summed-out site."""
         records = self._run(self._from_vector(u))
         shapes = self._deterministic_shapes if deterministic else {}
         return {
@@ -554,24 +530,16 @@ class PyroDensity:
         return transform(x), x
 
     def probe(self, generator: torch.Generator) -> Tensor:
-        """Draw one vector from the prior to try the model at, where one of a few draws lets it factorise its matrices.
-
-        Raises
-        ------
-        ModelError
-            If none does, because of a matrix that a latent site needs.
-        """
+        """Draw a prior vector ``(d,)``, one at which the model factorises its matrices if a few draws have any."""
         with global_stream(generator), torch.no_grad():
             for _ in range(_PROTOTYPE_DRAWS):
                 with suppress(torch.linalg.LinAlgError):
                     return self.prior_vector({}, whole=True).to(self.dtype)
+        # Raises ModelError where a latent site needs the matrix.
         return self.prior_vectors(1, generator, batched=False)[0]
 
     def prior_vector(self, given: Mapping[str, tuple[Tensor, Tensor]], whole: bool = False) -> Tensor:
-        """Draw one vector from the prior with the global stream; values and coordinates in ``given`` are not drawn.
-
-        ``whole``: the likelihood, too, has to run.
-        """
+        """Draw a prior vector ``(d,)`` by the global stream, but for the values and coordinates ``given``."""
         pieces: dict[str, Tensor] = {}
 
         def supply(name: str, fn: Any) -> tuple[Tensor, None]:
@@ -625,11 +593,7 @@ class PyroDensity:
         return max(1, min(_PRIOR_DRAWS_AT_ONCE, _BYTES_AT_ONCE // max(size, 1)))
 
     def root_draws(self, num_draws: int) -> dict[str, tuple[Tensor, Tensor]]:
-        """Draw, all at once, the sites whose prior depends on no other latent site.
-
-        Dependence is read off functorch itself: with every latent and discrete
-        value batched, a distribution that depends on one has a batched density.
-        """
+        """Draw values and coordinates ``(num_draws, ...)`` of the sites whose prior depends on no other latent site."""
         base: dict[str, Tensor] = {}
 
         def draw(name: str, fn: Any) -> tuple[Tensor, None]:
@@ -639,6 +603,7 @@ class PyroDensity:
         self._run(draw, enumerate_sites=False)
         roots: dict[str, Any] = {}
 
+        # With every latent and discrete value batched, a distribution that depends on any has a batched density.
         def probe(batched: dict[str, Tensor]) -> Tensor:
             def supply(name: str, fn: Any) -> tuple[Tensor, None]:
                 if not is_batched(fn.log_prob(base[name])):
@@ -654,9 +619,7 @@ class PyroDensity:
             return {name: self._draw_with_coordinate(fn, (num_draws,)) for name, fn in roots.items()}
 
 
-# --------------------------------------------------------------------------------------------------
-# Which parts of a model's likelihood are densities of single data.
-# --------------------------------------------------------------------------------------------------
+# Parts of a model's likelihood that are densities of single data.
 
 
 @runtime_checkable
@@ -664,10 +627,7 @@ class FactorTerms(Protocol):
     """A model that knows what its factors add up."""
 
     def factor_terms(self, values: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return the log likelihoods of unlike data, ``(*batch, n)``, and how often each occurs, ``(n,)``.
-
-        ``values`` are those of the latent sites, ``(*batch, *shape)``; there is one entry for each ``pyro.factor``.
-        """
+        """Return log likelihoods ``(*batch, n)`` of distinct data and their counts ``(n,)``, by ``pyro.factor``."""
         ...
 
 
@@ -704,21 +664,17 @@ def likelihood_parts(density: PyroDensity) -> LikelihoodParts:
     return LikelihoodParts(tuple(looker.factors), tuple(looker.scaled), model)
 
 
-# --------------------------------------------------------------------------------------------------
 # A Pyro model whose likelihood is estimated from chosen rows of one plate.
-# --------------------------------------------------------------------------------------------------
 
 _REMEDY = 'write "with pyro.plate(name, size, subsample_size=...) as rows" and index every observation with rows'
 
 
 class _Rows(Messenger):
-    """Supply the rows of one plate, and note what stands inside and outside of it.
-
-    It is entered inside the density's own messenger, so it meets each site first.
-    """
+    """Supply the rows of one plate, and record the sites inside and outside of it."""
 
     def __init__(self) -> None:
         super().__init__()
+        # Entered inside the density's own messenger, this one meets each site first.
         self.plate: str | None = None
         self.indices: Tensor | None = None
         self.device = torch.device("cpu")
@@ -771,19 +727,7 @@ class _Rows(Messenger):
 
 
 class SubsampledDensity:
-    """A Pyro model as a density whose likelihood is estimated from rows of one plate.
-
-    Every method but :meth:`sample_prior` takes and returns single (unbatched) vectors.
-
-    Attributes
-    ----------
-    num_data : int
-        Size ``N`` of the plate.
-    batch_size : int
-        Number of rows ``B`` that estimates take.
-    fixed : bool
-        Whether the model itself fixes ``B``, so that no other number of rows can be taken.
-    """
+    """A Pyro model as a density of single vectors, with the likelihood estimated from rows of one plate."""
 
     def __init__(
         self,
@@ -805,9 +749,9 @@ class SubsampledDensity:
         self.dtype, self.device, self.data = self._density.dtype, self._density.device, self._density.data
         rows.device = self.device
         rows.plate = _choose_plate(rows.sizes, plate, batch_size)
-        self.num_data, fixed = rows.sizes[rows.plate]
-        self.fixed = fixed is not None and fixed < self.num_data
-        self.batch_size = _choose_batch_size(rows.plate, self.num_data, fixed, batch_size)
+        self.num_data, fixed = rows.sizes[rows.plate]  # N
+        self.fixed = fixed is not None and fixed < self.num_data  # B is the model's, and no other is possible
+        self.batch_size = _choose_batch_size(rows.plate, self.num_data, fixed, batch_size)  # B
         self._check_data()
         self._try_rows(generator)
 
@@ -929,9 +873,7 @@ def _choose_batch_size(plate: str, num_data: int, fixed: int | None, batch_size:
     return chosen
 
 
-# --------------------------------------------------------------------------------------------------
 # Run a Pyro model forward: parameters from the prior, data from the model, and the model with those data.
-# --------------------------------------------------------------------------------------------------
 
 
 class Simulation(NamedTuple):
@@ -992,9 +934,7 @@ def _draw_like(name: str, fn: Any, value: Any) -> Tensor:
     return drawn.to(value.dtype) if value.is_floating_point() and drawn.is_floating_point() else drawn
 
 
-# --------------------------------------------------------------------------------------------------
-# What one run of a model shows of its sites: distributions, values, scales and masks.
-# --------------------------------------------------------------------------------------------------
+# Distributions, values, scales and masks of sites, as a run of the model shows them.
 
 _KNOWN = ("torch", "pyro", "bayeskit")
 """Packages whose distributions are normalised and have been tested to be."""
@@ -1002,20 +942,16 @@ _KNOWN = ("torch", "pyro", "bayeskit")
 
 @dataclass(frozen=True)
 class WitnessedSite:
-    """One site as a run of the model saw it.
-
-    ``own`` names the class if the distribution is the user's own; ``factor`` is true where nothing was sampled, unless
-    the model names it among its ``normalised_factors``; ``masked`` is the share of elements that a mask left out.
-    """
+    """The distribution, value, scale and mask of one site in a run of the model."""
 
     name: str
     observed: bool
     distribution: Any
     value: Tensor
-    factor: bool
-    own: str | None
+    factor: bool  # nothing was sampled, and the model does not name it among its normalised_factors
+    own: str | None  # class of the distribution if it is the user's
     scale: Tensor
-    masked: float
+    masked: float  # share of elements that a mask left out
 
     @property
     def normalised(self) -> bool:
@@ -1059,16 +995,9 @@ def parts_of(density: PyroDensity, generator: torch.Generator) -> list[Witnessed
 
 
 def log_normaliser(fn: Any, value: Tensor, at_most: int = 20_000_000) -> Tensor | None:
-    """Integrate or sum the density of a distribution over one variable, for every element of its batch.
+    """Return the log integral of a distribution's density for each element, ``(elements,)``: zero if it is normalised.
 
-    Finite supports are enumerated, counts are summed up, a real variable is integrated by the trapezoidal rule on
-    nodes that crowd about ``value``.
-
-    Returns
-    -------
-    Tensor, shape (elements,), or None
-        Zero where the distribution is normalised; None if it has more than one variable, is too large a batch, or
-        the sum has not converged.
+    None for several variables, for more than ``at_most`` evaluations, and where the sum has not converged.
     """
     fn = getattr(fn, "base_dist", fn) if type(fn).__name__ == "Independent" else fn
     if fn.event_shape != torch.Size(()):

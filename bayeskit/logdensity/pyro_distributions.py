@@ -37,23 +37,19 @@ __all__ = [
     "naming",
 ]
 
-# --------------------------------------------------------------------------------------------------
 # Distributions that ``torch.func.vmap`` refuses as they are written, in forms that it takes.
 #
 # Some densities of torch and Pyro assign in place where a batched model needs a new tensor, or branch on values. The
 # values are the same either way, to rounding.
-# --------------------------------------------------------------------------------------------------
 
 
 class MaskedFill(TorchFunctionMode):
-    """Carry out ``x[mask] = number``, which has no batching rule, as ``x.masked_fill_(mask, number)``.
-
-    ``Multinomial.log_prob`` needs it, which drops impossible categories with no counts.
-    """
+    """Replace ``x[mask] = number``, which has no batching rule, by ``x.masked_fill_(mask, number)``."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        # Multinomial.log_prob does so, to drop impossible categories without counts.
         if func is Tensor.__setitem__:
             tensor, index, value = args
             # A mask of fewer dimensions is that of the first ones here, of the last ones in masked_fill_.
@@ -65,12 +61,7 @@ class MaskedFill(TorchFunctionMode):
 
 
 class AugmentedAssignment(TorchFunctionMode):
-    """Carry out ``x += y`` in a model as ``x = x + y``.
-
-    The name is bound anew either way, but a tensor that is not batched cannot take what is, and one that the gradient
-    needs must not change. Calls such as ``x.add_(y)`` cannot be told apart by their function, but by the instruction of
-    the frame that makes them; they stay as they are.
-    """
+    """Replace ``x += y`` in a model by ``x = x + y``, which batching and gradients allow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,6 +78,7 @@ class AugmentedAssignment(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _is_augmented(self, frame: FrameType) -> bool:
+        # A call of x.add_(y) has the same function as x += y; only the instruction of the calling frame differs.
         code = frame.f_code
         if code.co_filename.startswith(self._libraries):
             return False
@@ -105,10 +97,8 @@ _OUT_OF_PLACE: dict[str, Callable[..., Any]] = {
 
 @contextmanager
 def batchable_distributions() -> Iterator[None]:
-    """Let the model's own calls make distributions that can be batched, by Pyro's hook for such changes.
-
-    Functions that Pyro's distributions and reparameterisers call have no such hook and are exchanged meanwhile.
-    """
+    """Exchange distributions for batchable ones while a model runs, and functions that Pyro's own call."""
+    # Pyro's hook for distributions that a model makes; functions that Pyro calls itself have none.
     COERCIONS.append(_coerce)
     for (module, name), (_, ours) in _EXCHANGED.items():
         setattr(module, name, ours)
@@ -121,10 +111,7 @@ def batchable_distributions() -> Iterator[None]:
 
 
 def _safe_logarithm(x: Tensor) -> Tensor:
-    """Return ``log(x)``, whose slope is at most one over the rounding unit, as Pyro's ``safe_log``.
-
-    That is a function of autograd without a rule for batches. Here the slope below the rounding unit is that of a line.
-    """
+    """Return ``log(x)`` with a slope of at most ``1 / eps``, as Pyro's ``safe_log``, which has no batching rule."""
     least = torch.finfo(x.dtype).eps
     below = x < least
     line = x.detach().log() + (x - x.detach()) / least
@@ -146,13 +133,7 @@ def _safe_cholesky(x: Tensor) -> Tensor:
 
 
 def _unsafe_standard_stable(alpha: Tensor, beta: Any, v: Tensor, w: Tensor, coords: str) -> Tensor:
-    """Transform noise to a stable variable, as Pyro's function of that name, which clears what is no number in place.
-
-    References
-    ----------
-    Chambers, J. M., Mallows, C. L. and Stuck, B. W. (1976). A method for simulating stable random variables. Journal
-    of the American Statistical Association 71, 340-344.
-    """
+    """Transform noise to a stable variable (Chambers, Mallows and Stuck 1976), as Pyro does, but not in place."""
     half_pi, eps = math.pi / 2, torch.finfo(v.dtype).eps
     v = v.clamp(min=2 * eps - half_pi, max=half_pi - 2 * eps)
     b = beta * (half_pi * alpha).tan()
@@ -164,14 +145,12 @@ def _unsafe_standard_stable(alpha: Tensor, beta: Any, v: Tensor, w: Tensor, coor
 
 
 def _around_the_hole(alpha: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Return two values to interpolate between and their weights, ``(*, 2)``: the ends of a hole at one around it.
-
-    Elsewhere both are ``alpha`` itself. Gradients flow to ``alpha`` either way, as in Pyro's functions that branch.
-    """
+    """Return values and weights of an interpolation, ``(*, 2)``: the ends of a hole at one, or ``alpha`` twice."""
     near = ((alpha - 1).abs() <= radius).unsqueeze(-1)
     here = alpha.unsqueeze(-1).expand(*alpha.shape, 2)
     ends = torch.where(near, torch.tensor([1 - radius, 1 + radius], dtype=alpha.dtype, device=alpha.device), here)
     weights = torch.where(near, 1 - (ends - here).abs() / (2 * radius), 0.5)
+    # Gradients flow to alpha either way, as in Pyro's functions, which branch.
     return here + (ends - here).detach(), weights.detach()
 
 
@@ -249,26 +228,20 @@ def naming(name: str, fn: Any) -> Iterator[None]:
         raise
 
 
-# --------------------------------------------------------------------------------------------------
 # Draws that follow the density, also where those of torch do not.
-# --------------------------------------------------------------------------------------------------
 
 _FLAT_DRAWS = 2.0
 
 
 def draw_values(fn: Any, shape: tuple[int, ...] = ()) -> Tensor:
-    """Draw from a distribution with the global stream, shape ``(*shape, *batch, *event)``, without gradient.
-
-    The correlation matrices of torch 2.13 and before, and with them those of Pyro, do not follow their density from
-    dimension three on: the squared length of the off-diagonal part of row ``i`` of the factor, counted from zero,
-    should be ``Beta(i / 2, ...)`` and is ``Beta(i - 1 / 2, ...)``. Here they are drawn anew, wherever in ``fn`` they
-    are wrapped; of any other distribution, these are its own draws. A flat one has none: values of a plausible size,
-    uniform in the unconstrained coordinate, stand for them.
-    """
+    """Draw from a distribution by the global stream, ``(*shape, *batch, *event)``, without gradient."""
+    # A flat distribution has no draws: values uniform in the unconstrained coordinate stand for them.
     if isinstance(fn, ImproperUniform):
         transform = bijection(fn.support)
         whole = torch.Size(shape) + transform.inverse_shape(fn.batch_shape + fn.event_shape)
         return transform(2 * _FLAT_DRAWS * torch.rand(whole) - _FLAT_DRAWS)
+    # torch 2.13 and before draw row i of an LKJ factor, counted from zero, with an off-diagonal part of squared length
+    # Beta(i - 1 / 2, ...) in place of Beta(i / 2, ...).
     value: Tensor = mended(fn).sample(torch.Size(shape))
     return value
 
@@ -303,20 +276,13 @@ class MendedDraws(Messenger):
 
 
 class _Onion(LKJCholesky):
-    r"""Factors of correlation matrices, drawn row by row.
-
-    Row ``i`` is a point of the half-sphere: ``i`` standard normal variables and, on the diagonal, the root of a
-    chi-squared variable of ``2 eta + d - 1 - i`` degrees of freedom, over their length. So its direction off the
-    diagonal is uniform and its squared length there ``Beta(i / 2, eta + (d - 1 - i) / 2)``.
-
-    References
-    ----------
-    Lewandowski, D., Kurowicka, D. and Joe, H. (2009). Generating random correlation matrices based on vines and
-    extended onion method. Journal of Multivariate Analysis 100, 1989-2001.
-    """
+    """Cholesky factors of correlation matrices drawn row by row (Lewandowski, Kurowicka and Joe 2009)."""
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008  torch's own signature
         with torch.no_grad():
+            # Row i: i standard normal variables and, on the diagonal, the root of a chi-squared variable of
+            # 2 eta + d - 1 - i degrees of freedom, over their length; so the direction off the diagonal is uniform and
+            # the squared length there Beta(i / 2, eta + (d - 1 - i) / 2).
             whole = self._extended_shape(torch.Size(sample_shape))
             eta = self.concentration
             later = torch.arange(self.dim - 1, -1, -1, dtype=eta.dtype, device=eta.device)

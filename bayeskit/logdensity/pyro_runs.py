@@ -58,9 +58,7 @@ __all__ = [
     "values_of_element",
 ]
 
-# --------------------------------------------------------------------------------------------------
-# What can be read off a model before and beside its sites: dtype and device of its data, places of errors.
-# --------------------------------------------------------------------------------------------------
+# Facts about a model beside its sites: dtype and device of its data, places of errors.
 
 
 def culprit(error: Exception) -> str:
@@ -84,11 +82,8 @@ def place_of(error: Exception) -> str:
 
 @contextmanager
 def globals_kept() -> Iterator[None]:
-    """Leave Pyro's handlers, plates and parameters and torch's validation as they were, however a model ends.
-
-    Ctrl-C or an alarm may arrive while a plate is entered or left, which then stays allocated: each later model with a
-    plate of that name would fail.
-    """
+    """Restore Pyro's handlers, plates and parameters and torch's validation, however a model ends."""
+    # Ctrl-C while a plate is entered or left would leave it allocated, and later plates of its name would fail.
     store = pyro.get_param_store()
     names, handlers, plates = set(store.keys()), list(_PYRO_STACK), list(_DIM_ALLOCATOR._stack)
     torch_validates = torch.distributions.Distribution._validate_args
@@ -171,9 +166,7 @@ def dtype_and_device(
     return found or torch.get_default_dtype(), device or torch.device("cpu")
 
 
-# --------------------------------------------------------------------------------------------------
 # One run of a Pyro model: supply the values of its latent sites, record what each site says.
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -471,9 +464,7 @@ def is_enumerated(msg: Any) -> bool:
     return msg["infer"].get("enumerate") == "parallel" and not msg["is_observed"]
 
 
-# --------------------------------------------------------------------------------------------------
 # Run a Pyro model with given values at its discrete latent sites, and record the log probability.
-# --------------------------------------------------------------------------------------------------
 
 UNIT_MASS = {torch.float64: 1e-10}
 _ROUNDED_MASS = 1e-4
@@ -497,10 +488,7 @@ SupplyDiscrete = Callable[[str, Any], Tensor]
 
 
 class Replay(Messenger):
-    """Supply the values of the latent sites and add up what the sites say.
-
-    A mask of a latent site is ignored, for its masked elements reach no likelihood and integrate to one.
-    """
+    """Supply values of the latent sites and add up log prior and log likelihood."""
 
     def __init__(self, supply: SupplyDiscrete, *, eager: bool) -> None:
         super().__init__()
@@ -540,6 +528,7 @@ class Replay(Messenger):
             self._refuse_undefined(name, log_prob)
             self.log_likelihood = self.log_likelihood.to(log_prob.device) + log_prob
         else:
+            # Without its mask: masked elements reach no likelihood and integrate to one.
             self.values[name] = msg["value"]
             log_prob = unclamped(base_of(fn).expand(_elements_of(fn))).log_prob(msg["value"])
             self.log_prior = self.log_prior.to(log_prob.device) + log_prob.sum().to(torch.float64)
@@ -567,15 +556,7 @@ def _elements_of(fn: Any) -> torch.Size:
 
 
 def choices_of(name: str, fn: Any) -> DiscreteValues:
-    """List the values of a discrete site.
-
-    Raises
-    ------
-    UnsupportedSiteError
-        If the site is continuous, or its values cannot be listed.
-    ModelError
-        If their probabilities do not add up to one.
-    """
+    """List the values of a discrete site; raise ``ModelError`` if it is continuous, infinite or not normalised."""
     base, elements = base_of(fn), _elements_of(fn)
     values = values_of_element(name, base)
     ones = (1,) * len(elements)
@@ -621,13 +602,7 @@ class ReplayedModel:
         self.device = dtype_and_device((model, args, kwargs))[1]
 
     def run(self, supply: SupplyDiscrete) -> Replay:
-        """Run the model once, with errors that name the site.
-
-        Raises
-        ------
-        ModelError
-            If it fails, or a log probability is not a number.
-        """
+        """Run the model once; raise ``ModelError``, with the name of the site, if it fails."""
         replay = Replay(supply, eager=True)
         try:
             with self._globals(), replay:
@@ -640,10 +615,7 @@ class ReplayedModel:
         return replay
 
     def run_batch(self, values: Mapping[str, Tensor], choices: Mapping[str, DiscreteValues]) -> tuple[Tensor, Tensor]:
-        """Run the model once for a batch of assignments, by ``vmap``; return log prior and log likelihood, ``(B,)``.
-
-        Raises one of ``UNTRACEABLE`` where the model cannot be batched, or the values of a site depend on others.
-        """
+        """Return log prior and log likelihood of assignments, ``(B,)``; raise ``UNTRACEABLE`` if ``vmap`` cannot."""
 
         def one(assignment: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             def supply(name: str, fn: Any) -> Tensor:
@@ -669,9 +641,7 @@ class ReplayedModel:
             yield
 
 
-# --------------------------------------------------------------------------------------------------
 # Parameters of distributions that leave their domain at some draws from the prior.
-# --------------------------------------------------------------------------------------------------
 
 _TOLERANCE = 1e-4  # by which a probability may lie outside of [0, 1] by rounding
 

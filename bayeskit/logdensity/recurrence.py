@@ -40,12 +40,10 @@ from bayeskit.logdensity.tracing import (
 __all__ = ["LoopStep", "MAX_DENSE_STATES", "Step", "affine_paths", "paths", "prefix", "scan"]
 
 
-# --------------------------------------------------------------------------------------------------
 # A loop over time under batching, gradients and tracing, with gradients that need no loop.
 #
 # The states are computed one after another. Given all of them, the slopes of all steps are computed at once, and the
 # gradient goes back through time as an affine recurrence.
-# --------------------------------------------------------------------------------------------------
 
 MAX_DENSE_STATES = 16  # numbers of a state, beyond which products of matrices cost more than a loop
 
@@ -54,18 +52,8 @@ LoopStep = Callable[..., tuple[Tensor, ...]]
 
 
 def paths(step: LoopStep, affine: bool, times: int, num_states: int, num_inputs: int, *operands: Tensor) -> Any:
-    """Return the states after each of ``times`` steps, stacked, times first.
-
-    Parameters
-    ----------
-    step : callable
-        ``(*states, *inputs, *others) -> states``; equal to another where it does the same.
-    affine : bool
-        Whether the new states are an affine function of the old ones.
-    times, num_states, num_inputs : int
-    *operands : Tensor
-        States, inputs, whose first dimension is time, and others.
-    """
+    """Return the states after each of ``times`` steps, stacked, times first."""
+    # ``affine``: new states are an affine function of the old. Operands: states, inputs (times first) and others.
     if has_torch_function(operands):
         return handle_torch_function(paths, operands, step, affine, times, num_states, num_inputs, *operands)
     operands = unwrap_dead_wrappers(operands)
@@ -365,16 +353,14 @@ def _slopes(pull: Callable[..., Sequence[Tensor]], shapes: Sequence[torch.Size],
 
 
 def prefix(matrices: Tensor, offsets: Tensor, first: Tensor) -> Tensor:
-    """Return ``x[t] = A[t] x[t - 1] + b[t]`` for all times, ``(T, k, k), (T, k), (k,) -> (T, k)``.
-
-    In each round every time takes in as many times before it as the rounds before have covered.
-    """
+    """Return ``x[t] = A[t] x[t - 1] + b[t]`` for all times, ``(T, k, k), (T, k), (k,) -> (T, k)``."""
     times, k = offsets.shape
     offset = torch.cat([(matrices[0] @ first + offsets[0]).unsqueeze(0), offsets[1:]])
     # What comes before the first time is left out: its offset holds the first state already.
     matrix = torch.cat([torch.zeros_like(matrices[:1]), matrices[1:]])
     if k == 1:
         matrix = matrix.squeeze(-1)
+    # Each round doubles the number of earlier times that every time has taken in.
     reach = 1
     while reach < times:
         earlier = _later(offset, reach)
@@ -433,9 +419,7 @@ def _text(function: Callable[..., Sequence[Tensor]], operands: Sequence[Tensor])
     return graph.code, constants
 
 
-# --------------------------------------------------------------------------------------------------
 # Recurrences in time: states that are made of those before them.
-# --------------------------------------------------------------------------------------------------
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -605,16 +589,13 @@ def _all_at_once(step: Step, state: Any, inputs: Any, times: int) -> tuple[Any, 
 
 
 class _Degrees(TorchFunctionMode):
-    """Follow one step and tell whether its new state is an affine function of the old one, by rules that are known.
-
-    A step that reads a number of what depends on the state, assigns to it or changes it in place is not followed.
-    """
+    """Follow one step and tell, by known rules, whether its new state is an affine function of the old one."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self._followed: dict[int, Tensor] = {id(leaf): leaf for leaf in tree_flatten(state)[0]}  # kept alive, for ids
         self._beyond: dict[int, Tensor] = {}  # that depend on the state in another way
-        self._lost = False
+        self._lost = False  # set by reading a number of the state, assigning to it or changing it in place
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

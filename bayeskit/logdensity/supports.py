@@ -44,20 +44,7 @@ class _Form(NamedTuple):
 
 
 def coordinate_log_density(fn: Any, x: Tensor) -> Tensor | None:
-    """Return the log density of the coordinate, Jacobian included; None where ``fn`` is not known.
-
-    Parameters
-    ----------
-    fn : Distribution
-        With any support but the real line.
-    x : Tensor
-        Unconstrained, shape ``(*batch, *event)`` as the bijection to the support takes it.
-
-    Returns
-    -------
-    Tensor or None
-        Shape ``(*batch)``.
-    """
+    """Return the log density ``(*batch)`` of an unconstrained coordinate ``(*batch, *event)``; None if not known."""
     if isinstance(fn, plain.Independent):
         inner = coordinate_log_density(fn.base_dist, x)
         return None if inner is None else _sum_rightmost(inner, fn.reinterpreted_batch_ndims)
@@ -116,10 +103,8 @@ def _log_beta(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _log_gamma_draw(shape_parameter: Tensor, shape: torch.Size) -> Tensor:
-    """Draw the logarithm of standard gamma variables, ``(*shape, *parameter)``, however small they are.
-
-    ``G(a) = G(a + 1) U^(1 / a)`` (Marsaglia and Tsang 2000), of which the right side can be had in logarithms.
-    """
+    """Draw the log of standard gamma variables, ``(*shape, *parameter)``, however small (Marsaglia and Tsang 2000)."""
+    # G(a) = G(a + 1) U^(1 / a), whose right side can be had in logarithms.
     a = shape_parameter.expand(shape + shape_parameter.shape)
     exponential = -torch.log1p(-torch.rand_like(a))
     return standard_gamma(a + 1).log() - exponential / a
@@ -346,11 +331,9 @@ def _relaxed_one_hot(fn: Any, x: Tensor) -> Tensor:
 
 
 def _lkj_weights(fn: Any) -> Tensor:
-    """Return ``eta + (d - 1 - j) / 2`` for the entries ``j = 1, ...`` of each row, ``(*batch, d (d - 1) / 2)``.
-
-    In the coordinates of :class:`CorrelationCholesky` the entries are independent, and ``(1 + tanh x) / 2`` is a
-    symmetric beta variable with this parameter (Lewandowski, Kurowicka and Joe 2009, section 2.4).
-    """
+    """Return ``eta + (d - 1 - j) / 2`` for the entries ``j = 1, ...`` of each row, ``(*batch, d (d - 1) / 2)``."""
+    # In the coordinates of _CorrelationCholesky the entries are independent, and (1 + tanh x) / 2 is a symmetric beta
+    # variable with this parameter (Lewandowski, Kurowicka and Joe 2009, section 2.4).
     halves = [0.5 * (fn.dim - 2 - column) for row in range(fn.dim) for column in range(row)]
     return fn.concentration.unsqueeze(-1) + fn.concentration.new_tensor(halves)
 
@@ -416,10 +399,7 @@ def _mixture_draw(fn: Any, shape: torch.Size) -> Tensor | None:
 
 
 def _has_own_bounds(components: Any) -> bool:
-    """Whether the components of a mixture may live on different supports, so that a coordinate means different values.
-
-    A bound that is a number, or a tensor without dimensions, is the same for all.
-    """
+    """Tell whether components of a mixture may have different supports; scalar bounds are the same for all."""
     support = _innermost(support_of(components))
     ends = [getattr(support, name, 0.0) for name in ("lower_bound", "upper_bound")]
     return any(isinstance(end, Tensor) and end.dim() > 0 for end in ends)
@@ -475,10 +455,8 @@ def _last(fn: Any) -> tuple[Any, Any]:
 
 
 def _line(fn: Any, last: Any, before: Any) -> tuple[float | Tensor, float | Tensor] | None:
-    """Return ``(slope, shift)`` of the coordinate after a transform in that before it; None if it is no line.
-
-    The coordinate of a real number is itself, that of a positive number its logarithm.
-    """
+    """Return ``(slope, shift)`` of the coordinate after a transform in that before it; None if it is not affine."""
+    # The coordinate of a real number is itself, that of a positive number its logarithm.
     if isinstance(last, transforms.PowerTransform):
         return (last.exponent, 0.0) if is_whole(_innermost(last.domain), _innermost(before.support)) else None
     if not isinstance(last, transforms.AffineTransform):

@@ -49,9 +49,7 @@ __all__ = [
 ]
 
 
-# --------------------------------------------------------------------------------------------------
 # Write down what a function does as a graph of operations; what that may raise, and how a warning quotes it.
-# --------------------------------------------------------------------------------------------------
 
 UNTRACEABLE = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)
 """Errors of a density that branches on values, or calls what cannot be batched or traced."""
@@ -63,32 +61,11 @@ def first_line(error: Exception) -> str:
 
 
 def traced(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> GraphModule:
-    """Return the graph of the operations that make the results of a function, below gradients and batching.
+    """Return the graph of the operations behind the results of ``function``, below gradients and batching.
 
-    It is that of :func:`torch.fx.experimental.proxy_tensor.make_fx`, at a fifth of the cost: nothing is done but to
-    note each operation when it runs.
-
-    Parameters
-    ----------
-    function : callable
-        ``(*arguments) -> tensors``
-    *arguments : Tensor
-        Their shapes, and what else is no tensor, are fixed from now on.
-
-    Raises
-    ------
-    RuntimeError
-        If the function asks for the value of a tensor that depends on its arguments or on chance.
-    NotImplementedError
-        For what a graph cannot hold, such as a generator of random numbers.
-
-    Examples
-    --------
-    >>> import torch
-    >>> graph = traced(lambda u: (u.square().sum(),), torch.tensor([3.0, 4.0]))
-    >>> graph(torch.tensor([1.0, 2.0]))
-    (tensor(5.),)
+    Raise ``RuntimeError`` where it reads the value of a tensor, ``NotImplementedError`` for what no graph can hold.
     """
+    # The graph of make_fx at a fifth of the cost: each operation is only noted when it runs.
     with _Tracer(arguments) as tracer:
         results = tuple(function(*arguments))
     tracer.graph.output(tuple(tracer.node_of(result) for result in results))
@@ -170,10 +147,8 @@ class _Tracer(TorchDispatchMode):
 
 
 def safe(operation: Any) -> Any:
-    """Return the operation, or one that does the same where a mode that watches it would crash the process.
-
-    Forward derivatives start from zeros without memory, which cannot be multiplied by a number under a mode of Python.
-    """
+    """Return an operation that does the same and does not crash the process under a mode that watches it."""
+    # Forward derivatives start from zeros without memory, which crash when multiplied by a number.
     return torch.ops.aten.zeros.default if operation is torch.ops.aten._efficientzerotensor.default else operation
 
 
@@ -216,33 +191,11 @@ class FailingApart(TorchFunctionMode):
         return factor.masked_fill((info != 0)[..., None, None], torch.nan)
 
 
-# --------------------------------------------------------------------------------------------------
 # Torch's own interpreter for traced graphs: the same operations in the same order, at a third of Python's cost.
-# --------------------------------------------------------------------------------------------------
 
 
 def interpreted(graph: GraphModule, *examples: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-    """Return a function that does what ``graph`` does, bit for bit, without Python between its operations.
-
-    Nothing is fused or rearranged, so that the results are those of the graph. Where torch cannot take the graph over,
-    or gives another answer for ``examples``, and elsewhere than on the host, the graph itself is returned.
-
-    Parameters
-    ----------
-    graph : GraphModule
-        Left as it is; it holds operations on tensors alone.
-    *examples : Tensor
-        Arguments, whose shapes are fixed from now on.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from torch.fx.experimental.proxy_tensor import make_fx
-    >>> u = torch.tensor([3.0, 4.0])
-    >>> graph = make_fx(lambda u: (u.square().sum(),))(u)
-    >>> interpreted(graph, u)(torch.tensor([1.0, 2.0]))
-    (tensor(5.),)
-    """
+    """Return ``graph`` in torch's interpreter, for the shapes of ``examples``, or as it is if results would differ."""
     targets = (node.target for node in graph.graph.nodes if node.op == "call_function")
     if any(example.device.type != "cpu" for example in examples):
         return graph  # to compare answers would be to wait for the device
@@ -260,9 +213,7 @@ def interpreted(graph: GraphModule, *examples: Tensor) -> Callable[..., tuple[Te
     return call if same else graph
 
 
-# --------------------------------------------------------------------------------------------------
 # One run of a function as a list of calls of torch, which can be made again with other tensors.
-# --------------------------------------------------------------------------------------------------
 
 # What tells no number of a tensor, by names of functions, methods and attributes without underscores.
 QUERIES = frozenset(
@@ -304,19 +255,11 @@ class _Call:
 
 @dataclass(frozen=True)
 class Program:
-    """Calls of a tape as a function of tensors; two of them are equal where they do the same.
-
-    Attributes
-    ----------
-    num_arguments : int
-    calls : tuple
-    results : tuple of int
-        The slots of what is returned.
-    """
+    """Calls of a tape as a function of tensors; equal to others that do the same."""
 
     num_arguments: int
     calls: tuple[_Call, ...]
-    results: tuple[int, ...]
+    results: tuple[int, ...]  # slots of the returned tensors
 
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         """Make the calls."""
@@ -335,22 +278,11 @@ def _ends(s: slice) -> tuple[Any, Any, Any]:
 
 
 class Tape(TorchFunctionMode):
-    """Record the calls of torch that a function makes.
-
-    Parameters
-    ----------
-    given : sequence of Tensor
-        What the function is run with.
-
-    Attributes
-    ----------
-    lost : bool
-        Whether the function did what cannot be made again with other tensors: read a number of what depends on
-        ``given``, changed a tensor in place, drew random numbers, or ran a transform of its own.
-    """
+    """Record the calls of torch that a function makes of the tensors ``given``."""
 
     def __init__(self, given: Sequence[Tensor]) -> None:
         super().__init__()
+        # Set by what other tensors cannot repeat: reading values, changes in place, random numbers, transforms.
         self.lost = False
         self._kept: list[Any] = list(given)  # alive, for their ids
         self._depends = {id(x) for x in given}
@@ -420,16 +352,8 @@ class Tape(TorchFunctionMode):
             return False  # arguments that cannot be compared
 
     def program(self, given: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[Program, list[Tensor]]:
-        """Return the calls that make ``wanted`` of ``given``, and what else they take.
-
-        What depends on nothing that the tape was given is not made again: it is among what else they take.
-
-        Returns
-        -------
-        Program
-            Of ``given``, and then of what else it takes.
-        list of Tensor
-        """
+        """Return the calls that make ``wanted`` of ``given`` and further tensors, and those tensors."""
+        # Tensors that depend on nothing given are arguments, not computed again.
         slots = {id(x): number for number, x in reversed(list(enumerate(given)))}
         needed = {id(x) for x in wanted} - set(slots)
         calls = []

@@ -41,28 +41,17 @@ _MATRIX_SUPPORTS = (
 
 
 class LowerTriangle(Transform):
-    """Place a vector into the lower triangle of a square matrix.
+    """The map of a vector to a lower triangle ``L``, or to ``L @ L.T`` if ``square``."""
 
-    Parameters
-    ----------
-    diagonal : {"exp", "free", "one"}
-        The diagonal is positive (``exp`` of a coordinate), unrestricted, or fixed at one.
-    square : bool
-        Return ``L @ L.T`` (symmetric positive definite) instead of ``L``.
-
-    Notes
-    -----
-    Densities of matrix distributions are taken with respect to the Lebesgue
-    measure on the free entries, so the Jacobian is that of the map between free
-    entries: ``n (n + 1) / 2`` of them, ``n (n - 1) / 2`` where the diagonal is one.
-    """
-
+    # Densities of matrices are with respect to Lebesgue measure on the free entries, so the Jacobian is that of the map
+    # between free entries: n (n + 1) / 2 of them, n (n - 1) / 2 where the diagonal is one.
     bijective = True
     domain = constraints.real_vector
     codomain = constraints.independent(constraints.real, 2)
 
     def __init__(self, diagonal: str = "exp", square: bool = False) -> None:
         super().__init__()
+        # The diagonal is positive ("exp" of a coordinate), unrestricted ("free") or fixed at "one".
         self.diagonal, self.square = diagonal, square
 
     def __eq__(self, other: object) -> bool:
@@ -130,10 +119,7 @@ class LowerTriangle(Transform):
 
 
 class LogSimplex(StickBreakingTransform):
-    """Break a stick, with logarithms in between, so that no piece or remainder rounds to zero before the end.
-
-    The coordinate is that of torch's ``StickBreakingTransform``.
-    """
+    """Stick breaking in the coordinate of ``StickBreakingTransform``, by logarithms: no piece rounds to zero."""
 
     @staticmethod
     def log_value_and_jacobian(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,16 +148,13 @@ class LogSimplex(StickBreakingTransform):
 
 
 class _CorrelationCholesky(CorrCholeskyTransform):
-    """Cholesky factors of correlation matrices from the inverse hyperbolic tangents of partial correlations.
-
-    The coordinate is that of torch's ``CorrCholeskyTransform``, which holds ``tanh x`` away from one; here the
-    logarithm of ``1 - tanh(x)**2`` is kept, so that the diagonal is right as far as a number can be small.
-    """
+    """The map of ``atanh`` of partial correlations to Cholesky factors, as in ``CorrCholeskyTransform``."""
 
     def _call(self, x: Tensor) -> Tensor:
         n = self.forward_shape(tuple(x.shape))[-1]
         lower = LowerTriangle("one")
         identity = torch.eye(n, dtype=x.dtype, device=x.device)
+        # log(1 - tanh(x)**2), where torch clamps tanh x: the diagonal is right down to the smallest numbers.
         free = lower(_log_sech_square(x)) - identity
         before = free.cumsum(-1) - free  # of the entries to the left
         return lower(x.tanh()) * (0.5 * before).clamp(min=_log_tiny(x)).exp()
@@ -250,13 +233,7 @@ _EXACT: dict[type, type] = {
 
 
 def bijection(support: constraints.Constraint) -> Transform:
-    """Return the bijection from unconstrained space to ``support``.
-
-    Raises
-    ------
-    NotImplementedError
-        If no bijection is known.
-    """
+    """Return the bijection of unconstrained space to ``support``; raise ``NotImplementedError`` if none is known."""
     if isinstance(support, constraints.independent):
         return IndependentTransform(bijection(support.base_constraint), support.reinterpreted_batch_ndims)
     if isinstance(support, _MATRIX_SUPPORTS):
@@ -269,12 +246,9 @@ def bijection(support: constraints.Constraint) -> Transform:
 
 
 def support_of(fn: Any) -> constraints.Constraint:
-    """Return the support of a distribution.
-
-    Torch calls that of an angle the real line, over which its periodic density
-    does not integrate to one; here it is one turn. That of a mixture is its
-    components', which torch hides in a constraint of its own.
-    """
+    """Return the support of ``fn``; raise ``NotImplementedError`` where its transforms misdeclare it."""
+    # torch declares the real line for angles, over which a periodic density does not integrate to one, and for mixtures
+    # a constraint of its own.
     base = fn
     while isinstance(base, (dist.Independent, dist.MaskedDistribution)):
         base = base.base_dist
@@ -309,11 +283,7 @@ def _of_components(mixture: Any) -> constraints.Constraint:
 
 
 def is_misdeclared(fn: Any) -> bool:
-    """Tell whether torch takes all of a transform's codomain for the support, though only a part is reached.
-
-    A shifted exponential is an example: its density is positive on a half-line,
-    but its support is declared as that of the affine transform, the real line.
-    """
+    """Tell whether the declared support exceeds the image of the transforms, as for a shifted exponential."""
     while isinstance(fn, (dist.Independent, dist.MaskedDistribution, torch.distributions.MixtureSameFamily)):
         fn = fn.component_distribution if isinstance(fn, torch.distributions.MixtureSameFamily) else fn.base_dist
     if type(fn).support is not dist.TransformedDistribution.support:
@@ -340,10 +310,7 @@ def _inner(support: Any) -> Any:
 
 
 def inside(support: constraints.Constraint, value: Tensor) -> Tensor:
-    """Move what is rounded to an end of its support one unit of rounding away from it, ``(*shape) -> (*shape)``.
-
-    Twice the distance from the end that it has, or one unit where it has none. Everything else stays as it is.
-    """
+    """Move values ``(*shape)`` that are rounded to an end of their support one unit of rounding away from it."""
     inner, limits = _inner(support), torch.finfo(value.dtype)
     if isinstance(inner, type(constraints.simplex)):
         return torch.where(value <= 4 * limits.tiny, 2 * value.clamp(min=limits.tiny), value)
@@ -357,6 +324,7 @@ def inside(support: constraints.Constraint, value: Tensor) -> Tensor:
         distance = (value - end).abs()
         # About zero numbers are dense, elsewhere they are a rounding apart.
         unit = limits.eps * torch.maximum(end.abs(), width if name == "upper" else torch.zeros_like(end))
+        # By as much as the distance from the end, or one unit where that is zero.
         step = torch.maximum(distance, unit.clamp(min=limits.tiny))
         near = distance <= 2 * unit.clamp(min=2 * limits.tiny)
         moved = torch.where(near, value + step if name == "lower" else value - step, moved)
