@@ -154,7 +154,7 @@ class _WithoutScale:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_epoch_test_notices_a_forgotten_scale(name):
-    broken = MinibatchTarget(_WithoutScale(make(name).density), row_order=Epochs(), compile=False)
+    broken = MinibatchTarget(_WithoutScale(make(name)._density), row_order=Epochs(), compile=False)
     assert epoch_error(broken, exact(name)) > 0.1
 
 
@@ -166,7 +166,7 @@ def test_summing_out_scaled_probabilities_would_be_noticed():
         def add(self, item):
             pass
 
-    target.density._rows.enumerated = Empty()
+    target._density._rows.enumerated = Empty()
     assert epoch_error(target, exact("mixture")) > 1e-3
 
 
