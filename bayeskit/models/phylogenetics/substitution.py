@@ -25,6 +25,7 @@ __all__ = [
     "K80",
     "Parameter",
     "Parameterized",
+    "SUBSTITUTION_MODELS",
     "SubstitutionModel",
     "empirical_frequencies",
 ]
@@ -629,6 +630,10 @@ class GTR(SubstitutionModel):
         identity = torch.eye(4, dtype=lengths.dtype, device=lengths.device)
         # Rounding may make a very small probability negative.
         return (identity + scaling[..., None, :, :] * change).clamp(min=0.0).to(branch_lengths.dtype)
+
+
+#: The models by name: what the command line offers and files of fitted posteriors may hold.
+SUBSTITUTION_MODELS: dict[str, type[SubstitutionModel]] = {model.__name__: model for model in (JC69, K80, HKY85, GTR)}
 
 
 def _exponential_minus_identity(matrix: Tensor, times: Tensor) -> Tensor:

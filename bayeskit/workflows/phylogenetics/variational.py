@@ -40,10 +40,6 @@ from bayeskit.inference.objectives.reweighted_wake_sleep import reweighted_estim
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Ending, Records, drive, say_early
 from bayeskit.inference.training.fitting import setting_as_json
 from bayeskit.models.phylogenetics import (
-    GTR,
-    HKY85,
-    JC69,
-    K80,
     Alignment,
     GammaDirichlet,
     GammaRates,
@@ -63,7 +59,7 @@ from bayeskit.models.phylogenetics.distributions import Estimate
 from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topologies
 from bayeskit.models.phylogenetics.distributions.graphs import ABOVE, BELOW, ROOT, EveryRoot, Numbers, SubsplitGraph
 from bayeskit.models.phylogenetics.forest.likelihood import ForestLikelihood
-from bayeskit.models.phylogenetics.substitution import SubstitutionModel
+from bayeskit.models.phylogenetics.substitution import SUBSTITUTION_MODELS, SubstitutionModel
 from bayeskit.models.phylogenetics.trees import check_same_taxa
 from bayeskit.workflows.phylogenetics.topology_comparison import (
     check_models,
@@ -497,7 +493,8 @@ class _Prior(NamedTuple):
 
 
 _STORED = (
-    *(Alignment, SubsplitGraph, _Prior, JC69, K80, HKY85, GTR),
+    *(Alignment, SubsplitGraph, _Prior),
+    *SUBSTITUTION_MODELS.values(),
     *(GammaRates, InvariantSites, LogNormalLengths, FlowLengths),
 )
 _TYPES = {qualified_name(kind): kind for kind in _STORED}

@@ -8,10 +8,20 @@ import torch
 from torch.func import grad, jacrev, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from bayeskit import gallery
 from bayeskit.errors import AlignmentError, SettingsError, ShapeError
+from bayeskit.models import phylogenetics
 from bayeskit.models.phylogenetics import Alignment
 from bayeskit.models.phylogenetics import substitution as time_reversible
-from bayeskit.models.phylogenetics.substitution import GTR, HKY85, JC69, K80, empirical_frequencies
+from bayeskit.models.phylogenetics.substitution import (
+    GTR,
+    HKY85,
+    JC69,
+    K80,
+    SUBSTITUTION_MODELS,
+    SubstitutionModel,
+    empirical_frequencies,
+)
 
 FREQUENCIES = [0.4, 0.3, 0.2, 0.1]
 EXCHANGEABILITIES = [0.3, 2.0, 1.1, 0.7, 3.0, 1.0]
@@ -282,3 +292,9 @@ def test_infinite_branches_have_the_stationary_frequencies(model):
     lengths = torch.tensor([1.0, torch.inf], dtype=torch.float64)
     found = model.transition_matrices(lengths)
     torch.testing.assert_close(found[1], model.frequencies(lengths).expand(4, 4), rtol=1e-13, atol=1e-14)
+
+
+def test_every_model_is_offered_by_name_and_can_be_stored():
+    classes = [thing for thing in vars(phylogenetics).values() if isinstance(thing, type)]
+    models = {c.__name__: c for c in classes if issubclass(c, SubstitutionModel) and c is not SubstitutionModel}
+    assert models == SUBSTITUTION_MODELS and set(gallery.SUBSTITUTION_MODELS) == set(models)
