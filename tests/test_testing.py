@@ -1,5 +1,7 @@
 """The contracts that are shipped: what is ours passes them, and what is wrong does not."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -73,6 +75,16 @@ def test_mutation_a_wrong_estimator_fails(wrong_estimator):
         contract.test_it_is_right_or_says_that_it_is_not()
     with pytest.raises(AssertionError):
         contract.test_a_seed_fixes_the_number()
+
+
+def test_mutation_an_estimator_that_never_trusts_itself_fails(monkeypatch):
+    contract = type("Timid", (EstimatorContract,), {"method": "bridge_sampling"})()
+    estimate = contract.estimate
+    monkeypatch.setattr(
+        contract, "estimate", lambda *given, **named: replace(estimate(*given, **named), warnings=("no",))
+    )
+    with pytest.raises(AssertionError, match="trusts itself on no case"):
+        contract.test_it_is_right_or_says_that_it_is_not()
 
 
 class Drifting:
