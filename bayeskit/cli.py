@@ -423,7 +423,7 @@ def evidence(
         settings = {"alignment": alignment, "tree": tree, "substitution": substitution}
     progress = not quiet
     if out is None:
-        comparison = compare(target, chosen, seed, budget=budget, progress=progress)
+        comparison = compare(target, chosen, seed=seed, budget=budget, progress=progress)
     else:
         comparison = evidence_in_folder(
             target,
@@ -577,7 +577,7 @@ def exam(
         answers = run_generated_exam(
             generated,
             GENERATED_METHODS if methods == "all" else what,
-            seed,
+            seed=seed,
             budget=SMALL if small else None,
             progress=not quiet,
             num_jobs=1 if jobs is None else jobs,
@@ -589,7 +589,7 @@ def exam(
         if answers.count(FALSE_COMFORT) > MAX_FALSE_COMFORT * len(answers.rows) or answers.count(FAILED):
             raise typer.Exit(_FALSE_COMFORT_FOUND)
         return
-    result = run_exam(what, which, seed, budget=SMALL if small else None, progress=not quiet)
+    result = run_exam(what, which, seed=seed, budget=SMALL if small else None, progress=not quiet)
     if folder is not None:
         result.to_csv(folder / "exam.csv")
     _print_exam(result, folder)

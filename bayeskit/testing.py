@@ -77,7 +77,7 @@ class EstimatorContract:
         """Return what a comparison of this method alone gives."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SamplingWarning)
-            table = evidence.compare(target, [self.method], seed, budget=self.budget, progress=False)
+            table = evidence.compare(target, [self.method], seed=seed, budget=self.budget, progress=False)
         assert self.method not in table.refused, table.refused.get(self.method)
         return table.results[self.method] if self.method in table.results else table.scores[self.method]
 

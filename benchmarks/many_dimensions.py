@@ -94,7 +94,7 @@ def report(case: str, size: int, methods: tuple[str, ...], seed: int) -> None:
     target, exact = CASES[case](size)
     begin = time.process_time()
     budget = SMALL if target.dim > MANY else BUDGET
-    table = evidence.compare(target, methods, seed, budget=budget, progress=False)
+    table = evidence.compare(target, methods, seed=seed, budget=budget, progress=False)
     print(f"\n{case} of {size}, {target.dim} parameters: exact {exact:.4f}, {time.process_time() - begin:.0f} CPU s")
     for z in table:
         off = (z.log_evidence - exact) / z.standard_error

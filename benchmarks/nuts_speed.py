@@ -65,7 +65,7 @@ def smallest_ess(draws: np.ndarray) -> float:
 
 def with_kernel(target: bk.Target, kernel: object) -> Callable[[int], np.ndarray]:
     def run(seed: int) -> np.ndarray:
-        draws = bk.sample(target, CHAINS, WARMUP, SAMPLES, seed, kernel=kernel, progress=False)
+        draws = bk.sample(target, CHAINS, WARMUP, SAMPLES, seed=seed, kernel=kernel, progress=False)
         return draws.unconstrained.numpy()
 
     return run

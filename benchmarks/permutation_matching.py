@@ -222,9 +222,9 @@ def bhattacharyya(draws: Tensor, log_prob: Tensor, listed: Tensor) -> Tensor:
 
 def six_centres(problems: int, steps: int, scale: float, tuning_problems: int) -> None:
     """Print distances from the exact posterior, over all permutations."""
-    tuning, _ = NoisyMatching.simulate(6, scale, TUNING_SEED, batch_shape=(tuning_problems,))
+    tuning, _ = NoisyMatching.simulate(6, scale, seed=TUNING_SEED, batch_shape=(tuning_problems,))
     chosen = tuned(tuning, tuning.posterior().marginals, steps) | STICK_BREAKING
-    matching, truth = NoisyMatching.simulate(6, scale, SEED, batch_shape=(problems,))
+    matching, truth = NoisyMatching.simulate(6, scale, seed=SEED, batch_shape=(problems,))
     posterior = matching.posterior()
     listed = posterior.enumerate_support(expand=False).squeeze(1)
     log_prob, marginals = posterior.log_prob(listed.unsqueeze(1)), posterior.marginals
@@ -264,9 +264,9 @@ def best_setting(name: str, grid: list[Setting], matching: NoisyMatching, poster
 
 def fifty_centres(problems: int, steps: int, scale: float, tuning_problems: int, with_sticks: bool) -> None:
     """Print scores of relaxations, and by how much rounding is better than Gumbel-Sinkhorn."""
-    tuning, _ = NoisyMatching.simulate(50, scale, TUNING_SEED, batch_shape=(tuning_problems,))
+    tuning, _ = NoisyMatching.simulate(50, scale, seed=TUNING_SEED, batch_shape=(tuning_problems,))
     chosen = tuned(tuning, chain_marginals(tuning, CHAIN_STEPS), steps)
-    matching, truth = NoisyMatching.simulate(50, scale, SEED, batch_shape=(problems,))
+    matching, truth = NoisyMatching.simulate(50, scale, seed=SEED, batch_shape=(problems,))
     posterior = chain_marginals(matching, CHAIN_STEPS)
     print(f"\n50 centres, noise {scale:g}, {problems} problems: distance, Brier, right")
     show("posterior, by chains", score(posterior, truth, posterior))
@@ -292,11 +292,11 @@ def fifty_centres(problems: int, steps: int, scale: float, tuning_problems: int,
 
 def check_chains(with_fifty: bool) -> None:
     """Print how far chains are from exact marginals, as many steps a row, and from longer chains."""
-    matching, truth = NoisyMatching.simulate(12, 0.4, SEED, batch_shape=(4,))
+    matching, truth = NoisyMatching.simulate(12, 0.4, seed=SEED, batch_shape=(4,))
     short = chain_marginals(matching, CHAIN_STEPS * 12 // 50)
     show("chains of 12, from exact", score(short, truth, matching.posterior().marginals)[:1])
     if with_fifty:
-        matching, truth = NoisyMatching.simulate(50, 0.2, SEED, batch_shape=(2,))
+        matching, truth = NoisyMatching.simulate(50, 0.2, seed=SEED, batch_shape=(2,))
         longer = chain_marginals(matching, 4 * CHAIN_STEPS, seed=SEED + 1)
         show("chains of 50, from longer", score(chain_marginals(matching, CHAIN_STEPS), truth, longer)[:1])
 

@@ -80,7 +80,7 @@ class Ours:
         self.first = time.perf_counter() - begin
 
     def _draw(self, seed: int) -> bk.Draws:
-        return bk.sample(self.target, self.chains, WARMUP, SAMPLES, seed, kernel=self.kernel, progress=False)
+        return bk.sample(self.target, self.chains, WARMUP, SAMPLES, seed=seed, kernel=self.kernel, progress=False)
 
     def run(self, seed: int) -> tuple[float, float]:
         """Return the smallest effective sample size and the seconds."""

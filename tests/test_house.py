@@ -1,7 +1,10 @@
 """The structure of the package: what a module exports, who imports whom, and no circle at any depth."""
 
 import ast
-from collections.abc import Iterator
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ Modules = dict[str, ast.Module]
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
+@functools.cache
 def modules(root: Path) -> Modules:
     """Parse every module below a folder, by its dotted name."""
     found = {}
@@ -125,3 +129,44 @@ def test_defects_of_structure_are_seen(tmp_path):
     (house / "attic.py").write_text("from house import cellar\n\n__all__ = ['roof']\n\n\ndef roof(): ...\n")
     assert unmarked(modules(house)) == ["house.cellar.stairs"]
     assert len(circles(modules(house))) == 1
+
+
+def public_calls(trees: Modules) -> Iterator[tuple[str, Callable[..., object]]]:
+    """Yield the functions, classes and methods that rooms export, with their names."""
+    for name in trees:
+        if (ROOT.parent / name.replace(".", "/") / "__init__.py").exists():
+            room = importlib.import_module(name)
+            for word in sorted(exported(trees[name])):
+                thing = getattr(room, word)
+                if callable(thing):
+                    yield f"{name}.{word}", thing
+                if inspect.isclass(thing) and thing.__module__.startswith("bayeskit"):
+                    methods = inspect.getmembers(thing, inspect.isroutine)
+                    yield from ((f"{name}.{word}.{n}", method) for n, method in methods if not n.startswith("_"))
+
+
+def misplaced(calls: Iterator[tuple[str, Callable[..., object]]]) -> list[str]:
+    """Return calls whose seed can be given by position after other arguments, or whose bar is off by default."""
+    found = []
+    for name, call in calls:
+        try:
+            parameters = inspect.signature(call).parameters
+        except (TypeError, ValueError):
+            continue
+        places = [word for word in parameters if word not in ("self", "cls")]
+        seed, progress = parameters.get("seed"), parameters.get("progress")
+        if seed is not None and places[0] != "seed" and seed.kind is not seed.KEYWORD_ONLY:
+            found.append(f"{name}: seed")
+        if progress is not None and progress.default is not True:
+            found.append(f"{name}: progress")
+    return sorted(set(found))
+
+
+def test_seeds_are_keywords_and_progress_is_shown():
+    assert misplaced(public_calls(modules(ROOT))) == []
+
+
+def test_a_seed_by_position_is_seen():
+    def draw(size, seed=0, *, progress=False): ...
+
+    assert misplaced(iter([("draw", draw)])) == ["draw: progress", "draw: seed"]

@@ -187,7 +187,7 @@ class EnumeratedPosterior:
         best = int(self.log_joint.argmax())
         return Assignment({k: v[best] for k, v in self.assignments.items()}, float(self.probabilities[best]))
 
-    def sample(self, num_draws: int, seed: int | torch.Generator = 0) -> dict[str, Tensor]:
+    def sample(self, num_draws: int, *, seed: int | torch.Generator = 0) -> dict[str, Tensor]:
         """Draw independent assignments from the posterior, ``{site: (num_draws, *shape)}``."""
         num_draws = whole_number("num_draws", num_draws, 1)
         generator = new_generator(seed, self.log_prior.device, stream="enumerated posterior")
@@ -216,10 +216,10 @@ class EnumeratedPosterior:
         table["log_joint"] = self.log_joint.cpu().numpy()
         return table.sort_values("probability", ascending=False, kind="stable", ignore_index=True)
 
-    def to_arviz(self, num_chains: int = 4, num_draws: int = 1000, seed: int | torch.Generator = 0) -> Any:
+    def to_arviz(self, num_chains: int = 4, num_draws: int = 1000, *, seed: int | torch.Generator = 0) -> Any:
         """Return independent draws for ArviZ: ``InferenceData`` on ArviZ 0.x, ``xarray.DataTree`` on 1.x."""
         chains, count = whole_number("num_chains", num_chains, 1), whole_number("num_draws", num_draws, 1)
-        draws = self.sample(chains * count, seed)
+        draws = self.sample(chains * count, seed=seed)
         posterior = {name: value.reshape(chains, count, *value.shape[1:]) for name, value in draws.items()}
         return as_inference_data(to_datasets({"posterior": posterior}, {"log_evidence": self.log_evidence}))
 

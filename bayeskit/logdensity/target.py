@@ -372,7 +372,7 @@ class Target:
 
     # -- moving between spaces --------------------------------------------------------------
 
-    def sample_prior(self, num_draws: int, seed: int | torch.Generator = 0) -> Tensor:
+    def sample_prior(self, num_draws: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw from the prior, in unconstrained space.
 
         Parameters

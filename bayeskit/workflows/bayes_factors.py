@@ -547,7 +547,7 @@ def _estimate(task: _Task) -> Evidence:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)  # the estimate itself says whether it is trusted
         table = compare(
-            target, [task.method], task.seed, budget=task.budget, checkpoint=task.checkpoint, progress=False
+            target, [task.method], seed=task.seed, budget=task.budget, checkpoint=task.checkpoint, progress=False
         )
     return table[task.method]
 

@@ -209,6 +209,7 @@ _NOTHING = (math.nan,) * 4
 def run_exam(
     methods: str | Sequence[str] = "all",
     cases: str | Sequence[str] = "all",
+    *,
     seed: int = 0,
     budget: Budget | None = None,
     progress: bool = True,
@@ -254,7 +255,7 @@ def run_exam(
         for done, case in enumerate(problems):
             bar.update(done, case.name)
             # The progress bars of the samplers would overwrite this one.
-            comparison = compare(case.target(), chosen, seed, budget=budget, progress=False)
+            comparison = compare(case.target(), chosen, seed=seed, budget=budget, progress=False)
             rows += [ExamRow(case.name, estimate, case.log_evidence, case.standard_error) for estimate in comparison]
             reasons = comparison.refused | no_answer
             if reasons:
@@ -266,10 +267,10 @@ def run_exam(
 def run_generated_exam(
     count: int,
     methods: str | Sequence[str] = GENERATED_METHODS,
+    *,
     seed: int = 0,
     budget: Budget | None = None,
     progress: bool = True,
-    *,
     families: Sequence[type[exact.Family]] = exact.FAMILIES,
     num_jobs: int = 1,
     checkpoint: str | Path | None = None,
@@ -410,7 +411,7 @@ def _ask(problem: exact.Family, task: _Generated) -> tuple[tuple[ExamRow, ...], 
         warnings.simplefilter("ignore", SamplingWarning)
         try:
             with _at_most(MAX_SECONDS):
-                comparison = compare(case.target(), task.methods, own, budget=task.budget, progress=False)
+                comparison = compare(case.target(), task.methods, seed=own, budget=task.budget, progress=False)
         except BayeskitError as error:
             said = f"refused: {error}"
         except _TooLong:

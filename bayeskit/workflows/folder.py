@@ -80,7 +80,7 @@ def evidence_in_folder(
     """
     select(methods)
     out = as_output_folder(folder)
-    comparison = compare(target, methods, seed, budget=budget, checkpoint=out / _CHECKPOINT, progress=progress)
+    comparison = compare(target, methods, seed=seed, budget=budget, checkpoint=out / _CHECKPOINT, progress=progress)
     # The table first: if the disk fills up with the draws, the table is already there.
     comparison.to_csv(out / "evidence.csv")
     draws = posterior_draws(comparison)
@@ -153,7 +153,7 @@ def posterior_in_folder(
         num_chains,
         num_warmup,
         num_samples,
-        seed,
+        seed=seed,
         target_acceptance=target_acceptance,
         checkpoint=out / f"{_CHECKPOINT}.posterior",
         progress=progress,

@@ -323,7 +323,7 @@ def mixture_evidence(
     num_particles = whole_number("num_particles", num_particles, MIN_DRAWS)
     started = time.monotonic()
     labels = Labels(target, exchangeable) if exchangeable else None
-    run = sample_smc(target, num_particles, num_replicates, seed, ess_threshold=ess_threshold, progress=progress)
+    run = sample_smc(target, num_particles, num_replicates, seed=seed, ess_threshold=ess_threshold, progress=progress)
     tempered = smc(target, run, seed=seed)
     estimates = [tempered]
     draws = _halves_of_replicates(run.draws)

@@ -369,7 +369,7 @@ class _Workspace:
         if self._study.simulate is None:
             latent, observed = self._replicas.simulate(generator)
             return self.target.unconstrain(latent), self._replicas.given_observed(observed)
-        truth = self.target.sample_prior(1, generator)[0]
+        truth = self.target.sample_prior(1, seed=generator)[0]
         args = self._study.simulate(self.target.constrain(truth), generator)
         return truth, self._replicas.given_args(tuple(args))
 
@@ -386,7 +386,7 @@ def _enough_draws(target: Target, seed: int, num_draws: int) -> Draws:
     for _ in range(4):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SamplingWarning)  # the result counts divergences
-            draws = sample(target, 4, 300, num_samples, seed, progress=False)
+            draws = sample(target, 4, 300, num_samples, seed=seed, progress=False)
         obey(draws.settings.get("ending"))
         if float(effective_sample_size(_quantities(target, draws.unconstrained)).min()) >= needed:
             break

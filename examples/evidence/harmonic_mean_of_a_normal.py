@@ -174,7 +174,7 @@ rows = []
 for seed, tau in enumerate(scales):
     target = make_target(lengths, 0.35, tau)
     draws = bk.sample(target, seed=seed, **size)
-    found = evidence.compare(target, ["harmonic_mean", "bridge_sampling"], seed, draws=draws, progress=False)
+    found = evidence.compare(target, ["harmonic_mean", "bridge_sampling"], seed=seed, draws=draws, progress=False)
     harmonic, its_error = found["harmonic_mean"].log_evidence, found["harmonic_mean"].standard_error
     bridge, error = found["bridge_sampling"].log_evidence, found["bridge_sampling"].standard_error
     rows.append([harmonic, its_error, bridge, error])

@@ -67,7 +67,7 @@ target = make_target(DIM, 0.01, 0.1)
 typical = {"slab": (0.1, 0.0, "C0", "--"), "spike": (0.01, math.log(100), "C3", ":")}
 prior_predictive = Figure(figsize=(7, 3), layout="constrained")
 axes = prior_predictive.subplots()
-from_prior = target.log_likelihood(target.sample_prior(5000, 0))
+from_prior = target.log_likelihood(target.sample_prior(5000, seed=0))
 axes.hist(from_prior.numpy(), bins=60, color="C5", label="draws from the prior")
 for name, (sd, log_height, colour, style) in typical.items():
     level = log_height - DIM * (math.log(sd) + 0.5 * math.log(2 * math.pi) + 0.5)

@@ -72,7 +72,7 @@ target = bk.Target.from_pyro(model, x, y)
 # What the prior expects covers what was observed, and goes beyond it on both sides.
 
 generator = torch.Generator().manual_seed(0)
-drawn = target.sample_prior(2000, generator)
+drawn = target.sample_prior(2000, seed=generator)
 visits = torch.poisson((x[:50] @ drawn[:, :9].mT + drawn[:, 9]).exp(), generator=generator)
 levels = torch.tensor([0.25, 0.5, 0.75, 0.95], dtype=x.dtype)
 print(f"visits        {'  '.join(f'{100 * float(q):5.0f} %' for q in levels)}")

@@ -218,5 +218,5 @@ def test_unusable_settings_are_named(build, settings, error, word):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_hard_case_makes_a_target(name, dtype):
     target = exact.get(name).target(dtype=dtype)
-    u = target.sample_prior(10, 0)
+    u = target.sample_prior(10, seed=0)
     assert u.dtype == dtype and bool(target.log_density(u).isfinite().all())

@@ -162,4 +162,4 @@ def test_a_case_makes_a_target(name):
     case = CASES[name][0]()
     target = case.target()
     assert target.dim == case.posterior_mean["x"].numel()
-    assert bool(target.log_density(target.sample_prior(10, 0)).isfinite().all())
+    assert bool(target.log_density(target.sample_prior(10, seed=0)).isfinite().all())

@@ -362,7 +362,7 @@ def test_prior_draws_follow_the_seed():
     assert torch.equal(draws, target.sample_prior(5, seed=1))
     assert not torch.equal(draws, target.sample_prior(5, seed=2))
     generator = torch.Generator().manual_seed(3)
-    assert not torch.equal(target.sample_prior(5, generator), target.sample_prior(5, generator))
+    assert not torch.equal(target.sample_prior(5, seed=generator), target.sample_prior(5, seed=generator))
     with pytest.raises(SettingsError, match="num_draws must be at least 1"):
         target.sample_prior(0)
 

@@ -69,7 +69,7 @@ def wishart_target():
 @pytest.mark.filterwarnings("ignore:Low df values detected", "ignore:Singular sample detected")
 def test_prior_draws_do_not_need_the_likelihood():
     target = wishart_target()
-    u = target.sample_prior(4000, torch.Generator().manual_seed(3))
+    u = target.sample_prior(4000, seed=torch.Generator().manual_seed(3))
     assert u.shape == (4000, 3) and bool(u.isfinite().all())
     log_prior, values = target.evaluate(u)
     bad = values.isnan()
@@ -118,6 +118,6 @@ def test_a_model_is_read_though_its_first_draws_cannot_be_factorised(likelihood)
 @pytest.mark.filterwarnings("ignore:Low df values detected", "ignore:Singular sample detected")
 def test_a_batch_with_such_a_matrix_is_evaluated_at_once(monkeypatch):
     target = wishart_target()
-    u = target.sample_prior(4000, torch.Generator().manual_seed(3))
+    u = target.sample_prior(4000, seed=torch.Generator().manual_seed(3))
     monkeypatch.setattr(bk.Target, "_evaluate_alone", None)
     assert bool(target.evaluate(u)[1].isnan().any())

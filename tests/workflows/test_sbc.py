@@ -75,7 +75,7 @@ def test_a_sampler_that_ignores_the_data_is_noticed_by_the_log_likelihood_alone(
 
 
 def short(target, seed):
-    return bk.sample(target, 4, 120, 80, seed, progress=False)
+    return bk.sample(target, 4, 120, 80, seed=seed, progress=False)
 
 
 def test_hamiltonian_monte_carlo_on_a_binomial():
@@ -195,7 +195,7 @@ def test_what_is_no_sampler_or_no_tuple_is_refused():
     with pytest.raises(SettingsError, match=r"args must be a tuple such as \(data,\), not a Tensor"):
         sbc(normal_model, Conjugate(), args=Y, **settings)
     with pytest.raises(SettingsError, match=r"must return bayeskit\.Draws, not Tensor"):
-        sbc(normal_model, lambda target, seed: target.sample_prior(63, seed), args=(Y,), **settings)
+        sbc(normal_model, lambda target, seed: target.sample_prior(63, seed=seed), args=(Y,), **settings)
 
 
 # -- simulating, and the graph that all data share ------------------------------------------------

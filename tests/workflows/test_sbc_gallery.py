@@ -22,7 +22,7 @@ def study(target, sampler, **settings):
 def short(target, seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)  # a rare divergence in the tail of tau
-        return bk.sample(target, 4, 150, 250, seed, progress=False)
+        return bk.sample(target, 4, 150, 250, seed=seed, progress=False)
 
 
 def narrowed(draws, target):
@@ -68,7 +68,7 @@ def test_the_default_sampler_gives_the_same_ranks_in_one_process_and_in_two(monk
 def test_a_target_is_its_model_with_its_arguments(eight_schools):
     case = bk.exact.get("eight_schools")
     generator = new_generator(0)
-    prior = eight_schools.sample_prior(60, generator).unflatten(0, (4, 15))
+    prior = eight_schools.sample_prior(60, seed=generator).unflatten(0, (4, 15))
 
     def prior_draws(target, seed):
         return bk.Draws(prior, *target.evaluate(prior), torch.ones(4, dtype=torch.float64), target=target)

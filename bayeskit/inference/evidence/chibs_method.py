@@ -56,7 +56,7 @@ def chib(
     num_samples: int = 1000,
     at: Mapping[str, Any] | None = None,
     seed: int = 0,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Evidence:
     r"""Estimate the log evidence by Chib's method from full conditionals.
 
@@ -82,7 +82,7 @@ def chib(
     at : mapping of str, optional
         Values of all sites at the point; by default their posterior means in the first run.
     seed : int, default 0
-    progress : bool, default False
+    progress : bool, default True
 
     Returns
     -------

@@ -574,8 +574,8 @@ def _spent(z: Evidence | PredictiveScore) -> tuple[int, float, bool, str]:
 def compare(
     target: Target,
     methods: str | Sequence[str] = "all",
-    seed: int = 0,
     *,
+    seed: int = 0,
     budget: Budget | None = None,
     draws: Draws | None = None,
     ladder: Ladder | None = None,
@@ -654,7 +654,7 @@ def compare(
     if ladder is not None:
         belongs(ladder.draws, target, posterior=False)
     material = Material(
-        target, budget, seed, draws=draws, ladder=ladder, blocks=given, checkpoint=checkpoint, progress=progress
+        target, budget, seed=seed, draws=draws, ladder=ladder, blocks=given, checkpoint=checkpoint, progress=progress
     )
     constants = judge_target(target, proper=any(method.kind != "score" for method in chosen))
     refusals = {method.name: method.refusal(target, material) for method in chosen}

@@ -491,7 +491,7 @@ def _of_prior(
     draws = None
     if target.can_sample_prior:
         try:
-            draws = target.sample_prior(2 * num_draws, seed).detach().to("cpu", torch.float64)
+            draws = target.sample_prior(2 * num_draws, seed=seed).detach().to("cpu", torch.float64)
         except _FAILURES:
             draws = None  # an improper prior has none; whatever else went wrong, those who need draws will meet it
     if draws is not None:

@@ -561,7 +561,7 @@ class _Defensive:
         wider = self.wider.sample(noise + plain, generator)
         parts += [self.flow.from_noise(wider[:noise]), self.flow.from_white(wider[noise:])]
         if prior:
-            parts.append(self.target.sample_prior(prior, generator).to(parts[0]))
+            parts.append(self.target.sample_prior(prior, seed=generator).to(parts[0]))
         return parts
 
     def log_prob(self, x: Tensor, log_prior: Tensor) -> Tensor:

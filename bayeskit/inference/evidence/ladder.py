@@ -482,7 +482,7 @@ def thermodynamic_integration(
     num_warmup: int = 200,
     num_samples: int = 500,
     seed: int = 0,
-    progress: bool = False,
+    progress: bool = True,
     checkpoint: str | Path | None = None,
 ) -> Evidence:
     """Integrate the mean log likelihood over temperatures, with the discretisation error below a tolerance.
@@ -509,7 +509,7 @@ def thermodynamic_integration(
     num_warmup, num_samples : int, default 200 and 500
         Iterations per chain; the pilot makes half and a quarter of them.
     seed : int, default 0
-    progress : bool, default False
+    progress : bool, default True
     checkpoint : path, optional
         Prefix of the files from which interrupted ladders resume.
 
@@ -557,7 +557,7 @@ def thermodynamic_integration(
             num_chains,
             warmup,
             samples,
-            seeds[number],
+            seed=seeds[number],
             beta=levels,
             checkpoint=None if checkpoint is None else f"{checkpoint}.{number}",
             progress=progress,
@@ -728,7 +728,7 @@ def generalised_stepping_stone(
     num_warmup: int = 200,
     num_samples: int = 500,
     seed: int = 0,
-    progress: bool = False,
+    progress: bool = True,
     checkpoint: str | Path | None = None,
 ) -> Evidence:
     """Run stepping stone from a reference distribution fitted to posterior draws instead of the prior.
@@ -749,7 +749,7 @@ def generalised_stepping_stone(
     num_warmup, num_samples : int, default 200 and 500
         Iterations per chain.
     seed : int, default 0
-    progress : bool, default False
+    progress : bool, default True
     checkpoint : path, optional
         File from which an interrupted ladder resumes.
 
@@ -799,7 +799,7 @@ def generalised_stepping_stone(
         num_chains,
         num_warmup,
         num_samples,
-        seed,
+        seed=seed,
         beta=torch.linspace(0, 1, num_temperatures + 1, dtype=torch.float64),
         checkpoint=checkpoint,
         progress=progress,

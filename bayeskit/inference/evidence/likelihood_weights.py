@@ -74,7 +74,7 @@ def _check_likelihood_weights(target: Target, draws: Draws, log_weights: Tensor,
     if not target.can_sample_prior:
         return _Checked(problems, diagnostics, None)
     prior, bad = without_nan(
-        target.log_likelihood(target.sample_prior(_PRIOR_DRAWS, new_generator(seed, stream=stream)))
+        target.log_likelihood(target.sample_prior(_PRIOR_DRAWS, seed=new_generator(seed, stream=stream)))
     )
     missed = float((prior < draws.log_likelihood.min()).to(torch.float64).mean())
     diagnostics["missed_prior"] = missed
@@ -124,7 +124,7 @@ def naive_monte_carlo(target: Target, num_draws: int = 10_000, *, seed: int = 0)
     (True, True)
     """
     num_draws = whole_number("num_draws", num_draws, least=2)
-    prior = target.sample_prior(num_draws, new_generator(seed, stream="naive Monte Carlo"))
+    prior = target.sample_prior(num_draws, seed=new_generator(seed, stream="naive Monte Carlo"))
     log_likelihood, problems = without_nan(target.log_likelihood(prior).unsqueeze(0))
     log_likelihood, infinite = without_infinity(log_likelihood)
     shape = pareto_shape(log_likelihood)

@@ -123,7 +123,7 @@ class Material:
         Full conditionals for Chib's method.
     checkpoint : path, optional
         Prefix of the checkpoint files.
-    progress : bool, default False
+    progress : bool, default True
 
     Attributes
     ----------
@@ -147,13 +147,13 @@ class Material:
         self,
         target: Target,
         budget: Budget | None = None,
-        seed: int = 0,
         *,
+        seed: int = 0,
         draws: Draws | None = None,
         ladder: Ladder | None = None,
         blocks: tuple[ConjugateBlock, ...] = (),
         checkpoint: str | Path | None = None,
-        progress: bool = False,
+        progress: bool = True,
     ) -> None:
         self.target, self.budget, self.seed = target, budget or Budget(), seed
         self.blocks, self.progress = blocks, progress
@@ -252,7 +252,7 @@ def _posterior(material: Material) -> Draws:
         spend.num_chains,
         spend.num_warmup,
         spend.num_samples,
-        material.seed,
+        seed=material.seed,
         target_acceptance=spend.target_acceptance,
         checkpoint=material.file("posterior"),
         progress=material.progress,
@@ -269,7 +269,7 @@ def _ladder(material: Material) -> Ladder:
         spend.ladder_chains,
         spend.ladder_warmup,
         spend.ladder_samples,
-        material.seed,
+        seed=material.seed,
         exchange=spend.exchange,
         target_acceptance=spend.target_acceptance,
         checkpoint=material.file("ladder"),

@@ -98,7 +98,7 @@ def missed_mass(
     spent = 0
     if target.can_sample_prior:
         looks = num_looks(target)
-        prior = target.sample_prior(looks, new_generator(seed, stream="what weighted draws missed"))
+        prior = target.sample_prior(looks, seed=new_generator(seed, stream="what weighted draws missed"))
         log_prior, log_likelihood = target.evaluate(prior)
         log_likelihood = log_likelihood.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
         spent += looks

@@ -32,7 +32,7 @@ _CLIMBING_STEPS = 100
 def _compared(target: Target, parts: Parts, seed: int) -> Evidence:
     spend, file = parts.budget, parts.file("nested")
     run = sample_nested(
-        target, spend.num_live, seed, termination=spend.termination, checkpoint=file, progress=parts.progress
+        target, spend.num_live, seed=seed, termination=spend.termination, checkpoint=file, progress=parts.progress
     )
     obey(run.ending)
     return nested_sampling(target, run, seed=seed)
@@ -47,7 +47,7 @@ def nested_sampling(
     num_slice_steps: int | None = None,
     termination: float = 1e-3,
     seed: int = 0,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Evidence:
     """Estimate the log evidence by nested sampling.
 
@@ -65,7 +65,7 @@ def nested_sampling(
         Settings of the run, as in :func:`~bayeskit.inference.samplers.nested.sample_nested`.
     seed : int, default 0
         Seed of the run and of the simulated volumes.
-    progress : bool, default False
+    progress : bool, default True
 
     Returns
     -------
@@ -96,7 +96,7 @@ def nested_sampling(
     """
     if run is None:
         run = sample_nested(
-            target, num_live, seed, num_slice_steps=num_slice_steps, termination=termination, progress=progress
+            target, num_live, seed=seed, num_slice_steps=num_slice_steps, termination=termination, progress=progress
         )
         obey(run.ending)
     elif not isinstance(run, NestedRun):
@@ -105,7 +105,7 @@ def nested_sampling(
         )
     elif run.target is not target and run.target.fingerprint() != target.fingerprint():
         raise DrawsError("the run was made on another target; pass the target that it was made on")
-    simulated = run.simulate_log_evidence(_NUM_SIMULATIONS, seed)
+    simulated = run.simulate_log_evidence(_NUM_SIMULATIONS, seed=seed)
     problems, diagnostics = _run_problems(run)
     climbed = 0
     if run.ending == "converged":

@@ -124,7 +124,7 @@ def prequential(
     num_replicates: int = 16,
     ess_threshold: float = 0.8,
     seed: int = 0,
-    progress: bool = False,
+    progress: bool = True,
 ) -> PrequentialEvidence:
     r"""Estimate the log evidence as a sum of log predictive densities, in any order of the observations.
 
@@ -149,7 +149,7 @@ def prequential(
     ess_threshold : float in (0, 1), default 0.8
         Conditional effective share of all particles after each step.
     seed : int, default 0
-    progress : bool, default False
+    progress : bool, default True
 
     Returns
     -------

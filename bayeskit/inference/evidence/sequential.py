@@ -82,7 +82,9 @@ def fewer_and_larger(spend: Any) -> dict[str, Any]:
 
 def _smc(target: Target, parts: Parts, seed: int) -> Evidence:
     spend, file = parts.budget, parts.file("smc")
-    run = sample_smc(target, spend.num_particles, spend.num_replicates, seed, checkpoint=file, progress=parts.progress)
+    run = sample_smc(
+        target, spend.num_particles, spend.num_replicates, seed=seed, checkpoint=file, progress=parts.progress
+    )
     obey(run.ending)
     # The duration of a resumed run includes that of its earlier parts.
     return replace(smc(target, run, seed=seed), seconds=run.draws.seconds)
@@ -421,7 +423,7 @@ def adaptive_smc(
     target_acceptance: float = 0.9,
     seed: int = 0,
     checkpoint: str | Path | None = None,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Evidence:
     """Average the evidence estimates of SMC populations with adaptive temperatures, without a pilot run.
 
@@ -452,7 +454,7 @@ def adaptive_smc(
     seed : int, default 0
     checkpoint : path, optional
         If the file exists, the run resumes from it; the result is bitwise identical to that of an uninterrupted run.
-    progress : bool, default False
+    progress : bool, default True
 
     Returns
     -------

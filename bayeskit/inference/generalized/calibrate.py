@@ -1,4 +1,4 @@
-"""Selectors of the learning rate: each aims at a target of its own, which its result names."""
+"""Selectors of the learning rate; they calibrate different targets, named in the result."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ __all__ = [
     "weighted_likelihood_bootstrap_matching",
 ]
 
-# The result of a selector of the learning rate: the weight, its criterion, and diagnostics.
+# The result of a selector of the learning rate: the weight, its criterion and diagnostics.
 
 
 class Curve(NamedTuple):
-    """What a selector measured at each of several weights.
+    """Criterion of a selector at each weight of a grid.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Curve(NamedTuple):
     standard_errors : Tensor or None
         Shape ``(g,)``.
     label : str
-        What the values are.
+        Name of the criterion, for the axis of a plot.
     """
 
     weights: Tensor
@@ -80,28 +80,28 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection:
-    """A learning rate, and what it was chosen for.
+    """Selected learning rate with its criterion and diagnostics.
 
-    Selectors aim at different targets: their weights need not agree, and are no estimates of one number.
+    Selectors calibrate different targets: their weights need not agree and do not estimate a common quantity.
 
     Attributes
     ----------
     weight : float
-        The learning rate.
+        Learning rate.
     target : str
-        A sentence that names what the weight aims at.
+        Description of the property that the weight calibrates.
     method : str
         Name of the selector.
     source : GibbsPosterior
-        The posterior it was chosen for, whose own weight played no part.
+        Posterior for which the weight was selected; its own weight has no effect.
     standard_error : float
-        Of the weight, from simulation alone, given the data; zero where nothing is simulated, nan where unknown.
+        Simulation error of the weight given the data: zero if nothing is simulated, nan if unknown.
     diagnostics : dict
-        What the selector measured on the way.
+        Intermediate results, listed by each selector.
     warnings : tuple of str
-        Assumptions that do not hold, each with its remedy.
+        Violated assumptions, each with a remedy.
     curve : Curve or None
-        What was compared, where the weight was chosen from a grid.
+        Criterion against the weight, if several weights were compared.
 
     Examples
     --------
@@ -127,24 +127,24 @@ class Selection:
 
     @property
     def trusted(self) -> bool:
-        """Whether no assumption was found to fail."""
+        """Whether there are no warnings."""
         return not self.warnings
 
     @property
     def posterior(self) -> GibbsPosterior:
-        """The posterior with this weight."""
+        """Posterior with the selected weight."""
         return self.source.with_weight(self.weight)
 
     def plot(self, ax: Any = None) -> Any:
-        """Plot what was compared against the weight, on a logarithmic axis, and return the axes of matplotlib.
+        """Plot the criterion against the weight, on a logarithmic axis, and return the matplotlib axes.
 
         Raises
         ------
         SettingsError
-            If the weight was not chosen from a grid, so that there is nothing to plot.
+            If the selector has no curve.
         """
         if self.curve is None:
-            raise SettingsError(f"{self.method} computes its weight at once and compares no others; there is no curve")
+            raise SettingsError(f"there is no curve to plot: {self.method} does not compare several weights")
         if ax is None:
             from matplotlib import pyplot
 
@@ -162,12 +162,12 @@ class Selection:
         return f"Selection(weight={self.weight:.6g}{error}, method={self.method!r}, target={self.target!r}{warned})"
 
 
-# Conditions that selectors check on a posterior, and the warnings where they fail.
+# Assumptions that selectors check, with their warnings.
 
 _DATA_PER_UNKNOWN = 10
 _MAX_CONDITION = 1e8
 _MIN_CONVERGED = 0.5
-_NEAR_KINK = 1e-4  # in units of the residuals' spread
+_NEAR_KINK = 1e-4  # in units of the residual scale
 _MAX_ON_KINKS = 0.1
 _MIN_VARIATION = 1e-6  # of minimisers, in units of their asymptotic variance
 
@@ -177,52 +177,52 @@ def _pointwise_loss(posterior: GibbsPosterior) -> PointwiseLoss:
     check_pooled_by_sum(posterior)
     if not isinstance(posterior.loss, PointwiseLoss):
         raise SettingsError(
-            f"{type(posterior.loss).__name__} looks at all data at once, so that no datum has a loss of its own; take "
+            f"{type(posterior.loss).__name__} is not a sum over observations, so it has no pointwise losses; use "
             "bootstrap_score_matching or weighted_likelihood_bootstrap_matching"
         )
     return posterior.loss
 
 
 def _few_data(posterior: GibbsPosterior) -> tuple[str, ...]:
-    """Return a warning where an asymptotic argument has too few data to stand on."""
+    """Return a warning if there are few observations per unknown."""
     if posterior.num_data >= _DATA_PER_UNKNOWN * posterior.dim:
         return ()
     return (
-        f"{posterior.num_data} data for {posterior.dim} unknowns are few for an argument that needs many; take the "
-        "weight as a rough one, or compare coverage_report",
+        f"{posterior.num_data} observations are few for {posterior.dim} unknowns: the weight is justified only "
+        "asymptotically; check it with coverage_report",
     )
 
 
 def _ill_conditioned(information: InformationMatrices) -> tuple[str, ...]:
-    """Return warnings where a direction is all but undetermined."""
+    """Return a warning for each nearly singular information matrix."""
     found = []
     for name, matrix in (
         ("mean Hessian of the loss", information.mean_hessian),
         ("covariance of its gradients", information.gradient_covariance),
     ):
         if not bool(torch.linalg.cond(matrix) <= _MAX_CONDITION):
-            found.append(f"the {name} is nearly singular; rescale covariates, or drop those that others determine")
+            found.append(f"the {name} is nearly singular; rescale covariates, or drop collinear ones")
     return tuple(found)
 
 
 def converged_rows(converged: Tensor) -> tuple[Tensor, tuple[str, ...]]:
-    """Return indices of the converged rows and a warning that counts others; DataError if under half converged."""
+    """Return indices of converged rows and a warning if rows are missing; DataError if under half converged."""
     rows, lost = converged.nonzero()[:, 0], int((~converged).sum())
     if len(rows) < _MIN_CONVERGED * len(converged):
         raise DataError(
-            f"the loss has no minimum in {lost} of {len(converged)} replicates; the data leave a direction "
-            "undetermined: drop unknowns, or see propriety_check"
+            f"the loss minimiser was not found in {lost} of {len(converged)} replicates: the data may not identify all "
+            "unknowns; drop unknowns, or run propriety_check"
         )
     if not lost:
         return rows, ()
     return rows, (
         f"{lost} of {len(converged)} minimisations did not converge and were left out, which favours large weights; "
-        "look at propriety_check",
+        "run propriety_check",
     )
 
 
 def on_kinks(posterior: GibbsPosterior, position: Tensor) -> tuple[str, ...]:
-    """Return a warning where many data, such as tied ones, lie on a kink of their loss at ``position (d,)``."""
+    """Return a warning if many observations, such as tied ones, lie on a kink of the loss at ``position (d,)``."""
     loss = posterior.loss
     if not isinstance(loss, PointwiseLoss) or loss.smoothed(1.0) is loss:
         return ()
@@ -233,37 +233,37 @@ def on_kinks(posterior: GibbsPosterior, position: Tensor) -> tuple[str, ...]:
         (loss.smoothed(w).pointwise(parameter, posterior.data) - plain).abs()  # type: ignore[attr-defined]
         for w in (width, width / 2)
     )
-    # Half the width smooths a kink half as much, and a fourth as much far from it.
-    # A minimiser is held in place by as many kinks as there are unknowns, even where no data are tied.
+    # Halving the width halves the smoothing error at a kink, and divides it by four away from kinks.
+    # Without ties, a minimiser lies on up to d kinks.
     tied = int(((wide > 0.1 * wide.max()) & (narrow > 0.4 * wide)).sum())
     if tied <= _MAX_ON_KINKS * posterior.num_data + posterior.dim:
         return ()
     return (
-        f"{tied} of {posterior.num_data} data lie on a kink of the loss at its minimiser, where tied or rounded data "
-        "leave no density to estimate its curvature from; take a smooth loss, such as Huber",
+        f"{tied} of {posterior.num_data} data lie on a kink of the loss at its minimiser: with tied or rounded data "
+        "the curvature of the expected loss cannot be estimated; use a smooth loss, such as Huber",
     )
 
 
 def _check_minimizers_vary(posterior: GibbsPosterior, position: Tensor, covariance: Tensor) -> None:
-    """Raise DataError where bootstrap minimisers, ``covariance (d, d)``, vary much less than the sandwich."""
+    """Raise DataError if the covariance ``(d, d)`` of bootstrap minimisers is far below the sandwich."""
     with one_thread(), validation_kept():
         torch.distributions.Distribution.set_default_validate_args(False)
         each, hessian = influence(posterior, position), hessian_of_loss(posterior, position)
     centred = each - each.mean(0)
     lower, failed = torch.linalg.cholesky_ex(centred.mT @ centred / len(each))
-    if int(failed):  # gradients that do not vary in some direction have nothing to say of it
+    if int(failed):  # singular sandwich: no comparison possible
         return
     half = torch.linalg.solve_triangular(lower, hessian, upper=False)
     ratio = len(each) * half @ covariance @ half.mT
     if not bool(torch.linalg.eigvalsh(0.5 * (ratio + ratio.mT)).min() > _MIN_VARIATION):
         raise DataError(
-            "the bootstrap's minimisers hardly vary in some direction, as where a kink of the loss lies on tied or "
-            "rounded data, so that their spread says nothing of the learning rate; are the data fitted without error? "
-            "Take a smooth loss, such as Huber"
+            "the bootstrap minimisers hardly vary in some direction, so their spread does not determine a learning "
+            "rate; if tied or rounded data lie on a kink of the loss, use a smooth loss, such as Huber; otherwise "
+            "check whether the data are fitted without error"
         )
 
 
-# Learning rates to compare, and posteriors of parts of the data at each of them.
+# Grids of learning rates, and the posteriors of training sets at each of them.
 
 _OCTAVES = 6
 _MAX_UNTRUSTED = 0.01
@@ -271,11 +271,11 @@ _NUMBERS_AT_ONCE = 2**22
 
 
 def _as_grid(posterior: GibbsPosterior, grid: Sequence[float] | Tensor | None) -> Tensor:
-    """Return increasing learning rates ``(g,)``, by default octaves about the curvature over the gradient variance."""
+    """Return increasing learning rates ``(g,)``, by default octaves around mean curvature over gradient variance."""
     if grid is None:
         found = information(posterior)
         hessian = found.mean_hessian
-        # Where ``I`` is a multiple of ``J``, this is the weight of information matching; the trace needs no inverse.
+        # If ``I`` is a multiple of ``J``, this is the weight of information matching; it needs no inverse.
         centre = torch.trace(hessian) / torch.trace(found.gradient_covariance)
         return centre * 2.0 ** torch.arange(-_OCTAVES, _OCTAVES + 1, dtype=posterior.dtype, device=posterior.device)
     values = [real_number("grid", x, between=(0.0, float("inf"))) for x in grid]
@@ -285,9 +285,9 @@ def _as_grid(posterior: GibbsPosterior, grid: Sequence[float] | Tensor | None) -
 
 
 class _PartPosteriors(NamedTuple):
-    """Posteriors of parts of the data at each learning rate."""
+    """Posteriors of training sets at each learning rate."""
 
-    replicates: ReplicatePosteriors  # p * g rows: all learning rates of the first part, then of the next
+    replicates: ReplicatePosteriors  # p * g rows: all learning rates of the first training set, then of the second, ...
     log_weights: Tensor  # (p * g, S): normalised importance weights of the draws
     warnings: tuple[str, ...]
 
@@ -295,7 +295,7 @@ class _PartPosteriors(NamedTuple):
 def _part_posteriors(
     posterior: GibbsPosterior, parts: Tensor, grid: Tensor, num_draws: int, seed: int
 ) -> _PartPosteriors:
-    """Compute the posteriors of parts, the rows ``(p, n)`` of zeros and ones, at all learning rates in one batch."""
+    """Compute the posteriors of training sets, 0-1 rows ``(p, n)``, at all learning rates in one batch."""
     weight = grid.repeat(len(parts))
     weights = parts.to(grid).repeat_interleave(len(grid), 0)
     found = replicate_posteriors(posterior, weights=weights, weight=weight, num_draws=num_draws, seed=seed)
@@ -303,14 +303,14 @@ def _part_posteriors(
     warnings: tuple[str, ...] = ()
     if lost > _MAX_UNTRUSTED * len(weight):
         warnings = (
-            f"{lost} of {len(weight)} posteriors of parts of the data could not be computed reliably by importance "
-            "sampling; take more draws, fewer weights, or larger parts",
+            f"importance sampling is unreliable for {lost} of {len(weight)} posteriors of training sets; use more "
+            "draws, a narrower grid, or larger training sets",
         )
     return _PartPosteriors(found, found.points.log_ratio(weight).log_softmax(-1), warnings)
 
 
 def _losses_at(posterior: GibbsPosterior, loss: PointwiseLoss, draws: Tensor, data: Data) -> Tensor:
-    """Return the losses ``(R, S, m)`` at draws ``(R, S, d)`` of the rows' own data ``(R, m, ...)``."""
+    """Return the losses ``(R, S, m)`` of each row's data ``(R, m, ...)`` at draws ``(R, S, d)``."""
 
     def one(u: Tensor, own: tuple[Tensor, ...]) -> Tensor:
         return loss.pointwise(posterior.prior.parameter(u), own if isinstance(data, tuple) else own[0])
@@ -324,42 +324,42 @@ def _losses_at(posterior: GibbsPosterior, loss: PointwiseLoss, draws: Tensor, da
 
 
 def _at_edge(grid: Tensor, chosen: int, *, lowest_only: bool = False) -> tuple[str, ...]:
-    """Return a warning where the best weight of a grid is its first or last."""
+    """Return a warning if the best weight is the first or last of the grid."""
     if chosen == 0 or (chosen == len(grid) - 1 and not lowest_only):
         side = "smallest" if chosen == 0 else "largest"
-        return (f"the {side} weight of the grid, {float(grid[chosen]):.4g}, is best; extend the grid that way",)
+        return (f"the {side} weight of the grid, {float(grid[chosen]):.4g}, is best; extend the grid on that side",)
     return ()
 
 
-# Weights of the data that stand for resampling them.
+# Resamples of the data, as counts of each observation.
 
 _MOST_RESAMPLES = 10**6
 
 
 def resampled(num_data: int, num_replicates: int, generator: torch.Generator) -> Tensor:
-    """Return how often each datum occurs in resamples with replacement, ``(R, n)``."""
+    """Return counts ``(R, n)`` of the observations in random resamples with replacement."""
     chosen = torch.randint(num_data, (num_replicates, num_data), generator=generator)
     counts = torch.zeros(num_replicates, num_data, dtype=torch.float64)
     return counts.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=torch.float64))
 
 
 def all_resamples(num_data: int) -> Tensor:
-    """Return how often each datum occurs in each of the ``n**n`` resamples of few data: the bootstrap, exactly.
+    """Return the counts of each observation in all ``n**n`` resamples: the exact bootstrap.
 
     Parameters
     ----------
     num_data : int
-        At most seven.
+        Number of observations, 1 to 7.
 
     Returns
     -------
     Tensor
-        Shape ``(n**n, n)``, all equally probable.
+        Counts ``(n**n, n)``; all rows are equally probable.
 
     Raises
     ------
     SettingsError
-        If there are more than a million resamples.
+        If ``num_data`` is not between 1 and 7.
 
     Examples
     --------
@@ -370,29 +370,29 @@ def all_resamples(num_data: int) -> Tensor:
             [0., 2.]], dtype=torch.float64)
     """
     if num_data < 1 or num_data**num_data > _MOST_RESAMPLES:
-        raise SettingsError(f"{num_data} data have too many resamples to enumerate; draw some of them")
+        raise SettingsError(f"the resamples of {num_data} observations cannot be enumerated; draw random ones")
     grids = torch.meshgrid(*[torch.arange(num_data)] * num_data, indexing="ij")
     chosen = torch.stack([x.reshape(-1) for x in grids], 1)
     return torch.nn.functional.one_hot(chosen, num_data).sum(1).double()
 
 
-# The largest learning rate at which the region of each bootstrap replicate covers the plug-in truth.
+# Own weight of a replicate: the largest learning rate at which its region covers the truth.
 
-_DOUBLINGS = 10  # how far from the draws' weight a replicate's own is looked for: a factor of a thousand
+_DOUBLINGS = 10  # own weights are searched within a factor of 1,000 of the weight of the draws
 _HALVINGS = 30
 
 
 class OwnWeights(NamedTuple):
-    """Own weights of replicates, and whether they can be relied on.
+    """Own weight of each replicate: the largest learning rate at which its region covers the truth.
 
     Attributes
     ----------
     weight : Tensor
-        ``(R,)``: zero where the region covers at no weight that was visited, infinite where it does at every.
+        Shape ``(R,)``; zero if the region covers at none of the weights searched, infinite if it covers at all.
     pareto_shape : Tensor
-        Of the importance weights there, or at the last weight visited, ``(R,)``.
+        Pareto ``k`` of the importance weights there, or at the last weight searched, ``(R,)``.
     trusted : Tensor
-        Boolean, ``(R,)``: whether these weights can be relied on, and the mode was found.
+        Boolean, ``(R,)``: whether that ``k`` is at most 0.7 and the mode was found.
     """
 
     weight: Tensor
@@ -405,11 +405,12 @@ def replicate_weights(
     truth: Tensor,
     level: float,
     functional: Functional | None = None,
+    *,
     seed: int = 0,
 ) -> OwnWeights:
     """Return the largest learning rate at which each replicate's region covers the unconstrained ``truth (d,)``."""
-    # Bracket from the weight of the draws outward, then bisect in the logarithm; a functional's equal-tailed interval
-    # takes the place of the highest-posterior-density region.
+    # Bracket outward from the weight of the draws, then bisect on the log scale. The region is the
+    # highest-posterior-density region, or the equal-tailed interval of the functional.
     replicates, near, far, covered, changed = _bracketed(replicates, truth, level, functional, seed)
     low, high = torch.minimum(near, far).log(), torch.maximum(near, far).log()
     evaluated = _Evaluated(replicates, truth, functional)
@@ -426,7 +427,7 @@ def replicate_weights(
 def _bracketed(
     replicates: ReplicatePosteriors, truth: Tensor, level: float, functional: Functional | None, seed: int
 ) -> tuple[ReplicatePosteriors, Tensor, Tensor, Tensor, Tensor]:
-    """Return replicates with draws that hold there, the last two weights visited, and whether coverage changed."""
+    """Return the replicates, redrawn where necessary, the last two weights, and where coverage holds and changed."""
     near, far = replicates.weight.clone(), replicates.weight.clone()
     covered = _Evaluated(replicates, truth, functional).entry_level(near) <= level
     factor = torch.where(covered, 2.0, 0.5).to(near)
@@ -437,10 +438,10 @@ def _bracketed(
         usable = some.pareto_shape_at(weight) <= MAX_SHAPE
         lost = (~usable).nonzero()[:, 0]
         if len(lost):
-            fresh = some.taken(lost).redrawn(weight[lost], seed)
+            fresh = some.taken(lost).redrawn(weight[lost], seed=seed)
             some, replicates = some.replaced(lost, fresh), replicates.replaced(rows[lost], fresh)
             usable[lost] = fresh.pareto_shape <= MAX_SHAPE
-        # Where even new draws are of no use, coverage there is unknown, and counts neither way.
+        # If new draws are unreliable too, coverage at this weight is unknown and ignored.
         inside = _Evaluated(some, truth, functional).entry_level(weight) <= level
         now = usable & (inside != covered[rows])
         changed[rows[now]] = True
@@ -453,7 +454,7 @@ def _bracketed(
 
 
 class _Evaluated:
-    """Evaluations for the levels at which the truth enters regions, made once for all learning rates."""
+    """Entry levels of the truth, with evaluations shared by all learning rates."""
 
     def __init__(self, replicates: ReplicatePosteriors, truth: Tensor, functional: Functional | None) -> None:
         self.replicates, self.truth, self.functional = replicates, truth, functional
@@ -469,7 +470,7 @@ class _Evaluated:
         return self.replicates.central_level(self.functional, self.value, weight, evaluated=self.each)[:, 0]
 
 
-# The learning rate whose posterior is nearest to the bootstrap of the minimiser, in Fisher divergence.
+# Bootstrap score matching: least Fisher divergence from the bootstrap distribution of the minimiser.
 
 _SCORES_AT_ONCE = 2**22
 
@@ -477,40 +478,39 @@ _SCORES_AT_ONCE = 2**22
 def bootstrap_score_matching(
     posterior: GibbsPosterior, *, num_replicates: int = 1000, resamples: Tensor | None = None, seed: int = 0
 ) -> Selection:
-    r"""Minimise the Fisher divergence between the bootstrap law of the minimiser and the posterior.
+    r"""Minimise the Fisher divergence between the bootstrap distribution of the minimiser and the posterior.
 
-    With minimisers :math:`\theta_b` of the loss of resampled data and :math:`D` the loss of the data themselves,
-    the divergence is quadratic in the weight, and least at
+    With :math:`\theta_b` the loss minimisers of resampled data, :math:`\pi` the prior density and :math:`D` the total
+    loss of the observed data, the divergence is quadratic in the weight with minimum
 
     .. math:: w = \frac{\sum_b \mathrm{tr} \nabla^2 D(\theta_b) + \nabla D(\theta_b) \cdot \nabla \log \pi(\theta_b)}
                        {\sum_b \|\nabla D(\theta_b)\|^2}.
 
-    The prior counts. Derivatives are taken in unconstrained coordinates; those of a loss with kinks are ones of the
-    smoothed version that also estimates its curvature.
+    Derivatives are taken in unconstrained coordinates; a loss with kinks is smoothed.
 
     Parameters
     ----------
     posterior : GibbsPosterior
-        Its weight does not matter.
+        Its weight has no effect; its prior has.
     num_replicates : int, default 1000
-        Resamples of the data, all minimised in one batch.
+        Number of random resamples, minimised in one batch.
     resamples : Tensor, optional
-        How often each datum occurs in each resample, ``(R, n)``, in place of random ones, such as
-        :func:`~bayeskit.inference.generalized.calibrate.all_resamples`, with which nothing is simulated.
+        Counts of each observation in each resample, ``(R, n)``, in place of random resamples; for instance
+        :func:`~bayeskit.inference.generalized.calibrate.all_resamples` for the exact bootstrap.
     seed : int, default 0
-        Of the resamples.
 
     Returns
     -------
     Selection
-        With diagnostics ``"minimizers" (R, d)``, ``"converged" (R,)`` and ``"num_replicates"``.
+        Diagnostics: ``"minimizers" (R, d)``, ``"converged" (R,)`` and ``"num_replicates"``. The standard error is
+        zero if ``resamples`` is given.
 
     Raises
     ------
     DataError
-        If most minimisations fail, minimisers hardly vary, or no positive weight minimises the divergence.
+        If most minimisations fail, minimisers hardly vary, or the minimum is not at a positive weight.
     SettingsError
-        If losses do not add up.
+        If losses are not pooled by the sum.
     ShapeError
         If ``resamples`` is not ``(R, n)``.
 
@@ -546,8 +546,9 @@ def bootstrap_score_matching(
     weight = float(above.sum() / below.sum())
     if not 0 < weight < float("inf"):
         raise DataError(
-            f"the divergence from the bootstrap has no minimum at a positive weight (but at {weight:.3g}): the prior "
-            "is sharper than the bootstrap, or the data are fitted without error; take a wider prior"
+            f"the Fisher divergence from the bootstrap has its minimum at weight {weight:.3g}, which is not positive "
+            "and finite: the prior is narrower than the bootstrap distribution, or the data are fitted without error; "
+            "use a wider prior"
         )
     residual = (above - weight * below) / below.mean()
     return Selection(
@@ -571,7 +572,7 @@ def _covariance(position: Tensor) -> Tensor:
 
 
 def _derivatives(posterior: GibbsPosterior, centre: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the Laplacian of the loss, its squared gradient and its gradient along the prior's, each ``(R,)``."""
+    """Return the Laplacian of the loss, its squared gradient norm and its gradient times the prior score, ``(R,)``."""
     with one_thread(), validation_kept(), torch.no_grad():
         torch.distributions.Distribution.set_default_validate_args(False)
         total = smooth_total(posterior, centre)
@@ -590,7 +591,7 @@ def _derivatives(posterior: GibbsPosterior, centre: Tensor, position: Tensor) ->
     return result
 
 
-# The learning rate that predicts held-out data best.
+# Held-out predictive score.
 
 
 def held_out_predictive(
@@ -602,42 +603,41 @@ def held_out_predictive(
     num_draws: int = 512,
     seed: int = 0,
 ) -> Selection:
-    r"""Choose the weight whose posteriors of part of the data predict the rest best.
+    r"""Choose the weight with the best held-out predictive score in K-fold cross-validation.
 
-    With a predictive density ``f`` the score of a held-out datum is :math:`-\log \int f(x \mid \theta)\,\pi_w(\theta
-    \mid x_{\mathrm{train}}) d\theta`; without one it is the posterior expectation of its loss. That always rewards a
-    posterior for being narrow, so that its best weight is large unless the prior knows better: use it for the
-    balance of prior and data, not for uncertainty. Neither score aims at coverage.
+    With a predictive density ``f`` the score of a held-out observation is :math:`-\log \int f(x \mid
+    \theta)\,\pi_w(\theta \mid x_{\mathrm{train}}) d\theta`; without one it is the posterior expectation of its loss.
+    The expected loss favours narrow posteriors, so the selected weight is large unless the prior is informative: use
+    it to balance prior and data, not to quantify uncertainty. **Neither score calibrates coverage.**
 
     Parameters
     ----------
     posterior : GibbsPosterior
-        With losses of single data. Its weight does not matter.
+        Posterior with a pointwise loss; its weight has no effect.
     grid : sequence of float, optional
-        Learning rates to compare. By default thirteen octaves about one that matches the scale of the loss, so that a
-        rescaled loss gets an inversely rescaled grid.
+        Learning rates to compare. The default is thirteen powers of two times the ratio of mean curvature to gradient
+        variance, so that a rescaled loss has an inversely rescaled grid.
     num_folds : int, default 10
-        Parts of the data, each held out once.
+        Number of folds, at least two.
     model : callable, optional
-        The predictive density, ``parameter -> distribution`` of a datum, or ``(parameter, *covariates) ->
-        distributions``. By default that of a ``NegativeLogLikelihood``.
+        Predictive density ``parameter -> distribution`` of one observation, or ``(parameter, *covariates) ->
+        distributions``; by default the model of a ``NegativeLogLikelihood``.
     num_draws : int, default 512
-        From the posterior of each fold and weight, all in one batch, by importance sampling.
+        Importance-sampling draws for each fold and weight.
     seed : int, default 0
-        Of the folds and draws.
 
     Returns
     -------
     Selection
-        With the summed scores as ``curve``, whose standard errors are those, over data, of the difference from the
-        best; diagnostics ``"scores" (g, n)`` and ``"num_folds"``.
+        ``curve`` has the summed scores; its standard errors refer to the difference from the best weight, over
+        observations. Diagnostics: ``"scores" (g, n)`` and ``"num_folds"``. The standard error is nan.
 
     Raises
     ------
     DataError
         If no weight has a finite score.
     SettingsError
-        If there are more folds than data, or a single datum has no loss.
+        If there are more folds than observations, or the loss is not pointwise or not pooled by the sum.
 
     References
     ----------
@@ -658,7 +658,7 @@ def held_out_predictive(
     loss = _pointwise_loss(posterior)
     num_folds = whole_number("num_folds", num_folds, least=2)
     if num_folds > posterior.num_data:
-        raise SettingsError(f"{posterior.num_data} data cannot be cut into {num_folds} folds")
+        raise SettingsError(f"num_folds must be at most {posterior.num_data}, the number of data, not {num_folds}")
     weights = _as_grid(posterior, grid)
     generator = new_generator(seed, stream="folds")
     fold = torch.randperm(posterior.num_data, generator=generator).to(weights.device) % num_folds
@@ -673,12 +673,15 @@ def held_out_predictive(
     total = scores.sum(-1).nan_to_num(nan=torch.inf)
     best = int(total.argmin())
     if not bool(total[best].isfinite()):
-        raise DataError("no weight of the grid gives held-out data a finite score; does the model have their support?")
+        raise DataError(
+            "the held-out score is not finite at any weight of the grid; check that the model's support contains the "
+            "data"
+        )
     differences = scores - scores[best]
     caveat: tuple[str, ...] = ()
     if density is None:
         caveat = (
-            "the expected held-out loss rewards narrow posteriors and says nothing of uncertainty; give model= for a "
+            "the expected held-out loss favours narrow posteriors and does not measure uncertainty; pass model= for a "
             "predictive density",
         )
     what = "expected loss" if density is None else "minus log predictive density"
@@ -697,12 +700,12 @@ def held_out_predictive(
 def _scores(
     posterior: GibbsPosterior, loss: PointwiseLoss, parts: _PartPosteriors, training: Tensor, chosen: int, mixed: bool
 ) -> Tensor:
-    """Return the score of each datum at one weight, ``(n,)``: of a mixture of densities, or an expected loss."""
+    """Return the held-out score of each observation at one weight, ``(n,)``: log mixture density or expected loss."""
     folds, num_data = training.shape
     size = len(parts.log_weights) // folds
     rows = torch.arange(folds, device=training.device) * size + chosen
     held_out = ~training
-    # Folds differ in size by one at most: the shorter ones are filled up by a datum whose score is then left out.
+    # Fold sizes differ by at most one: smaller folds are padded with a training observation, whose score is dropped.
     most = int(held_out.sum(-1).max())
     order = held_out.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, :most]
     each = _losses_at(posterior, loss, parts.replicates.draws[rows], taken(posterior.data, order))
@@ -714,7 +717,7 @@ def _scores(
     return result
 
 
-# The learning rate under which the information gain from the data equals its expectation under the model.
+# Holmes and Walker: observed information gain equal to its expectation under the model.
 
 _PAIRS_AT_ONCE = 2**21
 
@@ -722,43 +725,42 @@ _PAIRS_AT_ONCE = 2**21
 def holmes_walker(
     posterior: GibbsPosterior, *, model: Model | None = None, num_draws: int = 4096, seed: int = 0
 ) -> Selection:
-    r"""Match the information gain of a datum with the one that the model expects.
+    r"""Match the information gain per observation with its expectation under a model.
 
-    The gain is the Fisher divergence between prior and posterior of one datum, :math:`w^2 \int \|\nabla_\theta
-    \ell(\theta, x)\|^2 \pi(\theta) d\theta`. Its mean over the data is set to the mean, over data of the model at the
-    loss minimiser :math:`\hat\theta`, of the gain of an ordinary update with the model's likelihood ``f``:
+    The gain is the Fisher divergence between the prior and the posterior of one observation, :math:`w^2 \int
+    \|\nabla_\theta \ell(\theta, x)\|^2 \pi(\theta) d\theta`. Its mean over the data is set equal to the expected gain
+    of a Bayesian update with the likelihood ``f``, for data from ``f`` at the loss minimiser :math:`\hat\theta`:
 
     .. math:: w^2 = \frac{E_{x \sim f(\cdot \mid \hat\theta)} \int \|\nabla \log f(x \mid \theta)\|^2 \pi(\theta)
                     d\theta}{n^{-1} \sum_i \int \|\nabla \ell(\theta, x_i)\|^2 \pi(\theta) d\theta}.
 
-    Coverage is not its target: with a wide prior the weight is near one whatever the noise. Gradients are those in
-    unconstrained coordinates.
+    **It does not calibrate coverage**: with a wide prior the weight is near one whatever the noise. Gradients are taken
+    in unconstrained coordinates.
 
     Parameters
     ----------
     posterior : GibbsPosterior
-        With a proper prior and losses of single data. Its weight does not matter.
+        Posterior with a proper prior and a pointwise loss; its weight has no effect.
     model : callable, optional
-        What data were expected to follow: ``parameter -> distribution`` of a datum, or ``(parameter, *covariates) ->
-        distributions``, as for :class:`~bayeskit.inference.generalized.losses.log_likelihood.NegativeLogLikelihood`,
-        whose own is the default. It sets the scale of information, so that a rescaled loss gets an inversely
-        rescaled weight.
+        Model ``f``: ``parameter -> distribution`` of one observation, or ``(parameter, *covariates) ->
+        distributions``; by default the model of a
+        :class:`~bayeskit.inference.generalized.losses.log_likelihood.NegativeLogLikelihood`.
     num_draws : int, default 4096
-        Draws from the prior, each with a simulated data set.
+        Number of prior draws, each with a simulated data set.
     seed : int, default 0
 
     Returns
     -------
     Selection
-        With diagnostics ``"expected_gain"`` (of the model's data and likelihood), ``"gain"`` (of the data, at weight
-        one) and ``"minimizer"``.
+        Diagnostics: ``"expected_gain"`` (under the model), ``"gain"`` (of the data at weight one) and
+        ``"minimizer"``.
 
     Raises
     ------
     DataError
         If gains are not finite and positive.
     SettingsError
-        If the prior is improper, there is no model, or a single datum has no loss.
+        If the prior is improper, there is no model, or the loss is not pointwise or not pooled by the sum.
 
     References
     ----------
@@ -780,11 +782,11 @@ def holmes_walker(
         model = loss.distribution
     if model is None:
         raise SettingsError(
-            f"{type(loss).__name__} does not say which data were expected; give model=, such as "
+            f"{type(loss).__name__} does not define a model of the data; pass model=, such as "
             "lambda mean: Normal(mean, 1.0)"
         )
     if not posterior.prior.is_proper:
-        raise SettingsError("information is gained over a proper prior; this one is improper")
+        raise SettingsError("holmes_walker needs a proper prior; this one is improper")
     num_draws = whole_number("num_draws", num_draws, least=2)
     found = minimize(posterior, seed=seed)
     generator = new_generator(seed, stream="holmes walker")
@@ -796,7 +798,9 @@ def holmes_walker(
         gain = _gains(posterior, loss, draws, None)
     ratio = float(expected.mean() / gain.mean())
     if not 0 < ratio < float("inf"):
-        raise DataError("the gain of information is not finite and positive; does the model have the data's support?")
+        raise DataError(
+            "the information gain is not finite and positive; check that the model's support contains the data"
+        )
     weight = ratio**0.5
     residual = (expected - ratio * gain) / gain.mean()
     return Selection(
@@ -812,14 +816,14 @@ def holmes_walker(
         },
         warnings=()
         if bool(found.converged)
-        else ("the loss minimiser was not found, and the model's data are simulated elsewhere; try another seed",),
+        else ("the search for the loss minimiser, where data are simulated, did not converge; try another seed",),
     )
 
 
 def _simulated(
     posterior: GibbsPosterior, model: Model, position: Tensor, num_sets: int, generator: torch.Generator
 ) -> tuple[Tensor, ...]:
-    """Return data sets ``(R, n, ...)`` of the model at one vector: the outcomes' columns alone are new."""
+    """Return simulated data sets ``(R, n, ...)`` at one vector ``(d,)``; covariates are not simulated."""
     law, outcomes = law_of(model, posterior.prior.parameter(position), posterior.data)
     shape = outcomes.shape[: outcomes.dim() - len(law.event_shape)]
     with global_stream(generator):
@@ -828,7 +832,7 @@ def _simulated(
 
 
 def _gains(posterior: GibbsPosterior, loss: PointwiseLoss, draws: Tensor, data: tuple[Tensor, ...] | None) -> Tensor:
-    """Return the squared gradient of a datum's loss, averaged over data, at each draw, ``(S,)``."""
+    """Return the squared gradient norm of the loss, averaged over observations, at each draw, ``(S,)``."""
 
     def one(u: Tensor, sets: Any) -> Tensor:
         own: Data = posterior.data if sets is None else sets if isinstance(posterior.data, tuple) else sets[0]
@@ -840,47 +844,46 @@ def _gains(posterior: GibbsPosterior, loss: PointwiseLoss, draws: Tensor, data: 
     return result
 
 
-# The learning rate that matches the information of posterior and loss-likelihood bootstrap.
+# Information matching with the loss-likelihood bootstrap.
 
 
 def information_matching(posterior: GibbsPosterior, at: Tensor | None = None) -> Selection:
-    r"""Give the posterior the asymptotic Fisher information of the loss-likelihood bootstrap.
+    r"""Match the asymptotic Fisher information of the posterior and of the loss-likelihood bootstrap.
 
-    The bootstrap of the minimiser has the asymptotic precision :math:`n J I^{-1} J`, the posterior of weight ``w``
-    has :math:`n w J`, where ``I`` is the covariance of a datum's gradient and ``J`` its mean Hessian. Equal traces
-    give
+    The asymptotic precision of the bootstrap minimiser is :math:`n J I^{-1} J`, that of the posterior with weight
+    ``w`` is :math:`n w J`, where ``I`` is the covariance of the gradient of one observation's loss and ``J`` the mean
+    Hessian. Equal traces give
 
     .. math:: w = \mathrm{tr}(J I^{-1} J) / \mathrm{tr}(J).
 
-    With one unknown, credible intervals then cover asymptotically as often as they say. With several this holds for
-    none of them exactly, unless ``I`` is a multiple of ``J``: see
-    :func:`~bayeskit.inference.generalized.checks.residual_mismatch`. A trace depends on the coordinates;
-    these are the unconstrained ones.
+    With one unknown, credible intervals have asymptotically nominal coverage. With several unknowns this is not exact
+    unless ``I`` is a multiple of ``J``: see :func:`~bayeskit.inference.generalized.checks.residual_mismatch`. The
+    trace is taken in unconstrained coordinates and depends on them.
 
     Parameters
     ----------
     posterior : GibbsPosterior
-        Its weight and prior do not matter.
+        Its weight and prior have no effect.
     at : Tensor, optional
-        The minimiser of the loss, unconstrained, ``(d,)``; by default it is searched for. Losses that are bounded have
-        plateaus from which no search comes back: give ``minimize(posterior, start=...).position`` there.
+        Unconstrained minimiser of the loss, ``(d,)``; by default searched for. A search may end on a plateau of a
+        bounded loss: pass ``minimize(posterior, start=...).position`` then.
 
     Returns
     -------
     Selection
-        With diagnostics ``"information"`` and ``"num_data"``. Nothing is simulated.
+        Diagnostics: ``"information"`` and ``"num_data"``. Nothing is simulated.
 
     Raises
     ------
     DataError
         If the loss has no proper minimum, or the data are fitted without error.
     SettingsError
-        If losses do not add up.
+        If losses are not pooled by the sum.
 
     Notes
     -----
-    The curvature of a loss with kinks is a kernel estimate: for the median of 200 normal data the weight has a
-    standard deviation of about 12 %, where 1,000 data leave 6 %.
+    The curvature of a loss with kinks is a kernel estimate: for the median of normal data the weight has a relative
+    standard deviation of about 12 % with 200 observations and 6 % with 1,000.
 
     References
     ----------
@@ -901,8 +904,8 @@ def information_matching(posterior: GibbsPosterior, at: Tensor | None = None) ->
     hessian, covariance = found.mean_hessian, found.gradient_covariance
     if not bool((torch.linalg.eigvalsh(covariance) > 0).all()):
         raise DataError(
-            "the gradients of the data's losses do not vary in some direction, so that nothing tells how far to trust "
-            "the data there; are they fitted without error?"
+            "the gradients of the losses do not vary in some direction, so no learning rate can be determined; check "
+            "whether the data are fitted without error"
         )
     weight = torch.trace(hessian @ torch.linalg.solve(covariance, hessian)) / torch.trace(hessian)
     return Selection(
@@ -918,7 +921,7 @@ def information_matching(posterior: GibbsPosterior, at: Tensor | None = None) ->
     )
 
 
-# The learning rate whose credible regions have nominal coverage over bootstrap replicates of the data.
+# Nominal coverage of credible regions over bootstrap replicates.
 
 _NEAR = math.log(1.25)
 _REDRAWS = 6
@@ -934,52 +937,48 @@ def posterior_coverage(
     num_draws: int = 1024,
     seed: int = 0,
 ) -> Selection:
-    r"""Select the learning rate whose credible regions have their level as coverage, by the bootstrap.
+    r"""Select the learning rate whose credible regions have nominal coverage over bootstrap replicates.
 
-    The data are resampled with replacement, the loss minimiser of the data themselves plays the truth, and the
-    weight is the one at which regions of the given level cover it in that share of the replicates. Each replicate's
-    own weight, above which its region no longer reaches the truth, is bracketed and then found by bisection in the
-    logarithm; coverage at ``w`` is the share of replicates whose own weight is larger, so that the selected one is a
-    quantile of them.
-
-    The result does not depend on the posterior's present weight, and a loss ``c`` times as large gets a weight
-    ``c`` times as small.
+    The data are resampled with replacement, and the loss minimiser of the observed data is taken as the truth. The own
+    weight of a replicate is the largest learning rate at which its credible region covers the truth, found by
+    bisection. Coverage at ``w`` is the share of replicates with an own weight of at least ``w``, so the selected
+    weight is a quantile of the own weights. A loss multiplied by ``c`` has its weight divided by ``c``.
 
     Parameters
     ----------
     posterior : GibbsPosterior
-        With losses that add up.
+        Posterior with losses pooled by the sum; its weight has no effect.
     level : float, default 0.95
-        In (0, 1).
+        Nominal coverage, in (0, 1).
     num_replicates : int, default 1000
-        Of the bootstrap: at least ``level / (1 - level)``, so that the quantile lies among their own weights.
+        Number of bootstrap replicates: at least 20, ``level / (1 - level)`` and ``(1 - level) / level``.
     functional : callable, optional
-        From what the loss takes as its parameter to one number, whose equal-tailed interval is to cover. By default
-        the highest-posterior-density region of the whole parameter, in unconstrained coordinates.
+        Function of the parameter of the loss that returns one number; its equal-tailed interval is calibrated. By
+        default the highest-posterior-density region of the whole parameter, in unconstrained coordinates.
     num_draws : int, default 1024
-        From each replicate's posterior.
+        Draws for each replicate.
     seed : int, default 0
 
     Returns
     -------
     Selection
-        Its standard error is that of the quantile, which comes from the number of replicates. With diagnostics
-        ``"replicate_weights" (R,)``, ``"coverage"``, ``"level"``, ``"num_replicates"``, ``"pareto_shape"`` (the
-        largest, at the replicates' own weights) and ``"share_trusted"``, of the replicates whose own weight is known,
-        or at least known to be far above or below the selected one.
+        The standard error accounts for the number of replicates. Diagnostics: ``"replicate_weights" (R,)`` (own
+        weights), ``"coverage"``, ``"level"``, ``"num_replicates"``, ``"pareto_shape"`` (largest over replicates) and
+        ``"share_trusted"``, the share of replicates whose own weight is reliable or reliably known to be far above or
+        below the selected weight.
 
     Raises
     ------
     SettingsError
-        If the level does not lie in (0, 1), replicates are too few for it, or ``functional`` returns more than one
-        number.
+        If ``level`` is not in (0, 1), ``num_replicates`` is too small, losses are not pooled by the sum, or
+        ``functional`` returns more than one number.
     DataError
-        If the data determine no minimiser, or the coverage is not reached at any weight.
+        If the loss has no proper minimum, or no weight has nominal coverage.
 
     References
     ----------
-    Syring, N., Martin, R. (2019). Calibrating general posterior credible regions. Biometrika 106, 479-486 (there by
-    stochastic approximation).
+    Syring, N., Martin, R. (2019). Calibrating general posterior credible regions. Biometrika 106, 479-486 (which
+    uses stochastic approximation).
 
     Examples
     --------
@@ -996,30 +995,29 @@ def posterior_coverage(
     number = None if functional is None else as_functional(posterior, functional)
     if number is not None and len(number.names) != 1:
         raise SettingsError(
-            f"the functional {number.names[0].partition('[')[0]!r} must return one number, whose interval is to "
-            f"cover, not {len(number.names)}"
+            f"the functional {number.names[0].partition('[')[0]!r} must return one number, not {len(number.names)}"
         )
     region = "highest-posterior-density regions" if number is None else f"equal-tailed intervals of {number.names[0]}"
     check_pooled_by_sum(posterior)
     found = information(posterior)
-    counts = bootstrap_counts(posterior, num_replicates, seed)
+    counts = bootstrap_counts(posterior, num_replicates, seed=seed)
     weight = _first_guess(found.mean_hessian, found.gradient_covariance)
     replicates = replicate_posteriors(posterior, weights=counts, weight=weight, num_draws=num_draws, seed=seed)
     for redraw in range(_REDRAWS):
-        each = replicate_weights(replicates, found.position, level, number, seed)
+        each = replicate_weights(replicates, found.position, level, number, seed=seed)
         own = each.weight
         selected = float(own.quantile(_position(level, num_replicates)))
         if not 0 < selected < math.inf:
             raise DataError(
-                f"no learning rate gives {100 * level:g} % {region} that coverage over bootstrap replicates: in too "
-                "many of them the region covers at none, or at all; look whether prior and data disagree, or take "
-                "another level" + "".join(f"; {text}" for text in on_kinks(posterior, found.position))
+                f"no learning rate gives {100 * level:g} % {region} nominal coverage over bootstrap replicates: in too "
+                "many replicates the region covers at no weight, or at every weight; check for conflict between prior "
+                "and data, or use another level" + "".join(f"; {text}" for text in on_kinks(posterior, found.position))
             )
         if redraw == _REDRAWS - 1 or abs(math.log(selected / weight)) < _NEAR:
             break
-        # Draws made for a weight far away say little of this one.
+        # Importance weights are uneven far from the weight of the draws: redraw.
         weight = selected
-        replicates = replicates.redrawn(weight, seed)
+        replicates = replicates.redrawn(weight, seed=seed)
     each = each._replace(trusted=each.trusted | _known_to_be_beyond(own, weight, selected, replicates))
     return Selection(
         selected,
@@ -1041,36 +1039,36 @@ def posterior_coverage(
 
 
 def _known_to_be_beyond(own: Tensor, weight: float, selected: float, replicates: ReplicatePosteriors) -> Tensor:
-    """Tell which replicates' own weights certainly lie on their side of the selected weight, ``(R,)``."""
+    """Return for which replicates the own weight is certainly above or below the selected weight, ``(R,)``."""
     low, high = sorted((weight, selected))
-    # Draws made at ``weight`` can tell whether regions cover near it, and thus on which side a distant own weight lies.
+    # Draws made at ``weight`` determine coverage near it, hence on which side a distant own weight lies.
     far = (own.log() < math.log(low) - _NEAR) | (own.log() > math.log(high) + _NEAR)
     return far & replicates.trusted
 
 
-def bootstrap_counts(posterior: GibbsPosterior, num_replicates: int, seed: int) -> Tensor:
-    """Return how often each datum is drawn when as many as there are are drawn with replacement, ``(R, n)``."""
+def bootstrap_counts(posterior: GibbsPosterior, num_replicates: int, *, seed: int) -> Tensor:
+    """Return bootstrap counts of the observations, ``(R, n)``."""
     counts = resampled(posterior.num_data, num_replicates, new_generator(seed, stream="posterior coverage"))
     return counts.to(dtype=posterior.dtype, device=posterior.device)
 
 
 def _first_guess(mean_hessian: Tensor, gradient_covariance: Tensor) -> float:
-    """Return the weight at which posterior and sampling variance agree on average, in the limit of many data."""
+    """Return the weight at which posterior and sampling variance agree on average, asymptotically."""
     mismatch = float(torch.linalg.solve(mean_hessian, gradient_covariance).trace())
     if not mismatch > 0:
-        raise DataError("the data are fitted without error, so that nothing tells how far to trust them")
+        raise DataError("the data are fitted without error, so no learning rate can be determined")
     return len(mean_hessian) / mismatch
 
 
 def _position(level: float, num_replicates: int) -> float:
     """Return the quantile level of the selected weight among the replicates' own weights, from zero to one."""
-    # The k-th smallest of R has in expectation the share k / (R + 1) below it, whatever their law.
+    # The expected probability below the k-th order statistic of R is k / (R + 1), for every distribution.
     rank = (1 - level) * (num_replicates + 1)
     return min(max((rank - 1) / (num_replicates - 1), 0.0), 1.0)
 
 
 def _check_replicates(level: float, num_replicates: int) -> None:
-    """Refuse levels whose quantile lies beyond the smallest or largest of so many replicates."""
+    """Raise SettingsError if the quantile would lie outside the range of the replicates' own weights."""
     odds = max(level / (1 - level), (1 - level) / level)
     if num_replicates < odds * (1 - 1e-9):
         raise SettingsError(
@@ -1080,7 +1078,7 @@ def _check_replicates(level: float, num_replicates: int) -> None:
 
 
 def _standard_error(own: Tensor, level: float) -> float:
-    """Return the standard error of a quantile, from its neighbours one binomial standard error away."""
+    """Return the standard error of a quantile from the quantiles one binomial standard error away."""
     below, above = _neighbours(own, level)
     return 0.5 * (above - below)
 
@@ -1092,7 +1090,7 @@ def _neighbours(own: Tensor, level: float) -> tuple[float, float]:
 
 
 def _curve(own: Tensor, selected: float) -> Curve:
-    """Return coverage over bootstrap replicates against the weight, about the selected one."""
+    """Return coverage over bootstrap replicates at weights around the selected one."""
     weights = selected * torch.logspace(-2, 2, 33, base=2.0, dtype=own.dtype, device=own.device)
     share = (own[:, None] >= weights).to(own).mean(0)
     return Curve(weights, share, (share * (1 - share) / len(own)).sqrt(), "coverage of the bootstrap's truth")
@@ -1103,19 +1101,20 @@ def _warnings(each: OwnWeights, level: float) -> tuple[str, ...]:
     share = float((~each.trusted).double().mean())
     if share > _MAX_UNTRUSTED:
         found.append(
-            f"{100 * share:.1f} % of the replicates' posteriors could not be computed reliably by importance sampling; "
-            "take more draws, or reparametrise the model"
+            f"importance sampling is unreliable for {100 * share:.1f} % of the replicates' posteriors; use more draws, "
+            "or reparametrise the model"
         )
     below, above = _neighbours(each.weight, level)
     if above - below <= _TIED * above:
         found.append(
-            "many replicates have the same own weight, so that coverage jumps at the selected one and its standard "
-            "error means nothing: too few distinct data for a bootstrap; take information_matching, or more data"
+            "many replicates have the same own weight, so coverage is discontinuous at the selected weight and its "
+            "standard error is invalid: the data have too few distinct values for the bootstrap; use "
+            "information_matching, or more data"
         )
     return tuple(found)
 
 
-# The learning rate with the smallest loss of each datum under the posterior of those before it.
+# SafeBayes: cumulative predictive loss.
 
 
 def safe_bayes(
@@ -1127,38 +1126,38 @@ def safe_bayes(
     num_draws: int = 256,
     seed: int = 0,
 ) -> Selection:
-    r"""Choose the weight with the smallest cumulative loss, predicting each datum from those before it.
+    r"""Choose the weight with the smallest cumulative loss of sequential predictions (SafeBayes).
 
     R-log-SafeBayes sums the posterior expected loss :math:`E_{\theta \sim \pi_w(\cdot \mid x_1, \dots, x_{i-1})}
-    \ell(\theta, x_i)`, I-log-SafeBayes the loss at the posterior mean. Both make the posterior concentrate near the
-    best parameter where a misspecified model would not let it. **Neither calibrates coverage**: a model that
-    understates the noise of a location keeps the full weight, and its intervals stay too short.
+    \ell(\theta, x_i)`, I-log-SafeBayes the loss at the posterior mean. The selected posterior concentrates near the
+    best parameter even if the model is misspecified. **Neither calibrates coverage**: if the model of a location
+    understates the noise, the selected weight stays at one and intervals are too short.
 
     Parameters
     ----------
     posterior : GibbsPosterior
-        With losses of single data, which are taken in the order they have. Its weight does not matter.
+        Posterior with a pointwise loss; data are predicted in the given order. Its weight has no effect.
     grid : sequence of float
-        Learning rates to compare; where the loss is minus a log likelihood, one and smaller powers of two.
+        Learning rates to compare; for a negative log likelihood, one and smaller powers of two.
     randomized : bool, default True
-        R-log-SafeBayes; else I-log-SafeBayes, with the mean in unconstrained coordinates.
+        True for R-log-SafeBayes; False for I-log-SafeBayes, with the mean in unconstrained coordinates.
     first : int, optional
-        Number of data before the first that is predicted. By default none where the prior is proper, and else two
-        for each unknown.
+        Number of initial observations that are not predicted; by default 0 if the prior is proper, otherwise twice
+        the number of unknowns.
     num_draws : int, default 256
-        From the posterior after each datum at each weight, all in one batch, by importance sampling.
+        Importance-sampling draws for each observation and weight.
     seed : int, default 0
 
     Returns
     -------
     Selection
-        With the cumulative losses as ``curve``, whose standard errors are those, over data, of the difference from
-        the best; diagnostics ``"losses" (g, n - first)`` and ``"first"``.
+        ``curve`` has the cumulative losses; its standard errors refer to the difference from the best weight, over
+        observations. Diagnostics: ``"losses" (g, n - first)`` and ``"first"``. The standard error is nan.
 
     Raises
     ------
     SettingsError
-        If a single datum has no loss, or there is none left to predict.
+        If the loss is not pointwise or not pooled by the sum, or no observation is left to predict.
 
     References
     ----------
@@ -1179,7 +1178,7 @@ def safe_bayes(
         first = 0 if posterior.prior.is_proper else 2 * posterior.dim
     first = whole_number("first", first, least=0 if posterior.prior.is_proper else 1)
     if first >= posterior.num_data:
-        raise SettingsError(f"none of {posterior.num_data} data is left to predict after the first {first}")
+        raise SettingsError(f"first must be less than {posterior.num_data}, the number of data, not {first}")
     weights = _as_grid(posterior, grid)
     index = torch.arange(posterior.num_data, device=weights.device)
     parts = _part_posteriors(posterior, index < index[first:, None], weights, num_draws, seed)
@@ -1205,7 +1204,7 @@ def safe_bayes(
     )
 
 
-# The learning rate that gives the posterior as much spread as the weighted-likelihood bootstrap.
+# Variance matching with the weighted-likelihood bootstrap.
 
 
 def weighted_likelihood_bootstrap_matching(
@@ -1215,32 +1214,31 @@ def weighted_likelihood_bootstrap_matching(
     num_replicates: int = 1000,
     seed: int = 0,
 ) -> Selection:
-    r"""Give the posterior the total or the generalised variance of the weighted-likelihood bootstrap.
+    r"""Match the total or generalised variance of the posterior and of the weighted-likelihood bootstrap.
 
-    The bootstrap minimises :math:`\sum_i g_i \ell(\theta, x_i)` under :math:`g \sim n\,\mathrm{Dirichlet}(1, \dots,
-    1)`; with covariance ``V`` of its minimisers, and :math:`(n w J)^{-1}` for the posterior's,
+    The bootstrap minimises :math:`\sum_i g_i \ell(\theta, x_i)` for :math:`g \sim n\,\mathrm{Dirichlet}(1, \dots,
+    1)`. With the covariance ``V`` of its minimisers and the asymptotic posterior covariance :math:`(n w J)^{-1}`,
 
     .. math:: w = \mathrm{tr}(J^{-1}) / (n\,\mathrm{tr} V) \quad \text{or} \quad
               w = (\det(J^{-1}) / \det V)^{1/d} / n.
 
-    In the limit of many data ``V`` is the sandwich, and with one unknown this is the weight of
-    :func:`information_matching`; here the spread of few data is that of actual minimisers.
+    Asymptotically ``V`` is the sandwich covariance, and with one unknown the weight equals that of
+    :func:`information_matching`. Unlike the sandwich, ``V`` is not an asymptotic approximation.
 
     Parameters
     ----------
     posterior : GibbsPosterior
-        Its weight and prior do not matter.
+        Its weight and prior have no effect.
     criterion : {"trace", "determinant"}, default "trace"
-        The determinant does not depend on linear changes of coordinates, the trace does.
+        The determinant is invariant to linear changes of coordinates; the trace is not.
     num_replicates : int, default 1000
-        Weightings of the data, all minimised in one batch.
+        Number of random weightings, minimised in one batch.
     seed : int, default 0
-        Of the weightings.
 
     Returns
     -------
     Selection
-        With diagnostics ``"covariance" (d, d)`` of the bootstrap, ``"minimizers" (R, d)``, ``"converged" (R,)`` and
+        Diagnostics: ``"covariance" (d, d)`` and ``"minimizers" (R, d)`` of the bootstrap, ``"converged" (R,)`` and
         ``"information"``.
 
     Raises
@@ -1248,7 +1246,7 @@ def weighted_likelihood_bootstrap_matching(
     DataError
         If the loss has no proper minimum, or minimisers hardly vary.
     SettingsError
-        If losses do not add up, or the criterion is none.
+        If losses are not pooled by the sum, or ``criterion`` is unknown.
 
     References
     ----------
@@ -1279,7 +1277,9 @@ def weighted_likelihood_bootstrap_matching(
     away = minima.position[rows] - minima.position[rows].mean(0)
     covariance = away.mT @ away / (len(rows) - 1)
     if not bool((torch.linalg.eigvalsh(covariance) > 0).all()):
-        raise DataError("the bootstrap's minimisers do not vary in some direction; are the data fitted without error?")
+        raise DataError(
+            "the bootstrap minimisers do not vary in some direction; check whether the data are fitted without error"
+        )
     _check_minimizers_vary(posterior, found.position, covariance)
     ours = found.posterior_covariance
     if criterion == "trace":

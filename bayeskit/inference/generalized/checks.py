@@ -384,7 +384,7 @@ class CoherenceReport:
 
 
 def coherence_check(
-    posterior: GibbsPosterior, splits: int | Sequence[Sequence[int]] = 5, seed: int = 0
+    posterior: GibbsPosterior, splits: int | Sequence[Sequence[int]] = 5, *, seed: int = 0
 ) -> CoherenceReport:
     """Compare updating by parts of the data with updating by all at once.
 

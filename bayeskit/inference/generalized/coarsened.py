@@ -232,7 +232,7 @@ def calibration_curve(
     powers = [coarsening_weight(a, posterior.num_data) for a in levels]
     beta = [0.0, *powers, 1.0]
     ladder = sample_ladder(
-        full, len(beta) - 1, chains, num_warmup, num_samples, seed, beta=beta, exchange=True, progress=progress
+        full, len(beta) - 1, chains, num_warmup, num_samples, seed=seed, beta=beta, exchange=True, progress=progress
     )
     rows = slice(1, len(beta) - 1)
     fit = ladder.log_likelihood[rows].mean(-1)

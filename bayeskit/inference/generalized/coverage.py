@@ -1,4 +1,4 @@
-"""Whether credible regions cover: posteriors of many data sets in one batch."""
+"""Coverage of credible regions, from the posteriors of many data sets in one batch."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ __all__ = [
 ]
 
 
-# Numbers of interest: functions of the parameter, as functions of the unconstrained vector.
+# Functionals of the parameter, as functions of the unconstrained vector.
 
 
 @dataclass(frozen=True, eq=False)
 class Functional:
-    """Named numbers as a torch function ``(d,) -> (k,)`` of one unconstrained vector, without branching on values."""
+    """Named torch function ``(d,) -> (k,)`` of one unconstrained vector, without branching on values."""
 
     names: tuple[str, ...]
     function: Callable[[Tensor], Tensor]
@@ -99,7 +99,7 @@ def _entries(posterior: GibbsPosterior) -> tuple[str, ...]:
 
 
 class QuadraticFits(NamedTuple):
-    """Second-order expansions of losses and of the log prior, one a replicate, in unconstrained coordinates."""
+    """Second-order expansions of each replicate's loss and of the log prior, in unconstrained coordinates."""
 
     position: Tensor  # (R, d): points of expansion, the modes at the weight ``reference``
     hessian: Tensor  # (R, d, d), of the loss, smoothed where it has kinks
@@ -111,13 +111,13 @@ class QuadraticFits(NamedTuple):
     def normal(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return means ``(R, d)`` and precisions ``(R, d, d)`` at learning rates ``weight (R,)`` by a Newton step."""
         precision = _positive(weight[:, None, None] * self.hessian + self.precision)
-        # Exact where loss and log prior are quadratic: from the mode at the reference weight to that at another.
+        # Newton step from the mode at the reference weight; exact for a quadratic loss and log prior.
         step = torch.linalg.solve(precision, self.score * (1 - weight / self.reference)[:, None])
         return self.position + step, precision
 
     @classmethod
     def around(cls, mean: Tensor, covariance: Tensor, weight: Tensor, converged: Tensor) -> QuadraticFits:
-        """Return fits whose normals at ``weight (R,)`` have these moments, the prior's part in them included."""
+        """Return fits whose normals at ``weight (R,)`` have these moments; the moments include the prior."""
         nothing = torch.zeros_like(covariance)
         hessian = torch.linalg.inv(covariance) / weight[:, None, None]
         return cls(mean, hessian, torch.zeros_like(mean), nothing, weight, converged)
@@ -160,7 +160,7 @@ def _squared_distance(offsets: Tensor, precision: Tensor) -> Tensor:
 
 _DEGREES_OF_FREEDOM = 5.0
 _ROUNDS = 4
-_MIN_SHARE = 0.3  # of effective draws, below which a proposal is fitted anew
+_MIN_SHARE = 0.3  # relative effective sample size below which a proposal is refitted
 MAX_SHAPE = 0.7
 VALUES_AT_ONCE = 2**20
 _ROWS_AT_ONCE = 500
@@ -168,7 +168,7 @@ _ROWS_AT_ONCE = 500
 
 @dataclass(frozen=True, eq=False)
 class ReplicateLosses:
-    """The losses of many data sets or weightings as one function."""
+    """Losses of many data sets or weightings as one function."""
 
     posterior: GibbsPosterior
     weights: Tensor | None  # (R, n)
@@ -182,7 +182,7 @@ class ReplicateLosses:
         return len(columns(self.data)[0])  # type: ignore[arg-type]
 
     def taken(self, rows: Tensor) -> ReplicateLosses:
-        """Return those of some rows."""
+        """Return the losses of some rows."""
         return ReplicateLosses(self.posterior, _rows(self.weights, rows), _rows(self.data, rows))
 
     def __call__(self, points: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ class ReplicateLosses:
 
 
 class Points(NamedTuple):
-    """Points at which posteriors were evaluated, a row a replicate."""
+    """Draws of the proposals with losses and densities, one row for each replicate."""
 
     draws: Tensor  # (R, S, d), unconstrained
     loss: Tensor  # (R, S)
@@ -217,11 +217,11 @@ class Points(NamedTuple):
     log_proposal: Tensor  # (R, S), up to a constant
 
     def log_density(self, weight: Tensor) -> Tensor:
-        """Return the posteriors' log densities at learning rates ``(R,)``, not normalised, ``(R, S)``."""
+        """Return the unnormalised log posterior densities at learning rates ``(R,)``, ``(R, S)``."""
         return -weight[:, None] * self.loss + self.log_prior
 
     def log_ratio(self, weight: Tensor) -> Tensor:
-        """Return log importance weights at learning rates ``(R,)``, not normalised, ``(R, S)``."""
+        """Return the unnormalised log importance weights at learning rates ``(R,)``, ``(R, S)``."""
         ratio = self.log_density(weight) - self.log_proposal
         return ratio.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
@@ -229,7 +229,7 @@ class Points(NamedTuple):
 def _adapted_draws(
     losses: ReplicateLosses, fits: QuadraticFits, weight: Tensor, num_draws: int, seed: int
 ) -> tuple[QuadraticFits, Points]:
-    """Draw from normal approximations, refitted while that evens the importance weights at ``weight (R,)``."""
+    """Draw from proposals, refitted while that improves the effective sample size at ``weight (R,)``."""
     generator = new_generator(seed, stream="replicate posteriors")
     with one_thread(), validation_kept(), torch.no_grad():
         torch.distributions.Distribution.set_default_validate_args(False)
@@ -268,7 +268,7 @@ def row_pareto_shapes(log_ratio: Tensor) -> Tensor:
 def _drawn(
     losses: ReplicateLosses, fits: QuadraticFits, weight: Tensor, num_draws: int, generator: torch.Generator
 ) -> Points:
-    """Draw from Student-t distributions about the fits, the same uniform numbers for every replicate."""
+    """Draw from Student-t distributions about the fits, with common random numbers for all replicates."""
     mean, precision = fits.normal(weight)
     standard, log_proposal = (x.to(mean) for x in _student(num_draws, mean.shape[-1], generator))
     lower = torch.linalg.cholesky(precision)
@@ -286,14 +286,14 @@ def _student(num_draws: int, dim: int, generator: torch.Generator) -> tuple[Tens
 
 
 def _score(points: Points, weight: Tensor) -> Tensor:
-    """Return the share of effective draws, below zero where even that cannot be relied on, ``(R,)``."""
+    """Return the relative effective sample size, minus one where Pareto ``k`` is too large, ``(R,)``."""
     log_ratio = points.log_ratio(weight)
     share = (weight_effective_sample_size(log_ratio) / log_ratio.shape[-1]).nan_to_num(0.0)
     return torch.where(row_pareto_shapes(log_ratio) <= MAX_SHAPE, share, share - 1)
 
 
 def _moments(points: Points, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weighted means and covariances; weights too uneven to carry them are flattened by a power."""
+    """Return weighted means and covariances, with weights tempered to a sufficient effective sample size."""
     draws, log_ratio = points.draws, points.log_ratio(weight)
     log_ratio = (log_ratio - log_ratio.amax(-1, keepdim=True)).nan_to_num(-torch.inf)
     needed = min(max(50.0, 10.0 * draws.shape[-1]), 0.5 * draws.shape[1])
@@ -320,28 +320,27 @@ def _rows(x: Any, rows: Any) -> Any:
     return tuple(part[rows] for part in x) if isinstance(x, tuple) else x[rows]
 
 
-# The posteriors of many data sets, or of many weightings of one, as a single batch.
+# Posteriors of many data sets or weightings, in one batch.
 
 
 @dataclass(frozen=True, eq=False)
 class ReplicatePosteriors:
     """Posteriors of many data sets or weightings, at any learning rate, by importance sampling.
 
-    All replicates share the uniform numbers behind their draws, and all learning rates the draws, so that whatever
-    is computed from them varies smoothly with the learning rate. The normal approximation of each posterior serves
-    as control variate: what is known of it exactly replaces its own estimate from the same draws.
+    Replicates use common random numbers, and all learning rates share the draws, so estimates are smooth in the
+    learning rate. The normal approximation of each posterior is the control variate.
 
-    Made by :func:`replicate_posteriors`.
+    Returned by :func:`replicate_posteriors`.
 
     Attributes
     ----------
     losses : ReplicateLosses
     weight : Tensor
-        Learning rates that the draws are made for, ``(R,)``; far from them importance weights get uneven.
+        Learning rates of the proposals, ``(R,)``; importance weights become uneven far from them.
     fits : QuadraticFits
-        Their normal approximations.
+        Normal approximations.
     points : Points
-        The draws, and losses and densities there.
+        Draws with their losses and densities.
     """
 
     losses: ReplicateLosses
@@ -351,7 +350,7 @@ class ReplicatePosteriors:
 
     @property
     def draws(self) -> Tensor:
-        """Draws of the proposals, unconstrained, ``(R, S, d)``: to be weighted."""
+        """Unconstrained draws of the proposals, not weighted, ``(R, S, d)``."""
         return self.points.draws
 
     @property
@@ -361,26 +360,26 @@ class ReplicatePosteriors:
 
     @cached_property
     def pareto_shape(self) -> Tensor:
-        """Pareto ``k`` of the importance weights, ``(R,)``: above 0.7 a replicate cannot be relied on."""
+        """Pareto ``k`` of the importance weights, ``(R,)``; unreliable above 0.7."""
         return self.pareto_shape_at(self.weight)
 
     @property
     def trusted(self) -> Tensor:
-        """Whether a replicate's mode was found and its importance weights can be relied on, ``(R,)``."""
+        """Whether each replicate's mode was found and Pareto ``k`` is at most 0.7, ``(R,)``."""
         return (self.pareto_shape <= MAX_SHAPE) & self.fits.converged
 
     def pareto_shape_at(self, weight: float | Tensor) -> Tensor:
-        """Return Pareto ``k`` of the importance weights that lead to other learning rates, ``(R,)``."""
+        """Return Pareto ``k`` of the importance weights at other learning rates, ``(R,)``."""
         return row_pareto_shapes(self.points.log_ratio(self._weight(weight)))
 
     def taken(self, rows: Tensor) -> ReplicatePosteriors:
-        """Return some of the replicates."""
+        """Return the replicates with indices ``rows``."""
         fits = QuadraticFits(*(x[rows] for x in self.fits))
         points = Points(*(x[rows] for x in self.points))
         return ReplicatePosteriors(self.losses.taken(rows), self.weight[rows], fits, points)
 
     def replaced(self, rows: Tensor, new: ReplicatePosteriors) -> ReplicatePosteriors:
-        """Return the same posteriors with the fits and draws of some replicates taken from ``new``."""
+        """Return the posteriors with the fits and draws of replicates ``rows`` replaced by those of ``new``."""
         return ReplicatePosteriors(
             self.losses,
             self.weight.index_copy(0, rows, new.weight),
@@ -388,8 +387,8 @@ class ReplicatePosteriors:
             Points(*(a.index_copy(0, rows, b) for a, b in zip(self.points, new.points, strict=True))),
         )
 
-    def redrawn(self, weight: float | Tensor, seed: int = 0) -> ReplicatePosteriors:
-        """Return the same posteriors with draws made for another learning rate."""
+    def redrawn(self, weight: float | Tensor, *, seed: int = 0) -> ReplicatePosteriors:
+        """Return the posteriors with new draws for another learning rate."""
         new = _as_weight(weight, self.weight)
         fits, points = _adapted_draws(self.losses, self.fits, new, self.draws.shape[1], seed)
         return ReplicatePosteriors(self.losses, new, fits, points)
@@ -410,17 +409,17 @@ class ReplicatePosteriors:
     ) -> Tensor:
         """Return the level at which a point enters each highest-posterior-density region, ``(R,)``.
 
-        It is the posterior mass of the points of higher density, in unconstrained coordinates: uniform over
-        replicates where regions cover the point as often as they say.
+        It is the posterior probability of a higher density, in unconstrained coordinates. If coverage is nominal at
+        all levels, it is uniform over replicates.
 
         Parameters
         ----------
         u : Tensor
-            Unconstrained, ``(d,)``.
+            Unconstrained vector, ``(d,)``.
         weight : float or Tensor, optional
-            Learning rate, one for all or ``(R,)``; by default that of the draws.
+            Learning rate, scalar or ``(R,)``; by default ``self.weight``.
         evaluated : (Tensor, Tensor), optional
-            ``self.evaluated_at(u)``, where it is known.
+            Precomputed ``self.evaluated_at(u)``.
         """
         weight = self._weight(weight)
         level, approximate = self._normalised(weight)
@@ -434,7 +433,7 @@ class ReplicatePosteriors:
         return _corrected(level, higher, approximate, nearer, exact)
 
     def evaluated(self, functional: Functional) -> Tensor:
-        """Return a functional of ``k`` numbers at the draws, ``(R, S, k)``."""
+        """Return the values of a functional at the draws, ``(R, S, k)``."""
         with validation_kept():
             torch.distributions.Distribution.set_default_validate_args(False)
             return _in_chunks(functional, self.draws)
@@ -452,13 +451,12 @@ class ReplicatePosteriors:
         Parameters
         ----------
         functional : Functional
-            Of ``k`` numbers.
         value : Tensor
             Shape ``(k,)``.
         weight : float or Tensor, optional
             As in :meth:`hpd_level`.
         evaluated : Tensor, optional
-            ``self.evaluated(functional)``, where it is known.
+            Precomputed ``self.evaluated(functional)``.
         """
         each = self.evaluated(functional) if evaluated is None else evaluated
         weight = self._weight(weight)
@@ -469,7 +467,7 @@ class ReplicatePosteriors:
             centre, slope = vmap(functional)(mean), vmap(functional.jacobian)(mean)
         linear = centre[:, None] + torch.einsum("rkd,rsd->rsk", slope, self.draws - mean[:, None])
         spread = (slope * torch.linalg.solve(precision, slope.mT).mT).sum(-1).sqrt()
-        # Where the functional does not move to first order, its linear version is a constant.
+        # A functional with zero slope has a constant linear approximation.
         exact = torch.where(spread > 0, torch.special.ndtr((value - centre) / spread), (centre <= value).to(centre))
         return torch.stack(
             [
@@ -487,7 +485,7 @@ class ReplicatePosteriors:
         *,
         evaluated: Tensor | None = None,
     ) -> Tensor:
-        """Return the level at which a value enters the equal-tailed interval of each number, ``(R, k)``.
+        """Return the level at which a value enters the equal-tailed interval of each component, ``(R, k)``.
 
         Parameters
         ----------
@@ -538,23 +536,23 @@ def replicate_posteriors(
     num_draws: int = 1024,
     seed: int = 0,
 ) -> ReplicatePosteriors:
-    """Approximate the posteriors of many data sets, or of many weightings of one, all in one batch.
+    """Approximate the posteriors of many data sets, or of many weightings of one data set, in one batch.
 
-    Each posterior's mode and curvature give a multivariate Student-t; draws from it are weighted to the posterior.
-    Where the weights turn out uneven, the t is fitted anew to the weighted draws, a few times if need be.
+    Importance sampling from a multivariate Student-t at the mode and curvature of each posterior. If the importance
+    weights are uneven, the proposal is refitted to the weighted draws, up to four times.
 
     Parameters
     ----------
     posterior : GibbsPosterior
-        With losses that add up. Its weight counts only where no other is given.
+        Posterior with losses pooled by the sum.
     weights : Tensor, optional
-        How often each datum counts, ``(R, n)``, such as the counts of a bootstrap.
+        Weights of the observations, ``(R, n)``, such as bootstrap counts.
     data : Tensor or tuple of Tensor, optional
-        Data sets ``(R, n, ...)`` in place of the posterior's own.
+        Data sets ``(R, n, ...)`` in place of the posterior's data.
     weight : float or Tensor, optional
-        Learning rate, one for all or one each, ``(R,)``.
+        Learning rate, scalar or ``(R,)``; by default ``posterior.weight``.
     num_draws : int, default 1024
-        Of each replicate. Powers of two suit the quasi-random numbers behind them.
+        Quasi-random draws for each replicate, at least 32; preferably a power of two.
     seed : int, default 0
 
     Returns
@@ -564,7 +562,7 @@ def replicate_posteriors(
     Raises
     ------
     SettingsError
-        If neither weights nor data are given, losses do not add up, or a learning rate is not positive.
+        If neither weights nor data are given, losses are not pooled by the sum, or a learning rate is not positive.
     ShapeError
         If shapes do not fit.
 
@@ -590,7 +588,7 @@ def replicate_posteriors(
         raise SettingsError("give weights= or data=, a row or data set for each replicate")
     if not isinstance(posterior.pooling, Sum):
         raise SettingsError(
-            f"replicates need losses that add up, not ones pooled by {type(posterior.pooling).__name__}"
+            f"replicates need losses that add up, not losses pooled by {type(posterior.pooling).__name__}"
         )
     num_draws = whole_number("num_draws", num_draws, least=32)
     losses = ReplicateLosses(posterior, weights, data)
@@ -601,12 +599,12 @@ def replicate_posteriors(
 
 
 def _corrected(exact: Tensor, event: Tensor, approximate: Tensor, linear: Tensor, known: Tensor) -> Tensor:
-    """Estimate a probability, corrected by how far the same draws miss a known one."""
+    """Estimate a probability with a control variate of known expectation."""
     return (torch.where(event, exact, 0.0).sum(-1) - torch.where(linear, approximate, 0.0).sum(-1) + known).clamp(0, 1)
 
 
 def _as_weight(weight: float | Tensor, like: Tensor) -> Tensor:
-    """Return positive learning rates, one a replicate."""
+    """Return the learning rate of each replicate; SettingsError unless positive."""
     if not isinstance(weight, Tensor) or weight.dim() == 0:
         return torch.full_like(like, real_number("weight", weight, between=(0.0, math.inf)))
     if weight.shape != like.shape:
@@ -616,7 +614,7 @@ def _as_weight(weight: float | Tensor, like: Tensor) -> Tensor:
     return weight.to(like)
 
 
-# Coverage of credible regions, by repeated sampling against the loss minimiser of the true law.
+# Coverage of the minimiser of the expected loss, by repeated sampling.
 
 _LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 _HUGE = 500_000
@@ -625,12 +623,12 @@ _MAX_UNTRUSTED = 0.01
 _JOINT = "joint"
 
 Simulate = Callable[[torch.Generator], Any]
-"""``generator -> data``, a data set as the posterior takes it."""
+"""``generator -> data``, one simulated data set with the shapes of the posterior's data."""
 
 
 @dataclass(frozen=True)
 class BatchSelector:
-    """A selector of learning rates that takes all data sets at once.
+    """Selector of learning rates for many data sets in one call.
 
     Parameters
     ----------
@@ -650,28 +648,27 @@ class BatchSelector:
 
 @dataclass(frozen=True, eq=False)
 class CoverageReport:
-    """How often credible regions covered the truth.
+    """Coverage of the truth by credible regions.
 
     Attributes
     ----------
     names : tuple of str
-        Of the regions: ``"joint"`` is the highest-posterior-density region of the whole parameter, in unconstrained
-        coordinates; the others are equal-tailed intervals.
+        Names of the regions: ``"joint"`` is the highest-posterior-density region of the whole parameter, in
+        unconstrained coordinates; the others are equal-tailed intervals.
     entry_levels : Tensor
-        Shape ``(R, len(names))``: the level at which the truth enters the region of each replicate. Uniform where
-        regions cover as often as they say.
+        Level at which the truth enters each region, ``(R, len(names))``; uniform if coverage is nominal.
     levels : tuple of float
-        That the report is about.
+        Nominal levels.
     truth : Tensor
-        Loss minimiser of the true law, unconstrained, ``(d,)``.
+        Minimiser of the expected loss, unconstrained, ``(d,)``.
     weight : Tensor
         Learning rate of each replicate, ``(R,)``.
     trusted : Tensor
-        Boolean, ``(R,)``: whether a replicate's posterior could be computed.
+        Boolean, ``(R,)``: whether importance sampling of the replicate's posterior is reliable.
     mismatch : Tensor
-        Shape ``(d,)``: variances of the posterior mean over replicates in units of the mean posterior variance, along
-        the directions in which the two differ least to most. All one where the posterior's spread is that of
-        repeated sampling; no single weight makes unequal ones equal.
+        Generalised eigenvalues, increasing, ``(d,)``: covariance of the posterior mean over replicates relative to the
+        mean posterior covariance. All are one if the posterior has the spread of repeated sampling; if they differ, no
+        single weight makes all of them one.
 
     Examples
     --------
@@ -698,23 +695,23 @@ class CoverageReport:
 
     @property
     def coverage(self) -> Tensor:
-        """Share of replicates whose region covers the truth, ``(len(names), len(levels))``."""
+        """Estimated coverage, ``(len(names), len(levels))``."""
         levels = self.entry_levels.new_tensor(self.levels)
         return (self.entry_levels[..., None] <= levels).to(self.entry_levels).mean(0)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What speaks against trusting the numbers, each with its remedy."""
+        """Failed diagnostics, each with a remedy."""
         share = float((~self.trusted).double().mean())
         if share <= _MAX_UNTRUSTED:
             return ()
         return (
-            f"{100 * share:.1f} % of the replicates' posteriors could not be computed reliably by importance sampling; "
-            "take more draws, or reparametrise the model",
+            f"importance sampling is unreliable for {100 * share:.1f} % of the replicates' posteriors; use more draws, "
+            "or reparametrise the model",
         )
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row a region and level: coverage, its standard error, and a 95 % band (Clopper-Pearson).
+        """Return coverage, standard error and 95 % Clopper-Pearson interval, one row for each region and level.
 
         References
         ----------
@@ -738,12 +735,12 @@ class CoverageReport:
         return pd.DataFrame(rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot coverage against the nominal level, region by region, with 95 % bands.
+        """Plot the coverage of each region against the nominal level, with 95 % intervals.
 
         Parameters
         ----------
         ax : Axes, optional
-            Where to draw; by default new axes.
+            By default new axes.
         """
         from matplotlib.figure import Figure
 
@@ -753,7 +750,7 @@ class CoverageReport:
             ax = Figure(figsize=(5.0, 4.6), layout="constrained").subplots()
         table = self.to_pandas()
         ax.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1.0, zorder=0)
-        shift = 0.006  # so that the bands of several regions at one level do not hide one another
+        shift = 0.006  # separates the intervals of several regions at one level
         for i, (name, rows) in enumerate(table.groupby("region", sort=False)):
             x = rows["level"] + shift * (i - (len(self.names) - 1) / 2)
             below, above = rows["coverage"] - rows["lower"], rows["upper"] - rows["coverage"]
@@ -786,7 +783,7 @@ class CoverageReport:
 
 
 def binomial_band(successes: int, trials: int) -> tuple[float, float]:
-    """Return the Clopper-Pearson interval of a probability, at 95 %."""
+    """Return the 95 % Clopper-Pearson interval of a probability."""
     tail = (1 - _CONFIDENCE) / 2
     lower = 0.0 if successes == 0 else float(beta.ppf(tail, successes, trials - successes + 1))
     upper = 1.0 if successes == trials else float(beta.isf(tail, successes + 1, trials - successes))
@@ -805,30 +802,30 @@ def coverage_report(
     num_draws: int = 1024,
     seed: int = 0,
 ) -> CoverageReport:
-    """Draw data sets from a known law and count how often credible regions cover.
+    """Estimate the coverage of credible regions over simulated data sets.
 
-    A loss makes no claim about the law of the data; what its posterior is after, and what regions ought to cover, is
-    the minimiser of the expected loss under that law.
+    The truth is the minimiser of the expected loss under the distribution of the data.
 
     Parameters
     ----------
     posterior : GibbsPosterior
-        Whose prior and loss are studied; its data only say what a data set looks like.
+        Posterior with the prior and loss to study, with losses pooled by the sum; only the shapes of its data matter.
     simulate : callable
-        ``generator -> data``: one data set of the true law.
+        ``generator -> data``, one data set from the true distribution.
     truth : Tensor or dict of Tensor, optional
-        Loss minimiser under the true law: the value of the prior's only site, or of its sites by name. By default
-        that of half a million simulated data, if the loss is a sum over them.
+        Minimiser of the expected loss: the value of the prior's only site, or a dict of the values of its sites. By
+        default the minimiser for half a million simulated observations, if the loss is pointwise.
     weight : float, Tensor, BatchSelector or callable, optional
-        Learning rate; one each, ``(R,)``; or what selects it anew for each data set: a function of the posterior of
-        that data set (such as those of :mod:`~bayeskit.inference.generalized.calibrate`), or a
-        :class:`BatchSelector`. By default the posterior's own.
-    levels : sequence of float
+        Learning rate, scalar or ``(R,)``; or a selector applied to each data set: a :class:`BatchSelector`, or a
+        function of the posterior such as those of :mod:`~bayeskit.inference.generalized.calibrate`. By default
+        ``posterior.weight``.
+    levels : sequence of float, default (0.5, 0.8, 0.9, 0.95, 0.99)
     num_replicates : int, default 1000
+        Number of simulated data sets.
     functional : callable, optional
-        From what the loss takes as its parameter to one number or several; by default every entry of every site.
+        Function of the parameter of the loss, returning ``()`` or ``(k,)``; by default every entry of every site.
     num_draws : int, default 1024
-        From each posterior.
+        Draws for each data set.
     seed : int, default 0
 
     Returns
@@ -838,12 +835,12 @@ def coverage_report(
     Raises
     ------
     SettingsError
-        If a level does not lie in (0, 1), a weight is not positive, or no truth is given for a loss that is no sum
-        over data.
+        If a level is not in (0, 1), a weight is not positive, losses are not pooled by the sum, or ``truth`` is missing
+        for a loss that is not pointwise.
     ShapeError
-        If simulated data do not look like the posterior's, or truth has not the shape of its site.
+        If the shapes of simulated data differ from those of the posterior's data, or ``truth`` has the wrong shape.
     DataError
-        If they are not finite, or no minimiser of the expected loss is found.
+        If simulated data are not finite, or the minimiser of the expected loss is not found.
 
     References
     ----------
@@ -903,8 +900,8 @@ def _truth(posterior: GibbsPosterior, simulate: Simulate, truth: Any, generator:
         return posterior.unconstrain(values)
     if not isinstance(posterior.loss, PointwiseLoss):
         raise SettingsError(
-            f"{type(posterior.loss).__name__} looks at all data at once, so that no minimiser is searched for with "
-            "half a million of them; give truth="
+            f"{type(posterior.loss).__name__} is not a sum over observations, so its minimiser is not searched for by "
+            "simulation; give truth="
         )
     sets = [_simulated(posterior, simulate, generator) for _ in range(math.ceil(_HUGE / posterior.num_data))]
     huge = tuple(torch.cat(parts) for parts in zip(*map(columns, sets), strict=True))
@@ -930,7 +927,7 @@ def _stacked(sets: list[Data], posterior: GibbsPosterior) -> Data:
 
 
 def _weights(posterior: GibbsPosterior, data: Data, weight: Any, num_replicates: int) -> float | Tensor:
-    """Return one learning rate for all, or one each."""
+    """Return the learning rate, scalar or ``(R,)``."""
     if weight is None:
         return posterior.weight
     if isinstance(weight, BatchSelector):
@@ -946,7 +943,7 @@ def _weights(posterior: GibbsPosterior, data: Data, weight: Any, num_replicates:
 
 
 def _mismatch(replicates: ReplicatePosteriors) -> Tensor:
-    """Return the eigenvalues of the posterior mean's covariance over replicates, in units of the posterior's."""
+    """Return generalised eigenvalues of the posterior means' covariance relative to the mean posterior covariance."""
     mean, within = replicates.mean(), replicates.covariance().mean(0)
     between = torch.cov(mean.mT).reshape(within.shape)
     lower = torch.linalg.cholesky(within)

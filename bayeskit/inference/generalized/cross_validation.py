@@ -64,38 +64,36 @@ __all__ = [
 ]
 
 
-# Sets of data that are held out: all of one size, or a random sample of these.
+# Held-out sets: all sets of one size, or a random sample of them.
 
 
 def as_sizes(p: Any, num_data: int) -> tuple[int, ...]:
-    """Return the sizes of held-out sets in increasing order, each from 1 to ``num_data``; by default all of them."""
+    """Return increasing sizes of held-out sets, each from 1 to ``num_data``; by default all sizes."""
     if p is None:
         return tuple(range(1, num_data + 1))
     given: Iterable[Any] = p if isinstance(p, Iterable) else (p,)
     sizes = sorted({whole_number("p", x, 1) for x in given})
     if not sizes or sizes[-1] > num_data:
         found = f"not {sizes[-1]}" if sizes else "but none is given"
-        raise SettingsError(
-            f"p is how many of the {num_data} data are held out, so it must lie between 1 and {num_data}, {found}"
-        )
+        raise SettingsError(f"p, the number of data held out, must lie between 1 and {num_data}, {found}")
     return tuple(sizes)
 
 
 def _check_number(num_data: int, sizes: Iterable[int], most: int, remedy: str) -> None:
-    """Raise SettingsError where there are more than ``most`` sets to enumerate."""
+    """Raise SettingsError if there are more than ``most`` sets to enumerate."""
     count = sum(math.comb(num_data, p) for p in sizes)
     if count > most:
-        raise SettingsError(f"there are {count} sets of data to go through, more than max_sets={most}: {remedy}")
+        raise SettingsError(f"there are {count} sets of data to enumerate, more than max_sets={most}: {remedy}")
 
 
 def all_sets(num_data: int, size: int) -> Tensor:
-    """Return every set of ``size`` data as a row of a mask, ``(C(n, size), n)``."""
+    """Return all sets of ``size`` observations as rows of a mask, ``(C(n, size), n)``."""
     rows = torch.tensor(list(combinations(range(num_data), size)), dtype=torch.long)
     return torch.zeros(len(rows), num_data, dtype=torch.bool).scatter(1, rows.reshape(len(rows), size), True)
 
 
 def sampled_sets(num_data: int, size: int, count: int, generator: torch.Generator) -> Tensor:
-    """Return ``count`` random sets without repetition, all of them where there are no more, ``(count, n)``."""
+    """Return ``count`` distinct random sets as rows of a mask, ``(count, n)``; all sets if there are no more."""
     if math.comb(num_data, size) <= count:
         return all_sets(num_data, size)
     found: dict[tuple[int, ...], None] = {}
@@ -106,13 +104,13 @@ def sampled_sets(num_data: int, size: int, count: int, generator: torch.Generato
     return torch.zeros(count, num_data, dtype=torch.bool).scatter(1, rows, True)
 
 
-# A target with weights of its data, in which the log likelihood is linear.
+# Target with weighted observations.
 
 _PROBES = 8
 
 
 class WeightedData:
-    """The data of a target, each of which can be left out; observations of equal ``groups`` number are one datum."""
+    """Data of a target that can be left out one by one; observations of equal ``groups`` number are one datum."""
 
     def __init__(self, target: Target, groups: Tensor | None = None) -> None:
         if not isinstance(target, Target):
@@ -130,7 +128,7 @@ class WeightedData:
         self.weighted = Weighted(target, self._each, self.num_data)
 
     def _each(self, pointwise: Mapping[str, Tensor]) -> Tensor:
-        """Return the log likelihood of each datum of one vector, ``(n,)``."""
+        """Return the log likelihood of each datum at one vector, ``(n,)``."""
         entries = torch.cat([x.reshape(-1) for x in pointwise.values()])
         if self._assignment is None:
             return entries
@@ -144,7 +142,7 @@ class WeightedData:
         return each.reshape(*u.shape[:-1], self.num_data)
 
     def counting(self, weights: Tensor) -> Target:
-        """Return the target whose data count as often as ``weights (r, n)`` say; rows of vectors fall into ``r``."""
+        """Return the target with data weights ``(r, n)``; batches of vectors are split into ``r`` equal parts."""
         return self.weighted.given(weights)
 
 
@@ -158,7 +156,7 @@ def _assignment(groups: Any, num_entries: int) -> Tensor:
     return labels.unique(return_inverse=True)[1]
 
 
-# Scores by the number of data held out, with their errors and their sum.
+# Result of leave-p-out cross-validation.
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,29 +166,29 @@ class CrossValidation:
     Attributes
     ----------
     method : str
-        "enumeration", "tempering", "orders" or "importance": how the predictive densities were found.
+        Method of computing the predictive densities: "enumeration", "tempering", "orders" or "importance".
     num_data : int
     held_out : Tensor
-        The sizes ``p`` of held-out sets, increasing, ``(m,)``.
+        Sizes ``p`` of held-out sets, increasing, ``(m,)``.
     score : Tensor
-        Mean log predictive density of a held-out datum given the data not held out, ``(m,)``, in nats.
+        Mean log predictive density of a held-out datum given the training data, in nats, ``(m,)``.
     standard_error : Tensor
-        Of each score, ``(m,)``: of the Monte Carlo, and of the choice of held-out sets where not all were taken.
+        Standard error of each score, from Monte Carlo and from the sampling of held-out sets, ``(m,)``.
     cumulative_standard_error : Tensor
-        Of the sums of scores from the first on, ``(m,)``.
+        Standard error of the cumulative sums of the scores, ``(m,)``.
     num_sets : Tensor
-        Held-out sets of each size, ``(m,)``.
+        Number of held-out sets of each size, ``(m,)``.
     warnings : tuple of str
-        What the diagnostics found, each with its remedy.
+        Failed diagnostics, each with a remedy.
     pareto_k : Tensor or None
-        Shape of the tail of the weights of the worst held-out set, ``(m,)``, where posterior draws were weighted.
+        Largest Pareto ``k`` over held-out sets of each size, ``(m,)``, if posterior draws were weighted.
     num_rerun : Tensor or None
-        Held-out sets whose weights could not be relied on, so that particles were carried to them, ``(m,)``.
+        Number of held-out sets recomputed by particles because importance weights were unreliable, ``(m,)``.
     prequential : Evidence or None
-        What the same particles say of the evidence when each order is summed by itself, where all sizes were asked
-        for. No choice of sets enters it, so that its error is the smaller one.
+        Prequential estimate of the evidence from the same particles, if all sizes were computed by random orders. Its
+        error is smaller, since it does not depend on the choice of held-out sets.
     num_evaluations : int
-        Evaluations of the log density or its gradient, those of draws that were given not included.
+        Evaluations of the log density or its gradient, without those for the draws passed in.
     seconds : float
 
     Examples
@@ -218,31 +216,31 @@ class CrossValidation:
 
     @property
     def cumulative(self) -> Tensor:
-        """Sums of the scores of ``1, ..., p`` held-out data, ``(m,)``.
+        """Cumulative sums of the scores of ``1, ..., p`` held-out data, ``(m,)``.
 
-        The sum up to ``p`` is the mean, over held-out sets of ``p`` data, of their joint log predictive density
-        given the others: the log of the geometric intrinsic evidence.
+        The sum up to ``p`` is the mean, over held-out sets of ``p`` data, of their joint log predictive density given
+        the remaining data: the log of the geometric intrinsic evidence.
 
         Raises
         ------
         SettingsError
-            If a size in between is missing.
+            If the sizes are not ``1, ..., m``.
         """
         if self.held_out.tolist() != list(range(1, len(self.held_out) + 1)):
             raise SettingsError(
-                f"scores of {self.held_out.tolist()} held-out data do not add up to anything; ask for "
+                f"cumulative scores need all sizes of held-out sets from 1 on, not {self.held_out.tolist()}; use "
                 f"p=range(1, {int(self.held_out[-1]) + 1})"
             )
         return self.score.cumsum(0)
 
     @property
     def log_evidence(self) -> float:
-        """The sum of all scores.
+        """Sum of all scores.
 
         Raises
         ------
         SettingsError
-            If they are not those of all sizes from 1 to the number of data.
+            If the sizes are not ``1, ..., n``.
         """
         self._check_complete()
         return float(self.cumulative[-1])
@@ -255,18 +253,18 @@ class CrossValidation:
 
     @property
     def trusted(self) -> bool:
-        """Whether no diagnostic objected."""
+        """Whether there are no warnings, and scores and errors are finite."""
         return not self.warnings and bool((self.score.isfinite() & self.standard_error.isfinite()).all())
 
     def _check_complete(self) -> None:
         if len(self.held_out) != self.num_data:
             raise SettingsError(
-                f"the log evidence is the sum of the scores of 1 to {self.num_data} held-out data, and here are those "
-                f"of {self.held_out.tolist()}; leave p=None"
+                f"the log evidence is the sum of the scores of 1 to {self.num_data} held-out data, but only those of "
+                f"{self.held_out.tolist()} were computed; leave p=None"
             )
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a table with a row for each number of held-out data."""
+        """Return a table with one row for each size of held-out sets."""
         columns = {"score": self.score, "standard_error": self.standard_error}
         if self.held_out.tolist() == list(range(1, len(self.held_out) + 1)):
             columns |= {"cumulative": self.cumulative, "cumulative_standard_error": self.cumulative_standard_error}
@@ -278,16 +276,16 @@ class CrossValidation:
         return pd.DataFrame(table, index=pd.Index(self.held_out.cpu().numpy(), name="held_out"))
 
     def plot(self, ax: Axes | None = None, *, cumulative: bool = False, label: str = "") -> Axes:
-        """Plot the scores, or their sums, against the number of data held out, with 95 % bands.
+        """Plot the scores or their cumulative sums against the number of data held out, with 95 % bands.
 
         Parameters
         ----------
         ax : Axes, optional
-            Where to draw, so that models can be compared; by default a new figure of ``pyplot``.
+            By default axes of a new ``pyplot`` figure.
         cumulative : bool, default False
-            Plot the sums of the scores instead, which end at the log evidence.
+            Whether to plot the cumulative sums.
         label : str, default ""
-            Of the curve.
+            Label of the curve.
         """
         from bayeskit.core.plots import CHAIN_COLOURS
 
@@ -324,50 +322,51 @@ class CrossValidation:
 
 
 def _no_error(sizes: tuple[int, ...]) -> Tensor:
-    """Return standard errors of what is exact."""
+    """Return zero standard errors, ``(m,)``."""
     return torch.zeros(len(sizes), dtype=torch.float64)
 
 
-# Populations of particles, each carried from the posterior of one part of the data to that of another.
+# Populations of particles, moved between the posteriors of different training sets by SMC.
 
 _TRAJECTORY = math.pi / 2  # a quarter period of a whitened normal posterior
 _LEARNING_RATE = 2.0
 _MIN_STEP_SIZE, _MAX_STEPS = 1e-4, 64
-_MAX_SEARCH = 20  # trajectories, in one place, for a step size that is accepted at all
+_MAX_SEARCH = 20  # trajectories in the search for an acceptable step size
 _PLANNED_CALLS = 500
 _RESAMPLE_BELOW = 0.9
-_LOWEST = -1e30  # stands for minus infinity, where differences must stay numbers
+_LOWEST = -1e30  # replaces minus infinity, so that differences are not nan
 
 
 class DataParticles(NamedTuple):
-    """``r`` populations of ``N`` weighted particles, each population given its own part of ``n`` data."""
+    """``r`` populations of ``N`` weighted particles, each with its own weights of the ``n`` data."""
 
     position: Tensor  # (r, N, d)
-    pointwise: Tensor  # (r, N, n), log likelihood of every datum, whether it counts or not
+    pointwise: Tensor  # (r, N, n), log likelihood of every datum, also of those with weight zero
     log_weight: Tensor  # (r, N), normalised over N, double precision
-    data_weights: Tensor  # (r, n), how often each datum counts, double precision
+    data_weights: Tensor  # (r, n), double precision
     step_size: float
-    acceptance: float  # least mean acceptance of the moves so far
+    acceptance: float  # lowest mean acceptance rate of the moves so far
     num_evaluations: int
 
 
 @dataclass(frozen=True)
 class Carriage:
-    """How particles are carried: by adaptive reweighting, resampling and Hamiltonian moves.
+    """Settings of the SMC steps between training sets: adaptive tempering, resampling and HMC moves.
 
-    A datum enters with the power of its likelihood that the particles can bear, then with more, until it counts in
-    full. Particles move only where their weights have become uneven: the more data there are, the less a further one
-    changes, and the rarer that is.
+    The likelihood of a datum enters by increasing powers, chosen adaptively. Particles move only if their weights have
+    become uneven.
 
     Parameters
     ----------
     ess_threshold : float in (0, 1), default 0.8
-        Conditional effective share that a reweighting leaves at least.
+        Least conditional effective sample size of a reweighting step, relative to the number of particles.
     move_below : float in (0, 1), default 0.5
-        Particles are resampled and moved when the effective share of a population falls under this.
+        Relative effective sample size of any population below which uneven populations are resampled and all
+        particles moved.
     num_moves : int, default 3
-        Trajectories of a particle each time.
+        HMC trajectories at each move.
     target_acceptance : float in (0, 1), default 0.9
+        Acceptance rate for the adaptation of the step size.
 
     References
     ----------
@@ -392,21 +391,21 @@ class Carriage:
     def carry(
         self, data: WeightedData, state: DataParticles, weights: Tensor, generator: torch.Generator
     ) -> tuple[DataParticles, Tensor]:
-        """Carry each population in a straight line to other weights of the data.
+        """Move each population to new data weights along a straight line.
 
         Parameters
         ----------
         data : WeightedData
-        state : Particles
+        state : DataParticles
         weights : Tensor
-            Shape ``(r, n)``.
+            New data weights, ``(r, n)``.
         generator : torch.Generator
 
         Returns
         -------
-        state : Particles
+        state : DataParticles
         log_increment : Tensor
-            Shape ``(r,)``: estimates of the log ratio of normalising constants.
+            Estimated log ratios of normalising constants, ``(r,)``.
         """
         origin, direction = state.data_weights, weights - state.data_weights
         covered = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
@@ -426,7 +425,7 @@ class Carriage:
         return state, total
 
     def rejuvenate(self, data: WeightedData, state: DataParticles, generator: torch.Generator) -> DataParticles:
-        """Resample populations of uneven weights, and move all particles."""
+        """Resample populations with uneven weights and move all particles by HMC."""
         metric = _shared_metric(state)
         state = _resampled(state, generator)
         r, n, d = state.position.shape
@@ -441,7 +440,7 @@ class Carriage:
             step = kernel.step_size * math.exp(_LEARNING_RATE * (acceptance - self.target_acceptance))
             kernel = _kernel(min(max(step, _MIN_STEP_SIZE), _TRAJECTORY), metric, r)
             tried += 1
-            # A step size that is far off says nothing on how many moves are needed.
+            # Trajectories with a poorly tuned step size do not count as moves.
             moves += acceptance >= 0.5 * self.target_acceptance or tried >= _MAX_SEARCH
         position = chains.position.reshape(r, n, d)
         return state._replace(
@@ -456,8 +455,8 @@ class Carriage:
 def prior_populations(
     data: WeightedData, num_populations: int, num_particles: int, generator: torch.Generator
 ) -> DataParticles:
-    """Draw populations from the prior, data weights zero; InitializationError if a datum is impossible at all draws."""
-    position = data.target.sample_prior(num_populations * num_particles, generator)
+    """Draw populations from the prior; InitializationError if the likelihood of a datum is zero at all draws."""
+    position = data.target.sample_prior(num_populations * num_particles, seed=generator)
     state = at(data, position.reshape(num_populations, num_particles, -1), 0.0)
     hopeless = (state.pointwise <= _LOWEST / 2).all(1).all(0)
     if bool(hopeless.any()):
@@ -469,7 +468,7 @@ def prior_populations(
 
 
 def at(data: WeightedData, position: Tensor, count: float) -> DataParticles:
-    """Return equally weighted particles at ``position (r, N, d)``, every datum counting ``count`` times."""
+    """Return equally weighted particles at ``position (r, N, d)`` with data weights ``count``."""
     r, n, _ = position.shape
     like = {"dtype": torch.float64, "device": position.device}
     return DataParticles(
@@ -484,7 +483,7 @@ def at(data: WeightedData, position: Tensor, count: float) -> DataParticles:
 
 
 def _merged(state: DataParticles, copies: int) -> DataParticles:
-    """Make one population of each ``copies`` neighbours, which are given the same data."""
+    """Merge each ``copies`` consecutive populations, which have the same data weights."""
     return state._replace(
         position=state.position.unflatten(0, (-1, copies)).flatten(1, 2),
         pointwise=state.pointwise.unflatten(0, (-1, copies)).flatten(1, 2),
@@ -494,21 +493,21 @@ def _merged(state: DataParticles, copies: int) -> DataParticles:
 
 
 class PredictiveDensity(NamedTuple):
-    """The log predictive density of data, given what each population has seen."""
+    """Log predictive density of each datum given the training data of each population."""
 
-    log_density: Tensor  # (r, n), with the bias of the logarithm removed to first order
-    effective: Tensor  # (r, n), number of particles that the density of a datum rests on
+    log_density: Tensor  # (r, n), corrected for the bias of the logarithm to first order
+    effective: Tensor  # (r, n), effective number of particles
     influence: Tensor  # (r, N, n), of each particle on the log density
 
 
 def predict(state: DataParticles) -> PredictiveDensity:
-    """Predict every datum, seen or not."""
+    """Return the log predictive density of every datum, in the training data or not."""
     log_weight = state.log_weight.unsqueeze(-1)
     log_density = (log_weight + state.pointwise).logsumexp(1)
     relative = (state.pointwise - log_density.unsqueeze(1)).exp()
     influence = log_weight.exp() * (relative - 1)
     effective = 1 / (2 * (log_weight + relative.log())).exp().sum(1)
-    # E log X is below log E X by half the relative variance of X.
+    # E log X is smaller than log E X by half the relative variance of X, to first order.
     return PredictiveDensity(log_density + influence.square().sum(1) / 2, effective, influence)
 
 
@@ -519,7 +518,7 @@ def _kernel(step_size: float, metric: Metric, num_populations: int) -> Populatio
 
 
 def _shared_metric(state: DataParticles) -> Metric:
-    """Learn the covariance within populations, which differ in where they are more than in how wide."""
+    """Learn a metric from the covariance within populations, pooled over populations."""
     weight = state.log_weight.exp().to(state.position.dtype).unsqueeze(-1)
     centred = state.position - (weight * state.position).sum(1, keepdim=True)
     log_weight = state.log_weight - math.log(len(state.log_weight))
@@ -539,12 +538,12 @@ def _resampled(state: DataParticles, generator: torch.Generator) -> DataParticle
 
 
 def _pointwise(data: WeightedData, position: Tensor) -> Tensor:
-    """Return the log likelihoods in double precision; what is not a number has none."""
+    """Return the log likelihoods in double precision, with nan and minus infinity replaced by ``_LOWEST``."""
     each = data.pointwise(position).to(torch.float64)
     return each.nan_to_num(nan=_LOWEST, posinf=_LOWEST, neginf=_LOWEST).clamp(min=_LOWEST)
 
 
-# The prequential curve: each datum predicted from those before it, whose log densities add up to the log evidence.
+# Prequential scores: log predictive density of each datum given the preceding data.
 
 _MIN_POPULATIONS = 8
 _MAX_RELATIVE_SPREAD = 0.7
@@ -553,32 +552,33 @@ _MIN_ACCEPTANCE = 0.3
 
 @dataclass(frozen=True, eq=False)
 class Prequential:
-    """Log predictive densities of data that come one by one, in one order or several.
+    """Prequential scores: log predictive density of each datum given the preceding data, in one or several orders.
 
     Attributes
     ----------
     orders : Tensor
-        Shape ``(q, n)``: which datum comes when.
+        Permutations of the data, ``(q, n)``.
     log_predictive : Tensor
-        Shape ``(q, n)``: that of the datum that comes ``k``-th, given those before it, in nats.
+        Log predictive density of the ``k``-th datum of each order given the preceding data, in nats, ``(q, n)``.
     standard_error : Tensor
-        Monte Carlo standard error of each, ``(q, n)``.
+        Monte Carlo standard error of ``log_predictive``, ``(q, n)``.
     cumulative : Tensor
-        Shape ``(q, n)``: the log evidence of the data so far.
+        Log evidence of the first ``k`` data of each order, ``(q, n)``.
     cumulative_standard_error : Tensor
-        Of each order's curve, ``(n,)``.
+        Standard error of each row of ``cumulative``, pooled over orders, ``(n,)``.
     log_evidence : float
-        Of all data; it is the same in every order, so all populations estimate it together.
+        Log evidence of all data, from the populations of all orders.
     log_evidence_standard_error : float
     num_populations : int
-        Independent populations, over all orders.
+        Number of independent populations, over all orders.
     num_particles : int
-        Of each population.
+        Particles in each population.
     num_evaluations : int
         Evaluations of the log density or its gradient.
     warnings : tuple of str
-        What the diagnostics found, each with its remedy.
+        Failed diagnostics, each with a remedy.
     diagnostics : dict of float
+        ``"relative_spread"`` of the evidence over populations, and the lowest ``"acceptance_rate"`` of moves.
     seconds : float
 
     Examples
@@ -608,12 +608,12 @@ class Prequential:
 
     @property
     def trusted(self) -> bool:
-        """Whether no diagnostic objected."""
+        """Whether there are no warnings, and the log evidence and its standard error are finite."""
         numbers = (self.log_evidence, self.log_evidence_standard_error)
         return not self.warnings and all(map(math.isfinite, numbers))
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a table with a row for each order and position: the datum, its log density, and their sums."""
+        """Return a table of the scores and their cumulative sums, one row for each order and position."""
         q, n = self.orders.shape
         return pd.DataFrame(
             {
@@ -628,27 +628,26 @@ class Prequential:
         )
 
     def plot(self, ax: Axes | None = None, *, against: Prequential | None = None, label: str = "") -> Axes:
-        """Plot the cumulative log predictive density against the number of data, a curve for each order.
+        """Plot the cumulative log predictive density against the number of data, one curve for each order.
 
         Parameters
         ----------
         ax : Axes, optional
-            Where to draw; by default a new figure of ``pyplot``.
+            By default axes of a new ``pyplot`` figure.
         against : Prequential, optional
-            Another model on the same data in the same orders: what is plotted is by how much this one has predicted
-            better, the log Bayes factor of the data so far.
+            Scores of another model for the same orders; the log Bayes factor against it is plotted.
         label : str, default ""
-            Of the curves.
+            Label of the curves.
 
         Raises
         ------
         SettingsError
-            If the other model saw the data in other orders.
+            If the orders of the other model differ.
         """
         from bayeskit.core.plots import CHAIN_COLOURS, GREY
 
         if against is not None and not torch.equal(against.orders, self.orders):
-            raise SettingsError("the curves are of different orders of the data; give both models the same orders=")
+            raise SettingsError("the curves have different orders of the data; give both models the same orders=")
         if ax is None:
             from matplotlib import pyplot
 
@@ -687,35 +686,35 @@ def prequential_score(
     carriage: Carriage | None = None,
     groups: Tensor | None = None,
     seed: int = 0,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Prequential:
-    r"""Predict each datum from those before it, and add up: the sum is the log evidence, in whatever order.
+    r"""Estimate log predictive densities of each datum given the preceding data, which sum to the log evidence.
 
     .. math:: \log p(y) = \sum_{k=1}^n \log p(y_{o(k)} \mid y_{o(1)}, \dots, y_{o(k-1)})
 
-    Populations of particles start in the prior and take in one datum after the other: reweighted, and resampled and
-    moved where the weights have become uneven. The predictive density is the mean likelihood of the datum that
-    comes next or, where it comes as a surprise, a product of such means along powers of it.
+    This holds for every order ``o``. Populations of particles start from the prior and assimilate one datum at a time
+    by SMC. The predictive density is the weighted mean likelihood of the next datum or, if that would make the weights
+    too uneven, a product of such means for powers of the likelihood.
 
-    A loss in place of a likelihood is no density of the data, but ``exp(-weight * loss)`` is scored in the same way,
-    and adds up to the log normaliser of its posterior.
+    For a loss the scores are those of ``exp(-weight * loss)``; they sum to the log normalising constant of the Gibbs
+    posterior.
 
     Parameters
     ----------
     target : Target
-        With a proper prior, and a pointwise log likelihood of data that are independent given its parameter.
+        Target with a proper prior and a pointwise log likelihood of conditionally independent data.
     orders : int or Tensor, default 4
-        So many random orders, or permutations ``(q, n)`` or ``(n,)`` of the data.
+        Number of random orders, or permutations ``(q, n)`` or ``(n,)`` of the data.
     num_replicates : int, default 4
-        Independent populations for each order, from whose spread errors are seen; at least 2.
+        Independent populations for each order, for the standard errors; at least 2.
     num_particles : int, default 256
-        Of each population.
+        Particles in each population, at least 8.
     carriage : Carriage, optional
-        How the particles are carried from one datum to the next.
+        Settings of the SMC steps.
     groups : Tensor, optional
-        Integers, one for each observation: those of equal number come together, as one datum.
+        Integer label of each observation, ``(num_observations,)``; observations with equal labels form one datum.
     seed : int, default 0
-    progress : bool, default False
+    progress : bool, default True
 
     Returns
     -------
@@ -724,11 +723,13 @@ def prequential_score(
     Raises
     ------
     SettingsError
-        If a setting lies outside its domain, or the prior cannot be drawn from.
+        If a setting lies outside its domain, or the prior cannot be sampled.
+    InitializationError
+        If the likelihood of a datum is zero at all prior draws.
     ShapeError
-        If ``orders`` are no permutations of the data.
+        If ``orders`` is not a set of permutations of the data, or ``groups`` has the wrong shape.
     ModelError
-        If the target has no pointwise log likelihood.
+        If the target has no pointwise log likelihood, or its terms do not add up to the log likelihood.
 
     References
     ----------
@@ -769,13 +770,13 @@ def prequential_score(
 def _admit(
     data: WeightedData, state: DataParticles, datum: Tensor, carriage: Carriage, generator: torch.Generator
 ) -> tuple[DataParticles, Tensor]:
-    """Let population ``r`` take in ``datum[r]``; return its log predictive density, ``(r,)``, too."""
+    """Assimilate ``datum[r]`` in population ``r``; return the state and the log predictive densities, ``(r,)``."""
     weights = state.data_weights.scatter(1, datum.unsqueeze(1), 1.0)
     return carriage.carry(data, state, weights, generator)
 
 
 def _as_orders(orders: Any, num_data: int, generator: torch.Generator) -> Tensor:
-    """Return permutations ``(q, n)``: ``orders`` as given, ``(q, n)`` or ``(n,)``, or that many random ones."""
+    """Return permutations ``(q, n)``, from given ones ``(q, n)`` or ``(n,)`` or a number of random ones."""
     if not isinstance(orders, Tensor):
         count = whole_number("orders", orders, 1)
         like = {"generator": generator, "device": generator.device}
@@ -793,12 +794,12 @@ def _as_orders(orders: Any, num_data: int, generator: torch.Generator) -> Tensor
 def _summarise(
     orders: Tensor, increments: Tensor, state: DataParticles, num_particles: int, seconds: float
 ) -> Prequential:
-    """Average ``increments (q * replicates, n)`` by order for the curves, over all for the evidence."""
+    """Average ``increments (q * replicates, n)`` within orders for the curves, over all for the evidence."""
     each = increments.reshape(len(orders), -1, increments.shape[1])
     q, r, n = each.shape
     curves = each.cumsum(-1)
     evidence = _of_totals(curves[..., -1].flatten(), increments, state)
-    # Estimates of the evidence so far are unbiased, so it is those that are averaged, and not their logarithms.
+    # Average the evidence estimates, which are unbiased, rather than their logarithms.
     cumulative = curves.logsumexp(1) - math.log(r)
     cumulative_error, _ = replicates_log_mean_error((curves - cumulative.unsqueeze(1)).movedim(1, -1).movedim(0, 1))
     log_predictive = cumulative.diff(dim=1, prepend=cumulative.new_zeros(q, 1))
@@ -820,19 +821,19 @@ def _summarise(
 
 
 def _of_totals(totals: Tensor, increments: Tensor, state: DataParticles) -> Evidence:
-    """Average what populations, whatever their order, say of the evidence, ``(populations,)``."""
+    """Combine the log evidence estimates of all populations, ``(populations,)``."""
     log_evidence = float(totals.logsumexp(0)) - math.log(len(totals))
     error, spread = replicates_log_mean_error((totals - log_evidence).unsqueeze(0))
     problems = _carrying_problems(state.acceptance)
     if len(totals) < _MIN_POPULATIONS:
         problems.append(
-            f"only {len(totals)} populations, too few to see the error: take {_MIN_POPULATIONS} or more, "
+            f"only {len(totals)} populations, too few for a standard error: use {_MIN_POPULATIONS} or more, "
             "over all orders"
         )
     if not float(spread) <= _MAX_RELATIVE_SPREAD:
         problems.append(
-            f"populations disagree (relative spread {float(spread):.2f} > {_MAX_RELATIVE_SPREAD}), so their mean may "
-            "rest on a few of them: use more num_particles or more moves, Carriage(num_moves=...)"
+            f"populations disagree (relative spread {float(spread):.2f} > {_MAX_RELATIVE_SPREAD}), so a few of them "
+            "may dominate the mean: use more num_particles or more moves, Carriage(num_moves=...)"
         )
     if float(increments.min()) < _LOWEST / 2:
         problems.append("the likelihood of a datum is zero at all particles: use more num_particles")
@@ -841,11 +842,11 @@ def _of_totals(totals: Tensor, increments: Tensor, state: DataParticles) -> Evid
 
 
 def _carrying_problems(acceptance: float) -> list[str]:
-    """Check that particles have moved."""
+    """Return a warning if the acceptance rate of moves is low."""
     if acceptance >= _MIN_ACCEPTANCE:
         return []
     return [
-        f"only {100 * acceptance:.0f} % of moves were accepted somewhere: use more num_particles, or "
+        f"the acceptance rate of moves fell to {100 * acceptance:.0f} %: use more num_particles, or "
         "reparameterise the model"
     ]
 
@@ -853,17 +854,17 @@ def _carrying_problems(acceptance: float) -> list[str]:
 # Three estimators of the predictive densities of leave-p-out cross-validation.
 
 _MIN_EFFECTIVE = 50
-_MAX_SHARE = 0.1  # of held-out data may rest on fewer particles
-MAX_TYPICAL_SHAPE = 0.25  # of the tails of weights, over the held-out sets of one size
-ROWS = 2**15  # particles at a time
+_MAX_SHARE = 0.1  # share of held-out data that may have fewer effective particles
+MAX_TYPICAL_SHAPE = 0.25  # largest median Pareto k over the held-out sets of one size
+ROWS = 2**15  # particles in one batch
 _LEAST_POPULATIONS = 16
-_LEAST_ROWS, _LEAST_KINDS = 8, 5  # of held-out sets, for a regression
-_DOUBT = 0.5  # of a shift whose slope is not known
+_LEAST_ROWS, _LEAST_KINDS = 8, 5  # least rows and distinct control values for a regression
+_DOUBT = 0.5  # share of the absolute shift that is added to the error if the slope is set to one
 _MAX_DISAGREEMENT = 5.0
 
 
 class _Scores(NamedTuple):
-    """Scores of ``m`` numbers of held-out data, each ``(m,)``."""
+    """Scores of ``m`` sizes of held-out sets, each ``(m,)``."""
 
     score: Tensor
     standard_error: Tensor
@@ -881,7 +882,7 @@ class _SetScores(NamedTuple):
 
     score: Tensor
     variance: Tensor
-    short: Tensor  # share of held-out data that rest on few particles
+    short: Tensor  # share of held-out data with few effective particles
     num_evaluations: int
     acceptance: float
 
@@ -897,7 +898,7 @@ class _LeaveOut:
     generator: torch.Generator
 
     def by_orders(self, num_orders: int) -> _Scores:
-        """Let a population see the data in each of so many random orders, and predict those it has not seen yet."""
+        """Assimilate the data in ``num_orders`` random orders and predict the data not yet assimilated."""
         data, device = self.data, self.data.target.device
         orders = _as_orders(num_orders, data.num_data, self.generator).to(device)
         state = prior_populations(data, num_orders, self.num_particles, self.generator)
@@ -911,7 +912,7 @@ class _LeaveOut:
             state, increments[:, column] = _admit(data, state, orders[:, seen], self.carriage, self.generator)
             surprising[column] = float(short.mean()) > _MAX_SHARE
         state, _ = self.carriage.carry(data, state, torch.ones_like(state.data_weights), self.generator)
-        # Where the next datum is a surprise to most particles, powers of its likelihood lead to it.
+        # If few particles support the held-out data, use the tempered estimate for the next datum instead.
         score = torch.where(surprising.to(device), increments, score)
         rows, doubt = adjusted(score, *self._controls(orders, state, surprising.to(device)))
         few = self._of_few_sets(num_orders)
@@ -923,7 +924,7 @@ class _LeaveOut:
             own[column] = scored.variance.sum() / len(scored.score) ** 2
             count[column], spent = len(scored.score), spent + scored.num_evaluations
         error = (widened_standard_error(rows).square() + doubt.square() + own).sqrt()
-        # The error from a kind of data that was never held out is common to all sizes.
+        # The error from data values never held out is common to all sizes, so it adds linearly.
         cumulative_error = (
             widened_standard_error(rows.cumsum(1)).square() + doubt.cumsum(0).square() + own.cumsum(0)
         ).sqrt()
@@ -933,15 +934,15 @@ class _LeaveOut:
             gap = abs(float(score.sum()) - sums.log_evidence)
             if gap > _MAX_DISAGREEMENT * math.hypot(float(cumulative_error[-1]), sums.standard_error):
                 problems.append(
-                    f"the scores add up to {gap:.2g} nats off the prequential sums of the same particles: use more "
-                    "num_particles"
+                    f"the sum of the scores differs by {gap:.2g} nats from the prequential log evidence of the same "
+                    "particles: use more num_particles"
                 )
         problems += _impossible(score)
         return _Scores(score, error, cumulative_error, count, problems, spent, prequential=sums)
 
     def _of_few_sets(self, num_orders: int) -> dict[int, _SetScores]:
-        """Score every set of the sizes that have at most ``num_orders`` sets, where particles can predict them."""
-        # Random orders would repeat some of these sets and miss others, possibly those that differ.
+        """Score every set of each size with at most ``num_orders`` sets, if the particles suffice."""
+        # Random orders would repeat some of these sets and miss others.
         n, found = self.data.num_data, {}
         for size in self.sizes:
             if size < n and math.comb(n, size) <= num_orders:
@@ -953,8 +954,7 @@ class _LeaveOut:
 
     def _controls(self, orders: Tensor, state: DataParticles, first_only: Tensor) -> tuple[Tensor, Tensor]:
         """Return log densities of held-out data given all data, ``(orders, sizes)``, and the mean over data, ``()``."""
-        # Some data are hard to predict from any training set. The mean of these controls over all data is known, so the
-        # choice of held-out data adds no variance.
+        # Control variates for the choice of held-out data: their mean over all data is known.
         each = predict(state).log_density.mean(0)
         along = each[orders].flip(1)
         means = along.cumsum(1) / torch.arange(1, orders.shape[1] + 1, device=orders.device)
@@ -962,7 +962,7 @@ class _LeaveOut:
         return torch.where(first_only, along[:, columns], means[:, columns]), each.mean()
 
     def by_tempering(self) -> _Scores:
-        """Carry a population, or several where sets are few, from the prior to the training data of every set."""
+        """Temper one population, or several if sets are few, from the prior to the training data of every set."""
         columns: list[_SetScores] = []
         for size in self.sizes:
             held = all_sets(self.data.num_data, size).to(self.data.target.device)
@@ -976,7 +976,7 @@ class _LeaveOut:
         return _Scores(score, variance.sqrt(), variance.cumsum(0).sqrt(), count, problems, spent)
 
     def by_importance(self, draws: Draws, num_sets: int | None) -> _Scores:
-        """Weight posterior draws by one over the held-out likelihood, or carry particles where its tail is heavy."""
+        """Weight posterior draws by the inverse held-out likelihood, or use particles if Pareto ``k`` is large."""
         belongs(draws, self.data.target)
         problems, _ = posterior_problems(draws)
         flat = draws.unconstrained.flatten(0, 1)
@@ -1008,8 +1008,8 @@ class _LeaveOut:
         held = held.to(pointwise.device)
         score = torch.empty(len(held), dtype=torch.float64, device=held.device)
         log_weight, pareto_k = pareto_smoothed(-(held.to(pointwise) @ pointwise.mT))
-        # Estimates of shapes are uncertain, and lowest where the tail was missed: of sets that are all alike, choosing
-        # those that look good would choose those that are too high.
+        # Estimates of k are noisy, and too low where the tail was missed. If the median is large, keeping only the sets
+        # with a small estimate would bias the score upward, so all sets are recomputed.
         good = (pareto_k <= MAX_PARETO_SHAPE) & (pareto_k.median() <= MAX_TYPICAL_SHAPE)
         influence = torch.zeros(len(flat), dtype=torch.float64, device=held.device)
         for row in good.nonzero().flatten().tolist():
@@ -1033,7 +1033,7 @@ class _LeaveOut:
         return _OfSize(score.mean(), influence, variance, len(held), pareto_k.max(), rerun)
 
     def _scored(self, held: Tensor, draws: Tensor | None, copies: int = 1) -> _SetScores:
-        """Carry ``copies`` populations, of the prior or of posterior draws, to the training data of each set."""
+        """Move ``copies`` populations of prior or posterior draws to the training data of each set."""
         size = max(1, ROWS // (self.num_particles * copies))
         parts = [self._chunk(held[s : s + size], draws, copies) for s in range(0, len(held), size)]
         score, variance, short = (torch.cat([p[i] for p in parts]) for i in range(3))  # type: ignore[misc]
@@ -1062,7 +1062,7 @@ class _LeaveOut:
 class _OfSize(NamedTuple):
     score: Tensor  # ()
     influence: Tensor  # (draws,), of each posterior draw on the score
-    variance: Tensor  # (), of what does not come from the posterior draws
+    variance: Tensor  # (), not including the variance from the posterior draws
     num_sets: int
     pareto_k: Tensor  # (), of the worst set
     rerun: _SetScores | None
@@ -1073,7 +1073,7 @@ def _mask(rows: Tensor, num_data: int) -> Tensor:
 
 
 def _held_out_mean(state: DataParticles, held: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean log predictive density of held-out data, and the share of them that rest on few particles."""
+    """Return the mean log predictive density of held-out data, and their share with few effective particles."""
     predictive = predict(state)
     share = held / held.sum(1, keepdim=True)
     short = ((predictive.effective < _MIN_EFFECTIVE) * share).sum(1)
@@ -1084,11 +1084,11 @@ def adjusted(score: Tensor, control: Tensor, centre: Tensor) -> tuple[Tensor, Te
     """Regress ``score (r, m)`` on ``control (r, m)`` of mean ``centre``; return scores and a further error ``(m,)``."""
     r = len(score)
     x, y = control - control.mean(0), score - score.mean(0)
-    # The slope of each row comes from the others, so that no row is adjusted by what it is itself.
+    # The slope of each row is estimated from the other rows, so that the adjustment is unbiased.
     covariance = (x * y).sum(0) - r / (r - 1) * x * y
     variance = x.square().sum(0) - r / (r - 1) * x.square()
-    # A line fits few kinds of sets, as of discrete data, perfectly. Theirs is the slope of scores that differ from
-    # controls by a constant, and the shift itself says how much a rare kind not drawn may add.
+    # With fewer than five distinct control values (discrete data) the slope is set to one and half the absolute shift
+    # is added to the error, to cover values not sampled.
     kinds = 1 + (control.sort(0).values.diff(dim=0) > 1e-9 * control.abs().amax(0)).sum(0)
     some = (kinds >= _LEAST_KINDS) & (r >= _LEAST_ROWS) & (variance > 1e-12 * control.square().sum(0))
     slope = torch.where(some, covariance / torch.where(some, variance, 1.0), 1.0)
@@ -1097,7 +1097,7 @@ def adjusted(score: Tensor, control: Tensor, centre: Tensor) -> tuple[Tensor, Te
 
 
 def widened_standard_error(values: Tensor) -> Tensor:
-    """Return the standard error of the mean of regressed rows, ``(r, m) -> (m,)``, widened where they are few."""
+    """Return the standard error of the mean over rows, ``(r, m) -> (m,)``, widened by Student-t quantiles."""
     r = len(values)
     if r < 3:
         return torch.full_like(values[0], torch.nan)
@@ -1114,8 +1114,8 @@ def _short_problems(sizes: tuple[int, ...], short: list[float]) -> list[str]:
     if not worst:
         return []
     return [
-        f"with {worst} data held out, densities of new data rest on fewer than {_MIN_EFFECTIVE} particles: use more "
-        "num_particles, or held_out= a number of random sets, which are reached by powers of the likelihood"
+        f"with {worst} data held out, predictive densities have fewer than {_MIN_EFFECTIVE} effective particles: use "
+        "more num_particles, or set held_out= to a number of random sets"
     ]
 
 
@@ -1127,7 +1127,7 @@ def _impossible(score: Tensor) -> list[str]:
 
 # The log evidence as a sum of leave-p-out cross-validation scores.
 
-BLOCK = 4096  # training sets at a time
+BLOCK = 4096  # training sets in one batch
 
 
 def cross_validation_evidence(
@@ -1142,44 +1142,42 @@ def cross_validation_evidence(
     max_sets: int = 1024,
     seed: int = 0,
 ) -> CrossValidation:
-    r"""Cross-validate a posterior by leaving out any number of data; over all numbers, the scores sum to the evidence.
+    r"""Leave-p-out cross-validation scores of a posterior; the scores for all ``p`` sum to the log evidence.
 
-    With :math:`S(p)` the mean, over all sets of :math:`p` held-out data and over the data of each, of the log
-    density of one held-out datum given those not held out,
+    With :math:`S(p)` the mean log predictive density of a held-out datum given the training data, over all sets of
+    :math:`p` held-out data,
 
     .. math:: \log p(y_1, \dots, y_n) = \sum_{p=1}^n S(p).
 
-    The evidence thus counts :math:`S(n)`, which only the prior predicts, as much as leave-one-out. Summing from
-    ``p = 1`` to some ``P < n`` instead spends ``n - P`` data on preparing the prior.
+    :math:`S(n)` depends on the prior alone. The sum up to ``P < n`` is the score after ``n - P`` data have updated the
+    prior.
 
-    Where ``draws`` are given, they are weighted by one over the likelihood of what is held out, the tails of the
-    weights smoothed; sets with Pareto k above 0.7, which are soon all but those of few data, are redone by
-    particles carried from draws to the training data. Without draws, particles start in the prior: for random sets
-    they see the data in random orders and predict, at every step, all they have not seen; for all sets they are
-    tempered to the training data of each.
+    Given ``draws``, they are weighted by the inverse likelihood of the held-out data (Pareto smoothed). Sets with
+    Pareto ``k`` above 0.7, and all sets of a size whose median ``k`` exceeds 0.25, are recomputed by SMC from the draws
+    to the training data. Without draws, SMC starts from the prior: for random sets, particles assimilate the data in
+    random orders and predict the remaining data at each step; for all sets, they are tempered to each training set.
 
     Parameters
     ----------
     target : Target
-        With a pointwise log likelihood of data that are independent given its parameter. For a
-        :class:`GibbsPosterior` the score is minus the weighted loss in place of the log density. Its prior must be
-        proper, unless draws are given and fewer than all data held out.
+        Target with a pointwise log likelihood of conditionally independent data; for a :class:`GibbsPosterior`, minus
+        the weighted loss. The prior must be proper, unless ``draws`` are given and ``p < n``.
     draws : Draws, optional
-        Of the posterior.
+        Posterior draws of ``target``.
     p : int or iterable of int, optional
-        How many data are held out; by default every number from 1 to ``n``. ``range(1, P + 1)`` gives the cumulative
-        score of ``P`` data after ``n - P`` preparatory ones.
+        Number of data held out; by default all of ``1, ..., n``. Use ``range(1, P + 1)`` for the cumulative score up to
+        ``P``.
     held_out : int or "all", default 32
-        So many random sets, or all of them, which are also taken where there are no more. Where random sets are of few
-        kinds, as of discrete data, a rare kind may be missed, and errors are widened for that.
+        Number of random sets of each size, at least 2, or all sets; sizes with no more sets use all. If the data are
+        discrete, errors are widened for values that random sets may miss.
     num_particles : int, default 256
-        Of each population.
+        Particles in each population, at least 8.
     carriage : Carriage, optional
-        How particles are carried from one part of the data to another.
+        Settings of the SMC steps.
     groups : Tensor, optional
-        Integers, one for each observation: those of equal number are held out together, as one datum.
+        Integer label of each observation, ``(num_observations,)``; observations with equal labels form one datum.
     max_sets : int, default 1024
-        Enumerate no more than this.
+        Maximum number of sets to enumerate, over all sizes.
     seed : int, default 0
 
     Returns
@@ -1189,12 +1187,16 @@ def cross_validation_evidence(
     Raises
     ------
     SettingsError
-        If ``p`` does not lie between 1 and ``n``, there are too many sets to enumerate, or the prior cannot be drawn
-        from and is needed.
+        If ``p`` is not between 1 and ``n``, there are too many sets to enumerate, or the prior is needed and cannot be
+        sampled.
     ModelError
-        If the target has no pointwise log likelihood, or one that does not add up to its log likelihood.
+        If the target has no pointwise log likelihood, or its terms do not add up to the log likelihood.
     DrawsError
-        If the draws are not those of the target's posterior.
+        If the draws belong to another target.
+    InitializationError
+        If the likelihood of a datum is zero at all prior draws.
+    ShapeError
+        If ``groups`` has the wrong shape.
 
     References
     ----------
@@ -1221,10 +1223,10 @@ def cross_validation_evidence(
     count = None if held_out == "all" else whole_number("held_out", held_out, 2)
     if count is None:
         most = whole_number("max_sets", max_sets, 1)
-        _check_number(data.num_data, sizes, most, "take held_out= a number of random sets, or raise max_sets")
+        _check_number(data.num_data, sizes, most, "set held_out= to a number of random sets, or raise max_sets")
     if draws is not None and sizes[-1] == data.num_data and not target.can_sample_prior:
         raise SettingsError(
-            f"with all {data.num_data} data held out only the prior predicts, and it cannot be drawn from; take "
+            f"with all {data.num_data} data held out only the prior predicts, and it cannot be sampled; use "
             f"p=range(1, {data.num_data}) or fewer"
         )
     leave_out = _LeaveOut(
@@ -1264,31 +1266,31 @@ def enumerated_cross_validation(
     *,
     max_sets: int = 2**16,
 ) -> CrossValidation:
-    """Cross-validate a model whose evidence of any part of the data is known, by enumerating held-out sets.
+    """Exact leave-p-out scores by enumeration, for a model with known evidence of every subset of the data.
 
     Parameters
     ----------
     log_evidence : callable
-        ``(m, n) -> (m,)``: log evidence of the data that each row of zeros and ones marks; of none it is zero.
-        The rows are in double precision, so that what is computed from them is.
+        ``(m, n) -> (m,)``: log evidence of the subsets marked by rows of zeros and ones, in double precision; zero for
+        the empty subset.
     num_data : int
-        The number of data ``n``.
+        Number of data ``n``.
     p : int or iterable of int, optional
-        How many data are held out; by default every number from 1 to ``n``.
+        Number of data held out; by default all of ``1, ..., n``.
     max_sets : int, default 65536
-        Enumerate no more than this.
+        Maximum number of sets to enumerate, over all sizes.
 
     Returns
     -------
     CrossValidation
-        Exact.
+        Scores with standard errors zero.
 
     Raises
     ------
     SettingsError
-        If ``p`` does not lie between 1 and ``n``, or there are too many sets.
+        If ``p`` is not between 1 and ``n``, or there are too many sets.
     ShapeError
-        If ``log_evidence`` returns another shape.
+        If ``log_evidence`` returns the wrong shape.
 
     References
     ----------
@@ -1321,7 +1323,7 @@ def enumerated_cross_validation(
 
 
 def _gains(log_evidence: Callable[[Tensor], Tensor], training: Tensor) -> Tensor:
-    """Return the log predictive density of each datum that is not among the training data ``(m, n)``."""
+    """Return the log predictive density of each datum outside the training data ``(m, n)``."""
     which, datum = (~training).nonzero(as_tuple=True)
     one_more = training[which].scatter(1, datum.unsqueeze(1), True)
     return _evidence_of(log_evidence, one_more) - _evidence_of(log_evidence, training)[which]

@@ -1,4 +1,4 @@
-"""Martingale posteriors: uncertainty as what is not yet seen, simulated from predictive rules."""
+"""Martingale posteriors: future data simulated from predictive rules instead of a prior and a likelihood."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -49,18 +49,18 @@ __all__ = [
 ]
 
 
-# Predictive rules: the law of the next datum, given all before it.
+# Predictive rules: the distribution of the next datum given all previous data.
 
 
 class Completed(NamedTuple):
-    """Data with their simulated future, for each replicate.
+    """Observed and simulated future data of each replicate.
 
     Attributes
     ----------
     data : Tensor, tuple of Tensor or None
-        Shapes ``(R, m, ...)``; None stands for the observed data.
+        Shapes ``(R, m, ...)``; None for the observed data.
     weights : Tensor or None
-        Of these data, ``(R, m)``; None if each counts once.
+        Weights of these data, ``(R, m)``; None for unit weights.
     """
 
     data: Data | None
@@ -68,34 +68,35 @@ class Completed(NamedTuple):
 
 
 class Predictive(ABC):
-    """A rule that draws the next datum given all before it, in all replicates at once.
+    """Base class of predictive rules, which draw the next datum given all previous data, for all replicates at once.
 
-    A state is used up by the step that takes it: data are written into room that it brings along. The law that it
-    draws from must be a martingale: what is expected of it after the next datum is what it is now.
+    The predictive distributions must form a martingale: the expected predictive distribution after the next datum is
+    the present one. A step may overwrite its input state.
 
     Attributes
     ----------
     is_smooth : bool
-        Whether a smooth law takes the place of the data, whose spread is then held against the Bayesian bootstrap's.
+        Whether the completed data are a smooth distribution; :func:`martingale_posterior` then compares the spread of
+        the parameter with the Bayesian bootstrap.
     """
 
     is_smooth: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, data: Data, num_replicates: int, horizon: int) -> Any:
-        """Return the state after the observed data, before ``horizon`` further ones."""
+        """Return the state after the observed data, with room for ``horizon`` future data."""
 
     @abstractmethod
     def step(self, state: Any, *, generator: torch.Generator) -> Any:
-        """Draw one further datum in each replicate and return the state after it; the one given is used up."""
+        """Draw one datum in each replicate and return the new state; the input state is overwritten."""
 
     @abstractmethod
     def completed(self, state: Any) -> Completed:
-        """Return the observed data with those drawn so far."""
+        """Return the observed data and the data drawn so far."""
 
 
 class UrnState(NamedTuple):
-    """Which observed datum each one is a copy of, ``(R, n + horizon)``, filled up to ``size``; and ``n``."""
+    """Index of the observed datum that each datum copies, ``(R, n + horizon)``, filled up to ``size``; and ``n``."""
 
     origin: Tensor
     size: int
@@ -104,7 +105,7 @@ class UrnState(NamedTuple):
 
 @dataclass(frozen=True)
 class PolyaUrn(Predictive):
-    """Draw a copy of one of all data so far: in the limit the Bayesian bootstrap, exactly.
+    """Polya urn: copy a random datum of all data so far; the limit is the Bayesian bootstrap.
 
     References
     ----------
@@ -121,27 +122,27 @@ class PolyaUrn(Predictive):
     """
 
     def init(self, data: Data, num_replicates: int, horizon: int) -> UrnState:
-        """Return an urn with each datum once."""
+        """Return the urn of the observed data."""
         n = num_data(data)
         origin = torch.zeros(num_replicates, n + horizon, dtype=torch.long)
         origin[:, :n] = torch.arange(n)
         return UrnState(origin, n, n)
 
     def step(self, state: UrnState, *, generator: torch.Generator) -> UrnState:
-        """Draw from the urn and put two back."""
+        """Draw a datum from the urn and return it with a copy."""
         chosen = torch.randint(state.size, (len(state.origin), 1), generator=generator)
         state.origin[:, state.size] = state.origin.gather(1, chosen)[:, 0]
         return state._replace(size=state.size + 1)
 
     def completed(self, state: UrnState) -> Completed:
-        """Return how often each observed datum is in the urn."""
+        """Return the counts of the observed data in the urn as weights."""
         origin = state.origin[:, : state.size]
         counts = torch.zeros(len(origin), state.num_data, dtype=torch.get_default_dtype())
         return Completed(None, counts.scatter_add(1, origin, torch.ones_like(origin, dtype=counts.dtype)))
 
 
 class ScoreState(NamedTuple):
-    """Parameters ``(R, k)``; what scores are multiplied by, ``(k, k)``; data ``(R, n + horizon, ...)``."""
+    """Parameters ``(R, k)``; inverse information ``(k, k)``; data ``(R, n + horizon, ...)``; number of data."""
 
     parameter: Tensor
     step_matrix: Tensor
@@ -151,26 +152,26 @@ class ScoreState(NamedTuple):
 
 @dataclass(frozen=True)
 class ScoreDriven(Predictive):
-    r"""Draw from a parametric model at a plug-in parameter, which then follows the score.
+    r"""Parametric plug-in predictive with a score-driven update of the parameter.
 
     :math:`\theta_{t+1} = \theta_t + \frac{1}{t+1} I^{-1} \nabla \log p(x_{t+1} \mid \theta_t)`. Scores have expectation
-    zero, so that the parameter is a martingale. With the model's Fisher information for ``I``, it spreads by
-    :math:`I^{-1} \sum_{t > n} t^{-2}` where ``I`` is constant.
+    zero, so the parameter is a martingale. If ``I`` is the Fisher information of the model and constant, the limit has
+    variance :math:`I^{-1} \sum_{t > n} t^{-2}`.
 
     Parameters
     ----------
     family : callable
-        ``parameters (R, k) -> distribution`` of a datum, batch shape ``(R,)``; differentiable.
+        ``parameters (R, k) -> distribution`` of one datum, with batch shape ``(R,)``; differentiable.
     start : Tensor
-        The parameter after the observed data, ``(k,)``, such as that of maximum likelihood.
+        Parameter given the observed data, ``(k,)``, such as the maximum-likelihood estimate.
     information : Tensor, optional
-        ``I``, ``(k, k)``, positive definite; by default the mean outer product of the observed data's scores at
-        ``law_without_data``.
+        ``I``, ``(k, k)``, positive definite; by default the mean outer product of the scores of the observed data at
+        ``start``.
 
     Raises
     ------
     ShapeError
-        If shapes do not fit.
+        If a shape is wrong.
     DataError
         If the information is not positive definite.
 
@@ -196,7 +197,7 @@ class ScoreDriven(Predictive):
     information: Tensor | None = None
 
     def init(self, data: Data, num_replicates: int, horizon: int) -> ScoreState:
-        """Return the starting parameter in each replicate."""
+        """Return the state with parameter ``start`` in each replicate."""
         if isinstance(data, tuple):
             raise ShapeError("ScoreDriven draws data of one column, not of covariates and outcomes")
         if self.start.dim() != 1:
@@ -218,7 +219,7 @@ class ScoreDriven(Predictive):
         return ScoreState(start.repeat(num_replicates, 1), torch.cholesky_inverse(factor), room, len(data))
 
     def step(self, state: ScoreState, *, generator: torch.Generator) -> ScoreState:
-        """Draw at the present parameters and move these along the score."""
+        """Draw a datum at the present parameters and update them by the score."""
         with global_stream(generator):
             drawn = draw_values(self.family(state.parameter))
         if drawn.shape != state.data[:, 0].shape:
@@ -242,9 +243,9 @@ class ScoreDriven(Predictive):
 
 
 def normal_location(scale: float) -> Callable[[Tensor], Distribution]:
-    """Return the family of normal laws of known standard deviation, for :class:`ScoreDriven`.
+    """Return the family of normal distributions with standard deviation ``scale``, for :class:`ScoreDriven`.
 
-    Its information is ``1 / scale**2``.
+    The Fisher information is ``1 / scale**2``.
 
     Raises
     ------
@@ -262,11 +263,11 @@ def normal_location(scale: float) -> Callable[[Tensor], Distribution]:
     return lambda mean: torch.distributions.Normal(mean[:, 0], torch.full_like(mean[:, 0], scale))
 
 
-# A predictive density for data on the real line, updated by each datum through a normal copula.
+# Copula update of the predictive density of real data.
 
 _EDGE = 1e-13
-_REACH = 6.0  # of the grid beyond the data, in scales of the first law
-_QUARTILES = 1.349  # how far those of a normal law lie apart, in standard deviations
+_REACH = 6.0  # extent of the grid beyond the data, in standard deviations of the initial normal distribution
+_QUARTILES = 1.349  # interquartile range of a normal distribution, in standard deviations
 
 
 class CopulaState(NamedTuple):
@@ -322,36 +323,36 @@ def log_copula_density(cdf: Tensor, at: Tensor, correlation: float | Tensor) -> 
 
 @dataclass(frozen=True)
 class CopulaUpdate(Predictive):
-    r"""Update a distribution function by a normal copula: a Bayesian density estimate without a Markov chain.
+    r"""Predictive distribution of real data, updated by a normal copula.
 
     :math:`P_{t+1}(y) = (1 - a_t) P_t(y) + a_t H_\rho(P_t(y), P_t(x_{t+1}))` with
-    :math:`a_t = (2 - 1/(t+1)) / (t + 2)`, from a normal law on. Its mean is the data's median and its standard
-    deviation that of the data or of a normal law of their quartiles, whichever is less, so that it is not outliers
-    that say how wide it is. A future datum enters through its uniform :math:`P_t(x_{t+1})` alone, so that the whole
-    law is resampled on a grid, and its parameter is that of this law, not of data.
+    :math:`a_t = (2 - 1/(t+1)) / (t + 2)`. :math:`P_0` is normal with the median of the data as mean; its standard
+    deviation is the smaller of the sample standard deviation and the interquartile range divided by 1.349. Future data
+    enter through the uniform variates :math:`P_t(x_{t+1})`, so the distribution function is resampled on a grid, and
+    the parameter minimises the expected loss under the final distribution.
 
     Parameters
     ----------
     correlation : float or "prequential", default 0.5
-        ``rho`` in (0, 1): the larger, the rougher the density, and the wider the posterior. A datum ``z`` standard
-        deviations from the mean of a normal law moves it by :math:`a_t \rho z` of these, so that the mean of ``n``
-        data has standard deviation :math:`2 \rho s / \sqrt n`: at 0.5 that of the Bayesian bootstrap. With
-        "prequential" it is that of greatest prequential likelihood, which suits densities that are far from normal.
-        Where the normal law fits the data already, no update is the most likely, and the posterior much too narrow.
+        ``rho`` in (0, 1). Larger values give rougher densities and wider posteriors: the mean of ``n`` data has
+        posterior standard deviation :math:`2 \rho s / \sqrt n`, equal to that of the Bayesian bootstrap at 0.5.
+        "prequential" maximises the prequential likelihood, which suits data far from normal; for nearly normal data it
+        selects a small value, and the posterior is much too narrow.
     num_points : int, default 400
-        Of the grid, which reaches beyond the data by six standard deviations of the normal law, and whose points lie
-        further apart the further they are from its mean.
+        Number of grid points, at least 10. The grid extends six standard deviations of :math:`P_0` beyond the data,
+        with spacing that grows with the distance from its mean.
     num_permutations : int, default 10
-        Orders of the data over which the observed law is averaged, for it depends on them.
+        Number of random orders of the data over which the predictive distribution is averaged.
     seed : int, default 0
-        Of these.
 
     Raises
     ------
     SettingsError
         If a setting lies outside its domain.
-    ShapeError, DataError
-        If data are not numbers ``(n,)``, or all equal.
+    ShapeError
+        If data are not ``(n,)``.
+    DataError
+        If data are all equal, or fewer than two.
 
     References
     ----------
@@ -374,7 +375,7 @@ class CopulaUpdate(Predictive):
     correlation: float | Literal["prequential"] = 0.5
     num_points: int = 400
     num_permutations: int = 10
-    seed: int = 0
+    seed: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.correlation, str) and self.correlation != "prequential":
@@ -385,7 +386,7 @@ class CopulaUpdate(Predictive):
         whole_number("num_permutations", self.num_permutations, least=1)
 
     def init(self, data: Data, num_replicates: int, horizon: int) -> CopulaState:
-        """Return the observed law in each replicate."""
+        """Return the predictive distribution given the observed data in each replicate."""
         x = _checked(data)
         grid = _grid(x, self.num_points)
         with one_thread():
@@ -395,31 +396,31 @@ class CopulaUpdate(Predictive):
         return CopulaState(cdf.expand(num_replicates, -1), grid, correlation, len(x))
 
     def step(self, state: CopulaState, *, generator: torch.Generator) -> CopulaState:
-        """Draw a datum by its uniform and update the law."""
+        """Draw the uniform variate of a datum and update the distribution."""
         at = torch.rand(len(state.cdf), 1, generator=generator, dtype=torch.float64).to(state.cdf)
         weight = rate(state.size)
         cdf = (1 - weight) * state.cdf + weight * conditional(state.cdf, at, state.correlation)
         return state._replace(cdf=cdf, size=state.size + 1)
 
     def completed(self, state: CopulaState) -> Completed:
-        """Return the law on the grid: mass of each cell at its middle, what lies beyond at the ends."""
+        """Return cell midpoints with cell masses as weights; the tails beyond the grid are placed at its ends."""
         middles = torch.cat([state.grid[:1], (state.grid[1:] + state.grid[:-1]) / 2, state.grid[-1:]])
         mass = torch.cat([state.cdf[:, :1], state.cdf.diff(dim=1), 1 - state.cdf[:, -1:]], 1)
         return Completed(middles.expand(len(mass), -1), mass * state.size)
 
     def fitted_correlation(self, data: Tensor) -> float:
-        """Return the correlation of greatest prequential likelihood, to two digits, ``(n,)`` -> number in (0, 1)."""
+        """Return the correlation in (0, 1) that maximises the prequential likelihood of data ``(n,)``, to 0.01."""
         coarse = torch.linspace(0.1, 0.9, 9, dtype=data.dtype)
         best = coarse[int(self.prequential(data, coarse).argmax())]
         fine = best + 0.01 * torch.arange(-9, 10, dtype=data.dtype)
         return float(fine[int(self.prequential(data, fine).argmax())])
 
     def prequential(self, data: Tensor, correlations: Tensor) -> Tensor:
-        """Return the mean over orders of the data's joint log density, ``(n,), (C,) -> (C,)``."""
+        """Return the joint log density of the data, averaged over orders, ``(n,), (C,) -> (C,)``."""
         return self._observed(data, data[:0], correlations)[1].mean(0)
 
     def _observed(self, data: Tensor, grid: Tensor, correlations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the law after all data on the grid, ``(M, C, G)``, and their joint log density, ``(M, C)``."""
+        """Return distribution functions on the grid, ``(M, C, G)``, and joint log densities of the data, ``(M, C)``."""
         generator = new_generator(self.seed, stream="orders of the data")
         orders = torch.stack([torch.randperm(len(data), generator=generator) for _ in range(self.num_permutations)])
         mean, scale = law_without_data(data)
@@ -439,7 +440,7 @@ class CopulaUpdate(Predictive):
 
 
 def law_without_data(data: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of the normal law without data, ``(n,) -> (), ()``.
+    """Return mean and standard deviation of the initial normal distribution, ``(n,) -> (), ()``.
 
     Examples
     --------
@@ -454,7 +455,7 @@ def law_without_data(data: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _grid(data: Tensor, count: int) -> Tensor:
-    """Return points over all data whose distance grows with that from the median, where this exceeds the scale."""
+    """Return grid points ``(count,)`` equally spaced in the asinh of the standardised value."""
     mean, scale = law_without_data(data)
     ends = torch.stack([(data.min() - mean) / scale - _REACH, (data.max() - mean) / scale + _REACH]).asinh()
     share = torch.linspace(0, 1, count, dtype=data.dtype, device=data.device)
@@ -474,23 +475,23 @@ _MUCH = 0.2
 _CHECKPOINTS = 5
 _ROUNDING = 1e-7
 _NUM_WEIGHTINGS = 200
-_MOST_FACTOR = 2.0  # between standard deviations of a smooth law and of the data
+_MOST_FACTOR = 2.0  # largest ratio of standard deviations between smooth predictive and Bayesian bootstrap
 
 
 @dataclass(frozen=True)
 class MartingalePosterior:
-    """Draws of a parameter after simulated futures, and how they got there.
+    """Draws of a martingale posterior and their paths over the horizon.
 
     Attributes
     ----------
     draws : Draws
-        At the last horizon, one chain of independent draws.
+        Independent draws at the last horizon, as one chain.
     horizons : tuple of int
-        Numbers of future data, increasing.
+        Numbers of future data at which the parameter is recorded, increasing.
     path : Tensor
         Unconstrained parameters at each horizon, ``(H, R, d)``.
     num_data : int
-        ``n``, how many data were observed.
+        Number of observed data ``n``.
 
     Examples
     --------
@@ -514,12 +515,10 @@ class MartingalePosterior:
 
     @property
     def remaining(self) -> Tensor:
-        r"""Share of the limit's variance that lies beyond the last horizon, ``(d,)``.
+        r"""Estimated share of the limiting variance that lies beyond the last horizon, ``(d,)``.
 
-        Updates by datum ``t`` are of order ``1 / t``, so that increments beyond horizon ``N`` have variance
-        proportional to ``1 / (n + N)``; the factor is that of the last two horizons. Parameters that move in jumps,
-        such as quantiles, are further from their limit than others, and this says so. Zero where replicates differ
-        by rounding alone.
+        Updates by datum ``t`` are of order ``1 / t``, so the variance beyond horizon ``N`` is proportional to
+        ``1 / (n + N)``; the factor is estimated from the last two horizons. Zero if replicates differ by rounding only.
         """
         n, (before, last) = self.num_data, self.horizons[-2:]
         beyond = (self.path[-1] - self.path[-2]).var(0) * (n + before) / (last - before)
@@ -528,9 +527,9 @@ class MartingalePosterior:
 
     @property
     def drift(self) -> Tensor:
-        """How many standard errors the mean has moved between neighbouring horizons, ``(H - 1, d)``.
+        """Change of the mean between consecutive horizons in standard errors, ``(H - 1, d)``.
 
-        Parameters that are linear in the law, such as means, do not drift; others do a little.
+        Parameters that are linear functionals of the distribution, such as means, have expected drift zero.
         """
         change = self.path.diff(dim=0)
         error = change.std(1) / math.sqrt(self.path.shape[1])
@@ -541,7 +540,7 @@ class MartingalePosterior:
         return self.draws.to_arviz()
 
     def plot(self, coordinate: int = 0, num_paths: int = 50, ax: Axes | None = None) -> Axes:
-        """Plot some replicates of one unconstrained coordinate over the horizon."""
+        """Plot one unconstrained coordinate of some replicates against the horizon."""
         if ax is None:
             from matplotlib.figure import Figure
 
@@ -566,26 +565,24 @@ def martingale_posterior(
     seed: int = 0,
     progress: bool = True,
 ) -> MartingalePosterior:
-    """Complete the data by predictive resampling and take the parameter of least loss: a martingale posterior.
+    """Draw from the martingale posterior: minimise the loss of data completed by predictive resampling.
 
-    A rule draws the next datum given all before, again and again; every replicate ends in a data set so large that its
-    parameter is known. How these parameters differ is the uncertainty. There is no prior and no likelihood, and no
-    learning rate to be chosen.
+    Each replicate draws future data one by one from the predictive rule and minimises the loss of all data. The
+    minimisers are draws of the parameter. No prior, likelihood or learning rate is needed.
 
     Parameters
     ----------
     posterior : GibbsPosterior
-        Its loss and data; neither its weight nor its prior matter, but for the parameter's shape and support.
+        Loss and data; its weight has no effect, its prior only defines the shape and support of the parameter.
     predictive : Predictive, default PolyaUrn()
-        :class:`PolyaUrn`, :class:`ScoreDriven`, :class:`CopulaUpdate` or one of your own.
+        :class:`PolyaUrn`, :class:`ScoreDriven`, :class:`CopulaUpdate` or another subclass of :class:`Predictive`.
     num_draws : int, default 1000
-        Number of replicates ``R``, simulated and minimised in a few batches.
+        Number of replicates ``R``.
     horizon : int, optional
-        Number of future data, at least two; by default 20 times as many as there are, which leaves a share of about
-        1/21 of the variance unseen.
+        Number of future data, at least two. The default ``20 * n`` omits about 1/21 of the variance.
     seed : int, default 0
     progress : bool, default True
-        Show a bar on anything over two seconds.
+        Whether to show a progress bar after two seconds.
 
     Returns
     -------
@@ -599,8 +596,8 @@ def martingale_posterior(
     Warns
     -----
     SamplingWarning
-        If minimisations did not converge, or more than about a fifth of the variance lies beyond the horizon; if
-        :class:`CopulaUpdate` spreads a parameter less than half or more than twice as far as the Bayesian bootstrap.
+        If minimisations did not converge; if more than 20 % of the variance lies beyond the horizon; if a standard
+        deviation under :class:`CopulaUpdate` is less than half or more than twice that of the Bayesian bootstrap.
 
     References
     ----------
@@ -644,7 +641,7 @@ def martingale_posterior(
     if share > _MUCH:
         warnings.warn(
             f"about {share:.0%} of the variance lies beyond the horizon of {last} future data; raise horizon to "
-            f"{max(20 * n, 2 * last)} or more, and see that the rule is a martingale with updates of order 1/t",
+            f"{max(20 * n, 2 * last)} or more, and check that the rule is a martingale with updates of order 1/t",
             SamplingWarning,
             stacklevel=2,
         )
@@ -654,7 +651,7 @@ def martingale_posterior(
 
 
 def _compare_with_bootstrap(posterior: GibbsPosterior, result: MartingalePosterior, start: Tensor, seed: int) -> None:
-    """Warn where a smooth law has another spread than the data themselves give."""
+    """Warn if a standard deviation under a smooth predictive is far from that of the Bayesian bootstrap."""
     n, last = result.num_data, result.horizons[-1]
     generator = new_generator(seed, posterior.device, stream="weightings of the data")
     like = {"generator": generator, "device": generator.device, "dtype": posterior.dtype}
@@ -668,9 +665,9 @@ def _compare_with_bootstrap(posterior: GibbsPosterior, result: MartingalePosteri
     worst = int(ratio.log().abs().argmax())
     if not 1 / _MOST_FACTOR <= float(ratio[worst]) <= _MOST_FACTOR:
         warnings.warn(
-            f"under a smooth law {posterior.names[worst]} has {float(ratio[worst]):.2g} times the standard deviation "
-            "that it has under the Bayesian bootstrap; take another correlation=, to which that of a mean is about "
-            "proportional, or PolyaUrn() if tails are heavy",
+            f"under a smooth predictive {posterior.names[worst]} has {float(ratio[worst]):.2g} times the standard "
+            "deviation under the Bayesian bootstrap; take another correlation= (the standard deviation of a mean is "
+            "about proportional to it), or PolyaUrn() if tails are heavy",
             SamplingWarning,
             stacklevel=3,
         )
@@ -685,7 +682,7 @@ def _futures(
     bar: Bar,
     done: int,
 ) -> Iterator[Completed]:
-    """Simulate forward and yield what there is at each horizon."""
+    """Simulate future data and yield the completed data at each horizon."""
     state = rule.init(posterior.data, replicates, horizons[-1])
     for t in range(1, horizons[-1] + 1):
         with one_thread():
@@ -696,7 +693,7 @@ def _futures(
 
 
 def _followed(posterior: GibbsPosterior, futures: Iterator[Completed], start: Tensor) -> list[Minimum]:
-    """Minimise the loss at each horizon, from where it was smallest at the one before."""
+    """Minimise the loss at each horizon, starting from the minimiser at the previous horizon."""
     path: list[Minimum] = []
     for future in futures:
         weights = None if future.weights is None else future.weights.to(start)

@@ -1,4 +1,4 @@
-"""Beliefs updated by a loss instead of a likelihood, and how the losses of the data become one."""
+"""Gibbs posteriors, with a loss in place of the negative log likelihood, and pooling of pointwise losses."""
 
 from __future__ import annotations
 
@@ -51,28 +51,28 @@ __all__ = [
     "check_pooling",
 ]
 
-# Pooling of the losses of single data into one loss; only the sum makes updates coherent.
+# Pooling of pointwise losses into one loss; only the sum makes updates coherent.
 
 
 class Pooling(ABC):
-    """A function of the losses of all data that does not depend on their order.
+    """Symmetric function of the pointwise losses.
 
     Attributes
     ----------
     coherent : bool
-        Whether updating by all data at once and by one part after the other agree.
+        Whether sequential and joint updates give the same posterior.
     """
 
     coherent: bool = False
 
     @abstractmethod
     def __call__(self, each: Tensor) -> Tensor:
-        """Return the pooled loss, a scalar, of those of the data, ``(n,)``."""
+        """Return the pooled loss, ``(n,) -> ()``."""
 
 
 @dataclass(frozen=True)
 class Sum(Pooling):
-    """The sum: the only pooling here under which updating is coherent.
+    """Sum of the losses, the only coherent pooling.
 
     Examples
     --------
@@ -90,7 +90,7 @@ class Sum(Pooling):
 
 @dataclass(frozen=True)
 class Mean(Pooling):
-    """The mean: beliefs no longer sharpen as data come in. Not coherent.
+    """Mean of the losses; not coherent, and the posterior does not concentrate as ``n`` grows.
 
     Examples
     --------
@@ -106,7 +106,7 @@ class Mean(Pooling):
 
 @dataclass(frozen=True)
 class Max(Pooling):
-    """The largest loss: the worst datum decides. Not coherent.
+    """Largest of the losses; not coherent.
 
     Examples
     --------
@@ -116,22 +116,22 @@ class Max(Pooling):
     """
 
     def __call__(self, each: Tensor) -> Tensor:
-        """Return the largest."""
+        """Return the maximum."""
         return each.amax()
 
 
 @dataclass(frozen=True)
 class DeepSets(Pooling):
-    """``outer`` of the sum of ``inner`` of each loss. Not coherent, unless ``outer`` is the identity.
+    """Pooling ``outer(inner(losses).sum(0))``, treated as not coherent.
 
-    Every continuous function of a set has this form if ``inner`` may return vectors.
+    Every continuous symmetric function has this form if ``inner`` may return vectors.
 
     Parameters
     ----------
     inner : callable
-        ``(n,) -> (n,)`` or ``(n, k)``, each loss on its own.
+        Elementwise function ``(n,) -> (n,)`` or ``(n, k)``.
     outer : callable
-        ``()`` or ``(k,) -> ()``.
+        ``() -> ()`` or ``(k,) -> ()``.
 
     References
     ----------
@@ -154,7 +154,7 @@ class DeepSets(Pooling):
 
 
 def as_pooling(pooling: Pooling | Literal["sum", "mean", "max"] | Any) -> Pooling:
-    """Return a pooling as it is, or the one named 'sum', 'mean' or 'max'; SettingsError for anything else."""
+    """Return a ``Pooling``, from an instance or a name 'sum', 'mean' or 'max'; SettingsError for anything else."""
     if isinstance(pooling, Pooling):
         return pooling
     if pooling == "sum":
@@ -176,43 +176,42 @@ def check_pooled_by_sum(posterior: GibbsPosterior, what: str = "a learning rate 
 
 
 def check_pooling(posterior: GibbsPosterior) -> None:
-    """Raise SettingsError unless losses are pooled by sum or mean, for which data can have weights."""
+    """Raise SettingsError unless losses are pooled by the sum or mean, so that observations can be weighted."""
     if not isinstance(posterior.pooling, (Sum, Mean)):
         raise SettingsError(
-            f"{type(posterior.pooling).__name__} pools losses so that weights of the data mean nothing; take pooling "
+            f"observations cannot be weighted if losses are pooled by {type(posterior.pooling).__name__}; use pooling "
             "'sum'"
         )
 
 
-# The Gibbs posterior: the prior updated by a loss instead of a likelihood.
+# The Gibbs posterior.
 
 _PROBES = 20
 _SHOWN = 0.1  # components of a direction smaller than this are not named
 
 
 class GibbsPosterior(Target):
-    r"""The posterior of a loss, :math:`\pi_w(\theta \mid x) \propto \exp(-w \sum_i \ell(\theta, x_i))\,\pi(\theta)`.
+    r"""Gibbs posterior :math:`\pi_w(\theta \mid x) \propto \exp(-w \sum_i \ell(\theta, x_i))\,\pi(\theta)` of a loss.
 
-    It is a :class:`~bayeskit.Target`, so that every sampler and every estimator of the marginal likelihood takes it,
-    and it is a Pyro model when called, so that guides, ``pyro.infer.SVI`` and :func:`bayeskit.fit` do.
+    It is a :class:`~bayeskit.Target`, accepted by every sampler and marginal-likelihood estimator. Called as a
+    function it is a Pyro model, for guides, ``pyro.infer.SVI`` and :func:`bayeskit.fit`.
 
     Parameters
     ----------
     prior : distribution or Pyro model
-        A distribution of :mod:`pyro.distributions` over the parameter, or a Pyro model without arguments and
-        observations. The loss gets what the model returns or, where it returns nothing, the value of its only site,
-        or the values of its sites by name. :class:`Flat` and ``ImproperUniform`` are improper.
+        Pyro distribution of the parameter, or Pyro model without arguments and observations. The parameter passed to
+        the loss is the return value of the model or, if that is None, the value of its only site, or a dict of the
+        values of its sites. :class:`Flat` and ``ImproperUniform`` are improper.
     loss : Loss or callable
         One of :mod:`~bayeskit.inference.generalized.losses`, or a function ``(parameter, data) -> (n,)``.
     data : Tensor or tuple of Tensor
         Shapes ``(n, ...)``.
     weight : float, default 1.0
-        The learning rate ``w``: how much a unit of loss counts against the prior. Positive. See
-        :mod:`~bayeskit.inference.generalized.calibrate`.
+        Learning rate ``w``, positive; see :mod:`~bayeskit.inference.generalized.calibrate`.
     pooling : {"sum", "mean", "max"} or Pooling, default "sum"
-        How the losses of the data become one. Only the sum makes updates coherent.
+        Function that combines the pointwise losses, in place of the sum.
     name : str, default "theta"
-        Of the parameter, where ``prior`` is a distribution.
+        Name of the parameter if ``prior`` is a distribution.
     compile : bool or "auto", default "auto"
     seed : int, default 0
         As in :meth:`bayeskit.Target.from_pyro`.
@@ -229,12 +228,12 @@ class GibbsPosterior(Target):
     Raises
     ------
     SettingsError
-        If ``weight`` is not a positive number, or ``pooling`` is none or does not fit the loss.
+        If ``weight`` is not a positive number, or ``pooling`` is unknown or does not fit the loss.
     DataError, ShapeError
-        If data are missing or not finite, or the loss of a datum is not; the datum is named.
+        If data are empty or not finite, a loss is nan at a prior draw, a loss is infinite at all prior draws, or a
+        shape is wrong.
     ImproperPosteriorError
-        If the prior is improper and the loss bounded, by itself, by its predictor or by its pooling, or does not
-        depend on a direction of the parameter, so that there is no posterior.
+        If the prior is improper and the loss is bounded or does not grow in some direction.
     ModelError
         If the prior is neither a distribution nor a Pyro model, or the loss fails or has no derivative.
 
@@ -272,7 +271,7 @@ class GibbsPosterior(Target):
         self._given = (prior, name, compile, seed)
         if not isinstance(self.loss, PointwiseLoss) and not isinstance(self.pooling, Sum):
             raise SettingsError(
-                f"{type(self.loss).__name__} looks at all data at once, so that there is nothing to pool; leave "
+                f"{type(self.loss).__name__} is not a sum over observations, so there is nothing to pool; leave "
                 "pooling at 'sum'"
             )
         self.loss.check(self.data)
@@ -282,8 +281,8 @@ class GibbsPosterior(Target):
         if not self.prior.is_proper and self.loss.bounded:
             raise ImproperPosteriorError(
                 f"the prior of site {self.prior.improper[0]!r} counts as improper and the loss "
-                f"{type(self.loss).__name__} is bounded, so that nothing makes a posterior proper; take a proper "
-                "prior, such as a wide normal, or on a bounded support dist.Uniform, dist.Beta or dist.Dirichlet"
+                f"{type(self.loss).__name__} is bounded, so the posterior is improper; take a proper prior, such as a "
+                "wide normal, or on a bounded support dist.Uniform, dist.Beta or dist.Dirichlet"
             )
         self._check_losses(seed)
         density = PyroDensity(self, (), {}, new_generator(seed))
@@ -293,9 +292,9 @@ class GibbsPosterior(Target):
             self._refuse_recession(seed)
 
     def __call__(self, *data: Tensor, subsample_size: int | None = None) -> Any:
-        """Run as a Pyro model of all data, a minibatch ``data``, or ``subsample_size`` rows; return the loss parameter.
+        """Run as a Pyro model of all data, a minibatch ``data``, or ``subsample_size`` rows; return the parameter.
 
-        The loss of a minibatch is scaled up to all data; SettingsError where it is no sum over data.
+        The loss of a minibatch is scaled to ``n`` observations; SettingsError if the loss is not a sum over them.
         """
         if subsample_size is not None and not 1 <= whole_number("subsample_size", subsample_size) <= self.num_data:
             raise SettingsError(f"subsample_size must lie between 1 and {self.num_data} data, not {subsample_size}")
@@ -305,8 +304,8 @@ class GibbsPosterior(Target):
         if not (isinstance(self.loss, PointwiseLoss) and isinstance(self.pooling, Sum)):
             if subsample_size is not None or num_data(chosen) != self.num_data:
                 raise SettingsError(
-                    f"{type(self.loss).__name__} pooled by {type(self.pooling).__name__} is no sum over data, so that "
-                    "minibatches say nothing of the whole; give all data"
+                    f"{type(self.loss).__name__} pooled by {type(self.pooling).__name__} is no sum over data, so "
+                    "minibatches do not estimate the total loss; pass all data"
                 )
             if particles is None:
                 total = self._pooled(parameter, chosen)
@@ -348,7 +347,7 @@ class GibbsPosterior(Target):
         own = columns(self.data)
         if len(given) != len(own) or any(a.shape[1:] != b.shape[1:] for a, b in zip(given, own, strict=True)):
             raise ShapeError(
-                f"a minibatch of shapes {[tuple(x.shape) for x in given]} is none of data of shapes "
+                f"a minibatch of shapes {[tuple(x.shape) for x in given]} does not fit data of shapes "
                 f"{[tuple(x.shape) for x in own]}"
             )
         if len(given[0]) > self.num_data:
@@ -361,11 +360,11 @@ class GibbsPosterior(Target):
         return self.loss.total(parameter, data)
 
     def total_loss(self, u: Tensor) -> Tensor:
-        """Return the pooled loss, without its weight, ``(*batch, d) -> (*batch)``."""
+        """Return the pooled loss, not multiplied by the weight, ``(*batch, d) -> (*batch)``."""
         return -self.log_likelihood(u) / self.weight
 
     def parameter(self, u: Tensor) -> Any:
-        """Return what the loss takes as its parameter at one unconstrained vector ``(d,)``."""
+        """Return the parameter of the loss at one unconstrained vector ``(d,)``."""
         return self.prior.parameter(self._checked(u))
 
     def with_weight(self, weight: float) -> GibbsPosterior:
@@ -377,17 +376,14 @@ class GibbsPosterior(Target):
         return self._with(data, self.weight)
 
     def update(self, new_data: Any) -> GibbsPosterior:
-        """Return the posterior after more data, this one being the prior.
-
-        With losses that add up this is the posterior of all data at once. Old and new data are promoted to the wider
-        of their dtypes.
+        """Return the posterior given the present and further data, promoted to a common dtype.
 
         Raises
         ------
         CoherenceError
-            If losses do not add up: this posterior updated and that of all data would differ.
+            If the loss is not pointwise or not pooled by the sum, so that sequential and joint updates differ.
         ShapeError
-            If the new data do not continue the old.
+            If trailing shapes of the new data differ.
         """
         if not (isinstance(self.loss, PointwiseLoss) and self.pooling.coherent):
             what = (
@@ -396,8 +392,8 @@ class GibbsPosterior(Target):
                 else f"{type(self.loss).__name__}, which looks at all data at once,"
             )
             raise CoherenceError(
-                f"{what} cannot be updated sequentially: updating by all data and by one part after the other give "
-                "different answers; make a new posterior of all data"
+                f"{what} cannot be updated sequentially: sequential and joint updates give different posteriors; make "
+                "a new posterior of all data"
             )
         old, new = columns(self.data), columns(as_data(new_data))
         if len(old) != len(new) or any(a.shape[1:] != b.shape[1:] for a, b in zip(old, new, strict=True)):
@@ -413,19 +409,19 @@ class GibbsPosterior(Target):
         return GibbsPosterior(prior, self.loss, data, weight, self.pooling, name=name, compile=compile, seed=seed)
 
     def pointwise_log_likelihood(self, u: Tensor) -> dict[str, Tensor]:
-        """Return minus the weighted loss of each datum, ``(*batch, d) -> {"loss": (*batch, n)}``.
+        """Return minus the weighted loss of each observation, ``(*batch, d) -> {"loss": (*batch, n)}``.
 
         Raises
         ------
         ModelError
-            If losses do not add up.
+            If the loss is not pointwise or not pooled by the sum.
         """
         if not (isinstance(self.loss, PointwiseLoss) and isinstance(self.pooling, Sum)):
-            raise ModelError("this loss is not a sum over data, so that there is none for each datum")
+            raise ModelError("this loss is not a sum over data, so it has no pointwise values")
         return super().pointwise_log_likelihood(u)
 
     def _check_losses(self, seed: int) -> None:
-        """Refuse a loss that is nan somewhere, or of the wrong shape, or infinite for a datum wherever one looks."""
+        """Raise an error if a loss is nan at a prior draw, infinite at all of them, or of the wrong shape."""
         infinite: Tensor | None = None
         pooling = type(self.pooling).__name__
         for u in self.prior.start(_PROBES, seed):
@@ -442,7 +438,7 @@ class GibbsPosterior(Target):
             raise DataError(f"the loss of {_datum(infinite)} is infinite at each of {_PROBES} draws from the prior")
 
     def _refuse_recession(self, seed: int) -> None:
-        """Refuse an improper prior along whose flat directions the loss does not grow."""
+        """Raise ImproperPosteriorError if the loss does not grow in a flat direction of the prior."""
         largest = max(float(x.abs().max()) for x in columns(self.data))
         found = direction_of_recession(self._joint_of_batch, self.prior, largest, seed)
         if found is None:
@@ -452,8 +448,8 @@ class GibbsPosterior(Target):
         raise ImproperPosteriorError(
             f"the prior of {sites} is improper and the loss {type(self.loss).__name__}, pooled "
             f"by {type(self.pooling).__name__}, does not grow in the direction ({', '.join(shown)}) of unconstrained "
-            "space, so that nothing makes a posterior proper; take a proper prior, such as a wide normal, leave out "
-            "covariates that others determine, or take a predictor and a pooling that do not bound the loss"
+            "space, so the posterior is improper; take a proper prior, such as a wide normal, drop collinear "
+            "covariates, or use a predictor and a pooling that do not bound the loss"
         )
 
     def _probe(self, u: Tensor) -> Tensor:
@@ -463,7 +459,7 @@ class GibbsPosterior(Target):
             parameter = self.prior.parameter(u.detach().requires_grad_())
         try:
             with torch.enable_grad(), warnings.catch_warnings():
-                # What torch warns of is refused below.
+                # Detached tensors are refused below.
                 warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad=True")
                 value = function(parameter, self.data)
         except BayeskitError:
@@ -478,14 +474,14 @@ class GibbsPosterior(Target):
             )
         if not value.requires_grad and not torch.is_inference_mode_enabled():
             raise ModelError(
-                f"the loss {type(self.loss).__name__} has no derivative by the parameter, so that gradients would be "
-                "those of the prior alone; compute it of the parameter by differentiable torch operations, without "
-                "numpy, float() and detach(), and take a smooth loss in place of one that counts"
+                f"the loss {type(self.loss).__name__} has no derivative with respect to the parameter; compute it with "
+                "differentiable torch operations, without numpy, float() or detach(), and use a smooth loss in place "
+                "of one that counts errors"
             )
         return value.detach()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Graphs cannot travel, and this object is also the model that its density holds.
+        # Compiled graphs cannot be pickled, and the density refers to this object as its model.
         return {name: value for name, value in self.__dict__.items() if name != "_engine"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Estimators side by side: bias against enumeration, variance, and cost."""
+"""Comparison of gradient estimators: bias relative to enumeration, variance and cost."""
 
 from __future__ import annotations
 
@@ -32,37 +32,40 @@ if TYPE_CHECKING:
 __all__ = ["GradientComparison", "GradientStatistics", "compare_estimators"]
 
 
-# The result of a comparison of estimators, as a table and a picture.
+# The result of a comparison of estimators, as a table and a plot.
 
-#: Draws of a category that are expected before its component is judged: rarer ones make no bell curve.
+#: Minimum expected number of draws of a category for a z-score of its component; rarer categories are not near normal.
 _EXPECTED = 200
-#: A z-score beyond it is called a bias: one in 16,000 for a single component.
+#: Threshold of a bias in the absolute z-score; false positive rate 1 in 16,000 for a single component.
 _BIASED = 4.0
-#: Where larger ones are drawn.
+#: Absolute z-scores are clipped to this value in the plot.
 _LAST = 1e3
 
 
 @dataclass(frozen=True)
 class GradientStatistics:
-    """What replicates of one estimator have shown.
+    """Statistics of the replicates of one gradient estimator.
 
     Attributes
     ----------
     name : str
-    mean, standard_error, exact : Tensor
-        Of each component of the gradient, of the shape of the logits.
+    mean, standard_error : Tensor
+        Mean of the gradient estimates and its standard error by component, shape of the logits.
+    exact : Tensor
+        Gradient by enumeration, same shape.
     rounding : Tensor
-        Differences up to which say nothing, by component.
+        Tolerance for rounding error by component; smaller differences are ignored.
     judged : Tensor
-        Which components had draws enough of their category to be judged, or are exact up to rounding; bool.
+        True for components with a z-score: the expected number of draws of their category is at least 200, or they
+        are exact up to rounding.
     variance : float
-        Trace of the covariance of one gradient.
+        Trace of the covariance of one gradient estimate.
     num_evaluations : int
-        Of the function, for one gradient.
+        Function evaluations per gradient estimate.
     seconds : float
-        For one gradient alone, the median of several.
+        Median time of a single gradient estimate on one thread.
     unbiased : bool
-        What the estimator says of itself.
+        The estimator's attribute ``unbiased``.
     """
 
     name: str
@@ -78,12 +81,12 @@ class GradientStatistics:
 
     @property
     def without_variance(self) -> bool:
-        """Whether all gradients were the same, up to rounding."""
+        """Whether all gradient estimates are equal up to rounding."""
         return self.variance <= float(self.rounding.square().sum())
 
     @property
     def z(self) -> Tensor:
-        """Difference from the exact gradient in standard errors, by component; NaN where draws were too few."""
+        """Difference from the exact gradient in standard errors, by component; NaN where ``judged`` is False."""
         difference = self.mean - self.exact
         exact = (difference.abs() <= self.rounding) & (self.standard_error <= self.rounding)
         z = torch.where(exact | (difference == 0), 0.0, difference / self.standard_error)
@@ -91,24 +94,24 @@ class GradientStatistics:
 
     @property
     def largest_z(self) -> float:
-        """The z-score that is largest in size; NaN where none could be judged."""
+        """The z-score with the largest absolute value; NaN if no component is judged."""
         z = self.z[self.judged]
         return float(z[z.abs().argmax()]) if len(z) else float("nan")
 
 
 @dataclass(frozen=True, repr=False)
 class GradientComparison:
-    """Statistics of several estimators on one problem.
+    """Statistics of several gradient estimators on one problem.
 
     Attributes
     ----------
     results : dict of GradientStatistics
-        By name, in the order they were given.
+        Statistics by estimator name, in input order.
     num_replicates : int
     enough : float
-        Replicates from which every component of every gradient is judged.
+        Smallest number of replicates for which every component is judged.
     notes : tuple of str
-        What to bear in mind of this problem.
+        Caveats for this problem.
     """
 
     results: dict[str, GradientStatistics]
@@ -120,12 +123,12 @@ class GradientComparison:
         return self.results[name]
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a table, a line for each estimator.
+        """Return a table with one row per estimator.
 
-        Its columns: the estimator, the largest z-score against enumeration, of how many components of the gradient it
-        is the largest (`judged`: those with draws enough) and how many there are (`components`), the trace of the
-        covariance, evaluations of the function for a gradient, their product (the variance per unit cost), seconds for
-        a gradient, and whether the estimator claims to be unbiased.
+        Columns: `estimator`; `largest_z`, the largest z-score relative to enumeration; `judged`, the number of
+        components with a z-score; `components`, the number of components of the gradient; `variance`, the trace of the
+        covariance; `num_evaluations` per gradient estimate; `variance_per_cost`, the product of variance and
+        evaluations; `seconds` per gradient estimate; `unbiased`, as stated by the estimator.
         """
         rows = [
             {
@@ -151,12 +154,12 @@ class GradientComparison:
         if few:
             lines.append(
                 f"judged: components of the gradient whose category is expected {_EXPECTED} times or more, of all; "
-                f"raise num_replicates to {self.enough:.7g} to judge every one"
+                f"raise num_replicates to {self.enough:.7g} to judge all of them"
             )
         return "\n".join([*lines, *self.notes])
 
     def plot(self, axes: Sequence[Axes] | None = None) -> Sequence[Axes]:
-        """Plot variances per unit cost, and z-scores against enumeration; those that claim no bias are filled.
+        """Plot variance times evaluations and the largest absolute z-score; filled markers are stated unbiased.
 
         Parameters
         ----------
@@ -211,7 +214,7 @@ def _mark(colour: str, filled: bool) -> dict[str, Any]:
 
 
 def _by_size(axes: Axes, largest: float) -> None:
-    """Give z-scores an axis that is linear where they are small; the largest stand at its end."""
+    """Set an axis for absolute z-scores that is linear near zero and clips the largest values."""
     end = min(max(2 * largest, 2 * _BIASED), 1.2 * _LAST)
     axes.set_xscale("symlog", linthresh=_BIASED)
     ticks = [x for x in (0.0, 2.0, 4.0, 10.0, 100.0, _LAST) if x <= end]
@@ -221,7 +224,7 @@ def _by_size(axes: Axes, largest: float) -> None:
 
 
 def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
-    """Give values a logarithmic axis, wide enough for a label and with labels that do not overlap."""
+    """Set a logarithmic axis wide enough for at least one tick label and without overlapping labels."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     low, high = (min(values), max(values)) if values else (1.0, 1.0)
@@ -233,15 +236,15 @@ def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-#: Numbers that one block of replicates may hold for its points.
+#: Maximum number of tensor elements for the points of one block of replicates.
 _BLOCK = 1 << 21
-#: Gradients from which a baseline learns before it is measured.
+#: Number of gradient estimates that train a baseline before the comparison.
 _LESSONS = 200
-#: Calls of a single gradient whose median is its cost.
+#: Number of timed gradient estimates.
 _CALLS = 25
 _TABULATED = (
-    "a table of values is continued linearly between categories, where relaxed estimators may look better than on the "
-    "curved function of a model"
+    "values at the categories are continued linearly to relaxed points, so relaxed estimators may look better than for "
+    "the nonlinear function of a model"
 )
 
 
@@ -255,28 +258,28 @@ def compare_estimators(
     limit: int = LIMIT,
     progress: bool = True,
 ) -> GradientComparison:
-    """Set estimators side by side on one problem small enough to enumerate.
+    """Compare bias, variance and cost of gradient estimators on a problem small enough to enumerate.
 
     Parameters
     ----------
     distribution : Distribution or Tensor
-        Bernoulli, Categorical or OneHotCategorical, alone or made one event; or logits of a Categorical,
+        Bernoulli, Categorical or OneHotCategorical, also with ``to_event``; or logits of a Categorical,
         `(*batch, categories)`.
     f : callable or Tensor
-        From values `(points, *more, *event)` to numbers `(points, *more)`, whatever dimensions stand between; or its
-        values at the categories, a tensor or array. Relaxed estimators hand out one-hot vectors, so that an `f` that
-        indexes fails there; values at the categories are continued linearly between these, where `StraightThrough` has
-        neither bias nor variance, other than on the curved function of a model.
+        Function from values `(points, *more, *event)` to `(points, *more)` for any dimensions `more`; or the values at
+        the categories, a tensor or array. Relaxed estimators pass relaxed one-hot vectors, so an `f` that indexes
+        fails. Values at the categories are continued linearly to relaxed points; for this linear function
+        `StraightThrough` has neither bias nor variance, which does not hold for the nonlinear function of a model.
     estimators : GradientEstimator or sequence of them, optional
-        By default the score function alone and with leave-one-out baselines, the unordered set with and without its
-        baseline, Rao-Blackwellised top-k, and DisARM where the distribution is made of bits, at equal evaluations.
+        By default, with 4 evaluations each: the score function with and without leave-one-out baselines, the unordered
+        set with and without its baseline, Rao-Blackwellized top-k and, for bits, DisARM. Small supports use fewer.
     num_replicates : int, default 10,000
-        At least 2.
+        Number of gradient estimates per estimator, at least 2.
     seed : int, default 0
     limit : int, default 65,536
-        Number of points to enumerate at most.
+        Maximum number of enumerated points.
     progress : bool, default True
-        Show a bar on anything over two seconds.
+        Show a progress bar for runs over two seconds.
 
     Returns
     -------
@@ -285,9 +288,10 @@ def compare_estimators(
     Raises
     ------
     SettingsError
-        If there are more points than the limit, nothing to compare, or what is to be compared is no estimator.
+        If the number of points exceeds ``limit``, there are no estimators or only one point, an item is not an
+        estimator, or the distribution has no logits.
     DataError
-        If `f` is not finite somewhere, naming the point.
+        If `f` or a gradient estimate is not finite.
 
     Examples
     --------
@@ -305,12 +309,12 @@ def compare_estimators(
     function = function_of(f if callable(f) else as_numbers("f", f).to(space.like), space)
     if not isinstance(space, Factorised):
         raise SettingsError(
-            f"{type(space.distribution).__name__} has no logits of its own to compare gradients by; compare on a "
-            "Categorical, a OneHotCategorical or Bernoulli"
+            f"{type(space.distribution).__name__} has no logits for gradients; compare on a Categorical, "
+            "OneHotCategorical or Bernoulli"
         )
     chosen = _usual(space) if estimators is None else _listed(estimators)
     if not chosen:
-        raise SettingsError("there are no estimators to compare; leave them out for the usual ones")
+        raise SettingsError("there are no estimators to compare; omit estimators to use the defaults")
     names = _names(chosen)
     results = {}
     with progress_bar("gradients", len(chosen), enabled=progress) as bar:
@@ -323,7 +327,7 @@ def compare_estimators(
 
 
 def _given(distribution: Any) -> Distribution | Space | Tensor:
-    """Return the distribution, or logits of any library as a tensor."""
+    """Return a distribution unchanged and array-like logits as a tensor."""
     if isinstance(distribution, (Distribution, Space, Tensor)):
         return distribution
     logits = as_numbers("distribution", distribution)
@@ -338,13 +342,13 @@ def _listed(estimators: Any) -> list[GradientEstimator]:
         found = [estimators]
     for estimator in found:
         if not isinstance(estimator, GradientEstimator):
-            raise SettingsError(f"{estimator!r:.80} is no gradient estimator; give objects such as UnorderedSet(k=4)")
+            raise SettingsError(f"{estimator!r:.80} is not a gradient estimator; use objects such as UnorderedSet(k=4)")
     return found
 
 
 def _usual(space: Factorised) -> list[GradientEstimator]:
     if space.size < 2:
-        raise SettingsError("there is one point only, whose expectation has no gradient to compare")
+        raise SettingsError("there is one point only, so every gradient is zero; use a larger support")
     count = min(4, space.size)
     found: list[GradientEstimator] = [
         ScoreFunction(count),
@@ -357,13 +361,13 @@ def _usual(space: Factorised) -> list[GradientEstimator]:
 
 
 def _names(estimators: Sequence[GradientEstimator]) -> list[str]:
-    """Return the estimators as they were written; those that read alike are numbered."""
+    """Return the estimators' names, numbered if equal."""
     found = [_name(estimator) for estimator in estimators]
     return [f"{name} #{found[: i + 1].count(name)}" if found.count(name) > 1 else name for i, name in enumerate(found)]
 
 
 def _name(estimator: GradientEstimator) -> str:
-    """Return the estimator as it was written, defaults that decide nothing left out."""
+    """Return the estimator's constructor call without default values, except for the first field."""
     if not dataclasses.is_dataclass(estimator):
         return type(estimator).__name__
     parts = []
@@ -398,7 +402,7 @@ def _measured(
         found = _gradient(space, (copies,), lambda q: estimator.surrogate(q, function, generator)) - exact
         total, squares, done = total + found.sum(0), squares + found.square().sum(0), done + copies
     if not bool(squares.isfinite().all()):
-        raise DataError(f"gradients of {name} are not finite; look at f where it draws, such as between corners")
+        raise DataError(f"gradients of {name} are not finite; check f at its points, which may lie between corners")
     shift = total / done
     variance = (squares / done - shift.square()).clamp_min(0) * done / (done - 1)
     error = (variance / done).sqrt()
@@ -424,7 +428,7 @@ def _measured(
 
 
 class _Fixed:
-    """A baseline that has learnt and learns no more: replicates in one block would teach it of each other."""
+    """A trained baseline without further updates, which would make the replicates of a block dependent."""
 
     def __init__(self, baseline: Baseline) -> None:
         self._baseline = baseline
@@ -434,7 +438,7 @@ class _Fixed:
 
 
 def _trained(estimator: GradientEstimator, space: Factorised, function: Function, seed: int) -> GradientEstimator:
-    """Return the estimator with a copy of its baseline, if it has one, as that is after some gradients."""
+    """Return the estimator with a trained, fixed copy of its baseline; unchanged without a baseline."""
     baseline = getattr(estimator, "baseline", None)
     if not isinstance(estimator, ScoreFunction) or baseline is None:
         return estimator
@@ -447,7 +451,7 @@ def _trained(estimator: GradientEstimator, space: Factorised, function: Function
 
 
 def _exact(estimator: GradientEstimator, space: Factorised, function: Function, limit: int) -> tuple[Tensor, Tensor]:
-    """Return the exact gradient, and differences from it that rounding alone may make."""
+    """Return the exact gradient and the tolerance for rounding error, by component."""
     seen: list[tuple[Tensor, Tensor]] = []
 
     def watched(points: Tensor) -> Tensor:
@@ -460,7 +464,7 @@ def _exact(estimator: GradientEstimator, space: Factorised, function: Function, 
     if bool(bad.any()):
         place = tuple(int(i) for i in bad.nonzero()[0])
         raise DataError(f"f is {float(values[place])} at {points[place].tolist()}; it must be finite everywhere")
-    # Exact gradients near zero are differences of values, whose rounding is theirs.
+    # An exact gradient near zero is a difference of values, so its rounding error scales with the values.
     own = exact.abs().reshape(*space.batch_shape, -1).amax(-1)
     largest = torch.maximum(own, values.detach().abs().amax(0).to(exact))
     largest = largest.reshape(*largest.shape, *[1] * (exact.dim() - largest.dim()))
@@ -468,7 +472,7 @@ def _exact(estimator: GradientEstimator, space: Factorised, function: Function, 
 
 
 def _gradient(space: Factorised, copies: tuple[int, ...], value: Callable[[Space], Tensor]) -> Tensor:
-    """Return the gradient of a sum in the logits of independent copies of a distribution, `(*copies, *logits)`."""
+    """Return the gradient of a sum for the logits of independent copies of a distribution, `(*copies, *logits)`."""
     with torch.enable_grad():
         copied = space.copies(copies)
         (gradient,) = torch.autograd.grad(value(copied).sum(), copied.parameter, allow_unused=True)

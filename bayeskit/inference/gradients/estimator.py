@@ -140,7 +140,7 @@ class GradientEstimator(ABC):
         points = WeightedPoints(space.value(codes), space.log_prob(codes).exp())
         return (points.weights * evaluated(f, points)).sum(0)
 
-    def estimate(self, distribution: Distribution | Space | Tensor, f: Function | Tensor, seed: int = 0) -> Tensor:
+    def estimate(self, distribution: Distribution | Space | Tensor, f: Function | Tensor, *, seed: int = 0) -> Tensor:
         """Return an estimate of the gradient of the expectation with respect to the logits.
 
         Parameters

@@ -1,4 +1,4 @@
-"""A discrete distribution as a sequence of categorical variables: what every estimator sees of it."""
+"""Discrete distributions as sequences of categorical variables, the interface used by gradient estimators."""
 
 from __future__ import annotations
 
@@ -31,24 +31,25 @@ __all__ = [
     "space_of",
 ]
 
-#: Points that are enumerated at most, unless more are allowed.
+#: Default maximum number of enumerated points.
 LIMIT = 1 << 16
 
 
 class Space(ABC):
-    """A distribution over codes: whole numbers, one for each of its variables, `num_variables` by value.
+    """Base class of distributions over codes: `num_variables` categorical variables per point.
 
     Parameters
     ----------
     distribution : Distribution
-        What values look like.
-    num_variables, num_categories : int
-        Each variable has as many categories.
+        Distribution that defines the event shape and the type of values.
+    num_variables : int
+    num_categories : int
+        Number of categories of every variable.
 
     Attributes
     ----------
     batch_shape : torch.Size
-        Of independent repetitions.
+        Batch shape of ``distribution``.
     """
 
     def __init__(self, distribution: Distribution, num_variables: int, num_categories: int) -> None:
@@ -59,32 +60,32 @@ class Space(ABC):
 
     @property
     def parameter(self) -> Tensor | None:
-        """The logits, one tensor for all; None where the distribution has none such."""
+        """The logits of all variables as one tensor; None if the distribution has no such tensor."""
         return None
 
     @property
     @abstractmethod
     def like(self) -> Tensor:
-        """A tensor with the dtype and device of log probabilities."""
+        """A tensor with the dtype and device of the log probabilities."""
 
     @property
     def size(self) -> int:
-        """How many points there are."""
+        """Number of points of the support."""
         return int(self.num_categories**self.num_variables)
 
     @abstractmethod
     def conditional(self, codes: Tensor) -> Tensor:
-        """Return log probabilities of the next variable.
+        """Return log probabilities of the next variable given the preceding variables.
 
         Parameters
         ----------
         codes : Tensor
-            Those of the variables before it, shape `(points, *batch, variables before)`.
+            Codes of the preceding variables, shape `(points, *batch, preceding)`.
 
         Returns
         -------
         Tensor
-            Shape `(points, *batch, categories)`, or one that broadcasts to it.
+            Shape `(points, *batch, categories)` or broadcastable to it.
         """
 
     @abstractmethod
@@ -92,21 +93,21 @@ class Space(ABC):
         """Return log probabilities of points: `(points, *batch, variables)` to `(points, *batch)`."""
 
     def fixed_log_prob(self, codes: Tensor) -> Tensor:
-        """Return log probabilities of points in double precision and without a gradient, for weights made of them."""
+        """Return log probabilities of points in double precision, detached; used in importance weights."""
         return self.log_prob(codes).detach().double()
 
     def log_rest(self, codes: Tensor) -> Tensor:
-        """Return the log probability, in double precision, of everything but some different points.
+        """Return the log probability, in double precision, of the complement of a set of distinct points.
 
         Parameters
         ----------
         codes : Tensor
-            Shape `(points, *batch, variables)`.
+            Distinct points, shape `(points, *batch, variables)`.
 
         Returns
         -------
         Tensor
-            Shape `(*batch)`; minus infinity where there is nothing else.
+            Shape `(*batch)`; minus infinity if the points are the whole support.
         """
         taken = self.fixed_log_prob(codes).logsumexp(0).clamp_max(0.0)
         if len(codes) == self.size:
@@ -115,7 +116,7 @@ class Space(ABC):
 
     @abstractmethod
     def value(self, codes: Tensor) -> Tensor:
-        """Return points as the distribution has them: `(points, *batch, variables)` to `(points, *batch, *event)`."""
+        """Convert codes `(points, *batch, variables)` to values of the distribution, `(points, *batch, *event)`."""
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Return codes of independent draws, shape `(num_samples, *batch, variables)`."""
@@ -138,7 +139,7 @@ class Space(ABC):
         Raises
         ------
         SettingsError
-            If there are more than the limit, naming their number.
+            If the number of points exceeds ``limit``.
         """
         check_size(self.size, limit)
         single = torch.arange(self.num_categories, device=self.like.device)
@@ -148,7 +149,7 @@ class Space(ABC):
 
 
 class _UnnormalisedCategorical(Categorical):
-    """A Categorical of logits ``(*batch, categories)`` that are normalised on access; nothing is validated."""
+    """A Categorical with logits ``(*batch, categories)`` that are normalized on access and not validated."""
 
     def __init__(self, logits: Tensor, validate_args: bool | None = None) -> None:
         self.given = self._param = logits
@@ -157,12 +158,12 @@ class _UnnormalisedCategorical(Categorical):
 
     @lazy_property
     def logits(self) -> Tensor:
-        """Normalised, as of any Categorical."""
+        """Return the normalized logits, as torch's Categorical does."""
         return self.given - self.given.logsumexp(-1, keepdim=True)
 
 
 class Factorised(Space):
-    """Independent variables of torch's Categorical, OneHotCategorical and Bernoulli; else SettingsError."""
+    """Independent variables of a Categorical, OneHotCategorical or Bernoulli; SettingsError for other types."""
 
     def __init__(self, distribution: Distribution) -> None:
         base, events = distribution, 0
@@ -185,7 +186,7 @@ class Factorised(Space):
 
     @cached_property
     def _exact(self) -> Tensor:
-        """Log probabilities in double precision: in single they sum to one too roughly for what few points leave."""
+        """Log probabilities in double precision, so that the probability of a small complement is accurate."""
         logits = self._parameter.detach().double()
         exact = torch.stack([logsigmoid(-logits), logsigmoid(logits)], -1) if self.binary else logits.log_softmax(-1)
         return exact.reshape(self.log_probabilities.shape)
@@ -201,7 +202,7 @@ class Factorised(Space):
         return self._parameter
 
     def conditional(self, codes: Tensor) -> Tensor:
-        """Return log probabilities of the next variable, the same whatever came before: `(1, *batch, categories)`."""
+        """Return log probabilities of the next variable, independent of the values of ``codes``."""
         return self.log_probabilities[..., codes.shape[-1], :].unsqueeze(0)
 
     def log_prob(self, codes: Tensor) -> Tensor:
@@ -209,18 +210,18 @@ class Factorised(Space):
         return _gathered(self.log_probabilities, codes)
 
     def fixed_log_prob(self, codes: Tensor) -> Tensor:
-        """Return log probabilities of points in double precision and without a gradient."""
+        """Return log probabilities of points in double precision, detached."""
         return _gathered(self._exact, codes)
 
     def log_rest(self, codes: Tensor) -> Tensor:
-        """Return the log probability of everything but some different points."""
+        """Return the log probability of the complement of a set of distinct points."""
         if self.num_variables > 1:
             return super().log_rest(codes)
         left = self._exact.squeeze(-2).scatter(-1, codes.squeeze(-1).movedim(0, -1), -torch.inf)
         return left.logsumexp(-1)
 
     def value(self, codes: Tensor) -> Tensor:
-        """Return points as the distribution has them."""
+        """Convert codes to values of the distribution."""
         codes = codes.reshape(*codes.shape[:-1], *self._event)
         if self.binary:
             return codes.to(self._parameter.dtype)
@@ -229,13 +230,13 @@ class Factorised(Space):
         return codes
 
     def least_probability(self) -> Tensor:
-        """Return how probable the rarer of both events is that a logit decides between, of the logits' shape."""
+        """Return, for each logit, the smaller of its category's probability and one minus it; shape of the logits."""
         probability = self._exact.exp()
         least = probability.amin(-1) if self.binary else torch.minimum(probability, 1 - probability)
         return least.reshape(self._parameter.shape)
 
     def copies(self, shape: tuple[int, ...]) -> Factorised:
-        """Return independent copies with logits of their own, which require a gradient: batch `(*shape, *batch)`."""
+        """Return independent copies with separate logits that require a gradient, batch shape `(*shape, *batch)`."""
         logits = self._parameter.detach().expand((*shape, *self._parameter.shape)).clone().requires_grad_(True)
         kind: Any = type(self.base)
         copied = kind(logits=logits, validate_args=False)
@@ -243,19 +244,23 @@ class Factorised(Space):
         return Factorised(Independent(copied, events, validate_args=False) if events else copied)
 
     def soft(self, relaxed: Tensor) -> Tensor:
-        """Return relaxed points, `(points, *batch, variables, categories)` to `(points, *batch, *event)`."""
-        # From probabilities of each variable's categories; those of a Categorical are as of a OneHotCategorical.
+        """Convert relaxed points from `(points, *batch, variables, categories)` to `(points, *batch, *event)`."""
+        # The input has a probability for each category. A Categorical is treated as a OneHotCategorical.
         relaxed = relaxed.reshape(*relaxed.shape[:-2], *self._event, self.num_categories)
         return relaxed[..., 1] if self.binary else relaxed
 
 
 def space_of(distribution: Distribution | Space | Tensor) -> Space:
-    """Return a distribution as estimators see it; logits stand for a Categorical.
+    """Return a distribution as a Space; a tensor is read as the logits of a Categorical.
 
     Raises
     ------
     SettingsError
-        If it is none that can be taken apart, or has categories of probability zero.
+        If the type of the distribution is not supported.
+    ShapeError
+        If the logits have no dimension, or are not floating-point numbers.
+    DataError
+        If a category has probability zero, or a logit is not finite.
 
     Examples
     --------
@@ -281,26 +286,26 @@ def space_of(distribution: Distribution | Space | Tensor) -> Space:
 
 
 def gumbel(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Return standard Gumbel draws of a shape, with the dtype and device of a tensor."""
+    """Return standard Gumbel draws with a given shape, and the dtype and device of ``like``."""
     exponential = torch.empty(shape, dtype=like.dtype, device=like.device).exponential_(generator=generator)
     return -exponential.clamp_min_(torch.finfo(like.dtype).tiny).log_()
 
 
 def log_complement(log_probability: Tensor) -> Tensor:
-    """Return log(1 - exp(x)) for x up to zero, in the form that keeps its digits."""
+    """Return log(1 - exp(x)) for x <= 0 in a numerically stable form."""
     near = (-torch.expm1(log_probability)).log()
     far = torch.log1p(-log_probability.exp())
     return torch.where(log_probability > -math.log(2), near, far)
 
 
 def check_size(size: int, limit: int) -> None:
-    """Refuse to enumerate more points than a limit."""
+    """Raise SettingsError if the number of points exceeds the limit."""
     whole_number("limit", limit, least=1)
     if size > limit:
         count = str(size) if size < 10**9 else f"about 1e{len(str(size)) - 1}"
         raise SettingsError(
-            f"there are {count} points to enumerate, more than the limit of {limit}; use an estimator that draws, or "
-            "raise the limit"
+            f"there are {count} points to enumerate, more than the limit of {limit}; use an estimator that draws "
+            "points, or raise the limit"
         )
 
 
@@ -315,21 +320,21 @@ def _logits(base: Distribution) -> Tensor:
     if isinstance(base, (Categorical, OneHotCategorical, Bernoulli)):
         inner = getattr(base, "_categorical", base)
         given = vars(inner).get("probs")
-        if isinstance(given, Tensor) and inner._param is given:  # not those that torch made of logits
-            # torch's logits of such probabilities are finite, those of slightly different ones.
+        if isinstance(given, Tensor) and inner._param is given:  # not probabilities computed by torch from logits
+            # torch clamps probabilities of zero and one, so the logits would be finite.
             edge = (given <= 0) | ((given >= 1) & isinstance(base, Bernoulli))
             if bool(edge.any()):
                 raise impossible("probability", given.detach(), edge)
         logits: Tensor = base.logits
         return logits
     raise SettingsError(
-        f"{type(base).__name__} is no distribution that gradient estimators know; use Bernoulli, Categorical or "
-        "OneHotCategorical, alone or with .to_event, or Autoregressive"
+        f"gradient estimators do not support {type(base).__name__}; use Bernoulli, Categorical or OneHotCategorical, "
+        "with or without .to_event, or Autoregressive"
     )
 
 
 def _check_logits(logits: Tensor) -> None:
-    if math.isfinite(float(logits.sum())):  # one operation, for what is looked at in every step of training
+    if math.isfinite(float(logits.sum())):  # fast path: this check runs at every training step
         return
     good = logits.isfinite()
     if not bool(good.all()):
@@ -337,39 +342,40 @@ def _check_logits(logits: Tensor) -> None:
 
 
 def impossible(what: str, values: Tensor, where: Tensor) -> DataError:
-    """Return the error that names the first of some values that make a category impossible."""
+    """Return the error for the first value that gives a category probability zero."""
     place = tuple(int(i) for i in where.nonzero()[0])
     return DataError(
-        f"the {what} at {place} is {float(values[place])}; categories of probability zero have no gradient: leave them "
-        "out, or give them a large negative logit"
+        f"the {what} at {place} is {float(values[place])}; categories of probability zero have no gradient: remove "
+        "them, or use a large negative logit"
     )
 
 
-# A distribution over sequences whose variables depend on those before them.
+# A distribution over sequences in which each variable depends on the preceding variables.
 
-#: From the codes before a variable, `(points, *batch, before)`, to its logits, `(points, *batch, categories)`.
+#: Function from the preceding codes, `(points, *batch, preceding)`, to the logits of the next variable,
+#: `(points, *batch, categories)`.
 Logits = Callable[[Tensor], Tensor]
 
 
 class Autoregressive(TorchDistribution):  # type: ignore[misc]
-    """Sequences of categorical variables, each given those before it.
+    """Autoregressive distribution over sequences of categorical variables.
 
     Parameters
     ----------
     logits : callable
-        From codes `(points, *batch, before)`, int64, to the logits of the next variable, `(points, *batch,
-        categories)`; points may be broadcast.
+        Function from the preceding codes, `(points, *batch, preceding)`, int64, to the logits of the next variable,
+        `(points, *batch, categories)` or broadcastable to it.
     num_variables, num_categories : int
     batch_shape : sequence of int, default ()
 
     Raises
     ------
     SettingsError
-        If there are no variables, or fewer than two categories.
+        If ``num_variables`` is less than 1, or ``num_categories`` less than 2.
     ShapeError
-        If logits have another shape.
+        On use, if ``logits`` returns a different shape.
     DataError
-        If a logit is not finite.
+        On use, if a logit is not finite.
 
     Examples
     --------
@@ -396,31 +402,31 @@ class Autoregressive(TorchDistribution):  # type: ignore[misc]
 
     @property
     def support(self) -> constraints.Constraint:
-        """Whole numbers below the number of categories."""
+        """Vectors of whole numbers from 0 to ``num_categories - 1``."""
         return constraints.independent(constraints.integer_interval(0, self.num_categories - 1), 1)
 
     def space(self) -> Space:
-        """Return the distribution as gradient estimators see it."""
+        """Return the distribution as a Space for gradient estimators."""
         return _Sequences(self)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw sequences, `(*sample_shape, *batch, num_variables)`."""
+        """Draw sequences, shape `(*sample_shape, *batch, num_variables)`."""
         shape = torch.Size(sample_shape)
         return self.space().sample(shape.numel()).reshape(*shape, *self.batch_shape, self.num_variables)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return log probabilities of sequences, `(*sample, *batch)`."""
+        """Return log probabilities of sequences: `(*sample, *batch, num_variables)` to `(*sample, *batch)`."""
         shape = torch.broadcast_shapes(value.shape, (*self.batch_shape, self.num_variables))
         codes = value.expand(shape)
         flat = codes.reshape(-1, *self.batch_shape, self.num_variables)
         return self.space().log_prob(flat).reshape(shape[:-1])
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """Return all sequences, `(size, *batch, num_variables)`."""
+        """Return all sequences, shape `(size, *batch, num_variables)`."""
         return self.space().enumerate()
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> Autoregressive:
-        """Return independent copies; logits are asked for the larger batch then."""
+        """Return independent copies; ``logits`` is then called with the new batch shape."""
         return Autoregressive(self.logits, self.num_variables, self.num_categories, batch_shape)
 
 
@@ -433,7 +439,7 @@ class _Sequences(Space):
 
     @property
     def like(self) -> Tensor:
-        """The first variable's log probabilities."""
+        """Log probabilities of the first variable."""
         return self._like
 
     def conditional(self, codes: Tensor) -> Tensor:
@@ -447,7 +453,7 @@ class _Sequences(Space):
         if not fits:
             raise ShapeError(
                 f"the logits of variable {codes.shape[-1]} have shape {tuple(getattr(logits, 'shape', ()))} for codes "
-                f"of shape {tuple(codes.shape)}; return {wanted}"
+                f"of shape {tuple(codes.shape)}; return shape {wanted}"
             )
         good = logits.detach().isfinite()
         if not bool(good.all()):
@@ -463,5 +469,5 @@ class _Sequences(Space):
         return torch.stack(terms).sum(0)
 
     def value(self, codes: Tensor) -> Tensor:
-        """Return points as they are."""
+        """Return the codes, which are the values."""
         return codes

@@ -1,4 +1,4 @@
-"""Draws without replacement and the estimators that use them: unordered set, importance weights, top-k."""
+"""Gradient estimators without replacement: unordered set, importance weights, Rao-Blackwellized top-k."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ __all__ = [
     "stochastic_beam_search",
 ]
 
-# Draws without replacement: Gumbel top-k, and stochastic beam search where points are sequences.
+# Draws without replacement: Gumbel top-k, and stochastic beam search for sequences.
 
 
 class Beam(NamedTuple):
-    """Different points in the order in which they were drawn.
+    """Distinct points in the order of drawing.
 
     Attributes
     ----------
     codes : Tensor
         Shape `(k, *batch, variables)`.
     perturbed : Tensor
-        Log probabilities plus Gumbel noise, from the largest on: shape `(k, *batch)`.
+        Log probabilities plus Gumbel noise in descending order, shape `(k, *batch)`.
     """
 
     codes: Tensor
@@ -49,26 +49,27 @@ class Beam(NamedTuple):
 
 
 def _check_k(k: int, space: Space, what: str = "k") -> None:
-    """Refuse more points than there are."""
+    """Raise SettingsError if ``k`` exceeds the size of the support."""
     if k > space.size:
         raise SettingsError(
-            f"{what}={k} points without replacement from a support of {space.size}; give at most {space.size}, or use "
-            "Enumeration"
+            f"cannot draw {what}={k} points without replacement from a support of {space.size}; use at most "
+            f"{space.size}, or Enumeration"
         )
 
 
 @torch.no_grad()
 def stochastic_beam_search(space: Space, k: int, generator: torch.Generator | None = None) -> Beam:
-    r"""Draw `k` different points, one after the other in proportion to their probabilities.
+    r"""Draw `k` points sequentially without replacement, in proportion to their probabilities.
 
-    Every point has its own Gumbel noise, and the `k` largest sums :math:`\log p(z) + G_z` are found without listing
-    all: noises of continuations are drawn given that their maximum is that of the common beginning.
+    The points have independent Gumbel noise :math:`G_z`. Beam search finds the `k` largest sums
+    :math:`\log p(z) + G_z` without enumeration: the sums of the continuations of a prefix are drawn conditional on
+    their maximum, the sum of the prefix.
 
     Parameters
     ----------
     space : Space
     k : int
-        At most the size of the support.
+        Number of points, from 1 to the size of the support.
     generator : torch.Generator, optional
 
     Returns
@@ -78,7 +79,7 @@ def stochastic_beam_search(space: Space, k: int, generator: torch.Generator | No
     Raises
     ------
     SettingsError
-        If `k` is below one or larger than the support.
+        If `k` is less than 1 or exceeds the size of the support.
 
     References
     ----------
@@ -102,7 +103,7 @@ def stochastic_beam_search(space: Space, k: int, generator: torch.Generator | No
 
 
 def gumbel_top_k(logits: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
-    """Draw `k` different categories, one after the other in proportion to their probabilities.
+    """Draw `k` categories sequentially without replacement, in proportion to their probabilities.
 
     Parameters
     ----------
@@ -114,12 +115,12 @@ def gumbel_top_k(logits: Tensor, k: int, generator: torch.Generator | None = Non
     Returns
     -------
     Tensor
-        Indices in the order of their draws, shape `(*batch, k)`.
+        Indices in the order of drawing, shape `(*batch, k)`.
 
     Raises
     ------
     SettingsError
-        If `k` is below one or larger than the number of categories.
+        If `k` is less than 1 or exceeds the number of categories.
     DataError
         If a logit is not finite.
 
@@ -131,16 +132,16 @@ def gumbel_top_k(logits: Tensor, k: int, generator: torch.Generator | None = Non
     """
     count = logits.shape[-1]
     if whole_number("k", k, least=1) > count:
-        raise SettingsError(f"k={k} categories without replacement from {count}; give at most {count}")
+        raise SettingsError(f"cannot draw k={k} categories without replacement from {count}; use at most {count}")
     if not logits.is_floating_point() or not bool(logits.isfinite().all()):
-        raise DataError("logits must be finite floating-point numbers; leave out categories of probability zero")
+        raise DataError("logits must be finite floating-point numbers; remove categories of probability zero")
     with torch.no_grad():
         return (logits + gumbel(tuple(logits.shape), logits, generator)).topk(k, dim=-1).indices
 
 
 def most_probable_codes(space: Space, k: int) -> Tensor:
-    """Return the codes of the `k` points that a beam search finds, `(k, *batch, variables)`."""
-    # These are the k most probable where variables are independent; otherwise the beam may miss some of those.
+    """Return the codes of `k` points found by beam search for the most probable points, `(k, *batch, variables)`."""
+    # For independent variables these are the k most probable points; otherwise the beam search may miss some.
     _check_k(whole_number("k", k, least=1), space)
     with torch.no_grad():
         like = space.like
@@ -153,7 +154,7 @@ def most_probable_codes(space: Space, k: int) -> Tensor:
 
 
 def _best(codes: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best continuations: codes, their places among all `(beginning, category)`, and scores."""
+    """Return the best continuations: codes, flat indices of `(prefix, category)`, and scores."""
     count = scores.shape[-1]
     flat = scores.movedim(-1, 1).flatten(0, 1)
     best, chosen = flat.topk(min(k, len(flat)), dim=0)
@@ -162,37 +163,37 @@ def _best(codes: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor
 
 
 def _given_maximum(noisy: Tensor, maximum: Tensor) -> Tensor:
-    """Return Gumbel variables as they are given what their largest is, in a form that does not overflow."""
+    """Return Gumbel variables conditional on their maximum, in a form that does not overflow."""
     largest = noisy.amax(-1, keepdim=True)
     v = maximum - noisy + torch.log1p(-(noisy - largest).exp())
-    # At the largest itself the logarithm is minus infinity, and the result the maximum.
+    # For the largest element the logarithm is minus infinity and the result is the maximum.
     return maximum - v.clamp_min(0) - torch.log1p((-v.abs()).exp())
 
 
-# Probabilities of drawing a set without replacement, and their changes when one draw is known.
-# Gumbel noise makes exponential arrival times, and all of the set S arrive before any other with probability
-# p(S) = \int_0^\infty e^{-t} \prod_{s \in S} (1 - e^{-a_s t}) dt, a_s = p_s / (1 - sum of p over S). With s left out
-# of the support, the same integral without its factor is the probability of the rest.
+# Probabilities of drawing a set without replacement, and their leave-one-out ratios.
+# Gumbel noise is equivalent to exponential arrival times. The set S arrives before all other points with probability
+# p(S) = \int_0^\infty e^{-t} \prod_{s \in S} (1 - e^{-a_s t}) dt, a_s = p_s / (1 - sum of p over S). If s is removed
+# from the support, the same integral without the factor of s is the probability of the remaining set.
 
-#: Sets up to this size are summed exactly over the orders in which they may have been drawn.
+#: Largest set size for exact sums over all orders of drawing.
 EXACT_SIZE = 4
-#: The integral over log t starts where the integrand has vanished, in steps that resolve it.
+#: Lower limit and maximum step of the integral over log t; the integrand is negligible below the limit.
 _FIRST, _STEP = -36.0, 0.2
-#: Log rates below which 1 - exp(-rate) is the rate.
+#: Log rate below which 1 - exp(-rate) equals the rate.
 _SMALL = -36.0
 
 
 def log_leave_one_out_ratios(log_probability: Tensor, rest: Tensor) -> Tensor:
     r"""Return :math:`\log p^{D \setminus s}(S \setminus s) / p(S)` of each member, `(k, *batch)` (Kool et al. 2020)."""
-    # log_probability: (k, *batch), of the members; rest: (*batch), log of the probability of all others, -inf where
-    # there are none.
+    # log_probability: (k, *batch), of the members; rest: (*batch), log probability of the complement, -inf if empty.
     whole, one = _log_probabilities(log_probability, rest, (0, 1))
     return one - whole
 
 
 def _log_second_order_ratios(log_probability: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
     r"""Return :math:`\log R(S, s)`, `(k, *batch)`, and :math:`\log R^{D \setminus s}(S, s')`, `(k, k, *batch)`."""
-    # R is the ratio of log_leave_one_out_ratios; k >= 2; the second result has s first, and zeros on the diagonal.
+    # R is the ratio of log_leave_one_out_ratios; k >= 2. The first dimension of the second result is s; its diagonal
+    # is zero.
     count = len(log_probability)
     whole, one, two = _log_probabilities(log_probability, rest, (0, 1, 2))
     number = torch.zeros(count, count, dtype=torch.int64, device="cpu")
@@ -204,21 +205,21 @@ def _log_second_order_ratios(log_probability: Tensor, rest: Tensor) -> tuple[Ten
 
 
 def _log_probabilities(log_probability: Tensor, rest: Tensor, left_out: tuple[int, ...]) -> list[Tensor]:
-    """Return the log probability of all of a set but so many, drawn from a support without these, for each choice."""
+    """Return, for each number in ``left_out``, log probabilities of the set without each choice of so many members."""
     method = _by_orders if len(log_probability) <= EXACT_SIZE else _by_quadrature
     return method(log_probability, rest, left_out)
 
 
 @cache
 def _choices(count: int, size: int) -> Tensor:
-    """Return the members that may be left out, `(choices, size)`."""
+    """Return all subsets of members to leave out, `(choices, size)`."""
     found = list(itertools.combinations(range(count), size))
     return torch.tensor(found, dtype=torch.int64, device="cpu").reshape(len(found), size)
 
 
 @cache
 def _orders(count: int, left_out: int) -> Tensor:
-    """Return the orders of the members that are left, `(choices, orders, members)`."""
+    """Return all orders of the remaining members, `(choices, orders, members)`."""
     found = [
         list(itertools.permutations([i for i in range(count) if i not in out]))
         for out in itertools.combinations(range(count), left_out)
@@ -227,7 +228,7 @@ def _orders(count: int, left_out: int) -> Tensor:
 
 
 def _by_orders(log_probability: Tensor, rest: Tensor, left_out: tuple[int, ...]) -> list[Tensor]:
-    """Return sums over the orders in which members may have been drawn: all terms are positive, nothing cancels."""
+    """Return log sums over the orders of drawing; all terms are positive, so there is no cancellation."""
     found = []
     for size in left_out:
         drawn = log_probability[_orders(len(log_probability), size)]  # (choices, orders, members, *batch)
@@ -240,11 +241,11 @@ def _by_orders(log_probability: Tensor, rest: Tensor, left_out: tuple[int, ...])
 
 
 def _by_quadrature(log_probability: Tensor, rest: Tensor, left_out: tuple[int, ...]) -> list[Tensor]:
-    """Return the log of the integral, without each choice of ``left_out`` factors."""
-    # Over log t the integrand is analytic and falls off doubly exponentially on one side and exponentially on the
-    # other, so that the trapezoid rule is exact to rounding.
+    """Return the log of the integral without each choice of ``left_out`` factors."""
+    # As a function of log t the integrand is analytic and decays doubly exponentially on one side and exponentially on
+    # the other, so the trapezoid rule is exact up to rounding.
     count = len(log_probability)
-    # Where members are improbable, the integrand is a power of t times exp(-t): of width 1 / sqrt(count) at log count.
+    # For improbable members the integrand is a power of t times exp(-t), of width 1 / sqrt(count) around log count.
     step = min(_STEP, 0.4 / math.sqrt(count + 1))
     last = math.log(count + 1) + 4.25
     x = torch.arange(_FIRST, last, step, dtype=log_probability.dtype, device=log_probability.device)
@@ -262,24 +263,24 @@ def _by_quadrature(log_probability: Tensor, rest: Tensor, left_out: tuple[int, .
 
 @dataclass(frozen=True)
 class ImportanceWithoutReplacement(GradientEstimator):
-    r"""Different points, each weighted by its probability over that of passing the next one's threshold.
+    r"""Importance-weighted estimator with draws without replacement (priority sampling).
 
-    Of `k + 1` points drawn without replacement the last sets a threshold :math:`\kappa` on perturbed log
-    probabilities. Given :math:`\kappa`, a point is among the first `k` with probability
-    :math:`q(z) = 1 - \exp(-\exp(\log p(z) - \kappa))`, and :math:`p(z) / q(z)` is its weight (priority sampling).
+    Draw `k + 1` points without replacement. The perturbed log probability of the last point is a threshold
+    :math:`\kappa`. Given :math:`\kappa`, point :math:`z` is among the first `k` with probability
+    :math:`q(z) = 1 - \exp(-\exp(\log p(z) - \kappa))`; its weight is :math:`p(z) / q(z)`.
 
     Parameters
     ----------
     k : int, default 4
-        Points; `k + 1` are drawn, and `k` evaluated, unless they are the whole support. With one the variance is
-        infinite: the threshold can then be far above all that is left.
+        Number of evaluated points. The point `k + 1` is drawn only for the threshold. If `k` is the size of the
+        support, the estimate is exact. With `k = 1` the variance is infinite.
     normalised : bool, default False
-        Whether weights are made to sum to one, which lowers the variance and is biased.
+        Normalize the weights to sum to one. This reduces the variance and introduces a bias.
 
     Raises
     ------
     SettingsError
-        If `k` is below one or larger than the support.
+        If `k` is less than 1, or exceeds the size of the support on use.
 
     References
     ----------
@@ -304,11 +305,11 @@ class ImportanceWithoutReplacement(GradientEstimator):
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """Whether weights are left as they are."""
+        """True unless weights are normalized."""
         return not self.normalised
 
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
-        """Draw points."""
+        """Draw weighted points without replacement."""
         _check_k(self.k, space)
         beam = stochastic_beam_search(space, min(self.k + 1, space.size), generator)
         codes = beam.codes[: self.k]
@@ -316,7 +317,7 @@ class ImportanceWithoutReplacement(GradientEstimator):
         if self.k == space.size:
             return WeightedPoints(space.value(codes), fixed.exp().to(score.dtype) * score)
         log_rate = (fixed - beam.perturbed[self.k]).clamp_max(50.0)
-        # Below this 1 - exp(-rate) is the rate, which itself may be too small for a number.
+        # Below this log rate, 1 - exp(-rate) equals the rate, and the rate may underflow.
         log_included = torch.where(log_rate < -36, log_rate, log_complement(-log_rate.clamp_min(-36).exp()))
         weights = (fixed - log_included).exp().to(score.dtype) * score
         if self.normalised:
@@ -328,27 +329,29 @@ class ImportanceWithoutReplacement(GradientEstimator):
         return self.k
 
 
-# Rao-Blackwellised top-k: the most probable points are summed, the others sampled.
+# Rao-Blackwellized top-k: sum over the most probable points, samples from the rest.
 
 
 @dataclass(frozen=True)
 class RaoBlackwell(GradientEstimator):
-    r"""Sum the `k` most probable points exactly and sample from what is left.
+    r"""Rao-Blackwellized estimator: exact sum over the `k` most probable points, samples from the rest.
 
-    With kept points :math:`C` and a draw `v` from the distribution given that it lies outside, the estimate of the
-    expectation is :math:`\sum_{z \in C} p(z) f(z) + (1 - p(C)) f(v)`. It is unbiased whatever points are kept.
+    Let :math:`C` be the summed points and :math:`v` a draw from the distribution restricted to the complement of
+    :math:`C`. The estimate of the expectation is :math:`\sum_{z \in C} p(z) f(z) + (1 - p(C)) f(v)`. It is unbiased
+    for every choice of :math:`C`. Beam search selects :math:`C`; for dependent variables it may miss some of the most
+    probable points.
 
     Parameters
     ----------
     k : int, default 3
-        Points that are summed.
+        Number of summed points.
     num_samples : int, default 1
-        Draws from what is left.
+        Number of draws from the complement.
 
     Raises
     ------
     SettingsError
-        If `k` or `num_samples` is below one, or `k` larger than the support.
+        If `k` or `num_samples` is less than 1, or `k` exceeds the size of the support on use.
 
     References
     ----------
@@ -370,7 +373,7 @@ class RaoBlackwell(GradientEstimator):
         whole_number("num_samples", self.num_samples, least=1)
 
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
-        """Return the kept points and those drawn from the rest."""
+        """Return the summed points and the draws from the complement."""
         _check_k(self.k, space)
         kept = most_probable_codes(space, self.k)
         weights = space.log_prob(kept).exp()
@@ -383,32 +386,32 @@ class RaoBlackwell(GradientEstimator):
         return WeightedPoints(space.value(codes), torch.cat([weights, drawn_weights]))
 
     def num_evaluations(self, space: Space) -> int:
-        """Return how many points are summed or drawn."""
+        """Return the number of summed and drawn points."""
         return self.k if self.k == space.size else self.k + self.num_samples
 
 
 def best_k(probabilities: Tensor, num_evaluations: int) -> Tensor:
-    r"""Return how many points to sum when so many evaluations may be spent on sums and draws together.
+    r"""Return the number of points to sum in :class:`RaoBlackwell` for a given number of evaluations.
 
-    The variance left over is at most in proportion to the mass of the rest over the draws that share it,
-    :math:`(1 - p(C_k)) / (N - k)`, which is made smallest.
+    The variance of the estimate is bounded by a multiple of :math:`(1 - p(C_k)) / (N - k)`, where :math:`C_k` are the
+    `k` most probable points. The result minimizes this bound.
 
     Parameters
     ----------
     probabilities : Tensor
         Shape `(*batch, categories)`.
     num_evaluations : int
-        :math:`N`, at least one.
+        Total number :math:`N` of summed points and draws, at least 1.
 
     Returns
     -------
     Tensor
-        From zero on, shape `(*batch)`, int64.
+        Number of summed points, 0 or more, shape `(*batch)`, int64.
 
     Raises
     ------
     SettingsError
-        If there is nothing to spend.
+        If ``num_evaluations`` is less than 1, or there are no categories.
     DataError
         If a probability is NaN.
 
@@ -428,7 +431,7 @@ def best_k(probabilities: Tensor, num_evaluations: int) -> Tensor:
     if size < 1:
         raise SettingsError("there are no categories to sum or draw")
     if bool(probabilities.isnan().any()):
-        raise DataError("a probability is NaN; look at what the logits are made of")
+        raise DataError("a probability is NaN; check the computation of the logits")
     ordered = probabilities.sort(-1, descending=True).values[..., : min(count - 1, size)]
     rest = 1 - torch.cat([torch.zeros_like(probabilities[..., :1]), ordered.cumsum(-1)], -1)
     draws = count - torch.arange(rest.shape[-1], device=rest.device)
@@ -437,9 +440,9 @@ def best_k(probabilities: Tensor, num_evaluations: int) -> Tensor:
 
 @torch.no_grad()
 def sample_outside(space: Space, kept: Tensor, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-    """Draw codes `(num_samples, *batch, variables)` outside ``kept``, `(kept, *batch, variables)`, or SettingsError."""
+    """Draw codes `(num_samples, *batch, variables)` from the complement of ``kept``, `(kept, *batch, variables)`."""
     if len(kept) >= space.size:
-        raise SettingsError(f"all {space.size} points are kept, so that none is left to draw")
+        raise SettingsError(f"all {space.size} points are kept, so no point is left to draw")
     like = space.fixed_log_prob(kept)
     log_mass = like.unsqueeze(1).expand(-1, num_samples, *like.shape[1:])
     alive = torch.ones_like(log_mass, dtype=torch.bool)
@@ -450,11 +453,11 @@ def sample_outside(space: Space, kept: Tensor, num_samples: int, generator: torc
         log_child = space.conditional(codes).to(like).expand(*shape, -1)
         category = torch.arange(space.num_categories, device=like.device)
         own = kept[:, ..., step].unsqueeze(1).unsqueeze(-1) == category  # (kept, 1, *batch, categories)
-        # In units of the beginning's probability, for that of many variables is too small for a number.
+        # Relative to the probability of the prefix, because the probability of many variables underflows.
         share = (log_mass - log_prefix).clamp_max(0.0).exp().unsqueeze(-1)
         left = (log_child.exp() - torch.where(alive.unsqueeze(-1) & own, share, 0.0).sum(0)).clamp_min(0.0)
         if step == space.num_variables - 1:
-            # Every continuation is a point, kept or not: no difference of nearly equal numbers decides which.
+            # Every continuation is now a single point, so kept points are excluded without subtraction.
             left = torch.where((alive.unsqueeze(-1) & own).any(0), 0.0, log_child.exp())
         chosen = (left.log() + gumbel(tuple(left.shape), like, generator)).argmax(-1, keepdim=True)
         alive = alive & (kept[:, ..., step].unsqueeze(1) == chosen.squeeze(-1))
@@ -463,29 +466,30 @@ def sample_outside(space: Space, kept: Tensor, num_samples: int, generator: torc
     return codes
 
 
-# The unordered-set estimator: draws without replacement, whatever their order.
+# The unordered-set estimator: draws without replacement, averaged over their order.
 
 
 @dataclass(frozen=True)
 class UnorderedSet(GradientEstimator):
-    r"""Different points, each weighted by its probability times its leave-one-out ratio.
+    r"""Unordered-set estimator: points without replacement, weighted by probability and leave-one-out ratio.
 
-    With :math:`S` drawn without replacement, :math:`\sum_{s \in S} p(s) R(S, s) f(s)` has the expectation of `f`: it is
-    the mean of a single draw's value over the orders in which :math:`S` may have come. It never has more variance than
-    one draw, and is exact where :math:`S` is the support.
+    Let :math:`S` be a set drawn without replacement. The estimate :math:`\sum_{s \in S} p(s) R(S, s) f(s)` with the
+    leave-one-out ratio :math:`R(S, s) = p^{D \setminus s}(S \setminus s) / p(S)` is unbiased: it is the conditional
+    expectation of the single-draw estimate given :math:`S`. Its variance is at most the variance with one draw, and
+    zero if :math:`S` is the whole support.
 
     Parameters
     ----------
     k : int, default 4
-        Points in the set.
+        Number of points in the set.
     baseline : bool, default False
-        Whether a second-order estimate of the expectation is subtracted from each value. It helps where values have a
-        large mean, and costs variance where they have not.
+        Subtract a second-order estimate of the expectation from each value. It reduces the variance if the values have
+        a large mean, and can increase it otherwise.
 
     Raises
     ------
     SettingsError
-        If `k` is below one (two with a baseline), or larger than the support.
+        If `k` is less than 1 (2 with a baseline), or exceeds the size of the support on use.
 
     References
     ----------
@@ -512,16 +516,16 @@ class UnorderedSet(GradientEstimator):
         return self.weighted(space, codes)
 
     def weighted(self, space: Space, codes: torch.Tensor) -> WeightedPoints:
-        """Return the points of one set with their weights, codes `(k, *batch, variables)`."""
+        """Return the weighted points of a set given its codes, `(k, *batch, variables)`."""
         fixed, rest = space.fixed_log_prob(codes), space.log_rest(codes)
         score = magic(space.log_prob(codes))
-        # Of many variables, probabilities are too small and ratios too large for a number; weights are not.
+        # For many variables the probabilities underflow and the ratios overflow; their products, the weights, do not.
         if not self.baseline:
             log_weight = fixed + log_leave_one_out_ratios(fixed, rest)
             return WeightedPoints(space.value(codes), log_weight.exp().to(score.dtype) * score)
         first, second = _log_second_order_ratios(fixed, rest)
         weights = (fixed + first).exp().to(score.dtype) * score
-        # Each member's value has the others' mean subtracted: a term without value, whose gradient is the score's.
+        # Subtract the estimated mean from each value: a term with value zero and the gradient of the score.
         moved = (weights - weights.detach()).unsqueeze(1) * (second + fixed).exp().to(score.dtype)
         return WeightedPoints(space.value(codes), weights - moved.sum(0))
 

@@ -98,7 +98,7 @@ def by_evidence(
             # Separate seeds, because errors of different observations have to be independent.
             own = int(torch.randint(2**31, (), generator=generator))
             target = Target.from_pyro(model, *datum, compile=False, seed=own)
-            found.append(compare(target, [method], own, budget=budget, progress=False)[method])
+            found.append(compare(target, [method], seed=own, budget=budget, progress=False)[method])
             bar.update(len(found))
     problems = tuple(f"datum {i}: {problem}" for i, z in enumerate(found) for problem in z.warnings)
     return HeldOut(

@@ -1,4 +1,4 @@
-"""Particles: runs of guide and model on its draws, and the log weight of every datum."""
+"""Particles: runs of guide and model, and the log importance weight of each observation."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ __all__ = [
     "weight",
 ]
 
-# Log density of a site of a trace, and checks that guide and model fit together.
+# Log density of a site of a trace, and checks that guide and model match.
 
 Site = dict[str, Any]
 
-#: Marks sites whose values may lie between the points of their support.
+#: Marks sites whose values may be relaxed, outside their discrete support.
 _RELAXED = "_relaxed"
-#: Marks sites whose values carry a gradient though their distribution has none.
+#: Marks sites whose values carry a gradient although their distribution has no rsample.
 PATH = "_path"
 
 
 def unwrapped(fn: Distribution) -> tuple[Distribution, int]:
-    """Return the distribution inside ``.to_event``, and how many event dimensions that added."""
+    """Return the distribution inside ``.to_event`` and the number of event dimensions added by it."""
     events = 0
     while isinstance(fn, Independent):
         events += fn.reinterpreted_batch_ndims
@@ -84,7 +84,7 @@ def unwrapped(fn: Distribution) -> tuple[Distribution, int]:
 
 
 def site_log_density(fn: Any, value: Tensor) -> Tensor:
-    """Return ``fn.log_prob(value)``, for Bernoulli pixels with half the passes over memory."""
+    """Return ``fn.log_prob(value)``; Bernoulli events need half the memory traffic of torch's."""
     base, events = unwrapped(fn)
     if isinstance(base, Bernoulli) and events and "logits" in base.__dict__ and not value.requires_grad:
         if torch.broadcast_shapes(base.logits.shape, value.shape) == base.logits.shape:
@@ -96,7 +96,7 @@ def site_log_density(fn: Any, value: Tensor) -> Tensor:
 
 
 def relaxed_log_density(name: str, fn: Any, value: Tensor) -> Tensor:
-    """Return the log density of bits or one-hot vectors, continued linearly between these; else GuideError."""
+    """Return the log density of relaxed bits or one-hot vectors by linear extension; GuideError for other types."""
     base, events = unwrapped(fn)
     if isinstance(base, Bernoulli):
         terms = value * base.logits - softplus(base.logits)
@@ -104,15 +104,15 @@ def relaxed_log_density(name: str, fn: Any, value: Tensor) -> Tensor:
         terms = (value * base.logits.log_softmax(-1)).sum(-1)
     else:
         raise GuideError(
-            f"site {name!r}: the guide draws points between corners, at which {type(base).__name__} has no density; "
-            "use Bernoulli or OneHotCategorical in guide and model, or an estimator that is not relaxed, such as "
+            f"site {name!r}: the guide draws relaxed points, at which {type(base).__name__} has no density; use "
+            "Bernoulli or OneHotCategorical in guide and model, or an estimator that is not relaxed, such as "
             "UnorderedSet"
         )
     return terms.sum(tuple(range(-events, 0))) if events else terms
 
 
 class _BernoulliLogDensity(torch.autograd.Function):
-    """``sum(value * logits - softplus(logits))``, and its gradient ``value - sigmoid(logits)`` in one buffer."""
+    """``sum(value * logits - softplus(logits))`` with gradient ``value - sigmoid(logits)``, each in one buffer."""
 
     @staticmethod
     def forward(context: Any, logits: Tensor, value: Tensor, dims: tuple[int, ...]) -> Tensor:  # type: ignore[override]
@@ -125,24 +125,24 @@ class _BernoulliLogDensity(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         logits, value = context.saved_tensors
         weight = gradient[(...,) + (None,) * context.events]
-        if torch.is_grad_enabled():  # a gradient of this gradient is wanted
+        if torch.is_grad_enabled():  # second derivatives
             return (value - logits.sigmoid()) * weight, None, None
         return logits.sigmoid().neg_().add_(value).mul_(weight), None, None
 
 
 class Compatibility:
-    """Whether guide and model fit together; each new combination is looked at once."""
+    """Check that guide and model match; each combination of sites is checked once."""
 
     def __init__(self) -> None:
         self._seen: set[Any] = set()
 
     def __call__(self, model: Mapping[str, Site], guide: Mapping[str, Site]) -> None:
-        """Check that the guide names every latent site of the model, and no other; else GuideError."""
+        """Raise GuideError unless the guide has all latent sites of the model and no others."""
         if self._is_new(tuple((n, s["is_observed"]) for sites in (model, guide) for n, s in sites.items())):
             _check_names(model, guide)
 
     def site(self, name: str, prior: Any, posterior: Any, value: Tensor | None) -> None:
-        """Check that the model can have drawn what the guide drew for one site; a relaxed value is no draw."""
+        """Raise GuideError if a guide draw is outside the model's support; ``value`` is None for relaxed points."""
         shapes = prior.event_shape, posterior.event_shape
         if self._is_new((name, type(unwrapped(prior)[0]), type(unwrapped(posterior)[0]), *shapes)):
             _check_support(name, prior, posterior, value)
@@ -180,26 +180,26 @@ def _names(names: list[str]) -> str:
 def _check_support(name: str, prior: Any, posterior: Any, value: Tensor | None) -> None:
     wanted, given = _reach(prior), _reach(posterior)
     drawn = _component(posterior)
-    # What a chain of transforms can reach, torch knows only roughly: there the values decide.
+    # torch's support of a transformed distribution is approximate; check the values instead.
     vague = type(drawn).__name__ in ("TransformedDistribution", "Delta")
     if wanted.is_discrete != given.is_discrete or not vague and not _contains(wanted, given):
         raise GuideError(
             f"site {name!r}: the guide's {type(unwrapped(posterior)[0]).__name__} has support {given}, the model's "
-            f"{type(unwrapped(prior)[0]).__name__} {wanted}; choose a distribution in the guide whose draws the "
-            "model can have produced, for example a TransformedDistribution"
+            f"{type(unwrapped(prior)[0]).__name__} {wanted}; choose a distribution in the guide with support inside "
+            "the model's, for example a TransformedDistribution"
         )
     shapes = prior.event_shape, posterior.event_shape
     if shapes[0] != shapes[1]:
         raise GuideError(
-            f"site {name!r}: a draw of the guide has shape {tuple(shapes[1])}, one of the model {tuple(shapes[0])}; "
-            "let .to_event agree"
+            f"site {name!r}: a draw of the guide has shape {tuple(shapes[1])}, a draw of the model "
+            f"{tuple(shapes[0])}; use the same .to_event in both"
         )
     if value is not None and not bool(value.isnan().any()) and not bool(wanted.check(value).all()):
         raise GuideError(f"site {name!r}: the guide drew a value outside the support {wanted} of the model")
 
 
 def _component(fn: Any) -> Any:
-    """Return a distribution without its wrappers, and of a mixture the components."""
+    """Return a distribution without wrappers; for a mixture, its component distribution."""
     fn = unwrapped(fn)[0]
     while isinstance(fn, MixtureSameFamily):
         fn = unwrapped(fn.component_distribution)[0]
@@ -207,7 +207,7 @@ def _component(fn: Any) -> Any:
 
 
 def _reach(fn: Any) -> Any:
-    """Return the support of single numbers as torch has it, which of a mixture holds all components."""
+    """Return torch's support of a single element; for a mixture, a support that contains all components."""
     mixed = isinstance(unwrapped(fn)[0], MixtureSameFamily)
     try:
         support = support_of(fn) if mixed else fn.support
@@ -219,15 +219,15 @@ def _reach(fn: Any) -> Any:
 
 
 def _contains(wanted: Any, given: Any) -> bool:
-    """Tell whether a guide with support ``given`` stays in ``wanted``, as far as types can tell."""
+    """Return False if a guide's support ``given`` is known from its type to exceed the model's, ``wanted``."""
     if wanted is constraints.real or wanted is constraints.real_vector:
         return not given.is_discrete
     if wanted.is_discrete:
-        return True  # values decide
+        return True  # checked by value
     lower, upper = _bounds(wanted)
     least, most = _bounds(given)
     if lower is None and upper is None:
-        return True  # a structured support: the values decide
+        return True  # structured support: checked by value
     below = lower is None or (least is not None and bool((torch.as_tensor(least) >= torch.as_tensor(lower)).all()))
     above = upper is None or (most is not None and bool((torch.as_tensor(most) <= torch.as_tensor(upper)).all()))
     return below and above
@@ -238,7 +238,7 @@ def _bounds(support: Any) -> tuple[Any, Any]:
 
 
 def require_reparameterized(guide: Mapping[str, Site], objective: str, otherwise: str) -> None:
-    """Raise GuideError for draws without a gradient, which ``objective`` needs; suggest ``otherwise``."""
+    """Raise GuideError, suggesting ``otherwise``, for guide sites that are not reparameterized."""
     for name, site in guide.items():
         if not site["is_observed"] and not site["fn"].has_rsample:
             raise GuideError(
@@ -247,13 +247,13 @@ def require_reparameterized(guide: Mapping[str, Site], objective: str, otherwise
             )
 
 
-# Dimensions of particles and data in a trace.
+# Dimensions of particles and observations in a trace.
 
 PARTICLES = "_particles"
 
 
 class Plate(NamedTuple):
-    """A plate of independent data: its dimension counted from the right, items in the batch, items in all."""
+    """A plate over observations: negative dimension, minibatch size and full size."""
 
     dim: int
     size: int
@@ -262,15 +262,15 @@ class Plate(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Dimensions of particles and data in a trace."""
+    """Dimensions of particles and observations in a trace."""
 
     num_particles: int
-    nesting: int  # number of plate dimensions; particles stand left of them
-    plates: Mapping[str, Plate]  # by name, those plates that hold every latent site: their items are the data
+    nesting: int  # number of plate dimensions; the particle dimension is to their left
+    plates: Mapping[str, Plate]  # by name, the plates over observations: those that contain every site
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """Shape of the data, leftmost plate first."""
+        """Shape of the plates over observations, leftmost plate first."""
         return tuple(p.size for p in sorted(self.plates.values()))
 
     @property
@@ -280,11 +280,11 @@ class Layout:
 
     @property
     def scale(self) -> float:
-        """How many items of the whole data each item of the batch stands for."""
+        """Ratio of full data size to minibatch size."""
         return math.prod(p.full_size / p.size for p in self.plates.values())
 
     def reduce(self, term: Tensor) -> Tensor:
-        """Sum a term with plate dimensions over all but particles and data: ``(particles, *batch)``."""
+        """Sum a term with plate dimensions over the inner plates: ``(particles, *batch)``."""
         dims = sorted(p.dim for p in self.plates.values())
         shape = (1,) * (self.nesting + 1 - term.dim()) + tuple(term.shape)
         inner = [d for d in range(-self.nesting, 0) if d not in dims]
@@ -294,26 +294,26 @@ class Layout:
         return term.expand(self.shape)
 
     def spread(self, events: int) -> tuple[int, ...]:
-        """Return the shape in which a ``(particles, *batch)`` tensor meets a site's value."""
+        """Return the shape that makes a ``(particles, *batch)`` tensor broadcast to a site's value."""
         sizes = {p.dim: p.size for p in self.plates.values()}
         plates = tuple(sizes.get(d, 1) for d in range(-self.nesting, 0))
         return (self.num_particles, *plates, *(1,) * events)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the plates that results keep: particles, where there are several, and data."""
+        """Names of the plates kept in results: particles, if more than one, and observations."""
         data = sorted(self.plates, key=lambda name: self.plates[name])
         return (PARTICLES, *data) if self.num_particles > 1 else tuple(data)
 
     def shaped(self, term: Tensor) -> Tensor:
-        """Expand a term that has the dimensions of :attr:`labels` to ``(particles, *batch)``."""
+        """Expand a term with the dimensions of :attr:`labels` to ``(particles, *batch)``."""
         if self.num_particles == 1:
             term = term.unsqueeze(0)
         return term.expand(self.shape)
 
 
 def reduced(site: Site, term: Tensor, layout: Layout) -> Tensor:
-    """Apply a site's mask and scale to a term of it and sum it up to ``(K, *batch)``."""
+    """Apply a site's mask and scale to a term and sum it to ``(K, *batch)``."""
     term, scale = masked(site, term), site["scale"]
     if not isinstance(scale, Tensor):
         scale = scale / layout.scale
@@ -322,24 +322,24 @@ def reduced(site: Site, term: Tensor, layout: Layout) -> Tensor:
 
 
 def masked(site: Site, term: Tensor) -> Tensor:
-    """Apply a site's mask to a term of it."""
+    """Apply a site's mask to a term."""
     mask = site["mask"]
     if mask is None or mask is True:
         return term
     return torch.zeros_like(term) if mask is False else torch.where(mask, term, term.new_zeros(()))
 
 
-# Sites of the guide that gradient estimators draw as weighted points.
+# Guide sites drawn as weighted points by gradient estimators.
 
 GRADIENT = "gradient"
 _WEIGHTS = "_weights"
 _OFFSET = "_offset"
-#: Points of all sites together, beyond which they are refused.
+#: Maximum number of joint points of all sites.
 _MAX_POINTS = 1 << 16
 
 
 class _Drawn(TorchDistribution):  # type: ignore[misc]
-    """A distribution whose support has been narrowed to points that were drawn."""
+    """A distribution with its support restricted to the points drawn by an estimator."""
 
     def __init__(self, fn: Any, values: Tensor) -> None:
         super().__init__(fn.batch_shape, fn.event_shape, validate_args=False)
@@ -351,11 +351,11 @@ class _Drawn(TorchDistribution):  # type: ignore[misc]
 
 
 class _Weighting(Messenger):
-    """Messenger that lets sites marked ``infer={"gradient": estimator}`` run through points of the estimator."""
+    """Messenger that enumerates the estimator's points at sites marked ``infer={"gradient": estimator}``."""
 
-    # It stands right inside the enumerating messenger, which gives the points a dimension of their own, so that the
-    # points of several sites multiply. Relaxed points lie between the corners of the support, where densities are
-    # continued linearly; a single relaxed point, which carries all of its gradient, is a draw like others.
+    # It is the innermost messenger after enumeration, which assigns a separate dimension to the points of each site, so
+    # the numbers of points of several sites multiply. Log densities are extended linearly to relaxed points. A single
+    # relaxed point with a constant weight carries the whole gradient and is treated as an ordinary draw.
 
     def __init__(self) -> None:
         super().__init__()
@@ -368,23 +368,24 @@ class _Weighting(Messenger):
         name, fn = message["name"], message["fn"]
         if not isinstance(estimator, GradientEstimator):
             raise GuideError(
-                f"site {name!r}: infer['gradient'] is {estimator!r:.60}, no gradient estimator; give such as "
+                f"site {name!r}: infer['gradient'] is {estimator!r:.60}, not a gradient estimator; use for example "
                 "gradients.UnorderedSet(k=4)"
             )
         if "_markov_scope" in message["infer"]:
             raise GuideError(
-                f"site {name!r}: gradient estimators know no pyro.markov; take it out, or give the chain as one site"
+                f"site {name!r}: gradient estimators do not support pyro.markov; remove it, or write the chain as one "
+                "site"
             )
         if not isinstance(fn, TorchDistributionMixin) or not fn.support.is_discrete:
             raise GuideError(
                 f"site {name!r} is a {type(fn).__name__}, which has no discrete support for the gradient estimator; "
-                "leave infer['gradient'] out"
+                "remove infer['gradient']"
             )
         _check_estimator(name, estimator)
         if estimator.relaxed and isinstance(unwrapped(fn)[0], Categorical):
             raise GuideError(
-                f"site {name!r} is a Categorical, whose values are whole numbers; {type(estimator).__name__} draws "
-                "points between corners: use OneHotCategorical in guide and model"
+                f"site {name!r} is a Categorical, whose values are whole numbers, but {type(estimator).__name__} draws "
+                "relaxed points; use OneHotCategorical in guide and model"
             )
         try:
             values, weights, offset = estimator.points(space_of(fn))
@@ -395,13 +396,13 @@ class _Weighting(Messenger):
             message["infer"] = {**message["infer"], _RELAXED: True, PATH: True}
             return
         if len(weights) == 1:
-            # A dimension of size one would not show which terms depend on the site: the point comes twice, at half.
+            # A dimension of size one would hide which terms depend on the site: repeat the point with half the weight.
             values, weights = torch.cat([values, values]), torch.cat([weights, weights]) / 2
         self._num_points *= len(weights)
         if self._num_points > _MAX_POINTS:
             raise GuideError(
-                f"site {name!r}: with its {len(weights)} points those of all sites together are {self._num_points}, "
-                f"more than {_MAX_POINTS}, since a term may depend on each; make many sites one by a plate or .to_event"
+                f"site {name!r}: its {len(weights)} points bring the number of joint points of all sites to "
+                f"{self._num_points}, more than {_MAX_POINTS}; combine sites by a plate or .to_event"
             )
         message["infer"] = {**message["infer"], "enumerate": "parallel", _WEIGHTS: weights, _OFFSET: offset}
         message["infer"][_RELAXED] = estimator.relaxed
@@ -417,17 +418,17 @@ class _Weighting(Messenger):
 
 
 def _check_estimator(name: str, estimator: GradientEstimator) -> None:
-    """Refuse estimators of something else than an expectation, and those that do more than the points they draw."""
+    """Raise GuideError for VIMCO and for estimators whose surrogate is more than the weighted sum over points."""
     if isinstance(estimator, VIMCO):
         raise GuideError(
-            f"site {name!r}: VIMCO is about the multi-sample bound of the whole model, not about one site; take "
-            f"infer['gradient'] out and train by IWAE(num_particles={estimator.num_samples}), whose draws have "
-            "this very gradient"
+            f"site {name!r}: VIMCO estimates the gradient of the multi-sample bound of the whole model, not of one "
+            f"site; remove infer['gradient'] and train with IWAE(num_particles={estimator.num_samples}), which uses "
+            "this gradient for draws without one"
         )
     if type(estimator).surrogate is not GradientEstimator.surrogate and not isinstance(estimator, ScoreFunction):
         raise GuideError(
-            f"site {name!r}: {type(estimator).__name__} has a surrogate of its own, of which a guide knows nothing; "
-            "put what it adds into the weights or the offset of its points"
+            f"site {name!r}: {type(estimator).__name__} overrides surrogate, which is not used for sites of a guide; "
+            "put its extra terms into the weights or the offset of its points"
         )
 
 
@@ -437,9 +438,9 @@ def _baseline_terms(
     log_guide: Mapping[str, Tensor],
     kl: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return the baselines' terms of the bound, by site: zero in value, and in expectation of the gradient."""
-    # Each has the shape of its site's density without the dimension of the points. GuideError if this is computed again
-    # in the backward pass, where a baseline would learn once more.
+    """Return the baseline terms of the bound by site; their values and expected gradients are zero."""
+    # Each has the shape of its site's log density without the dimension of the points. Recomputation in the backward
+    # pass raises GuideError, because it would update a baseline twice.
     found: dict[str, Tensor] = {}
     with_baseline: dict[str, tuple[ScoreFunction, Tensor]] = {}
     for name, site in sites.items():
@@ -454,7 +455,7 @@ def _baseline_terms(
     for name, (estimator, weights) in with_baseline.items():
         if weights.requires_grad:
             _check_once(name)
-            # The bound is linear in the weights of each site, so this derivative is the worth of each point.
+            # The bound is linear in the weights of each site, so this derivative is the value of each point.
             (worth,) = torch.autograd.grad(bound, weights, retain_graph=True, allow_unused=True)
             if worth is not None:
                 found[name] = torch.as_tensor(estimator.correction(weights, worth))
@@ -462,7 +463,7 @@ def _baseline_terms(
 
 
 def offset(site: Site) -> Tensor | None:
-    """Return what a control variate adds to the bound at a site, zero in expectation, of the shape of its draws."""
+    """Return the control variate of a site, with expectation zero and the shape of its draws; None without one."""
     found = site["infer"].get(_OFFSET)
     return found if isinstance(found, Tensor) else None
 
@@ -473,58 +474,58 @@ def _check_once(name: str) -> None:
             return
     except RuntimeError:
         raise GuideError(
-            f"site {name!r}: its baseline learns from draw to draw, and would learn twice from particles that are "
-            "computed again in the backward pass; leave chunk_size out, or use LeaveOneOut, whose baseline is its own "
-            "draws"
+            f"site {name!r}: its baseline is updated at each draw, and would be updated twice for particles that are "
+            "recomputed in the backward pass; omit chunk_size, or use LeaveOneOut, whose baseline is computed from its "
+            "own draws"
         ) from None
 
 
 def weight(site: Any) -> Tensor | None:
-    """Return the weights of a site's points, in the shape of its log density; None where all are enumerated."""
+    """Return the weights of a site's points, in the shape of its log density; None under full enumeration."""
     found = site["infer"].get(_WEIGHTS)
     return found if isinstance(found, torch.Tensor) else None
 
 
-# Terms of a site of a trace: its log density, its score, and its divergence in closed form.
+# Terms of a site of a trace: log density, score and closed-form divergence.
 
 
 def _term_of(site: Site, layout: Layout) -> Tensor:
-    """Return the log density of a site, ``(K, *batch)``, without the scale that belongs to the data's plates."""
+    """Return the log density of a site, ``(K, *batch)``, without the scale of the plates over observations."""
     return reduced(site, _density_of(site), layout)
 
 
 def _density_of(site: Site) -> Tensor:
-    """Return the log density of a site at its value; the site keeps a copy, in case it is to be named in an error."""
+    """Return the log density of a site at its value; store a copy in the site for error messages."""
     if site["infer"].get(_RELAXED):
         term = relaxed_log_density(site["name"], site["fn"], site["value"])
     else:
         term = site_log_density(site["fn"], site["value"])
-    site["term"] = masked(site, term.detach())  # what a mask takes out is nobody's fault
+    site["term"] = masked(site, term.detach())  # masked elements cause no error
     return term
 
 
 def _is_path(site: Site) -> bool:
-    """Whether the draw carries a gradient."""
+    """Return True if the draw carries a gradient."""
     return bool(site["fn"].has_rsample) or PATH in site["infer"]
 
 
 def draw_log_density(site: Site) -> Tensor:
-    """Return the log density of a draw by its distribution, without scales and masks."""
-    # A mask may take out padding whose density is not finite: zero there.
+    """Return the log density of a draw without scale and mask."""
+    # A mask may exclude padding with a non-finite density, which is set to zero.
     term = site_log_density(site["fn"], site["value"])
     return torch.where(masked(site, torch.ones_like(term)) > 0, term, torch.where(term.isfinite(), term, 0.0))
 
 
 def _weight_of_point(site: Site) -> Tensor:
-    """Return what each point of an enumerated site of the guide counts for."""
+    """Return the weight of each point of an enumerated guide site."""
     drawn = weight(site)
     return _density_of(site).exp() if drawn is None else drawn
 
 
 def _closed_forms(model: Mapping[str, Site], guide: Mapping[str, Site]) -> list[tuple[str, Tensor]]:
     """Return the closed-form divergences of guide from model, by site."""
-    # Given the earlier draws, a site's divergence may stand for the difference of its log densities where the model
-    # conditions the site on nothing that the guide draws later.
+    # Given the earlier draws, a site's divergence may replace the difference of its log densities if the model does
+    # not condition the site on later draws of the guide.
     found, order = [], {name: i for i, name in enumerate(guide)}
     latent = [name for name, site in model.items() if not site["is_observed"]]
     for position, name in enumerate(latent):
@@ -535,9 +536,9 @@ def _closed_forms(model: Mapping[str, Site], guide: Mapping[str, Site]) -> list[
         if not same_mask or isinstance(prior["scale"], Tensor) or prior["scale"] != posterior["scale"]:
             continue
         if {"_enumerate_dim", _RELAXED} & posterior["infer"].keys() or isinstance(unwrapped(posterior["fn"])[0], Delta):
-            continue  # Pyro's closed form of a Delta leaves out its log_density, the Jacobian of automatic guides
+            continue  # Pyro's closed form of a Delta omits its log_density, the Jacobian of automatic guides
         if _is_masked(prior["fn"]) or _is_masked(posterior["fn"]):
-            continue  # each by its own mask, of which torch's closed form knows one
+            continue  # torch's closed form applies only one of the two masks
         with suppress(NotImplementedError):
             found.append((name, kl_divergence(*_alike(posterior["fn"], prior["fn"]))))
     return found
@@ -552,27 +553,27 @@ def _is_masked(fn: Any) -> bool:
 
 
 def _alike(posterior: Any, prior: Any) -> tuple[Any, Any]:
-    """Give both one batch shape: some of torch's closed forms index one by a mask of the other's shape."""
+    """Expand both to one batch shape, because some of torch's closed forms index across the two."""
     if posterior.batch_shape == prior.batch_shape or isinstance(unwrapped(prior)[0], Normal):
         return posterior, prior
     shape = torch.broadcast_shapes(posterior.batch_shape, prior.batch_shape)
     return posterior.expand(shape), prior.expand(shape)
 
 
-# Sites that are summed out: of the model by log-sum-exp, of the guide by expectation.
+# Enumerated sites: log-sum-exp over model sites, expectation over guide sites.
 
 
 @dataclass(frozen=True)
 class Enumerated:
     """The enumerated sites of one run."""
 
-    variables: dict[int, str]  # site names by the number Pyro gave them
-    dims: dict[int, int]  # that number by its dimension, where no Markov chain says otherwise
-    in_guide: bool  # whether these are sites of the guide
+    variables: dict[int, str]  # site names by Pyro's enumeration id
+    dims: dict[int, int]  # Pyro's enumeration id by dimension; sites in a Markov chain have their own mapping
+    in_guide: bool  # True for sites of the guide
 
     @classmethod
     def of(cls, model: Mapping[str, Site], guide: Mapping[str, Site]) -> Enumerated | None:
-        """Return the enumerated sites, if any; GuideError if both the guide and the model alone have some."""
+        """Return the enumerated sites, if any; GuideError for a mix of guide sites and model-only sites."""
         found: dict[bool, dict[int, str]] = {True: {}, False: {}}
         for name, site in {**model, **guide}.items():
             dim = site["infer"].get("_enumerate_dim")
@@ -589,18 +590,18 @@ class Enumerated:
         return cls(variables, dict(_ENUM_ALLOCATOR.dim_to_id), in_guide) if variables else None
 
     def factor(self, site: Site, term: Tensor, layout: Layout, *, bare: bool = False) -> Factor:
-        """Label the dimensions of a term of a site, masked and without the scale of the data's plates."""
+        """Label the dimensions of a site's term, masked and without the scale of the plates over observations."""
         scale = 1.0 if bare else site["scale"] / layout.scale
         if isinstance(scale, Tensor) or abs(scale - 1) > 1e-12:
             if term.dim() > layout.nesting + 1 and not self.in_guide:
                 raise GuideError(
-                    f"site {site['name']!r} depends on enumerated sites and is scaled or subsampled; only the plates "
-                    "that hold all sites may be subsampled then"
+                    f"site {site['name']!r} depends on enumerated sites and is scaled or subsampled; with enumeration, "
+                    "subsample only plates that contain all sites"
                 )
             term = term * scale
         plates = {f.dim: (f.name, f.size) for f in site["cond_indep_stack"] if f.vectorized}
         dims = {**self.dims, **site["infer"].get("_dim_to_id", {})}
-        # A mask around a site summed out of the model is padding, whose prior integrates to one.
+        # The mask of a site summed out of the model marks padding, whose prior sums to one.
         summed_out = not self.in_guide and "_enumerate_dim" in site["infer"] and not site["is_observed"]
         term = term if bare or summed_out else masked(site, term)
         return pack(site["name"], term, plates, dims, -layout.nesting - 2)
@@ -613,14 +614,14 @@ class Enumerated:
         }
 
     def summed(self, factors: dict[str, Factor], sites: Mapping[str, Site], layout: Layout) -> Tensor:
-        """Sum the model's sites out of the product of ``factors``: ``(K, *batch)``."""
+        """Return the log sum of the product of ``factors`` over the enumerated sites, ``(K, *batch)``."""
         keep = layout.labels
         total = sum_product(list(factors.values()), self.home(sites), self.variables, keep)
         return layout.shaped(total)
 
     def expected(self, cost: Factor, own: Mapping[int, Factor], layout: Layout) -> Tensor:
-        """Return a term's expectation over the guide's enumerated sites that it depends on, ``(K, *batch)``."""
-        # own: the weight of each point of an enumerated site of the guide, such as its probability.
+        """Return the expectation of a term over the enumerated guide sites, ``(K, *batch)``."""
+        # own: weight of each point of the enumerated guide sites, such as its probability, by enumeration id.
         needed: set[int] = set()
         reached = set(cost.variables)
         while reached - needed:
@@ -630,19 +631,19 @@ class Enumerated:
         for number in needed:
             if not own[number].plates <= cost.plates:
                 raise GuideError(
-                    f"the enumerated site {self.variables[number]!r} stands in a plate that a site depending on it "
-                    "does not; draw it instead, or move that site into the plate"
+                    f"the enumerated site {self.variables[number]!r} is in a plate, but a site that depends on it is "
+                    "not; draw it instead, or move that site into the plate"
                 )
         labels = tuple(dict.fromkeys((*cost.labels, *(x for n in needed for x in own[n].labels))))
         value = align(cost, labels)
         if needed:
             weight = math.prod((align(own[n], labels) for n in needed), start=torch.ones(()))
-            # Masked before the product: its derivative by a weight of zero would be infinite, and NaN further back.
+            # Mask before the product; otherwise the derivative for a zero weight is infinite and later NaN.
             value = weight * torch.where((weight != 0) | value.isfinite(), value, value.new_zeros(()))
         return self.added_up(Factor(value, labels, cost.plates), layout)
 
     def added_up(self, term: Factor, layout: Layout) -> Tensor:
-        """Sum a term over everything but particles and data: ``(K, *batch)``."""
+        """Sum a term over all dimensions except particles and observations: ``(K, *batch)``."""
         kept = layout.labels
         drop = [i for i, label in enumerate(term.labels) if label not in kept]
         value = term.tensor.sum(drop) if drop else term.tensor
@@ -650,7 +651,7 @@ class Enumerated:
         return layout.shaped(align(Factor(value, left, frozenset(kept)), kept))
 
 
-# Replays of a model or guide on the same items and on given values.
+# Replays of a model or guide with given subsample indices and values.
 
 
 class _Rows(NamedTuple):
@@ -663,8 +664,8 @@ _ROWS: ContextVar[_Rows | None] = ContextVar("rows of the minibatch", default=No
 
 @contextmanager
 def rows_of_minibatch(rows: Tensor | None, num_items: int) -> Iterator[None]:
-    """Set the rows ``(batch,)``, of ``num_items`` data, of the minibatch of calls inside; None where unknown."""
-    # A model whose plate has the size of the minibatch cannot know them; training loops do.
+    """Set the minibatch's row indices ``(batch,)`` into the ``num_items`` observations; None if unknown."""
+    # Training loops know these rows; a model with a plate of the minibatch's size does not.
     token = _ROWS.set(None if rows is None else _Rows(rows, num_items))
     try:
         yield
@@ -673,14 +674,14 @@ def rows_of_minibatch(rows: Tensor | None, num_items: int) -> Iterator[None]:
 
 
 class SubsampleIndices(Messenger):
-    """Messenger that records the items that every plate takes, by the plate's name."""
+    """Messenger that records the subsample indices of every plate by name."""
 
     def __init__(self) -> None:
         super().__init__()
         self.values: dict[str, Tensor] = {}  # indices
-        # The same, but for plates over a whole minibatch: its rows, where rows_of_minibatch tells them.
+        # Row indices into the full data: as values, but from rows_of_minibatch for a plate over a whole minibatch.
         self.items: dict[str, Tensor] = {}
-        self.sizes: dict[str, int] = {}  # items in all
+        self.sizes: dict[str, int] = {}  # full sizes
 
     def _pyro_post_sample(self, message: Any) -> None:
         if not site_is_subsample(message):
@@ -692,7 +693,7 @@ class SubsampleIndices(Messenger):
 
 
 class _Supply(Messenger):
-    """Fix the plates' items, and give latent sites the values that ``value_of`` names."""
+    """Fix the subsample indices of plates and set latent sites to the values returned by ``value_of``."""
 
     def __init__(self, indices: Mapping[str, Tensor], value_of: Callable[[str, Any], Tensor | None]) -> None:
         super().__init__()
@@ -717,38 +718,39 @@ def supplied_sites(
     indices: Mapping[str, Tensor],
     value_of: Callable[[str, Any], Tensor | None],
 ) -> dict[str, Site]:
-    """Run a model or guide on the same ``indices`` and given values; return its sites but for subsampling."""
-    # ``value_of(name, distribution)`` returns the value of a latent site; None has it drawn.
+    """Run a model or guide with given subsample ``indices`` and values; return its sites except subsampling."""
+    # ``value_of(name, distribution)`` returns the value of a latent site, or None to draw it.
     function = _Supply(indices, value_of)(function)
     if layout.num_particles > 1:
         function = pyro.plate(PARTICLES, layout.num_particles, dim=-layout.nesting - 1)(function)
-    with poutine.block(expose_types=["param"]), MendedDraws():  # the optimiser has to hear of parameters met here first
+    with poutine.block(expose_types=["param"]), MendedDraws():  # expose new parameters to the optimizer
         trace = poutine.trace(function).get_trace(*args, **kwargs)
     nodes: Mapping[str, Any] = prune_subsample_sites(trace).nodes
     return {name: site for name, site in nodes.items() if site["type"] == "sample"}
 
 
-# Particles: log weights of a guide's draws under a model, for every datum.
+# Particles: log importance weights of guide draws per observation.
 # Every multi-sample objective is a pure function of these.
 
 
 @dataclass
 class Particles:
-    """Terms from one run of guide and model, for each of ``K`` particles of each datum."""
+    """Log density terms from one run of guide and model, for ``K`` particles per observation."""
 
-    log_likelihood: Tensor  # (K, *batch), of observed sites and factors
-    log_prior: dict[str, Tensor]  # (K, *batch), by latent site; of sites in kl only where a score needs it
+    log_likelihood: Tensor  # (K, *batch), sum over observed sites and factors
+    log_prior: dict[str, Tensor]  # (K, *batch), by latent site; for sites in kl only if a score needs it
     log_guide: dict[str, Tensor]  # (K, *batch), as log_prior
-    log_score: Tensor | None  # (K, *batch), under the guide, of the sites whose draws carry no gradient
+    log_score: Tensor | None  # (K, *batch), log guide density of the draws without a gradient
     kl: dict[str, Tensor]  # (K, *batch), closed-form divergences of guide from model, if requested, by latent site
-    scale: float  # how many items of the whole data each datum stands for
+    scale: float  # ratio of full data size to minibatch size
     layout: Layout
     model_sites: dict[str, Site] = field(repr=False)
     guide_sites: dict[str, Site] = field(repr=False)
-    # A site that the guide enumerates: all terms are expectations over such sites, which add up but make no weights.
+    # Name of an enumerated guide site, if any. Terms are then expectations over enumerated sites: they can be summed
+    # but give no importance weights.
     in_expectation: str | None = None
-    finite: dict[str, Tensor] = field(default_factory=dict, repr=False)  # by site, where the sites are not kept
-    in_sum: str | None = None  # a latent site whose prior is part of a sum over the model's enumerated sites
+    finite: dict[str, Tensor] = field(default_factory=dict, repr=False)  # by site, if the sites are not kept
+    in_sum: str | None = None  # name of a latent site whose prior is part of the sum over enumerated model sites
 
     @property
     def log_model(self) -> Tensor:
@@ -762,28 +764,28 @@ class Particles:
 
     @property
     def log_weight(self) -> Tensor:
-        """Log joint density less log density of the guide, ``(K, *batch)``; GuideError if the guide enumerates."""
+        """Log joint density minus log guide density, ``(K, *batch)``; GuideError for enumerated guide sites."""
         if self.kl:
             raise RuntimeError("log weights need particles drawn without analytic_kl")
         if self.in_expectation is not None:
             raise GuideError(
                 f"site {self.in_expectation!r} is enumerated in the guide, or drawn as weighted points, but this "
-                "objective weighs draws; take the mark out of the guide (infer['enumerate'] or infer['gradient']), or "
-                "use ELBO"
+                "objective needs importance weights of draws; take the mark out of the guide (infer['enumerate'] or "
+                "infer['gradient']), or use ELBO"
             )
         return self.log_model - self.log_guide_total
 
     def require_divergences(self, objective: str) -> None:
-        """Refuse guide sites whose prior is part of a sum over enumerated sites of the model: they have none."""
+        """Raise GuideError for a guide site without a separate divergence: its prior depends on a summed-out site."""
         if self.in_sum is not None:
             raise GuideError(
-                f"{objective} weighs the divergence of each latent site, but the prior of {self.in_sum!r} depends on a "
-                "site that the model sums out, so that it has no term of its own; enumerate that site in the guide, or "
+                f"{objective} weights the divergence of each latent site, but the prior of {self.in_sum!r} depends on "
+                "a site that is summed out of the model and has no separate term; enumerate that site in the guide, or "
                 "use ELBO without weights, or IWAE"
             )
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return everything that carries a gradient, in a fixed order."""
+        """Return all tensors that can carry a gradient, in a fixed order."""
         score = () if self.log_score is None else (self.log_score,)
         return (self.log_likelihood, *score, *self.log_prior.values(), *self.log_guide.values(), *self.kl.values())
 
@@ -800,12 +802,12 @@ class Particles:
         return replace(self, log_likelihood=likelihood, log_score=score, log_prior=prior, log_guide=guide, kl=kl)
 
     def without_sites(self) -> Particles:
-        """Return the same particles without the graph that made them."""
+        """Return the same particles without the autograd graph and the sites."""
         bare = self.with_tensors(tuple(t.detach() for t in self.tensors()))
         return replace(bare, model_sites={}, guide_sites={}, finite=self.finite_by_site())
 
     def finite_by_site(self) -> dict[str, Tensor]:
-        """Return, for each site with a term, whether that is finite: scalars, so that nothing waits for a device."""
+        """Return scalar tensors by site, True if the site's term is finite; does not synchronize with the device."""
         found = dict(self.finite)
         for name, site in (*self.guide_sites.items(), *self.model_sites.items()):
             term = site.get("term", self.kl.get(name))
@@ -815,7 +817,7 @@ class Particles:
         return found
 
     def culprit(self) -> str | None:
-        """Return the name of the first site whose log density is not finite, if there is one."""
+        """Return the name of the first site with a non-finite log density, or None."""
         terms = [*self.guide_sites.items(), *self.model_sites.items()]
         for name, site in terms:
             if not bool(_finite(site)):
@@ -834,7 +836,7 @@ def _all_finite(runs: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def stacked(runs: list[Particles]) -> Particles:
-    """Join runs of one model and guide along their particles."""
+    """Concatenate runs of one model and guide along the particles."""
     first = runs[0]
     count = sum(r.layout.num_particles for r in runs)
 
@@ -858,14 +860,14 @@ def stacked(runs: list[Particles]) -> Particles:
     )
 
 
-# Weights of the gradient that reaches the guide, so that a forward pass serves two objectives.
+# Factors of the guide's gradient, so that one forward pass serves two objectives.
 
 
 class Gate:
-    """A factor that multiplies gradients on their way to the guide's parameters, not to the model's."""
+    """A factor that multiplies gradients of the guide's parameters and not of the model's."""
 
-    # The loss is built first and the factor set before its backward pass, so that the factor may depend on everything
-    # that the forward pass found.
+    # The factor is set after the forward pass and before the backward pass, so it may depend on all results of the
+    # forward pass.
 
     def __init__(self) -> None:
         self._factor: Tensor | None = None
@@ -873,7 +875,7 @@ class Gate:
 
     @property
     def factor(self) -> Tensor | None:
-        """The factor, ``(K, *batch)``; setting it also sets those of the ``parts`` that chunks of particles passed."""
+        """The factor, ``(K, *batch)``; setting it also sets the factors of the ``parts``, one gate per chunk."""
         return self._factor
 
     @factor.setter
@@ -885,7 +887,7 @@ class Gate:
             start += size
 
     def __call__(self, value: Tensor, shape: Callable[[], tuple[int, ...]] | None = None) -> Tensor:
-        """Return ``value``; its gradient will be multiplied by the factor, viewed in ``shape()``."""
+        """Return ``value``; the backward pass multiplies its gradient by the factor, reshaped to ``shape()``."""
         return _Gated.apply(value, self, shape)
 
 
@@ -903,14 +905,14 @@ class _Gated(torch.autograd.Function):
         return gradient * (factor if context.shape is None else factor.reshape(context.shape())), None, None
 
 
-# Draw particles: one run of the guide, and one of the model on its draws.
+# Drawing particles: one run of the guide, and one run of the model on the draws.
 
 _SUMMED_OUT = "_summed_out"
 _BASELINES = "_baselines"
 
 
 class _WithinNesting(Messenger):
-    """Refuse plates that reach into the dimension of the particles, before shapes clash there."""
+    """Raise SettingsError for plates that overlap the particle dimension, before shapes clash."""
 
     def __init__(self, nesting: int) -> None:
         super().__init__()
@@ -920,14 +922,14 @@ class _WithinNesting(Messenger):
         for frame in message["cond_indep_stack"]:
             if frame.vectorized and -frame.dim > self._nesting:
                 raise SettingsError(
-                    f"plate {frame.name!r} takes dimension {frame.dim}, beyond the max_plate_nesting of "
-                    f"{self._nesting} that this objective was given or found in its first run; use a new objective for "
-                    "another model, or give max_plate_nesting"
+                    f"plate {frame.name!r} uses dimension {frame.dim}, beyond the max_plate_nesting of "
+                    f"{self._nesting}, which was given or found in the first run of this objective; use a new "
+                    "objective for another model, or set max_plate_nesting"
                 )
 
 
 class _Values(Messenger):
-    """Give the model the guide's draws."""
+    """Set the model's latent sites to the guide's draws."""
 
     def __init__(
         self, sites: Mapping[str, Site], values: Mapping[str, Tensor], compatibility: Compatibility | None = None
@@ -938,7 +940,7 @@ class _Values(Messenger):
     def _pyro_sample(self, message: Any) -> None:
         name = message["name"]
         if name in self._values and not message["is_observed"]:
-            # Plates draw their subsamples as sites, too, which have no support to compare.
+            # Subsampling sites of plates have no support to compare.
             if self._compatibility is not None and isinstance(message["fn"], TorchDistributionMixin):
                 site = self._sites[name]
                 value = None if site["infer"].get(_RELAXED) else self._values[name]
@@ -948,7 +950,7 @@ class _Values(Messenger):
 
 
 class _Detached(Messenger):
-    """Let draws carry no gradient, also where later sites of the guide depend on them."""
+    """Detach draws, also for later guide sites that depend on them."""
 
     def _pyro_post_sample(self, message: Any) -> None:
         if not message["is_observed"] and isinstance(message["value"], Tensor):
@@ -962,7 +964,7 @@ def plate_nesting(
     kwargs: Any,
     compatibility: Compatibility | None = None,
 ) -> int:
-    """Return how many dimensions the plates of model and guide take, by running both once."""
+    """Return the number of plate dimensions of model and guide by running both once."""
     with poutine.block(), torch.random.fork_rng(devices=[]), torch.no_grad(), MendedDraws():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         sites: Mapping[str, Any] = guide_trace.nodes
@@ -984,13 +986,13 @@ def plate_nesting(
 
 
 def _check_plate_names(frames: Iterable[Any], own: Iterable[int]) -> None:
-    """Refuse plates named like the one that the particles stand in, unless in a dimension of its own."""
+    """Raise ModelError for a plate with the reserved particle name outside the dimensions ``own``."""
     if any(frame.name == PARTICLES and frame.dim not in own for frame in frames):
-        raise ModelError(f"the name of plate {PARTICLES!r} is taken by the plate of the particles; give it another")
+        raise ModelError(f"the name of plate {PARTICLES!r} is taken by the plate of the particles; rename the plate")
 
 
 def _check_batch(name: str, site: Site) -> None:
-    """Refuse dimensions that no plate declares: beside several particles they would be taken for these."""
+    """Raise ModelError for batch dimensions outside all plates; they could be confused with particles."""
     declared = {frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
     shapes = {"batch": tuple(site["fn"].batch_shape)}
     shapes |= {what: tuple(site[what].shape) for what in ("mask", "scale") if isinstance(site[what], Tensor)}
@@ -1009,22 +1011,22 @@ def run_particles(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
-    num_particles: int,  # all in one run, in a plate left of the model's own
+    num_particles: int,  # all in one run, in a plate to the left of the model's plates
     nesting: int,  # plate dimensions of model and guide
-    detached: bool = False,  # cut the gradient through the guide's draws: scores are left
-    path_only: bool = False,  # let gradients reach the guide's parameters through its draws alone
-    analytic_kl: bool = False,  # compute divergences in closed form where there are any
-    gate: Gate | None = None,  # passed by all gradients to the guide; its factor is (K, *batch)
-    data_plate: str | None = None,  # the plate whose items are the data
-    compatibility: Compatibility | None = None,  # checks guide and model before anything is computed
+    detached: bool = False,  # detach the guide's draws, so only scores have gradients
+    path_only: bool = False,  # pass gradients to the guide's parameters only through its draws
+    analytic_kl: bool = False,  # use closed-form divergences if available
+    gate: Gate | None = None,  # multiplies all gradients of the guide; its factor is (K, *batch)
+    data_plate: str | None = None,  # name of the plate over observations
+    compatibility: Compatibility | None = None,  # checks that guide and model match
 ) -> Particles:
-    """Run the guide and, on its draws, the model; GuideError if a site stands outside ``data_plate``."""
+    """Run the guide, then the model on its draws; GuideError if a site is outside ``data_plate``."""
     run = _Run(num_particles, nesting, args, kwargs, data_plate)
-    with _Detached() if detached else nullcontext():  # outermost, so that the trace, too, sees what it did
+    with _Detached() if detached else nullcontext():  # outermost, so that the trace records detached values
         guide_trace = run.trace(guide, first=True)
     values = {name: site["value"] for name, site in guide_trace.nodes.items() if site["type"] == "sample"}
     guide_sites = _samples(guide_trace)
-    layouts: list[Layout] = []  # known once the model has run, needed in the backward pass
+    layouts: list[Layout] = []  # filled after the model has run, used in the backward pass
     if gate is not None:
         for name, site in guide_sites.items():
             if site["value"].requires_grad:
@@ -1044,12 +1046,12 @@ def run_particles(
         return particles
     closed = _closed_forms(model_sites, guide_sites) if analytic_kl else []
     kl = {name: reduced(model_sites[name], term, layout) for name, term in closed}
-    # A closed form stands for both log densities, unless the draw's own is needed as its score.
+    # A closed form replaces both log densities, unless the guide density is needed as a score.
     spared = {name for name in kl if not detached and guide_sites[name]["fn"].has_rsample}
     log_guide = {
         name: _term_of(site, layout)
         for name, site in guide_sites.items()
-        if name not in spared  # factors, too
+        if name not in spared  # includes factors
     }
     scores = [
         layout.reduce(draw_log_density(guide_sites[name]))
@@ -1075,7 +1077,7 @@ def _particles(
     guide_sites: dict[str, Site],
     in_expectation: str | None = None,
 ) -> Particles:
-    """Gather the terms of all sites."""
+    """Collect the terms of all sites."""
     observed = [t for n, t in terms.items() if n not in model_sites or model_sites[n]["is_observed"]]
     log_prior = {n: t for n, t in terms.items() if n in model_sites and not model_sites[n]["is_observed"]}
     any_term = next(iter([*terms.values(), *log_guide.values(), *kl.values()]))
@@ -1101,7 +1103,7 @@ def _summed_out(
     layout: Layout,
     analytic_kl: bool,
 ) -> Particles:
-    """Gather the terms where sites are enumerated."""
+    """Collect the terms of a run with enumerated sites."""
     factors = {name: enumerated.factor(site, _density_of(site), layout) for name, site in model_sites.items()}
     own = {name: enumerated.factor(site, _density_of(site), layout) for name, site in guide_sites.items()}
     drawn = [name for name, site in guide_sites.items() if "_enumerate_dim" not in site["infer"]]
@@ -1109,8 +1111,8 @@ def _summed_out(
     for name in scored:
         if own[name].variables:
             raise GuideError(
-                f"site {name!r} of the guide draws without a gradient and depends on an enumerated site; enumerate "
-                "it too, give it an infer['gradient'] as well, or mark none"
+                f"site {name!r} of the guide is drawn without a gradient and depends on an enumerated site; enumerate "
+                "it too, set its infer['gradient'] as well, or remove both marks from all sites"
             )
     if enumerated.in_guide:
         weights = {
@@ -1143,7 +1145,7 @@ def _summed_out(
     summed = {name: factor for name, factor in factors.items() if factor.variables}
     any_term = next(iter(summed.values())).tensor
     terms = {n: enumerated.expected(f, {}, layout) for n, f in factors.items() if n not in summed}
-    # Draws whose prior depends on a summed-out site have no prior of their own: it is part of the sum.
+    # Draws whose prior depends on a summed-out site have no separate prior term: it is part of the sum.
     terms |= {name: any_term.new_zeros(()).expand(layout.shape) for name in summed if name in guide_sites}
     terms[_SUMMED_OUT] = enumerated.summed(summed, model_sites, layout)
     log_guide = {name: enumerated.expected(factor, {}, layout) for name, factor in own.items()}
@@ -1163,17 +1165,17 @@ class _Run:
     data_plate: str | None
 
     def trace(self, function: Callable[..., Any], *, first: bool = False) -> Any:
-        """Trace a run; the ``first`` one opens the dimensions left of the particles to enumerated sites."""
+        """Trace a run; the ``first`` run reserves the dimensions left of the particles for enumerated sites."""
         function = _WithinNesting(self.nesting)(function)
         if self.num_particles > 1:
             function = pyro.plate(PARTICLES, self.num_particles, dim=-self.nesting - 1)(function)
         enumeration = EnumeratedDimensions(first_available_dim=-self.nesting - 2 if first else None)
-        weighting = _Weighting() if first else nullcontext()  # the model has no weights: its sites are given
+        weighting = _Weighting() if first else nullcontext()  # not for the model, whose sites are given
         with enumeration, MendedDraws(), weighting:
             return poutine.trace(function).get_trace(*self.args, **self.kwargs)
 
     def layout(self, *traces: Mapping[str, Site]) -> Layout:
-        """Find the plates that hold every site of the traces, or just the one that was asked for."""
+        """Find the plates that contain every site of the traces; with ``data_plate``, keep only that plate."""
         common: dict[str, Plate] | None = None
         for name, site in ((n, s) for trace in traces for n, s in trace.items()):
             _check_plate_names(site["cond_indep_stack"], [-self.nesting - 1])
@@ -1184,8 +1186,9 @@ class _Run:
             }
             if self.data_plate is not None and self.data_plate not in frames:
                 raise GuideError(
-                    f"site {name!r} stands outside the plate {self.data_plate!r}, so there are no weights for each "
-                    "datum; put it into the plate, or leave data_plate out to weigh the whole data at once"
+                    f"site {name!r} stands outside the plate {self.data_plate!r}, so observations have no separate "
+                    "importance weights; move it into the plate, or omit data_plate to use one weight for the whole "
+                    "data set"
                 )
             common = frames if common is None else {n: p for n, p in common.items() if n in frames}
         plates = common or {}
@@ -1204,7 +1207,7 @@ def _samples(trace: Any) -> dict[str, Site]:
 
 
 def _leave_path(log_guide: dict[str, Tensor], direct: Mapping[str, Tensor]) -> None:
-    """Take the gradient that is not along the draws out of the guide's log densities."""
+    """Remove the gradient that is not through the draws from the guide's log densities."""
     for name, term in direct.items():
         log_guide[name] = log_guide[name] - term + term.detach()
 
@@ -1212,9 +1215,9 @@ def _leave_path(log_guide: dict[str, Tensor], direct: Mapping[str, Tensor]) -> N
 def _scores(
     run: _Run, guide: Callable[..., Any], trace: Any, sites: Mapping[str, Site], layout: Layout
 ) -> dict[str, Tensor]:
-    """Return the log density of each draw, held fixed, as a function of the guide's parameters alone."""
-    # Subtracted from the full log density it leaves the gradient along the path. A guide of a single site needs no
-    # second run: its distribution cannot depend on draws.
+    """Return the guide log density of each draw with the draw held fixed, differentiable in the guide's parameters."""
+    # Subtracting it from the full log density leaves the pathwise gradient. A guide with a single site needs no second
+    # run, because its distribution cannot depend on draws.
     free = {name: site for name, site in sites.items() if not site["is_observed"]}
     if len(sites) > 1:
         fixed = {

@@ -106,7 +106,7 @@ class RunSettings:
     num_chains: int
     num_warmup: int
     num_samples: int
-    seed: int = 0
+    seed: int = field(default=0, kw_only=True)
     description: str = "sampling"
     stop: Convergence | None = None
     control: Control = field(default_factory=Control)
@@ -262,7 +262,9 @@ class PriorDraws:
     def _block(self, index: int) -> PriorBlock:
         if index not in self._blocks:
             target, m = self._target, self.num_chains
-            position = target.sample_prior(BLOCK * m, new_generator(self._seed, stream=f"ladder prior, block {index}"))
+            position = target.sample_prior(
+                BLOCK * m, seed=new_generator(self._seed, stream=f"ladder prior, block {index}")
+            )
             position = position.to(target.device)
             log_prior, log_likelihood = target.evaluate(position, compiled=False)
             shape = (BLOCK, m)

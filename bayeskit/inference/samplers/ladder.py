@@ -158,8 +158,8 @@ def sample_ladder(
     num_chains: int = 8,
     num_warmup: int = 200,
     num_samples: int = 500,
-    seed: int = 0,
     *,
+    seed: int = 0,
     beta: Sequence[float] | Tensor | None = None,
     exchange: bool = False,
     target_acceptance: float = 0.8,
@@ -239,7 +239,9 @@ def sample_ladder(
         )
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
     chains = num_chains * (len(levels) - 1)
-    settings = RunSettings(chains, num_warmup, num_samples, seed, "tempered ladder", None, control, "tempered ladder")
+    settings = RunSettings(
+        chains, num_warmup, num_samples, "tempered ladder", None, control, "tempered ladder", seed=seed
+    )
     prior = PriorDraws(target, num_chains, seed)
     prior[0]  # a prior that cannot be drawn from is said now
     variance = prior_variance(target, seed)

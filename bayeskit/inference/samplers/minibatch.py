@@ -705,7 +705,7 @@ class MinibatchTarget:
         """Return an unbiased estimate of the gradient of the log posterior, ``(n, d)``; see :meth:`estimate`."""
         return self.estimate(u, rows).gradient
 
-    def gradient_variance(self, u: Tensor, num_batches: int = 100, seed: int = 0) -> Tensor:
+    def gradient_variance(self, u: Tensor, num_batches: int = 100, *, seed: int = 0) -> Tensor:
         """Estimate the variance of the gradient estimate over minibatches.
 
         Parameters
@@ -775,9 +775,9 @@ class MinibatchTarget:
         """Return the unconstrained vectors of site values, ``{site: (*batch, *shape)} -> (*batch, d)``."""
         return self._on_first_rows.unconstrain(values)
 
-    def sample_prior(self, num_draws: int, seed: int | torch.Generator = 0) -> Tensor:
+    def sample_prior(self, num_draws: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw from the prior in unconstrained space, shape ``(num_draws, d)``."""
-        return self._on_first_rows.sample_prior(num_draws, seed)
+        return self._on_first_rows.sample_prior(num_draws, seed=seed)
 
     @property
     def names(self) -> tuple[str, ...]:

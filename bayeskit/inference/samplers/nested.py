@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -281,7 +281,7 @@ def draw_above(
     num_nan = torch.zeros((), dtype=torch.int64, device=kernel.threshold.device)
     for _ in range(_MAX_ROUNDS * math.ceil(1 / (_MAX_ROWS * share))):
         rows = min(math.ceil(1.2 * (num_points - found) / share), _MAX_ROWS * num_points)
-        position = target.sample_prior(rows, generator).to(target.device)
+        position = target.sample_prior(rows, seed=generator).to(target.device)
         log_prior, log_likelihood = target.evaluate(position, compiled=False)
         spent, num_nan = spent + rows, num_nan + log_likelihood.isnan().sum()
         log_likelihood = log_likelihood.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
@@ -405,7 +405,7 @@ class NestedRun:
     def _log_mass(self) -> Tensor:
         return log_shells(self.log_volume) + self.log_likelihood
 
-    def simulate_log_evidence(self, num_simulations: int = 1000, seed: int | torch.Generator = 0) -> Tensor:
+    def simulate_log_evidence(self, num_simulations: int = 1000, *, seed: int | torch.Generator = 0) -> Tensor:
         """Redraw the prior volumes and return ``(num_simulations,)`` values of the log evidence.
 
         Their standard deviation is the standard error of nested sampling.
@@ -460,7 +460,7 @@ class NestedRun:
         """
         return self.resample()
 
-    def resample(self, num_draws: int | None = None, num_chains: int = 4, seed: int | torch.Generator = 0) -> Draws:
+    def resample(self, num_draws: int | None = None, num_chains: int = 4, *, seed: int | torch.Generator = 0) -> Draws:
         """Draw from the weighted dead points by systematic resampling.
 
         Parameters
@@ -587,7 +587,7 @@ class NestedSampler:
     num_slice_steps: int
     termination: float
     max_blocks: int
-    seed: int
+    seed: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
         for name, minimum in (("num_live", None), ("num_delete", None), ("num_slice_steps", 1), ("max_blocks", 1),
@@ -629,7 +629,7 @@ class NestedSampler:
 
     def start(self, generator: torch.Generator) -> NestedState:
         """Draw the live points from the prior."""
-        position = self.target.sample_prior(self.num_live, generator).to(self.target.device)
+        position = self.target.sample_prior(self.num_live, seed=generator).to(self.target.device)
         log_prior, log_likelihood = self.target.evaluate(position, compiled=False)
         _check_start(log_prior, log_likelihood)
         nan = log_likelihood.isnan()
@@ -735,8 +735,8 @@ class NestedSampler:
 def sample_nested(
     target: Target,
     num_live: int = 500,
-    seed: int = 0,
     *,
+    seed: int = 0,
     num_delete: int | None = None,
     num_slice_steps: int | None = None,
     termination: float = 1e-3,
@@ -819,7 +819,7 @@ def sample_nested(
         max(_MIN_SLICE_STEPS, 2 * target.dim) if num_slice_steps is None else num_slice_steps,
         termination,
         max_blocks,
-        seed,
+        seed=seed,
     )
     generator = new_generator(seed, target.device, stream="nested sampling")
     outcome = drive(sampler, control, generator, target.device)

@@ -292,8 +292,8 @@ def sample(
     num_chains: int = 4,
     num_warmup: int = 500,
     num_samples: int = 1000,
-    seed: int = 0,
     *,
+    seed: int = 0,
     kernel: Any = None,
     target_acceptance: float = 0.8,
     metric: MetricKind = "auto",
@@ -405,7 +405,7 @@ def sample(
     num_chains, num_warmup = whole_number("num_chains", num_chains, 1), whole_number("num_warmup", num_warmup, 0)
     num_samples, seed = whole_number("num_samples", num_samples, 1), whole_number("seed", seed)
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
-    settings = RunSettings(num_chains, num_warmup, num_samples, seed, "posterior", stop, control, "posterior")
+    settings = RunSettings(num_chains, num_warmup, num_samples, "posterior", stop, control, "posterior", seed=seed)
     target_acceptance = real_number("target_acceptance", target_acceptance, between=(0, 1))
     num_groups, num_jobs = require_groups(num_groups, num_jobs, settings.num_chains, "chains", equal=True)
     adaptation = Adaptation(

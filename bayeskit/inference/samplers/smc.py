@@ -304,7 +304,7 @@ def start_populations(target: Target, num_replicates: int, num_particles: int, g
     """Draw ``num_replicates`` populations of ``num_particles`` from the prior, as a state at ``beta = 0``."""
     # DataError if every log likelihood is NaN, InitializationError if every likelihood is zero.
     r, n = num_replicates, num_particles
-    position = target.sample_prior(r * n, generator).to(target.device)
+    position = target.sample_prior(r * n, seed=generator).to(target.device)
     log_prior, log_likelihood = target.evaluate(position, compiled=False)
     if bool(log_likelihood.isnan().all()):
         raise DataError("the log likelihood is NaN at every prior draw; look for NaN or infinite values in the data")
@@ -806,8 +806,8 @@ def sample_smc(
     target: Target,
     num_particles: int = 64,
     num_replicates: int = 32,
-    seed: int = 0,
     *,
+    seed: int = 0,
     num_pilot_particles: int = 512,
     ess_threshold: float = 0.985,
     max_correlation: float = 0.5,

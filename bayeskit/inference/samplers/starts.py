@@ -78,7 +78,7 @@ def prior_positions(target: Target, num_vectors: int, generator: torch.Generator
     """Return vectors ``(num_vectors, d)`` from the sites, of the prior if that is proper; None if no site draws."""
     # Flat sites, or sites with a masked prior, are drawn all the same.
     if target.can_sample_prior:
-        return target.sample_prior(num_vectors, generator)
+        return target.sample_prior(num_vectors, seed=generator)
     if isinstance(target.density, PyroDensity):
         return target.density.prior_vectors(num_vectors, generator, not target.loops)
     return None

@@ -69,7 +69,7 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
     """
 
     def __init__(
-        self, layers: Sequence[int], num_data: int | None = None, gradient: object | None = None, seed: int = 0
+        self, layers: Sequence[int], num_data: int | None = None, gradient: object | None = None, *, seed: int = 0
     ) -> None:
         super().__init__()
         if isinstance(layers, int):

@@ -1,4 +1,4 @@
-"""Deep rendering mixture of one layer, whose max-sum inference is convolution, ReLU and max-pooling."""
+"""Deep rendering mixture with one layer; max-sum inference is convolution, ReLU and max-pooling."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["Rendering", "RenderingMixture"]
 
 
 class Rendering(NamedTuple):
-    """The causes of images.
+    """Latent variables of images.
 
     Attributes
     ----------
     template : Tensor
-        Which, whole numbers, ``(n,)``.
+        Template index, ``(n,)``.
     position : Tensor
-        Row and column of its upper left corner, ``(n, 2)``.
+        Row and column of the template's upper left corner, ``(n, 2)``.
     on : Tensor
-        Whether it was rendered at all, ``(n,)``.
+        Switch: True if the template is rendered, ``(n,)``.
     """
 
     template: Tensor
@@ -35,36 +35,36 @@ class Rendering(NamedTuple):
 
 
 class RenderingMixture:
-    r"""One of several templates somewhere in an image, or nothing, in normal noise.
+    r"""Mixture model of images: at most one of several templates, at an unknown position, in Gaussian noise.
 
-    Template :math:`k`, position :math:`g` (all equally probable) and switch :math:`a` (on with probability
-    :math:`\pi`) render :math:`x \sim N(a T_g \mu_k, \sigma^2 I)`. With
+    Template :math:`k` and position :math:`g` have uniform priors; switch :math:`a` is 1 with probability :math:`\pi`.
+    The image is :math:`x \sim N(a T_g \mu_k, \sigma^2 I)`. With
     :math:`b_k = \log(\pi / (1 - \pi)) - |\mu_k|^2 / 2 \sigma^2`, the log joint density is
 
-    .. math:: \log p(x, k, g, a) = c(x) + a \left(\langle T_g \mu_k, x \rangle / \sigma^2 + b_k\right),
+    .. math:: \log p(x, k, g, a) = c(x) + a \left(\langle T_g \mu_k, x \rangle / \sigma^2 + b_k\right).
 
-    so that its maximum over the switch and the positions of a window is :math:`c(x)` plus a convolution, its ReLU and a
-    max-pool; where it is summed instead, ReLU turns into softplus.
+    Its maximum over the switch and the positions in a window is :math:`c(x)` plus a convolution followed by ReLU and
+    max-pooling. Summing over the switch instead replaces ReLU by softplus.
 
     Parameters
     ----------
     templates : Tensor or array
-        ``(templates, height, width)``. Images are computed with in its precision, on its device.
+        ``(templates, height, width)``. Its dtype and device are used for all computations.
     image_shape : (int, int)
-        Height and width of images, at least the templates'.
+        Height and width of images, at least the size of the templates.
     noise_scale : float, default 1.0
-        :math:`\sigma`.
+        Noise standard deviation :math:`\sigma`, positive.
     on_probability : float, default 0.5
-        :math:`\pi`, between 0 and 1, both excluded.
+        Prior probability :math:`\pi` of the switch, in (0, 1).
 
     Raises
     ------
     ShapeError
-        If templates do not fit into images.
+        If templates are not three-dimensional or empty, or exceed the images.
     DataError
         If templates are not finite.
     SettingsError
-        If the noise or the probability lies outside its domain, or the shape of images is not two whole numbers.
+        If ``noise_scale`` or ``on_probability`` is outside its domain, or ``image_shape`` is not two whole numbers.
 
     References
     ----------
@@ -98,17 +98,17 @@ class RenderingMixture:
         self.image_shape = image_shape
         self.noise_scale = real_number("noise_scale", noise_scale, between=(0, math.inf))
         self.on_probability = real_number("on_probability", on_probability, between=(0, 1))
-        #: Rows and columns in which a template's corner may lie.
+        #: Numbers of rows and columns of positions.
         self.positions = image_shape[0] - height + 1, image_shape[1] - width + 1
 
     def weights(self) -> tuple[Tensor, Tensor]:
-        """Return filters ``(templates, 1, height, width)`` and biases ``(templates,)`` of the convolution."""
+        """Return the filters ``(templates, 1, height, width)`` and biases ``(templates,)`` of the convolution."""
         variance = self.noise_scale**2
         odds = math.log(self.on_probability) - math.log1p(-self.on_probability)
         return self.templates.unsqueeze(1) / variance, odds - self.templates.square().sum((-1, -2)) / (2 * variance)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Return by how much a switch that is on adds to the log joint density: ``(n, templates, rows, columns)``.
+        """Return the posterior log odds of the switch given template and position, ``(n, templates, rows, columns)``.
 
         Parameters
         ----------
@@ -118,9 +118,9 @@ class RenderingMixture:
         Raises
         ------
         ShapeError
-            If the images have another shape.
+            If the images have a wrong shape.
         DataError
-            If they are not finite.
+            If a value is not finite.
         """
         return conv2d(self._images(x).unsqueeze(1), *self.weights())
 
@@ -133,21 +133,21 @@ class RenderingMixture:
         return x
 
     def log_background(self, x: Tensor) -> Tensor:
-        """Return the log joint density of an image and any one template and position that is off, ``(n,)``."""
+        """Return the log joint density with the switch off, equal for all templates and positions, ``(n,)``."""
         x = self._images(x)
         normal = torch.distributions.Normal(torch.zeros((), dtype=x.dtype, device=x.device), self.noise_scale)
         causes = len(self.templates) * math.prod(self.positions)
         return normal.log_prob(x).sum((-1, -2)) + math.log1p(-self.on_probability) - math.log(causes)
 
     def feature_maps(self, x: Tensor, window: int) -> Tensor:
-        """Return maxima of the log joint density over switches and the positions of each window, less the background.
+        """Return window maxima of the log joint density over switch and position, minus :meth:`log_background`.
 
         Parameters
         ----------
         x : Tensor or array
             Images, ``(n, height, width)``.
         window : int
-            Edge of the windows that tile all positions.
+            Edge length of the windows, a divisor of the numbers of rows and columns of positions.
 
         Returns
         -------
@@ -159,7 +159,9 @@ class RenderingMixture:
         SettingsError
             If windows do not tile the positions.
         ShapeError
-            If the images have another shape.
+            If the images have a wrong shape.
+        DataError
+            If a value is not finite.
         """
         if any(size % whole_number("window", window, 1) for size in self.positions):
             raise SettingsError(
@@ -168,19 +170,22 @@ class RenderingMixture:
         return max_pool2d(self.scores(x).relu(), window)
 
     def log_evidence(self, x: Tensor) -> Tensor:
-        """Return the log density of images, all causes summed out, ``(n,)``."""
+        """Return the log marginal density of each image, ``(n,)``."""
         scores = self.scores(x).flatten(1)
         return self.log_background(x) + torch.logaddexp(scores, torch.zeros_like(scores)).logsumexp(-1)
 
     def most_probable(self, x: Tensor) -> Rendering:
-        """Return the most probable causes of images; where all are off, the first."""
+        """Return the posterior mode of the latent variables of each image.
+
+        If the switch is off, template and position are not identified; the first of each is returned.
+        """
         score, index = self.scores(x).relu().flatten(1).max(-1)
         rows, columns = self.positions
         position = torch.stack([index % (rows * columns) // columns, index % columns], -1)
         return Rendering(index // (rows * columns), position, score > 0)
 
     def sample(self, n: int, *, seed: int | torch.Generator) -> tuple[Tensor, Rendering]:
-        """Draw images ``(n, height, width)`` and their causes; ``n`` is at least one."""
+        """Draw ``n`` images ``(n, height, width)`` and their latent variables; ``n`` is at least 1."""
         n = whole_number("n", n, least=1)
         templates = self.templates
         generator = new_generator(seed, templates.device, stream="renderings")
@@ -197,7 +202,7 @@ class RenderingMixture:
 
 
 def _finite(name: str, value: Any) -> Tensor:
-    """Return data of any library as a tensor of finite real numbers."""
+    """Return array-like data as a tensor of finite floating-point numbers."""
     numbers = as_numbers(name, value)
     numbers = numbers if numbers.is_floating_point() else numbers.to(torch.get_default_dtype())
     bad = ~numbers.isfinite()

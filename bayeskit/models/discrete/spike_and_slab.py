@@ -1,4 +1,4 @@
-"""Linear regression in which each predictor is in or out, with the exact posterior over all subsets."""
+"""Spike-and-slab linear regression with the exact posterior over all subsets of predictors."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ __all__ = [
 ]
 
 
-# The posterior over all subsets of a regression's predictors, and what it says about coefficients and responses.
+# The posterior over all subsets of predictors, and posterior summaries of coefficients and responses.
 
-#: Subsets whose covariances are computed at a time.
+#: Number of subsets per batch.
 _BATCH = 4096
-#: Probability of the least probable subsets that quantiles leave out.
+#: Total probability of the subsets omitted from quantiles.
 _LEFT_OUT = 1e-10
 
 
@@ -45,30 +45,30 @@ _LEFT_OUT = 1e-10
 class SubsetPosterior:
     r"""The exact posterior over all subsets of predictors.
 
-    Given its subset, :math:`\sigma^2` is inverse gamma and coefficients are normal with covariance
-    :math:`\sigma^2 R R^T`, hence multivariate t with ``2 * noise_shape`` degrees of freedom; averaged over subsets,
-    each coefficient has a mixture of t distributions and of a point mass at zero.
+    Given the subset, :math:`\sigma^2` is inverse gamma and the coefficients are normal with covariance
+    :math:`\sigma^2 R R^T`, hence multivariate t with ``2 * noise_shape`` degrees of freedom. The marginal posterior of
+    each coefficient is a mixture of t distributions and a point mass at zero.
 
     Attributes
     ----------
     subsets : Tensor
-        Zeros and ones, ``(2**p, p)``.
+        Inclusion indicators (zeros and ones), ``(2**p, p)``.
     log_evidence_each : Tensor
         Log marginal likelihood of each subset, ``(2**p,)``.
     probabilities : Tensor
         Posterior probability of each subset, ``(2**p,)``.
     log_evidence : float
-        Log marginal likelihood, averaged over the prior of subsets.
+        Log of the marginal likelihood averaged over the prior of subsets.
     coefficients_each : Tensor
-        Posterior means given each subset, the intercept first, ``(2**p, 1 + p)``; zero for predictors that are out.
+        Posterior means given each subset, intercept first, ``(2**p, 1 + p)``; zero for excluded predictors.
     noise_shape : float
-        Of the posterior of the noise variance, whatever the subset.
+        Shape of the inverse gamma posterior of the noise variance, equal for all subsets.
     noise_rate_each : Tensor
-        Of the posterior of the noise variance given each subset, ``(2**p,)``.
+        Rate of the inverse gamma posterior of the noise variance given each subset, ``(2**p,)``.
     roots : callable
-        Returns ``R`` of some subsets, ``(k, p)`` to ``(k, 1 + p, 1 + p)``.
+        Function from subsets ``(k, p)`` to ``R``, ``(k, 1 + p, 1 + p)``.
     names : tuple of str
-        Of the predictors: the columns of a data frame, otherwise ``"x[0]"``, ``"x[1]"`` and so on.
+        Names of the predictors: the columns of a data frame, otherwise ``"x[0]"``, ``"x[1]"`` and so on.
 
     Examples
     --------
@@ -102,19 +102,19 @@ class SubsetPosterior:
 
     @property
     def inclusion_probabilities(self) -> Tensor:
-        """Posterior probability of each predictor being in, ``(p,)``."""
+        """Posterior inclusion probability of each predictor, ``(p,)``."""
         return self.probabilities @ self.subsets
 
     @property
     def coefficients(self) -> Tensor:
-        """Posterior means averaged over subsets, the intercept first, ``(1 + p,)``."""
+        """Posterior means of the coefficients averaged over subsets, intercept first, ``(1 + p,)``."""
         return self.probabilities @ self.coefficients_each
 
     @property
     def covariance(self) -> Tensor:
-        """Posterior covariance of coefficients, subsets averaged out, the intercept first, ``(1 + p, 1 + p)``.
+        """Posterior covariance of the coefficients averaged over subsets, intercept first, ``(1 + p, 1 + p)``.
 
-        Not finite where ``noise_shape`` is at most one, as may be with a single response.
+        Not finite if ``noise_shape`` is at most 1, which can happen with a single response.
         """
         deviations = self.coefficients_each - self.coefficients
         total = deviations.mT @ (self.probabilities.unsqueeze(-1) * deviations)
@@ -126,24 +126,24 @@ class SubsetPosterior:
 
     @property
     def standard_deviations(self) -> Tensor:
-        """Posterior standard deviations of coefficients, subsets averaged out, the intercept first, ``(1 + p,)``."""
+        """Posterior standard deviations of the coefficients averaged over subsets, intercept first, ``(1 + p,)``."""
         return self.covariance.diagonal().sqrt()
 
     @property
     def noise_variance(self) -> float:
-        """Posterior mean of the variance of the noise, infinite where ``noise_shape`` is at most one."""
+        """Posterior mean of the noise variance; infinite if ``noise_shape`` is at most 1."""
         return float(self.probabilities @ self._noise_variance_each)
 
     @property
     def size_probabilities(self) -> Tensor:
-        """Posterior probability of each number of predictors, ``(p + 1,)``."""
+        """Posterior distribution of the number of included predictors, ``(p + 1,)``."""
         sizes = self.subsets.sum(-1).long()
         found = self.probabilities.new_zeros(self.subsets.shape[-1] + 1)
         return found.index_add(0, sizes, self.probabilities)
 
     @property
     def median_probability_subset(self) -> Tensor:
-        """Those predictors that are more probably in than out, zeros and ones, ``(p,)``."""
+        """Median probability model: indicators of inclusion probability above 0.5, ``(p,)``."""
         return (self.inclusion_probabilities > 0.5).to(self.subsets)
 
     def most_probable(self, count: int = 1) -> tuple[Tensor, Tensor]:
@@ -152,7 +152,7 @@ class SubsetPosterior:
         Raises
         ------
         SettingsError
-            If there are not so many subsets.
+            If ``count`` exceeds the number of subsets.
         """
         if whole_number("count", count, 1) > len(self.subsets):
             raise SettingsError(f"count is {count}, but there are {len(self.subsets)} subsets")
@@ -160,9 +160,9 @@ class SubsetPosterior:
         return self.subsets[index], probabilities
 
     def intervals(self, probability: float = 0.9) -> Tensor:
-        """Return central posterior intervals of coefficients, subsets averaged out: ``(1 + p, 2)``.
+        """Return central posterior intervals of the coefficients averaged over subsets, ``(1 + p, 2)``.
 
-        Quantiles of the mixture itself; an end is exactly zero where the point mass holds that quantile.
+        The ends are quantiles of the mixture, exactly zero if the quantile falls on the point mass.
 
         Parameters
         ----------
@@ -172,12 +172,12 @@ class SubsetPosterior:
         Raises
         ------
         SettingsError
-            If it lies outside.
+            If ``probability`` is not between 0 and 1.
         """
         return self._intervals(torch.eye(self.coefficients_each.shape[1]).to(self.subsets), 0.0, probability)
 
     def predict(self, x: Tensor) -> Tensor:
-        """Return posterior means of the response, averaged over subsets: ``(m, p)`` to ``(m,)``.
+        """Return posterior means of new responses averaged over subsets, ``(m,)``.
 
         Parameters
         ----------
@@ -187,20 +187,20 @@ class SubsetPosterior:
         Raises
         ------
         ShapeError
-            If there is another number of predictors.
+            If the shape of ``x`` is not ``(m, p)``.
         """
         return self._design(x) @ self.coefficients
 
     def predictive_deviations(self, x: Tensor) -> Tensor:
-        """Return standard deviations of new responses, noise included, averaged over subsets: ``(m, p)`` to ``(m,)``.
+        """Return predictive standard deviations of new responses, including noise, ``(m,)``.
 
-        Parameters and errors are those of :meth:`predict`.
+        Parameters and errors are the same as for :meth:`predict`.
         """
         design = self._design(x)
         return (self.noise_variance + ((design @ self.covariance) * design).sum(-1)).sqrt()
 
     def predictive_intervals(self, x: Tensor, probability: float = 0.9) -> Tensor:
-        """Return central intervals of new responses, noise included, averaged over subsets: ``(m, p)`` to ``(m, 2)``.
+        """Return central predictive intervals of new responses, including noise, ``(m, 2)``.
 
         Parameters
         ----------
@@ -212,14 +212,14 @@ class SubsetPosterior:
         Raises
         ------
         ShapeError
-            If there is another number of predictors.
+            If the shape of ``x`` is not ``(m, p)``.
         SettingsError
-            If ``probability`` lies outside.
+            If ``probability`` is not between 0 and 1.
         """
         return self._intervals(self._design(x), 1.0, probability)
 
-    def sample(self, num_draws: int, seed: int | torch.Generator = 0) -> dict[str, Tensor]:
-        """Draw independently from the joint posterior of subsets, coefficients and noise.
+    def sample(self, num_draws: int, *, seed: int | torch.Generator = 0) -> dict[str, Tensor]:
+        """Draw independent samples from the joint posterior of subset, coefficients and noise.
 
         Parameters
         ----------
@@ -229,7 +229,7 @@ class SubsetPosterior:
         Returns
         -------
         dict of str to Tensor
-            ``"inclusion"``, ``(num_draws, p)``; ``"coefficients"``, the intercept first, ``(num_draws, 1 + p)``; and
+            ``"inclusion"``, ``(num_draws, p)``; ``"coefficients"``, intercept first, ``(num_draws, 1 + p)``;
             ``"noise_scale"``, the standard deviation of the noise, ``(num_draws,)``.
 
         Raises
@@ -255,19 +255,19 @@ class SubsetPosterior:
         return {"inclusion": self.subsets[drawn], "coefficients": coefficients, "noise_scale": scale}
 
     def to_pandas(self, names: Sequence[str] | None = None, probability: float = 0.9) -> pd.DataFrame:
-        """Return one row a coefficient: inclusion probability, mean, standard deviation and a central interval.
+        """Return one row per coefficient: inclusion probability, mean, standard deviation and central interval.
 
         Parameters
         ----------
         names : sequence of str, optional
-            Of the predictors, by default ``self.names``.
+            Names of the predictors, default ``self.names``.
         probability : float, default 0.9
-            Of the interval.
+            Probability of the interval.
 
         Raises
         ------
         ShapeError
-            If there are not as many names as predictors.
+            If the number of names is not ``p``.
         SettingsError
             If ``probability`` is not between 0 and 1.
         """
@@ -284,19 +284,19 @@ class SubsetPosterior:
         return pd.DataFrame(columns, index=pd.Index(["intercept", *self._names(names)], name="coefficient"))
 
     def plot(self, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
-        """Plot the probability of each predictor to be in, with a line at one half.
+        """Plot inclusion probabilities with a reference line at 0.5.
 
         Parameters
         ----------
         names : sequence of str, optional
-            Of the predictors, by default ``self.names``.
+            Names of the predictors, default ``self.names``.
         ax : Axes, optional
-            By default those of a new figure.
+            Default: a new figure.
 
         Raises
         ------
         ShapeError
-            If there are not as many names as predictors.
+            If the number of names is not ``p``.
         """
         from bayeskit.core.plots import BLUE, GREY
 
@@ -332,7 +332,7 @@ class SubsetPosterior:
         return torch.cat([torch.ones_like(x[:, :1]), x], 1)
 
     def _intervals(self, design: Tensor, noise: float, probability: float) -> Tensor:
-        """Return intervals of ``design @ coefficients``, with so much of the noise variance added: ``(m, 2)``."""
+        """Return intervals of ``design @ coefficients`` plus ``noise`` times the noise variance, ``(m, 2)``."""
         tail = 0.5 * (1 - real_number("probability", probability, between=(0, 1)))
         probabilities, order = self.probabilities.sort(descending=True)
         kept = int((probabilities.cumsum(0) < 1 - _LEFT_OUT).sum()) + 1
@@ -352,7 +352,7 @@ class SubsetPosterior:
 
 @dataclass(frozen=True, eq=False)
 class _MixtureOfT:
-    """Mixtures of ``k`` t distributions, one for each of ``m`` columns; a component of scale zero is a point mass."""
+    """``m`` mixtures of ``k`` t distributions; a component with scale zero is a point mass."""
 
     weights: np.ndarray  # (k, 1)
     locations: np.ndarray  # (k, m)
@@ -360,7 +360,7 @@ class _MixtureOfT:
     freedom: float
 
     def cdf(self, x: np.ndarray, *, open_end: bool = False) -> np.ndarray:
-        """Return the probability of values up to ``x``, ``(m,)``, without ``x`` itself where the end is open."""
+        """Return P(value <= x), ``(m,)``; with ``open_end`` P(value < x)."""
         from scipy.special import stdtr
 
         point, distance = self.scales == 0, x - self.locations
@@ -369,14 +369,14 @@ class _MixtureOfT:
         return (self.weights * each).sum(0)
 
     def density(self, x: np.ndarray) -> np.ndarray:
-        """Return the density of what is not a point mass."""
+        """Return the density of the continuous components, ``(m,)``."""
         nu, z = self.freedom, self._standard(x - self.locations)
         constant = math.exp(math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2)) / math.sqrt(nu * math.pi)
         each = constant * (1 + z * z / nu) ** (-(nu + 1) / 2)
         return (self.weights * np.divide(each, self.scales, out=np.zeros_like(each), where=self.scales > 0)).sum(0)
 
     def quantile(self, level: float) -> np.ndarray:
-        """Return the quantiles, by Newton steps that bisection takes over where they do not help, ``(m,)``."""
+        """Return the quantiles by Newton's method, safeguarded by bisection, ``(m,)``."""
         from scipy.special import stdtrit
 
         each = self.locations + self.scales * stdtrit(self.freedom, level)
@@ -402,34 +402,34 @@ class _MixtureOfT:
         return np.divide(distance, self.scales, out=np.zeros_like(distance), where=self.scales > 0)
 
 
-#: Predictors of which all subsets are listed at most.
+#: Maximum number of predictors for enumeration of all subsets.
 MAX_PREDICTORS = 20
-#: Least share of a predictor's length, the prior's unit included, that the others may leave unexplained.
+#: Minimum ratio of the residual norm of a predictor given the preceding predictors to its norm, both with the prior.
 _LEAST_PIVOT = 1e-6
 
 
 @runtime_checkable
 class InclusionPrior(Protocol):
-    """A prior over which predictors are in."""
+    """Protocol for priors over subsets of predictors."""
 
     def log_prob(self, inclusion: Tensor) -> Tensor:
-        """Return log probabilities of subsets, zeros and ones: ``(*batch, p)`` to ``(*batch)``."""
+        """Return log probabilities of inclusion indicators: ``(*batch, p)`` to ``(*batch)``."""
         ...
 
 
 @dataclass(frozen=True)
 class IndependentInclusion:
-    """Each predictor is in with the same probability, whatever the others are.
+    """Independent inclusion of predictors with a common probability.
 
     Parameters
     ----------
     probability : float, default 0.5
-        Between 0 and 1, both excluded.
+        In (0, 1).
 
     Raises
     ------
     SettingsError
-        If the probability lies outside.
+        If ``probability`` is not in (0, 1).
 
     Examples
     --------
@@ -444,21 +444,21 @@ class IndependentInclusion:
         real_number("probability", self.probability, between=(0, 1))
 
     def log_prob(self, inclusion: Tensor) -> Tensor:
-        """Return log probabilities of subsets."""
+        """Return log probabilities of inclusion indicators: ``(*batch, p)`` to ``(*batch)``."""
         size = inclusion.sum(-1)
         return size * math.log(self.probability) + (inclusion.shape[-1] - size) * math.log1p(-self.probability)
 
 
 @dataclass(frozen=True)
 class BetaBinomialInclusion:
-    """Each predictor is in with the same unknown probability, which has a beta prior.
+    """Inclusion of predictors with a common unknown probability that has a beta prior.
 
-    Its predictors pay for being many: with both parameters one, all sizes of subsets are equally probable.
+    This prior adjusts for multiplicity. With ``alpha = beta = 1`` all subset sizes are equally probable.
 
     Parameters
     ----------
     alpha, beta : float, default 1.0
-        Above zero.
+        Positive.
 
     Raises
     ------
@@ -485,7 +485,7 @@ class BetaBinomialInclusion:
         real_number("beta", self.beta, between=(0, math.inf))
 
     def log_prob(self, inclusion: Tensor) -> Tensor:
-        """Return log probabilities of subsets."""
+        """Return log probabilities of inclusion indicators: ``(*batch, p)`` to ``(*batch)``."""
         p = inclusion.shape[-1]
         inside = inclusion.sum(-1, dtype=torch.float64)
         found = _log_rising(self.alpha, inside) + _log_rising(self.beta, p - inside)
@@ -494,7 +494,7 @@ class BetaBinomialInclusion:
 
 
 def _log_rising(start: float, count: Tensor) -> Tensor:
-    """Return ``lgamma(start + count) - lgamma(start)``, of large numbers without that difference."""
+    """Return ``lgamma(start + count) - lgamma(start)`` without cancellation for large ``start``."""
     if start < 20:
         return torch.lgamma(start + count) - math.lgamma(start)
     end = start + count
@@ -502,7 +502,7 @@ def _log_rising(start: float, count: Tensor) -> Tensor:
 
 
 def _stirling(x: Tensor | float) -> Tensor | float:
-    """Return what Stirling's formula lacks of ``lgamma``, to double precision from 20 on."""
+    """Return the correction to Stirling's formula for ``lgamma``, to double precision for x >= 20."""
     y = 1 / x
     return y * (1 / 12 - y * y * (1 / 360 - y * y * (1 / 1260 - y * y / 1680)))
 
@@ -511,26 +511,27 @@ def _stirling(x: Tensor | float) -> Tensor | float:
 class SpikeAndSlabRegression:
     r"""Linear regression with a point mass at zero and a normal slab for each coefficient.
 
-    With inclusion :math:`\gamma \in \{0, 1\}^p`, noise :math:`\sigma^2 \sim \mathrm{IG}(a, b)`, intercept
-    :math:`\mu \mid \sigma \sim N(0, \sigma^2 t^2)` and coefficients :math:`\beta_j = 0` where :math:`\gamma_j = 0`,
-    :math:`\beta_j \mid \sigma \sim N(0, \sigma^2 s^2)` elsewhere, responses are :math:`y \sim N(\mu + X \beta,
-    \sigma^2 I)`. The prior is conjugate: everything but :math:`\gamma` is integrated out in closed form.
+    Inclusion indicators :math:`\gamma \in \{0, 1\}^p`, noise variance :math:`\sigma^2 \sim \mathrm{IG}(a, b)`,
+    intercept :math:`\mu \mid \sigma \sim N(0, \sigma^2 t^2)`, coefficients :math:`\beta_j = 0` if
+    :math:`\gamma_j = 0` and :math:`\beta_j \mid \sigma \sim N(0, \sigma^2 s^2)` otherwise, responses
+    :math:`y \sim N(\mu + X \beta, \sigma^2 I)`. All parameters except :math:`\gamma` are integrated out in closed form.
 
     Parameters
     ----------
     slab_scale : float, default 1.0
-        ``s``, in units of the noise: standardise predictors, or give the prior what their units need.
+        Slab standard deviation ``s`` relative to the noise. It is common to all predictors, so standardize them or
+        choose it for their units.
     intercept_scale : float, default 10.0
-        ``t``.
+        Prior standard deviation ``t`` of the intercept relative to the noise.
     noise_shape, noise_rate : float, default 1.0
-        ``a`` and ``b``.
+        ``a`` and ``b``, positive.
     inclusion : InclusionPrior, optional
-        Prior of the subset; by default :class:`BetaBinomialInclusion`.
+        Prior over subsets, default :class:`BetaBinomialInclusion`.
 
     Raises
     ------
     SettingsError
-        If a scale is not positive, or ``inclusion`` is no prior of subsets.
+        If a scale, shape or rate is not positive, or ``inclusion`` is not an :class:`InclusionPrior`.
 
     References
     ----------
@@ -559,27 +560,30 @@ class SpikeAndSlabRegression:
             real_number(name, getattr(self, name), between=(0, math.inf))
         if not isinstance(self.inclusion, InclusionPrior):
             raise SettingsError(
-                f"inclusion is {self.inclusion!r}, not a prior of subsets; give one, such as IndependentInclusion(0.5)"
+                f"inclusion is {self.inclusion!r}, not a prior of subsets; use for example IndependentInclusion(0.5)"
             )
 
     def log_evidence(self, inclusion: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Return log marginal likelihoods given subsets: zeros and ones ``(*batch, p)`` to ``(*batch)``.
+        """Return log marginal likelihoods given subsets, ``(*batch)``.
+
+        The computation is in double precision. The result has the wider dtype of ``x`` and ``y``, where integers count
+        as double precision.
 
         Parameters
         ----------
         inclusion : Tensor
+            Inclusion indicators, ``(*batch, p)``.
         x : Tensor or array
             Predictors, ``(n, p)``.
         y : Tensor or array
-            Responses, ``(n,)``. Computed is in double precision; the result has the wider dtype of ``x`` and ``y``,
-            integers counting as double precision.
+            Responses, ``(n,)``.
 
         Raises
         ------
         ShapeError
-            If shapes do not fit together.
+            If shapes do not match.
         DataError
-            If a value is not finite, or the regression on all predictors is not to be had in double precision.
+            If a value is not finite, or the full regression is numerically singular in double precision.
         """
         x, y = _read(x, y)
         if inclusion.shape[-1:] != x.shape[1:]:
@@ -588,19 +592,19 @@ class SpikeAndSlabRegression:
         return solved.log_evidence.to(torch.promote_types(x.dtype, y.dtype))
 
     def model(self, x: Tensor, y: Tensor) -> None:
-        """Pyro model with one latent site, ``inclusion``, of event shape ``(p,)``: coefficients are integrated out.
+        """Pyro model with one latent site ``inclusion``, event shape ``(p,)``; coefficients are integrated out.
 
-        The site is drawn from fair coins, and the factor "inclusion_prior" makes the prior of it.
+        The site has a Bernoulli(0.5) distribution; the factor ``inclusion_prior`` corrects it to the prior.
 
         Parameters
         ----------
-        x, y
-            As of :meth:`log_evidence`.
+        x, y : Tensor or array
+            As in :meth:`log_evidence`.
 
         Raises
         ------
         ShapeError, DataError
-            If the data do not fit.
+            As in :meth:`log_evidence`.
         """
         x, y = _read(x, y)
         p = x.shape[1]
@@ -613,24 +617,23 @@ class SpikeAndSlabRegression:
 
         Parameters
         ----------
-        x, y
-            As of :meth:`log_evidence`; they are computed with in double precision. Columns of a data frame name the
-            predictors.
+        x, y : Tensor or array
+            As in :meth:`log_evidence`. The columns of a data frame name the predictors. Results have double precision.
 
         Raises
         ------
         ShapeError, DataError
-            If the data do not fit.
+            As in :meth:`log_evidence`.
         SettingsError
-            If there are more than 20 predictors, naming the number of subsets.
+            If there are more than 20 predictors.
         """
         names = getattr(x, "columns", None)
         x, y = (value.double() for value in _read(x, y))
         p = x.shape[1]
         if p > MAX_PREDICTORS:
             raise SettingsError(
-                f"{p} predictors have {2**p} subsets, and those of at most {MAX_PREDICTORS} are listed; leave some "
-                "out, or train a guide of the site 'inclusion' by a gradient estimator"
+                f"{p} predictors have {2**p} subsets, but enumeration allows at most {MAX_PREDICTORS} predictors; "
+                "remove predictors, or fit a guide for the site 'inclusion' with a gradient estimator"
             )
         number = torch.arange(2**p, device=x.device).unsqueeze(-1)
         subsets = (number >> torch.arange(p, device=x.device) & 1).to(x.dtype)
@@ -651,11 +654,11 @@ class SpikeAndSlabRegression:
         )
 
     def _summary(self, x: Tensor, y: Tensor) -> _Summary:
-        """Return all that subsets need of the data."""
+        """Return the summary statistics of the data."""
         (n, p), mean_x, mean_y = x.shape, x.mean(0), y.mean()
         centred = self.slab_scale * (x - mean_x)
         responses = y - mean_y
-        # Coefficients in units of the slab are pulled to zero as if by one response of zero each.
+        # The prior of each coefficient, in units of the slab, is equivalent to one additional response of zero.
         orthogonal, triangle = torch.linalg.qr(torch.cat([centred, torch.eye(p).to(x)]))
         best = torch.linalg.solve_triangular(triangle, (orthogonal[:n].mT @ responses).unsqueeze(-1), upper=True)
         best = best.squeeze(-1)
@@ -664,21 +667,22 @@ class SpikeAndSlabRegression:
         if not bool((pivot > _LEAST_PIVOT) & least.isfinite()):
             raise DataError(
                 f"with slab_scale {self.slab_scale:g}, x or y are too large or predictors too nearly collinear for "
-                "double precision; centre and scale x and y, leave out predictors that others determine, or lower "
-                "slab_scale"
+                "double precision; centre and scale x and y, remove predictors that are linearly dependent on others, "
+                "or lower slab_scale"
             )
         return _Summary(n, mean_x, mean_y, centred.mT @ centred, centred.mT @ responses, triangle, best, least)
 
     def _solved(self, inclusion: Tensor, data: _Summary) -> _Solved:
-        """Integrate coefficients and noise out, for each row of ``inclusion (*batch, p)``."""
+        """Integrate out coefficients and noise for each row of ``inclusion (*batch, p)``."""
         kept = inclusion.to(data.gram)
         unit, row, factor = self._precision(kept, data)
-        # The deviations of responses from their mean come first, and then the mean, as one more response whose unit is
-        # the standard deviation that the intercept leaves it: sums of squares alone, so that no offset cancels.
+        # Condition on the centred responses first, then on their mean as one more response, scaled by its prior
+        # standard deviation from intercept and noise. Only sums of squares occur, so an offset causes no cancellation.
         right = torch.stack([kept * data.projected, kept * row], -1)
         half = torch.linalg.solve_triangular(factor, right, upper=False)
         weights, gain = torch.linalg.solve_triangular(factor.mT, half, upper=True).unbind(-1)
-        # The least squares of a subset exceed those of all predictors by the distance of its solution from theirs.
+        # The minimum of the squares for a subset exceeds the minimum for all predictors by the squared distance of the
+        # solutions.
         distance = (kept * weights - data.best) @ data.triangle.mT
         squares = data.least + distance.square().sum(-1) + (weights.square() * (1 - kept.square())).sum(-1)
         leverage = half[..., 1].square().sum(-1)
@@ -697,11 +701,11 @@ class SpikeAndSlabRegression:
         return _Solved(log_evidence - shape * rate.log(), torch.cat([intercept.unsqueeze(-1), slopes], -1), rate)
 
     def _roots(self, data: _Summary, inclusion: Tensor) -> Tensor:
-        """Return roots of covariances of coefficients in units of the noise: ``(k, p)`` to ``(k, 1 + p, 1 + p)``."""
+        """Return square roots of coefficient covariances divided by the noise variance, ``(k, 1 + p, 1 + p)``."""
         kept = inclusion.to(data.gram)
         unit, row, factor = self._precision(kept, data)
         half = torch.linalg.solve_triangular(factor, (kept * row).unsqueeze(-1), upper=False).squeeze(-1)
-        # The mean response adds a term of rank one to the precision: the inverse's root has one less.
+        # The mean response adds a rank-one term to the precision, so the root of the inverse is downdated.
         growth = (1 + half.square().sum(-1)).sqrt()
         less = half.unsqueeze(-1) * half.unsqueeze(-2) / (growth * (1 + growth)).unsqueeze(-1).unsqueeze(-1)
         root = torch.linalg.solve_triangular(factor.mT, torch.eye(len(row)).to(kept) - less, upper=True)
@@ -713,9 +717,9 @@ class SpikeAndSlabRegression:
         return torch.cat([first, torch.nn.functional.pad(slopes, (1, 0))], -2)
 
     def _precision(self, kept: Tensor, data: _Summary) -> tuple[float, Tensor, Tensor]:
-        """Return the mean response's unit, its row of predictors, and the Cholesky factor of the others' precision."""
+        """Return scale and predictors of the mean response, and the Cholesky factor of the centred data's precision."""
         unit = math.hypot(self.intercept_scale, data.n**-0.5)
-        # Predictors that are out leave a unit row in the precision.
+        # Excluded predictors have a unit row in the precision.
         precision = kept.unsqueeze(-1) * data.gram * kept.unsqueeze(-2) + torch.eye(len(data.gram)).to(kept)
         factor, _ = torch.linalg.cholesky_ex(precision)
         return unit, self.slab_scale / unit * data.mean_x, factor
@@ -725,21 +729,21 @@ class _Solved(NamedTuple):
     """Marginal likelihoods and posterior moments of subsets of predictors."""
 
     log_evidence: Tensor  # (*batch)
-    coefficients: Tensor  # (*batch, 1 + p): posterior means, the intercept first
-    noise_rate: Tensor  # (*batch), of the posterior of the noise variance
+    coefficients: Tensor  # (*batch, 1 + p): posterior means, intercept first
+    noise_rate: Tensor  # (*batch): rate of the posterior of the noise variance
 
 
 class _Summary(NamedTuple):
-    """Means of the data, and cross products of their deviations, with predictors in units of the slab."""
+    """Means and centred cross products of the data, with predictors multiplied by the slab scale."""
 
     n: int
     mean_x: Tensor  # (p,)
     mean_y: Tensor  # ()
-    gram: Tensor  # (p, p): products of predictors
-    projected: Tensor  # (p,): products of predictors with responses
-    triangle: Tensor  # (p, p): a root of the gram matrix plus the unit matrix of the prior
-    best: Tensor  # (p,): coefficients of all predictors
-    least: Tensor  # (): residual sum of squares of these coefficients plus their own
+    gram: Tensor  # (p, p): cross products of predictors
+    projected: Tensor  # (p,): cross products of predictors and responses
+    triangle: Tensor  # (p, p): upper triangular root of gram plus the identity (prior precision)
+    best: Tensor  # (p,): posterior mode of the coefficients with all predictors
+    least: Tensor  # (): residual sum of squares plus squared norm of these coefficients
 
 
 def _read(x: Any, y: Any) -> tuple[Tensor, Tensor]:

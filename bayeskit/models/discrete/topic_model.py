@@ -1,4 +1,4 @@
-"""Latent Dirichlet allocation with every word's topic summed out, its exact evidence on small corpora, its topics."""
+"""Latent Dirichlet allocation with exact evidence for small corpora, alignment of topics, and word counts."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
 __all__ = ["LatentDirichletAllocation", "align_topics", "count_words", "plot_topics"]
 
 
-#: Assignments of topics to words that are listed at most.
+#: Maximum number of enumerated assignments of topics to words.
 _MAX_ASSIGNMENTS = 1 << 16
-#: Rounds of aligning topics at most; a few are enough.
+#: Maximum number of alignment rounds.
 _ROUNDS = 20
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 
 
 class LatentDirichletAllocation:
-    r"""Documents as mixtures of topics, topics as distributions of words.
+    r"""Latent Dirichlet allocation: documents are mixtures of topics, topics are distributions over words.
 
-    Topics :math:`\phi_k \sim \mathrm{Dirichlet}(\eta)`, proportions of each document
-    :math:`\theta_d \sim \mathrm{Dirichlet}(\alpha)`, and each word of it has the probability
-    :math:`\sum_k \theta_{dk} \phi_{kw}`: its topic is summed out.
+    Topics are :math:`\phi_k \sim \mathrm{Dirichlet}(\eta)`, topic proportions of a document are
+    :math:`\theta_d \sim \mathrm{Dirichlet}(\alpha)`. Each word :math:`w` of document :math:`d` has probability
+    :math:`\sum_k \theta_{dk} \phi_{kw}` after summing out its topic.
 
-    The order of topics means nothing, and may differ from chain to chain and change along one; :func:`align_topics` of
-    the draws makes it the same in all. Counts come from texts by :func:`count_words`.
+    The labels of topics are not identified and can switch between and within chains; :func:`align_topics` relabels the
+    draws. :func:`count_words` computes counts from texts.
 
     Parameters
     ----------
     num_topics : int
     num_words : int
-        Of the vocabulary, at least two.
+        Size of the vocabulary, at least 2.
     concentration : float, default 0.5
-        :math:`\alpha`, of topics in a document.
+        :math:`\alpha` for the topic proportions, positive.
     word_concentration : float, default 0.5
-        :math:`\eta`, of words in a topic.
+        :math:`\eta` for the word probabilities, positive.
 
     Raises
     ------
     SettingsError
-        If there is no topic, there are fewer than two words, or a concentration is not positive.
+        If ``num_topics`` is less than 1, ``num_words`` less than 2, or a concentration not positive.
 
     References
     ----------
@@ -69,7 +69,7 @@ class LatentDirichletAllocation:
     -5.991
     """
 
-    #: Factors that are log probabilities of data, with all constants.
+    #: Factors that are normalized log probabilities of data.
     normalised_factors = frozenset({"words"})
 
     def __init__(
@@ -81,18 +81,22 @@ class LatentDirichletAllocation:
         self.word_concentration = real_number("word_concentration", word_concentration, between=(0, torch.inf))
 
     def model(self, counts: Tensor) -> None:
-        """Pyro model with continuous sites only: ``topics``, ``(num_topics, num_words)``, and ``proportions``.
+        """Pyro model with continuous sites ``topics``, ``(num_topics, num_words)``, and ``proportions``.
+
+        Site ``proportions`` has shape ``(documents, num_topics)``. The likelihood is for words in a known order, so it
+        has no multinomial coefficients.
 
         Parameters
         ----------
         counts : Tensor or array
-            How often each word occurs in each document, of any kind of number, ``(documents, num_words)``. The order
-            of words is taken as known: no multinomial coefficient.
+            Word counts per document, ``(documents, num_words)``, integer or floating-point.
 
         Raises
         ------
-        ShapeError, DataError
-            If these are no counts of this vocabulary.
+        ShapeError
+            If the shape is not ``(documents, num_words)``, or there is no document.
+        DataError
+            If counts are not non-negative whole numbers.
         """
         counts = self._checked(counts)
         dtype = counts.dtype if counts.is_floating_point() else torch.get_default_dtype()
@@ -104,14 +108,14 @@ class LatentDirichletAllocation:
         pyro.factor("words", self.log_likelihood(topics, proportions, counts))
 
     def log_likelihood(self, topics: Tensor, proportions: Tensor, counts: Tensor) -> Tensor:
-        """Return the log probability of all words, each one's topic summed out.
+        """Return the log probability of all words with their topics summed out.
 
         Parameters
         ----------
         topics : Tensor
-            ``(*batch, num_topics, num_words)``.
+            Word probabilities of each topic, ``(*batch, num_topics, num_words)``.
         proportions : Tensor
-            ``(*batch, documents, num_topics)``.
+            Topic proportions of each document, ``(*batch, documents, num_topics)``.
         counts : Tensor
             ``(documents, num_words)``.
 
@@ -122,29 +126,29 @@ class LatentDirichletAllocation:
         """
         counts = as_numbers("counts", counts).to(topics)
         probability = proportions @ topics
-        # Absent words may be impossible; the derivative of their logarithm must not be asked for.
+        # Absent words may have probability zero, where the derivative of the logarithm is not finite.
         return (counts * torch.where(counts > 0, probability, 1.0).log()).sum((-1, -2))
 
     def log_evidence(self, counts: Tensor) -> float:
-        """Return the exact log evidence, by a sum over all topics of all words.
+        """Return the exact log evidence by enumeration of the topics of all words.
 
-        Given those, proportions and topics integrate out in closed form. Words of one kind in one document are
-        exchangeable, but are listed each, so that this is for a dozen words.
+        Given these topics, proportions and word probabilities are integrated out in closed form. The number of
+        assignments is ``num_topics`` to the power of the number of words, so this is feasible for about a dozen words.
 
         Raises
         ------
         ShapeError, DataError
-            If these are no counts of this vocabulary.
+            As in :meth:`model`.
         SettingsError
-            If there are too many assignments, naming their number.
+            If there are more than 65,536 assignments.
         """
         counts = self._checked(counts)
         document, word = self._tokens(counts)
         size = self.num_topics ** len(word)
         if size > _MAX_ASSIGNMENTS:
             raise SettingsError(
-                f"{len(word)} words have {size} assignments of topics, more than the {_MAX_ASSIGNMENTS} that are "
-                "listed; use fewer words, or estimate it with bayeskit.inference.evidence.smc of "
+                f"{len(word)} words have {size} assignments of topics, more than the limit of {_MAX_ASSIGNMENTS} for "
+                "enumeration; use fewer words, or estimate the evidence with bayeskit.inference.evidence.smc of "
                 "Target.from_pyro(model.model, counts)"
             )
         place = self.num_topics ** torch.arange(len(word), device=counts.device)
@@ -158,7 +162,7 @@ class LatentDirichletAllocation:
         return float(log_joint.logsumexp(0))
 
     def _tokens(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return document and word of each token."""
+        """Return the document index and word index of each token."""
         document, word = counts.nonzero(as_tuple=True)
         repeats = counts[document, word].long()
         return document.repeat_interleave(repeats), word.repeat_interleave(repeats)
@@ -174,7 +178,7 @@ class LatentDirichletAllocation:
 
 
 def _polya(counts: Tensor, concentration: float) -> Tensor:
-    """Return the log probability of draws in a known order, their probabilities integrated out: ``(*batch, n, m)``."""
+    """Return the Dirichlet-categorical log probability of ordered draws: counts ``(*batch, n, m)`` to ``(*batch)``."""
     alpha = torch.as_tensor(concentration, dtype=counts.dtype)
     total = alpha * counts.shape[-1]
     each = torch.lgamma(alpha + counts) - torch.lgamma(alpha)
@@ -182,32 +186,32 @@ def _polya(counts: Tensor, concentration: float) -> Tensor:
 
 
 def align_topics(values: Mapping[str, Tensor], reference: Tensor | None = None) -> dict[str, Tensor]:
-    """Put the topics of every draw in one order.
+    """Relabel the topics of every draw to a common order.
 
-    A draw takes the order whose topics are nearest, by Hellinger's distance, to those of a reference: at first one of
-    the draws, then the mean of all draws so ordered, until no draw changes. For pictures and tables of single topics;
-    predictions and evidence do not need it. Chains that have found different topics, not only another order of them,
-    stay different.
+    Each draw is permuted to minimize the Hellinger distance of its topics to a reference. The reference is then
+    replaced by the mean of the permuted draws, and the procedure is repeated until no permutation changes (at most 20
+    rounds). Use it for plots and tables of single topics; predictions and evidence do not depend on the order. Chains
+    in different modes remain different after alignment.
 
     Parameters
     ----------
     values : mapping of str to Tensor
-        Such as ``draws.values()``: "topics", ``(*batch, num_topics, num_words)``, and "proportions",
-        ``(*batch, documents, num_topics)``, if there are any.
+        Draws, such as ``draws.values()``: "topics", ``(*batch, num_topics, num_words)``, and optionally
+        "proportions", ``(*batch, documents, num_topics)``.
     reference : Tensor, optional
-        Topics whose order is taken, ``(num_topics, num_words)``; by default those of the last draw.
+        Initial reference topics, ``(num_topics, num_words)``; default the last draw.
 
     Returns
     -------
     dict of str to Tensor
-        The same values in their new order.
+        All values, with topics and proportions permuted.
 
     Raises
     ------
     DataError
-        If there are no topics.
+        If ``values`` have no "topics".
     ShapeError
-        If topics, proportions or the reference do not fit.
+        If the shapes of topics, proportions and reference do not match.
 
     References
     ----------
@@ -256,18 +260,18 @@ def align_topics(values: Mapping[str, Tensor], reference: Tensor | None = None) 
 def count_words(
     texts: Sequence[str], *, min_count: int = 1, stop_words: Collection[str] = ()
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Count the words of texts.
+    """Count words in texts.
 
-    A word is a run of letters and digits, with apostrophes and hyphens inside it; upper and lower case are the same.
+    A word is a sequence of letters and digits with inner apostrophes and hyphens. Case is ignored.
 
     Parameters
     ----------
     texts : sequence of str
-        A document each.
+        One text per document.
     min_count : int, default 1
-        Words that all texts together have less often are left out.
+        Minimum total count of a word over all texts.
     stop_words : collection of str, optional
-        Words to leave out.
+        Words to exclude.
 
     Returns
     -------
@@ -279,7 +283,7 @@ def count_words(
     Raises
     ------
     DataError
-        If the texts are no strings, or fewer than two words are left.
+        If an item is not a string, or the vocabulary has fewer than two words.
 
     Examples
     --------
@@ -298,7 +302,10 @@ def count_words(
     total = sum(found, Counter())
     vocabulary = tuple(sorted(word for word, count in total.items() if count >= least and word not in dropped))
     if len(vocabulary) < 2:
-        raise DataError(f"the texts have {len(vocabulary)} words to count; give longer ones, or leave out fewer")
+        raise DataError(
+            f"the texts have {len(vocabulary)} words to count; use longer texts, a smaller min_count or fewer "
+            "stop_words"
+        )
     return torch.tensor([[words[word] for word in vocabulary] for words in found]), vocabulary
 
 
@@ -310,11 +317,12 @@ def plot_topics(
     Parameters
     ----------
     topics : Tensor
-        ``(*batch, num_topics, words)``; the mean over the batch is drawn, so that draws are to be aligned before.
+        ``(*batch, num_topics, words)``; the mean over the batch is plotted, so align draws first.
     vocabulary : sequence of str
     axes : sequence of Axes, optional
-        One for each topic; by default those of a new figure.
+        One per topic; default: a new figure.
     num_words : int, default 8
+        Number of words per topic.
 
     Returns
     -------
@@ -323,7 +331,7 @@ def plot_topics(
     Raises
     ------
     ShapeError
-        If the topics have another number of words, or there are too few axes.
+        If the number of words is not the size of the vocabulary, or the number of axes not the number of topics.
 
     Examples
     --------

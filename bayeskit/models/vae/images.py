@@ -106,7 +106,7 @@ def load_mnist5000() -> Images:
     return _split(torch.as_tensor(pixels, dtype=torch.float32) / 255, torch.as_tensor(labels, dtype=torch.int64))
 
 
-def binarize(images: Tensor, seed: int = 0) -> Tensor:
+def binarize(images: Tensor, *, seed: int = 0) -> Tensor:
     """Draw each pixel from a Bernoulli distribution whose probability is its intensity.
 
     Parameters

@@ -670,7 +670,7 @@ class VariationalPosterior:
         """Number of training steps."""
         return len(self.bounds)
 
-    def weighed_trees(self, num_draws: int, seed: int = 0, *, defended: bool = True) -> WeighedTrees:
+    def weighed_trees(self, num_draws: int, *, seed: int = 0, defended: bool = True) -> WeighedTrees:
         """Draw trees with importance weights for the exact posterior.
 
         Parameters
@@ -704,7 +704,7 @@ class VariationalPosterior:
         topologies = Topologies(self.topologies.taxa, torch.cat(children).numpy())
         return WeighedTrees(topologies, *(torch.cat(column) for column in zip(*columns, strict=True)))
 
-    def sample(self, num_draws: int, seed: int = 0, *, weighted: bool = False) -> TreeSample:
+    def sample(self, num_draws: int, *, seed: int = 0, weighted: bool = False) -> TreeSample:
         """Draw trees with branch lengths.
 
         Parameters
@@ -725,11 +725,11 @@ class VariationalPosterior:
         SamplingWarning
             If the weights are not trusted.
         """
-        drawn = self.weighed_trees(num_draws, seed, defended=weighted)
+        drawn = self.weighed_trees(num_draws, seed=seed, defended=weighted)
         weights = _trusted_weights(drawn.log_weight) if weighted else None
         return TreeSample.from_topologies(drawn.topologies, weights, drawn.lengths)
 
-    def lower_bound(self, num_particles: int = 1, num_draws: int = 1000, seed: int = 0) -> Estimate:
+    def lower_bound(self, num_particles: int = 1, num_draws: int = 1000, *, seed: int = 0) -> Estimate:
         """Estimate the importance-weighted lower bound of the log evidence.
 
         Parameters
@@ -750,7 +750,7 @@ class VariationalPosterior:
         bounds = drawn.log_weight.reshape(repeats, count).logsumexp(1) - math.log(count)
         return Estimate(float(bounds.mean()), float(bounds.std()) / math.sqrt(repeats))
 
-    def log_evidence(self, num_draws: int = 10_000, seed: int = 0) -> Evidence:
+    def log_evidence(self, num_draws: int = 10_000, *, seed: int = 0) -> Evidence:
         """Estimate the log evidence by importance sampling from the defensive mixture of `weighed_trees`.
 
         Parameters
@@ -778,7 +778,7 @@ class VariationalPosterior:
             time.monotonic() - begin,
         )
 
-    def to_arviz(self, num_draws: int = 1000, seed: int = 0, *, weighted: bool = False) -> Any:
+    def to_arviz(self, num_draws: int = 1000, *, seed: int = 0, weighted: bool = False) -> Any:
         """Return draws for ArviZ: ``InferenceData`` on ArviZ 0.x, ``xarray.DataTree`` on 1.x.
 
         Parameters
@@ -802,7 +802,7 @@ class VariationalPosterior:
         SamplingWarning
             If the weights are not trusted.
         """
-        drawn = self.weighed_trees(num_draws, seed, defended=weighted)
+        drawn = self.weighed_trees(num_draws, seed=seed, defended=weighted)
         rows = torch.arange(num_draws)
         if weighted:
             weights = _trusted_weights(drawn.log_weight)

@@ -71,7 +71,7 @@ def test_metrics_of_its_own_particles_would_bias_it(monkeypatch, limit):
 def test_a_constant_moves_the_log_evidence_by_itself():
     target = _normal(2, 1.0)
     moved = bk.Target.from_functions(
-        target.log_prior, lambda u: target.log_likelihood(u) + 7.0, 2, lambda k, g: target.sample_prior(k, g)
+        target.log_prior, lambda u: target.log_likelihood(u) + 7.0, 2, lambda k, g: target.sample_prior(k, seed=g)
     )
     one, other = (adaptive_smc(x, seed=3, **SMALL) for x in (target, moved))
     assert other.log_evidence - one.log_evidence == pytest.approx(7.0, abs=1e-6)
@@ -156,7 +156,10 @@ def test_bad_input_is_refused():
     with pytest.raises(SettingsError, match="sample_prior"):
         adaptive_smc(without)
     impossible = bk.Target.from_functions(
-        target.log_prior, lambda u: torch.full_like(u[..., 0], -torch.inf), 1, lambda k, g: target.sample_prior(k, g)
+        target.log_prior,
+        lambda u: torch.full_like(u[..., 0], -torch.inf),
+        1,
+        lambda k, g: target.sample_prior(k, seed=g),
     )
     with pytest.raises(InitializationError):
         adaptive_smc(impossible, **SMALL)

@@ -138,7 +138,7 @@ def test_shells_are_learnt(limit):
     """Two thin rings side by side, with exact draws by rejection from the prior."""
     case = bk.exact.gaussian_shells(2)
     target, generator = case.target(), torch.Generator().manual_seed(0)
-    proposed = target.sample_prior(100_000, generator)
+    proposed = target.sample_prior(100_000, seed=generator)
     height = target.log_likelihood(proposed)
     accepted = proposed[torch.rand(len(height), generator=generator, dtype=F64).log() < height - height.max()]
     draws = as_draws(target, accepted[: len(accepted) // 16 * 16].reshape(16, -1, 2))

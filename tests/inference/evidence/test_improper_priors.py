@@ -49,7 +49,7 @@ def test_improper_sites_are_not_drawn_from(model):
     target = bk.Target.from_pyro(model)
     assert not target.can_sample_prior
     with pytest.raises(SettingsError, match="site 'a' is improper and cannot be drawn from"):
-        target.sample_prior(3, 0)
+        target.sample_prior(3, seed=0)
     for method in (evidence.naive_monte_carlo, evidence.nested_sampling, evidence.smc):
         with pytest.raises(SettingsError, match="site 'a' is improper, so that no marginal likelihood exists"):
             method(target)

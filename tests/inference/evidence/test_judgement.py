@@ -77,9 +77,11 @@ DIRECT = {
         target, m.draws, num_temperatures=4, seed=SEED, **LADDER
     ),
     "thermodynamic_integration": lambda function, target, m: function(target, ladder=m.ladder, seed=SEED, **LADDER),
-    "smc": lambda function, target, m: function(target, sample_smc(target, 16, 8, SEED, progress=False), seed=SEED),
+    "smc": lambda function, target, m: function(
+        target, sample_smc(target, 16, 8, seed=SEED, progress=False), seed=SEED
+    ),
     "adaptive_smc": lambda function, target, m: function(target, seed=SEED, **POPULATIONS),
-    "nested_sampling": lambda function, target, m: function(target, sample_nested(target, 40, SEED), seed=SEED),
+    "nested_sampling": lambda function, target, m: function(target, sample_nested(target, 40, seed=SEED), seed=SEED),
     "prequential": lambda function, target, m: function(target, seed=SEED, **POPULATIONS),
     "chib": lambda function, target, m: function(target, BLOCKS, seed=SEED, progress=False),
 }
@@ -87,7 +89,7 @@ DIRECT = {
 
 def _compared(names):
     target = bk.Target.from_pyro(counts)
-    return evidence.compare(target, names, SEED, budget=BUDGET, blocks=BLOCKS, progress=False)
+    return evidence.compare(target, names, seed=SEED, budget=BUDGET, blocks=BLOCKS, progress=False)
 
 
 def _row(table, name):
@@ -107,7 +109,7 @@ def together():
 
 @pytest.fixture(scope="module")
 def material():
-    return Material(bk.Target.from_pyro(counts), BUDGET, SEED)
+    return Material(bk.Target.from_pyro(counts), BUDGET, seed=SEED)
 
 
 def test_every_method_is_here(together):
@@ -135,7 +137,7 @@ def test_seconds_are_those_of_the_estimate_and_of_the_draws_it_was_given(materia
 
 def test_draws_that_the_caller_gives_are_looked_at(material):
     """As in a direct call; those that were made for other methods are not."""
-    table = evidence.compare(material.target, ["laplace"], SEED, draws=material.draws, progress=False)
+    table = evidence.compare(material.target, ["laplace"], seed=SEED, draws=material.draws, progress=False)
     direct = evidence.laplace(material.target, draws=material.draws, seed=SEED)
     assert _numbers(table["laplace"]) == _numbers(direct)
 

@@ -64,7 +64,7 @@ def hierarchy():
 def test_three_methods_are_right_and_trusted(case, methods, limit):
     target, exact = case()
     budget = evidence.Budget(16, 300, 200, ladder_chains=8, ladder_samples=300)
-    table = evidence.compare(target, methods, 2, budget=budget, progress=False)
+    table = evidence.compare(target, methods, seed=2, budget=budget, progress=False)
     for z in table:
         assert abs(z.log_evidence - exact) < limit(len(methods)) * z.standard_error, z
         # How well the chains of a ladder mix is known too roughly for a verdict that chance does not decide.

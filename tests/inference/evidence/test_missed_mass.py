@@ -145,7 +145,7 @@ def test_climbs_end_where_a_search_does():
     """Scaled, shifted and correlated hills, and rows without a density."""
     target = exact.get("three_taxon_tree").target()
     mode = find_mode(target)
-    start = target.sample_prior(12, 0)
+    start = target.sample_prior(12, seed=0)
     start[0] = torch.nan
     ends, values, count = climb(posterior(target), start)
     assert values[0] == -torch.inf and bool((values[1:] > mode.value - 0.05).all()) and count >= 12 * 5
@@ -161,7 +161,7 @@ def test_climbs_end_where_a_search_does():
 
 def test_a_gradient_of_the_likelihood_alone():
     target = exact.get("three_taxon_tree").target()
-    u = target.sample_prior(3, 0)
+    u = target.sample_prior(3, seed=0)
     value, gradient = likelihood(target).value_and_gradient(u)
     leaf = u.clone().requires_grad_(True)
     (wanted,) = torch.autograd.grad(target.log_likelihood(leaf).sum(), leaf)
@@ -183,7 +183,7 @@ def test_the_mass_of_a_peak(limit):
 def test_nothing_is_missed_where_the_weights_are_right():
     target = two_peaks(1.0, 1.0, 2, 1.0)
     assert all(evidence.naive_monte_carlo(target, seed=seed).trusted for seed in range(5))
-    x = target.sample_prior(2000, 0)
+    x = target.sample_prior(2000, seed=0)
     log_likelihood = target.log_likelihood(x)
     log_z = float(log_likelihood.logsumexp(0)) - math.log(2000)
     assert missed_mass(target, x, log_likelihood, log_z, 0.02)[0] == []

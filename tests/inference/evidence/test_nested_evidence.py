@@ -18,7 +18,7 @@ def case():
 
 @pytest.fixture(scope="module")
 def run(case):
-    return sample_nested(case.target(), 300, 1, progress=False)
+    return sample_nested(case.target(), 300, seed=1, progress=False)
 
 
 CASES = {
@@ -68,7 +68,7 @@ def test_the_expected_error_counts_how_points_die(run):
 
 
 def test_a_run_that_ended_early_says_so(case):
-    short = sample_nested(case.target(), 100, 0, max_blocks=1, progress=False)
+    short = sample_nested(case.target(), 100, seed=0, max_blocks=1, progress=False)
     z = nested_sampling(short.target, short)
     assert not z.trusted and "ended early (finished)" in z.warnings[0] and "resume" in z.warnings[0]
     assert z.num_evaluations == short.num_evaluations  # nothing has been climbed

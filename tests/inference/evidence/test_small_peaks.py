@@ -21,7 +21,7 @@ PROBLEM = CauchyStudent(width=1.22, noise=0.15, y=(4.9574, -95.805))
 def test_a_peak_of_a_fifth_of_a_per_cent_is_missed_by_no_trusted_estimate(method, seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        (z,) = compare(PROBLEM.case().target(), [method], seed, budget=GENERATED_BUDGET, progress=False)
+        (z,) = compare(PROBLEM.case().target(), [method], seed=seed, budget=GENERATED_BUDGET, progress=False)
     assert not z.trusted or abs(z.log_evidence - PROBLEM.log_evidence()[0]) < 4.5 * z.standard_error
 
 

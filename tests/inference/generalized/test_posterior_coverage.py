@@ -31,7 +31,7 @@ def flat_location(x: Tensor) -> GibbsPosterior:
 
 def own_weights(posterior: GibbsPosterior, x: Tensor, level: float, **settings: int) -> Tensor:
     """Return each replicate's own weight in closed form: the normal interval's end is the full-data mean."""
-    means = bootstrap_counts(posterior, settings.get("num_replicates", R), settings.get("seed", 0)) @ x / len(x)
+    means = bootstrap_counts(posterior, settings.get("num_replicates", R), seed=settings.get("seed", 0)) @ x / len(x)
     return norm.ppf(0.5 + level / 2) ** 2 / (len(x) * (means - x.mean()).square())
 
 
@@ -71,7 +71,7 @@ def test_a_proper_prior_by_root_finding() -> None:
     x, variance, level = data() + 1.0, 0.5, 0.9
     posterior = GibbsPosterior(dist.Normal(0.0, math.sqrt(variance)), losses.HalfSquared(), x)
     found = posterior_coverage(posterior, level, R)
-    sums, truth, z = bootstrap_counts(posterior, R, 0) @ x, float(x.mean()), norm.ppf(0.5 + level / 2)
+    sums, truth, z = bootstrap_counts(posterior, R, seed=0) @ x, float(x.mean()), norm.ppf(0.5 + level / 2)
 
     def excess(log_weight: float, total: float) -> float:
         precision = 1 / variance + N * math.exp(log_weight)
@@ -122,7 +122,7 @@ def test_the_median_by_quadrature(limit) -> None:
     assert found.trusted
     own = found.diagnostics["replicate_weights"]
     near = (own / found.weight).log().abs() < 0.7
-    own, counts = own[near], bootstrap_counts(posterior, num_replicates, 0)[near]
+    own, counts = own[near], bootstrap_counts(posterior, num_replicates, seed=0)[near]
     assert len(own) > 5
     truth = minimize(posterior).position
     edges = torch.linspace(-8, 8, 32_001, dtype=torch.float64)
@@ -144,7 +144,7 @@ def test_intervals_of_a_functional() -> None:
     design = torch.stack([torch.ones(N), torch.linspace(-1, 1, N)], -1).double()
     two = GibbsPosterior(Flat((2,)), losses.HalfSquared(losses.linear), (design, x))
     slope = posterior_coverage(two, num_replicates=100, functional=lambda b: b[1])
-    count = bootstrap_counts(two, 100, 0)
+    count = bootstrap_counts(two, 100, seed=0)
     inverse = torch.linalg.inv(torch.einsum("rn,nk,nl->rkl", count, design, design))
     fitted = torch.einsum("rkl,rn,nl,n->rk", inverse, count, design, x)
     full = torch.linalg.lstsq(design, x[:, None]).solution[1, 0]
@@ -196,7 +196,7 @@ def mass_of_higher_density(posterior: GibbsPosterior, counts: Tensor, truth: Ten
 def test_own_weights_of_a_scale_by_quadrature(factor: float, limit) -> None:
     """Wherever draws are made first, no replicate is lost, and each region ends at the truth at its own weight."""
     posterior, level, draws = location_and_scale(), 0.95, 4096
-    counts, truth = bootstrap_counts(posterior, 60, 0), minimize(posterior).position
+    counts, truth = bootstrap_counts(posterior, 60, seed=0), minimize(posterior).position
     replicates = replicate_posteriors(posterior, weights=counts, weight=1.5 * factor, num_draws=draws)
     found = replicate_weights(replicates, truth, level)
     assert bool((found.weight > 0).all()) and bool(found.trusted.all())

@@ -309,7 +309,7 @@ def test_a_dense_metric_lies_in_memory_as_a_checkpoint_gives_it_back():
     """Products of a matrix in another layout round differently, and a resumed run would not be the same to the bit."""
     target, generator = bk.exact.get("linreg10").target(), torch.Generator().manual_seed(0)
     adaptation = Adaptation(HMC(), 60, metric="dense")
-    state = adaptation.init(target, target.sample_prior(32, 0), generator=generator)
+    state = adaptation.init(target, target.sample_prior(32, seed=0), generator=generator)
     for _ in range(60):
         state, _ = adaptation.step(target, state, generator=generator)
     assert state.factor.dim() == 3 and not torch.equal(state.factor, torch.diag_embed(state.factor.diagonal(0, 1, 2)))

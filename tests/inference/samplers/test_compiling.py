@@ -297,7 +297,7 @@ def test_a_step_that_waits_for_the_compiler_is_dropped_and_taken_by_the_next_run
 def test_values_do_not_depend_on_what_was_compiled_before():
     """The rounding of the compiled graph differs, so that a fresh and a used target would start differently."""
     target = compiling("linreg10")
-    u = target.sample_prior(400, 3)
+    u = target.sample_prior(400, seed=3)
     first = target.evaluate(u, compiled=False)
     assert all(torch.equal(a, b) for a, b in zip(target.evaluate(u), first, strict=True))  # nothing is compiled yet
     target.evaluator(8)

@@ -307,7 +307,7 @@ def test_the_text_that_is_shown_does_not_change_the_draws():
     target, adaptation = exact.get("beta_binomial").target(), Adaptation(HMC(), 20)
 
     def positions(description, stream):
-        settings = RunSettings(2, 20, 5, 1, description, control=QUIET, stream=stream)
+        settings = RunSettings(2, 20, 5, description, seed=1, control=QUIET, stream=stream)
         return run(target, adaptation, settings).position
 
     assert torch.equal(positions("one text", "posterior"), positions("another", "posterior"))

@@ -29,7 +29,7 @@ def invariance_p_value(kernel, target, start, quantile, num_steps=3):
 
 
 def test_one_step_leaves_the_target_invariant(skewed):
-    start = skewed.sample_prior(20_000, 3)
+    start = skewed.sample_prior(20_000, seed=3)
     from scipy.stats import gamma
 
     kernel = HMC(step_size=0.4, num_steps=3.0)
@@ -122,7 +122,7 @@ class _WrongDensity:
 def test_the_invariance_test_notices_a_wrong_acceptance_step(skewed):
     from scipy.stats import gamma
 
-    start = skewed.sample_prior(20_000, 3)
+    start = skewed.sample_prior(20_000, seed=3)
     kernel = HMC(step_size=0.4, num_steps=3.0)
     p = invariance_p_value(kernel, _WrongDensity(skewed), start, lambda x: gamma.cdf(torch.tensor(x).exp(), 3))
     assert p < 1e-5
@@ -164,7 +164,7 @@ def test_a_metric_of_low_rank_that_is_none_is_refused():
 def test_one_step_with_a_metric_leaves_the_target_invariant(skewed, metric):
     from scipy.stats import gamma
 
-    start = skewed.sample_prior(20_000, 3)
+    start = skewed.sample_prior(20_000, seed=3)
     covariance = start.T.cov()
     kernel = HMC(step_size=0.7, metric=metric(covariance.diagonal() if metric == Metric.diagonal else covariance))
     p = invariance_p_value(kernel, skewed, start, lambda x: gamma.cdf(torch.tensor(x).exp(), 3))
@@ -215,7 +215,7 @@ def test_the_energy_error_is_that_of_the_leapfrog(normal_normal, kernel, step_si
     That energy has the precision w (1 - h^2 w / 4), so the other one changes by h^2 w^2 / 8 times what the squared
     distance from the mean changes. Here w is 2, and the mean 1/2.
     """
-    start = normal_normal.sample_prior(2000, 0)
+    start = normal_normal.sample_prior(2000, seed=0)
     one = kernel(step_size, num_steps=round(1.2 / step_size), num_steps_jitter=0.0, step_size_jitter=0.0)
     state = one.init(normal_normal, start)
     _, info = one.step(normal_normal, state, generator=torch.Generator().manual_seed(0))

@@ -50,12 +50,12 @@ def sharp():
 
 @pytest.fixture(scope="module")
 def replicates(sharp):
-    return [sample_nested(sharp[0], NUM_LIVE, seed, num_slice_steps=10, progress=False) for seed in range(20)]
+    return [sample_nested(sharp[0], NUM_LIVE, seed=seed, num_slice_steps=10, progress=False) for seed in range(20)]
 
 
 def z_scores(runs, exact):
     return torch.tensor(
-        [(r.log_evidence - exact) / float(r.simulate_log_evidence(200, i).std()) for i, r in enumerate(runs)]
+        [(r.log_evidence - exact) / float(r.simulate_log_evidence(200, seed=i).std()) for i, r in enumerate(runs)]
     )
 
 
@@ -118,7 +118,7 @@ def test_shells_cover_the_prior_and_weights_the_posterior(replicates):
 
 
 def test_posterior_draws_have_the_posterior_moments(sharp, limit):
-    run = sample_nested(sharp[0], 400, 3, progress=False)
+    run = sample_nested(sharp[0], 400, seed=3, progress=False)
     draws = run.resample(500, 2, seed=1)
     assert draws.unconstrained.shape == (2, 500, 2) and draws.target is sharp[0]
     mean, sd = 0.5 / (1 + SD**2), SD / math.sqrt(1 + SD**2)
@@ -143,7 +143,7 @@ def test_information_is_that_of_the_conjugate_posterior(sharp, replicates, limit
 def test_a_run_reaches_arviz(limit):
     """Draws under the names of a Pyro model, with the weights they stood for, and the evidence."""
     case = bk.exact.get("linreg10")
-    run = sample_nested(case.target(), 200, 0, progress=False)
+    run = sample_nested(case.target(), 200, seed=0, progress=False)
     tree, draws = run.to_arviz(), run.draws
     shape = (draws.num_chains, draws.num_draws)
     assert tree.posterior["b"].shape == (*shape, 10)
@@ -209,7 +209,7 @@ def by_copies_alone(monkeypatch):
 @pytest.mark.parametrize(("method", "mutant"), [("step", copied), ("above", everywhere)])
 def test_the_insertion_test_notices_a_broken_kernel(sharp, monkeypatch, method, mutant):
     monkeypatch.setattr(ConstrainedSlice, method, mutant)
-    assert sample_nested(sharp[0], 300, 0, max_blocks=8, progress=False).insertion_index_p_value < 1e-5
+    assert sample_nested(sharp[0], 300, seed=0, max_blocks=8, progress=False).insertion_index_p_value < 1e-5
 
 
 @pytest.mark.usefixtures("by_copies_alone")
@@ -219,7 +219,7 @@ def test_a_likelihood_far_out_in_the_prior_needs_the_prior_density(monkeypatch, 
     exact = -4.5 - math.log(4 * math.pi)
 
     def z():
-        run = sample_nested(target, 300, 0, progress=False)
+        run = sample_nested(target, 300, seed=0, progress=False)
         return abs(float(z_scores([run], exact)))
 
     assert z() < limit()
@@ -232,7 +232,7 @@ def test_the_metric_may_not_know_the_points_it_moves(monkeypatch):
     target, exact = conjugate(10, 0.3)
 
     def p_value():
-        runs = [sample_nested(target, 40, seed, num_slice_steps=10, progress=False) for seed in range(5)]
+        runs = [sample_nested(target, 40, seed=seed, num_slice_steps=10, progress=False) for seed in range(5)]
         return calibration_p_value(z_scores(runs, exact))
 
     assert p_value() > 1e-5
@@ -260,7 +260,7 @@ def test_the_metric_may_not_know_the_points_it_moves(monkeypatch):
 
 
 def test_a_constant_likelihood_has_an_exact_evidence():
-    run = sample_nested(make_target(lambda u: 0 * u[..., 0] - 3.0), 50, 0, progress=False)
+    run = sample_nested(make_target(lambda u: 0 * u[..., 0] - 3.0), 50, seed=0, progress=False)
     assert abs(run.log_evidence + 3) < 1e-12 and abs(run.information) < 1e-12
     assert float((run.simulate_log_evidence(50) + 3).abs().max()) < 1e-12
     assert kstest(run.insertion.numpy(), "uniform").pvalue > 1e-5
@@ -277,7 +277,7 @@ def test_plateaus_are_compressed_like_anything_else(name):
     log_likelihood, evidence = PLATEAUS[name]
     exact = math.log(evidence(0.5 * math.erfc(1.5 / math.sqrt(2))))
     target = make_target(log_likelihood)
-    runs = [sample_nested(target, 200, seed, num_slice_steps=10, progress=False) for seed in range(5)]
+    runs = [sample_nested(target, 200, seed=seed, num_slice_steps=10, progress=False) for seed in range(5)]
     assert all(r.ending == "converged" for r in runs)
     z = z_scores(runs, exact)
     assert calibration_p_value(z) > 1e-5, z
@@ -287,7 +287,7 @@ def test_a_likelihood_that_is_sometimes_nan_counts_as_zero_there(limit):
     def log_likelihood(u):
         return torch.where(u[..., 0] > 0, normal_log_density(u, 0.5, 0.5), torch.nan)
 
-    run = sample_nested(make_target(log_likelihood), 200, 0, progress=False)
+    run = sample_nested(make_target(log_likelihood), 200, seed=0, progress=False)
     # Half of each coordinate's posterior N(0.4, 0.2) that is cut off has mass Phi(-0.4 / sqrt(0.2)).
     _, exact = conjugate(2, 0.5)
     exact += math.log(0.5 * math.erfc(-0.4 / math.sqrt(0.2) / math.sqrt(2)))
@@ -311,7 +311,7 @@ BROKEN = {
 def test_an_impossible_likelihood_is_named(name):
     log_likelihood, error, text = BROKEN[name]
     with pytest.raises(error, match=text):
-        sample_nested(make_target(log_likelihood), 20, 0, termination=1e-9, progress=False)
+        sample_nested(make_target(log_likelihood), 20, seed=0, termination=1e-9, progress=False)
 
 
 def test_a_prior_that_does_not_draw_from_itself_is_named():
@@ -319,7 +319,7 @@ def test_a_prior_that_does_not_draw_from_itself_is_named():
         lambda u: torch.where(u[..., 0] > 0, -u[..., 0], -torch.inf), lambda u: u[..., 0], 1, draw_normal(1)
     )
     with pytest.raises(InitializationError, match="its own draws"):
-        sample_nested(target, 20, 0, progress=False)
+        sample_nested(target, 20, seed=0, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def assert_same(first, second):
 
 
 def test_the_seed_decides(sharp, replicates):
-    again = sample_nested(sharp[0], NUM_LIVE, 0, num_slice_steps=10, progress=False)
+    again = sample_nested(sharp[0], NUM_LIVE, seed=0, num_slice_steps=10, progress=False)
     assert_same(again, replicates[0])
     assert not torch.equal(replicates[0].position[:50], replicates[1].position[:50])
 
@@ -397,21 +397,21 @@ def test_a_crashed_run_resumes_bit_for_bit(sharp, replicates, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(ConstrainedSlice, "step", crash)
         with pytest.raises(RuntimeError, match="power cut"):
-            sample_nested(sharp[0], NUM_LIVE, 0, **settings)
-    assert_same(sample_nested(sharp[0], NUM_LIVE, 0, **settings), replicates[0])
+            sample_nested(sharp[0], NUM_LIVE, seed=0, **settings)
+    assert_same(sample_nested(sharp[0], NUM_LIVE, seed=0, **settings), replicates[0])
 
 
 def test_a_run_cut_short_returns_what_it_has_and_can_go_on(sharp, replicates, tmp_path):
     settings = {"num_slice_steps": 10, "progress": False, "checkpoint": tmp_path / "run"}
     with pytest.raises(BudgetError, match="first block"):
-        sample_nested(sharp[0], NUM_LIVE, 0, time_budget=1e-9, **settings)
+        sample_nested(sharp[0], NUM_LIVE, seed=0, time_budget=1e-9, **settings)
     none = torch.zeros(0, dtype=torch.float64)
     unborn = dataclasses.replace(replicates[0], insertion=none, start=none, end=none)
     assert unborn.start_correlation == 0 and unborn.insertion_index_p_value == 1
-    short = sample_nested(sharp[0], NUM_LIVE, 0, max_blocks=3, **settings)
+    short = sample_nested(sharp[0], NUM_LIVE, seed=0, max_blocks=3, **settings)
     assert short.ending == "finished" and len(short.position) == NUM_LIVE + 3 * NUM_LIVE // 2
     assert short.remaining_share > replicates[0].remaining_share
-    assert_same(sample_nested(sharp[0], NUM_LIVE, 0, **settings), replicates[0])
+    assert_same(sample_nested(sharp[0], NUM_LIVE, seed=0, **settings), replicates[0])
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ def test_float32_stays_float32_and_ties_do_no_harm(limit):
         lambda n, g: torch.randn(n, 2, generator=g),
         dtype=torch.float32,
     )
-    run = sample_nested(target, 200, 0, progress=False)
+    run = sample_nested(target, 200, seed=0, progress=False)
     assert run.position.dtype == torch.float32 and int((run.log_likelihood.diff() == 0).sum()) > 50
     error = float(run.simulate_log_evidence().std())
     assert abs(run.log_evidence - 1e6 - conjugate(2, SD)[1]) / (error + 1 / 32) < limit()
@@ -455,6 +455,6 @@ def test_a_run_on_a_device(limit):
         lambda n, g: torch.randn(n, 2, generator=g, dtype=torch.float64, device=g.device),
         device="cuda",
     )
-    run = sample_nested(target, 200, 0, progress=False)
+    run = sample_nested(target, 200, seed=0, progress=False)
     assert run.position.device.type == "cuda"
     assert abs(run.log_evidence - conjugate(2, SD)[1]) / float(run.simulate_log_evidence().std()) < limit()

@@ -32,7 +32,7 @@ def sharp():
 
 def z_scores(runs, exact):
     return torch.tensor(
-        [(r.log_evidence - exact) / float(r.simulate_log_evidence(200, i).std()) for i, r in enumerate(runs)]
+        [(r.log_evidence - exact) / float(r.simulate_log_evidence(200, seed=i).std()) for i, r in enumerate(runs)]
     )
 
 
@@ -41,7 +41,7 @@ def squared_scores_on_a_funnel(count, num_slice_steps):
     case = neals_funnel(3)
     target = case.target()
     settings = {"num_slice_steps": num_slice_steps, "termination": 0.01, "progress": False}
-    runs = [sample_nested(target, 30, i, **settings) for i in range(count)]
+    runs = [sample_nested(target, 30, seed=i, **settings) for i in range(count)]
     low, high = chi2.ppf([5e-6, 1 - 5e-6], count)
     return float(z_scores(runs, case.log_evidence).square().sum()), 0.9**2 * low, 1.1**2 * high
 
@@ -58,7 +58,7 @@ def test_points_drawn_from_the_prior_keep_errors_right_on_a_funnel(monkeypatch):
 @pytest.mark.parametrize(("log_volume", "drawn"), [(0.0, 50), (-3.0, 50), (-1000.0, 0)])
 def test_points_are_drawn_while_that_is_cheap(sharp, log_volume, drawn):
     """The reciprocal of the last share is no number."""
-    sampler = NestedSampler(sharp[0], 100, 50, 20, 1e-3, 10, 0)
+    sampler = NestedSampler(sharp[0], 100, 50, 20, 1e-3, 10, seed=0)
     generator = torch.Generator().manual_seed(0)
     state = sampler.start(generator)
     state = state._replace(log_volume=torch.tensor(log_volume, dtype=F64))
@@ -70,7 +70,7 @@ def test_too_few_draws_from_the_prior_are_made_up_for_by_copies(sharp, limit, mo
     """A share that is said to be larger than it is."""
     drawn = nested.draw_above
     monkeypatch.setattr(nested, "draw_above", lambda *a: drawn(*a[:3], min(1.0, 30 * a[3]), *a[4:]))
-    runs = [sample_nested(sharp[0], 100, seed, num_slice_steps=5, progress=False) for seed in range(10)]
+    runs = [sample_nested(sharp[0], 100, seed=seed, num_slice_steps=5, progress=False) for seed in range(10)]
     assert any(0 < int(run.start.isnan().sum()) % 50 for run in runs)
     assert abs(float(z_scores(runs, sharp[1]).mean())) * math.sqrt(10) < limit()
 
@@ -90,7 +90,7 @@ def test_beside_draws_each_copy_keeps_its_own_start(sharp, monkeypatch):
 
     monkeypatch.setattr(ConstrainedSlice, "step", still)
     monkeypatch.setattr(nested, "draw_above", half)
-    sampler = NestedSampler(sharp[0], 100, 50, 20, 1e-3, 10, 0)
+    sampler = NestedSampler(sharp[0], 100, 50, 20, 1e-3, 10, seed=0)
     generator = torch.Generator().manual_seed(0)
     state, row = sampler.advance(sampler.start(generator), 0, generator)
     assert torch.equal(row["start"].isnan(), torch.arange(50) < 20)

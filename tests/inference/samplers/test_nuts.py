@@ -35,7 +35,7 @@ def z_score(x, truth):
 def invariance(target, step_size, metric=None):
     """Take three steps from 20,000 exact draws; return p-values of both coordinates' exact distributions."""
     kernel = NUTS(step_size=step_size, metric=metric, max_depth=6)
-    state, noise = kernel.init(target, target.sample_prior(20_000, 3)), generator()
+    state, noise = kernel.init(target, target.sample_prior(20_000, seed=3)), generator()
     for _ in range(3):
         state, _ = kernel.step(target, state, generator=noise)
     x, y = state.position.unbind(-1)
@@ -159,7 +159,7 @@ class Recursive:
 
 def test_trees_are_those_of_the_recursive_algorithm(skewed):
     num_chains, step_size = 120, 0.15
-    start = skewed.sample_prior(num_chains, 1)
+    start = skewed.sample_prior(num_chains, seed=1)
     kernel = NUTS(step_size=step_size, max_depth=6)
     _, info = kernel.step(skewed, kernel.init(skewed, start), generator=generator(2))
     same = generator(2)
@@ -177,7 +177,7 @@ def test_trees_are_those_of_the_recursive_algorithm(skewed):
 
 
 def test_a_tree_has_fewer_leaves_than_its_depth_allows(skewed):
-    start = skewed.sample_prior(500, 1)
+    start = skewed.sample_prior(500, seed=1)
     kernel = NUTS(step_size=0.1, max_depth=5)
     _, info = kernel.step(skewed, kernel.init(skewed, start), generator=generator())
     assert bool((info.num_steps <= 2**info.tree_depth - 1).all())
@@ -277,7 +277,7 @@ def test_a_chain_does_not_notice_its_neighbours():
 def test_looking_rarely_changes_nothing(skewed, monkeypatch):
     """Where a look at the chains waits for the device, dead chains go on for some leaves."""
     kernel = NUTS(step_size=0.1, max_depth=6)
-    state = kernel.init(skewed, skewed.sample_prior(3, 1))
+    state = kernel.init(skewed, skewed.sample_prior(3, seed=1))
     results = []
     for period in (1, 8):
         monkeypatch.setitem(nuts.LEAVES_PER_LOOK, "cpu", period)
@@ -326,7 +326,7 @@ def test_compiled_moves_are_the_eager_ones(skewed):
     for compile in (True, False):
         target = bk.Target.from_functions(skewed.density.log_prior, lambda u: -0.1 * u[..., 1], 2, compile=compile)
         kernel, noise = NUTS(step_size=0.02, metric=metric, beta=0.5), generator()
-        state = kernel.init(target, skewed.sample_prior(8, 3))
+        state = kernel.init(target, skewed.sample_prior(8, seed=3))
         for _ in range(4):
             state, info = kernel.step(target, state, generator=noise)
         assert isinstance(kernel._growth(target, state.position), CompiledGrowth) == compile

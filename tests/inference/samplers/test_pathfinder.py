@@ -231,7 +231,7 @@ def test_a_climb_takes_no_chain_down_the_neck_of_a_funnel_of_many_groups():
     """There the density is infinite, and from there no chain came home."""
     model, y = hierarchy(200)
     target = bk.Target.from_pyro(model, y)
-    draws = target.sample_prior(24, 0)
+    draws = target.sample_prior(24, seed=0)
     prior, scale = target.constrain(draws), draws.std(0)
     # Draws whose deviation is plausible, so that a start in the neck can only come from the climb.
     group = prior["mean"][:, None] + 0.5 * (prior["group"] - prior["mean"][:, None]) / prior["deviation"][:, None]

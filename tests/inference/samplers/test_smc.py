@@ -102,7 +102,7 @@ def test_the_next_temperature_passes_over_particles_without_likelihood():
 
 
 def _invariance_p_value(kernel, target):
-    position = target.sample_prior(20_000, 3)
+    position = target.sample_prior(20_000, seed=3)
     state, generator = kernel.init(target, position), new(5)
     for _ in range(3):
         state, _ = kernel.step(target, state, generator=generator)
@@ -140,7 +140,7 @@ def test_momenta_are_normal_for_each_particle_and_even_over_a_population(limit):
 
 
 def test_a_step_errs_less_than_a_third_of_two_leapfrog_steps(normal_normal, limit):
-    position = normal_normal.sample_prior(2000, 0)
+    position = normal_normal.sample_prior(2000, seed=0)
     ours = PopulationHMC(1.0, 1, identity(2), 1.0, step_size_jitter=0.0)
     leapfrog = HMC(step_size=0.5, num_steps=2.0, num_steps_jitter=0.0, step_size_jitter=0.0)
 

@@ -129,7 +129,7 @@ def test_draws_have_the_moments_of_the_mixture(limit):
     shuffled = np.column_stack([values[:, 0], values[np.random.default_rng(0).permutation(num_draws), 1:]])
     assert largest(shuffled) > limit(24)  # the intercept depends on the slopes, which makes about 15
     assert ((values[:, 1:] == 0) == (draws["inclusion"].numpy() == 0)).all()
-    again = posterior.sample(num_draws, torch.Generator().manual_seed(1))
+    again = posterior.sample(num_draws, seed=torch.Generator().manual_seed(1))
     assert not torch.equal(again["coefficients"], draws["coefficients"])
     assert torch.equal(posterior.sample(5, seed=3)["noise_scale"], posterior.sample(5, seed=3)["noise_scale"])
 

@@ -81,7 +81,7 @@ class Simulated(MeanEmbedding):
     simulate: Callable[[Any, Tensor], Tensor]
     num_draws: int = 512
     noise: Distribution | None = None
-    seed: int = 0
+    seed: int = field(default=0, kw_only=True)
     _noise: Tensor = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -57,7 +57,7 @@ def exact_log_evidence(mixture: GaussianMixture) -> float:
 
 
 def sample_exact_posterior(
-    mixture: GaussianMixture, num_draws: int, seed: int | torch.Generator = 0
+    mixture: GaussianMixture, num_draws: int, *, seed: int | torch.Generator = 0
 ) -> dict[str, Tensor]:
     """Draw independent exact posterior samples: the assignment, then the parameters given the assignment.
 
@@ -112,15 +112,15 @@ def _log_joint_of_all(mixture: GaussianMixture) -> Tensor:
     total = count**n
     if total > _MAX_ASSIGNMENTS:
         raise SettingsError(
-            f"{n} observations in {count} components have {total} assignments, and no more than {_MAX_ASSIGNMENTS} are "
-            "listed; use fewer observations"
+            f"{n} observations in {count} components have {total} assignments, more than the limit of "
+            f"{_MAX_ASSIGNMENTS} for enumeration; use fewer observations"
         )
     numbers = torch.arange(total, device=mixture.y.device).split(_BATCH)
     return torch.cat([log_joint_of_assignments(mixture, _assignments(mixture, number)) for number in numbers])
 
 
 def _assignments(mixture: GaussianMixture, number: Tensor) -> Tensor:
-    """Return the assignments of these numbers, ``(m,) -> (m, n)``."""
+    """Return the assignments with the given indices, ``(m,) -> (m, n)``."""
     place = mixture.num_components ** torch.arange(len(mixture.y), device=number.device)
     return number.unsqueeze(-1) // place % mixture.num_components
 
@@ -136,11 +136,12 @@ class _Update(NamedTuple):
 
 
 def _conjugate(mixture: GaussianMixture) -> tuple[float, Tensor]:
-    """Return the relative precision of means and the rate of precisions, or refuse a mixture that is not conjugate."""
+    """Return the relative precision of means and the rate of precisions; SettingsError for non-conjugate mixtures."""
     precision, rate = mixture.prior.relative_precision, mixture.prior.rate
     if precision is None or rate is None or mixture.equal_scales or mixture.correlated:
         raise SettingsError(
-            "parameters are integrated out under MixturePrior.conjugate with diagonal, unequal covariances only"
+            "parameters can be integrated out only under MixturePrior.conjugate with covariance='diagonal' and "
+            "equal_scales=False"
         )
     return precision, rate
 
@@ -188,7 +189,7 @@ def log_joint_of_assignments(mixture: GaussianMixture, assignments: Tensor) -> T
     if not assignments.dim() or assignments.shape[-1] != len(mixture.y):
         raise ShapeError(f"assignments of shape {tuple(assignments.shape)} for {len(mixture.y)} observations")
     if assignments.dtype == torch.bool or assignments.is_floating_point() or assignments.is_complex():
-        raise DataError(f"assignments are integers from 0 to {count - 1}, not {assignments.dtype}; use .long()")
+        raise DataError(f"assignments must be integers from 0 to {count - 1}, not {assignments.dtype}; use .long()")
     assignments = assignments.to(mixture.y.device, torch.int64)
     if not bool(((assignments >= 0) & (assignments < count)).all()):
         raise DataError(f"assignments must lie between 0 and {count - 1}, the components")

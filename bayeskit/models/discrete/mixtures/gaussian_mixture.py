@@ -75,9 +75,9 @@ def as_observations(y: Tensor) -> Tensor:
     if y.dim() not in (1, 2):
         raise ShapeError(f"y must have shape (n,) or (n, D), not {tuple(y.shape)}")
     if y.numel() == 0:
-        raise DataError(f"y has shape {tuple(y.shape)}, so it holds no observations")
+        raise DataError(f"y has shape {tuple(y.shape)}, so there are no observations")
     if not bool(y.isfinite().all()):
-        raise DataError(f"y holds {int((~y.isfinite()).sum())} values that are NaN or infinite; leave them out")
+        raise DataError(f"y holds {int((~y.isfinite()).sum())} values that are NaN or infinite; remove them")
     return y
 
 
@@ -85,7 +85,7 @@ def as_observations(y: Tensor) -> Tensor:
 
 
 class _BatchableGamma(dist.Gamma):
-    """A gamma distribution whose draws ``vmap`` can batch; the draws of torch are clamped in place."""
+    """A gamma distribution with draws that work under ``vmap``; torch clamps its draws in place."""
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         """Draw, shape ``(*sample_shape, *batch)``."""
@@ -134,7 +134,7 @@ class OrderedSample(TorchDistribution):
         num_draws = whole_number("num_draws", num_draws, 1)
         if base.batch_shape or base.event_shape:
             shapes = f"batch {tuple(base.batch_shape)} and event {tuple(base.event_shape)}"
-            raise ShapeError(f"the distribution of one draw has shapes {shapes}; give one of a single number")
+            raise ShapeError(f"the distribution of one draw has shapes {shapes}; give a scalar distribution")
         self.base = base
         super().__init__(torch.Size(), torch.Size([num_draws]), validate_args=validate_args)
 
@@ -217,9 +217,9 @@ class MixturePrior:
 
     def __post_init__(self) -> None:
         if (self.spread is None) == (self.relative_precision is None):
-            raise SettingsError("give either the spread of the means or their relative_precision, not both or neither")
+            raise SettingsError("give exactly one of spread (of the means) and relative_precision")
         if (self.rate is None) == (self.rate_prior is None):
-            raise SettingsError("give either the rate of the precisions or its rate_prior, not both or neither")
+            raise SettingsError("give exactly one of rate (of the precisions) and rate_prior")
         if self.location.dim() != 1 or not len(self.location) or not bool(self.location.isfinite().all()):
             raise SettingsError(f"location must hold a finite number for each dimension, not {self.location}")
         numbers: dict[str, Any] = {
@@ -329,7 +329,7 @@ def _columns(**values: Any) -> list[Tensor]:
     sizes = {len(t) for t in tensors} - {1}
     if len(sizes) > 1:
         given = ", ".join(f"{name} {len(t)}" for name, t in zip(values, tensors, strict=True))
-        raise ShapeError(f"numbers of different dimensions: {given}; give one number, or one for each dimension")
+        raise ShapeError(f"numbers of different dimensions: {given}; give one number, or one number per dimension")
     return [t.clone() for t in torch.broadcast_tensors(*tensors)]
 
 
@@ -418,9 +418,9 @@ class GaussianMixture:
             raise ShapeError(f"the prior has dimension {self.prior.dim}, the data {columns}")
         self.covariance, self.equal_scales, self.ordered = covariance, equal_scales, ordered
         if self.correlated and self.prior.relative_precision is not None:
-            raise SettingsError("a full covariance goes with a spread of the means, not with a relative_precision")
+            raise SettingsError("a full covariance requires a prior with spread, not with relative_precision")
         if ordered and self.prior.relative_precision is not None:
-            raise SettingsError("ordered means go with a spread of the means, not with a relative_precision")
+            raise SettingsError("ordered means require a prior with spread, not with relative_precision")
 
     @property
     def correlated(self) -> bool:
@@ -451,7 +451,7 @@ class GaussianMixture:
             )
             pyro.sample("y", component, obs=self.y)
 
-    def start(self, num_chains: int = 4, seed: int | torch.Generator = 0) -> Tensor:
+    def start(self, num_chains: int = 4, *, seed: int | torch.Generator = 0) -> Tensor:
         """Return an initial point for each chain: the draw of highest density among 200 prior draws.
 
         Use these points if the prior is wide and chains started at single prior draws converge slowly. Labellings
@@ -487,15 +487,15 @@ class GaussianMixture:
         num_chains = whole_number("num_chains", num_chains, 1)
         target = Target.from_pyro(self, compile=False)
         generator = new_generator(seed, target.device, stream="starting points of a mixture")
-        points = torch.cat([target.sample_prior(_CANDIDATES, generator) for _ in range(num_chains)])
+        points = torch.cat([target.sample_prior(_CANDIDATES, seed=generator) for _ in range(num_chains)])
         rows = max(1, CHUNK // (len(self.y) * self.num_components))
         density = torch.cat([target.log_density(some) for some in points.split(rows)])
         density = torch.where(density.isfinite(), density, -torch.inf).reshape(num_chains, _CANDIDATES)
         best = density.max(1)
         if not bool(best.values.isfinite().all()):
             raise InitializationError(
-                f"the density is zero at {_CANDIDATES} draws from the prior; look at the prior, whose scales may be "
-                "far from those of the data"
+                f"the density is zero at {_CANDIDATES} draws from the prior; check the prior, whose scales may be far "
+                "from those of the data"
             )
         return points[torch.arange(num_chains, device=points.device) * _CANDIDATES + best.indices]
 
@@ -564,7 +564,7 @@ class GaussianMixture:
         elif prior.rate is not None:
             rate = self._like_data(prior.rate)
         else:
-            raise SettingsError("the prior has no rate of the precisions; make it by a method of MixturePrior")
+            raise SettingsError("the prior has no rate of the precisions; create it with a method of MixturePrior")
         scales = _BatchableGamma(torch.full_like(rate, prior.shape), rate).to_event(event)
         if self.equal_scales:
             values["precision"] = pyro.sample("precision", scales)
@@ -589,11 +589,11 @@ class GaussianMixture:
         if spread is not None:
             return self._like_data(spread)
         if relative is None:
-            raise SettingsError("the prior has no spread of the means; make it by a method of MixturePrior")
+            raise SettingsError("the prior has no spread of the means; create it with a method of MixturePrior")
         return (relative * precision).rsqrt()
 
     def _like_data(self, x: Tensor) -> Tensor:
-        """Return numbers of each dimension, shape ``(D,)``, or ``()`` where the data are a vector."""
+        """Return values per dimension in shape ``(D,)``, or ``()`` if the data are a vector."""
         x = x.to(self.y)
         return x.squeeze(0) if self.y.dim() == 1 else x
 
@@ -634,13 +634,13 @@ class UnknownSizeMixture:
     def __init__(self, mixture: GaussianMixture, probabilities: Tensor | None = None) -> None:
         count = mixture.num_components
         if count < 2 or mixture.ordered:
-            raise SettingsError("give a mixture of two or more components whose means are not ordered")
+            raise SettingsError("give a mixture with two or more components and ordered=False")
         uniform = torch.full((count,), 1 / count, dtype=mixture.y.dtype, device=mixture.y.device)
         given = uniform if probabilities is None else as_numbers("probabilities", probabilities).to(uniform)
         if given.shape != uniform.shape:
-            raise ShapeError(f"probabilities have shape {tuple(given.shape)}; give one for each of {count} components")
+            raise ShapeError(f"probabilities have shape {tuple(given.shape)}; give shape ({count},)")
         if not bool((given >= 0).all() and given.isfinite().all() and given.sum() > 0):
-            raise SettingsError(f"probabilities must be nonnegative, some above zero, not {given.tolist()}")
+            raise SettingsError(f"probabilities must be nonnegative and not all zero, not {given.tolist()}")
         self.mixture, self.probabilities = mixture, given / given.sum()
 
     def __call__(self) -> None:

@@ -107,8 +107,8 @@ class Labels:
         if not self.listable:
             count = math.factorial(self.num_components)
             raise SettingsError(
-                f"{self.num_components} components have {count} permutations, and no more than {_MAX_LISTED} are "
-                "listed; use tempering (sample_smc), which needs none"
+                f"{self.num_components} components have {count} permutations, more than the limit of {_MAX_LISTED} for "
+                "enumeration; use tempering (sample_smc), which needs no enumeration"
             )
         return torch.tensor(list(itertools.permutations(range(self.num_components))), device=self.coordinates.device)
 
@@ -145,7 +145,7 @@ class Labels:
             if not bool((change <= tolerance * (1 + before.abs())).all()):
                 raise ModelError(
                     f"permuting the components changes the log density by up to {float(change.max()):.3g}, so they are "
-                    f"not exchangeable; look at the priors of {', '.join(self.sites)}, and name all sites of components"
+                    f"not exchangeable; check the priors of {', '.join(self.sites)}, and name all sites of components"
                 )
 
 
@@ -227,7 +227,7 @@ def relabel(draws: Draws, labels: Labels, responsibilities: Tensor) -> Draws:
 
 
 def _assign(cost: Tensor) -> Tensor:
-    """Return for each draw which component to put in each place, ``(draws, K, K) -> (draws, K)``."""
+    """Return the minimum-cost assignment of components to labels for each draw, ``(draws, K, K) -> (draws, K)``."""
     rows = [torch.from_numpy(linear_sum_assignment(one)[1]) for one in cost.cpu().numpy()]
     return torch.stack(rows).to(cost.device)
 

@@ -92,7 +92,7 @@ def plot_predictive(
     from bayeskit.core.plots import BLUE, GREY
 
     if mixture.y.dim() == 2:
-        raise SettingsError("the density of several columns has no curve; use predictive_density and contours")
+        raise SettingsError("the density of several columns has no curve; use predictive_density for contours")
     ax = _axes(ax)
     y = mixture.y
     margin = _MARGIN * (y.max() - y.min())

@@ -54,7 +54,7 @@ class _Permutation(constraints.Constraint):
 
 
 class _DoublyStochastic(constraints.Constraint):
-    """Square matrices without negative entries whose rows and columns sum to one: the Birkhoff polytope."""
+    """Doubly stochastic matrices (the Birkhoff polytope)."""
 
     event_dim = 2
 
@@ -90,8 +90,8 @@ def check_possible(name: str, log_weights: Tensor) -> int:
     crowded = sum(_assigned(one) is None for one in pattern.cpu().numpy())
     if crowded:
         raise DataError(
-            f"{crowded} of {len(refused)} matrices of {name} leave no permutation possible: some rows have, together, "
-            "fewer columns than there are of them; allow more pairs"
+            f"{crowded} of {len(refused)} matrices of {name} leave no permutation possible: some set of rows has fewer "
+            "possible columns than rows; allow more pairs"
         )
     return size
 
@@ -104,7 +104,7 @@ def check_log_weights(name: str, log_weights: Tensor) -> int:
         where = tuple(refused.nonzero()[0].tolist())
         raise DataError(
             f"{int(refused.sum())} of {refused.numel()} entries of {name} are NaN or +inf, the first at {where}; "
-            "log weights are finite, or -inf where a pair is impossible"
+            "log weights must be finite, or -inf for impossible pairs"
         )
     impossible = log_weights == -math.inf
     for dim, line in ((-1, "row"), (-2, "column")):
@@ -113,8 +113,8 @@ def check_log_weights(name: str, log_weights: Tensor) -> int:
             first = empty.nonzero()[0].tolist()
             raise DataError(
                 f"{name} is -inf everywhere in {int(empty.sum())} {line}(s), the first is {line} {first[-1]}"
-                f"{f' of matrix {tuple(first[:-1])}' if first[:-1] else ''}, so that no permutation is possible; "
-                "give each a pair that it may have"
+                f"{f' of matrix {tuple(first[:-1])}' if first[:-1] else ''}, so no permutation is possible; "
+                f"allow at least one pair in each {line}"
             )
     return size
 
@@ -152,8 +152,8 @@ def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) ->
     valid = permutations.check(permutation)
     if not valid.all():
         raise DataError(
-            f"{int((~valid).sum())} of {valid.numel()} vectors of permutation do not have each of "
-            f"0, ..., {permutation.shape[-1] - 1} once"
+            f"{int((~valid).sum())} of {valid.numel()} vectors of permutation do not contain each of "
+            f"0, ..., {permutation.shape[-1] - 1} exactly once"
         )
     return one_hot(permutation.long(), permutation.shape[-1]).to(dtype or torch.get_default_dtype())
 
@@ -185,8 +185,9 @@ def all_permutations(size: int) -> Tensor:
     size = whole_number("size", size, least=1)
     if size > _MOST_LISTED:
         raise SettingsError(
-            f"there are {math.factorial(size):,} permutations of {size}; at most {_MOST_LISTED} are listed "
-            f"({math.factorial(_MOST_LISTED):,}). The permanent of a matrix needs no list: see log_permanent."
+            f"there are {math.factorial(size):,} permutations of {size} elements; enumeration allows at most "
+            f"{_MOST_LISTED} elements ({math.factorial(_MOST_LISTED):,}). Use log_permanent for the permanent, which "
+            "needs no enumeration."
         )
     return torch.tensor(list(itertools.permutations(range(size))))
 
@@ -233,7 +234,7 @@ def nearest_permutation(matrix: Tensor) -> Tensor:
 
 
 def _assigned(matrix: Any) -> list[int] | None:
-    """Return the columns of greatest sum, or None where SciPy finds NaN or no permutation."""
+    """Return the columns with the largest sum; None if SciPy finds NaN or no permutation."""
     try:
         columns: list[int] = linear_sum_assignment(matrix, maximize=True)[1].tolist()
     except ValueError:
@@ -312,9 +313,9 @@ def column_sets(size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """
     if size > LARGEST:
         raise SettingsError(
-            f"the permanent of {size} rows sums over {2**size:,} sets of columns; at most {LARGEST} rows "
-            f"({2**LARGEST:,}) are summed. Approximate beyond: GumbelSinkhorn, RoundedPermutation or "
-            "StickBreakingPermutation have no such limit, and the most probable permutation is found for any size."
+            f"the permanent of {size} rows sums over {2**size:,} sets of columns; the limit is {LARGEST} rows "
+            f"({2**LARGEST:,}). For more rows use the approximations GumbelSinkhorn, RoundedPermutation or "
+            "StickBreakingPermutation; the most probable permutation is available for any size."
         )
     numbers = np.arange(2**size, dtype=np.int32)
     counts = np.bitwise_count(numbers)
@@ -406,7 +407,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
             where = tuple(negative.nonzero()[0].tolist())
             raise DataError(
                 f"{int(negative.sum())} of {negative.numel()} weights are negative, the first at {where}: "
-                f"{float(weights[where]):g}. If they are log weights, give them to GibbsPermutation itself."
+                f"{float(weights[where]):g}. If they are log weights, use GibbsPermutation(log_weights)."
             )
         return cls(weights.log())
 
@@ -419,7 +420,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
     @property
     def _sums(self) -> list[Tensor]:
         weights = self.log_weights
-        if weights.requires_grad or weights.is_inference():  # a graph serves one backward pass
+        if weights.requires_grad or weights.is_inference():  # an autograd graph allows one backward pass
             return _partial_sums(weights)
         if self._latest is None or self._latest[0] != weights._version:  # they may have changed in place
             self._latest = weights._version, _partial_sums(weights)

@@ -68,8 +68,8 @@ class NoisyMatching:
         centres, observations = real_numbers("centres", centres), real_numbers("observations", observations)
         if centres.dim() < 2 or centres.shape != observations.shape:
             raise ShapeError(
-                f"centres have shape {tuple(centres.shape)} and observations {tuple(observations.shape)}; both are "
-                "(*batch, n, d), with one observation a centre"
+                f"centres have shape {tuple(centres.shape)} and observations {tuple(observations.shape)}; both must be "
+                "(*batch, n, d), with one observation per centre"
             )
         for name, values in (("centres", centres), ("observations", observations)):
             if not values.isfinite().all():
@@ -83,7 +83,7 @@ class NoisyMatching:
 
     @classmethod
     def simulate(
-        cls, size: int, scale: float, seed: int | torch.Generator, dim: int = 2, batch_shape: tuple[int, ...] = ()
+        cls, size: int, scale: float, *, seed: int | torch.Generator, dim: int = 2, batch_shape: tuple[int, ...] = ()
     ) -> tuple[NoisyMatching, Tensor]:
         """Simulate standard normal centres, a uniform permutation, and observations, in float64.
 
@@ -143,8 +143,8 @@ class NoisyMatching:
         """
         if self.centres.dim() != 2:
             raise ShapeError(
-                f"centres have shape {tuple(self.centres.shape)}; model is of one problem, (n, d). Make a "
-                "NoisyMatching of each, or see log_evidence and posterior, which take them all at once."
+                f"centres have shape {tuple(self.centres.shape)}; model is of one problem, (n, d). Use one "
+                "NoisyMatching per problem, or log_evidence and posterior, which support batches."
             )
         log_weights = self.centres.new_zeros(self.size, self.size)
         permutation = pyro.sample("permutation", GibbsPermutation(log_weights), infer={"enumerate": "parallel"})
@@ -173,7 +173,7 @@ class NoisyMatching:
         """
         expected, given = tuple(self.centres.shape[:-1]), (*relaxation.batch_shape, relaxation.size)
         if given != expected:
-            raise ShapeError(f"the relaxation is of shape {given}, the centres of {expected}; make it with {expected}")
+            raise ShapeError(f"the relaxation is of shape {given}, the centres of {expected}; use shape {expected}")
         matrix = relaxation.matrix(pyro.sample(relaxation.site, relaxation.prior()))
         if linear:
             log_likelihood = (matrix * self.log_weights).flatten(-self.centres.dim()).sum(-1)

@@ -187,9 +187,9 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
             Always.
         """
         raise ModelError(
-            "GumbelSinkhorn has no density in closed form, because Sinkhorn's scaling cannot be inverted. Draw its "
-            "noise in the guide, a Gumbel distribution, and scale it in the model (see GumbelSinkhornRelaxation); or "
-            "use StickBreakingPermutation, whose density is known."
+            "GumbelSinkhorn has no density in closed form, because Sinkhorn scaling is not injective. Draw its Gumbel "
+            "noise in the guide and scale it in the model (see GumbelSinkhornRelaxation), or use "
+            "StickBreakingPermutation, which has a density."
         )
 
     def noise_divergence(self, prior_temperature: float | None = None) -> Tensor:
@@ -483,7 +483,7 @@ def taken_and_left(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sum_after(matrix: Tensor, dim: int) -> Tensor:
-    """Return the sum of all later entries, added up from the end: nothing is subtracted, so nothing cancels."""
+    """Return the sum of all later entries, accumulated from the end without subtraction (no cancellation)."""
     ends = matrix.flip(dim).cumsum(dim).flip(dim)
     return torch.cat([ends.narrow(dim, 1, ends.shape[dim] - 1), torch.zeros_like(ends.narrow(dim, 0, 1))], dim)
 
@@ -785,7 +785,7 @@ class Relaxation(PyroModule):  # type: ignore[misc]
     def __init__(self, shape: tuple[int, ...], temperature: float) -> None:
         super().__init__()
         if not isinstance(shape, (tuple, list)) or not shape:
-            raise SettingsError(f"shape is {shape!r}; give (*batch, n), such as (6,) for permutations of six")
+            raise SettingsError(f"shape is {shape!r}; give (*batch, n), such as (6,) for permutations of six elements")
         self.size = whole_number("shape[-1]", shape[-1], least=2)
         self.batch_shape = torch.Size(whole_number("shape", length, least=1) for length in shape[:-1])
         self.temperature = real_number("temperature", temperature, between=_POSITIVE)
@@ -809,7 +809,7 @@ class Relaxation(PyroModule):  # type: ignore[misc]
         """Run the guide: draw the value. Arguments of the model are ignored."""
         pyro.sample(self.site, self.posterior())
 
-    def sample_permutations(self, num_samples: int, seed: int | torch.Generator = 0) -> Tensor:
+    def sample_permutations(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw permutations from the variational distribution.
 
         Parameters
@@ -962,7 +962,7 @@ class RoundingRelaxation(Relaxation):
         self.prior_scale = real_number("prior_scale", prior_scale, between=_POSITIVE)
         scales = (0.001, _greatest_scale(self.size)) if scales is None else scales
         if not isinstance(scales, (tuple, list)) or len(scales) != 2:
-            raise SettingsError(f"scales are {scales!r}; give the least and the greatest, such as (0.001, 0.5)")
+            raise SettingsError(f"scales are {scales!r}; give minimum and maximum, such as (0.001, 0.5)")
         least, greatest = (real_number("scales", bound, between=_POSITIVE) for bound in scales)
         if not least < greatest:
             raise SettingsError(f"scales are ({least:g}, {greatest:g}); the second must be greater")
@@ -1070,7 +1070,7 @@ class GumbelSinkhornRelaxation(Relaxation):
 
 
 def _greatest_scale(size: int) -> float:
-    """Return the scale of normal noise that exchanges some two rows of a permutation with a probability of 0.04."""
+    """Return the scale of normal noise that exchanges two given rows of a permutation with probability 0.04."""
     # Two rows are exchanged if the noise of four entries sums to 2 or more; that sum has standard deviation 2 * scale.
     pairs = size * (size - 1) / 2
     return float(-1 / torch.special.ndtri(torch.tensor(0.04 / pairs, dtype=torch.float64)))

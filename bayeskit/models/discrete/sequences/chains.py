@@ -231,8 +231,8 @@ def identity(semiring: Semiring, like: Tensor) -> Tensor:
 
 def chain_product(semiring: Semiring, matrices: Tensor) -> Tensor:
     """Return the product ``(*batch, K, K)`` of ``matrices (*batch, n, K, K)``; the identity if ``n = 0``."""
-    # Neighbours are multiplied in pairs, in log2(n) rounds of one operation each (Sarkka & Garcia-Fernandez
-    # 2021, IEEE Transactions on Automatic Control 66).
+    # Multiply adjacent pairs, in log2(n) rounds of one operation each (Sarkka & Garcia-Fernandez 2021, IEEE
+    # Transactions on Automatic Control 66).
     if not matrices.shape[-3]:
         return identity(semiring, matrices.sum(-3))
     while matrices.shape[-3] > 1:
@@ -263,7 +263,7 @@ def suffix_sums(semiring: Semiring, matrices: Tensor, rescale: bool = False) -> 
 
 
 def _rescaled(sums: Tensor) -> Tensor:
-    """Subtract the largest of the last dimension; where all are minus infinity they stay so."""
+    """Subtract the maximum over the last dimension; rows of minus infinity are unchanged."""
     largest = sums.detach().amax(-1, keepdim=True)
     return sums - largest.masked_fill(largest == -math.inf, 0.0)
 

@@ -169,7 +169,7 @@ class PoissonSegments:
         """
         x = _finite(x)
         if bool(((x < 0) | (x != x.round())).any()):
-            raise DataError("the counts hold a negative number or a fraction; give whole numbers from zero")
+            raise DataError("the counts hold a negative number or a fraction; give nonnegative whole numbers")
         counts = _windows(x, max_length)
         length, total = _lengths(counts), counts.cumsum(1)
         marginals = (
@@ -200,7 +200,7 @@ def _finite(x: Tensor) -> Tensor:
 
 
 def _windows(x: Tensor, max_length: int) -> Tensor:
-    """Return the datum so many places before each, float64, ``(n, max_length)``; the first one before the data."""
+    """Return lagged observations ``x[j - l]``, float64, ``(n, max_length)``; ``x[0]`` before the data."""
     x = x.double()
     padded = torch.cat([x[:1].expand(max_length - 1), x])
     return padded.unfold(0, max_length, 1).flip(1)
@@ -211,7 +211,7 @@ def _lengths(windows: Tensor) -> Tensor:
 
 
 def _moments(x: Tensor, max_length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return number ``(L,)``, mean and sum of squares about the mean, ``(n, L)``, of the data of every segment."""
+    """Return the number ``(L,)``, and the mean and sum of squares about it ``(n, L)``, of every segment's data."""
     # Segments are extended backwards by Welford's update of the sum of squares, without cancellation. Means are
     # relative to the last observation, to preserve precision for data far from zero.
     off = _windows(x, max_length) - x.double().unsqueeze(1)
@@ -276,13 +276,13 @@ class NumberOfChanges:
             numbers = tuple(real_number("probabilities", p) for p in self.probabilities)
         except TypeError:
             raise SettingsError(
-                f"probabilities={self.probabilities!r}; give those of 0, 1, 2, ... changes, such as (0.5, 0.5), or use "
-                "NumberOfChanges.up_to(3) or NumberOfChanges.exactly(3)"
+                f"probabilities={self.probabilities!r}; give the probabilities of 0, 1, 2, ... changes, such as "
+                "(0.5, 0.5), or use NumberOfChanges.up_to(3) or NumberOfChanges.exactly(3)"
             ) from None
         object.__setattr__(self, "probabilities", numbers)
         if not all(0 <= p < math.inf for p in self.probabilities) or not sum(self.probabilities) > 0:
             raise SettingsError(
-                f"probabilities={self.probabilities}; give numbers of at least 0 that are finite and not all zero"
+                f"probabilities={self.probabilities}; give finite numbers of at least 0, not all zero"
             )
 
     @classmethod
@@ -317,8 +317,9 @@ class NumberOfChanges:
         if not bool(possible.any()):
             fits = room.nonzero().flatten().tolist()
             raise SettingsError(
-                f"with {int(logits.argmax())} change points, or any other number of probability above zero, no "
-                f"segmentation fits the limits of length; allow one from {fits[0]} to {fits[-1]}, or relax the limits"
+                f"with {int(logits.argmax())} change points, or any other number of positive probability, no "
+                f"segmentation fits the segment length limits; allow {fits[0]} to {fits[-1]} change points, or relax "
+                "the limits"
             )
         logits = logits.masked_fill(~possible, -math.inf)
         return torch.where(possible, logits.log_softmax(0) - totals, -math.inf)
@@ -466,7 +467,7 @@ class ChangePoints:
         shortest = whole_number("min_length", min_length, least=1)
         longest = n if max_length is None else min(n, whole_number("max_length", max_length, least=1))
         if shortest > longest:
-            raise SettingsError(f"min_length={shortest} exceeds the longest segment possible, {longest}; lower it")
+            raise SettingsError(f"min_length={shortest} exceeds the longest possible segment, {longest}; lower it")
         self.x, self.segments, self.longest = x, segments, longest
         marginals = _checked_marginals(segments.log_marginals(x, longest), n, longest)
         weights = prior.segment_weights(n, longest).to(marginals)
@@ -474,7 +475,7 @@ class ChangePoints:
         self._most = prior.largest(n) + 1
         totals = numbered_sums(LogSum(), weights, self._most)[1:, -1]
         if not bool((totals > -math.inf).any()):
-            raise SettingsError("the prior and the limits of length allow no segmentation of so many data; relax them")
+            raise SettingsError("the prior and the segment length limits allow no segmentation of the data; relax them")
         self._number_weights = prior.number_weights(totals.cpu()).to(marginals)
         self._weights = weights + marginals
         self._sums = numbered_sums(LogSum(), self._weights, self._most)
@@ -561,7 +562,7 @@ def _checked_marginals(marginals: Tensor, n: int, longest: int) -> Tensor:
     if bool(bad.any()):
         place, length = bad.nonzero()[0].tolist()
         raise DataError(
-            f"the log marginal of the {length + 1} data up to x[{place}] is {float(marginals[place, length])}; a "
-            "segment model must return finite numbers or minus infinity"
+            f"the log marginal of the {length + 1} observations up to x[{place}] is "
+            f"{float(marginals[place, length])}; a segment model must return finite numbers or minus infinity"
         )
     return torch.where(read, marginals.detach(), -math.inf)

@@ -318,17 +318,17 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         if number > limit:
             raise SettingsError(
                 f"there are {self.num_states}**{self.duration} = {number} sequences of states, which exceed "
-                f"limit={limit}; use log_prob, which is exact, too"
+                f"limit={limit}; use log_prob, which is also exact"
             )
         if self._padded and bool((self.lengths < self.duration).any()):
-            raise SettingsError("sequences have different lengths; enumerate those of one length at a time")
+            raise SettingsError("sequences have different lengths; enumerate sequences of equal length")
         digits = self.num_states ** torch.arange(self.duration - 1, -1, -1, device=self.lengths.device)
         states = torch.arange(number, device=self.lengths.device).unsqueeze(-1) // digits % self.num_states
         shaped = states.reshape(number, *(1,) * len(self.batch_shape), self.duration)
         return states, self.log_joint(shaped, value)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw sequences ``(*sample, *batch, T, *event)``; all ``T`` steps are drawn whatever the lengths."""
+        """Draw sequences ``(*sample, *batch, T, *event)``; all ``T`` steps are drawn regardless of ``lengths``."""
         return self.sample_with_states(sample_shape)[1]
 
     def sample_with_states(self, sample_shape: Any = ()) -> tuple[Tensor, Tensor]:
@@ -370,7 +370,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         return emitted.masked_fill(exact.detach() == -math.inf, -math.inf)
 
     def _filled(self, value: Tensor) -> Tensor:
-        """Put a sequence's first observation for what it is padded with, so that densities and slopes are finite."""
+        """Replace padding by the sequence's first observation, so that densities and gradients are finite."""
         value = as_numbers("value", value)
         if value.dtype == torch.bool or not (value.is_floating_point() or self.emission.support.is_discrete):
             value = value.to(self.initial_logits.dtype)
@@ -419,7 +419,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
             index = tuple(int(i) for i in lost.nonzero()[0])
             raise DataError(
                 f"the sequence{f' {index}' if index else ''} has log density {float(self.log_prob(value)[index])}, so "
-                "there is no posterior of its states; allow the transitions and emissions that it needs"
+                "its states have no posterior; allow the necessary transitions and emissions"
             )
         return self._potentials(value, semiring)
 
@@ -438,7 +438,7 @@ def _check_logits(name: str, logits: Tensor) -> None:
         row = tuple(bad[0].tolist())
         raise SettingsError(
             f"{name}{list(row) if row else ''} is {logits[row].tolist()}; give logits below infinity, and at least one "
-            "above minus infinity, for some state must be possible"
+            "above minus infinity, because some state must be possible"
         )
     shares = logits.detach().double()
     sums_to_one = torch.isclose(shares.sum(-1), shares.new_ones(()), rtol=0.0, atol=1e-5)
@@ -455,13 +455,13 @@ def _checked_states(initial: Tensor, transition: Tensor, emission: Any, duration
     if states < 1 or transition.shape[-2:] != (states, states):
         raise ShapeError(
             f"initial_logits has shape {tuple(initial.shape)} and transition_logits {tuple(transition.shape)}; give "
-            "(*batch, K) and (*batch, K, K)"
+            "shapes (*batch, K) and (*batch, K, K)"
         )
     shape = tuple(emission.batch_shape)
     if not shape or shape[-1] != states or (len(shape) > 1 and shape[-2] not in (1, duration)):
         raise ShapeError(
-            f"emission has batch shape {shape}; give one that ends in {states}, the number of states, after "
-            f"{duration} or 1, the number of steps, where it has more dimensions"
+            f"emission has batch shape {shape}; its last dimension must be {states}, the number of states, and the "
+            f"dimension before it, if any, {duration} (the number of steps) or 1"
         )
     return states
 
@@ -617,7 +617,7 @@ class CategoricalEmission:
 
 
 class _Given(Messenger):
-    """Take the value of every latent site from a mapping, and refuse to draw one."""
+    """Messenger that sets every latent site from a mapping; raises UnknownNameError for a missing site."""
 
     def __init__(self, values: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -649,7 +649,7 @@ def _sequences(observations: Tensor) -> Tensor:
 
 
 def _batched(values: Mapping[str, Tensor], batch: torch.Size, ones: tuple[int, ...]) -> dict[str, Tensor]:
-    """Put dimensions of one after those of a batch, for the dimensions that observations have."""
+    """Insert dimensions of size one after the batch dimensions, for the dimensions of the observations."""
     for name, value in values.items():
         if value.shape[: len(batch)] != batch:
             raise ShapeError(
@@ -773,7 +773,7 @@ class HiddenMarkovModel:
         with pyro.poutine.block(), _Given(values) as given:
             initial, transition, emission = self._draw(observations)
         given.check()
-        if batch:  # drop the dimension of the steps, which only the emission has
+        if batch:  # drop the step dimension, which only the emission has
             initial, transition = initial.squeeze(-2), transition.squeeze(-3)
         return self._given_parameters(initial, transition, emission, observations, lengths)
 
@@ -867,13 +867,13 @@ def categorical_log_evidence(model: HiddenMarkovModel, observations: Tensor, lim
     """
     emission = model.emission
     if not isinstance(emission, CategoricalEmission):
-        raise SettingsError(f"the emission is {emission!r}; the exact evidence is known for CategoricalEmission only")
+        raise SettingsError(f"the emission is {emission!r}; exact evidence requires CategoricalEmission")
     observations = as_numbers("observations", observations)
     observations = observations.unsqueeze(0) if observations.dim() == 1 else observations
     if observations.dim() != 2 or not observations.numel():
         raise ShapeError(f"observations has shape {tuple(observations.shape)}; give (sequences, T) or (T,)")
     if not bool(torch.isin(observations, torch.arange(emission.num_categories, device=observations.device)).all()):
-        raise DataError(f"observations must be categories, whole numbers from 0 to {emission.num_categories - 1}")
+        raise DataError(f"observations must be whole numbers from 0 to {emission.num_categories - 1}")
     states, size = model.num_states, observations.numel()
     if states**size > whole_number("limit", limit, least=1):
         raise SettingsError(
@@ -897,7 +897,7 @@ def categorical_log_evidence(model: HiddenMarkovModel, observations: Tensor, lim
 
 
 def _log_moment(counts: Tensor, concentration: Tensor) -> Tensor:
-    """Return the log of the mean of the product of probabilities to the power of counts, over the last dimension."""
+    """Return the log Dirichlet expectation of the product of probabilities to the power of counts (last dimension)."""
     powers = (torch.lgamma(counts + concentration) - torch.lgamma(concentration)).sum(-1)
     total = concentration.sum(-1)
     return powers + torch.lgamma(total) - torch.lgamma(total + counts.sum(-1))

@@ -174,9 +174,9 @@ def plot_states(
     """
     shares, observed = _array(as_numbers("probabilities", probabilities)), _array(as_numbers("x", x))
     if shares.ndim != 2 or not shares.size:
-        raise ShapeError(f"probabilities has shape {shares.shape}; give (T, K), those of one sequence")
+        raise ShapeError(f"probabilities has shape {shares.shape}; give (T, K), for a single sequence")
     if observed.shape != shares.shape[:1]:
-        raise ShapeError(f"x has shape {observed.shape}; give ({len(shares)},), one observation for each step")
+        raise ShapeError(f"x has shape {observed.shape}; give ({len(shares)},), one observation per step")
     when = _when(times, len(shares))
     figure = _figure(figure, 8.0)
     series, states = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
@@ -224,7 +224,7 @@ def plot_boundaries(probabilities: Tensor, string: str, ax: Axes | None = None) 
         raise DataError(f"string is {string!r:.80}; give a string of at least one character")
     shares = _array(as_numbers("probabilities", probabilities))
     if shares.ndim != 1 or len(shares) < len(string):
-        raise ShapeError(f"probabilities has shape {shares.shape}; give ({len(string)},), one for each character")
+        raise ShapeError(f"probabilities has shape {shares.shape}; give ({len(string)},), one value per character")
     if ax is None:
         from matplotlib.figure import Figure
 
@@ -243,7 +243,7 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def _when(times: Any, n: int) -> np.ndarray:
-    """Return anything that matplotlib can plot, one for each of ``n`` data."""
+    """Return ``n`` plotting positions, an array that matplotlib supports."""
     when = np.arange(n) if times is None else np.asarray(times.cpu() if isinstance(times, torch.Tensor) else times)
     if when.shape != (n,):
         raise ShapeError(f"times has shape {when.shape}; give ({n},)")

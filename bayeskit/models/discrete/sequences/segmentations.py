@@ -81,7 +81,7 @@ def numbered_sums(semiring: Semiring, segments: Tensor, largest: int) -> Tensor:
 
 
 def _follow(lengths: Tensor, end: Tensor) -> Tensor:
-    """Tell where segments end, ``(*batch, n)``, following ``lengths (*batch, n)`` backwards from ``end (*batch)``."""
+    """Backtrack through ``lengths (*batch, n)`` from ``end (*batch)``; return True where segments end, ``(*batch, n)``."""
     n = lengths.shape[-1]
     reached = torch.arange(n + 1, device=lengths.device) == end.unsqueeze(-1)
     reached = reached.expand(*lengths.shape[:-1], n + 1).clone()
@@ -184,8 +184,8 @@ class Segmentations:
         log_weights = as_real("log_weights", log_weights)
         if log_weights.dim() < 2 or not log_weights.shape[-1] or not log_weights.shape[-2]:
             raise ShapeError(
-                f"log_weights has shape {tuple(log_weights.shape)}; give (*batch, n, L), a row for each place and a "
-                "column for each length of a segment that ends there"
+                f"log_weights has shape {tuple(log_weights.shape)}; give (*batch, n, L), with a row for each end "
+                "position and a column for each segment length"
             )
         self.lengths = checked_lengths(lengths, log_weights.shape[:-2], log_weights.shape[-2], log_weights.device)
         self.log_weights = torch.where(_within(self.lengths, *log_weights.shape[-2:]), log_weights, -math.inf)
@@ -324,8 +324,8 @@ class Segmentations:
         # int64 addition is modulo 2**64, so numbers from 2**63 to 2**64 are negative.
         if bool(((number < 0) | (logarithm > 63.5 * math.log(2))).any()):
             raise DataError(
-                f"there are about exp({float(logarithm.max()):.6g}) segmentations, more than 64 bits can count; "
-                "for the logarithm give weights of one and ask log_normalizer()"
+                f"there are about exp({float(logarithm.max()):.6g}) segmentations, which overflows int64; for the "
+                "logarithm use log_normalizer() with log weights of zero"
             )
         return number
 
@@ -376,7 +376,7 @@ class Segmentations:
             *sequence, place, length = index
             raise DataError(
                 f"the log weight of the segment of length {length + 1} that ends at place {place}{_of(sequence)} is "
-                f"{float(weights[index])}; give finite log weights, or minus infinity to forbid it"
+                f"{float(weights[index])}; give finite log weights, or minus infinity to exclude a segment"
             )
         reachable = prefix_sums(MaxWeight(), weights) > -math.inf
         lost = ~reachable.gather(-1, self.lengths.unsqueeze(-1)).squeeze(-1)
@@ -385,9 +385,8 @@ class Segmentations:
             row = reachable[tuple(sequence)]
             place = int(row[: int(self.lengths[tuple(sequence)]) + 1].nonzero()[-1])
             raise DataError(
-                f"no segmentation{_of(sequence)} has a weight above zero: no segment that begins at place {place} and "
-                "ends within the sequence has one, and no segmentation gets past it; allow such a segment, or longer "
-                "ones"
+                f"no segmentation{_of(sequence)} has positive weight: no allowed segment begins at place {place}, "
+                "and no segmentation extends beyond it; allow a segment that begins there, or longer segments"
             )
 
     def _total(self, semiring: Semiring, elements: Tensor) -> Tensor:
@@ -395,7 +394,7 @@ class Segmentations:
 
 
 def _within(lengths: Tensor, n: int, longest: int) -> Tensor:
-    """Mark the segments that lie within their sequence, ``(*batch, n, L)``."""
+    """Return True for segments within their sequence, ``(*batch, n, L)``."""
     place = torch.arange(n, device=lengths.device).unsqueeze(-1)
     return (torch.arange(longest, device=lengths.device) <= place) & (place < lengths[..., None, None])
 
@@ -413,7 +412,7 @@ def checked_lengths(lengths: Tensor | None, batch: torch.Size, n: int, device: t
         raise DataError(f"lengths are {lengths.dtype}; give integers, each from 1 to {n}")
     lengths = lengths.to(torch.int64)
     if bool(((lengths < 1) | (lengths > n)).any()):
-        raise DataError(f"lengths go from {int(lengths.min())} to {int(lengths.max())}; each must be from 1 to {n}")
+        raise DataError(f"lengths range from {int(lengths.min())} to {int(lengths.max())}; each must be from 1 to {n}")
     try:
         return lengths.expand(batch)
     except RuntimeError:

@@ -289,43 +289,43 @@ class Lexicon:
         words = float(self.log_weights.detach().exp().sum())
         if not words < 1 - len(self.words) * torch.finfo(self.log_weights.dtype).eps:
             raise SettingsError(
-                f"the weights of words sum to {words:.6g}, which leaves no probability for the end of a text; lower "
-                "them, or use segmentations(strings).log_normalizer()"
+                f"the weights of words sum to {words:.6g}, which leaves no probability for the end of a text; reduce "
+                "the weights, or use segmentations(strings).log_normalizer()"
             )
         return self.segmentations(strings).log_normalizer() + (-self.log_weights.exp().sum()).log1p()
 
 
 def _checked_strings(strings: Sequence[str]) -> tuple[str, ...]:
-    """Return ``strings`` as a tuple, or raise DataError where there is none, an empty one, or something else."""
+    """Return ``strings`` as a tuple; DataError if there is no string, or an item is empty or not a string."""
     if isinstance(strings, str):
-        raise DataError("strings is one string; give a sequence of them, such as [string]")
+        raise DataError("strings is one string; give a sequence of strings, such as [string]")
     for position, string in enumerate(strings):
         if not isinstance(string, str) or not string:
             raise DataError(f"string {position} is {string!r}; give strings of at least one character")
     if not len(strings):
-        raise DataError("there is no string; give at least one")
+        raise DataError("there is no string; give at least one string")
     return tuple(strings)
 
 
 def _checked_words(words: Sequence[str]) -> tuple[str, ...]:
-    """Return ``words`` as a tuple, or raise SettingsError where there is none, an empty one, or one twice."""
+    """Return ``words`` as a tuple; SettingsError if there is no word, or a word is empty or repeated."""
     if isinstance(words, str):
         raise SettingsError(f"words is one string, {words!r}; give a sequence of words, such as [{words!r}]")
     words = tuple(words)
     if not words:
-        raise SettingsError("the lexicon is empty, so that no string has a segmentation; give at least one word")
+        raise SettingsError("the lexicon is empty, so no string has a segmentation; give at least one word")
     seen: set[str] = set()
     for word in words:
         if not isinstance(word, str) or not word:
             raise SettingsError(f"the lexicon holds {word!r}; give words of at least one character")
         if word in seen:
-            raise SettingsError(f"the lexicon holds {word!r} twice; add the weights up")
+            raise SettingsError(f"the lexicon holds {word!r} twice; list each word once, with the sum of its weights")
         seen.add(word)
     return words
 
 
 def _index(strings: tuple[str, ...], words: tuple[str, ...] | None, longest: int) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the number of the segment at each place and length, one past the last where there is none, and all."""
+    """Return the segment index at each position and length (``len(segments)`` if not allowed), and the segments."""
     numbers = {} if words is None else {word: number for number, word in enumerate(words)}
     found: list[tuple[int, int, int, int]] = []
     for row, string in enumerate(strings):
@@ -391,11 +391,11 @@ class SegmentedText:
             concentration = concentration.expand(len(text.segments) + 1)
         if concentration.shape != (len(text.segments) + 1,):
             raise ShapeError(
-                f"concentration has shape {tuple(concentration.shape)}; give ({len(text.segments) + 1},), one for each "
+                f"concentration has shape {tuple(concentration.shape)}; give ({len(text.segments) + 1},), one value per "
                 "word and one for the end"
             )
         if not bool(((concentration > 0) & concentration.isfinite()).all()):
-            raise SettingsError("concentration must be above 0 and finite everywhere")
+            raise SettingsError("concentration must be positive and finite")
         text.check(torch.zeros_like(concentration[:-1]))
         self.text, self.concentration = text, concentration
 
@@ -403,7 +403,7 @@ class SegmentedText:
         return f"SegmentedText({self.text!r})"
 
     def __call__(self) -> None:
-        """Draw the probabilities of words, and weigh them by the probability of the texts."""
+        """Draw the word probabilities and add the log likelihood of the texts."""
         probabilities = pyro.sample("probabilities", dist.Dirichlet(self.concentration))
         logarithms = probabilities.log()
         with pyro.plate("strings", len(self.text.strings)):
@@ -444,7 +444,7 @@ class SegmentedText:
         return float((moments + normalizer + multiplicity.log()).logsumexp(0))
 
     def _counts(self, row: int, limit: int) -> Counter[tuple[int, ...]]:
-        """Count how often each word occurs, for every segmentation of one string."""
+        """Return the word counts of every segmentation of one string."""
         string, numbers = self.text.strings[row], {word: i for i, word in enumerate(self.text.segments)}
         last = [
             [

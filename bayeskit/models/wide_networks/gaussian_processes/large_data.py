@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -88,7 +88,7 @@ class InducingPoints:
     num_points: int = 500
     num_steps: int = 0
     learning_rate: float = 0.05
-    seed: int = 0
+    seed: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         whole_number("num_points", self.num_points, least=1)

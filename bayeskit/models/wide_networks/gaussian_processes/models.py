@@ -634,7 +634,7 @@ class ClassificationModel(PyroModule):
         return _predict_each(self._conditional, values, x, x_new)
 
     def predict_probabilities(
-        self, values: Mapping[str, Tensor], x: Tensor, x_new: Tensor, seed: int | torch.Generator = 0
+        self, values: Mapping[str, Tensor], x: Tensor, x_new: Tensor, *, seed: int | torch.Generator = 0
     ) -> Tensor:
         """Return class probabilities at new inputs for each posterior draw; predict with their mean over draws.
 
