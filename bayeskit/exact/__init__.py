@@ -1,8 +1,8 @@
-"""Problems with known answers: the questions of the exam that every method has to pass.
+"""Problems with known evidence, used by ``bayeskit exam``.
 
-Each module holds one problem: a Pyro model and a function that builds an :class:`ExactCase`, computing the
-evidence and the posterior moments by closed form or quadrature. :data:`CASES` maps the name of each
-registered case to its builder; :data:`EASY` names those that every consistent method should get right.
+Each module defines a Pyro model and a function that builds an :class:`ExactCase`, with evidence and posterior
+moments in closed form or by quadrature. :data:`CASES` maps the names of registered cases to their builders.
+:data:`EASY` lists the unimodal cases on which every consistent method should be accurate.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ EASY: tuple[str, ...] = (
     "eight_schools",
     "three_taxon_tree",
 )
-"""Names of the cases of one mode and moderate shape, which every consistent method gets right on a small budget."""
+"""Names of unimodal cases on which every consistent method is accurate with a small budget."""
 
 CASES: dict[str, Callable[[], ExactCase]] = {
     "linreg10": linear_regression,
@@ -121,7 +121,7 @@ CASES: dict[str, Callable[[], ExactCase]] = {
     "spike_and_slab": spike_and_slab,
     "neals_funnel": neals_funnel,
 }
-"""Name of each registered case to the function that builds it."""
+"""Builder of each registered case by name."""
 
 
 def get(name: str) -> ExactCase:
@@ -135,12 +135,12 @@ def get(name: str) -> ExactCase:
     Returns
     -------
     ExactCase
-        Built anew at each call.
+        A new object at each call.
 
     Raises
     ------
     UnknownNameError
-        If there is no such case; the message suggests the nearest name.
+        If there is no such case; the message suggests a similar name.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Successes in independent trials with a conjugate beta prior."""
+"""Binomial data with a conjugate beta prior."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def beta_binomial_model(successes: Tensor, trials: Tensor, alpha: Tensor, beta: 
     Parameters
     ----------
     successes, trials : Tensor, shape ()
-        The data.
+        Data.
     alpha, beta : Tensor, shape ()
-        Parameters of the prior, above zero.
+        Parameters of the prior, positive.
 
     Examples
     --------
@@ -44,17 +44,17 @@ def _full_conditionals(successes: Tensor, trials: Tensor, alpha: Tensor, beta: T
 def beta_binomial(successes: int = 2, trials: int = 10, *, alpha: float = 1.0, beta: float = 1.0) -> ExactCase:
     r"""Build the beta-binomial case.
 
-    The evidence is :math:`\binom{n}{k} B(\alpha + k, \beta + n - k) / B(\alpha, \beta)`; under the
-    uniform prior it is :math:`1 / (n + 1)` whatever the data.
+    The evidence is :math:`\binom{n}{k} B(\alpha + k, \beta + n - k) / B(\alpha, \beta)`. Under the uniform prior
+    it is :math:`1 / (n + 1)` for all ``k``.
 
     Parameters
     ----------
     successes : int
-        Number of successes ``k``, between 0 and ``trials``.
+        Number of successes ``k``, from 0 to ``trials``.
     trials : int
         Number of trials ``n``, at least 1.
     alpha, beta : float
-        Parameters of the beta prior, above zero.
+        Parameters of the beta prior, positive.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The record of one problem whose answer is known."""
+"""The class of problems with known log evidence and posterior moments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Conditionals", "ExactCase", "finite_tensor", "positive_scalar", "read_table"]
 
 
-# Reading the shipped tables and checking what a user passes to a case builder.
+# Reading of shipped tables, and validation of arguments of case builders.
 
 
 def read_table(file_name: str) -> dict[str, Tensor]:
@@ -38,12 +38,12 @@ def read_table(file_name: str) -> dict[str, Tensor]:
 
 
 def finite_tensor(name: str, values: ArrayLike | Tensor, ndim: int) -> Tensor:
-    """Return a float64 copy on the CPU; raise ``DataError`` unless finite, ``ShapeError`` for another ``ndim``."""
+    """Return a float64 copy on the CPU; DataError unless finite, ShapeError for a wrong number of dimensions."""
     try:
         if isinstance(values, Tensor):
             tensor = values.detach().to(device="cpu", dtype=torch.float64, copy=True)
         else:
-            # By way of NumPy: torch would round a list of Python floats to its default dtype first.
+            # Convert with NumPy, because torch would round a list of Python floats to its default dtype.
             tensor = torch.from_numpy(np.array(values, dtype=np.float64))
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{name} cannot be read as an array of numbers: {error}") from error
@@ -59,7 +59,7 @@ def finite_tensor(name: str, values: ArrayLike | Tensor, ndim: int) -> Tensor:
 
 
 def positive_scalar(name: str, value: float) -> Tensor:
-    """Return ``value`` as a float64 tensor ``()``; raise ``SettingsError`` unless it is finite and above zero."""
+    """Return ``value`` as a float64 tensor ``()``; SettingsError unless it is positive and finite."""
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
@@ -69,23 +69,24 @@ def positive_scalar(name: str, value: float) -> Tensor:
     return torch.tensor(number, dtype=torch.float64)
 
 
-#: The full conditional distribution of each block of sites, given the values of all others.
+#: Full conditional distribution of each block of sites, as a function of the values of all other sites.
 Conditionals = Mapping[tuple[str, ...], Callable[[dict[str, Tensor]], Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class ExactCase:
-    """A Pyro model, its data, and the exact answers to what inference would estimate.
+    """A Pyro model with data, exact log evidence and posterior moments.
+
+    Cases compare by identity.
 
     Attributes
     ----------
     name : str
-        Identifier, as used in tables.
+        Identifier in tables.
     description : str
-        One line saying what the problem is.
+        One line.
     model : callable
-        A Pyro model, a plain module-level function of ``args`` (so that a case can be pickled and
-        sent to another process).
+        Pyro model, a module-level function of ``args``, so that the case can be pickled.
     args : tuple of Tensor
         Arguments of ``model``, float64; data first, then hyperparameters.
     log_evidence : float
@@ -96,23 +97,19 @@ class ExactCase:
     posterior_covariance : mapping of str to Tensor, or None
         Posterior covariance of each flattened site, shape ``(numel, numel)``; ``(1, 1)`` for a scalar.
     reference : str
-        Where the answer comes from: closed form or quadrature, and a citation.
+        Method of the exact results (closed form or quadrature), with a citation.
     standard_error : float
-        Error of ``log_evidence`` itself, in nats; 0 where it is exact to rounding.
+        Error of ``log_evidence`` in nats; 0 if it is exact up to rounding.
     full_conditionals : callable, optional
-        For a model that a Gibbs sampler could draw from, a module-level function of ``args``: for each block of sites
-        (a tuple of names) it gives a function from the values of all other sites, ``{site: (*batch, *shape)}``, to the
-        distribution of the block, its sites flattened one after the other.
+        Module-level function of ``args`` that returns the full conditionals of a Gibbs sampler: for each block (a
+        tuple of site names), a function from the values of all other sites, ``{site: (*batch, *shape)}``, to the
+        distribution of the flattened and concatenated sites of the block.
 
     Raises
     ------
     DataError
-        If ``log_evidence`` is not finite, its error is not a finite number of at least 0, an argument is not a
-        tensor, or a covariance does not fit its mean.
-
-    Notes
-    -----
-    Cases compare by identity: tensors have no single truth value for ``==``.
+        If ``log_evidence`` is not finite, ``standard_error`` is negative or not finite, an argument is not a tensor,
+        or the shape of a covariance does not match its mean.
 
     Examples
     --------
@@ -137,11 +134,9 @@ class ExactCase:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.log_evidence):
-            raise DataError(f"{self.name}: log_evidence is {self.log_evidence}; an exact answer is finite.")
+            raise DataError(f"{self.name}: log_evidence is {self.log_evidence}; it must be finite.")
         if not (math.isfinite(self.standard_error) and self.standard_error >= 0):
-            raise DataError(
-                f"{self.name}: standard_error is {self.standard_error}; the error of an answer is finite, at least 0."
-            )
+            raise DataError(f"{self.name}: standard_error is {self.standard_error}; it must be finite and at least 0.")
         for position, argument in enumerate(self.args):
             if not isinstance(argument, Tensor):
                 raise DataError(
@@ -162,19 +157,19 @@ class ExactCase:
     def converted_args(
         self, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> tuple[Tensor, ...]:
-        """Return the model's arguments in another precision or on another device.
+        """Return the model's arguments with a given dtype and device.
 
         Parameters
         ----------
         dtype : torch.dtype, optional
-            A floating-point type; by default the arguments keep float64.
+            Floating-point type, default unchanged (float64).
         device : torch.device or str, optional
-            By default the arguments stay where they are.
+            Default unchanged.
 
         Returns
         -------
         tuple of Tensor
-            As ``args``, same shapes.
+            Same shapes as ``args``.
 
         Raises
         ------
@@ -198,14 +193,14 @@ class ExactCase:
         Parameters
         ----------
         dtype : torch.dtype, optional
-            A floating-point type; by default float64.
+            Floating-point type, default float64.
         device : torch.device or str, optional
-            By default the CPU.
+            Default CPU.
 
         Returns
         -------
         Target
-            Its prior integrates to one, and its prior times its likelihood to ``exp(log_evidence)``.
+            With a normalized prior; prior times likelihood integrates to ``exp(log_evidence)``.
 
         Raises
         ------
@@ -218,7 +213,7 @@ class ExactCase:
         >>> beta_binomial().target().dim
         1
         """
-        # Imported here so that the answers can be had without the machinery that is examined by them.
+        # Imported here so that exact results do not depend on the code tested against them.
         from bayeskit.logdensity.target import Target
 
         args = self.converted_args(dtype, device)

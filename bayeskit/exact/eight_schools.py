@@ -1,4 +1,4 @@
-"""Eight schools: a normal hierarchy integrated analytically but for its scale."""
+"""Eight schools: a normal hierarchical model, with one-dimensional quadrature over its scale."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOLERANCE = 1e-9
 
 
 def eight_schools_model(effects: Tensor, standard_errors: Tensor, mu_scale: Tensor, tau_scale: Tensor) -> None:
-    """Pyro model, non-centred: ``theta = mu + tau * eta`` with ``eta ~ N(0, 1)``.
+    """Pyro model in non-centred parameterization: ``theta = mu + tau * eta`` with ``eta ~ N(0, 1)``.
 
     ``mu ~ N(0, mu_scale^2)``, ``tau ~ HalfCauchy(tau_scale)``, ``y ~ N(theta, standard_errors^2)``.
 
@@ -31,7 +31,7 @@ def eight_schools_model(effects: Tensor, standard_errors: Tensor, mu_scale: Tens
     effects, standard_errors : Tensor, shape (schools,)
         Estimated effects and their known standard errors.
     mu_scale, tau_scale : Tensor, shape ()
-        Prior scales, above zero.
+        Prior scales, positive.
 
     Examples
     --------
@@ -51,17 +51,17 @@ def eight_schools_model(effects: Tensor, standard_errors: Tensor, mu_scale: Tens
 
 
 def eight_schools_centered_model(effects: Tensor, standard_errors: Tensor, mu_scale: Tensor, tau_scale: Tensor) -> None:
-    """Pyro model, centred: ``theta ~ N(mu, tau^2)`` sampled directly.
+    """Pyro model in centred parameterization: ``theta ~ N(mu, tau^2)``.
 
-    The same posterior of ``mu``, ``tau`` and ``theta`` as :func:`eight_schools_model`, in the coordinates
-    that form a funnel.
+    The posterior of ``mu``, ``tau`` and ``theta`` is the same as in :func:`eight_schools_model`; in these coordinates
+    it is a funnel.
 
     Parameters
     ----------
     effects, standard_errors : Tensor, shape (schools,)
         Estimated effects and their known standard errors.
     mu_scale, tau_scale : Tensor, shape ()
-        Prior scales, above zero.
+        Prior scales, positive.
 
     Examples
     --------
@@ -83,8 +83,8 @@ def _integrate(
     y: np.ndarray, s: np.ndarray, mu_scale: float, tau_scale: float, num_nodes: int
 ) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return log evidence, means and covariances by Gauss-Legendre quadrature over the scale ``tau``."""
-    # With tau = tau_scale * tan(phi) the half-Cauchy prior is uniform in phi on (0, pi/2), and the likelihood is
-    # analytic there, so that the rule converges geometrically.
+    # With tau = tau_scale * tan(phi) the half-Cauchy prior is uniform in phi on (0, pi/2) and the likelihood is
+    # analytic, so the rule converges geometrically.
     abscissae, weights = np.polynomial.legendre.leggauss(num_nodes)
     tau = tau_scale * np.tan(0.25 * math.pi * (abscissae + 1.0))  # (nodes,)
     marginal_precision = 1.0 / (s**2 + tau[:, None] ** 2)  # of y_j given mu, tau: (nodes, schools)
@@ -135,24 +135,24 @@ def eight_schools(
     centered: bool = False,
     num_nodes: int = 256,
 ) -> ExactCase:
-    r"""Build the eight schools case, or another normal hierarchy of the same form.
+    r"""Build the eight schools case, or the same normal hierarchical model with other data.
 
-    Given :math:`\tau`, the effects :math:`\theta` and their mean :math:`\mu` are jointly normal and
-    integrate analytically; the half-Cauchy scale :math:`\tau` is integrated by one-dimensional
+    Given :math:`\tau`, the effects :math:`\theta` and their mean :math:`\mu` are jointly normal and are
+    integrated out analytically. The half-Cauchy scale :math:`\tau` is integrated out by one-dimensional
     quadrature.
 
     Parameters
     ----------
     effects : array_like, shape (schools,), optional
-        Estimated effects. By default those of the eight schools.
+        Estimated effects; default the eight schools.
     standard_errors : array_like, shape (schools,), optional
-        Their standard errors, above zero. Give both or neither.
+        Standard errors of the effects, positive. Required with ``effects``.
     mu_scale : float
-        Standard deviation of the normal prior of ``mu``, above zero.
+        Standard deviation of the normal prior of ``mu``, positive.
     tau_scale : float
-        Scale of the half-Cauchy prior of ``tau``, above zero.
+        Scale of the half-Cauchy prior of ``tau``, positive.
     centered : bool
-        Whether ``theta`` is sampled directly. The evidence is the same.
+        Use the centred parameterization. The evidence is the same.
     num_nodes : int
         Number of quadrature nodes, at least 8.
 
@@ -170,7 +170,7 @@ def eight_schools(
     ShapeError
         If the two vectors differ in length.
     SettingsError
-        If a scale is not positive, or ``num_nodes`` is too small for the quadrature to have converged.
+        If a scale is not positive, or the quadrature has not converged with ``num_nodes`` nodes.
 
     References
     ----------
@@ -199,8 +199,8 @@ def eight_schools(
     if not bool((s > 0).all()):
         raise DataError(f"standard_errors has the entry {s.min().item():g}; all must be above zero.")
     if y.numel() < 2:
-        # With one group the tail of the posterior of tau is too heavy for a variance.
-        raise DataError("effects has one entry; a hierarchy needs at least two.")
+        # With one group the posterior variance of tau is infinite.
+        raise DataError("effects has one entry; a hierarchical model needs at least two.")
     mu_scale_tensor, tau_scale_tensor = (
         positive_scalar("mu_scale", mu_scale),
         positive_scalar("tau_scale", tau_scale),
@@ -212,7 +212,7 @@ def eight_schools(
     coarse, _, _ = _integrate(y.numpy(), s.numpy(), mu_scale, tau_scale, num_nodes * 3 // 4)
     if not abs(log_evidence - coarse) < _TOLERANCE:
         raise SettingsError(
-            f"num_nodes is {num_nodes}, too few: with a quarter fewer the log evidence moves by "
+            f"num_nodes is {num_nodes}, too few: with a quarter fewer nodes the log evidence changes by "
             f"{abs(log_evidence - coarse):.1e}. Pass a larger num_nodes."
         )
     if centered:

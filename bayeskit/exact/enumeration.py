@@ -1,4 +1,4 @@
-"""Posteriors over discrete latent sites by summing over every assignment."""
+"""Exact posteriors of discrete latent sites by enumeration of all assignments."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = ["Assignment", "EnumeratedPosterior", "Marginal", "UNIT_MASS", "enumer
 
 # A posterior over finitely many assignments, as a table.
 
-#: Labels that an axis of values has at most.
+#: Maximum number of tick labels on the axis of values.
 _LABELS = 12
 
 
 class Marginal(NamedTuple):
-    """The marginal posterior of every element of a site.
+    """Marginal posterior of every element of a site.
 
-    Probabilities of an element that exists only in some assignments add up to the probability that it does.
+    If an element exists only in some assignments, its probabilities sum to the probability that it exists.
     """
 
     values: Tensor  # (V,)
@@ -50,15 +50,15 @@ class Assignment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EnumeratedPosterior:
-    """The exact posterior of a model with ``M`` assignments of its discrete latent sites.
+    """Exact posterior of a model with ``M`` assignments of its discrete latent sites.
 
     Attributes
     ----------
     assignments : mapping of str to Tensor
-        By site, shape ``(M, *shape)``. Where a site or its last elements exist only in some assignments, the values
-        are float64 and NaN marks those that do not.
+        Values by site, shape ``(M, *shape)``. If a site or some of its elements exist only in some assignments, the
+        values are float64, with NaN for missing elements.
     log_prior, log_likelihood : Tensor
-        Shape ``(M,)``, float64. No prior probability is zero.
+        Shape ``(M,)``, float64. Assignments with prior probability zero are excluded.
 
     Examples
     --------
@@ -78,12 +78,12 @@ class EnumeratedPosterior:
     def of_rows(
         cls, rows: Sequence[Mapping[str, Tensor]], log_prior: Tensor, log_likelihood: Tensor
     ) -> EnumeratedPosterior:
-        """Make the table of assignments that may differ in their sites and shapes.
+        """Build the table from one mapping per assignment; sites and shapes may differ between assignments.
 
         Raises
         ------
         ShapeError
-            If a site has different numbers of dimensions.
+            If the values of a site differ in their number of dimensions.
         """
         names = dict.fromkeys(name for row in rows for name in row)
         return cls({name: _column(name, [row.get(name) for row in rows]) for name in names}, log_prior, log_likelihood)
@@ -100,12 +100,12 @@ class EnumeratedPosterior:
 
     @property
     def log_joint(self) -> Tensor:
-        """Log prior plus log likelihood of each assignment, ``(M,)``."""
+        """Log joint probability of each assignment and the data, ``(M,)``."""
         return self.log_prior + self.log_likelihood
 
     @property
     def log_evidence(self) -> float:
-        """Log marginal likelihood, in nats; ``-inf`` where no assignment admits the data."""
+        """Log marginal likelihood in nats; ``-inf`` if the likelihood is zero at every assignment."""
         return float(self.log_joint.logsumexp(0))
 
     @property
@@ -115,11 +115,11 @@ class EnumeratedPosterior:
         Raises
         ------
         ImproperPosteriorError
-            If no assignment admits the data.
+            If the likelihood is zero at every assignment.
         """
         if self.log_evidence == -torch.inf:
             raise ImproperPosteriorError(
-                "the likelihood is zero at every assignment, so there is no posterior; look at the observed sites and "
+                "the likelihood is zero at every assignment, so there is no posterior; check the observed sites and "
                 "the factors"
             )
         return self.log_joint.softmax(0)
@@ -132,12 +132,12 @@ class EnumeratedPosterior:
         UnknownNameError
             If there is no such site.
         ImproperPosteriorError
-            If no assignment admits the data.
+            If the likelihood is zero at every assignment.
         """
         if site not in self.assignments:
             raise UnknownNameError(f"no latent site is called {site!r}; there are: {', '.join(self.assignments)}")
         column = self.assignments[site]
-        values, index = column.unique(return_inverse=True)  # every NaN is a value of its own
+        values, index = column.unique(return_inverse=True)  # each NaN is a separate value
         present = ~values.isnan()
         weight = self.probabilities.reshape(-1, *(1,) * (column.dim() - 1)).expand(column.shape).unsqueeze(-1)
         each = torch.zeros(*column.shape[1:], len(values), dtype=weight.dtype, device=weight.device)
@@ -149,13 +149,13 @@ class EnumeratedPosterior:
         return {site: self.marginal(site) for site in self.assignments}
 
     def expectation(self, function: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
-        """Return the posterior mean of a function of the assignment.
+        """Return the posterior expectation of a function of the assignment.
 
         Parameters
         ----------
         function : callable
-            Takes all assignments at once, ``{site: (M, *shape)}``, and returns ``(M, *out)``; it may be infinite or
-            NaN where the posterior probability is zero.
+            Function from all assignments, ``{site: (M, *shape)}``, to ``(M, *out)``; may be infinite or NaN where the
+            posterior probability is zero.
 
         Returns
         -------
@@ -165,24 +165,24 @@ class EnumeratedPosterior:
         Raises
         ------
         ShapeError
-            If the function does not return one value an assignment.
+            If the first dimension of the result is not ``M``.
         """
         values = torch.as_tensor(function(dict(self.assignments)))
         if values.dim() == 0 or len(values) != len(self):
             raise ShapeError(
-                f"the function returned shape {tuple(values.shape)} instead of ({len(self)}, ...); it is given all "
-                "assignments at once, so reduce over later dimensions only"
+                f"the function returned shape {tuple(values.shape)} instead of ({len(self)}, ...); it receives all "
+                "assignments at once, so reduce only over later dimensions"
             )
         p = self.probabilities.reshape(-1, *(1,) * (values.dim() - 1))
         return torch.where(p > 0, p * values, p.new_zeros(())).sum(0)
 
     def most_probable(self) -> Assignment:
-        """Return the most probable assignment, of equal ones the first.
+        """Return the most probable assignment; the first in case of ties.
 
         Raises
         ------
         ImproperPosteriorError
-            If no assignment admits the data.
+            If the likelihood is zero at every assignment.
         """
         best = int(self.log_joint.argmax())
         return Assignment({k: v[best] for k, v in self.assignments.items()}, float(self.probabilities[best]))
@@ -195,9 +195,9 @@ class EnumeratedPosterior:
         return {name: value[index] for name, value in self.assignments.items()}
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row an assignment, the most probable first: a column an element, probability, log joint.
+        """Return one row per assignment in descending probability, with one column per element of a site.
 
-        Elements that do not exist in an assignment are missing there.
+        Further columns are ``probability`` and ``log_joint``. Elements that do not exist are missing values.
         """
         import pandas as pd
 
@@ -224,13 +224,13 @@ class EnumeratedPosterior:
         return as_inference_data(to_datasets({"posterior": posterior}, {"log_evidence": self.log_evidence}))
 
     def plot(self, site: str, ax: Axes | None = None) -> Axes:
-        """Plot the marginal posterior of a site: bars for a single element, an image for several.
+        """Plot the marginal posterior of a site: a bar plot for one element, an image for several elements.
 
         Parameters
         ----------
         site : str
         ax : Axes, optional
-            By default those of a new figure.
+            Default: a new figure.
 
         Returns
         -------
@@ -241,7 +241,7 @@ class EnumeratedPosterior:
         UnknownNameError
             If there is no such site.
         ImproperPosteriorError
-            If no assignment admits the data.
+            If the likelihood is zero at every assignment.
         """
         from bayeskit.core.plots import BLUE
 
@@ -268,13 +268,13 @@ class EnumeratedPosterior:
 
 
 def _column(name: str, values: Sequence[Tensor | None]) -> Tensor:
-    """Stack the values of a site, NaN where there is none."""
+    """Stack the values of a site, with NaN for missing values."""
     present = [value for value in values if value is not None]
     shapes = {tuple(value.shape) for value in present}
     if len(shapes) == 1 and len(present) == len(values):
         return torch.stack(present)
     if len({len(shape) for shape in shapes}) > 1:
-        raise ShapeError(f"site {name!r} has values of shapes {sorted(shapes)}; give it one number of dimensions")
+        raise ShapeError(f"site {name!r} has values of shapes {sorted(shapes)}; the number of dimensions must not vary")
     largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
     column = torch.full((len(values), *largest), torch.nan, dtype=torch.float64, device=present[0].device)
     for row, value in zip(column, values, strict=True):
@@ -283,7 +283,7 @@ def _column(name: str, values: Sequence[Tensor | None]) -> Tensor:
     return column
 
 
-# Sum over every assignment of a model's discrete latent sites.
+# Enumeration of all assignments of a model's discrete latent sites.
 
 _MAX_ASSIGNMENTS = 100_000
 _BATCH = 4096
@@ -297,26 +297,25 @@ def enumerate_latents(
     progress: bool = True,
     **kwargs: Any,
 ) -> EnumeratedPosterior:
-    """Compute the evidence and the posterior of a Pyro model whose latent sites are all discrete, exactly.
+    """Compute the exact evidence and posterior of a Pyro model with discrete latent sites only.
 
-    Every assignment of the latent sites is visited: those of a plate element by element, those of a site that exists
-    only for some values of an earlier one, or whose values depend on it, where they exist. ``pyro.param`` values are
-    constants, ``pyro.factor`` and observed sites the likelihood. Marks for enumeration and ``pyro.markov`` change
-    nothing. Assignments of zero prior probability are left out. Probabilities that a discrete distribution was given
-    count as they are, small ones and exact zeros, where torch itself would raise them to its rounding unit.
+    All assignments of the latent sites are enumerated, including the elements of plates. Existence and support of a
+    site may depend on earlier values. ``pyro.factor`` and observed sites form the likelihood, ``pyro.param`` values are
+    constants, and marks for enumeration and ``pyro.markov`` have no effect. Assignments with prior probability zero are
+    excluded. Small and zero probabilities are used as given to the distribution, not clamped as in torch.
 
-    A model that can be batched is run once for some thousand assignments at a time; any other, once for each.
+    A model that can be batched runs once per batch of thousands of assignments, other models once per assignment.
 
     Parameters
     ----------
     model : callable
-        A Pyro model.
+        Pyro model.
     *args, **kwargs
-        What it is called with.
+        Arguments of the model.
     max_assignments : int, default 100000
-        A larger joint space is refused before it is visited.
+        Maximum number of assignments.
     progress : bool, default True
-        Show a bar on anything over two seconds.
+        Show a progress bar for runs over two seconds.
 
     Returns
     -------
@@ -325,11 +324,11 @@ def enumerate_latents(
     Raises
     ------
     UnsupportedSiteError
-        If a latent site is continuous, or its values cannot be listed.
+        If a latent site is continuous, or its support cannot be enumerated.
     SettingsError
-        If there are more than ``max_assignments`` assignments; the message has their number.
+        If there are more than ``max_assignments`` assignments; the message gives their number.
     ModelError
-        If the model fails, a log probability is not a number, or prior probabilities do not add up to one.
+        If the model fails, a log probability is NaN, or prior probabilities do not sum to one.
 
     References
     ----------
@@ -369,7 +368,7 @@ def enumerate_latents(
 
 
 class _Path:
-    """The values chosen on the way to one assignment, and how to get to the next."""
+    """Depth-first enumeration of assignments: the values chosen so far, and the step to the next assignment."""
 
     def __init__(self) -> None:
         self.choices: list[DiscreteValues] = []
@@ -378,7 +377,7 @@ class _Path:
         self._depth = 0
 
     def supply(self, name: str, fn: Any) -> Tensor:
-        """Return the value chosen at this site; where the path ends, go on with the first possible one."""
+        """Return the value chosen at this site; at the end of the path, append the first possible value."""
         if self._depth == len(self.choices):
             choice = choices_of(name, fn)
             self.choices.append(choice)
@@ -386,14 +385,14 @@ class _Path:
             self._values.append(next(self._left[-1]))
         elif self.choices[self._depth].name != name:
             raise ModelError(
-                f"site {name!r} follows values that were followed by {self.choices[self._depth].name!r} before; the "
-                "model must draw random numbers by pyro.sample only"
+                f"site {name!r} follows values that were followed by {self.choices[self._depth].name!r} in an earlier "
+                "run; the model must draw random numbers by pyro.sample only"
             )
         self._depth += 1
         return self._values[self._depth - 1]
 
     def advance(self) -> bool:
-        """Go on to the next assignment in depth-first order, or return False where there is none."""
+        """Advance to the next assignment in depth-first order; return False after the last."""
         self._depth = 0
         while self.choices:
             value = next(self._left[-1], None)
@@ -423,7 +422,7 @@ def _count(choices: Mapping[str, DiscreteValues]) -> int:
 
 
 def _looks_fixed(replayed: ReplayedModel, choices: Mapping[str, DiscreteValues]) -> bool:
-    """Run the model with the last value of every element, and see whether its sites and their values are the same."""
+    """Return True if sites and supports are unchanged in a run with the last value of every element."""
     path: dict[str, DiscreteValues] = {}
 
     def supply(name: str, fn: Any) -> Tensor:
@@ -448,7 +447,7 @@ def _too_many(count: str, limit: int) -> SettingsError:
 def _visit_in_batches(
     replayed: ReplayedModel, choices: Mapping[str, DiscreteValues], count: int, progress: bool
 ) -> EnumeratedPosterior | None:
-    """Visit a joint space that does not depend on values; None where the model cannot be batched or it does."""
+    """Enumerate a joint space in batches; None if the space depends on values or the model cannot be batched."""
     parts = []
     with progress_bar("assignments", count, enabled=progress) as bar:
         for start in range(0, count, _BATCH):
@@ -467,7 +466,7 @@ def _visit_in_batches(
 def _batch(
     replayed: ReplayedModel, choices: Mapping[str, DiscreteValues], number: Tensor
 ) -> tuple[dict[str, Tensor], Tensor, Tensor] | None:
-    """Return the possible ones of some assignments, log priors and log likelihoods; None as for all of them."""
+    """Return assignments with positive prior, log priors and log likelihoods; None as in ``_visit_in_batches``."""
     assignment = _assignments(choices, number)
     try:
         log_prior, log_likelihood = replayed.run_batch(assignment, choices)
@@ -476,12 +475,12 @@ def _batch(
     possible = log_prior > -torch.inf
     undefined = log_likelihood[possible].isnan() | (log_likelihood[possible] == torch.inf)
     if bool(log_prior.isnan().any()) or bool(undefined.any()):
-        return None  # one by one, the error can name the site
+        return None  # the run for each assignment raises an error that names the site
     return {name: value[possible] for name, value in assignment.items()}, log_prior[possible], log_likelihood[possible]
 
 
 def _assignments(choices: Mapping[str, DiscreteValues], number: Tensor) -> dict[str, Tensor]:
-    """Return the assignments of these numbers, counting as an odometer does, ``{site: (B, *elements, *event)}``."""
+    """Return the assignments with indices ``number`` in mixed-radix order, ``{site: (B, *elements, *event)}``."""
     result = {}
     for name, choice in reversed(list(choices.items())):
         base, elements = len(choice.values), choice.elements.numel()
@@ -495,7 +494,7 @@ def _assignments(choices: Mapping[str, DiscreteValues], number: Tensor) -> dict[
 
 
 def _visit_one_by_one(replayed: ReplayedModel, limit: int, progress: bool) -> EnumeratedPosterior:
-    """Replay the model once for each assignment, depth first."""
+    """Run the model once per assignment, depth first."""
     path = _Path()
     runs: list[Replay] = []
     with progress_bar("assignments", None, enabled=progress) as bar:

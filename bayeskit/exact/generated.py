@@ -1,4 +1,4 @@
-"""Random problems with known answers, on models, data and hyper-parameters that nobody chose."""
+"""Random test problems with known evidence: models, data and hyperparameters are drawn from a seed."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ __all__ = [
 ]
 
 
-# What every family of generated problems shares: its interface, and quadrature whose error is measured.
+# Interface of the families of generated problems, and quadrature with error estimates.
 
-MAX_ERROR = 1e-7  # of a quadrature, in nats
-_NEGLIGIBLE = 60.0  # nats below the maximum, where an integrand is cut off
+MAX_ERROR = 1e-7  # maximum quadrature error in nats
+_NEGLIGIBLE = 60.0  # nats below the maximum at which an integrand is truncated
 _NODES, _PIECES, _DOUBLINGS = 48, 60, 6
 _NEGLIGIBLE_IN_SPACE, _MAX_POINTS = 40.0, 2**23
 
@@ -74,16 +74,16 @@ Numbers = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Family(ABC):
-    """A kind of problem; subclasses have their hyper-parameters and data as fields."""
+    """Base class of families of problems; the fields of a subclass are hyperparameters and data."""
 
     @classmethod
     @abstractmethod
     def random(cls, rng: np.random.Generator) -> Family:
-        """Draw hyper-parameters and data."""
+        """Draw hyperparameters and data."""
 
     @abstractmethod
     def log_evidence(self) -> tuple[float, float]:
-        """Return the exact log evidence, in nats, and a bound of its error."""
+        """Return the exact log evidence in nats and a bound on its error."""
 
     @abstractmethod
     def model(self) -> Callable[..., Any]:
@@ -94,14 +94,14 @@ class Family(ABC):
         """Return the arguments of the model, data first."""
 
     def case(self) -> ExactCase:
-        """Return the problem with its answer; its name is the representation of the family."""
+        """Return the problem as an :class:`ExactCase`; its name is the ``repr`` of this object."""
         value, error = self.log_evidence()
         return ExactCase(
             repr(self), type(self).__doc__ or "", self.model(), self.args(), value, None, None, "computed", error
         )
 
     def simpler(self) -> Iterator[Family]:
-        """Yield smaller forms: half of the data, and hyper-parameters that are one, or a power of ten."""
+        """Yield simpler problems: half of the data, or a hyperparameter set to 1 or rounded to a power of ten."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, tuple) and len(value) > 1:
@@ -112,12 +112,12 @@ class Family(ABC):
 
 
 def wide(rng: np.random.Generator, low: float, high: float) -> float:
-    """Draw a number whose logarithm is uniform, to three digits."""
+    """Draw a log-uniform number, rounded to three digits."""
     return float(f"{math.exp(rng.uniform(math.log(low), math.log(high))):.3g}")
 
 
 def tensors(*values: Any) -> tuple[Tensor, ...]:
-    """Return numbers and tuples as tensors in double precision."""
+    """Return numbers and tuples as float64 tensors."""
     return tuple(torch.tensor(value, dtype=torch.float64) for value in values)
 
 
@@ -125,20 +125,20 @@ def tensors(*values: Any) -> tuple[Tensor, ...]:
 
 
 def log_integral(log_f: Callable[[np.ndarray], np.ndarray], low: float, high: float) -> tuple[float, float]:
-    """Return the log integral of ``exp(log_f)`` and an error bound; raise ``DataError`` if it is too rough."""
-    for _ in range(3):  # twice nearer to where the integrand is large
+    """Return the log integral of ``exp(log_f)`` and an error estimate; DataError if the error exceeds ``MAX_ERROR``."""
+    for _ in range(3):  # narrow the limits to the region where the integrand is not negligible
         grid = np.linspace(low, high, 20_001)
         values = log_f(grid)
         large = np.flatnonzero(values > np.nanmax(values) - _NEGLIGIBLE)
         low, high = grid[max(0, large[0] - 1)], grid[min(len(grid) - 1, large[-1] + 1)]
     fine = _gauss_legendre(log_f, low, high, _PIECES)
-    # The number of pieces is doubled until the integral stays.
+    # Double the number of pieces until the integral converges.
     for doubling in range(1, _DOUBLINGS + 1):
         coarse, fine = fine, _gauss_legendre(log_f, low, high, _PIECES * 2**doubling)
         error = abs(fine - coarse) + 1e-12 * (1 + abs(fine))
         if error <= MAX_ERROR:
             return fine, error
-    raise DataError(f"the quadrature of a generated problem is known to {error:.1g} nats only; draw another one")
+    raise DataError(f"the quadrature of a generated problem is known to {error:.1g} nats only; draw another problem")
 
 
 def _gauss_legendre(log_f: Callable[[np.ndarray], np.ndarray], low: float, high: float, pieces: int) -> float:
@@ -153,23 +153,28 @@ Density = Callable[[np.ndarray], np.ndarray]
 
 
 def log_integral_over_space(log_f: Density, start: Sequence[float]) -> tuple[float, float]:
-    """Return the logarithm of the integral of ``exp(log_f)`` over a space of two or three dimensions, and its error.
+    """Return the log integral of ``exp(log_f)`` over two or three dimensions, and its error.
 
-    In coordinates in which the integrand is round at its maximum, a box grows until the integrand is negligible
-    outside. There the rule of trapezoids converges faster than any power for what is smooth; its points are doubled
-    until the integral stays.
+    The coordinates are standardized by the curvature at the mode. A box is enlarged until the integrand is negligible
+    outside. The trapezoidal rule, which converges faster than any power for smooth integrands, is refined until the
+    integral converges.
 
     Parameters
     ----------
     log_f : callable
-        ``(n, d) -> (n,)``, smooth, with one hill that falls off on all sides.
+        ``(n, d) -> (n,)``, smooth and unimodal, tending to minus infinity in all directions.
     start : sequence of float
-        Where the climb to its top begins.
+        Initial point of the mode search.
+
+    Returns
+    -------
+    value, error : float
+        Log integral and an estimate of its error.
 
     Raises
     ------
     DataError
-        If the box does not end, or the largest numbers of points disagree.
+        If the integrand does not decay, or the rule has not converged with the maximum number of points.
 
     Examples
     --------
@@ -196,7 +201,7 @@ def log_integral_over_space(log_f: Density, start: Sequence[float]) -> tuple[flo
             break
         edges = np.where(touched, 1.6 * edges, edges)
     else:
-        raise DataError("an integrand of a generated problem does not fall off; draw another one")
+        raise DataError("the integrand of a generated problem does not fall off; draw another problem")
     width = (edges[:, 1] - edges[:, 0]) / 40
     edges = np.stack([edges[:, 0] + width * (large.min(0) - 1), edges[:, 0] + width * (large.max(0) + 1)], 1)
     log_volume, fine, count, error = float(np.linalg.slogdet(axes)[1]), math.nan, 40, math.inf
@@ -205,12 +210,14 @@ def log_integral_over_space(log_f: Density, start: Sequence[float]) -> tuple[flo
         coarse, fine = fine, float(logsumexp(at(edges, count))) + cell + log_volume
         error, count = abs(fine - coarse) + 1e-12 * (1 + abs(fine)), 2 * count
     if not error <= MAX_ERROR:
-        raise DataError(f"the quadrature of a generated problem is known to {error:.1g} nats only; draw another one")
+        raise DataError(
+            f"the quadrature of a generated problem is known to {error:.1g} nats only; draw another problem"
+        )
     return fine, error
 
 
 def _round_coordinates(log_f: Density, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the maximum, and axes along which the integrand falls off alike."""
+    """Return the mode, and the axes of coordinates in which the integrand has unit curvature there."""
     options = {"maxiter": 5000, "xatol": 1e-5, "fatol": 1e-7}
     top = minimize(lambda x: -log_f(x[None])[0], start, method="Nelder-Mead", options=options).x
     height, unit = log_f(top[None])[0], np.eye(len(top))
@@ -238,7 +245,7 @@ def _round_coordinates(log_f: Density, start: np.ndarray) -> tuple[np.ndarray, n
     return top, step @ vectors / np.sqrt(np.clip(eigenvalues, 0.05, None))
 
 
-# Families of generated problems: other supports, groups, regressions, chains in time, and single precision.
+# Families of generated problems: other supports, groups, regressions, time series and single precision.
 
 
 def _rounded(values: np.ndarray, digits: int = 4) -> Numbers:
@@ -288,7 +295,7 @@ class PositiveScale(Family):
                 likelihood = -n * t - 0.5 * square * np.exp(-2 * t) - 0.5 * n * math.log(2 * math.pi)
                 return np.asarray(prior.logpdf(np.exp(t)) + t + likelihood)
 
-        # Half-way into rounding, so that the first node of a Pareto distribution is inside its support.
+        # Offset by rounding error, so that the first node is inside the support of a Pareto distribution.
         low = math.log(a) + 1e-15 if self.kind == "Pareto" else -60.0
         return log_integral(log_f, low, 60.0 + max(0.0, low))
 
@@ -309,7 +316,7 @@ def _interval_model(y: Tensor, low: Tensor, width: Tensor, noise: Tensor) -> Non
 
 @dataclass(frozen=True)
 class IntervalLocation(Family):
-    """A location in an interval, beyond which the data may lie."""
+    """A location with a uniform prior on an interval; data may lie outside the interval."""
 
     low: float
     width: float
@@ -323,14 +330,14 @@ class IntervalLocation(Family):
         return cls(round(float(rng.uniform(-2, 1)), 3), wide(rng, 0.1, 20), noise, _rounded(y))
 
     def log_evidence(self) -> tuple[float, float]:
-        """Return the mass that a normal distribution has in the interval, to fifty digits."""
+        """Compute the probability of the interval under a normal distribution with fifty digits."""
         from mpmath import mp, workdps
 
         y, n = np.array(self.y), len(self.y)
         with workdps(50):
             mean, error = mp.mpf(float(y.mean())), mp.mpf(self.noise) / mp.sqrt(n)
             ends = [(mp.mpf(end) - mean) / error for end in (self.low, self.low + self.width)]
-            if ends[0] > 0:  # in the lower tail nothing cancels
+            if ends[0] > 0:  # use the lower tail, without cancellation
                 ends = [-ends[1], -ends[0]]
             inside = float(mp.log(mp.ncdf(ends[1]) - mp.ncdf(ends[0])) + mp.log(error))
         residual = norm.logpdf(y, y.mean(), self.noise).sum() + 0.5 * math.log(2 * math.pi)
@@ -355,7 +362,7 @@ def _wishart_model(y: Tensor, freedom: Tensor, scale: Tensor) -> None:
 
 @dataclass(frozen=True)
 class WishartNormal(Family):
-    """A precision matrix with a Wishart prior; normal data of two or three dimensions."""
+    """A precision matrix with a Wishart prior; normal data in two or three dimensions."""
 
     freedom: float
     scale: float
@@ -386,7 +393,7 @@ class WishartNormal(Family):
         return tensors(np.array(self.y).reshape(-1, self.dim), self.freedom, self.scale)
 
     def simpler(self) -> Iterator[Family]:
-        """Yield the same with the first datum, or a scale of one."""
+        """Yield the problem with the first observation only, or with scale 1."""
         yield replace(self, y=self.y[: self.dim])
         yield replace(self, scale=1.0)
 
@@ -399,7 +406,7 @@ def _pair_model(y: Tensor, concentration: Tensor) -> None:
 
 @dataclass(frozen=True)
 class CorrelationPair(Family):
-    """A correlation with an LKJ prior; pairs of standard deviation one."""
+    """A correlation with an LKJ prior; bivariate normal data with unit variances."""
 
     concentration: float
     x: Numbers
@@ -417,7 +424,7 @@ class CorrelationPair(Family):
         square, product, n = x @ x + y @ y, x @ y, len(x)
 
         def log_f(t: np.ndarray) -> np.ndarray:
-            log_rest = 2 * (math.log(2) - np.logaddexp(t, -t))  # of one less the square
+            log_rest = 2 * (math.log(2) - np.logaddexp(t, -t))  # log of one minus the squared correlation
             prior = c * log_rest - (2 * c - 1) * math.log(2) - betaln(c, c)
             quadratic = (square - 2 * np.tanh(t) * product) * np.exp(-log_rest)
             return np.asarray(prior - 0.5 * quadratic - n * (math.log(2 * math.pi) + 0.5 * log_rest))
@@ -434,7 +441,7 @@ class CorrelationPair(Family):
         return tensors(np.stack([self.x, self.y], -1), self.concentration)
 
     def simpler(self) -> Iterator[Family]:
-        """Yield the same with half of the pairs, or a uniform prior."""
+        """Yield the problem with half of the pairs, or with a uniform prior."""
         if len(self.x) > 1:
             yield replace(self, x=self.x[: len(self.x) // 2], y=self.y[: len(self.y) // 2])
         yield replace(self, concentration=1.0)
@@ -449,7 +456,7 @@ def _cuts_model(y: Tensor, x: Tensor, prior: Tensor, num_cuts: Tensor) -> None:
 
 @dataclass(frozen=True)
 class OrderedCuts(Family):
-    """Two ordered cut points; answers of three grades."""
+    """Two ordered cut points; ordinal data with three categories."""
 
     prior: float
     x: Numbers
@@ -468,7 +475,7 @@ class OrderedCuts(Family):
         def log_f(u: np.ndarray) -> np.ndarray:
             first, gap = u[:, :1], np.exp(u[:, 1:])
             low, high = log_expit(first - x), log_expit(x - first - gap)
-            # What lies between: the difference of two logistic functions, written without cancellation.
+            # Probability of the middle category: a difference of two logistic functions, without cancellation.
             middle = np.log(-np.expm1(-gap)) + log_expit(x - first) + log_expit(first + gap - x)
             likelihood = np.select([y == 0, y == 1], [low, middle], high).sum(1)
             return np.asarray(norm.logpdf(u, scale=self.prior).sum(1) + likelihood)
@@ -481,11 +488,11 @@ class OrderedCuts(Family):
         return _cuts_model
 
     def args(self) -> tuple[Tensor, ...]:
-        """Return answers, predictor, prior, and a cut point each."""
+        """Return data, predictor, prior scale, and a vector with the length of the cut points."""
         return tensors(self.y, self.x, self.prior, [0.0, 0.0])
 
     def simpler(self) -> Iterator[Family]:
-        """Yield the same with half of the data, or a prior of one."""
+        """Yield the problem with half of the data, or with prior scale 1."""
         if len(self.x) > 1:
             yield replace(self, x=self.x[: len(self.x) // 2], y=self.y[: len(self.y) // 2])
         yield replace(self, prior=1.0)
@@ -508,7 +515,7 @@ def _poisson_model(y: Tensor, x: Tensor, prior: Tensor) -> None:
 
 @dataclass(frozen=True)
 class SeveralCoefficients(Family):
-    """A logistic or Poisson regression with two coefficients; an uncentred covariate, badly scaled."""
+    """A logistic or Poisson regression with two coefficients; the covariate is uncentred and badly scaled."""
 
     counts: bool
     prior: float
@@ -519,7 +526,7 @@ class SeveralCoefficients(Family):
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> SeveralCoefficients:
-        """Draw hyper-parameters; the data follow from a seed."""
+        """Draw hyperparameters; the data are drawn from a seed."""
         counts = bool(rng.random() < 0.5)
         scale, offset = wide(rng, 0.1, 3 if counts else 20), wide(rng, 0.01, 10)
         return cls(counts, wide(rng, 0.2, 5), scale, offset, int(rng.integers(3, 30)), int(rng.integers(1000)))
@@ -563,7 +570,7 @@ def _rates_model(y: Tensor, width: Tensor) -> None:
 
 @dataclass(frozen=True)
 class PoissonGroups(Family):
-    """Groups whose rates vary by a gamma distribution; a count each."""
+    """Groups with gamma distributed rates; one Poisson count per group."""
 
     width: float
     y: Numbers
@@ -575,7 +582,7 @@ class PoissonGroups(Family):
         return cls(wide(rng, 0.3, 1.5), tuple(map(float, rng.poisson(rates))))
 
     def log_evidence(self) -> tuple[float, float]:
-        """Integrate over logarithms of shape and mean; counts are negative binomial given them."""
+        """Integrate over the logarithms of shape and mean; counts are negative binomial given both."""
         y = np.array(self.y)
 
         def log_f(u: np.ndarray) -> np.ndarray:
@@ -605,7 +612,7 @@ def _shares_of_groups_model(y: Tensor, total: Tensor, width: Tensor) -> None:
 
 @dataclass(frozen=True)
 class BetaBinomialGroups(Family):
-    """Groups whose probabilities vary by a beta distribution."""
+    """Groups with beta distributed probabilities; binomial counts."""
 
     width: float
     total: int
@@ -638,7 +645,7 @@ class BetaBinomialGroups(Family):
         return tensors(self.y, float(self.total), self.width)
 
 
-# -- chains in time -------------------------------------------------------------------------------------------
+# -- time series ----------------------------------------------------------------------------------------------
 
 
 def _level_model(y: Tensor, seen: Tensor, width: Tensor) -> None:
@@ -652,7 +659,7 @@ def _level_model(y: Tensor, seen: Tensor, width: Tensor) -> None:
 
 @dataclass(frozen=True)
 class LocalLevel(Family):
-    """A random walk seen with noise, of which one observation may be missing; both variances are unknown."""
+    """A random walk observed with noise, both variances unknown; one observation may be missing."""
 
     width: float
     y: Numbers
@@ -666,7 +673,7 @@ class LocalLevel(Family):
         return cls(wide(rng, 0.3, 1.0), _rounded(y), int(rng.integers(-1, n - 1)))
 
     def log_evidence(self) -> tuple[float, float]:
-        """Integrate over the logarithms of both scales, a Kalman filter at each point."""
+        """Integrate over the logarithms of both scales, with a Kalman filter at each point."""
 
         def log_f(u: np.ndarray) -> np.ndarray:
             drift, noise = np.exp(2 * u[:, 0]), np.exp(2 * u[:, 1])
@@ -687,7 +694,7 @@ class LocalLevel(Family):
         return _level_model
 
     def args(self) -> tuple[Tensor, ...]:
-        """Return data, which of them are seen, and prior."""
+        """Return data, indicators of observed values, and prior."""
         return tensors(self.y, [float(t != self.missing) for t in range(len(self.y))], self.width)
 
 
@@ -700,7 +707,7 @@ def _autoregression_model(y: Tensor, width: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Autoregression(Family):
-    """A series that returns to zero; its first value is given."""
+    """A first-order autoregression with mean zero, conditional on its first value."""
 
     width: float
     y: Numbers
@@ -736,7 +743,7 @@ class Autoregression(Family):
         return tensors(self.y, self.width)
 
     def simpler(self) -> Iterator[Family]:
-        """Yield the same with half of the series, at least three values of it, or a width of one."""
+        """Yield the problem with half of the series (at least three values), or with width 1."""
         if len(self.y) > 5:
             yield replace(self, y=self.y[: len(self.y) // 2])
         yield replace(self, width=1.0)
@@ -754,7 +761,7 @@ def _hidden_model(y: Tensor, a: Tensor, b: Tensor, prior: Tensor) -> None:
 
 @dataclass(frozen=True)
 class TwoStateMarkov(Family):
-    """A hidden chain of two states, summed out; the probability to stay and the height of the states are unknown."""
+    """A two-state hidden Markov model, states summed out; unknown probability to stay and height of the states."""
 
     a: float
     b: float
@@ -763,13 +770,13 @@ class TwoStateMarkov(Family):
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> TwoStateMarkov:
-        """Draw hyper-parameters and a series."""
+        """Draw hyperparameters and a series."""
         n = int(rng.integers(2, 7))
         y = wide(rng, 0.3, 3) * np.where(rng.random(n) < 0.3, -1, 1).cumprod() + rng.standard_normal(n)
         return cls(wide(rng, 0.3, 10), wide(rng, 0.3, 10), wide(rng, 0.3, 1.0), _rounded(y))
 
     def log_evidence(self) -> tuple[float, float]:
-        """Integrate over the logit and the logarithm, the forward algorithm at each point."""
+        """Integrate over the logit and the logarithm, with the forward algorithm at each point."""
 
         def log_f(u: np.ndarray) -> np.ndarray:
             log_stay, log_leave = log_expit(u[:, 0]), log_expit(-u[:, 0])
@@ -799,7 +806,7 @@ _SINGLE: tuple[type[Family], ...] = (PositiveScale, IntervalLocation, PoissonGro
 
 
 def _single(value: Any) -> Any:
-    """Round what is a number with a point to single precision."""
+    """Round floating-point numbers to single precision."""
     if isinstance(value, tuple):
         return tuple(map(_single, value))
     return float(np.float32(value)) if isinstance(value, float) else value
@@ -807,7 +814,7 @@ def _single(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class SinglePrecision(Family):
-    """Another problem in single precision, whose numbers single precision can hold."""
+    """Another problem in single precision, with numbers rounded to single precision."""
 
     problem: Family
 
@@ -817,14 +824,14 @@ class SinglePrecision(Family):
         return cls(_SINGLE[int(rng.integers(len(_SINGLE)))].random(rng)).rounded()
 
     def rounded(self) -> SinglePrecision:
-        """Return the same with numbers that single precision can hold."""
+        """Return the problem with numbers rounded to single precision."""
         inner = self.problem
         return SinglePrecision(
             replace(inner, **{f.name: _single(getattr(inner, f.name)) for f in dataclasses.fields(inner)})
         )
 
     def log_evidence(self) -> tuple[float, float]:
-        """Return the answer to the problem, in double precision."""
+        """Return the log evidence of the problem in double precision, and its error."""
         return self.problem.log_evidence()
 
     def model(self) -> Callable[..., Any]:
@@ -832,26 +839,24 @@ class SinglePrecision(Family):
         return self.problem.model()
 
     def args(self) -> tuple[Tensor, ...]:
-        """Return the same arguments in single precision."""
+        """Return the arguments in single precision."""
         return tuple(value.to(torch.float32) for value in self.problem.args())
 
     def simpler(self) -> Iterator[Family]:
-        """Yield simpler forms in single precision, and in double."""
+        """Yield simpler problems in single precision, then the problem in double precision."""
         for form in self.problem.simpler():
             yield SinglePrecision(form).rounded()
         yield self.problem
 
     def case(self) -> ExactCase:
-        """Return the problem; whatever runs on it runs in single precision."""
+        """Return the problem as an :class:`ExactCase` with arguments in single precision."""
         return replace(super().case(), description=f"{type(self).__doc__} {type(self.problem).__doc__}")
 
 
-# Random problems with known answers, on models, data and hyper-parameters that nobody chose.
-#
-# A family is a frozen dataclass: its fields are hyper-parameters and data, :meth:`Family.random` draws them over
-# extreme ranges, :meth:`Family.case` computes the answer by means that share no code with the estimators: closed forms,
-# and quadrature whose error is measured, around filters where there is a chain. The representation of a family builds
-# it again. Add your own by a subclass; :func:`generate` takes families as an argument.
+# A family is a frozen dataclass with hyperparameters and data as fields. :meth:`Family.random` draws them over extreme
+# ranges. :meth:`Family.case` computes the evidence without code of the estimators: in closed form or by quadrature with
+# an error estimate, with filters for time series. Evaluating the ``repr`` of a problem rebuilds it. New families are
+# subclasses; :func:`generate` takes families as an argument.
 
 # -- closed forms ---------------------------------------------------------------------------------------------
 
@@ -864,7 +869,7 @@ def _bits_model(y: Tensor, a: Tensor, b: Tensor, weight: Tensor) -> None:
 
 @dataclass(frozen=True)
 class BetaBernoulli(Family):
-    """A probability with a beta prior; zeros and ones, weighted."""
+    """A probability with a beta prior; weighted Bernoulli data."""
 
     a: float
     b: float
@@ -873,7 +878,7 @@ class BetaBernoulli(Family):
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> BetaBernoulli:
-        """Draw hyper-parameters and data."""
+        """Draw hyperparameters and data."""
         y = tuple(map(float, rng.integers(0, 2, rng.integers(1, 12)))) if rng.random() < 0.6 else (1.0,) * 3
         return cls(wide(rng, 0.005, 50), wide(rng, 0.005, 50), 1.0 if rng.random() < 0.7 else wide(rng, 0.1, 5), y)
 
@@ -899,7 +904,7 @@ def _counts_model(y: Tensor, shape: Tensor, rate: Tensor, seen: Tensor) -> None:
 
 @dataclass(frozen=True)
 class GammaPoisson(Family):
-    """A rate with a gamma prior; counts, of which some are masked."""
+    """A rate with a gamma prior; Poisson counts, some of them masked."""
 
     shape: float
     rate: float
@@ -908,13 +913,13 @@ class GammaPoisson(Family):
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> GammaPoisson:
-        """Draw hyper-parameters and data."""
+        """Draw hyperparameters and data."""
         n = int(rng.integers(1, 12))
         y = tuple(map(float, rng.poisson(wide(rng, 0.05, 200), n)))
         return cls(wide(rng, 0.001, 100), wide(rng, 0.001, 100), y, int(rng.integers(1, n + 1)))
 
     def log_evidence(self) -> tuple[float, float]:
-        """Return the negative multinomial probability of the counts that are seen."""
+        """Return the negative multinomial log probability of the observed counts."""
         y = np.array(self.y[: self.seen])
         a, b = self.shape + y.sum(), self.rate + len(y)
         value = self.shape * math.log(self.rate) - gammaln(self.shape) + gammaln(a) - a * math.log(b)
@@ -945,12 +950,12 @@ class InverseGammaNormal(Family):
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> InverseGammaNormal:
-        """Draw hyper-parameters and data."""
+        """Draw hyperparameters and data."""
         y = tuple(np.round(wide(rng, 1e-3, 1e3) * rng.standard_normal(rng.integers(1, 15)), 5).tolist())
         return cls(wide(rng, 0.01, 50), wide(rng, 1e-4, 1e4), y)
 
     def log_evidence(self) -> tuple[float, float]:
-        """Return the multivariate Student-t density."""
+        """Return the multivariate Student-t log density."""
         half, square = 0.5 * len(self.y), 0.5 * sum(v * v for v in self.y)
         value = self.shape * math.log(self.scale) - gammaln(self.shape) + gammaln(self.shape + half)
         return float(value - (self.shape + half) * math.log(self.scale + square) - half * math.log(2 * math.pi)), 1e-11
@@ -972,20 +977,20 @@ def _shares_model(counts: Tensor, concentration: Tensor) -> None:
 
 @dataclass(frozen=True)
 class DirichletMultinomial(Family):
-    """Shares with a Dirichlet prior; counts of three to six kinds."""
+    """Probabilities with a Dirichlet prior; multinomial counts of three to six categories."""
 
     concentration: Numbers
     counts: Numbers
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> DirichletMultinomial:
-        """Draw hyper-parameters and data."""
+        """Draw hyperparameters and data."""
         kinds = int(rng.integers(3, 7))
         counts = rng.multinomial(int(rng.integers(1, 40)), rng.dirichlet(np.full(kinds, 0.7)))
         return cls(tuple(wide(rng, 0.02, 20) for _ in range(kinds)), tuple(map(float, counts)))
 
     def log_evidence(self) -> tuple[float, float]:
-        """Return the Dirichlet-multinomial probability."""
+        """Return the Dirichlet-multinomial log probability."""
         a, n = np.array(self.concentration), np.array(self.counts)
         value = gammaln(a.sum()) - gammaln((a + n).sum()) + (gammaln(a + n) - gammaln(a)).sum()
         return float(value + gammaln(n.sum() + 1) - gammaln(n + 1).sum()), 1e-11
@@ -999,7 +1004,7 @@ class DirichletMultinomial(Family):
         return tensors(self.counts, self.concentration)
 
     def simpler(self) -> Iterator[Family]:
-        """Yield the same with one kind less."""
+        """Yield the problem with one category less."""
         if len(self.counts) > 2:
             yield replace(self, concentration=self.concentration[:-1], counts=self.counts[:-1])
 
@@ -1012,7 +1017,7 @@ def _regression_model(y: Tensor, x: Tensor, prior: Tensor, noise: Tensor) -> Non
 
 @dataclass(frozen=True)
 class NormalRegression(Family):
-    """A regression of known noise; covariates that are correlated, off centre and of different scales."""
+    """A linear regression with known noise; covariates are correlated, uncentred and of different scales."""
 
     prior: float
     noise: float
@@ -1023,7 +1028,7 @@ class NormalRegression(Family):
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> NormalRegression:
-        """Draw hyper-parameters; the data follow from a seed."""
+        """Draw hyperparameters; the data are drawn from a seed."""
         scales = tuple(wide(rng, 0.05, 20) for _ in range(rng.integers(1, 5)))
         data = (int(rng.integers(3, 40)), int(rng.integers(1000)))
         return cls(wide(rng, 0.01, 1000), wide(rng, 0.01, 100), scales, wide(rng, 0.01, 30), *data)
@@ -1034,7 +1039,7 @@ class NormalRegression(Family):
         return x, x @ rng.standard_normal(len(self.scales)) + self.noise * rng.standard_normal(self.num_data)
 
     def log_evidence(self) -> tuple[float, float]:
-        """Return the normal density of the data by the singular values of the covariates."""
+        """Return the normal log density of the data, from the singular values of the covariates."""
         x, y = self._data()
         left, singular, _ = np.linalg.svd(x, full_matrices=True)
         variance = np.full(len(y), self.noise**2)
@@ -1060,19 +1065,19 @@ def _wall_model(y: Tensor, top: Tensor) -> None:
 
 @dataclass(frozen=True)
 class UniformWall(Family):
-    """The upper end of a uniform distribution: the likelihood is zero below the largest datum."""
+    """The upper end of a uniform distribution; the likelihood is zero below the largest observation."""
 
     top: float
     y: Numbers
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> UniformWall:
-        """Draw the prior's end and data."""
+        """Draw the upper end of the prior, and data."""
         top = wide(rng, 1, 100)
         return cls(top, tuple(np.round(top * rng.uniform(0.05, 0.9) * rng.random(rng.integers(2, 10)), 6).tolist()))
 
     def log_evidence(self) -> tuple[float, float]:
-        """Return the integral of ``theta ** -n`` from the largest datum on."""
+        """Integrate ``theta ** -n`` from the largest observation to the upper end of the prior."""
         n, largest = len(self.y), max(self.y)
         log_ratio = (n - 1) * math.log(largest / self.top)
         value = (1 - n) * math.log(largest) + math.log1p(-math.exp(log_ratio)) - math.log(n - 1)
@@ -1083,11 +1088,11 @@ class UniformWall(Family):
         return _wall_model
 
     def args(self) -> tuple[Tensor, ...]:
-        """Return data and the prior's end."""
+        """Return data and the upper end of the prior."""
         return tensors(self.y, self.top)
 
     def simpler(self) -> Iterator[Family]:
-        """Yield the same with fewer data, at least two."""
+        """Yield the problem with fewer observations, at least two."""
         if len(self.y) > 3:
             yield replace(self, y=self.y[: len(self.y) // 2])
 
@@ -1103,7 +1108,7 @@ def _cauchy_model(y: Tensor, width: Tensor, noise: Tensor) -> None:
 
 @dataclass(frozen=True)
 class CauchyStudent(Family):
-    """A location with a Cauchy prior; heavy-tailed data, far from each other: several modes."""
+    """A location with a Cauchy prior; Student-t data far from each other, so the posterior is multimodal."""
 
     width: float
     noise: float
@@ -1111,12 +1116,12 @@ class CauchyStudent(Family):
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> CauchyStudent:
-        """Draw hyper-parameters and data."""
+        """Draw hyperparameters and data."""
         y = tuple(np.round(rng.standard_t(2, rng.integers(1, 6)) * wide(rng, 0.3, 10), 4).tolist())
         return cls(wide(rng, 0.05, 50), wide(rng, 0.1, 10), y)
 
     def log_evidence(self) -> tuple[float, float]:
-        """Integrate over ``location = c sinh(t)``, in which tails are exponential."""
+        """Integrate over ``t``, ``location = c sinh(t)``, with exponential tails."""
         y, c = np.array(self.y), max(self.noise, self.width)
 
         def log_f(t: np.ndarray) -> np.ndarray:
@@ -1146,7 +1151,7 @@ def _slope_model(y: Tensor, x: Tensor, prior: Tensor) -> None:
 
 @dataclass(frozen=True)
 class LogisticSlope(Family):
-    """One slope of a logistic regression, which may be separated."""
+    """One slope of a logistic regression; the data may be separable."""
 
     prior: float
     x: Numbers
@@ -1154,7 +1159,7 @@ class LogisticSlope(Family):
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> LogisticSlope:
-        """Draw prior and covariate; the response follows from a seed."""
+        """Draw prior and covariate; the response is drawn from a seed."""
         x = np.round(wide(rng, 0.05, 20) * rng.standard_normal(rng.integers(2, 15)), 4)
         return cls(wide(rng, 0.05, 100), tuple(x.tolist()), int(rng.integers(1000)))
 
@@ -1163,7 +1168,7 @@ class LogisticSlope(Family):
         return (rng.random(len(self.x)) < 1 / (1 + np.exp(-np.clip(self.x, -30, 30)))).astype(float)
 
     def log_evidence(self) -> tuple[float, float]:
-        """Integrate over ``slope = c sinh(t)``: a likelihood may be narrow and one-sided under a wide prior."""
+        """Integrate over ``t``, ``slope = c sinh(t)``, for narrow or one-sided likelihoods under a wide prior."""
         sign, x = 2 * self._y() - 1, np.array(self.x)
         c = 1 / max(np.abs(x).max(), 1e-3)
 
@@ -1231,7 +1236,7 @@ def _two_means_model(y: Tensor, prior: Tensor, share: Tensor) -> None:
 
 @dataclass(frozen=True)
 class TwoMeans(Family):
-    """Two components on either side of zero, summed out: two modes, of the same height where the shares are equal."""
+    """Two components on either side of zero, summed out; two modes, of equal height for equal shares."""
 
     prior: float
     share: float
@@ -1264,7 +1269,7 @@ class TwoMeans(Family):
         return tensors(self.y, self.prior, self.share)
 
     def simpler(self) -> Iterator[Family]:
-        """Yield the same with half of the data, a prior of one, or equal shares."""
+        """Yield the problem with half of the data, prior scale 1, or equal shares."""
         for form in super().simpler():
             if isinstance(form, TwoMeans):
                 yield replace(form, share=0.5) if form.share >= 1 else form
@@ -1280,7 +1285,7 @@ def _groups_model(y: Tensor, errors: Tensor, prior: Tensor, width: Tensor) -> No
 
 @dataclass(frozen=True)
 class NormalGroups(Family):
-    """Groups whose means vary about a centre, with errors of their own."""
+    """Groups with normal means around a common centre; observations with known errors."""
 
     prior: float
     width: float
@@ -1289,7 +1294,7 @@ class NormalGroups(Family):
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> NormalGroups:
-        """Draw hyper-parameters and data."""
+        """Draw hyperparameters and data."""
         n, spread = int(rng.integers(3, 9)), wide(rng, 0.03, 10)
         y = np.round(spread * rng.standard_normal(n) + rng.standard_normal(), 4)
         return cls(
@@ -1297,13 +1302,13 @@ class NormalGroups(Family):
         )
 
     def log_evidence(self) -> tuple[float, float]:
-        """Integrate over the logarithm of the spread; centre and groups are normal given it."""
+        """Integrate over the logarithm of the spread; the data are normal given the spread."""
         y, errors = np.array(self.y), np.array(self.errors)
 
         def log_f(t: np.ndarray) -> np.ndarray:
             spread = np.exp(t)[:, None]
             variance = errors**2 + spread**2
-            # The centre summed out: a matrix that is a diagonal and an outer product.
+            # With the centre integrated out, the covariance is a diagonal plus an outer product.
             precision = 1 / self.prior**2 + (1 / variance).sum(1)
             mean = (y / variance).sum(1)
             quadratic = (y * y / variance).sum(1) - mean**2 / precision
@@ -1319,11 +1324,11 @@ class NormalGroups(Family):
         return _groups_model
 
     def args(self) -> tuple[Tensor, ...]:
-        """Return data, their errors, and the priors' scales."""
+        """Return data, their errors, and prior scales."""
         return tensors(self.y, self.errors, self.prior, self.width)
 
     def simpler(self) -> Iterator[Family]:
-        """Yield the same with half of the groups."""
+        """Yield the problem with half of the groups."""
         if len(self.y) > 2:
             half = len(self.y) // 2
             yield replace(self, y=self.y[:half], errors=self.errors[:half])
@@ -1357,18 +1362,19 @@ FAMILIES: tuple[type[Family], ...] = (
 
 
 def generate(seed: int, families: Sequence[type[Family]] = FAMILIES) -> Family:
-    """Draw a problem with a known answer.
+    """Draw a random problem with known evidence.
 
     Parameters
     ----------
     seed : int
-        At least 0; the same problem for the same seed and families.
+        At least 0. The problem is determined by seed and families.
     families : sequence of Family classes, optional
+        Default :data:`FAMILIES`.
 
     Returns
     -------
     Family
-        ``.case()`` is the :class:`ExactCase`; its representation builds it again.
+        Its :meth:`~Family.case` is the :class:`ExactCase`; evaluating its ``repr`` rebuilds it.
 
     Examples
     --------
@@ -1382,14 +1388,19 @@ def generate(seed: int, families: Sequence[type[Family]] = FAMILIES) -> Family:
 
 
 def shrink(problem: Family, fails: Callable[[Family], bool]) -> Family:
-    """Return the smallest form of a problem that still fails, by one step after another.
+    """Simplify a failing problem step by step while it still fails.
 
     Parameters
     ----------
     problem : Family
-        That fails.
+        A failing problem.
     fails : callable
-        Whether a problem shows the failure.
+        Function that returns True if a problem fails.
+
+    Returns
+    -------
+    Family
+        A failing problem for which no simpler form (:meth:`Family.simpler`) fails.
 
     Examples
     --------

@@ -22,11 +22,10 @@ def linear_regression_model(design: Tensor, response: Tensor, noise_sd: Tensor, 
     Parameters
     ----------
     design : Tensor, shape (n, p)
-        The design matrix; an intercept is a column of ones.
+        Design matrix; an intercept is a column of ones.
     response : Tensor, shape (n,)
-        The observations.
     noise_sd, prior_sd : Tensor, shape ()
-        Standard deviations, above zero.
+        Standard deviations, positive.
 
     Examples
     --------
@@ -56,10 +55,11 @@ def linear_regression(
     noise_sd: float = 1.0,
     prior_sd: float = 2.0,
 ) -> ExactCase:
-    r"""Build a conjugate linear regression; without arguments, linreg10.
+    r"""Build a conjugate linear regression; without data, the case "linreg10".
 
-    With :math:`P = X^\top X / \sigma^2 + I / v` and :math:`m = P^{-1} X^\top y / \sigma^2`, the posterior
-    is :math:`N(m, P^{-1})` and
+    Let :math:`\sigma` be ``noise_sd``, :math:`v` the prior variance,
+    :math:`P = X^\top X / \sigma^2 + I / v` and :math:`m = P^{-1} X^\top y / \sigma^2`. The posterior is
+    :math:`N(m, P^{-1})` and
 
     .. math:: \log p(y) = -\tfrac n2 \log(2\pi\sigma^2) - \tfrac p2 \log v - \tfrac12 \log |P|
               - \tfrac12 \left( \|y - Xm\|^2 / \sigma^2 + \|m\|^2 / v \right).
@@ -67,13 +67,13 @@ def linear_regression(
     Parameters
     ----------
     design : array_like, shape (n, p), optional
-        The design matrix ``X``. By default that of linreg10 (50 x 10, column 0 the constant).
+        Design matrix ``X``; default the 50 x 10 matrix of linreg10, with an intercept in column 0.
     response : array_like, shape (n,), optional
-        The observations ``y``. Give both or neither.
-    noise_sd : float
-        Standard deviation of the noise, above zero.
-    prior_sd : float
-        Standard deviation of the independent normal prior of each coefficient, above zero.
+        Observations ``y``. Required with ``design``.
+    noise_sd : float, default 1.0
+        Standard deviation of the noise, positive.
+    prior_sd : float, default 2.0
+        Standard deviation of the independent normal prior of each coefficient, positive.
 
     Returns
     -------
@@ -85,7 +85,7 @@ def linear_regression(
     DataError
         If only one of ``design`` and ``response`` is given, or an entry is not finite.
     ShapeError
-        If their shapes do not fit.
+        If their shapes do not match.
     SettingsError
         If a standard deviation is not finite and positive.
 
@@ -123,7 +123,7 @@ def linear_regression(
     identity = torch.eye(num_coefficients, dtype=x.dtype)
     factor = torch.linalg.cholesky(x.mT @ x / noise_sd**2 + identity / prior_sd**2)
     mean = torch.cholesky_solve((x.mT @ y / noise_sd**2).unsqueeze(-1), factor).squeeze(-1)
-    # Residuals at the posterior mean rather than y'y - m'Pm, which would cancel.
+    # Use residuals at the posterior mean; y'y - m'Pm would suffer from cancellation.
     misfit = ((y - x @ mean) / noise_sd).square().sum() + (mean / prior_sd).square().sum()
     log_evidence = (
         -0.5 * num_observations * math.log(2.0 * math.pi)

@@ -1,4 +1,4 @@
-"""Neal's funnel as a prior, with one coordinate measured: all but the scale integrates analytically."""
+"""Neal's funnel as a prior with one observed coordinate; evidence by quadrature over the log variance."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from bayeskit.exact.case import ExactCase, finite_tensor, positive_scalar
 
 __all__ = ["neals_funnel", "neals_funnel_model"]
 
-_REACH = 15.0  # prior standard deviations beyond which the scale has no mass in double precision
-_GONE = 80.0  # so far below its peak, on the log scale, the integrand is over
-_STEP = 0.2  # of the trapezoidal rule; the integrand is analytic within pi / 2 of the real axis
-_SQUARABLE = 1e150  # its square is still a number
+_REACH = 15.0  # prior standard deviations beyond which the prior mass is negligible in double precision
+_GONE = 80.0  # nats below the maximum at which the integrand is negligible
+_STEP = 0.2  # step of the trapezoidal rule; the integrand is analytic within pi / 2 of the real axis
+_SQUARABLE = 1e150  # limit for numbers whose square must not overflow
 
 
 def neals_funnel_model(zeros: Tensor, measured: Tensor, noise_sd: Tensor, scale_sd: Tensor) -> None:
@@ -30,9 +30,9 @@ def neals_funnel_model(zeros: Tensor, measured: Tensor, noise_sd: Tensor, scale_
     zeros : Tensor, shape (d - 1,)
         Means of ``x``.
     measured : Tensor, shape ()
-        The observation ``y``.
+        Observation ``y``.
     noise_sd, scale_sd : Tensor, shape ()
-        Standard deviations, above zero.
+        Standard deviations, positive.
 
     Examples
     --------
@@ -49,31 +49,30 @@ def neals_funnel_model(zeros: Tensor, measured: Tensor, noise_sd: Tensor, scale_
 
 
 def _log_terms(v: np.ndarray, measured: float, noise_sd: float, scale_sd: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the log of prior times likelihood of the log variance ``v``, and the squared measurement over its own."""
+    """Return log prior plus log likelihood of ``v``, and the squared observation over its variance given ``v``."""
     log_total = np.logaddexp(v, 2 * math.log(noise_sd))
-    # Beyond the range of floating-point numbers there is no mass.
+    # Values that overflow or underflow have negligible mass.
     ratio = np.exp(np.minimum(2 * math.log(abs(measured)) - log_total, 600.0)) if measured else np.zeros_like(v)
     log_prior = -0.5 * (v / scale_sd) ** 2 - math.log(scale_sd * math.sqrt(2 * math.pi))
     return log_prior - 0.5 * (ratio + log_total + math.log(2 * math.pi)), ratio
 
 
 def _grid(measured: float, noise_sd: float, scale_sd: float, step: float) -> np.ndarray:
-    """Return equally spaced log variances over the integrand; raise ``SettingsError`` if variances overflow."""
-    # The likelihood alone would put the variance at the squared measurement, or at zero.
+    """Return an equally spaced grid of log variances that covers the integrand; SettingsError for overflow."""
+    # The likelihood is maximal where the total variance equals the squared observation, or at zero variance.
     reach, furthest = _REACH * scale_sd, max(0.0, 2 * math.log(abs(measured))) if measured else 0.0
     around = np.linspace(-reach, reach, 20_001)
     coarse = np.linspace(-reach - 0.5 * scale_sd**2, furthest + reach + scale_sd**2, 200_001)
     coarse = np.sort(np.concatenate([coarse, around]))
     terms, ratio = _log_terms(coarse, measured, noise_sd, scale_sd)
-    # With the variance as a factor, whose mean is wanted too, the mass sits to the right.
+    # The integrand of the mean of exp(v) has exp(v) as a factor, which shifts its mass to the right.
     kept = np.flatnonzero((terms > terms.max() - _GONE) | (terms + coarse > (terms + coarse).max() - _GONE))
     low, high = coarse[max(kept[0] - 1, 0)], coarse[min(kept[-1] + 1, len(coarse) - 1)]
     if high > 700:
         raise SettingsError(
-            f"measured={measured:g} and scale_sd={scale_sd:g} put the variance exp(v) beyond the largest number; pass "
-            "smaller ones"
+            f"the variance exp(v) overflows with measured={measured:g} and scale_sd={scale_sd:g}; pass smaller values"
         )
-    # As dense as the peak is narrow.
+    # Reduce the step for a narrow peak.
     top = int(terms.argmax())
     share = math.exp(coarse[top] - np.logaddexp(coarse[top], 2 * math.log(noise_sd)))
     width = 1 / math.sqrt(1 / scale_sd**2 + 0.5 * ratio[top] * share**2)
@@ -92,7 +91,7 @@ def _integrate(
     peak = log_mass.max()
     mass = np.exp(log_mass - peak)
     if not max(mass[0], mass[-1]) < 1e-20 * mass.sum():
-        raise SettingsError(f"scale_sd={scale_sd:g} and measured={measured:g} are beyond this quadrature")
+        raise SettingsError(f"the quadrature fails with scale_sd={scale_sd:g} and measured={measured:g}")
     log_evidence = float(peak + np.log(mass.sum()))
     mass /= mass.sum()
 
@@ -107,34 +106,35 @@ def _integrate(
 
 
 def neals_funnel(dim: int = 10, *, measured: float = 2.0, noise_sd: float = 0.5, scale_sd: float = 3.0) -> ExactCase:
-    r"""Build the funnel with one coordinate measured.
+    r"""Build Neal's funnel with one observed coordinate.
 
-    :math:`v \sim N(0, \sigma_v^2)`, :math:`x_i \sim N(0, e^v)` for :math:`i < d`, and
-    :math:`y \sim N(x_1, \sigma^2)`. All :math:`x` integrate analytically:
-    :math:`p(y) = \int N(v; 0, \sigma_v^2) N(y; 0, e^v + \sigma^2) dv`. The measurement cuts off the thin end of the
-    funnel as far as ``measured`` exceeds ``noise_sd``; the wide end stays, where the unmeasured coordinates
-    spread by a factor of thousands.
+    The model is :math:`v \sim N(0, \sigma_v^2)`, :math:`x_i \sim N(0, e^v)` for :math:`i < d`, and
+    :math:`y \sim N(x_1, \sigma^2)`. All :math:`x` are integrated out analytically:
+    :math:`p(y) = \int N(v; 0, \sigma_v^2) N(y; 0, e^v + \sigma^2) dv`. If ``measured`` exceeds ``noise_sd``, the
+    observation excludes the narrow end of the funnel. At the wide end the scale of the other coordinates varies by a
+    factor of thousands.
 
     Parameters
     ----------
     dim : int
-        Dimension ``d``, the scale included; at least 2.
+        Dimension ``d`` including ``v``, at least 2.
     measured : float
-        The observation ``y``.
+        Observation ``y``.
     noise_sd, scale_sd : float
-        Standard deviations :math:`\sigma` of the measurement and :math:`\sigma_v` of the log variance, above zero.
+        Standard deviations :math:`\sigma` of the observation and :math:`\sigma_v` of the log variance, positive.
 
     Returns
     -------
     ExactCase
-        Latent sites ``"v"`` of shape ``()`` and ``"x"`` of shape ``(dim - 1,)``, sampled directly, not rescaled.
+        Latent sites ``"v"`` of shape ``()`` and ``"x"`` of shape ``(dim - 1,)``, in centred parameterization.
 
     Raises
     ------
     SettingsError
-        If ``dim`` is below 2 or a standard deviation is not positive or above 20.
+        If ``dim`` is less than 2, a standard deviation is not positive, ``scale_sd`` exceeds 20, or the quadrature
+        fails.
     DataError
-        If ``measured`` is not finite, or squares of the data are not.
+        If ``measured`` is not finite, or the square of ``measured`` or ``noise_sd`` is out of range.
 
     References
     ----------
@@ -151,7 +151,7 @@ def neals_funnel(dim: int = 10, *, measured: float = 2.0, noise_sd: float = 0.5,
     noise, scale = positive_scalar("noise_sd", noise_sd), positive_scalar("scale_sd", scale_sd)
     for name, value in (("measured", y), ("noise_sd", noise)):
         if abs(float(value)) > _SQUARABLE or 0 < abs(float(value)) < 1 / _SQUARABLE:
-            raise DataError(f"{name} is {float(value):g}, whose square is no number; rescale the data")
+            raise DataError(f"{name} is {float(value):g}, whose square is out of range; rescale the data")
     if float(scale) > 20:
         raise SettingsError(f"scale_sd is {scale_sd}; the variance exp(v) then overflows, pass at most 20.")
     log_evidence, means, covariances = _integrate(dim, float(y), float(noise), float(scale), _STEP)

@@ -1,4 +1,4 @@
-"""Diabetes among Pima women: two logistic regressions, integrated by Gauss-Hermite quadrature."""
+"""Pima: two logistic regressions of diabetes, with evidence by Gauss-Hermite quadrature."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class _Answer(NamedTuple):
     covariance: tuple[tuple[float, ...], ...]
 
 
-# Product Gauss-Hermite rules in the coordinates b = mode + L z, where L L' is the inverse of the negative Hessian at
-# the mode: 16 nodes an axis for M1 and 12 for M2, nothing left out. The last rules before (12 and 10 nodes)
-# differ by less than the error that is stated. Importance sampling from a Student-t with 12 degrees of freedom fitted
-# to these moments, 8,000,000 draws, gives -257.23254 +- 0.00009 and -259.85751 +- 0.00010.
+# Full product Gauss-Hermite rules in the coordinates b = mode + L z, where L L' is the inverse of the negative Hessian
+# at the mode: 16 nodes per axis for M1 and 12 for M2. Rules with 12 and 10 nodes differ by less than the stated error.
+# Importance sampling from a Student-t with 12 degrees of freedom fitted to these moments, 8,000,000 draws, gives
+# -257.23254 +- 0.00009 and -259.85751 +- 0.00010.
 _ANSWERS = {
     "m1": _Answer(
         covariates=("npreg", "glu", "bmi", "ped"),
@@ -66,11 +66,11 @@ def pima_model(design: Tensor, response: Tensor, prior_sd: Tensor) -> None:
     Parameters
     ----------
     design : Tensor, shape (n, p)
-        The design matrix; the first column is the constant.
+        Design matrix with an intercept in the first column.
     response : Tensor, shape (n,)
         Zeros and ones.
     prior_sd : Tensor, shape ()
-        Standard deviation, above zero.
+        Prior standard deviation, positive.
 
     Examples
     --------
@@ -89,9 +89,9 @@ def pima_model(design: Tensor, response: Tensor, prior_sd: Tensor) -> None:
 def pima(model: Literal["m1", "m2"] = "m1") -> ExactCase:
     r"""Build one of two logistic regressions of diabetes among 532 Pima women.
 
-    :math:`y_i \sim \mathrm{Bernoulli}(\mathrm{logit}^{-1} x_i^\top b)` and :math:`b \sim N(0, 100 I)`. M1 has an
-    intercept, number of pregnancies, plasma glucose, body mass index and diabetes pedigree function; M2 has the age
-    as well. Covariates are standardised.
+    The models are :math:`y_i \sim \mathrm{Bernoulli}(\mathrm{logit}^{-1} x_i^\top b)` with
+    :math:`b \sim N(0, 100 I)`. The standardized covariates of M1 are number of pregnancies, plasma glucose, body mass
+    index and diabetes pedigree function, with an intercept; M2 adds age.
 
     Parameters
     ----------
@@ -100,8 +100,8 @@ def pima(model: Literal["m1", "m2"] = "m1") -> ExactCase:
     Returns
     -------
     ExactCase
-        Latent site ``"b"`` of shape ``(5,)`` or ``(6,)``. Answers are stored, not computed at the call;
-        ``standard_error`` bounds the error of the quadrature.
+        Latent site ``"b"`` of shape ``(5,)`` or ``(6,)``. Exact results are stored constants; ``standard_error`` is a
+        bound of the quadrature error.
 
     Raises
     ------

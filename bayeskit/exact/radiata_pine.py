@@ -1,4 +1,4 @@
-"""Strength of radiata pine specimens against density: two rival regressions, normal-gamma prior."""
+"""Radiata pine: two non-nested linear regressions of strength with a normal-gamma prior."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def radiata_pine_model(
 ) -> None:
     """Pyro model: regression on a centred covariate with a normal-gamma prior.
 
-    ``tau ~ Gamma(shape, rate)``; given ``tau``, ``alpha`` and ``beta`` are independent normals with means
+    ``tau ~ Gamma(shape, rate)``; given ``tau``, ``alpha`` and ``beta`` are independent normal with means
     ``prior_mean`` and precisions ``tau * prior_precision``;
     ``y ~ N(alpha + beta * (covariate - mean), 1 / tau)``.
 
     Parameters
     ----------
     covariate, response : Tensor, shape (n,)
-        The data. The covariate is centred here.
+        Data; the model centres the covariate.
     prior_mean, prior_precision : Tensor, shape (2,)
-        For ``alpha`` and ``beta``; precisions relative to ``tau``, above zero.
+        Prior means of ``alpha`` and ``beta``, and their precisions relative to ``tau``, positive.
     shape, rate : Tensor, shape ()
-        Parameters of the gamma prior of ``tau``, above zero.
+        Parameters of the gamma prior of ``tau``, positive.
 
     Examples
     --------
@@ -73,7 +73,7 @@ def _full_conditionals(
     def noise(others: dict[str, Tensor]) -> dist.Gamma:
         b = torch.stack([others["alpha"], others["beta"]], -1)
         misfit = (response - b @ design.mT).square().sum(-1) + (prior_precision * (b - prior_mean).square()).sum(-1)
-        # The two coefficients are scaled by tau, so they add one to its shape.
+        # The prior precision of the two coefficients is proportional to tau, which adds 1 to its shape.
         return dist.Gamma(shape + 0.5 * len(response) + 1, rate + 0.5 * misfit)
 
     return {("alpha", "beta"): line, ("tau",): noise}
@@ -89,8 +89,8 @@ def radiata_pine(
 ) -> ExactCase:
     r"""Build a radiata pine case: model 1 regresses on density, model 2 on resin-adjusted density.
 
-    With design :math:`D = [1, x - \bar x]`, :math:`\Lambda_n = \Lambda_0 + D^\top D` and
-    :math:`m_n = \Lambda_n^{-1} (\Lambda_0 m_0 + D^\top y)`, the posterior is normal-gamma with
+    Let :math:`D = [1, x - \bar x]` be the design matrix, :math:`\Lambda_n = \Lambda_0 + D^\top D` and
+    :math:`m_n = \Lambda_n^{-1} (\Lambda_0 m_0 + D^\top y)`. The posterior is normal-gamma with
     :math:`a_n = a + n/2`,
     :math:`b_n = b + \tfrac12 \{ \|y - D m_n\|^2 + (m_n - m_0)^\top \Lambda_0 (m_n - m_0) \}`, and
 
@@ -104,20 +104,20 @@ def radiata_pine(
     prior_mean : sequence of 2 floats
         Prior means of ``alpha`` and ``beta``.
     prior_precision : sequence of 2 floats
-        Prior precisions of ``alpha`` and ``beta`` in units of ``tau``, above zero.
+        Prior precisions of ``alpha`` and ``beta`` relative to ``tau``, positive.
     shape, rate : float
-        Parameters of the gamma prior of ``tau``, above zero.
+        Parameters of the gamma prior of ``tau``, positive.
 
     Returns
     -------
     ExactCase
-        Latent sites ``"tau"``, ``"alpha"`` and ``"beta"`` of shape ``()``. A posteriori ``tau`` is
-        ``Gamma(a_n, b_n)`` and ``(alpha, beta)`` multivariate t with ``2 a_n`` degrees of freedom.
+        Latent sites ``"tau"``, ``"alpha"`` and ``"beta"`` of shape ``()``. The posterior of ``tau`` is
+        ``Gamma(a_n, b_n)``; the posterior of ``(alpha, beta)`` is multivariate t with ``2 a_n`` degrees of freedom.
 
     Raises
     ------
     SettingsError
-        If ``covariate`` is neither ``"x"`` nor ``"z"``, or a prior parameter lies outside its domain.
+        If ``covariate`` is neither ``"x"`` nor ``"z"``, or a prior parameter is outside its domain.
     DataError
         If a prior mean or precision is not finite.
     ShapeError
@@ -152,7 +152,7 @@ def radiata_pine(
     design = torch.stack([torch.ones_like(x), x - x.mean()], dim=1)
     precision_n = torch.diag(precision_0) + design.mT @ design
     mean_n = torch.linalg.solve(precision_n, precision_0 * mean_0 + design.mT @ y)
-    # Sums of squares around the posterior mean: the raw second moments are 10^8 and would cancel.
+    # Use sums of squares around the posterior mean; raw second moments of 10^8 would cause cancellation.
     misfit = (y - design @ mean_n).square().sum() + (precision_0 * (mean_n - mean_0).square()).sum()
     shape_n = shape + 0.5 * num_observations
     rate_n = rate + 0.5 * misfit.item()

@@ -1,4 +1,4 @@
-"""Problems with several modes, shells and spikes, integrated by quadrature."""
+"""Multimodal problems, shells and spikes, with evidence by quadrature or in closed form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
     "spike_and_slab_model",
 ]
 
-# The egg box: eighteen peaks on a square, integrated by quadrature.
+# The egg box: eighteen modes on a square, by quadrature.
 
 _TOLERANCE = 1e-9
 
@@ -34,7 +34,7 @@ def eggbox_model(edge: Tensor, power: Tensor) -> None:
     Parameters
     ----------
     edge : Tensor, shape (2,)
-        Edges of the square, which begins at the origin.
+        Edge lengths of the square, whose lower corner is the origin.
     power : Tensor, shape ()
 
     Examples
@@ -51,9 +51,9 @@ def eggbox_model(edge: Tensor, power: Tensor) -> None:
 
 
 def _integrate_square(num_nodes: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """Return log evidence, mean and covariance, by Gauss-Legendre with ``num_nodes`` between neighbouring peaks."""
+    """Return log evidence, mean and covariance by Gauss-Legendre with ``num_nodes`` between adjacent modes."""
     nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
-    # Peaks sit at the multiples of 2 pi, so each cell runs from one to the next.
+    # Modes lie at multiples of 2 pi in each coordinate, which are the boundaries of the cells.
     x = (2 * math.pi * (np.arange(5)[:, None] + (nodes + 1) / 2)).reshape(-1)
     weight = np.tile(weights / 10, 5)
     log_likelihood = (2 + np.outer(np.cos(x / 2), np.cos(x / 2))) ** 5
@@ -71,12 +71,12 @@ def _integrate_square(num_nodes: int) -> tuple[float, np.ndarray, np.ndarray]:
 def eggbox(num_nodes: int = 96) -> ExactCase:
     r"""Build the egg box: :math:`\log L = (2 + \cos(x_1/2) \cos(x_2/2))^5`, uniform on :math:`[0, 10\pi]^2`.
 
-    Five of the eighteen peaks lie on each edge, those at the corners shared by two.
+    The posterior has eighteen modes, ten of them on the boundary of the square.
 
     Parameters
     ----------
     num_nodes : int
-        Quadrature nodes between neighbouring peaks, at least 8.
+        Quadrature nodes between adjacent modes, at least 8.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def eggbox(num_nodes: int = 96) -> ExactCase:
     Raises
     ------
     SettingsError
-        If ``num_nodes`` is too small for the quadrature to have converged.
+        If the quadrature has not converged with ``num_nodes`` nodes.
 
     References
     ----------
@@ -105,7 +105,7 @@ def eggbox(num_nodes: int = 96) -> ExactCase:
     coarse, _, _ = _integrate_square(num_nodes * 3 // 4)
     if not abs(log_evidence - coarse) < _TOLERANCE:
         raise SettingsError(
-            f"num_nodes is {num_nodes}, too few: with a quarter fewer the log evidence moves by "
+            f"num_nodes is {num_nodes}, too few: with a quarter fewer nodes the log evidence changes by "
             f"{abs(log_evidence - coarse):.1e}. Pass a larger num_nodes."
         )
     return ExactCase(
@@ -123,25 +123,27 @@ def eggbox(num_nodes: int = 96) -> ExactCase:
     )
 
 
-# Two thin shells in a box: curved and bimodal, integrated in polar coordinates.
+# Two thin shells in a cube, by quadrature in polar coordinates.
 
-_REACH = 12.0  # widths beyond which a normal density is nothing in double precision
+_REACH = 12.0  # standard deviations beyond which a normal density is negligible in double precision
 _RADII = 64
 _ANGLES = 96
 
 
 def gaussian_shells_model(centre: Tensor, radius: Tensor, width: Tensor, half_width: Tensor) -> None:
-    """Pyro model: ``x`` uniform on a cube, the likelihood a sum of two shells about ``centre`` and ``-centre``.
+    """Pyro model: ``x`` uniform on a cube, likelihood the sum of two shells with centres ``centre`` and ``-centre``.
 
-    Each shell is the normal density with standard deviation ``width`` of the distance from its sphere of
-    ``radius``.
+    The likelihood of a shell is a normal density with standard deviation ``width`` in the distance from its sphere
+    of radius ``radius``.
 
     Parameters
     ----------
     centre : Tensor, shape (d,)
         Centre of one shell.
-    radius, width, half_width : Tensor, shape ()
-        Of the shells, and half the edge of the cube.
+    radius, width : Tensor, shape ()
+        Radius and standard deviation of the shells.
+    half_width : Tensor, shape ()
+        Half the edge length of the cube.
 
     Examples
     --------
@@ -163,13 +165,13 @@ def gaussian_shells_model(centre: Tensor, radius: Tensor, width: Tensor, half_wi
 def _integrate_shells(
     dim: int, radius: float, width: float, offset: float, half_width: float
 ) -> tuple[float, np.ndarray]:
-    """Return the integral of one shell over the cube and the second moments ``(dim,)`` of ``x`` under it."""
-    # Gauss-Legendre in the distance from the centre and in the angle to the first axis, without the part that sticks
-    # out of the nearest face.
+    """Return the integral of one shell over the cube and the second moments ``(dim,)`` of ``x`` under the shell."""
+    # Gauss-Legendre in the distance from the centre and in the angle to the first axis, without the part outside the
+    # nearest face of the cube.
     gap = half_width - offset
     low, high = radius - _REACH * width, radius + _REACH * width
     nodes, weights = np.polynomial.legendre.leggauss(_RADII)
-    # Where spheres begin to stick out the integrand has a kink, so the rule is split there.
+    # The integrand has a kink at the radius where spheres reach the face, so the rule is split there.
     pieces = [(low, min(gap, high)), (gap, high)] if gap < high else [(low, high)]
     distance = np.concatenate([a + (b - a) * (nodes + 1) / 2 for a, b in pieces])
     log_distance_weight = np.concatenate([np.log(weights * (b - a) / 2) for a, b in pieces])
@@ -201,21 +203,21 @@ def gaussian_shells(
     dim : int
         Dimension, at least 2.
     radius, width : float
-        Radius ``r`` of the spheres and standard deviation ``w`` of the distance from them.
+        Radius ``r`` of the spheres and standard deviation ``w`` of the distance from them, positive.
     offset : float
-        The centres are ``+offset`` and ``-offset`` on the first axis.
+        The centres are at ``+offset`` and ``-offset`` on the first axis.
     half_width : float
-        Half the edge ``h`` of the cube. The spheres lie inside it.
+        Half the edge length of the cube, ``h``. The cube must contain the spheres.
 
     Returns
     -------
     ExactCase
-        Latent site ``"x"`` of shape ``(dim,)``, its mean zero by symmetry.
+        Latent site ``"x"`` of shape ``(dim,)``.
 
     Raises
     ------
     SettingsError
-        If a length is not positive, ``dim`` is below 2, or the shells do not fit into the cube.
+        If a length is not positive, ``dim`` is less than 2, ``width`` is too large, or the shells exceed the cube.
 
     References
     ----------
@@ -235,7 +237,7 @@ def gaussian_shells(
     if radius < _REACH * width:
         raise SettingsError(f"width is {width}; a thin shell of radius {radius:g} needs at most {radius / _REACH:g}.")
     if half_width < offset + radius or half_width < radius + _REACH * width:
-        raise SettingsError(f"half_width is {half_width}; the shells stick out, pass a larger one.")
+        raise SettingsError(f"half_width is {half_width}; the shells stick out of the cube, pass a larger half_width.")
     log_integral, moments = _integrate_shells(dim, radius, width, offset, half_width)
     centre = torch.zeros(dim, dtype=torch.float64)
     centre[0] = offset
@@ -251,18 +253,18 @@ def gaussian_shells(
     )
 
 
-# A narrow normal spike on a broad normal slab in a box: a phase transition that tempering misses.
+# A narrow normal spike on a broad normal slab in a cube: a phase transition, at which tempering fails.
 
 
 def spike_and_slab_model(edge: Tensor, scales: Tensor, heights: Tensor) -> None:
-    """Pyro model: ``x`` uniform on a cube about zero, the likelihood a weighted sum of two normal densities.
+    """Pyro model: ``x`` uniform on a cube centred at zero, likelihood a weighted sum of two normal densities.
 
     Parameters
     ----------
     edge : Tensor, shape (d,)
-        Edges of the cube.
+        Edge lengths of the cube.
     scales, heights : Tensor, shape (2,)
-        Standard deviation and weight of spike and slab, above zero.
+        Standard deviations and weights of spike and slab, positive.
 
     Examples
     --------
@@ -283,19 +285,19 @@ def spike_and_slab(
 ) -> ExactCase:
     r"""Build the spike on a slab: :math:`L(x) = a N(x; 0, s^2 I) + N(x; 0, S^2 I)`, uniform on a cube.
 
-    With :math:`P_\sigma` the mass of a normal variable inside one edge :math:`e`, the evidence is
-    :math:`(a P_s^d + P_S^d) / e^d`.
+    The evidence is :math:`(a P_s^d + P_S^d) / e^d`, where :math:`P_\sigma` is the probability of
+    :math:`N(0, \sigma^2)` in :math:`[-e/2, e/2]`.
 
     Parameters
     ----------
     dim : int
         Dimension ``d``, at least 1.
     spike_sd, slab_sd : float
-        Standard deviations ``s`` and ``S``, above zero.
+        Standard deviations ``s`` and ``S``, positive.
     spike_height : float
-        Weight ``a`` of the spike, above zero.
+        Weight ``a`` of the spike, positive.
     edge : float
-        Edge ``e`` of the cube, above zero.
+        Edge length ``e`` of the cube, positive.
 
     Returns
     -------

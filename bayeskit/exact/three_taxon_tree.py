@@ -1,4 +1,4 @@
-"""Three taxa on a star tree under Jukes-Cantor: a phylogenetic evidence that quadrature can reach."""
+"""Three taxa on a star tree under Jukes-Cantor: phylogenetic evidence by quadrature."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = [
 ]
 
 PATTERN_CLASSES = ("xxx", "xxy", "xyx", "yxx", "xyz")
-"""Classes of site patterns, in the order of every tensor of counts or probabilities here."""
+"""Classes of site patterns, in the order used for counts and probabilities."""
 
-# One term a pattern class, so that the counts 44, 12, 8, 5 and 3 can be read off.
+# One term per pattern class, with 44, 12, 8, 5 and 3 sites.
 _SEQUENCES = {
     "taxon1": "ACGT" * 11 + "ACGTACGTACGT" + "ACGTACGT" + "ACGTA" + "ACG",
     "taxon2": "ACGT" * 11 + "ACGTACGTACGT" + "GTACCATG" + "GTACT" + "CGT",
@@ -42,8 +42,8 @@ def three_taxon_sequences() -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        Taxon name to sequence, three of 72 sites each, without gaps; the pattern classes ``xxx``, ``xxy``,
-        ``xyx``, ``yxx`` and ``xyz`` occur 44, 12, 8, 5 and 3 times. The data are made up.
+        Sequence by taxon: three artificial sequences of 72 sites without gaps. The pattern classes ``xxx``,
+        ``xxy``, ``xyx``, ``yxx`` and ``xyz`` occur 44, 12, 8, 5 and 3 times.
 
     Examples
     --------
@@ -63,8 +63,8 @@ def count_site_patterns(sequences: Mapping[str, str]) -> Tensor:
     Parameters
     ----------
     sequences : mapping of str to str
-        Three sequences of equal length over ``A``, ``C``, ``G``, ``T`` (either case); their order is the
-        order of the branches.
+        Three sequences of equal length over ``A``, ``C``, ``G``, ``T`` (either case), in the order of the
+        branches.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def count_site_patterns(sequences: Mapping[str, str]) -> Tensor:
     Raises
     ------
     AlignmentError
-        If there are not three sequences, their lengths differ or are zero, or a character is no base.
+        If there are not three sequences, their lengths differ or are zero, or a character is not a base.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def count_site_patterns(sequences: Mapping[str, str]) -> Tensor:
         for site, character in enumerate(sequence.upper(), start=1):
             if character not in "ACGT":
                 raise AlignmentError(
-                    f"Taxon '{taxon}' has the character {character!r} at site {site}; this case knows only "
+                    f"Taxon '{taxon}' has the character {character!r} at site {site}; this case supports only "
                     "A, C, G and T. Remove sites with gaps or ambiguity."
                 )
     counts = dict.fromkeys(PATTERN_CLASSES, 0)
@@ -112,22 +112,22 @@ def count_site_patterns(sequences: Mapping[str, str]) -> Tensor:
 def pattern_log_probabilities(branch_lengths: Tensor) -> Tensor:
     r"""Return the log probability of one site pattern of each class.
 
-    With :math:`s_i = \tfrac14 + \tfrac34 e^{-4 t_i / 3}` the probability that branch ``i`` ends in the base
-    it starts with and :math:`d_i = \tfrac14 - \tfrac14 e^{-4 t_i / 3}` that it ends in a given other one,
-    the sum over the base at the centre is :math:`\tfrac14 (s_1 s_2 s_3 + 3 d_1 d_2 d_3)` for ``xxx``,
-    :math:`\tfrac14 (s_1 s_2 d_3 + d_1 d_2 s_3 + 2 d_1 d_2 d_3)` for ``xxy`` and alike for ``xyx`` and
+    Let :math:`s_i = \tfrac14 + \tfrac34 e^{-4 t_i / 3}` be the probability that both ends of branch ``i`` have
+    the same base, and :math:`d_i = \tfrac14 - \tfrac14 e^{-4 t_i / 3}` the probability of a given other base.
+    The sum over the base at the centre is :math:`\tfrac14 (s_1 s_2 s_3 + 3 d_1 d_2 d_3)` for ``xxx``,
+    :math:`\tfrac14 (s_1 s_2 d_3 + d_1 d_2 s_3 + 2 d_1 d_2 d_3)` for ``xxy``, similarly for ``xyx`` and
     ``yxx``, and :math:`\tfrac14 (s_1 d_2 d_3 + d_1 s_2 d_3 + d_1 d_2 s_3 + d_1 d_2 d_3)` for ``xyz``.
 
     Parameters
     ----------
     branch_lengths : Tensor
-        Shape ``(*batch, 3)``. Expected substitutions per site, at least zero.
+        Expected substitutions per site, nonnegative, shape ``(*batch, 3)``.
 
     Returns
     -------
     Tensor
-        Shape ``(*batch, 5)``. For one assignment of bases (such as ``AAC`` for ``xxy``), not for the class as a whole;
-        the classes hold 4, 12, 12, 12 and 24 of the 64 patterns.
+        Log probability of a single pattern of each class (such as ``AAC`` for ``xxy``), not of the class, shape
+        ``(*batch, 5)``. The classes contain 4, 12, 12, 12 and 24 of the 64 patterns.
 
     Raises
     ------
@@ -149,8 +149,8 @@ def pattern_log_probabilities(branch_lengths: Tensor) -> Tensor:
     """
     if branch_lengths.shape[-1:] != (3,):
         raise ShapeError(f"branch_lengths has shape {tuple(branch_lengths.shape)}; the last must be 3.")
-    # expm1 keeps the digits of the probability of change on short branches; all sums below are of
-    # positive terms for the same reason.
+    # expm1 preserves the precision of substitution probabilities on short branches; all sums below have positive
+    # terms for the same reason.
     different = -0.25 * torch.expm1(branch_lengths * (-4.0 / 3.0))
     same = 1.0 - 3.0 * different
     d1, d2, d3 = different.unbind(-1)
@@ -175,9 +175,9 @@ def three_taxon_tree_model(counts: Tensor, rate: Tensor) -> None:
     Parameters
     ----------
     counts : Tensor, shape (5,)
-        Sites per pattern class, as from :func:`count_site_patterns`.
+        Number of sites per pattern class, see :func:`count_site_patterns`.
     rate : Tensor, shape ()
-        Rate of the exponential prior, above zero.
+        Rate of the exponential prior, positive.
 
     Examples
     --------
@@ -195,10 +195,10 @@ def three_taxon_tree_model(counts: Tensor, rate: Tensor) -> None:
 def _integrate(counts: Tensor, rate: float, num_nodes: int) -> tuple[float, Tensor, Tensor]:
     """Return log evidence, mean ``(3,)`` and covariance ``(3, 3)`` by a product of Gauss-Laguerre rules."""
     abscissae, weights = roots_laguerre(num_nodes)
-    # Far nodes have weights below the smallest float and contribute nothing.
+    # The weights of distant nodes underflow; their contribution is negligible.
     abscissae, weights = abscissae[weights > 0.0], weights[weights > 0.0]
-    # Sites without change make the likelihood decay in t too. With their share in the weight exp(-scale * t),
-    # 32 nodes reach the digits that take 80 when the weight is the prior alone.
+    # Constant sites make the likelihood decay in t. With part of this decay in the weight exp(-scale * t), 32 nodes are
+    # as accurate as 80 nodes with the prior as the weight.
     scale = rate + 0.25 * counts.sum().item()
     nodes = torch.from_numpy(abscissae / scale)
     log_weights = torch.from_numpy(np.log(weights) + np.log(rate / scale) + (1.0 - rate / scale) * abscissae)
@@ -217,39 +217,35 @@ def three_taxon_tree(
 ) -> ExactCase:
     r"""Build the three-taxon case: star tree, Jukes-Cantor, exponential branch lengths.
 
-    The evidence :math:`\int \prod_c P_c(t)^{n_c} \prod_i \lambda e^{-\lambda t_i} dt` is computed by the
-    tensor product of three Gauss-Laguerre rules in :math:`x = (\lambda + n / 4) t` for ``n`` sites: the
-    weight of the rule takes in the prior and part of the decay of the likelihood.
+    The evidence :math:`\int \prod_c P_c(t)^{n_c} \prod_i \lambda e^{-\lambda t_i} dt` is computed by a
+    product of three Gauss-Laguerre rules in :math:`x = (\lambda + n / 4) t` for ``n`` sites. The weight of the
+    rule includes the prior and part of the decay of the likelihood.
+
+    The likelihood has no multinomial coefficient, so it equals the likelihood of the alignment by the pruning
+    algorithm. Three taxa have only one unrooted topology.
 
     Parameters
     ----------
     sequences : mapping of str to str, optional
-        Three aligned sequences over ``A``, ``C``, ``G``, ``T``; by default
-        :func:`three_taxon_sequences`.
+        Three aligned sequences over ``A``, ``C``, ``G``, ``T``; default :func:`three_taxon_sequences`.
     rate : float
-        Rate of the exponential prior of each branch length, above zero.
+        Rate of the exponential prior of each branch length, positive.
     num_nodes : int
-        Nodes per branch, between 8 and 128.
+        Nodes per branch, from 8 to 128.
 
     Returns
     -------
     ExactCase
-        Latent site ``"branch_lengths"`` of shape ``(3,)``, in the order of the sequences. ``args[0]``
-        holds the counts of :data:`PATTERN_CLASSES`.
+        Latent site ``"branch_lengths"`` of shape ``(3,)``, in the order of the sequences. ``args[0]`` are
+        the counts of :data:`PATTERN_CLASSES`.
 
     Raises
     ------
     AlignmentError
-        If the sequences are not three aligned ones without gaps.
+        If the sequences are not three aligned sequences without gaps.
     SettingsError
-        If ``rate`` is not positive, or ``num_nodes`` is out of range or too small for the quadrature to
-        have converged.
-
-    Notes
-    -----
-    The likelihood is that of the sites themselves, without a multinomial coefficient, so that it equals
-    what a pruning algorithm gives for the alignment. The three-taxon tree has one unrooted topology: this
-    is the whole evidence of the alignment.
+        If ``rate`` is not positive, ``num_nodes`` is out of range, or the quadrature has not converged with
+        ``num_nodes`` nodes.
 
     References
     ----------
@@ -271,8 +267,8 @@ def three_taxon_tree(
     coarse, _, _ = _integrate(counts, rate, num_nodes * 3 // 4)
     if not abs(log_evidence - coarse) < _TOLERANCE:
         raise SettingsError(
-            f"num_nodes is {num_nodes}, too few for these sequences: with a quarter fewer the log evidence "
-            f"moves by {abs(log_evidence - coarse):.1e}. Pass a larger num_nodes, or fewer sites."
+            f"num_nodes is {num_nodes}, too few for these sequences: with a quarter fewer nodes the log evidence "
+            f"changes by {abs(log_evidence - coarse):.1e}. Pass a larger num_nodes, or fewer sites."
         )
     num_sites = int(counts.sum())
     return ExactCase(

@@ -15,9 +15,9 @@ from bayeskit.core.statistics import effective_sample_size
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, finite_chains, posterior_problems, with_rounding
+from bayeskit.inference.evidence.diagnostics import from_draws
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.methods import Part
-from bayeskit.inference.evidence.missed_mass import with_missed_peak
 from bayeskit.inference.evidence.modes import negative_hessian
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.logdensity.target import Target
@@ -138,7 +138,7 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
     posterior_ratio = halves.log_density - proposal.log_prob(x)
     proposal_ratio = target.log_density(y) - proposal.log_prob(y)
     z = _bridged("bridge_sampling", halves, posterior_ratio, proposal_ratio, halves.num_proposals)
-    return with_missed_peak(z, target, draws)
+    return from_draws(z, draws)
 
 
 class _Halves(NamedTuple):
@@ -311,7 +311,7 @@ def warp_bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | N
         proposal - fitted.log_prob(y),
         2 * halves.num_proposals + halves.log_density.numel(),
     )
-    return with_missed_peak(z, target, draws)
+    return from_draws(z, draws)
 
 
 def _density(target: Target, u: Tensor) -> Tensor:

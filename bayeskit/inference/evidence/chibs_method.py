@@ -25,9 +25,9 @@ from bayeskit.inference.evidence.conditionals import (
     check_conditionals,
     log_volume,
 )
+from bayeskit.inference.evidence.diagnostics import from_draws
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.methods import Parts
-from bayeskit.inference.evidence.missed_mass import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.starts import prior_positions
 from bayeskit.logdensity.target import Target
@@ -177,7 +177,7 @@ def chib(
     except (BayeskitError, ArithmeticError, ValueError):
         return z  # as from values that round to the border of their support; only this look at them is not to be had
     z = replace(z, num_evaluations=z.num_evaluations + seen.log_prior.numel())
-    return with_missed_peak(z, target, seen)
+    return from_draws(z, seen)
 
 
 class _Run(NamedTuple):

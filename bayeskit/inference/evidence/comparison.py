@@ -23,7 +23,8 @@ from bayeskit.core.storage import write_atomically
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, CheckpointError, OutputError, SettingsError, UnknownNameError
 from bayeskit.inference.evidence.checks import belongs
-from bayeskit.inference.evidence.judgement import comparison, judge_target
+from bayeskit.inference.evidence.diagnostics import Diagnostics
+from bayeskit.inference.evidence.judgement import comparison
 from bayeskit.inference.evidence.material import Budget, Material
 from bayeskit.inference.evidence.methods import METHODS, Method, Part, select
 from bayeskit.inference.evidence.result import Evidence, PredictiveScore
@@ -656,7 +657,7 @@ def compare(
     material = Material(
         target, budget, seed=seed, draws=draws, ladder=ladder, blocks=given, checkpoint=checkpoint, progress=progress
     )
-    constants = judge_target(target, proper=any(method.kind != "score" for method in chosen))
+    constants = Diagnostics.of(target).check_target(proper=any(method.kind != "score" for method in chosen))
     refusals = {method.name: method.refusal(target, material) for method in chosen}
     refused = {name: reason for name, reason in refusals.items() if reason is not None}
     applied = [method for method in chosen if method.name not in refused]

@@ -37,10 +37,10 @@ from bayeskit.inference.evidence.checks import (
     with_rounding,
     without_nan,
 )
+from bayeskit.inference.evidence.diagnostics import from_draws
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.laplace_approximation import StudentT
 from bayeskit.inference.evidence.methods import Part
-from bayeskit.inference.evidence.missed_mass import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.logdensity.target import Target
 
@@ -529,7 +529,7 @@ def flow_importance_sampling(
             "nan_from_prior": nan_from_prior,
         },
     )
-    return with_missed_peak(z, target, draws)
+    return from_draws(z, draws)
 
 
 def _error(log_weights: Tensor, counts: list[int], log_mean: float) -> float:
@@ -672,7 +672,7 @@ def learned_harmonic_mean(
         | {"pareto_shape": shape, "effective_ratios": effective, "outside": outside, "flow_gain": flow.gain}
         | {"temperature": narrow.temperature, "share": narrow.share},
     )
-    return with_missed_peak(z, target, draws)
+    return from_draws(z, draws)
 
 
 class _Narrow(NamedTuple):

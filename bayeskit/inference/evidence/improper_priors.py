@@ -5,7 +5,6 @@ from __future__ import annotations
 from pyro.distributions import Delta
 
 from bayeskit.core.randomness import new_generator
-from bayeskit.errors import SettingsError
 from bayeskit.logdensity.pyro_density import PyroDensity, WitnessedSite, parts_of
 from bayeskit.logdensity.pyro_runs import base_of
 from bayeskit.logdensity.target import Target
@@ -30,13 +29,6 @@ def improper(target: Target) -> str | None:
     if found:
         where += f" of the site{'s' if len(found) > 1 else ''} {first_five([repr(name) for name in sorted(found)])}"
     return f"{where} is improper, so that no marginal likelihood exists; give it a proper one, such as a wide normal"
-
-
-def _require_proper(target: Target) -> None:
-    """Raise SettingsError, naming the sites, for a target whose prior is known to be improper."""
-    reason = improper(target)
-    if reason is not None:
-        raise SettingsError(reason)
 
 
 def first_five(names: list[str]) -> str:

@@ -1,60 +1,34 @@
 """The decorator of estimators: checks of the target, registration and timing.
 
 Each public estimator is decorated by :func:`estimator`. Checks of the target run once, before the outermost call; an
-estimator that calls another one, or a comparison that runs several, counts as one call. The estimator itself adds the
-diagnostics of its estimate.
+estimator that calls another one, or a comparison that runs several, counts as one call. An estimate from draws is
+judged by the :class:`~bayeskit.inference.evidence.Diagnostics` of the target.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 from bayeskit.draws import Draws
-from bayeskit.errors import ConstantsWarning, SettingsError
-from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
-from bayeskit.inference.evidence.improper_priors import improper
+from bayeskit.inference.evidence.diagnostics import Diagnostics, EvidenceFromDraws
 from bayeskit.inference.evidence.methods import Estimate, Kind, Part, Refusal, register
 from bayeskit.inference.samplers import Ladder
 from bayeskit.inference.samplers.nested import NestedRun
 from bayeskit.inference.samplers.smc import SMCRun
 from bayeskit.logdensity.target import Target
 
-__all__ = ["F", "comparison", "estimator", "judge_target"]
+__all__ = ["F", "comparison", "estimator"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NOBODY, _COMPARISON, _ESTIMATOR = range(3)
 _ASKED_BY: ContextVar[int] = ContextVar("asked by", default=_NOBODY)
-# One fixed seed, so that the checks of a target do not depend on the first caller.
-_SEED = 0
-_REASONS: WeakKeyDictionary[Target, str | None] = WeakKeyDictionary()
-_REPORTS: WeakKeyDictionary[Target, ConstantsReport] = WeakKeyDictionary()
-
-
-def judge_target(target: Target, *, proper: bool = True, stacklevel: int = 2) -> ConstantsReport:
-    """Return a target's constants report, kept with it; warn of its problems, SettingsError for an improper prior."""
-    if not isinstance(target, Target):
-        raise SettingsError(f"a Target is needed, not a {type(target).__name__}; make one by Target.from_pyro")
-    if target not in _REASONS:
-        _REASONS[target] = improper(target)
-    if proper and (reason := _REASONS[target]) is not None:
-        raise SettingsError(reason)
-    if target not in _REPORTS:
-        _REPORTS[target] = check_constants(target, seed=_SEED)
-    report = _REPORTS[target]
-    if proper and report.improper:
-        raise SettingsError(report.warnings[0])
-    for problem in report.warnings:
-        warnings.warn(problem, ConstantsWarning, stacklevel=stacklevel + 1)
-    return report
 
 
 def estimator(
@@ -101,12 +75,12 @@ def estimator(
         def judged(target: Target, *given: Any, **named: Any) -> Any:
             asked_by = _ASKED_BY.get()
             if asked_by == _ESTIMATOR:
-                return function(target, *given, **named)
+                return _judged(target, function(target, *given, **named))
             if asked_by == _NOBODY:
-                judge_target(target, proper=kind != "score", stacklevel=2)
+                Diagnostics.of(target).check_target(proper=kind != "score", stacklevel=2)
             begin = time.monotonic()
             with _asked_by(_ESTIMATOR):
-                found = function(target, *given, **named)
+                found = _judged(target, function(target, *given, **named))
             own = time.monotonic() - begin
             earlier = sum(_seconds(value) for value in (*given, *named.values()))
             # The duration of a resumed run includes the time before this call.
@@ -132,6 +106,11 @@ def _asked_by(who: int) -> Iterator[None]:
         yield
     finally:
         _ASKED_BY.reset(token)
+
+
+def _judged(target: Target, found: Any) -> Any:
+    """Return an estimate with the judgement of its draws."""
+    return Diagnostics.of(target).judge(found) if isinstance(found, EvidenceFromDraws) else found
 
 
 def _seconds(given: object) -> float:

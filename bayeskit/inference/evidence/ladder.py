@@ -36,9 +36,9 @@ from bayeskit.inference.evidence.checks import (
     with_rounding,
     without_nan,
 )
+from bayeskit.inference.evidence.diagnostics import from_draws
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.methods import Part, Parts
-from bayeskit.inference.evidence.missed_mass import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers import Ladder, sample_ladder
 from bayeskit.logdensity.combinators import rebased
@@ -317,7 +317,7 @@ def path_sampling(target: Target, ladder: Ladder) -> Evidence:
         )
     diagnostics = path.diagnostics | {"trapezoid_gap": gap, "monte_carlo_error": error}
     z = Evidence("path_sampling", path.trapezoid, error, ladder.num_evaluations, problems, diagnostics)
-    return with_missed_peak(z, target, ladder.draws, known_bias=gap)
+    return from_draws(z, ladder.draws, known_bias=gap)
 
 
 # Modified path sampling: the trapezoidal rule, corrected by the variances at the temperatures.
@@ -371,7 +371,7 @@ def modified_path_sampling(target: Target, ladder: Ladder) -> Evidence:
     diagnostics = path.diagnostics | {"trapezoid_gap": correction, "remaining_gap": left, "monte_carlo_error": error}
     value = path.trapezoid + correction
     z = Evidence("modified_path_sampling", value, error, ladder.num_evaluations, problems, diagnostics)
-    return with_missed_peak(z, target, ladder.draws)
+    return from_draws(z, ladder.draws)
 
 
 # Stepping stone: a product of importance ratios along the temperature ladder.
@@ -447,7 +447,7 @@ def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
         tuple(problems),
         diagnostics,
     )
-    return with_missed_peak(z, target, ladder.draws)
+    return from_draws(z, ladder.draws)
 
 
 # Thermodynamic integration with temperatures added until the discretisation error is small enough.
@@ -577,7 +577,7 @@ def thermodynamic_integration(
         spent += current.num_evaluations
         path = curve(target, current)
     z = _estimate(target, current, path, tolerance, spent, rounds)
-    return with_missed_peak(z, target, current.draws)
+    return from_draws(z, current.draws)
 
 
 def _settled(path: IntegrandCurve, tolerance: float) -> bool:
@@ -816,7 +816,7 @@ def generalised_stepping_stone(
         warnings=(*z.warnings, *chains, *tails, *missed),
         diagnostics=z.diagnostics | {f"posterior_{k}": v for k, v in facts.items()} | shapes | apart,
     )
-    return with_missed_peak(estimate, target, draws, others=[ladder.posterior])
+    return from_draws(estimate, draws, others=[ladder.posterior])
 
 
 def fit_reference(draws: Draws) -> tuple[SplitStudentT, slice]:

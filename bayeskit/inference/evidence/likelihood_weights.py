@@ -29,9 +29,10 @@ from bayeskit.inference.evidence.checks import (
     with_rounding,
     without_nan,
 )
+from bayeskit.inference.evidence.diagnostics import from_draws
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.methods import Part
-from bayeskit.inference.evidence.missed_mass import missed_mass, same_likelihood, with_missed_peak, without_infinity
+from bayeskit.inference.evidence.missed_mass import missed_mass, same_likelihood, without_infinity
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.logdensity.target import Target
 
@@ -198,7 +199,7 @@ def harmonic_mean(target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
         tuple(checked.problems),
         checked.diagnostics,
     )
-    return with_missed_peak(z, target, draws)
+    return from_draws(z, draws)
 
 
 # Harmonic mean with a small share of imaginary prior draws, included as a warning example.
@@ -298,7 +299,7 @@ def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.0
         tuple(problems),
         diagnostics,
     )
-    return with_missed_peak(z, target, draws)
+    return from_draws(z, draws)
 
 
 def _log_mixture(log_ratio: Tensor, delta: float) -> Tensor:

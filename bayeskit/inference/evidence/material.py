@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, SettingsError
-from bayeskit.inference.evidence.improper_priors import improper
+from bayeskit.inference.evidence.diagnostics import Diagnostics
 from bayeskit.inference.samplers import Ladder, sample, sample_ladder
 from bayeskit.inference.samplers.driver import obey
 from bayeskit.logdensity.target import Target
@@ -204,10 +203,10 @@ class Material:
             raise self._parts[name]
         return self._parts[name]
 
-    @cached_property
+    @property
     def improper(self) -> str | None:
         """Reason why the prior is improper; None if there is none known."""
-        return improper(self.target)
+        return Diagnostics.of(self.target).improper
 
     @property
     def draws(self) -> Draws:

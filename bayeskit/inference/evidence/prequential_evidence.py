@@ -15,9 +15,9 @@ from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.evidence.checks import NO_PRIOR_DRAWS
+from bayeskit.inference.evidence.diagnostics import Diagnostics, from_draws
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.methods import Part, Parts
-from bayeskit.inference.evidence.missed_mass import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.sequential import (
     PLANNED_CALLS,
@@ -208,7 +208,7 @@ def prequential(
     final = populations.particles._replace(log_likelihood=populations.log_likelihood().to(target.dtype))
     run = finished_run(target, final, info, populations.num_evaluations, settings)
     run = replace(run, correlation=torch.stack(populations.correlations) if populations.correlations else None)
-    whole = with_missed_peak(average(run, "prequential"), target, run.draws)
+    whole = Diagnostics.of(target).judge(from_draws(average(run, "prequential"), run.draws))
     increments = torch.stack(populations.increments, 1)  # (r, n)
     # Averages of evidence estimates, not of their logs, which would be biased.
     curve = increments.cumsum(1).logsumexp(0) - math.log(num_replicates)

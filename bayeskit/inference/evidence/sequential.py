@@ -17,9 +17,9 @@ from bayeskit.core.statistics import replicates_log_mean_error
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, NO_PRIOR_DRAWS, belongs, with_rounding
+from bayeskit.inference.evidence.diagnostics import from_draws
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.methods import Part, Parts
-from bayeskit.inference.evidence.missed_mass import with_missed_peak
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.driver import Control, Ending, Outcome, Records, drive, obey
 from bayeskit.inference.samplers.metric import Metric
@@ -147,7 +147,7 @@ def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: b
         reached = float(run.draws.beta[0])
         raise DrawsError(f"the run was stopped at inverse temperature {reached:.3g}; resume it from its checkpoint")
     belongs(run.draws, target)
-    return with_missed_peak(average(run, "smc"), target, run.draws)
+    return from_draws(average(run, "smc"), run.draws)
 
 
 def average(run: SMCRun, method: str) -> Evidence:
@@ -494,7 +494,7 @@ def adaptive_smc(
     outcome = drive(populations, Control(checkpoint, progress=progress), generator, target.device)
     obey(outcome.ending)
     run = populations.as_run(outcome)
-    return with_missed_peak(average(run, "adaptive_smc"), target, run.draws)
+    return from_draws(average(run, "adaptive_smc"), run.draws)
 
 
 class AdaptiveState(NamedTuple):

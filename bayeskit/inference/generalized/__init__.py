@@ -1,4 +1,4 @@
-"""Updating beliefs by a loss instead of a likelihood."""
+"""Generalized Bayesian inference, with a loss in place of the negative log likelihood."""
 
 from bayeskit._moved import answer_to_old_names
 from bayeskit.inference.generalized import calibrate, losses

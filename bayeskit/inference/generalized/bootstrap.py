@@ -1,4 +1,4 @@
-"""Posteriors by minimising a loss under random weights of the data."""
+"""Loss-likelihood and posterior bootstrap: minimisers of a loss under random weights of the data."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ __all__ = [
     "replicate_batches",
 ]
 
-# Posterior draws as minimisers of a loss under random weights of the data.
+# Loss-likelihood bootstrap.
 
 BLOCK = 2**21
-"""Numbers that the replicates of one batch may hold."""
+"""Largest number of tensor entries in one batch of replicates."""
 
 
 def loss_likelihood_bootstrap(
@@ -51,37 +51,36 @@ def loss_likelihood_bootstrap(
     seed: int = 0,
     progress: bool = True,
 ) -> Draws:
-    r"""Minimise the loss under random weights of the data: the weighted-likelihood or loss-likelihood bootstrap.
+    r"""Minimise the loss under Dirichlet weights of the data: the weighted-likelihood or loss-likelihood bootstrap.
 
     Each draw is :math:`\arg\min_\theta \sum_i g_i \ell(\theta, x_i)` with :math:`g \sim n\,\mathrm{Dirichlet}(c, \dots,
-    c)`. With ``concentration`` one this is the posterior of the minimiser under a Dirichlet process prior that says
-    nothing; its covariance is asymptotically the sandwich, whatever the scale of the loss, so that no learning rate
-    has to be chosen. The prior of the parameter is left out by default.
+    c)`. With ``concentration`` one this is the posterior of the minimiser under the noninformative Dirichlet process
+    prior (Bayesian bootstrap). Its covariance is asymptotically the sandwich, so no learning rate is needed.
 
     Parameters
     ----------
     posterior : GibbsPosterior
-        Its loss and data; the weight does not matter, the prior only for the parameter's shape and support.
+        Loss and data; its weight has no effect, its prior only defines the shape and support of the parameter.
     num_draws : int, default 1000
-        Number of draws ``R``, all minimised in a few batches.
+        Number of draws ``R``.
     concentration : float, default 1.0
-        ``c`` of the weights, positive; their variance is nearly ``1 / c``.
+        ``c``, positive; the weights have variance of about ``1 / c``.
     prior_weight : float, default 0.0
-        Of minus the log prior density (over unconstrained space), which is added to the loss.
+        Weight of minus the log prior density (over unconstrained space), which is added to the loss.
     seed : int, default 0
     progress : bool, default True
-        Show a bar on anything over two seconds.
+        Whether to show a progress bar after two seconds.
 
     Returns
     -------
     Draws
-        One chain of ``R`` independent draws; ``sample_stats["converged"]`` says which minimisations did.
+        One chain of ``R`` independent draws, with the convergence of each in ``sample_stats["converged"]``.
 
     Raises
     ------
     SettingsError
-        If a setting lies outside its domain, losses are pooled so that weights of data mean nothing, or most
-        minimisations did not converge, such as those of a loss whose kinks are not known.
+        If a setting lies outside its domain, losses are not pooled by the sum or mean, or most minimisations did not
+        converge.
 
     Warns
     -----
@@ -125,9 +124,9 @@ def loss_likelihood_bootstrap(
 
 
 def dirichlet(concentration: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw from the Dirichlet law of each row of concentrations, ``(R, n) -> (R, n)``, where 0 gives weight 0."""
-    # Gamma variables of small concentrations underflow, so these are drawn by logarithms: with ``g ~ Gamma(c + 1)``
-    # and a uniform ``u``, ``g * u ** (1 / c) ~ Gamma(c)``.
+    """Draw from the Dirichlet distribution of each row, ``(R, n) -> (R, n)``; concentration 0 gives weight 0."""
+    # Gamma variables of small concentration underflow and are drawn on the log scale: if ``g ~ Gamma(c + 1)`` and
+    # ``u`` is uniform, then ``g * u ** (1 / c) ~ Gamma(c)``.
     small = concentration < 1
     gamma = standard_gamma(concentration + small.to(concentration), generator=generator)
     if not bool(small.any()):
@@ -139,7 +138,7 @@ def dirichlet(concentration: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def replicate_batches(count: int, numbers: int) -> list[int]:
-    """Return sizes of batches that sum to ``count`` replicates, each of at most ``BLOCK`` numbers or one replicate."""
+    """Return batch sizes that sum to ``count``, each with at most ``BLOCK`` entries or one replicate."""
     size = max(1, BLOCK // max(numbers, 1))
     return [min(size, count - start) for start in range(0, count, size)]
 
@@ -150,24 +149,24 @@ def numbers_of(data: Data) -> int:
 
 
 def joined(parts: list[Minimum]) -> Minimum:
-    """Put minima of several batches one after the other."""
+    """Concatenate the minima of several batches."""
     return Minimum(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def minima_as_draws(posterior: GibbsPosterior, found: Minimum, seconds: float, settings: dict[str, Any]) -> Draws:
-    """Return minima as one chain of draws; warn of unconverged ones, raise SettingsError if most did not converge."""
+    """Return minima as one chain of draws; warn if some did not converge, SettingsError if most did not."""
     failed, count = int((~found.converged).sum()), len(found.value)
     stuck = count > 1 and bool((found.position == found.position[0]).all())
     if 2 * failed > count or (failed and stuck):
         raise SettingsError(
-            f"{failed} of {count} minimisations by loss {type(posterior.loss).__name__} did not converge, so that "
-            "there are no draws: where the loss has kinks, use losses.Absolute or losses.Pinball (with predict=), or "
-            "subclass PointwiseLoss with smoothed(); or it has no minimum, or covariates are badly scaled"
+            f"{failed} of {count} minimisations of the loss {type(posterior.loss).__name__} did not converge: if the "
+            "loss has kinks, use losses.Absolute or losses.Pinball (with predict=), or subclass PointwiseLoss with "
+            "smoothed(); otherwise it may have no minimum, or covariates may be badly scaled"
         )
     if failed:
         warnings.warn(
-            f"{failed} of {len(found.value)} minimisations did not converge, so that their draws are no minimisers; "
-            "look at sample_stats['converged'], scale covariates to unit variance, or smooth the loss",
+            f"{failed} of {len(found.value)} minimisations did not converge, so their draws are not minimisers; "
+            "inspect sample_stats['converged'], scale covariates to unit variance, or smooth the loss",
             SamplingWarning,
             stacklevel=3,
         )
@@ -184,10 +183,10 @@ def minima_as_draws(posterior: GibbsPosterior, found: Minimum, seconds: float, s
     )
 
 
-# Nonparametric learning: minimisers of a loss under draws from a Dirichlet process posterior of the data's law.
+# Posterior bootstrap: minimisers of a loss under draws from a Dirichlet process posterior.
 
 Centring = Callable[[int, int, torch.Generator], Any]
-"""``(replicates R, pseudo-samples T, generator) -> data (R, T, ...)``, a tuple where the data are one."""
+"""``(replicates R, pseudo-samples T, generator) -> data (R, T, ...)``, a tuple if the data are a tuple."""
 
 
 def posterior_bootstrap(
@@ -201,49 +200,48 @@ def posterior_bootstrap(
     seed: int = 0,
     progress: bool = True,
 ) -> Draws:
-    r"""Minimise the loss under draws from the posterior of the data's law: the posterior bootstrap.
+    r"""Minimise the loss under draws from a Dirichlet process posterior of the data distribution.
 
-    The unknown law has a Dirichlet process prior of ``concentration`` :math:`c` about the centring model, hence the
-    posterior :math:`\mathrm{DP}(c + n, \frac{c F + \sum_i \delta_{x_i}}{c + n})`. Each draw mixes the data with
-    :math:`T` pseudo-samples of :math:`F`, under :math:`\mathrm{Dirichlet}(1, \dots, 1, c/T, \dots, c/T)` weights, and
-    takes the parameter of least loss. What is learnt is that parameter, whether or not a model holds.
+    The data distribution has a Dirichlet process prior with ``concentration`` :math:`c` and centring model :math:`F`;
+    its posterior is :math:`\mathrm{DP}(c + n, \frac{c F + \sum_i \delta_{x_i}}{c + n})`. Each draw minimises the loss
+    of the data and :math:`T` pseudo-samples from :math:`F` with :math:`\mathrm{Dirichlet}(1, \dots, 1, c/T, \dots,
+    c/T)` weights. The parameter is defined as the minimiser of the expected loss, so no model has to hold.
 
     Parameters
     ----------
     posterior : GibbsPosterior
-        Its loss and data; the weight does not matter, the prior only for the parameter's shape and support, and for
-        where restarts begin.
+        Loss and data; its weight has no effect, its prior only defines the shape and support of the parameter and the
+        starting points of restarts.
     num_draws : int, default 1000
-        Number of draws ``R``, all minimised in a few batches.
+        Number of draws ``R``.
     concentration : float, default 0.0
-        ``c``: how many data the centring model is worth. Zero is the loss-likelihood bootstrap.
+        ``c``, the prior sample size of the centring model. Zero is the loss-likelihood bootstrap.
     centring : callable or distribution, optional
-        Where pseudo-samples come from: ``(R, T, generator) -> data (R, T, ...)``, or a distribution of one datum. A
-        callable may draw a parameter for each replicate first, such as from a posterior, and then data given it:
-        then the prior is a mixture of Dirichlet processes.
+        Distribution ``F`` of one datum, or function ``(R, T, generator) -> data (R, T, ...)`` that draws
+        pseudo-samples. If the function draws a parameter for each replicate, the prior is a mixture of Dirichlet
+        processes.
     num_pseudo_samples : int, default 100
-        ``T``: the larger, the nearer to the Dirichlet process.
+        ``T``; larger values approximate the Dirichlet process better.
     num_restarts : int, default 0
-        Draws of the prior from which each replicate is minimised in addition, the best minimum being kept: for losses
-        with several. A proper prior, then, says where to look.
+        Number of prior draws from which each replicate is minimised again; the best minimum is kept.
     seed : int, default 0
     progress : bool, default True
-        Show a bar on anything over two seconds.
+        Whether to show a progress bar after two seconds.
 
     Returns
     -------
     Draws
-        One chain of ``R`` independent draws; ``sample_stats["converged"]`` says which minimisations did.
+        One chain of ``R`` independent draws, with the convergence of each in ``sample_stats["converged"]``.
 
     Raises
     ------
     SettingsError
-        If a setting lies outside its domain, there is a concentration and no centring model, or most minimisations
-        did not converge, such as those of a loss whose kinks are not known.
+        If a setting lies outside its domain, ``concentration`` is positive without ``centring``, losses are not pooled
+        by the sum or mean, or most minimisations did not converge.
     ShapeError
-        If the centring model draws no data like those of the posterior.
+        If the shapes of pseudo-samples do not fit the data.
     DataError
-        If it draws data that are not finite.
+        If pseudo-samples are not finite.
 
     Warns
     -----
@@ -277,7 +275,7 @@ def posterior_bootstrap(
     if not 0 <= c < math.inf:
         raise SettingsError(f"concentration must be at least zero and finite, not {c}")
     if c > 0 and centring is None:
-        raise SettingsError("a concentration needs a centring model to draw pseudo-samples from; give centring=")
+        raise SettingsError("a positive concentration needs a centring model for pseudo-samples; give centring=")
     generator = new_generator(seed, stream="posterior bootstrap")
     begin, n, found = time.monotonic(), posterior.num_data, []
     first = minimize(posterior, seed=seed).position
@@ -304,7 +302,7 @@ def posterior_bootstrap(
 def _pseudo_samples(
     posterior: GibbsPosterior, centring: Any, replicates: int, count: int, generator: torch.Generator
 ) -> tuple[Tensor, ...]:
-    """Draw data from a centring model, each column ``(R, T, ...)``, and check their shapes and that they are finite."""
+    """Draw pseudo-samples, columns ``(R, T, ...)``; ShapeError or DataError if they do not fit the data."""
     if isinstance(centring, Distribution):
         with global_stream(generator):
             drawn: Any = draw_values(centring, (replicates, count))
@@ -317,16 +315,16 @@ def _pseudo_samples(
     wanted = [(replicates, count, *x.shape[1:]) for x in own]
     if [tuple(x.shape) for x in given] != wanted:
         raise ShapeError(
-            f"the centring model draws data of shapes {[tuple(x.shape) for x in given]} instead of {wanted}: replicate "
-            "and pseudo-sample come first"
+            f"the centring model draws data of shapes {[tuple(x.shape) for x in given]} instead of {wanted}: the first "
+            "dimensions must be replicate and pseudo-sample"
         )
     if not all(bool(x.isfinite().all()) for x in given):
-        raise DataError("the centring model draws data that are not finite; give one with lighter tails, or look at it")
+        raise DataError("the centring model draws data that are not finite; use a model with lighter tails")
     return tuple(x.to(y) for x, y in zip(given, own, strict=True))
 
 
 def pooled_data(posterior: GibbsPosterior, pseudo: tuple[Tensor, ...]) -> Data:
-    """Return the posterior's data followed by others, for each replicate: ``(R, n + T, ...)``."""
+    """Return the data followed by the pseudo-samples of each replicate, ``(R, n + T, ...)``."""
     both = tuple(
         torch.cat([x.expand(len(y), *x.shape), y], 1) for x, y in zip(columns(posterior.data), pseudo, strict=True)
     )
@@ -334,7 +332,7 @@ def pooled_data(posterior: GibbsPosterior, pseudo: tuple[Tensor, ...]) -> Data:
 
 
 def _best(runs: list[Minimum]) -> Minimum:
-    """Return, for each replicate, the run that reached the smallest loss."""
+    """Return the minimum with the smallest loss for each replicate."""
     if len(runs) == 1:
         return runs[0]
     values = torch.stack([run.value for run in runs]).nan_to_num(nan=math.inf)

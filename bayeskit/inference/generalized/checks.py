@@ -1,4 +1,4 @@
-"""Whether there is a posterior, whether updates cohere, and what no weight can put right."""
+"""Checks of Gibbs posteriors: propriety, coherence, and mismatch with the sandwich covariance."""
 
 from __future__ import annotations
 
@@ -29,22 +29,21 @@ __all__ = [
 
 # Propriety of a posterior, judged by the decay of its density along rays.
 
-_FAR = 1e12  # how far rays reach, in units of the posterior's width
+_FAR = 1e12  # length of rays, in widths of the posterior
 _RAY_STARTS, _CLIMBS, _BISECTIONS = 8, 100, 32
-_SLACK = 0.05  # of a slope that is zero where the mass of every decade is the same
-_POLES = 64  # values among the data at which poles are looked for
-_SHOWN = 0.1  # components of a direction smaller than this are not named
+_SLACK = 0.05  # tolerance for the slope, which is zero if all decades have the same mass
+_POLES = 64  # number of data values at which poles are searched
+_SHOWN = 0.1  # smaller components of a direction are not printed
 
 
 @dataclass(frozen=True, eq=False)
 class Ray:
-    """A direction from the bulk of a posterior outwards, with the growth of the mass along it."""
+    """Ray from the bulk of a posterior outwards, with the growth of the posterior mass along it."""
 
     direction: dict[str, float]  # unit vector, by unconstrained coordinate
-    # Growth of the log mass about the ray per unit of log distance: negative where the mass beyond is finite, -inf
-    # where the density vanishes.
+    # Slope of the log mass in log distance: negative if the mass is finite, -inf if the density is zero.
     slope: float
-    distance: float  # to the farthest point that the ray could be followed to
+    distance: float  # to the farthest point evaluated
     toward: dict[str, Tensor]  # values of the sites at that point
 
     def __repr__(self) -> str:
@@ -54,17 +53,17 @@ class Ray:
 
 @dataclass(frozen=True, eq=False)
 class ProprietyReport:
-    """What :func:`propriety_check` finds.
+    """Result of :func:`propriety_check`.
 
     Attributes
     ----------
     proper : bool
-        Whether the mass falls off along every ray that was tried.
+        Whether the mass decreases along every ray.
     worst : Ray
-        The one along which it falls off least.
+        Ray with the largest slope.
     rays : tuple of Ray
     description : str
-        Of the posterior.
+        Description of the posterior.
     """
 
     proper: bool
@@ -73,12 +72,11 @@ class ProprietyReport:
     description: str
 
     def raise_if_improper(self) -> None:
-        """Refuse a posterior that does not seem to exist.
+        """Raise an error that names the direction if ``proper`` is false.
 
         Raises
         ------
         ImproperPosteriorError
-            Naming the direction, if ``proper`` is false.
         """
         if not self.proper:
             raise ImproperPosteriorError(repr(self))
@@ -88,28 +86,27 @@ class ProprietyReport:
             return f"seems proper: {self.description} falls off along each of {len(self.rays)} rays"
         ends = "; ".join(f"{site} to {_short(value)}" for site, value in self.worst.toward.items())
         return (
-            f"improper: the mass of {self.description} does not fall off in the direction {self.worst!r} of "
-            f"unconstrained space, where {ends}; take a proper prior, or one that vanishes there where this one is "
-            "proper, or a loss that grows there"
+            f"improper: the mass of {self.description} does not decrease in the direction {self.worst!r} of "
+            f"unconstrained space, where {ends}; take a proper prior, or one that vanishes there, or a loss that grows "
+            "there"
         )
 
 
 def propriety_check(posterior: GibbsPosterior, *, num_directions: int = 32, seed: int = 0) -> ProprietyReport:
-    r"""Look for directions in which a posterior does not fall off fast enough to integrate to one.
+    r"""Search for directions in which the posterior density decreases too slowly to be integrable.
 
-    Unconstrained space is searched from the bulk of the posterior outwards along straight rays: each coordinate both
-    ways, the directions in which the density changes least, those in which an optimiser runs off, and random ones.
-    At distances ``r`` that double, the mass of a shell about a ray is about density times cross-section times ``r``,
-    whose logarithm must fall with ``log r``. Where the cross-section widens as ``r**(d - 1)``, as it does in a cone,
-    this says that the log density must fall faster than ``-d * log r``. The cross-section is measured: the lengths,
-    across the ray, over which the log density drops by one.
+    Rays run from the bulk of the posterior through unconstrained space: along coordinates, along directions of least
+    change of the density, along diverging paths of an optimiser, and in random directions. The mass of a shell at
+    distance ``r`` is approximately density times cross-section times ``r``; its logarithm must decrease in ``log r``.
+    The cross-section is measured by the lengths, orthogonal to the ray, over which the log density drops by one. In a
+    cone it grows as ``r**(d - 1)``, so the log density must decrease faster than ``-d * log r``.
 
-    Poles that a loss has where a location meets a datum while a scale goes to zero are looked for as well, as the
+    Poles where a location equals a datum and a scale tends to zero are searched too; for instance
     :class:`~bayeskit.inference.generalized.losses.BetaDivergence` and
-    :class:`~bayeskit.inference.generalized.losses.GammaDivergence` have them under proper priors, too. Rays then start
-    where a site without constraints, of the shape of a datum, equals one of the most frequent 64 data, and follow one
-    constrained coordinate. What comes as near to the datum as the square of ``exp(-r)`` counts as the cross-section,
-    which is less than there is where the density is a function of the distance over the scale.
+    :class:`~bayeskit.inference.generalized.losses.GammaDivergence` have poles even under proper priors. These rays
+    start where an unconstrained site with the shape of a datum equals one of the 64 most frequent data values, and
+    follow one constrained coordinate. The cross-section is taken as the ball of radius ``exp(-2 * r)``, a lower bound
+    if the density depends on distance over scale.
 
     Parameters
     ----------
@@ -117,7 +114,6 @@ def propriety_check(posterior: GibbsPosterior, *, num_directions: int = 32, seed
     num_directions : int, default 32
         Number of random directions, at least one.
     seed : int, default 0
-        Of these and of the points where searches start.
 
     Returns
     -------
@@ -125,14 +121,13 @@ def propriety_check(posterior: GibbsPosterior, *, num_directions: int = 32, seed
 
     Notes
     -----
-    This can find a posterior improper, and does not prove one proper. It sees no region of infinite mass that no
-    straight ray meets, such as a narrow cone among many dimensions that no optimiser runs into, a curved funnel, or a
-    pole of the density at a finite place. Of the poles of the beta- and gamma-divergence it sees neither those of
-    regressions and mixtures, nor those where a location is a function of sites, or a scale not a site with a
-    constraint. Nor does it look beyond distances of about 1e12 widths, or, of coordinates that a transform maps to part
-    of the line, beyond where their values overflow: a prior that is flat so far is called improper although it may not
-    be, as is a density whose tail is very nearly not integrable. That a direction is named means that the mass of ever
-    more distant shells along it had not begun to fall there.
+    The check can show that a posterior is improper; it cannot prove that it is proper. It misses regions of infinite
+    mass that no ray meets, such as narrow cones in many dimensions, curved funnels, and poles at finite points. It
+    misses poles of the beta- and gamma-divergence for regressions and mixtures, and if the location is a function of
+    sites or the scale is not a constrained site.
+
+    Rays end at about 1e12 widths or, for constrained coordinates, where values would overflow. A proper prior that is
+    flat up to that distance, or a tail that is barely integrable, may therefore be reported as improper.
 
     Examples
     --------
@@ -155,7 +150,7 @@ def propriety_check(posterior: GibbsPosterior, *, num_directions: int = 32, seed
 
 
 class _Search:
-    """A density about its bulk, in coordinates whose units are its widths there."""
+    """Log density with the centre and the widths of its bulk."""
 
     def __init__(self, posterior: GibbsPosterior, seed: int) -> None:
         self.posterior = posterior
@@ -173,7 +168,7 @@ class _Search:
         self.centre = inside[self.log_density(inside).argmax()]
         axes = torch.eye(self.dim).to(like)
         width = self._widths(self.centre.expand(self.dim, -1), axes, self.log_density(self.centre).expand(self.dim))
-        # A coordinate along which nothing changes has no width.
+        # Coordinates without a finite width keep scale one.
         self.scale = torch.where((width > _FAR**-0.75) & (width < _FAR**0.75), width, 1.0)
 
     def log_density(self, u: Tensor) -> Tensor:
@@ -184,7 +179,7 @@ class _Search:
         return _ordered(value), gradient.nan_to_num(0.0, 0.0, 0.0)
 
     def _curved(self) -> Tensor:
-        """Return which coordinates a transform maps to something else than themselves, ``(d,)``."""
+        """Return which coordinates have a transform other than the identity, ``(d,)``."""
         found = torch.ones(self.dim, dtype=torch.bool, device=self.centre.device)
         values = self.posterior.constrain(self.centre)
         for site in self.posterior.sites:
@@ -208,18 +203,18 @@ class _Search:
         return joint / joint.norm(dim=-1, keepdim=True)
 
     def _still(self, generator: torch.Generator) -> Tensor:
-        """Return orthogonal directions, from those in which the density changes to those in which it does not."""
+        """Return orthogonal directions in order of decreasing change of the density, ``(d, d)``."""
         count = 8 * self.dim + 32
         noise = torch.randn(count, self.dim, generator=generator, dtype=self.centre.dtype).to(self.centre)
         points = self.centre + self.scale * noise * torch.logspace(-1, 1, count).to(noise)[:, None]
         gradients = self.posterior.value_and_grad(points)[1] * self.scale
         gradients = gradients[gradients.isfinite().all(-1)]
-        # All count alike, that rounding of the largest does not hide where the others point.
+        # Normalised, so that the rounding error of the largest gradient does not hide the others.
         gradients = gradients / gradients.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(gradients.dtype).tiny)
         return torch.linalg.svd(torch.cat([gradients, torch.zeros_like(points[: self.dim])]), full_matrices=False).Vh
 
     def _climb(self, position: Tensor) -> Tensor:
-        """Go uphill with steps that grow while they succeed, ``(k, d)``."""
+        """Ascend the log density with adaptive step sizes, ``(k, d)``."""
         size = torch.ones_like(position[:, 0])
         value, gradient = self._value_and_grad(position)
         for _ in range(_CLIMBS):
@@ -227,7 +222,7 @@ class _Search:
             trial = position + size[:, None] * gradient / steepness.clamp_min(torch.finfo(position.dtype).tiny)
             trial = torch.where(steepness > 0, trial, position).clamp(-_FAR, _FAR)
             if torch.equal(trial, position):
-                break  # steps have become so small that rounding takes them back
+                break  # steps are below rounding
             reached, slope = self._value_and_grad(trial)
             better = (reached > value) & reached.isfinite()
             position = torch.where(better[:, None], trial, position)
@@ -243,7 +238,7 @@ class _Search:
         step = self.scale * directions
         bent = (step * self.curved).abs().amax(-1)
         reach = torch.where(bent > 0, self.limit / bent, torch.inf).clamp_max(_FAR)
-        # Over the last three doublings; nearer by, what matters may still be the bulk.
+        # The slope is estimated over the last three doublings, away from the bulk.
         distance = reach[:, None] * torch.tensor([1 / 8, 1 / 4, 1 / 2, 1.0]).to(step)
         points = self.centre + distance[..., None] * step[:, None]  # (m, 4, d)
         value = self.log_density(points)
@@ -251,7 +246,7 @@ class _Search:
         return self._followed(step, distance, points, value, section)
 
     def poles(self) -> tuple[Ray, ...]:
-        """Follow each constrained coordinate both ways from where a location equals a datum."""
+        """Follow each constrained coordinate in both directions from points where a location equals a datum."""
         data = self.posterior.data
         curved = self.curved.nonzero()[:, 0]
         if isinstance(data, tuple) or not data.is_floating_point() or not len(curved):
@@ -271,7 +266,7 @@ class _Search:
             starts, step = starts.repeat_interleave(len(both), 0), both.repeat(len(rows), 1)
             points = starts[:, None] + distance[:, None] * step[:, None]
             value = self.log_density(points)
-            # Widths would be lost in rounding of the location.
+            # Measured widths would be lost in the rounding of the location.
             section = (-2 * size * distance).expand(value.shape)
             found += self._followed(step, distance.expand(value.shape), points, value, section)
         return found
@@ -279,7 +274,7 @@ class _Search:
     def _followed(
         self, step: Tensor, distance: Tensor, points: Tensor, value: Tensor, section: Tensor
     ) -> tuple[Ray, ...]:
-        """Describe rays ``(m, d)`` by what was found at four distances, ``(m, 4)``."""
+        """Return rays ``(m, d)`` with slopes estimated from four distances, ``(m, 4)``."""
         mass = value + distance.log() + section
         x = distance.log() - distance.log().mean(-1, keepdim=True)
         slope = (x * mass).sum(-1) / x.square().sum(-1)
@@ -316,8 +311,8 @@ class _Search:
         return both.log().sum(-1) + (self.dim - 1) * distance.log()
 
     def _widths(self, start: Tensor, direction: Tensor, value: Tensor) -> Tensor:
-        """Return how far, from each point in each direction, the log density drops by one, ``(*k)``."""
-        # Bisection in units of the distance, so that what looks alike at all distances is measured alike.
+        """Return the distance from each point in each direction at which the log density drops by one, ``(*k)``."""
+        # Bisection on the log scale, relative to the distance: equally precise at all distances.
         low = torch.full_like(value, -60.0)
         high = torch.full_like(value, self.limit)
         for _ in range(_BISECTIONS):
@@ -328,7 +323,7 @@ class _Search:
 
 
 def _ordered(value: Tensor) -> Tensor:
-    """Return log densities with what is not a number below all others."""
+    """Return log densities with nan replaced by minus infinity."""
     return value.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
@@ -337,28 +332,27 @@ def _short(value: Tensor) -> str:
     return f"[{text}{', ...' if value.numel() > 4 else ''}]" if value.dim() else text
 
 
-# Coherence: agreement of an update by all data at once with successive updates by parts.
+# Coherence: agreement of joint and sequential updates.
 
 _POINTS = 16
 
 
 @dataclass(frozen=True)
 class CoherenceReport:
-    """What :func:`coherence_check` finds.
+    """Result of :func:`coherence_check`.
 
     Attributes
     ----------
     coherent : bool
-        Whether all discrepancies are within rounding.
+        Whether the discrepancies are within the tolerance.
     discrepancy : float
-        The largest of ``discrepancies``.
+        Largest of ``discrepancies``.
     discrepancies : tuple of float
-        Of each division of the data: by how much, at most, the ratio of the densities at two parameters differs
-        between updating by its parts and by all data at once, on the log scale.
+        Largest difference of log density ratios between sequential and joint update, for each division of the data.
     splits : tuple of tuple of int
         Sizes of the parts of each division.
     tolerance : float
-        What rounding can explain.
+        Bound on the rounding error.
     description : str
         Loss and pooling.
     """
@@ -386,20 +380,18 @@ class CoherenceReport:
 def coherence_check(
     posterior: GibbsPosterior, splits: int | Sequence[Sequence[int]] = 5, *, seed: int = 0
 ) -> CoherenceReport:
-    """Compare updating by parts of the data with updating by all at once.
+    """Compare sequential updates by parts of the data with the joint update.
 
-    Updated by one part after the other, beliefs become ``prior * exp(-weight * sum over parts of pooled loss)``,
-    whatever the pooling; coherence asks that this be the posterior of all data, up to a constant. It is looked at
-    where the prior has mass.
+    The sequential update is ``prior * exp(-weight * sum over parts of pooled loss)``. The update is coherent if this
+    equals the posterior of all data up to a constant, which is checked at 16 draws from the prior.
 
     Parameters
     ----------
     posterior : GibbsPosterior
     splits : int or sequence of sequences of int, default 5
-        How many random divisions to try, the first into single data if there are at most 1,000. Or the
-        divisions themselves: sizes of consecutive parts, such as ``[(1, 2), (1, 1, 1)]`` of three data.
+        Number of random divisions of the data, the first into single data if ``n <= 1000``; or divisions as sizes of
+        consecutive parts, such as ``[(1, 2), (1, 1, 1)]`` for three data.
     seed : int, default 0
-        Of divisions and points.
 
     Returns
     -------
@@ -408,9 +400,9 @@ def coherence_check(
     Raises
     ------
     SettingsError
-        If sizes do not sum to the number of data.
+        If ``splits`` is empty, or a division has fewer than two parts or does not sum to ``n``.
     DataError
-        If there is only one datum, which cannot be divided.
+        If there is only one datum.
 
     Examples
     --------
@@ -431,7 +423,7 @@ def coherence_check(
         pieces = torch.stack([_pooled(posterior, points, taken(posterior.data, rows)) for rows in parts])
         together = pieces.sum(0)
         scale = max(scale, float(pieces.nan_to_num(0.0, 0.0, 0.0).abs().sum(0).max()))
-        # Where both are infinite they agree.
+        # Equal infinite losses agree.
         difference = torch.where(whole == together, 0.0, posterior.weight * (whole - together))
         spread = (
             difference.max() - difference.min()
@@ -456,11 +448,11 @@ def _divisions(num_data: int, splits: int | Sequence[Sequence[int]], seed: int) 
     """Yield the rows of each part of each division."""
     if isinstance(splits, Sequence):
         if not splits:
-            raise SettingsError("splits names no division; give at least one, such as [(1, 2)] of three data")
+            raise SettingsError("splits is empty; give at least one division, such as [(1, 2)] of three data")
         for sizes in splits:
             whole = [whole_number("the size of a part", size, 1) for size in sizes]
             if sum(whole) != num_data or len(whole) < 2:
-                raise SettingsError(f"parts of {_sizes(whole)} data are no division of {num_data}")
+                raise SettingsError(f"{_sizes(whole)} is not a division of {num_data} data into two or more parts")
             yield torch.arange(num_data).split(whole)
         return
     generator = new_generator(seed, stream="coherence")
@@ -479,27 +471,27 @@ def _sizes(sizes: Sequence[int]) -> str:
     return shown if len(sizes) <= 6 else f"{shown} + ..."
 
 
-# Mismatch of a posterior's covariance with the sandwich, which no single learning rate removes in all directions.
+# Mismatch of the posterior covariance with the sandwich covariance.
 
 
 @dataclass(frozen=True, eq=False)
 class ResidualMismatch:
-    """By how much a posterior over- and understates the spread of the loss minimiser, direction by direction.
+    """Ratios of posterior to sampling standard deviation, with the linear functions in which they are extreme.
 
     Attributes
     ----------
     weight : float
         Learning rate of the posterior.
     ratios : Tensor
-        Posterior over sampling standard deviation of the contrasts, ``(d,)``, increasing: generalised eigenvalues'
-        roots. No linear function of the unknowns has a smaller or a larger ratio.
+        Posterior over sampling standard deviation of the contrasts, increasing, ``(d,)``. The first and the last are
+        the extremes over all linear functions of the unknowns.
     contrasts : Tensor
-        Rows ``(d, d)`` are the linear functions, of unit length, in unconstrained coordinates.
+        Linear functions as rows of unit length, in unconstrained coordinates, ``(d, d)``.
     coverage : Tensor
-        Asymptotic coverage of central intervals of ``level`` for the contrasts, ``(d,)``.
+        Asymptotic coverage of central ``level`` intervals for the contrasts, ``(d,)``.
     level : float
     names : tuple of str
-        Of the coordinates.
+        Names of the coordinates.
     posterior_covariance, sandwich : Tensor
         Shape ``(d, d)``.
     """
@@ -515,12 +507,12 @@ class ResidualMismatch:
 
     @property
     def most_understated(self) -> str:
-        """The contrast whose spread the posterior understates most, in words."""
+        """Contrast with the smallest ratio, as text."""
         return self._named(0)
 
     @property
     def most_overstated(self) -> str:
-        """The contrast whose spread the posterior overstates most, in words."""
+        """Contrast with the largest ratio, as text."""
         return self._named(-1)
 
     def _named(self, row: int) -> str:
@@ -552,23 +544,23 @@ def residual_mismatch(
     level: float = 0.95,
     found: InformationMatrices | None = None,
 ) -> ResidualMismatch:
-    r"""Compare the covariance of a posterior with that of the loss minimiser under repeated sampling.
+    r"""Compare the posterior covariance with the sandwich covariance of the loss minimiser.
 
-    The generalised eigenvalues of the posterior covariance :math:`(n w J)^{-1}` and of the sandwich :math:`J^{-1} I
-    J^{-1} / n` are the ratios of both variances for the linear functions of the unknowns in which they differ most.
-    All are one only if ``I`` is a multiple of ``J``: otherwise a calibrated weight trades one direction for another.
+    The generalised eigenvalues of the posterior covariance :math:`(n w J)^{-1}` relative to the sandwich :math:`J^{-1}
+    I J^{-1} / n` are the variance ratios of the linear functions in which the two differ most. One weight can make all
+    of them one only if ``I`` is a multiple of ``J``.
 
     Parameters
     ----------
     posterior : GibbsPosterior
-        At the weight to be judged, such as ``selection.posterior``.
+        Posterior with the weight to check, such as ``selection.posterior``.
     covariance : Tensor, optional
-        Of the posterior in unconstrained coordinates, ``(d, d)``, such as that of draws; by default the asymptotic
-        one.
+        Posterior covariance in unconstrained coordinates, ``(d, d)``, for instance of draws; by default the asymptotic
+        covariance.
     level : float, default 0.95
-        Of the intervals whose coverage is given.
-    found : Information, optional
-        Of the same loss and data, where it is known.
+        Level of the intervals whose coverage is reported.
+    found : InformationMatrices, optional
+        Precomputed :func:`~bayeskit.inference.generalized.minimizer.information` of the same loss and data.
 
     Returns
     -------
@@ -606,7 +598,7 @@ def residual_mismatch(
     theirs = 0.5 * (found.sandwich + found.sandwich.mT)
     for name, matrix in (("posterior covariance", ours), ("sandwich", theirs)):
         if not bool((torch.linalg.eigvalsh(matrix) > 0).all()):
-            raise DataError(f"the {name} is not positive definite; are the data fitted without error?")
+            raise DataError(f"the {name} is not positive definite; check whether the data are fitted without error")
     lower = torch.linalg.cholesky(theirs)
     half = torch.linalg.solve_triangular(lower, ours, upper=False)
     values, vectors = torch.linalg.eigh(torch.linalg.solve_triangular(lower, half.mT, upper=False))

@@ -1,4 +1,4 @@
-"""Coarsened posteriors: conditioning on data near those observed, by a power of the likelihood."""
+"""Coarsened posteriors: power posteriors that are robust to small departures from the model."""
 
 from __future__ import annotations
 
@@ -34,16 +34,15 @@ def coarsening_weight(alpha: float, num_data: int) -> float:
     Parameters
     ----------
     alpha : float
-        How many data the model is trusted for: with many more of them beliefs sharpen no further. Positive; infinity
-        is the ordinary posterior. It is one over the expected relative entropy of the data observed from those that
-        the model describes.
+        Upper bound on the effective sample size :math:`n \zeta_n`, positive; infinity gives the ordinary posterior. Its
+        inverse is the mean relative entropy between the observed data and idealised data from the model.
     num_data : int
-        ``n``.
+        Number of data ``n``, at least one.
 
     Raises
     ------
     SettingsError
-        If ``alpha`` is not positive, or there are no data.
+        If ``alpha`` or ``num_data`` is not positive.
 
     Examples
     --------
@@ -62,23 +61,22 @@ def coarsened_posterior(
 ) -> GibbsPosterior:
     r"""Return the coarsened posterior of a model, :math:`\propto \pi(\theta) \prod_i p(x_i \mid \theta)^{\zeta_n}`.
 
-    It approximates the posterior given that the empirical law of the data that the model describes is within an
-    exponentially distributed relative entropy, of mean ``1 / alpha``, from the one observed: small departures from the
-    model then do not count, however many the data.
+    It approximates the posterior given that the relative entropy between the observed data and idealised data from the
+    model is below an exponential random variable with mean ``1 / alpha``. For another loss use
+    ``posterior.with_weight(coarsening_weight(alpha, n))``.
 
     Parameters
     ----------
     prior : distribution or Pyro model
         As for :class:`~bayeskit.inference.generalized.GibbsPosterior`.
     distribution : callable
-        The model, as for :class:`~bayeskit.inference.generalized.losses.NegativeLogLikelihood`.
+        Model, as for :class:`~bayeskit.inference.generalized.losses.NegativeLogLikelihood`.
     data : Tensor or tuple of Tensor
         Shapes ``(n, ...)``.
     alpha : float
-        As for :func:`coarsening_weight`; see :func:`calibration_curve`. Losses other than minus a log likelihood take
-        this weight by ``posterior.with_weight(coarsening_weight(alpha, n))``.
+        As for :func:`coarsening_weight`; :func:`calibration_curve` helps to choose it.
     name : str, default "theta"
-        Of the parameter, where ``prior`` is a distribution.
+        Name of the parameter if ``prior`` is a distribution.
 
     Returns
     -------
@@ -108,18 +106,18 @@ def coarsened_posterior(
 
 @dataclass(frozen=True)
 class CalibrationCurve:
-    """How well a model fits, and how complex it is, as it is trusted for more data.
+    """Fit and complexity of a coarsened posterior as functions of ``alpha``.
 
     Attributes
     ----------
     alpha : Tensor
-        Shape ``(A,)``, increasing.
+        Increasing, ``(A,)``.
     weight : Tensor
         Power of the likelihood, ``(A,)``.
     log_likelihood, log_likelihood_error : Tensor
-        Posterior expectation of the full log likelihood, and its standard error, ``(A,)``.
+        Posterior expectation of the log likelihood (to the power one) and its standard error, ``(A,)``.
     complexity, complexity_error : Tensor
-        The same of the complexity, ``(A,)``.
+        Posterior expectation of the complexity and its standard error, ``(A,)``.
 
     Examples
     --------
@@ -138,9 +136,10 @@ class CalibrationCurve:
 
     @property
     def elbow(self) -> float:
-        """The ``alpha`` where the curve bends most: farthest above the line between its ends, both axes of unit length.
+        """Value of ``alpha`` at the knee of the curve, beyond which the fit improves little.
 
-        From there on complexity grows and the fit hardly does. Look at the plot before you believe it.
+        It maximises the distance of the curve above the line between its ends, with both axes scaled to unit length.
+        Check the plot.
         """
         fit, complexity = (_unit(x) for x in (self.log_likelihood, self.complexity))
         return float(self.alpha[(fit - complexity).argmax()])
@@ -178,24 +177,24 @@ def calibration_curve(
     seed: int = 0,
     progress: bool = True,
 ) -> CalibrationCurve:
-    r"""Trace fit against complexity over the coarsening, all values of ``alpha`` in one batch.
+    r"""Compute fit and complexity of coarsened posteriors for all values of ``alpha`` in one tempered run.
 
     Parameters
     ----------
     posterior : GibbsPosterior
-        Its loss is minus the log likelihood; its own weight does not matter. The prior must be proper.
+        Posterior with a proper prior and minus the log likelihood as loss; its weight has no effect.
     alpha : sequence of float
-        At least three, each positive and finite.
+        At least three values, positive and finite.
     complexity : callable, optional
-        What the model is to be kept simple in, ``{site: (chains, draws, *shape)} -> (chains, draws)``, such as the
-        number of clusters in use. By default the effective number of parameters: the sum over data of the posterior
-        variances of their log likelihoods.
+        Complexity of each draw, ``{site: (chains, draws, *shape)} -> (chains, draws)``, such as the number of occupied
+        clusters. By default the effective number of parameters: the posterior variance of the log likelihood of each
+        datum, summed over data.
     num_chains : int, default 16
-        Chains at each ``alpha``; standard errors come from their differences.
+        Chains at each ``alpha``, at least two; standard errors come from the variation between chains.
     num_warmup, num_samples : int, default 300 and 500
     seed : int, default 0
     progress : bool, default True
-        Show a bar on anything over two seconds.
+        Whether to show a progress bar after two seconds.
 
     Returns
     -------
@@ -204,9 +203,10 @@ def calibration_curve(
     Raises
     ------
     SettingsError
-        If there are fewer than three values of ``alpha`` or one is not positive, or there are fewer than two chains.
+        If fewer than three values of ``alpha`` are given, one is not positive and finite, or there are fewer than two
+        chains.
     ShapeError
-        If ``complexity`` returns another shape.
+        If ``complexity`` returns the wrong shape.
 
     References
     ----------
@@ -243,7 +243,7 @@ def calibration_curve(
 
 
 def _complexity(posterior: GibbsPosterior, u: Tensor, complexity: Complexity | None) -> Tensor:
-    """Return the complexity seen by each chain, ``(chains, draws, d) -> (chains,)``."""
+    """Return the mean complexity of each chain, ``(chains, draws, d) -> (chains,)``."""
     if complexity is None:
         return posterior.pointwise_log_likelihood(u)["loss"].var(1).sum(-1)
     value = complexity(posterior.constrain(u))

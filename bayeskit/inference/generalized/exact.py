@@ -1,4 +1,4 @@
-"""Posteriors of losses in closed form or by enumeration."""
+"""Exact Gibbs posteriors, in closed form or by enumeration of a grid."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
     "quadratic_coefficients",
 ]
 
-# Loss-based posteriors in closed form: normal where the loss is quadratic, beta for coins.
+# Gibbs posteriors in closed form: normal for quadratic losses, beta for binary outcomes.
 
 _NUM_CHECKS = 8
 _STEPS = (0.1, -0.1, 1.0, -1.0, 10.0, -10.0, 100.0, -100.0)
@@ -36,7 +36,7 @@ _STEPS = (0.1, -0.1, 1.0, -1.0, 10.0, -10.0, 100.0, -100.0)
 
 @dataclass(frozen=True)
 class Quadratic:
-    r"""The function :math:`\tfrac12 \theta^\top A\,\theta + b^\top \theta + c`.
+    r"""Quadratic function :math:`\tfrac12 \theta^\top A\,\theta + b^\top \theta + c`.
 
     Attributes
     ----------
@@ -60,12 +60,12 @@ class Quadratic:
 
     @property
     def minimizer(self) -> Tensor:
-        """Where it is least, ``(d,)``.
+        """Minimiser, ``(d,)``.
 
         Raises
         ------
         ModelError
-            If it has no unique minimum.
+            If the Hessian is not positive definite.
         """
         factor, failed = torch.linalg.cholesky_ex(self.hessian)
         if bool(failed):
@@ -79,7 +79,7 @@ class Quadratic:
 
 @dataclass(frozen=True)
 class GaussianPosterior:
-    """A posterior that is a normal law.
+    """Normal posterior.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class GaussianPosterior:
     covariance : Tensor
         Shape ``(d, d)``.
     log_normalizer : Tensor
-        The log of the integral of ``exp(-weight * loss)`` times the prior density, a scalar.
+        Log integral of ``exp(-weight * loss)`` times the prior density, scalar.
 
     Examples
     --------
@@ -103,20 +103,20 @@ class GaussianPosterior:
 
     @property
     def distribution(self) -> dist.MultivariateNormal:
-        """The law, over vectors ``(d,)``."""
+        """Distribution of vectors ``(d,)``."""
         return dist.MultivariateNormal(self.mean, self.covariance)
 
 
 @dataclass(frozen=True)
 class BetaPosterior:
-    """A posterior of a probability that is a beta law.
+    """Beta posterior of a probability.
 
     Attributes
     ----------
     concentration1, concentration0 : Tensor
-        Of successes and of failures, scalars.
+        Concentrations of successes and failures, scalars.
     log_normalizer : Tensor
-        The log of the integral of the likelihood to the power ``weight`` times the prior density, a scalar.
+        Log integral of the likelihood to the power ``weight`` times the prior density, scalar.
 
     Examples
     --------
@@ -131,36 +131,38 @@ class BetaPosterior:
 
     @property
     def distribution(self) -> dist.Beta:
-        """The law, over numbers in (0, 1)."""
+        """Distribution of the probability."""
         return dist.Beta(self.concentration1, self.concentration0)
 
 
 def quadratic_coefficients(loss: Loss, data: Data, at: Tensor, weights: Tensor | None = None) -> Quadratic:
     """Return the coefficients of a loss that is quadratic in its parameter.
 
-    They come from value, gradient and Hessian at one point, and are checked against the loss elsewhere.
+    They are computed from value, gradient and Hessian at ``at`` and checked at other points.
 
     Parameters
     ----------
     loss : Loss
-        Such as half the squared error of a linear prediction, or score matching and the kernel Stein discrepancy of
+        For instance half the squared error of a linear prediction, or score matching or the kernel Stein discrepancy of
         an exponential family in its natural parameter.
     data : Tensor or tuple of Tensor
         Shapes ``(n, ...)``.
     at : Tensor
-        A parameter of any shape, whose ``d`` entries the coefficients are for.
+        Point of expansion, a parameter of any shape with ``d`` entries.
     weights : Tensor, optional
-        Of the data, shape ``(n,)``.
+        Weights of the data, ``(n,)``.
 
     Returns
     -------
     Quadratic
-        Of the total loss.
+        Total loss as a function of the flattened parameter.
 
     Raises
     ------
     ModelError
         If the loss is not quadratic.
+    ShapeError
+        If ``at`` does not have a floating dtype.
 
     Examples
     --------
@@ -181,28 +183,28 @@ def quadratic_coefficients(loss: Loss, data: Data, at: Tensor, weights: Tensor |
 
 
 def gaussian_posterior(posterior: GibbsPosterior) -> GaussianPosterior:
-    r"""Return a loss-based posterior in closed form, where loss and minus log prior are quadratic.
+    r"""Return the normal Gibbs posterior of a quadratic loss and a quadratic log prior.
 
-    With :math:`w L(\theta) - \log \pi(\theta) = \tfrac12 \theta^\top A\,\theta + b^\top \theta + c` it is
-    :math:`N(-A^{-1} b, A^{-1})`, and its log normaliser
+    With :math:`w L(\theta) - \log \pi(\theta) = \tfrac12 \theta^\top A\,\theta + b^\top \theta + c` the posterior is
+    :math:`N(-A^{-1} b, A^{-1})`, with log normalising constant
     :math:`\tfrac12 b^\top A^{-1} b - c + \tfrac d2 \log 2\pi - \tfrac12 \log |A|`.
 
     Parameters
     ----------
     posterior : GibbsPosterior
-        With a normal prior, or a flat one where the loss alone fixes the parameter.
+        Posterior with a quadratic loss and a normal or flat prior.
 
     Returns
     -------
     GaussianPosterior
-        Over the unconstrained vector, which for a normal prior is the parameter.
+        Distribution of the unconstrained vector; for a normal prior this is the parameter.
 
     Raises
     ------
     ModelError
-        If loss or log prior is not quadratic.
+        If the loss or the log prior is not quadratic.
     ImproperPosteriorError
-        If the posterior does not integrate to one.
+        If ``A`` is not positive definite.
 
     References
     ----------
@@ -230,8 +232,8 @@ def gaussian_posterior(posterior: GibbsPosterior) -> GaussianPosterior:
     factor, failed = torch.linalg.cholesky_ex(precision)
     if bool(failed):
         raise ImproperPosteriorError(
-            "the posterior does not integrate to one, for prior and loss together do not grow in every direction; "
-            "take a proper prior, or a V-statistic for a discrepancy"
+            "the posterior is improper: prior and loss together do not grow in every direction; take a proper prior, "
+            "or a V-statistic for a discrepancy"
         )
     mean = -torch.cholesky_solve(linear.unsqueeze(-1), factor).squeeze(-1)
     log_volume = posterior.dim / 2 * math.log(2 * math.pi) - factor.diagonal().log().sum()
@@ -240,35 +242,35 @@ def gaussian_posterior(posterior: GibbsPosterior) -> GaussianPosterior:
 
 
 def beta_posterior(prior: Any, outcomes: Tensor, weight: float = 1.0, weights: Tensor | None = None) -> BetaPosterior:
-    r"""Return the posterior of a coin's probability under its likelihood to the power ``weight``.
+    r"""Return the beta posterior of a success probability, with the Bernoulli likelihood to the power ``weight``.
 
-    With ``s`` successes and ``f`` failures it is :math:`\mathrm{Beta}(a + w s,\, b + w f)`, and its normaliser
+    With ``s`` successes and ``f`` failures it is :math:`\mathrm{Beta}(a + w s,\, b + w f)`, with normalising constant
     :math:`B(a + w s, b + w f) / B(a, b)`.
 
     Parameters
     ----------
     prior : Beta
-        Of scalar concentrations.
+        Beta distribution with scalar concentrations.
     outcomes : Tensor
-        Zeros and ones, shape ``(n,)``.
+        Zeros and ones, ``(n,)``.
     weight : float, default 1.0
-        Positive.
+        Learning rate, positive.
     weights : Tensor, optional
-        Of the data, shape ``(n,)``, not negative.
+        Nonnegative weights of the outcomes, ``(n,)``.
 
     Returns
     -------
     BetaPosterior
-        Of the precision of the outcomes, or of the prior where these are whole numbers.
+        With the dtype of the outcomes if floating, otherwise that of the prior.
 
     Raises
     ------
     SettingsError
-        If the prior is no beta law of one probability, or ``weight`` not positive.
+        If ``prior`` is not a scalar Beta, or ``weight`` is not positive.
     DataError
-        If an outcome is neither zero nor one, or a weight negative or not finite.
+        If an outcome is neither zero nor one, or one of ``weights`` is negative or not finite.
     ShapeError
-        If there is not one weight for each outcome.
+        If ``weights`` is not ``(n,)``.
 
     References
     ----------
@@ -287,7 +289,7 @@ def beta_posterior(prior: Any, outcomes: Tensor, weight: float = 1.0, weights: T
     wrong = (outcomes != 0) & (outcomes != 1)
     if outcomes.dim() != 1 or bool(wrong.any()):
         which = "" if outcomes.dim() != 1 else f", unlike datum {int(wrong.nonzero()[0])}"
-        raise DataError(f"outcomes must be zeros and ones, of shape (n,){which}; theirs is {tuple(outcomes.shape)}")
+        raise DataError(f"outcomes must be zeros and ones of shape (n,){which}; shape {tuple(outcomes.shape)} given")
     dtype = outcomes.dtype if outcomes.is_floating_point() else prior.concentration1.dtype
     outcomes = outcomes.to(dtype)
     counts = torch.ones_like(outcomes) if weights is None else _counts(weights, outcomes, dtype)
@@ -297,7 +299,7 @@ def beta_posterior(prior: Any, outcomes: Tensor, weight: float = 1.0, weights: T
 
 
 def _expanded(function: Callable[[Tensor], Tensor], at: Tensor, starts: Tensor, what: str) -> Quadratic:
-    """Expand a function of a vector about ``at``, and see that it is quadratic around all of ``starts``."""
+    """Expand a function of a vector about ``at``; ModelError unless it is quadratic around all of ``starts``."""
     value, gradient = function(at), torch.func.grad(function)(at)
     hessian = torch.func.jacrev(torch.func.grad(function))(at)
     hessian = (hessian + hessian.mT) / 2
@@ -307,7 +309,7 @@ def _expanded(function: Callable[[Tensor], Tensor], at: Tensor, starts: Tensor, 
     generator = new_generator(0, at.device, stream="checks of a quadratic")
     for start in starts:
         direction = torch.randn(at.shape, generator=generator, dtype=at.dtype, device=at.device)
-        direction = direction / direction.abs().max()  # so that no draw looks less far than another
+        direction = direction / direction.abs().max()  # equal reach for all draws
         for step in _STEPS:
             point = start + step * direction
             true, claimed = function(point), found(point)
@@ -336,24 +338,24 @@ def _counts(weights: Tensor, outcomes: Tensor, dtype: torch.dtype) -> Tensor:
     return weights if weights.is_floating_point() else weights.to(dtype)
 
 
-# The posterior of a loss on a finite grid of parameters, by enumeration.
+# Gibbs posterior on a finite grid, by enumeration.
 
-_ENTRIES = 2**22  # of the losses of all data at some of the grid's values, held at a time
-_NEAR_ONE = 1e-2  # sums of rounded probabilities lie closer to one
+_ENTRIES = 2**22  # largest number of losses in memory
+_NEAR_ONE = 1e-2  # tolerance for sums of rounded probabilities
 
 
 @dataclass(frozen=True, eq=False)
 class GridPosterior:
-    """The exact posterior of a loss on a grid, as :func:`grid_posterior` returns it.
+    """Exact Gibbs posterior on a grid, returned by :func:`grid_posterior`.
 
     Attributes
     ----------
     values : Tensor
-        The grid, ``(m, ...)``.
+        Grid, ``(m, ...)``.
     log_probabilities : Tensor
-        ``(m,)``, normalised.
+        Normalised log probabilities, ``(m,)``.
     log_evidence : float
-        The logarithm of the prior mean of ``exp(-weight * loss)``, over all data so far.
+        Log prior mean of ``exp(-weight * loss)`` for all data.
     loss : Loss
     weight : float
     pooling : Pooling
@@ -368,17 +370,17 @@ class GridPosterior:
 
     @property
     def probabilities(self) -> Tensor:
-        """Of the grid's values, ``(m,)``."""
+        """Posterior probabilities, ``(m,)``."""
         return self.log_probabilities.exp()
 
     @property
     def mean(self) -> Tensor:
-        """The posterior mean, of the shape of one value."""
+        """Posterior mean, with the shape of one grid value."""
         weights = self.probabilities.reshape(-1, *[1] * (self.values.dim() - 1))
         return (weights * self.values).sum(0)
 
     def quantile(self, level: float) -> Tensor:
-        """Return the smallest value below or at which the posterior has this mass.
+        """Return the smallest grid value at which the distribution function reaches ``level``.
 
         Parameters
         ----------
@@ -388,32 +390,31 @@ class GridPosterior:
         Raises
         ------
         SettingsError
-            If ``level`` is no probability.
+            If ``level`` is not in (0, 1).
         ShapeError
-            If the values are not scalars, and so have no order.
+            If grid values are not scalars.
         """
         level = real_number("level", level, between=(0.0, 1.0))
         if self.values.dim() != 1:
-            raise ShapeError(f"values of shape {tuple(self.values.shape[1:])} have no order, and so no quantiles")
+            raise ShapeError(f"values of shape {tuple(self.values.shape[1:])} have no order, so no quantiles")
         values, order = self.values.sort()
         mass = self.probabilities[order].cumsum(0)
-        # Masses such as .1 + .2 must reach the level .3 in spite of rounding.
+        # Tolerance for rounding: .1 + .2 must reach the level .3.
         reached = mass >= level - 4 * len(mass) * torch.finfo(mass.dtype).eps
         return values[int(reached.int().argmax())]
 
     def update(self, new_data: Any) -> GridPosterior:
-        """Return the posterior after more data, this one being the prior.
+        """Return the posterior given further data.
 
         Raises
         ------
         CoherenceError
-            If losses do not add up: the answer would depend on how the data are divided.
+            If the loss is not pointwise or not pooled by the sum, so that sequential and joint updates differ.
         """
         if not (isinstance(self.loss, PointwiseLoss) and self.pooling.coherent):
             raise CoherenceError(
                 f"{type(self.loss).__name__} pooled by {type(self.pooling).__name__} cannot be updated sequentially: "
-                "updating by all data and by one part after the other give different answers; call grid_posterior "
-                "with all data"
+                "sequential and joint updates give different posteriors; call grid_posterior with all data"
             )
         return _enumerated(self, as_data(new_data))
 
@@ -429,21 +430,20 @@ def grid_posterior(
     weight: float = 1.0,
     pooling: Pooling | Literal["sum", "mean", "max"] = "sum",
 ) -> GridPosterior:
-    """Return the exact posterior of a loss where the parameter takes finitely many values.
+    """Return the exact Gibbs posterior of a parameter with finitely many values.
 
     Parameters
     ----------
     loss : Loss or callable
-        As for :class:`GibbsPosterior`; it gets one value of the grid at a time, and may branch on it.
+        As for :class:`GibbsPosterior`; it is called with one grid value and may branch on it.
     grid : Tensor
-        The values, ``(m, ...)``.
+        Parameter values, ``(m, ...)``.
     data : Tensor or tuple of Tensor
         Shapes ``(n, ...)``.
     log_prior : Tensor, optional
-        Logarithms of the prior masses, ``(m,)``; ``-inf`` excludes a value. They need not be normalised. By default
-        all values are equally likely.
+        Unnormalised log prior probabilities, ``(m,)``; ``-inf`` excludes a value. Uniform by default.
     weight : float, default 1.0
-        The learning rate. Positive.
+        Learning rate, positive.
     pooling : {"sum", "mean", "max"} or Pooling, default "sum"
 
     Returns
@@ -453,11 +453,12 @@ def grid_posterior(
     Raises
     ------
     SettingsError
-        If ``weight`` is not positive, pooling does not fit the loss, or ``log_prior`` holds probabilities.
+        If ``weight`` is not positive, ``pooling`` does not fit the loss, or ``log_prior`` holds probabilities.
     ShapeError
-        If grid, prior or losses have another shape.
+        If the grid, ``log_prior`` or losses have the wrong shape.
     DataError
-        If the grid or the prior is not finite, or a loss is nan, or infinite wherever the prior has mass.
+        If the grid is not finite, ``log_prior`` is nan or inf or excludes all values, a loss is nan, or the loss is
+        infinite at all values that the prior allows.
 
     References
     ----------
@@ -480,7 +481,7 @@ def grid_posterior(
     weight = real_number("weight", weight, between=(0.0, float("inf")))
     if not isinstance(loss, PointwiseLoss) and not isinstance(pooling, Sum):
         raise SettingsError(
-            f"{type(loss).__name__} looks at all data at once, so that there is nothing to pool; leave pooling at 'sum'"
+            f"{type(loss).__name__} is not a sum over observations, so there is nothing to pool; leave pooling at 'sum'"
         )
     values = _as_grid(grid, data)
     empty = GridPosterior(values, _as_masses(log_prior, values, data), 0.0, loss, weight, pooling)
@@ -490,16 +491,16 @@ def grid_posterior(
 def _as_grid(grid: Any, data: Data) -> Tensor:
     values = torch.as_tensor(grid)
     if values.dim() == 0 or len(values) == 0:
-        raise ShapeError(f"grid must hold values, (m, ...), not have shape {tuple(values.shape)}")
+        raise ShapeError(f"grid must be values (m, ...), not of shape {tuple(values.shape)}")
     bad = ~values.isfinite().reshape(len(values), -1).all(-1)
     if bool(bad.any()):
         raise DataError(f"value {int(bad.nonzero()[0])} of the grid is not finite")
-    # Whole numbers stay such: they may count or index.
+    # Integer grids keep their dtype: they may be counts or indices.
     return values.to(_dtype(values, data)) if values.is_floating_point() else values
 
 
 def _dtype(values: Tensor, data: Data) -> torch.dtype:
-    """Return the most precise floating dtype among these; torch's default where there is none."""
+    """Return the widest floating dtype of grid and data; torch's default if there is none."""
     found = [x.dtype for x in (values, *columns(data)) if x.is_floating_point()]
     return max(found, key=lambda dtype: torch.finfo(dtype).bits, default=torch.get_default_dtype())
 
@@ -525,14 +526,14 @@ def _as_masses(log_prior: Any, values: Tensor, data: Data) -> Tensor:
 
 
 def _enumerated(before: GridPosterior, data: Data) -> GridPosterior:
-    """Return the posterior whose prior is the one before."""
+    """Return the posterior with prior ``before``."""
     before.loss.check(data)
     total = _pooled(before.loss, before.pooling, before.values, data).to(before.log_probabilities)
     allowed = before.log_probabilities > -torch.inf
     wrong = total.isnan() & allowed
     if bool(wrong.any()):
         raise DataError(f"the loss is nan at value {int(wrong.nonzero()[0])} of the grid, {_at(before.values, wrong)}")
-    # An excluded value stays excluded, whatever its loss is.
+    # Excluded values stay excluded, even if their loss is nan or -inf.
     unnormalized = torch.where(allowed, before.log_probabilities - before.weight * total, -torch.inf)
     step = unnormalized.logsumexp(0)
     if not bool(step.isfinite()):
@@ -569,6 +570,6 @@ def _pooled(loss: Loss, pooling: Pooling, values: Tensor, data: Data) -> Tensor:
     try:
         result: Tensor = torch.func.vmap(of_one, chunk_size=chunk)(values)
     except RuntimeError:
-        # A loss that branches on values cannot be batched; one that is wrong fails here again, with its own error.
+        # A loss that branches on values cannot be batched; a faulty loss raises its own error here.
         result = torch.stack([of_one(value) for value in values])
     return result

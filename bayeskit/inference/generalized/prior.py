@@ -1,4 +1,4 @@
-"""What is believed before the data, proper or not, and directions in which an improper prior is flat."""
+"""Proper and improper priors, and directions in which a posterior under an improper prior has infinite mass."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = ["Drawn", "Flat", "Joint", "Prior", "Site", "direction_of_recession"]
 
 
 class Flat(dist.TorchDistribution):  # type: ignore[misc]
-    """The improper prior whose density is one everywhere on a support.
+    """Improper prior with density one on its support.
 
     Parameters
     ----------
     shape : tuple of int, default ()
-        Of the parameter.
+        Shape of the parameter.
     support : Constraint, default real
-        Of its entries, or of the whole parameter, such as ``constraints.positive`` or ``constraints.simplex``.
+        Support of the entries, such as ``constraints.positive``, or of the parameter, such as ``constraints.simplex``.
 
     Examples
     --------
@@ -44,7 +44,7 @@ class Flat(dist.TorchDistribution):  # type: ignore[misc]
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
-    is_improper: ClassVar[bool] = True  # which targets look for, as they do for masks
+    is_improper: ClassVar[bool] = True  # read by targets
 
     def __init__(
         self, shape: tuple[int, ...] = (), support: constraints.Constraint = constraints.real, batch_shape: Any = ()
@@ -55,7 +55,7 @@ class Flat(dist.TorchDistribution):  # type: ignore[misc]
 
     @constraints.dependent_property
     def support(self) -> constraints.Constraint:
-        """Where the density is one."""
+        """Support of the prior."""
         return self._support
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -63,18 +63,18 @@ class Flat(dist.TorchDistribution):  # type: ignore[misc]
         return value.new_zeros(torch.broadcast_shapes(value.shape, self.shape())[: value.dim() - self.event_dim])
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008  torch's own signature
-        """Return values to start from: of the support, but of no law that means anything."""
+        """Return starting points in the support; their distribution has no meaning."""
         transform = bijection(self._support)
         value: Tensor = transform(torch.randn(transform.inverse_shape(self.shape(sample_shape))))
         return value
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Flat:
-        """Return the prior of a batch of parameters."""
+        """Return the prior with another batch shape."""
         return Flat(tuple(self.event_shape), self._support, batch_shape)
 
 
 class _Starting(Messenger):
-    """Let improper sites be drawn from somewhere."""
+    """Replace ``ImproperUniform`` sites by ``Flat``, which has starting points."""
 
     def _pyro_sample(self, message: Any) -> None:
         fn = message["fn"]
@@ -83,39 +83,41 @@ class _Starting(Messenger):
 
 
 def _without_shape(fn: Any) -> Any:
-    """Return the distribution that others give a shape or a mask."""
+    """Return the base distribution without ``Independent``, expansion or mask."""
     while isinstance(fn, (torch.distributions.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)):
         fn = fn.base_dist
     return fn
 
 
 class Prior:
-    """A prior over what a loss takes as its parameter.
+    """Prior of the parameter of a loss.
 
     Parameters
     ----------
     prior : distribution or Pyro model
-        A model's latent sites are the unknowns. The parameter is what it returns or, where it returns nothing,
-        the value of its only site, or the values of its sites by name.
+        Distribution of the parameter, or model whose latent sites are the unknowns. The parameter is the return value
+        of the model or, if that is None, the value of its only site, or a dict of the values of its sites.
     name : str, default "theta"
-        Of the site, where a distribution is given.
+        Name of the site if ``prior`` is a distribution.
     like : Tensor
-        Whose dtype and device the parameter takes.
+        Tensor with the dtype and device of the parameter.
     seed : int, default 0
-        For the run that reads the model's structure.
+        Seed of the run that reads the structure of the model.
 
     Attributes
     ----------
     dim : int
-        Of the unconstrained vector.
+        Dimension of the unconstrained vector.
     sites : tuple of Site
     improper : tuple of str
-        Sites whose prior does not integrate to one: flat, or masked.
+        Sites with an improper prior, flat or masked.
 
     Raises
     ------
     ModelError
-        If it is neither a distribution nor a model, or has a site that cannot be dealt with.
+        If ``prior`` is neither a distribution nor a model, or has an observed site.
+    UnsupportedSiteError
+        If a site is discrete.
 
     Examples
     --------
@@ -130,27 +132,25 @@ class Prior:
         self._run = self._starting(_as_model(prior, name, like))
         density = PyroDensity(self._only, (like,), {}, new_generator(seed))
         if density.observed_sites != (_NOTHING,):
-            raise ModelError(
-                f"the prior observes site {density.observed_sites[0]!r}; what is learnt from data belongs into the loss"
-            )
+            raise ModelError(f"the prior observes site {density.observed_sites[0]!r}; observations belong in the loss")
         self._density = density
         self.dim, self.sites = density.dim, density.sites
         self.improper = density.improper_sites
 
     @property
     def is_proper(self) -> bool:
-        """Whether the density integrates to one."""
+        """Whether no site has an improper prior."""
         return not self.improper
 
     def model(self) -> tuple[Any, Drawn]:
-        """Run the prior as a Pyro model; return the parameter, and the values of latent sites that made it."""
+        """Run the prior as a Pyro model; return the parameter and the values of latent sites."""
         found = _Found()
         with found:
             parameter = self._run()
         return self._parameter(parameter, found.drawn.values), found.drawn
 
     def of_values(self, values: dict[str, Tensor]) -> Any:
-        """Return the parameter that these values of sites make, out of sight of the handlers around."""
+        """Return the parameter for given values of sites, hidden from enclosing effect handlers."""
         with pyro.poutine.block():
             return self._parameter(pyro.poutine.condition(self._run, data=values)(), values)
 
@@ -161,12 +161,12 @@ class Prior:
 
     def _only(self, like: Tensor) -> Any:
         parameter, _ = self.model()
-        # A density needs something observed; this is certain.
+        # A density needs an observed site; this factor is zero.
         pyro.factor(_NOTHING, like.new_zeros(()))
         return parameter
 
     def parameter(self, u: Tensor) -> Any:
-        """Return what the loss takes at one unconstrained vector ``(d,)``."""
+        """Return the parameter of the loss at one unconstrained vector ``(d,)``."""
         return self._density.returned(u)
 
     def values(self, u: Tensor) -> dict[str, Tensor]:
@@ -178,7 +178,7 @@ class Prior:
         return self._density.joint(u)[0]
 
     def start(self, num_vectors: int, seed: int | torch.Generator = 0) -> Tensor:
-        """Return unconstrained vectors ``(n, d)`` to start from: draws, where the prior is proper."""
+        """Return unconstrained starting points, ``(n, d)``; draws from the prior if it is proper."""
         return self._density.prior_vectors(num_vectors, new_generator(seed, stream="starting points"), batched=False)
 
 
@@ -186,16 +186,13 @@ _NOTHING = "_nothing"
 
 
 class Drawn(NamedTuple):
-    """Values of the latent sites of one run of a prior, and how many of its own plates each stands in."""
+    """Values of the latent sites of one run of a prior, and the event dimension of each."""
 
     values: dict[str, Tensor]
     event_dims: dict[str, int]
 
     def particles(self, sites: tuple[Site, ...]) -> tuple[torch.Size, dict[str, Tensor]] | None:
-        """Return the shape of a batch of runs that objectives make in one, and each site's values, ``(P, ...)``.
-
-        Nothing, where this is a single run.
-        """
+        """Return the batch shape of vectorised particles and the sites' values, ``(P, ...)``; None for a single run."""
         outer = {}
         for site in sites:
             plates = len(site.shape) - self.event_dims[site.name]
@@ -208,14 +205,14 @@ class Drawn(NamedTuple):
 
 
 def _rows(value: Tensor, shape: torch.Size, batch: torch.Size, plates: int) -> Tensor:
-    """Return the value of each run, ``(P, *shape)``; a site's own plates stand at the right end of the batch."""
+    """Return the value of each run, ``(P, *shape)``; the site's own plates are the last batch dimensions."""
     left = batch[: len(batch) - plates]
     value = value.reshape(*[1] * (len(left) + len(shape) - value.dim()), *value.shape)
     return value.expand(*left, *shape).reshape(-1, *shape)
 
 
 class _Found(Messenger):
-    """Note the values of latent sites."""
+    """Record the values of latent sites."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,14 +221,14 @@ class _Found(Messenger):
     def _pyro_post_sample(self, message: Any) -> None:
         infer = message["infer"]
         if infer.get("_deterministic") or infer.get("enumerate") == "parallel":
-            return  # what is summed out has no value that a loss could take
+            return  # enumerated sites have no single value
         if isinstance(message["fn"], dist.torch_distribution.TorchDistributionMixin):
             self.drawn.values[message["name"]] = message["value"]
             self.drawn.event_dims[message["name"]] = message["fn"].event_dim
 
 
 def _cast(parameter: Any, dtype: torch.dtype) -> Any:
-    """Give a parameter the dtype of the data: guides that were made before them may have another."""
+    """Cast a parameter to the dtype of the data, which may differ from that of a guide."""
     if isinstance(parameter, Tensor):
         return parameter.to(dtype) if parameter.is_floating_point() else parameter
     return {k: _cast(v, dtype) for k, v in parameter.items()} if isinstance(parameter, dict) else parameter
@@ -241,7 +238,7 @@ def _as_model(prior: Any, name: str, like: Tensor) -> Callable[[], Any]:
     if isinstance(prior, torch.distributions.Distribution):
         if not isinstance(prior, dist.torch_distribution.TorchDistributionMixin):
             raise ModelError(
-                f"the prior {type(prior).__name__} is torch's own; take the one of pyro.distributions, or write a model"
+                f"the prior {type(prior).__name__} is torch's own class; use that of pyro.distributions, or a model"
             )
         joint = prior.to_event(len(prior.batch_shape)) if prior.batch_shape else prior
         return partial(pyro.sample, name, _in_precision(joint, like.dtype))
@@ -251,7 +248,7 @@ def _as_model(prior: Any, name: str, like: Tensor) -> Callable[[], Any]:
 
 
 def _in_precision(distribution: Any, dtype: torch.dtype) -> Any:
-    """Return a distribution with parameters of another dtype: some of torch's cast values to that of theirs."""
+    """Return a distribution with parameters of another dtype, since some cast values to the dtype of parameters."""
     if isinstance(distribution, Flat):
         return distribution
     result = copy.copy(distribution)
@@ -263,13 +260,13 @@ def _in_precision(distribution: Any, dtype: torch.dtype) -> Any:
     return result
 
 
-# Directions in which an improper prior is flat and the loss does not grow.
+# Directions of recession: the improper prior is flat and the loss does not grow.
 
 _STARTS = 3
 _RANDOM = 16  # random directions
-_AXES = 32  # at most so many coordinates are followed
-_MOST_COEFFICIENTS = 64  # of which a combination without any effect is looked for
-_SLOWEST = 0.5  # mass along a ray is finite only where the density falls faster than distance ** -1
+_AXES = 32  # largest number of coordinate axes
+_MOST_COEFFICIENTS = 64  # largest number of coefficients for the search of a null space
+_SLOWEST = 0.5  # mass along a ray is finite only if the density decreases faster than distance ** -1
 
 Joint = Callable[[Tensor], tuple[Tensor, Tensor]]
 """``(m, d)`` -> log prior and minus the weighted loss, ``(m,)`` each."""
@@ -277,23 +274,23 @@ Joint = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 def direction_of_recession(joint: Joint, prior: Prior, largest: float, seed: int) -> Tensor | None:
     """Return a direction ``(d,)`` of improper coordinates in which the posterior has infinite mass, if one is found."""
-    # ``largest`` is the largest absolute value among the data, in units of which far points are far.
+    # ``largest`` is the largest absolute value of the data, the unit of distance.
     search = _Search(joint, prior, max(1.0, largest), seed)
     with one_thread(), validation_kept(), torch.inference_mode(False), torch.no_grad():
-        torch.distributions.Distribution.set_default_validate_args(False)  # far away, nothing is valid
+        torch.distributions.Distribution.set_default_validate_args(False)  # distant points fail validation
         try:
-            # Either the density does not fall along a ray, as where a pooling bounds the loss; or the loss does not
-            # depend on a combination of coefficients, as of collinear covariates. Both hold in a neighbourhood of
-            # the points, so the mass is infinite. Narrower regions are left to propriety_check.
+            # Either the density does not decrease along a ray (bounded loss or pooling), or the loss does not depend
+            # on a linear combination of coefficients (collinear covariates). Both hold in a neighbourhood of the
+            # points, so the mass is infinite. propriety_check also finds narrower regions.
             found = search.bounded_ray()
             found = search.without_effect() if found is None else found
         except (RuntimeError, ValueError, ArithmeticError):
-            return None  # a loss that fails so far away tells nothing
+            return None  # the loss cannot be evaluated at distant points
     return None if found is None else found / found.norm()
 
 
 class _Search:
-    """Points to start from, and how far is far in each coordinate."""
+    """Starting points, and the distance of far points in each coordinate."""
 
     def __init__(self, joint: Joint, prior: Prior, largest: float, seed: int) -> None:
         self.joint, self.largest = joint, largest
@@ -314,7 +311,7 @@ class _Search:
         self.farther = torch.full_like(self.points[0], largest * numbers.eps**-1.5).masked_fill(curved, bend)
 
     def bounded_ray(self) -> Tensor | None:
-        """Return a direction along which the density does not fall, whatever the start."""
+        """Return a direction along which the density does not decrease from any starting point."""
         directions = self._directions()
         near = (self.points[:_STARTS, None] + directions * self.far).flatten(0, 1)
         far = (self.points[:_STARTS, None] + directions * self.farther).flatten(0, 1)
@@ -326,7 +323,7 @@ class _Search:
         return directions[found[0]] if len(found) else None
 
     def _directions(self) -> Tensor:
-        """Return axes and random directions of the improper coordinates, each both ways, ``(m, d)``."""
+        """Return axes and random directions of the improper coordinates, with both signs, ``(m, d)``."""
         axes = torch.eye(len(self.curved)).to(self.points)[self.free[:_AXES]]
         shape = (_RANDOM if len(self.free) > 1 else 0, len(self.free))
         random = axes.new_zeros(shape[0], len(self.curved))
@@ -335,7 +332,7 @@ class _Search:
         return torch.cat([both, -both])
 
     def without_effect(self) -> Tensor | None:
-        """Return a combination of unconstrained coefficients that changes nothing."""
+        """Return a linear combination of unconstrained coefficients on which the loss does not depend."""
         free = self.free[~self.curved[self.free]]
         if not 1 < len(free) <= _MOST_COEFFICIENTS:
             return None
@@ -351,7 +348,7 @@ class _Search:
             (self.joint((start + u * self.far).flatten(0, 1))[1].reshape(_STARTS, -1) - here).abs()
             for u in (candidates, generic)
         )
-        # What is left of a combination that cancels is rounding, out of what others change.
+        # A combination without effect changes the loss by rounding error only, relative to random directions.
         limit = math.sqrt(self.precision) * usual.median(-1, keepdim=True).values
         found = ((changed <= limit) & limit.isfinite()).all(0).nonzero()[:, 0]
         return candidates[found[0]] if len(found) else None
@@ -359,7 +356,7 @@ class _Search:
     def _null_space(self, free: Tensor) -> Tensor:
         """Return vectors ``(k, len(free))`` orthogonal to the loss's gradients at all points."""
         points = self.points.clone()
-        points[::2, free] *= self.largest  # among the data, too, so that absolute errors have both signs
+        points[::2, free] *= self.largest  # on the scale of the data, so that absolute errors have both signs
         with torch.enable_grad():
             points.requires_grad_()
             (slopes,) = torch.autograd.grad(self.joint(points)[1].sum(), points)
@@ -367,7 +364,7 @@ class _Search:
         slopes = slopes[slopes.isfinite().all(-1)]
         tiny = torch.finfo(slopes.dtype).tiny
         slopes = slopes / slopes.norm(dim=-1, keepdim=True).clamp_min(tiny)
-        # The scale of a covariate is no sign of collinearity.
+        # Normalise by the scale of each covariate.
         scale = slopes.norm(dim=0)
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
         padded = torch.cat([slopes / scale, torch.zeros(len(free), len(free)).to(slopes)])

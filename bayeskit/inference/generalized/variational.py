@@ -1,4 +1,4 @@
-"""Generalized variational inference: a loss, a divergence and a family of guides, each chosen by itself."""
+"""Generalized variational inference: loss, divergence and variational family are chosen independently."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ __all__ = [
 
 __getattr__ = answer_to_old_names(__name__)
 
-# Divergences from the prior: the second of the three choices of generalized variational inference.
+# Divergences between guide and prior.
 
 
 class NormalLaw(NamedTuple):
-    """A normal law: mean ``(d,)`` and the lower triangular factor of its covariance, ``(d, d)``."""
+    """Normal distribution with mean ``(d,)`` and lower Cholesky factor of the covariance, ``(d, d)``."""
 
     mean: Tensor
     scale_tril: Tensor
 
     @property
     def covariance(self) -> Tensor:
-        """Covariance, ``(d, d)``."""
+        """Covariance matrix, ``(d, d)``."""
         return self.scale_tril @ self.scale_tril.mT
 
     @property
@@ -56,17 +56,17 @@ class NormalLaw(NamedTuple):
 
 @dataclass(frozen=True)
 class Divergence(ABC):
-    """A divergence of guide from prior.
+    """Base class of divergences between guide and prior.
 
     Parameters
     ----------
     weight : float, default 1.0
-        What it is multiplied by. Positive.
+        Factor of the divergence, positive.
 
     Attributes
     ----------
     adds_up : bool
-        Whether the divergence of a guide of several sites is the expected sum of those of each given the ones before.
+        Whether the chain rule holds: the divergence is the expected sum of the conditional divergences of the sites.
 
     Raises
     ------
@@ -82,18 +82,18 @@ class Divergence(ABC):
 
     @abstractmethod
     def between(self, guide: NormalLaw, prior: NormalLaw) -> Tensor:
-        """Return the divergence of two normal laws, a scalar, weight included; infinite where it does not exist."""
+        """Return the weighted divergence between normal distributions, scalar; infinite if it does not exist."""
 
     @abstractmethod
     def of_draws(self, log_ratio: Tensor, log_score: Tensor | None) -> Tensor:
-        """Estimate the divergence by draws of the guide, weight included.
+        """Estimate the weighted divergence from draws of the guide.
 
         Parameters
         ----------
         log_ratio : Tensor
-            Log density under guide less that under prior, ``(K, *batch)``.
+            Log density of the guide minus log density of the prior, ``(K, *batch)``.
         log_score : Tensor or None
-            Log density under the guide of draws that carry no gradient, ``(K, *batch)``.
+            Log density of the guide at draws that are not reparametrised, ``(K, *batch)``.
 
         Returns
         -------
@@ -104,12 +104,12 @@ class Divergence(ABC):
 
 @dataclass(frozen=True)
 class KullbackLeibler(Divergence):
-    r"""Kullback and Leibler's, :math:`w\,E_q[\log q - \log \pi]`: with weight one it gives the Gibbs posterior.
+    r"""Kullback-Leibler divergence, :math:`w\,E_q[\log q - \log \pi]`; weight one gives the Gibbs posterior.
 
     Parameters
     ----------
     weight : float, default 1.0
-        Above one it keeps the guide nearer to the prior, and is the same as a loss of less weight.
+        Has the same optimum as a loss weight divided by it; above one, the guide stays closer to the prior.
 
     Examples
     --------
@@ -122,21 +122,21 @@ class KullbackLeibler(Divergence):
     adds_up: ClassVar[bool] = True
 
     def between(self, guide: NormalLaw, prior: NormalLaw) -> Tensor:
-        """Return the divergence of two normal laws."""
+        """Return the weighted divergence between normal distributions, scalar."""
         return self.weight * _kullback_leibler(guide, prior)
 
     def of_draws(self, log_ratio: Tensor, log_score: Tensor | None) -> Tensor:
-        """Estimate the divergence by draws."""
+        """Estimate the weighted divergence from draws, as in :meth:`Divergence.of_draws`."""
         return self.weight * score_function_estimate(log_ratio, log_score)
 
 
 @dataclass(frozen=True)
 class ReverseKullbackLeibler(Divergence):
-    r"""Kullback and Leibler's of prior from guide, :math:`w\,E_\pi[\log \pi - \log q]`: the guide covers the prior.
+    r"""Reverse Kullback-Leibler divergence, :math:`w\,E_\pi[\log \pi - \log q]`, which makes the guide cover the prior.
 
-    Where it is not closed, the guide's draws estimate it by ratios of densities, whose variance is infinite where the
-    guide is much narrower than the prior: for normal laws, where its variance is less than half the prior's. More
-    draws do not help then; start from a wide guide, or take another divergence.
+    Without a closed form it is estimated by importance sampling from the guide. The variance of the estimate is
+    infinite if the guide is much narrower than the prior: for normal distributions, if its variance is less than half
+    that of the prior. More draws do not help; start from a wide guide, or use another divergence.
 
     Parameters
     ----------
@@ -151,25 +151,25 @@ class ReverseKullbackLeibler(Divergence):
     """
 
     def between(self, guide: NormalLaw, prior: NormalLaw) -> Tensor:
-        """Return the divergence of two normal laws."""
+        """Return the weighted divergence between normal distributions, scalar."""
         return self.weight * _kullback_leibler(prior, guide)
 
     def of_draws(self, log_ratio: Tensor, log_score: Tensor | None) -> Tensor:
-        """Estimate the divergence by draws, each weighed by its ratio of densities."""
+        """Estimate the weighted divergence by importance sampling, as in :meth:`Divergence.of_draws`."""
         return self.weight * score_function_estimate(-log_ratio * (-log_ratio).exp(), log_score)
 
 
 @dataclass(frozen=True)
 class RenyiDivergence(Divergence):
-    r"""Renyi's, :math:`\frac{w}{\alpha - 1} \log E_q[(q / \pi)^{\alpha - 1}]`.
+    r"""Renyi divergence, :math:`\frac{w}{\alpha - 1} \log E_q[(q / \pi)^{\alpha - 1}]`.
 
     Parameters
     ----------
     weight : float, default 1.0
-        Knoblauch, Jewson and Damoulas divide by ``alpha`` in addition: take ``weight=1 / alpha``.
+        Use ``1 / alpha`` for the definition of Knoblauch, Jewson and Damoulas.
     alpha : float, default 0.5
-        Positive; one is Kullback and Leibler's. Between normal laws and above one it is infinite where the guide is
-        too wide for the prior.
+        Positive; one gives the Kullback-Leibler divergence. Above one, the divergence between normal distributions is
+        infinite if the guide is too wide relative to the prior.
 
     Raises
     ------
@@ -199,25 +199,25 @@ class RenyiDivergence(Divergence):
         object.__setattr__(self, "alpha", real_number("alpha", self.alpha, between=(0.0, math.inf)))
 
     def between(self, guide: NormalLaw, prior: NormalLaw) -> Tensor:
-        """Return the divergence of two normal laws."""
+        """Return the weighted divergence between normal distributions, scalar."""
         return self.weight * _renyi(guide, prior, self.alpha)
 
     def of_draws(self, log_ratio: Tensor, log_score: Tensor | None) -> Tensor:
-        """Estimate the divergence by draws: the log of a mean, biased by ``O(1 / K)``."""
+        """Estimate the weighted divergence as in :meth:`Divergence.of_draws`, with bias ``O(1 / K)``."""
         return -self.weight * renyi_estimate(-log_ratio, self.alpha, log_score)
 
 
 @dataclass(frozen=True)
 class Alpha(Divergence):
-    r"""Cichocki and Amari's, :math:`\frac{w}{\alpha (\alpha - 1)} (E_q[(q / \pi)^{\alpha - 1}] - 1)`.
+    r"""Alpha-divergence, :math:`\frac{w}{\alpha (\alpha - 1)} (E_q[(q / \pi)^{\alpha - 1}] - 1)`.
 
-    For ``alpha`` below one it is bounded by ``weight / (alpha (1 - alpha))``: far from the prior it costs no more.
+    For ``alpha`` below one it is bounded by ``weight / (alpha (1 - alpha))``.
 
     Parameters
     ----------
     weight : float, default 1.0
     alpha : float, default 0.5
-        Positive and not one. ``weight=1`` and ``alpha=2`` is half of Pearson's chi-squared divergence.
+        Positive and not one. With ``alpha=2`` and ``weight=1`` it is half the Pearson chi-squared divergence.
 
     Raises
     ------
@@ -244,22 +244,22 @@ class Alpha(Divergence):
         super().__post_init__()
         object.__setattr__(self, "alpha", real_number("alpha", self.alpha, between=(0.0, math.inf)))
         if self.alpha == 1:
-            raise SettingsError("alpha of Alpha must not be one, where it is Kullback and Leibler's: KullbackLeibler()")
+            raise SettingsError("alpha of Alpha must not be one; use KullbackLeibler() instead")
 
     def between(self, guide: NormalLaw, prior: NormalLaw) -> Tensor:
-        """Return the divergence of two normal laws."""
+        """Return the weighted divergence between normal distributions, scalar."""
         power = (self.alpha - 1) * _renyi(guide, prior, self.alpha)
         return self.weight / (self.alpha * (self.alpha - 1)) * power.expm1()
 
     def of_draws(self, log_ratio: Tensor, log_score: Tensor | None) -> Tensor:
-        """Estimate the divergence by draws."""
+        """Estimate the weighted divergence from draws, as in :meth:`Divergence.of_draws`."""
         value = ((self.alpha - 1) * log_ratio).expm1()
         return self.weight / (self.alpha * (self.alpha - 1)) * score_function_estimate(value, log_score)
 
 
 @dataclass(frozen=True)
 class SquaredWasserstein(Divergence):
-    """The squared distance of Wasserstein, with squared Euclidean cost; between normal laws alone.
+    """Squared 2-Wasserstein distance with Euclidean cost, for normal distributions only.
 
     Parameters
     ----------
@@ -279,17 +279,17 @@ class SquaredWasserstein(Divergence):
     """
 
     def between(self, guide: NormalLaw, prior: NormalLaw) -> Tensor:
-        """Return the divergence of two normal laws."""
-        # Singular values of the product of the factors are the roots of the eigenvalues of that of the covariances.
+        """Return the weighted divergence between normal distributions, scalar."""
+        # Singular values of the product of the factors are square roots of eigenvalues of the product of covariances.
         cross = torch.linalg.svdvals(guide.scale_tril.mT @ prior.scale_tril).sum()
         spread = guide.scale_tril.square().sum() + prior.scale_tril.square().sum() - 2 * cross
         return self.weight * ((guide.mean - prior.mean).square().sum() + spread)
 
     def of_draws(self, log_ratio: Tensor, log_score: Tensor | None) -> Tensor:
-        """Refuse: densities do not tell a distance of places."""
+        """Raise GuideError: there is no estimate from densities."""
         raise GuideError(
-            "SquaredWasserstein has a closed form between normal laws and none by draws; take a guide and a prior of "
-            "normal sites on the whole real line, independent of each other, or another divergence"
+            "SquaredWasserstein has a closed form for normal distributions and no estimate by draws; use a guide and a "
+            "prior of independent normal sites on the real line, or another divergence"
         )
 
 
@@ -313,26 +313,25 @@ def _solve(factor: Tensor, right: Tensor) -> Tensor:
 
 
 def _as_divergence(divergence: Any) -> Divergence:
-    """Return a divergence as it is; SettingsError if it is none."""
+    """Return the divergence; SettingsError if it is not a ``Divergence``."""
     if isinstance(divergence, Divergence):
         return divergence
     hint = f"; write {divergence.__name__}()" if isinstance(divergence, type) else ""
     raise SettingsError(
-        f"the divergence must be one such as KullbackLeibler() or Renyi(0.5), not {divergence!r:.80}{hint}"
+        f"divergence must be an object such as KullbackLeibler() or RenyiDivergence(0.5), not {divergence!r:.80}{hint}"
     )
 
 
 class GVI(Objective):
-    r"""Expected loss plus a divergence of guide from prior, :math:`E_q[w \sum_i \ell(\theta, x_i)] + D(q \| \pi)`.
+    r"""Generalized variational objective, :math:`E_q[w \sum_i \ell(\theta, x_i)] + D(q \| \pi)`.
 
-    The rule of three: the loss and its weight are those of the model, such as a
-    :class:`~bayeskit.inference.generalized.GibbsPosterior` (or any Pyro model, whose loss is minus its log
-    likelihood), the divergence is the argument, and the family is the guide. With :class:`KullbackLeibler` and a guide
-    that can be the Gibbs posterior, that is the optimum; other divergences give other beliefs, not approximations of
-    these.
+    The model defines the loss and its weight: a :class:`~bayeskit.inference.generalized.GibbsPosterior`, or any Pyro
+    model with minus its log likelihood as loss. The guide is the variational family. With :class:`KullbackLeibler` and
+    a sufficiently flexible guide the optimum is the Gibbs posterior; other divergences define other posteriors, not
+    approximations of it.
 
-    The divergence is computed in closed form where guide and prior are normal, their sites independent of each
-    other, including Pyro's automatic guides of unconstrained parameters; otherwise by the guide's draws.
+    The divergence has a closed form if guide and prior consist of independent normal sites, including Pyro's automatic
+    guides of unconstrained parameters; otherwise it is estimated from draws of the guide.
 
     Parameters
     ----------
@@ -341,15 +340,16 @@ class GVI(Objective):
     num_particles : int, default 16
         Draws of the guide.
     max_plate_nesting, data_plate
-        As in :class:`~bayeskit.inference.objectives.Objective`. With plates that hold all sites, the divergence
-        is that of each datum's own latent variables.
+        As in :class:`~bayeskit.inference.objectives.Objective`. If plates contain all sites, the divergence is that of
+        the latent variables of each datum.
 
     Raises
     ------
     SettingsError
-        If ``divergence`` is none, or one that does not add up has to be estimated from a single draw.
+        If ``divergence`` is not a :class:`Divergence`, or must be estimated from a single draw although the chain rule
+        does not hold.
     GuideError
-        If the divergence has no estimate by draws and is needed where there is no closed form.
+        If the divergence has neither a closed form nor an estimate from draws.
 
     References
     ----------
@@ -384,7 +384,7 @@ class GVI(Objective):
         self.divergence = KullbackLeibler() if divergence is None else _as_divergence(divergence)
 
     def estimate(self, draw: Draw) -> Tensor:
-        """Return minus the expected loss and the divergence of each datum, ``(*batch)``."""
+        """Return minus the sum of expected loss and divergence, ``(*batch)``."""
         particles = draw(self.num_particles, analytic_kl=self.divergence.adds_up)
         return score_function_estimate(particles.log_likelihood, particles.log_score) - self._divergence(particles)
 
@@ -405,9 +405,9 @@ class GVI(Objective):
 
 
 def _normal_laws(particles: Particles) -> tuple[NormalLaw, NormalLaw] | None:
-    """Return the joint normal laws of guide and prior over all latent sites, or None where either is not normal."""
-    # None where a site is not normal, is masked, scaled or belongs to a datum, or depends on another site, which shows
-    # in particles that differ in its law.
+    """Return the joint normal distributions of guide and prior over all latent sites, or None if not normal."""
+    # None if a site is not normal, is masked, scaled or in a data plate, or depends on another site: then its
+    # distribution differs between particles.
     prior = {name: site for name, site in particles.model_sites.items() if not site["is_observed"]}
     guide = _free_sites(particles.guide_sites, prior)
     if guide is None or particles.layout.plates or not prior:
@@ -418,7 +418,7 @@ def _normal_laws(particles: Particles) -> tuple[NormalLaw, NormalLaw] | None:
     if any(value is None for value in values) or any(law is None for law in laws):
         return None
     if count == 1 and len(prior) > 1:
-        return None  # a single particle cannot show what depends on it
+        return None  # a single particle cannot reveal dependence
     split = len(guide)
     drawn, taken = (torch.cat(part, -1) for part in (values[:split], values[split:]))  # type: ignore[arg-type]
     if drawn.shape != taken.shape or not torch.equal(drawn, taken):
@@ -428,7 +428,7 @@ def _normal_laws(particles: Particles) -> tuple[NormalLaw, NormalLaw] | None:
 
 
 def _free_sites(guide: Mapping[str, Site], prior: Mapping[str, Site]) -> dict[str, Site] | None:
-    """Return the sites that the guide draws from: the prior's, in its order, or those of an automatic guide."""
+    """Return the random sites of the guide: those of the prior, in its order, or of an automatic guide."""
     if set(guide) == set(prior):
         return {name: guide[name] for name in prior}
     free: dict[str, Site] = {}
@@ -437,7 +437,7 @@ def _free_sites(guide: Mapping[str, Site], prior: Mapping[str, Site]) -> dict[st
         if not isinstance(base, Delta):
             free[name] = site
         elif bool((torch.as_tensor(base.log_density) != 0).any()):
-            return None  # a transform bends the law
+            return None  # a nonlinear transform
     return free
 
 
@@ -449,7 +449,7 @@ def _flat(value: Tensor, count: int) -> Tensor | None:
 
 
 def _normal_law(site: Site, count: int) -> NormalLaw | None:
-    """Return the law of a site if it is normal and the same for all particles."""
+    """Return the distribution of a site if it is normal and the same for all particles."""
     if site["mask"] not in (None, True) or isinstance(site["scale"], Tensor) or site["scale"] != 1:
         return None
     base, shape = unwrapped(site["fn"])[0], site["value"].shape

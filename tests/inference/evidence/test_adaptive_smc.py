@@ -9,6 +9,7 @@ from scipy.stats import chi2, norm
 
 import bayeskit as bk
 from bayeskit.errors import CheckpointError, InitializationError, SettingsError
+from bayeskit.inference.evidence.diagnostics import Diagnostics, Peaks
 from bayeskit.inference.evidence.sequential import adaptive_smc, next_step, sequential_refusal
 from bayeskit.inference.samplers.smc import conditional_share, learn_metric
 
@@ -41,8 +42,13 @@ def test_it_agrees_with_the_exact_answer(name, limit):
     assert z.method == "adaptive_smc" and z.trusted and 0 < z.standard_error < 0.1, str(z)
 
 
+def unsearched(monkeypatch):
+    monkeypatch.setattr(Diagnostics, "peaks", lambda self, draws: Peaks((), 0))
+    monkeypatch.setattr(Diagnostics, "_mass_outside", lambda self, draws, estimate: ([], 0))
+
+
 def _scores(num_runs, dim, monkeypatch):
-    monkeypatch.setattr(MODULE, "with_missed_peak", lambda estimate, *arguments, **settings: estimate)
+    unsearched(monkeypatch)
     target, truth = _normal(dim, 2.0), dim * (-0.5 * math.log(2) - 1.0)
     target.compile = False
     runs = [adaptive_smc(target, num_particles=32, num_replicates=16, seed=seed) for seed in range(num_runs)]
@@ -99,7 +105,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch):
 
 
 def test_every_evaluation_is_counted(monkeypatch):
-    monkeypatch.setattr(MODULE, "with_missed_peak", lambda estimate, *arguments, **settings: estimate)
+    unsearched(monkeypatch)
     target, rows = bk.exact.get("beta_binomial").target(), []
     evaluator, evaluate = target.evaluator, target.evaluate
 

@@ -11,6 +11,7 @@ import bayeskit as bk
 from bayeskit.core.statistics import pareto_shape
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
+from bayeskit.inference.evidence.diagnostics import LOOKS, WIDER, Diagnostics
 from bayeskit.inference.evidence.flows import (
     FittedFlow,
     fit_flow,
@@ -18,7 +19,6 @@ from bayeskit.inference.evidence.flows import (
     learned_harmonic_mean,
     shape_that_matters,
 )
-from bayeskit.inference.evidence.missed_mass import LOOKS, WIDER, find_peaks
 
 F64 = torch.float64
 ESTIMATORS = (flow_importance_sampling, learned_harmonic_mean)
@@ -334,7 +334,7 @@ def test_the_seed_decides_and_the_global_stream_does_not():
 
 def test_evaluations_are_counted(curved):
     draws, flow = curved
-    search = find_peaks(draws.target, draws).num_evaluations + len(WIDER) * LOOKS
+    search = Diagnostics.of(draws.target).peaks(draws).num_evaluations + len(WIDER) * LOOKS
     assert flow_importance_sampling(draws.target, draws, flow=flow, num_draws=123).num_evaluations == 123 + search
     assert learned_harmonic_mean(draws.target, draws, flow=flow).num_evaluations == 2000 + search
 

@@ -14,7 +14,7 @@ import bayeskit as bk
 from bayeskit.errors import ConstantsWarning, SettingsError
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence import METHODS, Budget, ConjugateBlock, Evidence, Material, Part
-from bayeskit.inference.evidence.judgement import judge_target
+from bayeskit.inference.evidence.diagnostics import Diagnostics
 from bayeskit.inference.samplers import sample_nested, sample_smc
 
 F64 = torch.float64
@@ -196,15 +196,15 @@ def test_constants_are_warned_of_once_a_call_and_from_where_it_is():
 
 
 def test_a_target_is_judged_once(monkeypatch):
-    from bayeskit.inference.evidence import judgement
+    from bayeskit.inference.evidence import diagnostics
 
     asked = []
-    check = judgement.check_constants
-    monkeypatch.setattr(judgement, "check_constants", lambda *a, **k: asked.append(1) or check(*a, **k))
+    check = diagnostics.check_constants
+    monkeypatch.setattr(diagnostics, "check_constants", lambda *a, **k: asked.append(1) or check(*a, **k))
     target = bk.Target.from_pyro(counts)
     for _ in range(2):
         evidence.laplace(target)
-        judge_target(target)
+        Diagnostics.of(target).check_target()
     assert len(asked) == 1
 
 

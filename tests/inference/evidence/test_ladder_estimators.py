@@ -15,6 +15,7 @@ from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence import ladder as _integration
 from bayeskit.inference.evidence.checks import ladder_problems
+from bayeskit.inference.evidence.diagnostics import LOOKS, WIDER, Diagnostics
 from bayeskit.inference.evidence.ladder import (
     modified_path_sampling,
     path_sampling,
@@ -22,7 +23,6 @@ from bayeskit.inference.evidence.ladder import (
     temperatures,
     thermodynamic_integration,
 )
-from bayeskit.inference.evidence.missed_mass import LOOKS, WIDER, find_peaks
 from bayeskit.inference.samplers import Ladder, sample_ladder
 
 FAILURE_RATE = 1e-5
@@ -368,7 +368,7 @@ def test_a_ladder_that_is_fine_enough_is_used_as_it_is(linear):
     case, target = linear
     ladder = exact_ladder(case, target, grid(60), 0)
     z = thermodynamic_integration(target, ladder=ladder, tolerance=0.05)
-    search = find_peaks(target, ladder.draws).num_evaluations + len(WIDER) * LOOKS
+    search = Diagnostics.of(target).peaks(ladder.draws).num_evaluations + len(WIDER) * LOOKS
     assert z.num_evaluations == ladder.num_evaluations + search and z.diagnostics["rounds"] == 0
     assert z.log_evidence == modified_path_sampling(target, ladder).log_evidence
 

@@ -11,7 +11,7 @@ from bayeskit import exact
 from bayeskit.draws import Draws
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence.checks import finite_chains, posterior_problems
-from bayeskit.inference.evidence.missed_mass import find_peaks, with_missed_peak
+from bayeskit.inference.evidence.diagnostics import Diagnostics, from_draws
 
 DOUBLE = torch.float64
 
@@ -57,37 +57,41 @@ def test_the_larger_mode_is_missed_from_the_higher_one(method):
     assert not z.trusted and z.diagnostics["missed_share"] > 1
 
 
+def judged(estimate, target, draws, **settings):
+    return Diagnostics.of(target).judge(from_draws(estimate, draws, **settings))
+
+
 def test_an_estimate_known_to_be_off_is_no_sign_of_a_missed_peak():
     """All draws are about the only mode; only the estimate is too small, by a gap that it knows of."""
     case = exact.get("linreg10")
     target = case.target()
     draws = bk.sample(target, 8, 200, 200, seed=0, progress=False)
     low = evidence.Evidence("trapezoid", case.log_evidence - 0.3, 0.01, 100)
-    assert "a peak" in with_missed_peak(low, target, draws).warnings[0]
-    assert with_missed_peak(low, target, draws, known_bias=0.3).trusted
+    assert "a peak" in judged(low, target, draws).warnings[0]
+    assert judged(low, target, draws, known_bias=0.3).trusted
     modes = two_modes()
     missed = evidence.Evidence("of one mode", math.log(0.1) - 0.3, 0.01, 100)
-    assert not with_missed_peak(missed, modes, at_modes(modes, 1.0), known_bias=0.3).trusted
+    assert not judged(missed, modes, at_modes(modes, 1.0), known_bias=0.3).trusted
 
 
 def test_a_wide_error_does_not_hide_a_much_larger_peak():
     """A hundredth of the mass, known within a fifth: five times that error is all of what is missing."""
     modes = two_modes()
     small = evidence.Evidence("of one mode", math.log(0.01), 0.2, 100)
-    assert not with_missed_peak(small, modes, at_modes(modes, 1.0)).trusted
+    assert not judged(small, modes, at_modes(modes, 1.0)).trusted
 
 
 def test_draws_of_both_modes_miss_nothing():
     target = two_modes()
     draws = at_modes(target, 0.1)
-    assert len(find_peaks(target, draws).found) == 2
-    z = with_missed_peak(evidence.Evidence("exact", 0.0, 0.01, 0), target, draws)
+    assert len(Diagnostics.of(target).peaks(draws).found) == 2
+    z = judged(evidence.Evidence("exact", 0.0, 0.01, 0), target, draws)
     assert z.trusted and abs(z.diagnostics["missed_share"]) < 0.05
 
 
 def test_a_share_of_a_tenth_is_missed():
     target = two_modes(width=1.0)
-    z = with_missed_peak(evidence.Evidence("nine tenths", math.log(0.9), 0.01, 0), target, at_modes(target, 0.0))
+    z = judged(evidence.Evidence("nine tenths", math.log(0.9), 0.01, 0), target, at_modes(target, 0.0))
     assert not z.trusted and z.diagnostics["missed_share"] == pytest.approx(0.1, abs=0.02)
 
 
@@ -105,7 +109,7 @@ def test_no_false_alarm_on_independent_draws():
     """Two hundred sets of right draws with right estimates."""
     target = two_modes()
     estimate = evidence.Evidence("exact", 0.0, 0.001, 0)
-    alarms = sum(not with_missed_peak(estimate, target, at_modes(target, 0.1, s)).trusted for s in range(60))
+    alarms = sum(not judged(estimate, target, at_modes(target, 0.1, s)).trusted for s in range(60))
     assert alarms == 0
 
 

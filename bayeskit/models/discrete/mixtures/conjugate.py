@@ -140,8 +140,7 @@ def _conjugate(mixture: GaussianMixture) -> tuple[float, Tensor]:
     precision, rate = mixture.prior.relative_precision, mixture.prior.rate
     if precision is None or rate is None or mixture.equal_scales or mixture.correlated:
         raise SettingsError(
-            "parameters can be integrated out only under MixturePrior.conjugate with covariance='diagonal' and "
-            "equal_scales=False"
+            "parameters can be integrated out only under MixturePrior.conjugate with diagonal, unequal covariances"
         )
     return precision, rate
 

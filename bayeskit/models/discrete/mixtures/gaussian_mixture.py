@@ -75,7 +75,7 @@ def as_observations(y: Tensor) -> Tensor:
     if y.dim() not in (1, 2):
         raise ShapeError(f"y must have shape (n,) or (n, D), not {tuple(y.shape)}")
     if y.numel() == 0:
-        raise DataError(f"y has shape {tuple(y.shape)}, so there are no observations")
+        raise DataError(f"y has shape {tuple(y.shape)}, so it holds no observations")
     if not bool(y.isfinite().all()):
         raise DataError(f"y holds {int((~y.isfinite()).sum())} values that are NaN or infinite; remove them")
     return y
@@ -134,7 +134,7 @@ class OrderedSample(TorchDistribution):
         num_draws = whole_number("num_draws", num_draws, 1)
         if base.batch_shape or base.event_shape:
             shapes = f"batch {tuple(base.batch_shape)} and event {tuple(base.event_shape)}"
-            raise ShapeError(f"the distribution of one draw has shapes {shapes}; give a scalar distribution")
+            raise ShapeError(f"the distribution of one draw has shapes {shapes}; give one of a single number")
         self.base = base
         super().__init__(torch.Size(), torch.Size([num_draws]), validate_args=validate_args)
 
@@ -418,9 +418,9 @@ class GaussianMixture:
             raise ShapeError(f"the prior has dimension {self.prior.dim}, the data {columns}")
         self.covariance, self.equal_scales, self.ordered = covariance, equal_scales, ordered
         if self.correlated and self.prior.relative_precision is not None:
-            raise SettingsError("a full covariance requires a prior with spread, not with relative_precision")
+            raise SettingsError("a full covariance goes with a spread of the means, not with a relative_precision")
         if ordered and self.prior.relative_precision is not None:
-            raise SettingsError("ordered means require a prior with spread, not with relative_precision")
+            raise SettingsError("ordered means go with a spread of the means, not with a relative_precision")
 
     @property
     def correlated(self) -> bool:
@@ -638,7 +638,7 @@ class UnknownSizeMixture:
         uniform = torch.full((count,), 1 / count, dtype=mixture.y.dtype, device=mixture.y.device)
         given = uniform if probabilities is None else as_numbers("probabilities", probabilities).to(uniform)
         if given.shape != uniform.shape:
-            raise ShapeError(f"probabilities have shape {tuple(given.shape)}; give shape ({count},)")
+            raise ShapeError(f"probabilities have shape {tuple(given.shape)}; give one for each of {count} components")
         if not bool((given >= 0).all() and given.isfinite().all() and given.sum() > 0):
             raise SettingsError(f"probabilities must be nonnegative and not all zero, not {given.tolist()}")
         self.mixture, self.probabilities = mixture, given / given.sum()

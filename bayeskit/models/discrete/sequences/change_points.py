@@ -281,9 +281,7 @@ class NumberOfChanges:
             ) from None
         object.__setattr__(self, "probabilities", numbers)
         if not all(0 <= p < math.inf for p in self.probabilities) or not sum(self.probabilities) > 0:
-            raise SettingsError(
-                f"probabilities={self.probabilities}; give finite numbers of at least 0, not all zero"
-            )
+            raise SettingsError(f"probabilities={self.probabilities}; give finite numbers of at least 0, not all zero")
 
     @classmethod
     def exactly(cls, number: int) -> NumberOfChanges:
@@ -318,8 +316,8 @@ class NumberOfChanges:
             fits = room.nonzero().flatten().tolist()
             raise SettingsError(
                 f"with {int(logits.argmax())} change points, or any other number of positive probability, no "
-                f"segmentation fits the segment length limits; allow {fits[0]} to {fits[-1]} change points, or relax "
-                "the limits"
+                f"segmentation fits the segment length limits; allow one from {fits[0]} to {fits[-1]}, or relax the "
+                "limits"
             )
         logits = logits.masked_fill(~possible, -math.inf)
         return torch.where(possible, logits.log_softmax(0) - totals, -math.inf)
@@ -562,7 +560,7 @@ def _checked_marginals(marginals: Tensor, n: int, longest: int) -> Tensor:
     if bool(bad.any()):
         place, length = bad.nonzero()[0].tolist()
         raise DataError(
-            f"the log marginal of the {length + 1} observations up to x[{place}] is "
-            f"{float(marginals[place, length])}; a segment model must return finite numbers or minus infinity"
+            f"the log marginal of the {length + 1} data up to x[{place}] is {float(marginals[place, length])}; a "
+            "segment model must return finite numbers or minus infinity"
         )
     return torch.where(read, marginals.detach(), -math.inf)

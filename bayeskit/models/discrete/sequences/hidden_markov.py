@@ -873,7 +873,7 @@ def categorical_log_evidence(model: HiddenMarkovModel, observations: Tensor, lim
     if observations.dim() != 2 or not observations.numel():
         raise ShapeError(f"observations has shape {tuple(observations.shape)}; give (sequences, T) or (T,)")
     if not bool(torch.isin(observations, torch.arange(emission.num_categories, device=observations.device)).all()):
-        raise DataError(f"observations must be whole numbers from 0 to {emission.num_categories - 1}")
+        raise DataError(f"observations must be categories, whole numbers from 0 to {emission.num_categories - 1}")
     states, size = model.num_states, observations.numel()
     if states**size > whole_number("limit", limit, least=1):
         raise SettingsError(

@@ -174,7 +174,7 @@ def plot_states(
     """
     shares, observed = _array(as_numbers("probabilities", probabilities)), _array(as_numbers("x", x))
     if shares.ndim != 2 or not shares.size:
-        raise ShapeError(f"probabilities has shape {shares.shape}; give (T, K), for a single sequence")
+        raise ShapeError(f"probabilities has shape {shares.shape}; give (T, K), those of one sequence")
     if observed.shape != shares.shape[:1]:
         raise ShapeError(f"x has shape {observed.shape}; give ({len(shares)},), one observation per step")
     when = _when(times, len(shares))

@@ -81,7 +81,7 @@ def numbered_sums(semiring: Semiring, segments: Tensor, largest: int) -> Tensor:
 
 
 def _follow(lengths: Tensor, end: Tensor) -> Tensor:
-    """Backtrack through ``lengths (*batch, n)`` from ``end (*batch)``; return True where segments end, ``(*batch, n)``."""
+    """Return True where segments end, ``(*batch, n)``; backtracks ``lengths (*batch, n)`` from ``end (*batch)``."""
     n = lengths.shape[-1]
     reached = torch.arange(n + 1, device=lengths.device) == end.unsqueeze(-1)
     reached = reached.expand(*lengths.shape[:-1], n + 1).clone()
@@ -385,8 +385,9 @@ class Segmentations:
             row = reachable[tuple(sequence)]
             place = int(row[: int(self.lengths[tuple(sequence)]) + 1].nonzero()[-1])
             raise DataError(
-                f"no segmentation{_of(sequence)} has positive weight: no allowed segment begins at place {place}, "
-                "and no segmentation extends beyond it; allow a segment that begins there, or longer segments"
+                f"no segmentation{_of(sequence)} has positive weight: no allowed segment begins at place {place} and "
+                "ends within the sequence, and no segmentation extends beyond that place; allow such a segment, or "
+                "longer segments"
             )
 
     def _total(self, semiring: Semiring, elements: Tensor) -> Tensor:

@@ -391,7 +391,7 @@ class SegmentedText:
             concentration = concentration.expand(len(text.segments) + 1)
         if concentration.shape != (len(text.segments) + 1,):
             raise ShapeError(
-                f"concentration has shape {tuple(concentration.shape)}; give ({len(text.segments) + 1},), one value per "
+                f"concentration has shape {tuple(concentration.shape)}; give ({len(text.segments) + 1},), one for each "
                 "word and one for the end"
             )
         if not bool(((concentration > 0) & concentration.isfinite()).all()):

@@ -1,0 +1,276 @@
+"""Diagnostics of a target and of posterior draws: what every estimate on them is judged by.
+
+An estimator returns its estimate :func:`from_draws`; the decorator of estimators asks the target's
+:class:`Diagnostics` for the judgement. Searches are made once for each target and once for each set of draws.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.randomness import new_generator
+from bayeskit.core.statistics import effective_sample_size
+from bayeskit.draws import Draws
+from bayeskit.errors import ConstantsWarning, InitializationError, SettingsError
+from bayeskit.inference.evidence.checks import rounding_problems
+from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
+from bayeskit.inference.evidence.improper_priors import improper
+from bayeskit.inference.evidence.missed_mass import MIN_MISSING, SEARCH_ERRORS, is_more_than, same_likelihood
+from bayeskit.inference.evidence.modes import (
+    STARTS_BESIDE_DRAWS,
+    Peak,
+    best_of,
+    divided_by_valleys,
+    find_modes,
+    is_missed,
+    num_looks,
+    starts_from_prior,
+    weigh_peak,
+)
+from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.samplers.starts import prior_positions
+from bayeskit.logdensity.target import Target
+
+__all__ = ["Diagnostics", "EvidenceFromDraws", "LOOKS", "Peaks", "WIDER", "from_draws"]
+
+#: Number of searches from prior draws, and from points separated by valleys.
+_PRIOR_STARTS, _DIVIDED_STARTS = 6, 6
+#: Tails may extend beyond the draws by this share of their width in each coordinate.
+_MARGIN = 0.25
+#: Standard deviations of the probe distributions, in units of that of the draws, and number of probes each.
+WIDER, LOOKS = (2.0, 4.0, 8.0, 16.0, 32.0), 200
+
+
+@dataclass(frozen=True)
+class EvidenceFromDraws(Evidence):
+    """An estimate from posterior draws, with all by which it is judged.
+
+    Attributes
+    ----------
+    draws : Draws
+        Draws behind the estimate, of any temperature.
+    known_bias : float
+        Nats by which the estimate is known to be too low.
+    others : sequence of Draws
+        Further draws that must show every mode.
+    """
+
+    draws: Draws | None = None
+    known_bias: float = 0.0
+    others: Sequence[Draws] = ()
+
+
+def from_draws(
+    estimate: Evidence, draws: Draws, *, known_bias: float = 0.0, others: Sequence[Draws] = ()
+) -> EvidenceFromDraws:
+    """Return an estimate with the draws that it is judged by."""
+    return EvidenceFromDraws(**vars(estimate), draws=draws, known_bias=known_bias, others=others)
+
+
+class Peaks(NamedTuple):
+    """Peaks at which searches from draws, and from the prior, ended: the highest first, none inside another."""
+
+    found: tuple[Peak, ...]
+    num_evaluations: int
+
+
+class _Prior(NamedTuple):
+    """Draws ``(n, d)`` of a target's prior, if it has any, and the ends ``(m, d)`` of searches from there."""
+
+    draws: Tensor | None
+    ends: Tensor
+    num_evaluations: int
+
+
+class Diagnostics:
+    """Diagnostics of one target, each made when it is first asked for.
+
+    Parameters
+    ----------
+    target : Target
+    seed : int, default 0
+        Seed of the random points. Estimators share the diagnostics of ``seed=0``, so that a judgement does not depend
+        on who asked first.
+
+    Examples
+    --------
+    >>> from bayeskit import exact
+    >>> from bayeskit.inference.evidence import Diagnostics
+    >>> diagnostics = Diagnostics(exact.get("linreg10").target())
+    >>> diagnostics.improper is None, diagnostics.constants.fine
+    (True, True)
+    """
+
+    def __init__(self, target: Target, *, seed: int = 0) -> None:
+        if not isinstance(target, Target):
+            raise SettingsError(f"a Target is needed, not a {type(target).__name__}; make one by Target.from_pyro")
+        self.target, self.seed = target, seed
+        self._peaks: WeakKeyDictionary[Draws, Peaks] = WeakKeyDictionary()
+
+    @classmethod
+    def of(cls, target: Target) -> Diagnostics:
+        """Return the diagnostics that are kept with a target."""
+        return target.kept(cls) if isinstance(target, Target) else cls(target)
+
+    @cached_property
+    def improper(self) -> str | None:
+        """Reason why the prior is improper; None if there is none known."""
+        return improper(self.target)
+
+    @cached_property
+    def constants(self) -> ConstantsReport:
+        """Report on the normalising constants of prior and likelihood."""
+        return check_constants(self.target, seed=self.seed)
+
+    def check_target(self, *, proper: bool = True, stacklevel: int = 2) -> ConstantsReport:
+        """Warn of the problems of the constants, and return their report.
+
+        Raises
+        ------
+        SettingsError
+            If the prior has to be ``proper`` and is not.
+        """
+        if proper and self.improper is not None:
+            raise SettingsError(self.improper)
+        if proper and self.constants.improper:
+            raise SettingsError(self.constants.warnings[0])
+        for problem in self.constants.warnings:
+            warnings.warn(problem, ConstantsWarning, stacklevel=stacklevel + 1)
+        return self.constants
+
+    def peaks(self, draws: Draws) -> Peaks:
+        """Return the peaks at which searches from draws, of any temperature, and from the prior end."""
+        if draws not in self._peaks:
+            self._peaks[draws] = self._search(draws)
+        return self._peaks[draws]
+
+    def judge(self, estimate: EvidenceFromDraws) -> Evidence:
+        """Return the estimate with a warning if the draws miss a part of the posterior."""
+        # No chain may visit a narrow or distant mode, and no chain diagnostic detects that. If the estimate is right,
+        # the mass of a mode over it is the share of draws there.
+        draws, z = estimate.draws, Evidence(**{f.name: getattr(estimate, f.name) for f in fields(Evidence)})
+        if draws is None:
+            return z
+        peaks = self.peaks(draws)
+        last = draws if bool((draws.beta == 1).all()) else draws.select(draws.beta == 1)
+        rounded, share_rounded = rounding_problems(self.target, last.unconstrained, None, z.standard_error)
+        problems = (*z.warnings, *same_likelihood(draws.log_likelihood), *rounded)
+        worst, spent = math.nan, peaks.num_evaluations
+        if math.isfinite(z.log_evidence):
+            outside, looks = self._mass_outside(last, z)
+            spent += looks
+            least = min(MIN_MISSING, z.standard_error) if z.standard_error > 0 else MIN_MISSING
+            missed = []
+            for peak, looked in product(peaks.found, (last, *estimate.others)):
+                expected, share, chance, relative_error = _in_peak(peak, z, looked, estimate.known_bias)
+                worst = expected - share if math.isnan(worst) else max(worst, expected - share)
+                if is_missed(expected, share, chance, relative_error, least):
+                    missed.append(
+                        f"a peak that holds {expected:.3g} times the estimate has {100 * share:.2g} % of the draws: "
+                        "they miss a part of the posterior; use nested_sampling or laplace_importance_sampling"
+                    )
+            problems = (*problems, *outside, *missed[:1])
+        return replace(
+            z,
+            num_evaluations=z.num_evaluations + spent,
+            warnings=problems,
+            diagnostics=z.diagnostics | {"rounded_share": share_rounded, "missed_share": worst},
+        )
+
+    @cached_property
+    def _prior(self) -> _Prior:
+        start, spent = starts_from_prior(self.target, self.seed, needed=False)
+        start = start[:STARTS_BESIDE_DRAWS]
+        draws = prior_positions(self.target, num_looks(self.target), new_generator(self.seed, stream="peaks"))
+        if draws is not None:
+            start = torch.cat([start, draws[:_PRIOR_STARTS].to(start)])
+        ends, cost = _climbed(self.target, start)
+        return _Prior(draws, ends, spent + cost)
+
+    def _search(self, draws: Draws) -> Peaks:
+        found: list[Peak] = []
+        spent = 0
+        try:
+            prior = self._prior
+            spent = prior.num_evaluations
+            # The best of many draws may all belong to one mode, so one point per mode seen by posterior or prior draws
+            # is added.
+            x, count = draws.unconstrained.flatten(0, 1), num_looks(self.target)
+            seen = x[torch.linspace(0, len(x) - 1, min(count, len(x)), device=x.device).round().long()]
+            if prior.draws is not None:
+                seen = torch.cat([seen, prior.draws.to(seen)])
+            divided, looks = divided_by_valleys(self.target, seen, _DIVIDED_STARTS)
+            ends, cost = _climbed(self.target, torch.cat([best_of(draws).to(divided), divided]))
+            ends, spent = torch.cat([prior.ends.to(ends), ends]), spent + looks + cost
+            ends = ends[self.target.log_density(ends).argsort(descending=True)]
+            for end in ends:
+                if any(bool(peak.holds(end)) for peak in found):
+                    continue
+                peak, cost = weigh_peak(self.target, end, seed=self.seed)
+                spent += cost
+                if peak is not None:
+                    found.append(peak)
+        except SEARCH_ERRORS:
+            # The draws and the estimate stand; only this check is not available.
+            return Peaks(tuple(found), spent)
+        return Peaks(tuple(found), spent)
+
+    def _mass_outside(self, draws: Draws, estimate: Evidence) -> tuple[list[str], int]:
+        """Return a warning if wider normal draws find mass outside the box of the posterior draws, and evaluations."""
+        # Chains that all start in a narrow peak never leave it; no mode search ends in the broad part around it.
+        x = draws.unconstrained.reshape(-1, self.target.dim)
+        low, high, deviation = x.amin(0), x.amax(0), x.std(0)
+        if not bool((deviation > 0).all()):
+            return [], 0
+        margin = _MARGIN * (high - low)
+        generator = new_generator(self.seed, self.target.device, "mass outside of draws")
+        wider = torch.tensor(WIDER, dtype=x.dtype, device=x.device).repeat_interleave(LOOKS)
+        scale = wider.unsqueeze(-1) * deviation
+        noise = torch.randn(scale.shape, generator=generator, dtype=x.dtype, device=x.device)
+        at = x.mean(0) + scale * noise
+        try:
+            log_density = self.target.log_density(at)
+        except SEARCH_ERRORS:
+            return [], 0
+        log_proposal = torch.distributions.Normal(x.mean(0), scale).log_prob(at).sum(-1)
+        log_terms = (log_density - log_proposal).nan_to_num(nan=-torch.inf) - estimate.log_evidence
+        outside = ((at < low - margin) | (at > high + margin)).any(-1)
+        log_terms = torch.where(outside, log_terms, -torch.inf).reshape(len(WIDER), LOOKS)
+        least = max(estimate.standard_error, MIN_MISSING)
+        if not any(is_more_than(terms, LOOKS, least) for terms in log_terms):
+            return [], len(at)
+        return [
+            "there is mass around the posterior draws that they do not reach, so they miss a part of the posterior; "
+            "use nested_sampling, stepping_stone or smc"
+        ], len(at)
+
+
+def _in_peak(peak: Peak, estimate: Evidence, draws: Draws, known_bias: float) -> tuple[float, float, float, float]:
+    """Return the share of the posterior that a peak should have, that of the draws, its error, and how well known."""
+    inside = peak.holds(draws.unconstrained).to(torch.float64)
+    share = float(inside.mean())
+    effective = min(float(effective_sample_size(inside)), inside.numel()) if draws.num_draws >= 8 else draws.num_chains
+    expected = math.exp(min(peak.log_mass - estimate.log_evidence - known_bias, 700.0))
+    # The binomial error of the expected share, so that draws that never saw the mode do not appear certain.
+    likely = min(max(share, min(expected, 1.0)), 1.0)
+    binomial = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
+    known = estimate.standard_error if math.isfinite(estimate.standard_error) else 0.0
+    return expected, share, binomial, math.hypot(peak.relative_error, known)
+
+
+def _climbed(target: Target, start: Tensor) -> tuple[Tensor, int]:
+    """Return where climbs end, nothing where the density is zero at all starts, and evaluations."""
+    try:
+        return find_modes(target, start=start)
+    except InitializationError:
+        return start[:0], 0
