@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from bayeskit.core.page import cell, escape, number, pairs, table, whole_page
+from bayeskit.core.page import rendered
 from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.core.storage import write_atomically
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence import EvidenceComparison
-from bayeskit.inference.evidence.comparison import evidence_sections, own_seconds
+from bayeskit.inference.evidence.comparison import comparison_facts, own_seconds
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
@@ -125,47 +125,50 @@ def write_report(
     ...     page.read_text(encoding="utf-8").startswith("<!doctype html>")
     True
     """
-    sections = [f"<h1>{escape(title)}</h1>"]
-    sections += evidence_sections(comparison, reference, reference_error)
-    if comparison.draws is not None:
-        sections.append(_posterior_section(comparison.draws))
-    sections.append(_settings_section(comparison, target, settings or {}))
-    page = whole_page(title, sections)
+    page = rendered(
+        "report.html",
+        title=title,
+        posterior=None if comparison.draws is None else _posterior(comparison.draws),
+        tables=_tables(comparison, target, settings or {}),
+        **comparison_facts(comparison, reference, reference_error),
+    )
     write_atomically(path, page.encode("utf-8"))
 
 
-# -- sections -------------------------------------------------------------------------------
+# -- contents -------------------------------------------------------------------------------
 
 
-def _posterior_section(draws: Draws) -> str:
+def _posterior(draws: Draws) -> dict[str, Any]:
+    """Return the text, the rows of the summary and the figures of the chains."""
     names, values = _components(draws)  # once: deterministic sites need the whole model
     summary = _summary(names, values)
     shown = summary.iloc[np.sort(_worst_first(summary)[:_MAX_LISTED])]
-    formats = {"ess": ".0f", "r_hat": ".3f"}
-    rows = []
-    for name, row in shown.iterrows():
-        flag = "untrusted" if row["r_hat"] > 1.05 or not math.isfinite(row["mean"]) else ""
-        cells = [number(row[c], formats.get(c, ".4g")) for c in summary.columns]
-        rows.append((flag, [cell(str(name)), *cells]))
-    count = draws.num_chains * draws.num_draws
+    specs = [{"ess": ".0f", "r_hat": ".3f"}.get(column, ".4g") for column in summary.columns]
     diverging = draws.sample_stats.get("diverging")
     text = f"{draws.num_chains} chains of {draws.num_draws} draws"
     if diverging is not None:
-        text += f", {int(diverging.sum())} of {count} transitions divergent"
-    parts = [f"<section><h2>Posterior</h2><p>{text}.</p>"]
-    if len(shown) < len(summary):
-        parts.append(f"<p>Only the {len(shown)} of {len(summary)} parameters with the largest R-hat.</p>")
-    parts.append(table(["parameter", *summary.columns], rows))
-    parts.append(
-        "</section><section><h2>Chains</h2><p>Worst R-hat first. Left: the path of every chain. "
-        "Right: how far the ranks of each chain stray from uniform; chains that agree stay near zero.</p>"
-    )
-    parts.append(_chain_figures(names, values, summary))
-    parts.append("</section>")
-    return "".join(parts)
+        text += f", {int(diverging.sum())} of {draws.num_chains * draws.num_draws} transitions divergent"
+    rows = [
+        {
+            "name": name,
+            "cells": list(zip(row, specs, strict=True)),
+            "doubtful": row["r_hat"] > 1.05 or not math.isfinite(row["mean"]),
+        }
+        for name, row in shown.iterrows()
+    ]
+    return {
+        "text": text,
+        "columns": list(summary.columns),
+        "rows": rows,
+        "num_parameters": len(summary),
+        "figures": _chain_figures(names, values, summary),
+    }
 
 
-def _settings_section(comparison: EvidenceComparison, target: Target | None, settings: Mapping[str, Any]) -> str:
+def _tables(
+    comparison: EvidenceComparison, target: Target | None, settings: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the settings and the versions of packages."""
     draws = comparison.draws
     target = target or (draws.target if draws is not None else None)
     facts: dict[str, Any] = dict(settings) | dict(comparison.settings)
@@ -186,8 +189,7 @@ def _settings_section(comparison: EvidenceComparison, target: Target | None, set
         facts["tempered ladder, gradients"] = f"{comparison.ladder.num_evaluations}"
     facts["estimators alone, seconds"] = f"{own_seconds(comparison):.1f}"
     versions = {"python": platform.python_version()} | _versions() | {"platform": platform.platform(terse=True)}
-    tables = (("Settings", facts), ("Versions", versions))
-    return "".join(f"<section><h2>{name}</h2>{pairs(rows)}</section>" for name, rows in tables)
+    return {"Settings": facts, "Versions": versions}
 
 
 def _versions() -> dict[str, str]:
@@ -203,7 +205,7 @@ def _versions() -> dict[str, str]:
 # -- figures --------------------------------------------------------------------------------
 
 
-def _chain_figures(names: list[str], values: torch.Tensor, summary: pd.DataFrame) -> str:
+def _chain_figures(names: list[str], values: torch.Tensor, summary: pd.DataFrame) -> list[dict[str, Any]]:
     from matplotlib.figure import Figure
 
     from bayeskit.core.plots import plot_rank, plot_trace
@@ -218,11 +220,8 @@ def _chain_figures(names: list[str], values: torch.Tensor, summary: pd.DataFrame
         plot_trace(chains, _plain(name), left)
         plot_rank(chains, "", right)
         ratio = float(summary["r_hat"].iloc[index])
-        figures.append(
-            f'<figure><img alt="Trace and ranks of {escape(name)}" src="{_as_png(figure)}">'
-            f"<figcaption>{escape(name)}, R-hat {ratio:.3f}</figcaption></figure>"
-        )
-    return "".join(figures)
+        figures.append({"name": name, "source": _as_png(figure), "r_hat": ratio})
+    return figures
 
 
 def _plain(text: str) -> str:

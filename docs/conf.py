@@ -16,7 +16,7 @@ import round_citations  # noqa: E402
 from reference import write_pages  # noqa: E402
 
 from bayeskit import gallery  # noqa: E402
-from bayeskit.core.page import _SCRIPT  # noqa: E402
+from bayeskit.core.page import template_source  # noqa: E402
 
 project = "bayeskit"
 author = "The bayeskit developers"
@@ -152,7 +152,7 @@ def vendor(app):
     mark = (
         'for (const table of document.querySelectorAll("table")) { if (table.tHead) table.classList.add("sortable"); }'
     )
-    script = f'document.addEventListener("DOMContentLoaded", () => {{\n{mark}\n{_SCRIPT}\n}});\n'
+    script = f'document.addEventListener("DOMContentLoaded", () => {{\n{mark}\n{template_source("page.js")}\n}});\n'
     (static / "sort_tables.js").write_text(script, encoding="utf-8")
 
 

@@ -63,7 +63,7 @@ def test_report_escapes_every_text(tmp_path, comparison):
     write_report(page, replace(comparison, draws=None), title=evil, settings={evil: evil})
     text = page.read_text(encoding="utf-8")
     assert evil not in text
-    assert "alert(&#x27;x&#x27;)" in text
+    assert "alert(&#39;x&#39;)" in text
     assert "infinite variance &lt;b&gt;" in text
 
 

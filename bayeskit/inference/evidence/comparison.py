@@ -18,7 +18,7 @@ from scipy.stats import norm
 
 from bayeskit.core.compatibility import as_inference_data, plain_attributes, write_netcdf
 from bayeskit.core.inputs import real_number, whole_number
-from bayeskit.core.page import cell, escape, number, table, whole_page
+from bayeskit.core.page import rendered
 from bayeskit.core.storage import write_atomically
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, CheckpointError, OutputError, SettingsError, UnknownNameError
@@ -42,7 +42,7 @@ __all__ = [
     "Verdict",
     "by_reason",
     "compare",
-    "evidence_sections",
+    "comparison_facts",
     "judge",
     "own_seconds",
 ]
@@ -237,136 +237,48 @@ def _gap(one: Evidence, other: Evidence) -> float:
     return difference / math.hypot(one.standard_error, other.standard_error, floor)
 
 
-# HTML fragments of a comparison.
-
-_CAPTION = "Estimates with 95 % intervals; hollow ones are not trusted, arrows lie beyond the axis."
-_FOOTNOTE = (
-    "Standard errors are Monte Carlo errors of the log evidence, in nats. Evaluations and seconds include the shared "
-    "draws: what each estimate would have cost alone."
-)
+# A comparison as HTML.
 
 
-def _comparison_page(
+def comparison_facts(
     comparison: EvidenceComparison, reference: float | None = None, reference_error: float = 0.0
-) -> str:
-    """Return a whole HTML page of one comparison."""
-    return whole_page("Log evidence", evidence_sections(comparison, reference, reference_error))
+) -> dict[str, Any]:
+    """Return what templates show of a comparison: doubts, refusals, the distance to a reference, and the plot."""
+    return {
+        **_tables(comparison),
+        "reference": _beside_reference(comparison, reference, reference_error) if comparison.results else "",
+        "figure": _figure(comparison, reference) if comparison.results else "",
+    }
 
 
-def evidence_sections(
-    comparison: EvidenceComparison, reference: float | None = None, reference_error: float = 0.0
-) -> list[str]:
-    """Return HTML sections: the verdict if there are results, and the tables if there is anything to show."""
-    sections = [_verdict_section(comparison, reference, reference_error)] if comparison.results else []
-    if comparison.results or comparison.scores or comparison.refused:
-        sections.append(_estimates_section(comparison, reference))
-    return sections
+def _tables(comparison: EvidenceComparison) -> dict[str, Any]:
+    """Return what the tables show: the comparison, reasons for distrust, and reasons why methods do not apply."""
+    return {
+        "comparison": comparison,
+        "doubts": [(z.method, "; ".join(z.warnings)) for z in (*comparison, *comparison.scores.values()) if z.warnings],
+        "refusals": [(", ".join(names), why) for why, names in by_reason(comparison.refused).items()],
+    }
 
 
-def _verdict_section(
-    comparison: EvidenceComparison, reference: float | None = None, reference_error: float = 0.0
-) -> str:
-    """Return the agreed value in large figures, and what stands behind it."""
+def _beside_reference(comparison: EvidenceComparison, reference: float | None, reference_error: float) -> str:
+    """Return the sentences on a reference value and on the distance of the verdict to it."""
+    if reference is None:
+        return ""
     verdict = comparison.verdict
-    if verdict.best is None:
-        value = '<p class="value bad">unknown</p>'
-    else:
-        spread = f'<span class="error">± {verdict.standard_error:.4f}</span>'
-        value = f'<p class="value">{verdict.log_evidence:.4f} {spread}</p>'
-    note = ""
-    if reference is not None:
-        reference = real_number("reference", reference)
-        reference_error = real_number("reference_error", reference_error)
-        if not (math.isfinite(reference) and 0 <= reference_error < math.inf):
-            raise SettingsError(
-                f"reference and reference_error must be finite, the error at least zero, not {reference} and "
-                f"{reference_error}; leave them out where nothing is known"
-            )
-        known = f"{reference:.4f} ± {reference_error:.4f}" if reference_error > 0 else f"{reference:.4f}"
-        note = f" Reference value: {known}."
-        error = math.hypot(verdict.standard_error, reference_error)
-        if verdict.best is not None and error > 0:
-            z = (verdict.log_evidence - reference) / error
-            note += f" The estimate is {z:+.2f} standard errors away from it."
-    text = f"<p>{escape(str(verdict))}.{note}</p>"
-    text += "".join(f"<p>{escape(remark)}</p>" for remark in verdict.notes)
-    return f'<section class="headline"><h2>Log evidence</h2>{value}{text}</section>'
-
-
-def _estimates_section(comparison: EvidenceComparison, reference: float | None = None) -> str:
-    """Return table and plot of the estimates if there are, why some are not trusted, scores, and what did not apply."""
-    parts = ["<section><h2>Estimates</h2>"]
-    if comparison.results:
-        parts.append(_estimates_table(comparison))
-    else:
-        parts.append("<p>No method gave an estimate of the log evidence.</p>")
-        parts += [f"<p>{escape(note)}</p>" for note in comparison.notes]  # elsewhere they stand beside the verdict
-    parts += _beside_the_estimates(comparison)
-    if comparison.results or comparison.scores:
-        parts.append(f"<p>{_FOOTNOTE}</p>")
-    if comparison.results:
-        parts.append(f"<figure>{_figure(comparison, reference)}<figcaption>{_CAPTION}</figcaption></figure>")
-    parts.append("</section>")
-    return "".join(parts)
-
-
-def _notebook_view(comparison: EvidenceComparison) -> str:
-    """Return verdict, tables and remarks without heading or plot, as a notebook shows them below a cell."""
-    parts = []
-    if comparison.results:
-        parts += [f"<p><b>{escape(str(comparison.verdict))}</b></p>", _estimates_table(comparison)]
-    parts += [f"<p>{escape(note)}</p>" for note in comparison.notes]
-    return "".join([*parts, *_beside_the_estimates(comparison)])
-
-
-def _beside_the_estimates(comparison: EvidenceComparison) -> list[str]:
-    """Return why some are not trusted, the scores, and what did not apply."""
-    parts = []
-    doubtful = [z for z in (*comparison, *comparison.scores.values()) if z.warnings]
-    if doubtful:
-        items = [f"<li><b>{escape(z.method)}</b>: {escape('; '.join(z.warnings))}</li>" for z in doubtful]
-        parts.append(f"<h3>Why some are not trusted</h3><ul>{''.join(items)}</ul>")
-    if comparison.scores:
-        header = ["score", "value", "standard error", "seconds", "trusted"]
-        rows = [
-            (
-                "" if s.trusted else "untrusted",
-                [
-                    cell(s.method),
-                    number(s.predictive_score, ".4f"),
-                    number(s.standard_error, ".4f"),
-                    number(s.seconds, ".1f"),
-                    cell("yes" if s.trusted else "no"),
-                ],
-            )
-            for s in comparison.scores.values()
-        ]
-        parts.append("<h3>Predictive scores</h3><p>They say how well single observations are foretold.</p>")
-        parts.append(table(header, rows))
-    if comparison.refused:
-        items = [
-            f"<li><b>{escape(', '.join(names))}</b>: {escape(why)}</li>"
-            for why, names in by_reason(comparison.refused).items()
-        ]
-        parts.append(f"<h3>What does not apply</h3><ul>{''.join(items)}</ul>")
-    return parts
-
-
-def _estimates_table(comparison: EvidenceComparison) -> str:
-    """Return the table of estimates alone."""
-    header = ["method", "log evidence", "standard error", "evaluations", "seconds", "trusted"]
-    rows = []
-    for z in comparison:
-        cells = [
-            cell(z.method),
-            number(z.log_evidence, ".4f"),
-            number(z.standard_error, ".4f"),
-            number(z.num_evaluations, "d"),
-            number(z.seconds, ".1f"),
-            cell("yes" if z.trusted else "no"),
-        ]
-        rows.append(("" if z.trusted else "untrusted", cells))
-    return table(header, rows)
+    reference = real_number("reference", reference)
+    reference_error = real_number("reference_error", reference_error)
+    if not (math.isfinite(reference) and 0 <= reference_error < math.inf):
+        raise SettingsError(
+            f"reference and reference_error must be finite, the error at least zero, not {reference} and "
+            f"{reference_error}; leave them out where nothing is known"
+        )
+    known = f"{reference:.4f} ± {reference_error:.4f}" if reference_error > 0 else f"{reference:.4f}"
+    note = f" Reference value: {known}."
+    error = math.hypot(verdict.standard_error, reference_error)
+    if verdict.best is not None and error > 0:
+        z = (verdict.log_evidence - reference) / error
+        note += f" The estimate is {z:+.2f} standard errors away from it."
+    return note
 
 
 def own_seconds(comparison: EvidenceComparison) -> float:
@@ -529,7 +441,8 @@ class EvidenceComparison:
         OutputError
             If the file cannot be written.
         """
-        page = _comparison_page(self, reference, reference_error)
+        facts = comparison_facts(self, reference, reference_error)
+        page = rendered("comparison_page.html", title="Log evidence", **facts)
         if path is not None:
             write_atomically(path, page.encode("utf-8"))
         return page
@@ -549,7 +462,7 @@ class EvidenceComparison:
 
     def _repr_html_(self) -> str:
 
-        return _notebook_view(self)
+        return rendered("notebook.html", **_tables(self))
 
     def __str__(self) -> str:
         lines = [str(z) for z in self.results.values()] + [str(s) for s in self.scores.values()]

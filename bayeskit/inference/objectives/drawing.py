@@ -423,7 +423,7 @@ def _check_estimator(name: str, estimator: GradientEstimator) -> None:
         raise GuideError(
             f"site {name!r}: VIMCO estimates the gradient of the multi-sample bound of the whole model, not of one "
             f"site; remove infer['gradient'] and train with IWAE(num_particles={estimator.num_samples}), which uses "
-            "this gradient for draws without one"
+            "this gradient for sites that are not reparameterised"
         )
     if type(estimator).surrogate is not GradientEstimator.surrogate and not isinstance(estimator, ScoreFunction):
         raise GuideError(

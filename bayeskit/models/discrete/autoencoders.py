@@ -31,7 +31,7 @@ def checked_gradient(gradient: object | None) -> object | None:
     if gradient is None or not isinstance(gradient, type) and callable(getattr(gradient, "points", None)):
         return gradient
     raise SettingsError(
-        f"gradient is {gradient!r:.80}, no gradient estimator; give an object of bayeskit.inference.gradients such as "
+        f"gradient is {gradient!r:.80}, no gradient estimator; use an object of bayeskit.inference.gradients such as "
         "UnorderedSet(k=4)"
     )
 
@@ -216,15 +216,15 @@ class DiscreteVAE(GenerativeModel):
         return (log_guide.exp() * (log_joint - log_guide)).sum(0)
 
     def _numbers(self, x: Tensor, name: str = "x") -> Tensor:
-        """Return data of any library, whole numbers and bits as the parameters' kind of number."""
+        """Return array-like data as a tensor; integers and bools get the dtype of the parameters."""
         found = as_numbers(name, x)
         return x if found is x and x.is_floating_point() else found.to(next(self.parameters()))
 
     def _check_listable(self) -> None:
         if self.num_codes > _MAX_CODES:
             raise SettingsError(
-                f"there are {self.num_codes} codes, more than the {_MAX_CODES} that are listed; use fewer bits, or "
-                "importance sampling by held_out.importance_sampling"
+                f"there are {self.num_codes} codes, more than the limit of {_MAX_CODES} for enumeration; use a smaller "
+                "code, or held_out.importance_sampling"
             )
 
 
@@ -457,7 +457,7 @@ def _perceptrons(
 ) -> tuple[nn.Sequential, nn.Sequential]:
     """Return an encoder to logits and a decoder from flat codes."""
     if isinstance(hidden, int):
-        raise SettingsError(f"hidden is {hidden}, and must be a sequence of the layers' units, such as ({hidden},)")
+        raise SettingsError(f"hidden is {hidden}, but must be a sequence of layer widths, such as ({hidden},)")
     check_hidden(hidden)
     check_sizes(data_dim, code_size)
     encoder = nn.Sequential(features(data_dim, hidden, activation), nn.Linear(hidden[-1], code_size))

@@ -153,8 +153,8 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
         largest = max([self.layers[0]] + [a + b for a, b in zip(self.layers, self.layers[1:-1], strict=False)])
         if largest > _MAX_BITS:
             raise SettingsError(
-                f"neighbouring hidden layers have {2**largest} joint states, more than the {2**_MAX_BITS} that are "
-                "listed; use smaller layers, or importance sampling by held_out.importance_sampling"
+                f"adjacent hidden layers have {2**largest} joint states, more than the limit of {2**_MAX_BITS} for "
+                "enumeration; use smaller layers, or held_out.importance_sampling"
             )
         states = self._states(self.layers[0])
         log_prior = _bits(self.top).log_prob(states)
@@ -187,7 +187,7 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
             raise ShapeError(f"x has shape {tuple(x.shape)}; it must be (n, {self.layers[-1]})")
         if self.num_data not in (None, len(x)):
             raise ShapeError(
-                f"x has {len(x)} rows, but the guide has logits for num_data={self.num_data}; give all of them at once"
+                f"x has {len(x)} rows, but the guide has logits for num_data={self.num_data}; pass all observations"
             )
         if x.dtype != self.top.dtype:
             raise DataError(f"x is {x.dtype}, but the parameters are {self.top.dtype}; convert one of them")
@@ -197,5 +197,5 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
 
 
 def _bits(logits: Tensor) -> Any:
-    """Return independent bits as one event."""
+    """Return the distribution of independent bits as one event."""
     return dist.Bernoulli(logits=logits, validate_args=False).to_event(1)

@@ -159,7 +159,7 @@ def _within_once(counts: Tensor) -> Tensor:
 
 
 def _log_rising_factorials(start: Tensor, most: int) -> Tensor:
-    """Return ``log Gamma(start + n) - log Gamma(start)`` for ``n = 0 ... most``, one ``start`` after the other."""
+    """Return ``log Gamma(start + n) - log Gamma(start)`` for ``n = 0, ..., most``, concatenated over ``start``."""
     factors = (start.unsqueeze(-1) + torch.arange(most, device=start.device)).log()
     return torch.nn.functional.pad(factors.cumsum(-1), (1, 0)).flatten()
 
@@ -337,7 +337,7 @@ class StochasticBlockModel:
         if self.num_blocks**self.num_nodes > limit:
             raise SettingsError(
                 f"{self.num_nodes} nodes can be assigned to {self.num_blocks} blocks in "
-                f"{self.num_blocks**self.num_nodes} ways, more than the limit of {limit}; use gibbs_sweep and "
+                f"{self.num_blocks**self.num_nodes} ways, more than the limit of {limit}; use gibbs_sweep or "
                 "annealed_evidence"
             )
         index = torch.arange(self.num_blocks**self.num_nodes, device=self.adjacency.device).unsqueeze(1)
@@ -400,12 +400,12 @@ class StochasticBlockModel:
         return members.argmax(-1).T
 
     def __call__(self) -> None:
-        """Run as a Pyro model whose assignments are summed out; SettingsError if there are more than 4096 of them."""
+        """Run the Pyro model with enumerated assignments; SettingsError for more than 4096 assignments."""
         if self.num_blocks**self.num_nodes > _MAX_SUMMED_ASSIGNMENTS:
             raise SettingsError(
                 f"{self.num_nodes} nodes in {self.num_blocks} blocks have {self.num_blocks**self.num_nodes} "
-                f"assignments, and the Pyro model sums out at most {_MAX_SUMMED_ASSIGNMENTS}; "
-                "use gibbs_sweep and parameters_given, where probabilities are integrated out instead"
+                f"assignments, but the Pyro model sums out at most {_MAX_SUMMED_ASSIGNMENTS}; use gibbs_sweep and "
+                "parameters_given, which integrate out the probabilities instead"
             )
         rows, columns = torch.triu_indices(self.num_blocks, self.num_blocks, device=self.adjacency.device)
         concentration = self.adjacency.new_full((self.num_blocks,), self.concentration)
@@ -445,7 +445,7 @@ class StochasticBlockModel:
         return self._edge_prior.log_marginal(counts.edges, counts.pairs).triu().sum((-2, -1))
 
     def _log_likelihood_gains(self, counts: BlockCounts, neighbours: Tensor) -> Tensor:
-        """Return what a node that is in no block adds to the log likelihood in each: ``(*batch, blocks)``."""
+        """Return the change of the log likelihood when an unassigned node joins each block, ``(*batch, blocks)``."""
         edges, pairs = counts.edges, counts.pairs
         after = self._edge_prior.log_marginal(edges + neighbours.unsqueeze(-2), pairs + counts.sizes.unsqueeze(-2))
         return (after - self._edge_prior.log_marginal(edges, pairs)).sum(-1)
@@ -531,7 +531,7 @@ def _check_power(power: Tensor | float, num_chains: int) -> Tensor:
     """Return powers as float64, ``(1,)`` or ``(chains, 1)``."""
     powers = torch.as_tensor(power, dtype=torch.float64)
     if powers.shape not in ((), (num_chains,)):
-        raise ShapeError(f"power has shape {tuple(powers.shape)}; give one number, or one a chain, ({num_chains},)")
+        raise ShapeError(f"power has shape {tuple(powers.shape)}; give one number, or one per chain, ({num_chains},)")
     if not bool(powers.isfinite().all()):
         raise SettingsError(f"power must be finite, not {power}")
     return powers.unsqueeze(-1)
@@ -726,8 +726,8 @@ def _anneal(
 
 def _too_few(estimate: AnnealedEvidence, what: str) -> str:
     return (
-        f"the {len(estimate.log_weights)} chains are worth {estimate.effective_sample_size:.0f} equally weighted ones, "
-        f"too few to rely on {what}; raise num_steps above {estimate.num_steps}, or num_chains"
+        f"the effective sample size of the {len(estimate.log_weights)} chains is {estimate.effective_sample_size:.0f}, "
+        f"too small to rely on {what}; raise num_steps above {estimate.num_steps}, or num_chains"
     )
 
 
@@ -1021,7 +1021,7 @@ def plot_co_assignment(probabilities: Tensor, assignments: Tensor, ax: Axes | No
 
 
 def _sorted(matrix: Tensor, assignments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return both as tensors, and nodes by block and number."""
+    """Return both as tensors, and the nodes sorted by block and index."""
     matrix, assignments = as_numbers("the matrix", matrix), as_numbers("assignments", assignments)
     nodes = len(matrix) if matrix.dim() else 0
     if matrix.shape != (nodes, nodes) or assignments.shape != (nodes,):

@@ -41,7 +41,7 @@ __all__ = [
 
 # Binary matrices compatible with a perfect phylogeny: three-gamete test, counting, enumeration.
 
-#: Above this many cells or mutations, errors give no exact number of matrices.
+#: Above this number of cells or mutations, error messages give a bound instead of the number of matrices.
 _MAX_COUNTED = 30
 
 
@@ -174,15 +174,16 @@ def conflict_free_matrices(num_cells: int, num_mutations: int, limit: int = 2**1
     """
     num_cells = whole_number("num_cells", num_cells, least=1)
     num_mutations = whole_number("num_mutations", num_mutations, least=1)
-    longer = max(num_cells, num_mutations)  # ones in a single row or column never conflict
+    longer = max(num_cells, num_mutations)  # matrices with ones in a single row or column never conflict
     many = longer > _MAX_COUNTED
     count = 2**longer if many else num_conflict_free(num_cells, num_mutations)
     if count > limit:
         number = f"more than 2**{longer}" if many else f"{count}"
         raise SettingsError(
             f"there are {number} conflict-free matrices of {num_cells} cells and {num_mutations} mutations, and the "
-            f"limit is {limit}; raise it if memory allows, or use what needs no list: NoisyGenotypes.log_evidence and "
-            "sample for at most 10 cells and 8 mutations, gibbs_sweep for at most 12 mutations"
+            f"limit is {limit}; raise it if memory allows, or use methods without enumeration: "
+            "NoisyGenotypes.log_evidence and sample for at most 10 cells and 8 mutations, gibbs_sweep for at most 12 "
+            "mutations"
         )
     subsets = torch.arange(2**num_cells)
     columns = subsets.unsqueeze(1)
@@ -196,7 +197,7 @@ def conflict_free_matrices(num_cells: int, num_mutations: int, limit: int = 2**1
 
 
 def _check_genotypes(genotypes: Tensor) -> Tensor:
-    """Return ``genotypes`` as bool, or say what is wrong with them."""
+    """Return ``genotypes`` as bool; ShapeError or DataError if they are invalid."""
     if genotypes.dim() < 2:
         raise ShapeError(f"genotypes have shape {tuple(genotypes.shape)}; give (*batch, cells, mutations)")
     present = genotypes == 1
@@ -207,13 +208,13 @@ def _check_genotypes(genotypes: Tensor) -> Tensor:
 
 def _nested_families(num_cells: int, most: int) -> list[int]:
     """Return the numbers of nested families of 0, 1, ... sets on ``num_cells`` cells."""
-    # Coefficients of x^n y^k of exponential generating functions, solved order by order: that of x^n in
-    # exp(x + T) without T's own comes from lower orders, and T y^-1 + T is that plus T.
+    # Solve for the coefficients of x^n y^k of the exponential generating functions order by order: the coefficient of
+    # x^n in exp(x + T), without the contribution of T at order n, depends only on lower orders.
     most = min(most, 2 * num_cells - 1)
     whole = [[Fraction(0)] * (most + 1)]
     anything = [[Fraction(1)] + [Fraction(0)] * most]
     for n in range(1, num_cells + 1):
-        # n [x^n] exp(u) = sum_i i [x^i] u [x^(n-i)] exp(u); the term i = n lacks what is now sought.
+        # n [x^n] exp(u) = sum_i i [x^i] u [x^(n-i)] exp(u); the term i = n omits the unknown coefficient.
         below = [Fraction(0)] * (most + 1)
         for i in range(1, n):
             below = _add(below, _multiply(_with_uncovered(whole[i], i), anything[n - i]), Fraction(i, n))
@@ -237,14 +238,14 @@ def _add(left: list[Fraction], right: list[Fraction], factor: Fraction) -> list[
 
 
 def _stirling(n: int, k: int) -> int:
-    """Return the number of partitions of ``n`` things into ``k`` parts."""
+    """Return the Stirling number of the second kind: partitions of ``n`` elements into ``k`` parts."""
     return sum((-1) ** (k - j) * comb(k, j) * j**n for j in range(k + 1)) // factorial(k)
 
 
 # Sum over all conflict-free matrices by recursion over sets of cells and mutations.
 
-#: The recursion takes about 3^cells 4^mutations multiplications and, with a gradient, keeps 2^cells 4^mutations
-#: numbers for each element of a batch: about half a gigabyte each at these limits.
+#: The recursion needs about 3^cells 4^mutations multiplications and, with a gradient, stores 2^cells 4^mutations
+#: numbers per batch element: about half a gigabyte at these limits.
 _MAX_CELLS, _MAX_MUTATIONS = 10, 8
 
 #: Minimum sum, relative to the product of the columns' largest weights, without loss of terms by underflow.
@@ -311,12 +312,12 @@ def log_sum_over_columns(log_weights: Tensor) -> Tensor:
 
 
 class _Level(NamedTuple):
-    """Sets of cells of one size, as bits, and the partitions of each into two parts."""
+    """Sets of cells of one size, as bits, and the partitions of each set into two parts."""
 
     sets: Tensor  # (sets,), as bits
-    without: Tensor  # (sets,): row of each set less its lowest cell
-    parts: Tensor  # (sets, parts): rows of each proper part that holds the lowest cell
-    rest: Tensor  # (sets, parts): rows of the complements of these parts in the set
+    without: Tensor  # (sets,): row of each set without its lowest cell
+    parts: Tensor  # (sets, parts): rows of each proper subset with the lowest cell
+    rest: Tensor  # (sets, parts): rows of the complements of these subsets in the set
 
 
 class _Pairs(NamedTuple):
@@ -325,7 +326,7 @@ class _Pairs(NamedTuple):
     first: Tensor
     second: Tensor
     union: Tensor
-    place: Tensor  # in a flattened table of all pairs
+    place: Tensor  # index in a flattened table of all pairs
 
 
 @lru_cache(maxsize=16)
@@ -369,7 +370,7 @@ def _disjoint_pairs(num_mutations: int, device: torch.device) -> _Pairs:
 
 
 def _sum_pairs(terms: Tensor, pairs: _Pairs) -> Tensor:
-    """Add up the terms of all divisions in two of each set: ``(*batch, pairs)`` to ``(*batch, 2**mutations)``."""
+    """Sum the terms over all partitions of each set into two: ``(*batch, pairs)`` to ``(*batch, 2**mutations)``."""
     size = 2 ** round(math.log(len(pairs.union), 3))
     return terms.new_zeros(*terms.shape[:-1], size).index_add(-1, pairs.union, terms)
 
@@ -389,7 +390,7 @@ _MAX_SWEEP_MUTATIONS = 12
 
 
 def _check_observed(observed: Tensor) -> Tensor:
-    """Return an observed matrix, integers as floating-point numbers, or say what is wrong with it."""
+    """Return an observed matrix as floating-point numbers; ShapeError or DataError if it is invalid."""
     observed = as_real("observed", observed)
     if observed.dim() != 2 or not observed.numel():
         raise ShapeError(f"observed has shape {tuple(observed.shape)}; give (cells, mutations), at least one of each")
@@ -398,13 +399,13 @@ def _check_observed(observed: Tensor) -> Tensor:
         cell, mutation = wrong.nonzero()[0].tolist()
         raise DataError(
             f"the observed entry of cell {cell} and mutation {mutation} is {observed[cell, mutation]:g}; "
-            "give 0, 1, or NaN where it is missing"
+            "give 0, 1, or NaN for a missing entry"
         )
     return observed
 
 
 def _check_size(num_cells: int, num_mutations: int) -> None:
-    """Refuse a matrix that is too large for the recursion over sets."""
+    """Raise SettingsError if a matrix is too large for the recursion over sets."""
     if num_cells > _MAX_CELLS or num_mutations > _MAX_MUTATIONS:
         remedy = "use NoisyGenotypes.gibbs_sweep, or " if num_mutations <= _MAX_SWEEP_MUTATIONS else "use "
         raise SettingsError(
@@ -437,14 +438,14 @@ def _column_terms(observed: Tensor, false_positive: Tensor, false_negative: Tens
 
 
 def _log_evidence_given_rates(observed: Tensor, false_positive: Tensor, false_negative: Tensor) -> Tensor:
-    """Return the log probability of an observed matrix, ``(*batch)`` of the rates; nothing is checked but its size."""
+    """Return the log probability of an observed matrix, ``(*batch)`` of the rates; only its size is validated."""
     _check_size(*observed.shape)
     total = log_sum_over_columns(_column_terms(observed, false_positive, false_negative))
     return (total - math.log(num_conflict_free(*observed.shape))).to(false_positive.dtype)
 
 
 def _column_probabilities(terms: Tensor) -> Tensor:
-    """Return the posterior of each column, ``(*batch, mutations, 2**cells)``, from such log probabilities."""
+    """Return the posterior of each column, ``(*batch, mutations, 2**cells)``, from log probabilities of that shape."""
     with torch.enable_grad():
         terms = terms.detach().requires_grad_()
         total = log_sum_over_columns(terms)
@@ -455,23 +456,23 @@ def _column_probabilities(terms: Tensor) -> Tensor:
 
 
 def _check_range(log_sum: Tensor, terms: Tensor) -> None:
-    """Refuse a sum over columns that is minus infinity although some conflict-free matrix is possible."""
+    """Raise SettingsError if the sum over columns underflows although some conflict-free matrix is possible."""
     lost = log_sum == -torch.inf
     if not bool(lost.any()):
         return
     number = log_sum_over_columns(torch.zeros_like(terms).masked_fill(terms == -torch.inf, -torch.inf))
     if bool((lost & (number > -torch.inf)).any()):
         raise SettingsError(
-            "at rates this small, the probability of the observed matrix lies below the range of floating-point "
-            "numbers, though it is not zero; raise the rates"
+            "at these small rates the probability of the observed matrix is below the range of floating-point numbers, "
+            "although not zero; raise the rates"
         )
 
 
 def _check_possible(log_evidence: Tensor) -> None:
-    """Refuse an observed matrix that no conflict-free one can give rise to."""
+    """Raise DataError if the observed matrix has probability zero."""
     if bool((log_evidence == -torch.inf).any()):
         raise DataError(
-            "no conflict-free matrix can give rise to the observed one at these rates; "
+            "the observed matrix has probability zero under every conflict-free matrix at these rates; "
             "allow for errors with rates above zero"
         )
 
@@ -528,7 +529,7 @@ class MutationTree(NamedTuple):
             raise ShapeError(f"genotypes have shape {tuple(genotypes.shape)}; give one matrix, (cells, mutations)")
         present = _check_genotypes(genotypes)
         if bool(has_conflict(present)):
-            raise DataError("the genotypes have a conflict (conflicting_pairs says where), so that no tree fits them")
+            raise DataError("the genotypes have a conflict (see conflicting_pairs), so no tree fits them")
         columns: dict[frozenset[int], list[int]] = {}
         for mutation, column in enumerate(present.T):
             columns.setdefault(frozenset(column.nonzero().flatten().tolist()), []).append(mutation)
@@ -593,7 +594,7 @@ class MutationTree(NamedTuple):
 
 # Posterior of binary genotypes observed with false positives, false negatives and missing entries.
 
-#: Maximum number of parallel recursions in sampling, and of numbers that all of them keep.
+#: Maximum number of parallel recursions in sampling, and of numbers stored by all of them.
 _PREFIXES, _NUMBERS = 64, 2**27
 
 
@@ -843,22 +844,22 @@ class NoisyGenotypes:
         """
         if self.num_mutations > _MAX_SWEEP_MUTATIONS:
             raise SettingsError(
-                f"a sweep weighs all 2**{self.num_mutations} genotypes of a cell; "
-                f"it takes at most {_MAX_SWEEP_MUTATIONS} mutations"
+                f"a sweep enumerates all 2**{self.num_mutations} genotypes of a cell; "
+                f"it supports at most {_MAX_SWEEP_MUTATIONS} mutations"
             )
         if bool(((self.false_positive_rate == 0) | (self.false_negative_rate == 0)).any()):
             raise SettingsError(
-                "sweeps need rates above zero: without one kind of error, they cannot get from every matrix to every "
-                "other; use sample, or a small rate"
+                "sweeps need rates above zero: with a rate of zero the Markov chain is not irreducible; use sample, or "
+                "a small rate"
             )
         present = self._check(genotypes).clone()
         if self._broadcast_batch(present) != present.shape[:-2]:
             raise ShapeError(
-                f"genotypes have shape {tuple(present.shape)}, but rates a batch of shape "
+                f"genotypes have shape {tuple(present.shape)}, but rates have batch shape "
                 f"{tuple(self.false_positive_rate.shape)}; start from at least one matrix for each pair of rates"
             )
         if bool(has_conflict(present).any()):
-            raise DataError("genotypes to start from have a conflict; start from zeros, which have none")
+            raise DataError("the initial genotypes have a conflict; start from zeros, for example")
         patterns = subset_members(self.num_mutations, self.observed) == 1
         kinds = _gametes(patterns)
         terms = torch.stack(self._entry_terms(), dim=-2)
@@ -911,21 +912,21 @@ class NoisyGenotypes:
         try:
             rate = torch.as_tensor(value, dtype=self.observed.dtype, device=self.observed.device)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise SettingsError(f"{name} must be a number in [0, 1) or a tensor of such, not {value!r}") from error
+            raise SettingsError(f"{name} must be a number in [0, 1) or a tensor of numbers, not {value!r}") from error
         if not bool(((rate >= 0) & (rate < 1)).all()):
             raise SettingsError(f"{name} must lie in [0, 1), not {value}")
         return rate
 
 
 def _given(terms: Tensor, columns: Tensor) -> Tensor:
-    """Leave the first columns no choice: ``(prefixes, columns)`` to ``(prefixes, mutations, 2**cells)``."""
+    """Condition on the first columns: ``(prefixes, columns)`` to ``(prefixes, mutations, 2**cells)``."""
     fixed = torch.nn.functional.one_hot(columns, terms.shape[-1]).bool()
     first = terms[: columns.shape[1]].masked_fill(~fixed, -torch.inf)
     return torch.cat([first, terms[columns.shape[1] :].expand(len(columns), -1, -1)], dim=1)
 
 
 def _gametes(present: Tensor) -> Tensor:
-    """Return which gametes (only first, only second, both) pairs show: ``(*batch, mutations)`` to ``(*, 3, pairs)``."""
+    """Return gametes (only first, only second, both) by pair: bool, ``(*batch, mutations)`` to ``(*, 3, pairs)``."""
     first, second = torch.triu_indices(present.shape[-1], present.shape[-1], 1, device=present.device)
     left, right = present[..., first], present[..., second]
     return torch.stack([left & ~right, ~left & right, left & right], dim=-2)

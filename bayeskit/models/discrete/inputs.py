@@ -20,7 +20,7 @@ def as_real(name: str, value: Tensor, dtype: torch.dtype | None = None) -> Tenso
     """Return array-like data as a float tensor; integers and bools get ``dtype`` or the default dtype."""
     tensor = as_numbers(name, value)
     if tensor.is_complex():
-        raise DataError(f"{name} holds complex numbers; give real ones")
+        raise DataError(f"{name} holds complex numbers; give real numbers")
     return tensor if tensor.is_floating_point() else tensor.to(dtype or torch.get_default_dtype())
 
 

@@ -77,8 +77,8 @@ def kaufman_log_partition(
         shapes = f"{tuple(between.shape)} and {tuple(within.shape)}"
         raise ShapeError(f"the batches of vertical and horizontal do not broadcast: {shapes}") from error
     gamma, growth = _modes(width, between, within)
-    # Of each mode cosh(height gamma / 2), less cosh(K) per site, and the sign-carrying ratio of sinh to it.
-    size = torch.where(gamma > 0, gamma, -gamma)  # of which the slope at zero is that of the growth
+    # For each mode: 2 cosh(height gamma / 2) times tanh(K)**(height / 2), and the signed ratio of sinh to cosh.
+    size = torch.where(gamma > 0, gamma, -gamma)  # absolute value; its slope at zero matches that of growth
     log_cosh = 0.5 * height * growth + (-height * size).exp().log1p()
     ratio = (0.5 * height * gamma).tanh()
     odd, even = log_cosh[..., 1::2].sum(-1), log_cosh[..., 0::2].sum(-1)
@@ -92,11 +92,11 @@ def kaufman_log_partition(
 def _modes(width: int, between: Tensor, within: Tensor) -> tuple[Tensor, Tensor]:
     """Return the exponent of each mode per row, ``(*batch, 2 * width)``, and its excess over ``-log(tanh(K))``."""
     between, within = between.unsqueeze(-1), within.unsqueeze(-1)
-    # -log(tanh(K)) is the exponent of all modes where neighbours in a row are not coupled. It grows without bound as
-    # the coupling K between rows vanishes, when only the excess counts. With decay = exp(-2 K') of the coupling K' in
-    # rows, cosh(gamma) - 1 = distance / (tanh * decay).
+    # Without coupling within rows all modes have exponent -log(tanh(K)). It diverges as the coupling K between rows
+    # tends to zero, so the excess over it is computed. With decay = exp(-2 K') for the coupling K' within rows,
+    # cosh(gamma) - 1 = distance / (tanh * decay).
     log_tanh = (-(-2 * between).expm1()).log() - (-2 * between).exp().log1p()
-    # The mode at angle zero has a sign, which turns at the critical coupling.
+    # The exponent of the mode at angle zero changes sign at the critical coupling.
     zero = 2 * within + log_tanh
     zero_growth = torch.where(zero > 0, zero + log_tanh, -2 * within)
     angle = torch.arange(1, 2 * width).to(between) * (math.pi / width)
@@ -154,9 +154,9 @@ def _row_potentials(couplings: Couplings) -> Tensor:
 
 
 def _messages(couplings: Couplings, rows: Tensor, periodic: bool) -> Iterator[Tensor]:
-    """Yield the log weight of all below a row by its state, ``(*batch, first, 2**columns)``, from the last row up.
+    """Yield log weights of all rows below a row given its state, ``(*batch, first, 2**columns)``, from the last row up.
 
-    ``first`` is the number of states of the first row where the last is joined to it, otherwise 1.
+    ``first`` is the number of states of the first row on a torus, otherwise 1.
     """
     message = _closing_bonds(couplings, rows, periodic)
     yield message
@@ -166,7 +166,7 @@ def _messages(couplings: Couplings, rows: Tensor, periodic: bool) -> Iterator[Te
 
 
 def _first_row(rows: Tensor, periodic: bool, below: Tensor) -> Tensor:
-    """Return the log weight of each state of the first row, ``(*batch, 2**columns)``, from the last of its messages."""
+    """Return the log weight of each state of the first row, ``(*batch, 2**columns)``, from the last message."""
     return rows[..., 0, :] + (below.diagonal(dim1=-2, dim2=-1) if periodic else below.squeeze(-2))
 
 
@@ -182,7 +182,7 @@ def draw_grids(couplings: Couplings, periodic: bool, count: int) -> Tensor:
         # Recomputed to save memory: storing the stages of all rows would need a factor of the number of columns.
         stages = _cross_bonds(below.pop() + rows[..., row, None, :], couplings.vertical[..., row - 1, :])
         for j in reversed(range(len(stages) - 1)):
-            # Bits above j are by now spins of this row, and the others still those of the row above.
+            # Bits above j are spins of this row; the other bits are spins of the row above.
             weight = stages[j].flatten(-2)
             down, up = state & ~(1 << j), state | (1 << j)
             above = 2.0 * ((state >> j) & 1) - 1.0
@@ -194,7 +194,7 @@ def draw_grids(couplings: Couplings, periodic: bool, count: int) -> Tensor:
 
 
 def _closing_bonds(couplings: Couplings, rows: Tensor, periodic: bool) -> Tensor:
-    """Return the weight of what lies below the last row: nothing, or bonds to the first."""
+    """Return the initial message below the last row: zero, or the bonds to the first row on a torus."""
     if not periodic:
         return (rows[..., -1, :] * 0).unsqueeze(-2)
     states = _row_states(couplings.field.shape[-1], rows)
@@ -202,8 +202,8 @@ def _closing_bonds(couplings: Couplings, rows: Tensor, periodic: bool) -> Tensor
 
 
 def _cross_bonds(message: Tensor, coupling: Tensor) -> list[Tensor]:
-    """Return ``message`` after ``0, 1, ..., columns`` of its spins were summed out, each leaving the spin above it."""
-    # Bits of the state below the number of the stage are spins of the row above.
+    """Return ``message`` after summing out ``0, 1, ..., columns`` of its spins, each replaced by the spin above it."""
+    # At stage k the bits below k are spins of the row above.
     width = coupling.shape[-1]
     stages = [message]
     for j in range(width):
@@ -324,10 +324,10 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
             raise ShapeError("couplings and field must be at least matrices, (*batch, height, width)")
         height, width = field.shape[-2:]
         if not min(height, width):
-            raise ShapeError(f"the field is {height} by {width}, a grid without sites; give it at least one by one")
+            raise ShapeError(f"the field is {height} by {width}, a grid without sites; use at least one by one")
         if periodic and min(height, width) < 2:
             raise ShapeError(
-                f"a torus of {height} by {width} has bonds from sites to themselves; take two sites a side"
+                f"a torus of {height} by {width} has bonds from sites to themselves; use at least two sites a side"
             )
         missing = 0 if periodic else 1
         for name, coupling, shape in (
@@ -499,7 +499,7 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
         if height * width > _MAX_ENUMERATED_SITES:
             raise SettingsError(
                 f"{height} by {width} spins have 2**{height * width} = {2 ** (height * width)} states; at most "
-                f"2**{_MAX_ENUMERATED_SITES} are listed; log_partition, expectations and sample need no list"
+                f"2**{_MAX_ENUMERATED_SITES} are enumerated; log_partition, expectations and sample need no enumeration"
             )
         spins = _row_states(height * width, self.field).unflatten(-1, (height, width))
         spins = spins.reshape(-1, *[1] * len(self.batch_shape), height, width)
@@ -521,13 +521,13 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
         return torch.is_grad_enabled() and any(x.requires_grad for x in parameters)
 
     def _oriented(self, num_rows: int) -> Couplings:
-        """Return the couplings with the shorter side as rows, of which the weights of so many are kept at once."""
+        """Return couplings with the shorter side as rows; SettingsError if the grid or ``num_rows`` is too large."""
         width, most = min(self.event_shape), _MAX_TORUS_WIDTH if self.periodic else _MAX_WIDTH
         kind = "periodic" if self.periodic else "free"
         if width > most:
             raise SettingsError(
-                f"the shorter side of the grid has {width} sites, so that a row has 2**{width} states; the transfer "
-                f"matrix of a {kind} grid takes at most {most}; use log_pseudolikelihood, or a narrower grid"
+                f"the shorter side of the grid has {width} sites, so a row has 2**{width} states; the transfer matrix "
+                f"of a {kind} grid supports at most {most} sites; use log_pseudolikelihood, or a narrower grid"
             )
         num_grids = self.batch_shape.numel()
         count = num_grids * num_rows * 2 ** (2 * width if self.periodic else width)
@@ -535,7 +535,7 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
             height, width = self.event_shape
             raise SettingsError(
                 f"{num_grids} {kind} grids of {height} by {width} need {count} numbers at once, "
-                f"{count * self.field.dtype.itemsize / 2**30:.1f} GiB; at most {_MAX_WEIGHTS} are kept; take fewer or "
+                f"{count * self.field.dtype.itemsize / 2**30:.1f} GiB; the limit is {_MAX_WEIGHTS}; use fewer or "
                 "smaller grids at a time, or log_pseudolikelihood"
             )
         return self._couplings.transpose() if self._transposed else self._couplings

@@ -1,4 +1,4 @@
-"""Losses: what a parameter costs, given data."""
+"""Losses of a parameter given data."""
 
 from bayeskit.inference.generalized.losses.cox import CoxPartialLikelihood
 from bayeskit.inference.generalized.losses.densities import (

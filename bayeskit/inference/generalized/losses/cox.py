@@ -1,4 +1,4 @@
-"""Cox's partial likelihood: who fails next, among those still at risk."""
+"""Cox partial likelihood of proportional hazards."""
 
 from __future__ import annotations
 
@@ -16,49 +16,47 @@ from bayeskit.inference.generalized.losses.prediction import Predictor, linear
 __all__ = ["CoxPartialLikelihood"]
 
 _SHIFT = 8
-"""How far Stirling's series is moved from its argument, so that its first terms are exact to rounding."""
+"""Shift of the argument of Stirling's series, which makes its first terms exact to rounding."""
 
 
 @dataclass(frozen=True)
 class CoxPartialLikelihood(Loss):
-    r"""Minus the log partial likelihood of proportional hazards.
+    r"""Minus the log partial likelihood of the Cox proportional hazards model.
 
-    The hazard is an unknown function of time times :math:`\exp(\eta_i)`, and each event contributes the probability
-    that it happened to this datum rather than to another one at risk,
+    The hazard is a baseline function of time, left unspecified, times :math:`\exp(\eta_i)`. Each event contributes the
+    probability that it happened to this datum, given the risk set,
 
     .. math:: \ell(\theta) = \sum_{i: \text{event}} w_i \Big( \log \sum_{j: t_j \ge t_i} w_j e^{\eta_j} - \eta_i \Big).
 
-    No model of the baseline hazard is needed, so that a prior on the coefficients is all there is to choose. Risk sets
-    couple the data: this is no sum over them.
+    Risk sets couple the data, so the loss is not pointwise.
 
     Parameters
     ----------
     ties : {"efron", "breslow"}, default "efron"
-        What events at one time see. Under ``"breslow"`` each sees all of the risk set, as above; under ``"efron"`` the
-        ``l``-th of ``m``, ``l = 0..m-1``, sees those that fail there only to the part ``1 - l / m``, which is close
-        to the mean over the orders in which they may have failed.
+        Risk sets of tied events. ``"breslow"`` uses the full risk set, as above; under ``"efron"`` the ``l``-th of
+        ``m`` tied events, ``l = 0..m-1``, has the tied events in its risk set with weight ``1 - l / m``, which
+        approximates the mean over their possible orders.
     predict : callable, default :func:`linear`
         ``(parameter, covariates) -> (n,)``, the log relative hazards :math:`\eta`.
 
     Raises
     ------
     SettingsError
-        If ``ties`` is none of these.
+        If ``ties`` is unknown.
 
     Notes
     -----
-    Data are ``(covariates (n, ...), time (n,), event (n,))``, with ``event`` 1 where the time is that of an event, 0
-    where it is that of censoring; who is censored at the time of an event is still at risk then. Times enter by their
-    order alone.
+    Data are ``(covariates (n, ...), time (n,), event (n,))``, with ``event`` 1 for events and 0 for censored times. A
+    datum censored at the time of an event is in its risk set. Only the order of times matters.
 
-    A datum of weight two equals two data, also under Efron's rule, for which the product over ``l`` is written with
-    Gamma functions and so holds for all positive weights. (Programs that call weights case weights keep ``m`` the
-    number of rows instead, and agree where weights are one.) An event of weight other than one is thereby a tie with
-    itself, also in bootstraps and in sandwich errors, which ask what weights change: of data without ties take
-    ``"breslow"`` there, which is the same loss at weights of one. From some two hundred data on, it hardly matters.
+    A datum of weight two equals two data, also under Efron's rule, whose product over ``l`` is extended to positive
+    weights by Gamma functions. (Software with case weights keeps ``m`` as the number of rows; the two agree if weights
+    are one.) An event of weight other than one is therefore tied with itself, also in bootstraps and in sandwich
+    covariances. For data without ties use ``"breslow"`` there, which is the same loss for weights of one; with more
+    than about 200 data the difference is small.
 
-    The loss is not bounded, but it falls without end along a direction of the parameter in which whoever fails has the
-    largest hazard of all at risk; with an improper prior there is then no posterior.
+    The loss decreases forever along a direction of the parameter in which every failing datum has the largest hazard of
+    its risk set; the posterior under an improper prior is then improper.
 
     References
     ----------
@@ -84,7 +82,7 @@ class CoxPartialLikelihood(Loss):
             raise SettingsError(f"ties must be 'efron' or 'breslow', not {self.ties!r}")
 
     def total(self, parameter: Any, data: Data, weights: Tensor | None = None) -> Tensor:
-        """Return the loss of all data, weighted in events and risk sets; see :meth:`Loss.total`."""
+        """Return the total loss, with weights in events and risk sets; see :meth:`Loss.total`."""
         covariates, time, event = _parts(data)
         score = self.predict(parameter, covariates)
         if score.shape != time.shape:
@@ -96,11 +94,11 @@ class CoxPartialLikelihood(Loss):
         score, weights = score[order], weights[order]
         counted = weights * event[order].to(score.dtype)
         start = torch.searchsorted(time, time)  # the first datum of the same time
-        small = torch.finfo(score.dtype).tiny ** 0.25  # makes no difference but to derivatives
-        log_hazard = score + (weights + small).log()  # weights of zero have one
+        small = torch.finfo(score.dtype).tiny ** 0.25  # negligible, but keeps derivatives finite
+        log_hazard = score + (weights + small).log()  # differentiable at weight zero
         log_sums = log_hazard.flip(0).logcumsumexp(0).flip(0)
         at_risk = log_sums[start]
-        # Torch's second derivative is nan for sums that nothing depends on, which are those that start no new time.
+        # torch's second derivative is nan for sums that do not enter the loss; the last term makes all of them enter.
         loss = (counted * (at_risk - score)).sum() + small**3 * log_sums.sum()
         if self.ties == "breslow":
             return loss
@@ -109,12 +107,12 @@ class CoxPartialLikelihood(Loss):
         return loss + _efron(num_events, shares).sum()
 
     def check(self, data: Data) -> None:
-        """Refuse data without events, negative times, and events other than 0 and 1.
+        """Raise an error for data without events, negative times, and events other than 0 and 1.
 
         Raises
         ------
         DataError
-            Naming the first such datum.
+            With the first such datum.
         ShapeError
         """
         covariates, time, event = _parts(data)
@@ -128,7 +126,7 @@ class CoxPartialLikelihood(Loss):
         if not bool((event == 1).any()):
             raise DataError(
                 f"all {len(event)} data are censored, from datum 0 at time {float(time[0]):g} on: without an event the "
-                "partial likelihood says nothing of the parameter; is event coded 1 for events?"
+                "partial likelihood does not depend on the parameter; check that event is 1 for events"
             )
 
 
@@ -150,22 +148,22 @@ def _refuse(name: str, values: Tensor, wrong: Tensor, domain: str) -> None:
 
 def _efron(num_events: Tensor, shares: Tensor) -> Tensor:
     """Return the log product over ``l`` of ``1 - share * l / m`` for event weights ``m (n,)`` and ``shares (n,)``."""
-    # With a = m / share this is lgamma(a + 1) - lgamma(a - m + 1) - m log(a), whose large terms nearly cancel, so that
-    # differences are taken before logarithms, in Stirling's series and the products that shift it.
+    # With a = m / share this is lgamma(a + 1) - lgamma(a - m + 1) - m log(a). Its large terms nearly cancel, so
+    # differences are taken before logarithms, in Stirling's series and in the products that shift it.
     some = num_events > 0
     m = torch.where(some, num_events, 1.0)
     a = m / torch.where(some, shares, 1.0).clamp_min(torch.finfo(m.dtype).eps)
     low = a - m + 1
     x, y = low + _SHIFT, a + 1 + _SHIFT
     stirling = (x - 0.5) * (m / x).log1p() + m * ((1 + _SHIFT) / a).log1p() - m + _series(y) - _series(x)
-    # (z + k) (z + 7 - k) = z (z + 7) + k (7 - k), so that four quotients shift by eight.
+    # (z + k) (z + 7 - k) = z (z + 7) + k (7 - k), so four quotients shift by eight.
     above, below = (z * (z + _SHIFT - 1) for z in (a + 1, low))
     shifted = math.prod((above + c) / (below + c) for c in (0, 6, 10, 12))
     return torch.where(some, stirling - shifted.log(), 0.0)  # type: ignore[union-attr]
 
 
 def _series(x: Tensor) -> Tensor:
-    """Return what Stirling's formula lacks of the logarithm of Gamma, for ``x`` above :data:`_SHIFT`."""
+    """Return the remainder of Stirling's formula for the log Gamma function, for ``x`` above :data:`_SHIFT`."""
     square, total = x.square().reciprocal(), torch.zeros_like(x)
     for coefficient in (-691 / 360360, 1 / 1188, -1 / 1680, 1 / 1260, -1 / 360, 1 / 12):
         total = total * square + coefficient

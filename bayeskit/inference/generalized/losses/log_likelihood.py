@@ -1,4 +1,4 @@
-"""Minus a log likelihood: the loss whose posterior of weight one is the ordinary one."""
+"""Negative log likelihood as a loss."""
 
 from __future__ import annotations
 
@@ -18,30 +18,26 @@ __all__ = ["NegativeLogLikelihood"]
 
 @dataclass(frozen=True)
 class NegativeLogLikelihood(PointwiseLoss):
-    r"""Minus the log density of each outcome.
+    r"""Negative log density of each outcome.
 
-    Weight one gives the ordinary posterior, another weight the power (or tempered, fractional) posterior.
+    Weight one gives the ordinary posterior, other weights the power (tempered, fractional) posterior. The loss of an
+    outcome outside the support is infinite.
 
     Parameters
     ----------
     distribution : callable
-        ``parameter -> distribution`` of a datum; ``(parameter, *covariates) -> distributions`` where the data are
-        ``(*covariates, outcomes)``. Its batch shape broadcasts against the outcomes'; log densities of the entries of
-        an outcome ``(n, ...)`` are summed.
+        ``parameter -> distribution`` of one datum, or ``(parameter, *covariates) -> distributions`` for data
+        ``(*covariates, outcomes)``. The batch shape broadcasts against that of the outcomes; log densities of the
+        entries of an outcome are summed.
     bounded : bool, default False
-        Whether the log density of a datum stays above a bound however far the parameter goes, as that of a mixture
-        with a fixed component does.
+        Whether the loss stays bounded as the parameter tends to infinity, as for a mixture with a fixed component.
 
     Raises
     ------
     ModelError
-        If ``distribution`` returns no distribution.
+        If ``distribution`` does not return a distribution.
     ShapeError
-        If it does not fit the outcomes.
-
-    Notes
-    -----
-    An outcome outside of the distribution's support has an infinite loss.
+        If the distribution does not fit the outcomes.
 
     References
     ----------
@@ -73,7 +69,7 @@ class NegativeLogLikelihood(PointwiseLoss):
 
 
 def _inside(law: Distribution, outcomes: Tensor) -> Tensor:
-    """Whether entries of outcomes belong to the support; refuse shapes that do not fit."""
+    """Return whether entries of outcomes are in the support; ShapeError if the distribution does not fit."""
     entries = outcomes.dim() - len(law.event_shape)
     shape = outcomes.shape[: max(entries, 0)]
     if entries < 1 or outcomes.shape[entries:] != law.event_shape or not _fits(law.batch_shape, shape):
@@ -86,5 +82,5 @@ def _inside(law: Distribution, outcomes: Tensor) -> Tensor:
 
 
 def _fits(shape: torch.Size, other: torch.Size) -> bool:
-    """Whether a shape broadcasts against another without changing it."""
+    """Return whether a shape broadcasts to another."""
     return len(shape) <= len(other) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(other), strict=False))

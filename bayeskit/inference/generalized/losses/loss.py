@@ -1,4 +1,4 @@
-"""What a loss is: a number for each datum, or one for all of them, as a function of a parameter."""
+"""Base classes of losses: pointwise, or of all data jointly."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bayeskit.errors import DataError, ShapeError
 __all__ = ["Data", "FunctionLoss", "Loss", "PointwiseLoss", "as_data", "columns", "num_data", "taken"]
 
 Data = Tensor | tuple[Tensor, ...]
-"""One tensor or several, whose leading dimension is the data."""
+"""One tensor or a tuple of tensors, each with the data as leading dimension."""
 
 
 def columns(data: Data) -> tuple[Tensor, ...]:
-    """Return the tensors that data consist of."""
+    """Return the data as a tuple of tensors."""
     return data if isinstance(data, tuple) else (data,)
 
 
@@ -30,46 +30,46 @@ def num_data(data: Data) -> int:
 
 
 def taken(data: Data, rows: Tensor) -> Data:
-    """Return the data of these rows."""
+    """Return the data with indices ``rows``."""
     return tuple(x[rows] for x in data) if isinstance(data, tuple) else data[rows]
 
 
 class Loss(ABC):
-    """A loss of a parameter, given data.
+    """Base class of losses, functions of a parameter and data.
 
-    Losses are frozen dataclasses of settings. They take one parameter and one data set at a time, without branching
-    on values, so that ``torch.func.vmap`` can batch them over parameters, weights and data sets.
+    Losses are frozen dataclasses. They are evaluated for one parameter and one data set, without branching on values,
+    so that ``torch.func.vmap`` can batch them over parameters, weights and data sets.
 
     Attributes
     ----------
     bounded : bool
-        Whether the loss of a datum stays below a bound however far the parameter goes, so that
-        ``exp(-weight * loss)`` does not fall off and only a proper prior gives a posterior.
+        Whether the loss of a datum stays bounded as the parameter tends to infinity; the posterior is then improper
+        under an improper prior.
     """
 
     bounded: bool = False
 
     @abstractmethod
     def total(self, parameter: Any, data: Data, weights: Tensor | None = None) -> Tensor:
-        """Return the loss of all data.
+        """Return the total loss, scalar.
 
         Parameters
         ----------
-        parameter : Tensor, or whatever the prior returns
+        parameter : Tensor or return value of the prior
         data : Tensor or tuple of Tensor
             Shapes ``(n, ...)``.
         weights : Tensor, optional
-            Shape ``(n,)``: how often each datum counts, by default once. The empirical law that the loss looks at
-            has these weights; they need not be whole numbers, and sum to ``n`` where the loss is to be comparable.
+            Weights of the data in the empirical distribution, ``(n,)``; one by default. Losses are comparable for
+            weights that sum to ``n``.
 
         Returns
         -------
         Tensor
-            A scalar.
+            Scalar.
         """
 
     def check(self, data: Data) -> None:  # noqa: B027  most losses take any data
-        """Refuse data that this loss cannot deal with.
+        """Raise an error if the loss does not support the data.
 
         Raises
         ------
@@ -77,26 +77,25 @@ class Loss(ABC):
         """
 
     def smoothed(self, width: float | Tensor) -> Loss:
-        """Return a twice differentiable loss that differs only within about ``width`` of kinks; itself by default."""
+        """Return a twice differentiable loss that differs within about ``width`` of kinks; by default the loss."""
         return self
 
     def residuals(self, parameter: Any, data: Data) -> Tensor:
-        """Return numbers whose typical size is the scale on which kinks are sharp, and widths of smoothing are taken.
+        """Return residuals, whose median absolute value is the unit of smoothing widths.
 
-        By default outcomes, the last tensor of the data, about their median; of outcomes most of which are the same,
-        such as labels, about their mean; and where all are, the outcomes themselves. A loss that wraps another one
-        returns the residuals of that.
+        By default outcomes, the last tensor of the data, minus their median; minus their mean if the median absolute
+        deviation is zero; outcomes themselves if all are equal. A loss that wraps another loss returns its residuals.
         """
         outcome = columns(data)[-1]
         outcome = outcome if outcome.is_floating_point() else outcome.to(torch.get_default_dtype())
         away, about_mean = outcome - outcome.median(), outcome - outcome.mean()
-        # Without branching, since data sets may be batched.
+        # No branching, since data sets may be batched.
         away = torch.where(away.abs().median() > 0, away, about_mean)
         return torch.where((outcome == outcome.median()).all(), outcome, away)
 
 
 class PointwiseLoss(Loss):
-    """A loss that is the sum over data of each one's own."""
+    """Base class of losses that are sums over data."""
 
     @abstractmethod
     def pointwise(self, parameter: Any, data: Data) -> Tensor:
@@ -104,13 +103,13 @@ class PointwiseLoss(Loss):
 
         Parameters
         ----------
-        parameter : Tensor, or whatever the prior returns
+        parameter : Tensor or return value of the prior
         data : Tensor or tuple of Tensor
             Shapes ``(n, ...)``.
         """
 
     def total(self, parameter: Any, data: Data, weights: Tensor | None = None) -> Tensor:
-        """Return the sum over data, weighted where ``weights (n,)`` are given."""
+        """Return the sum over data, weighted by ``weights (n,)`` if given."""
         each = self.pointwise(parameter, data)
         if weights is None:
             return each.sum()
@@ -121,14 +120,14 @@ class PointwiseLoss(Loss):
 
 @dataclass(frozen=True)
 class FunctionLoss(PointwiseLoss):
-    """A loss written by the user.
+    """User-defined pointwise loss.
 
     Parameters
     ----------
     function : callable
         ``(parameter, data) -> (n,)``, in torch, without branching on values.
     bounded : bool, default False
-        Whether the loss stays below a bound however far the parameter goes.
+        Whether the loss stays bounded as the parameter tends to infinity.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Losses of a score for one of two labels: functions of the margin, label times score."""
+"""Margin losses for binary classification: functions of label times score."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ __all__ = ["Exponential", "Hinge", "Logistic", "MarginLoss", "SmoothHinge"]
 
 @dataclass(frozen=True)
 class MarginLoss(PredictionLoss):
-    """A function of the margin ``label * score``: labels are -1 and +1, the sign of a score is its guess.
+    """Base class of functions of the margin ``label * score``, with labels -1 and +1.
 
     Parameters
     ----------
     predict : callable, optional
-        ``(parameter, covariates) -> (n, ...)``, the scores; the data are then ``(covariates, labels)``. By default
-        the parameter itself is the score of every label.
+        Scores ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, labels)``; by default the parameter is
+        the score of every label.
     """
 
     @abstractmethod
     def of_margin(self, margin: Tensor) -> Tensor:
-        """Return the loss of margins, entry by entry."""
+        """Return the elementwise loss of margins."""
 
     def of(self, outcome: Tensor, prediction: Tensor) -> Tensor:
-        """Return the loss, entry by entry."""
+        """Return the elementwise loss of labels and scores."""
         return self.of_margin(outcome * prediction)
 
     def check(self, data: Data) -> None:
-        """Refuse labels other than -1 and +1.
+        """Raise an error for labels other than -1 and +1.
 
         Raises
         ------
         DataError
-            Naming the first datum with another label.
+            With the first such datum.
         """
         labels = columns(data)[-1]
         wrong = ((labels != 1) & (labels != -1)).reshape(len(labels), -1).any(-1)
@@ -59,16 +59,16 @@ class MarginLoss(PredictionLoss):
 
 @dataclass(frozen=True)
 class Hinge(MarginLoss):
-    """``max(0, 1 - label * score)`` for labels -1 and +1.
+    """Hinge loss ``max(0, 1 - label * score)`` of support vector machines, for labels -1 and +1.
 
-    Zero for all scores on the right side and at least one away from it: on labels that a direction of the parameter
-    separates, an improper prior gives no posterior.
+    The loss is zero for margins of at least one. If the labels are separable, the posterior under an improper prior is
+    improper.
 
     Parameters
     ----------
     predict : callable, optional
-        ``(parameter, covariates) -> (n, ...)``, the scores; the data are then ``(covariates, labels)``. By default
-        the parameter itself is the score of every label.
+        Scores ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, labels)``; by default the parameter is
+        the score of every label.
 
     References
     ----------
@@ -93,14 +93,14 @@ class Hinge(MarginLoss):
 
 @dataclass(frozen=True)
 class SmoothHinge(MarginLoss):
-    """``(z + sqrt(z**2 + width**2)) / 2`` with ``z = 1 - label * score``: the hinge with a round corner.
+    """Smoothed hinge loss ``(z + sqrt(z**2 + width**2)) / 2`` with ``z = 1 - label * score``.
 
     Parameters
     ----------
     predict : callable, optional
         As for :class:`Hinge`.
     width : float, default 1.0
-        Positive.
+        Smoothing width, positive.
 
     Examples
     --------
@@ -118,21 +118,21 @@ class SmoothHinge(MarginLoss):
         return (z + (z.square() + width.square()).sqrt()) / 2
 
 
-# The logistic loss: minus the log likelihood of logistic regression.
+# The logistic loss.
 
 
 @dataclass(frozen=True)
 class Logistic(MarginLoss):
-    """``log(1 + exp(-label * score))`` for labels -1 and +1.
+    """Logistic loss ``log(1 + exp(-label * score))`` for labels -1 and +1.
 
-    With weight one, minus the log likelihood of logistic regression. Where some direction of the parameter separates
-    the labels, the loss falls along it without end: with an improper prior there is then no posterior.
+    It is the negative log likelihood of logistic regression. If the labels are separable, the posterior under an
+    improper prior is improper.
 
     Parameters
     ----------
     predict : callable, optional
-        ``(parameter, covariates) -> (n, ...)``, the scores; the data are then ``(covariates, labels)``. By default
-        the parameter itself is the score of every label.
+        Scores ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, labels)``; by default the parameter is
+        the score of every label.
 
     References
     ----------
@@ -151,21 +151,21 @@ class Logistic(MarginLoss):
         return -torch.nn.functional.logsigmoid(margin)
 
 
-# The exponential loss, which AdaBoost minimises.
+# The exponential loss.
 
 
 @dataclass(frozen=True)
 class Exponential(MarginLoss):
-    """``exp(-label * score)`` for labels -1 and +1.
+    """Exponential loss ``exp(-label * score)`` of AdaBoost, for labels -1 and +1.
 
-    The expected loss is smallest at half the log odds of the label. Labels that contradict their score cost
-    exponentially: a single wrong label can decide, unlike under :class:`Logistic`.
+    The expected loss is minimised by half the log odds of the label. The loss grows exponentially in the negative
+    margin, so it is less robust to wrong labels than :class:`Logistic`.
 
     Parameters
     ----------
     predict : callable, optional
-        ``(parameter, covariates) -> (n, ...)``, the scores; the data are then ``(covariates, labels)``. By default
-        the parameter itself is the score of every label.
+        Scores ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, labels)``; by default the parameter is
+        the score of every label.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""The maximum mean discrepancy between data and a model that can be simulated, or is normal."""
+"""Maximum mean discrepancy between data and a simulator or a normal model."""
 
 from __future__ import annotations
 
@@ -26,43 +26,42 @@ Statistic = Literal["V", "U"]
 
 
 class MeanEmbedding(ABC):
-    """A model as a kernel sees it: means of the kernel under its law."""
+    """Base class of models with kernel means, for :class:`MaximumMeanDiscrepancy`."""
 
     @abstractmethod
     def means(
         self, parameter: Any, x: Tensor, kernel: Kernel, typical: Tensor, statistic: Statistic
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean of the kernel between two draws, a scalar, and between a draw and each datum, ``(n,)``.
+        """Return the mean kernel between two draws, scalar, and between a draw and each datum, ``(n,)``.
 
         Parameters
         ----------
-        parameter : Tensor, or whatever the prior returns
+        parameter : Tensor or return value of the prior
         x : Tensor
-            Data, shape ``(n, ...)``.
+            Data, ``(n, ...)``.
         kernel : Kernel
         typical : Tensor
-            The median squared distance between data, for kernels that leave their scale open.
+            Median squared distance between data, for kernels without a bandwidth.
         statistic : {"V", "U"}
-            Whether a simulated draw makes a pair with itself.
+            "V" includes pairs of a simulated draw with itself, "U" excludes them.
         """
 
 
 @dataclass(frozen=True)
 class Simulated(MeanEmbedding):
-    """A simulator, with the same random numbers for every parameter.
+    """Simulator with common random numbers for all parameters.
 
-    The loss is then a deterministic function of the parameter, and differentiable where the simulator is. It is the
-    discrepancy from the ``num_draws`` simulated points, whose own Monte Carlo error stays in the posterior: choose
-    several times the number of data.
+    The loss is a deterministic function of the parameter, differentiable if the simulator is. The posterior includes
+    the Monte Carlo error of the ``num_draws`` simulated points: use several times the number of data.
 
     Parameters
     ----------
     simulate : callable
-        ``(parameter, noise (m, ...)) -> draws (m, ...)``, of the shape of data.
+        ``(parameter, noise (m, ...)) -> draws (m, ...)``, with the trailing shape of the data.
     num_draws : int, default 512
-        ``m``.
+        Number of draws ``m``, at least two.
     noise : Distribution, optional
-        Of the noise of one draw; a standard normal number by default.
+        Distribution of the noise of one draw; scalar standard normal by default.
     seed : int, default 0
 
     Raises
@@ -92,12 +91,12 @@ class Simulated(MeanEmbedding):
             object.__setattr__(self, "_noise", draw_values(law, (count,)))
 
     def draws(self, parameter: Any, like: Tensor) -> Tensor:
-        """Return draws ``(m, ...)`` of the shape, dtype and device of data ``like``.
+        """Return draws ``(m, ...)`` with the trailing shape, dtype and device of data ``like``.
 
         Raises
         ------
         ShapeError
-            If the simulator returns something else.
+            If the simulator returns the wrong shape.
         """
         noise = self._noise.to(like) if self._noise.is_floating_point() else self._noise.to(like.device)
         draws = self.simulate(parameter, noise)
@@ -110,7 +109,7 @@ class Simulated(MeanEmbedding):
     def means(
         self, parameter: Any, x: Tensor, kernel: Kernel, typical: Tensor, statistic: Statistic
     ) -> tuple[Tensor, Tensor]:
-        """Return means over the simulated draws."""
+        """Return kernel means over simulated draws, as in :meth:`MeanEmbedding.means`."""
         draws = self.draws(parameter, x)
         among = mean_over_pairs(kernel(_squared_distances(draws, draws), typical), None, statistic)
         return among, kernel(_squared_distances(draws, x), typical).mean(0)
@@ -118,12 +117,12 @@ class Simulated(MeanEmbedding):
 
 @dataclass(frozen=True)
 class GaussianEmbedding(MeanEmbedding):
-    """A normal law, under which means of a radial basis kernel have a closed form.
+    """Normal model, with closed-form means of a radial basis kernel.
 
     Parameters
     ----------
     distribution : callable
-        ``parameter -> `` ``Normal``, ``Normal(...).to_event(1)`` or ``MultivariateNormal``: the law of a datum.
+        Distribution of one datum, ``parameter -> `` ``Normal``, ``Normal(...).to_event(1)`` or ``MultivariateNormal``.
 
     Examples
     --------
@@ -140,12 +139,15 @@ class GaussianEmbedding(MeanEmbedding):
     def means(
         self, parameter: Any, x: Tensor, kernel: Kernel, typical: Tensor, statistic: Statistic
     ) -> tuple[Tensor, Tensor]:
-        """Return exact means.
+        """Return exact kernel means, as in :meth:`MeanEmbedding.means`.
 
         Raises
         ------
         ModelError
-            If the law is not normal, or the kernel no :class:`~bayeskit.inference.kernel_discrepancy.RadialBasis`.
+            If the distribution is not normal, or the kernel is not
+            :class:`~bayeskit.inference.kernel_discrepancy.RadialBasis`.
+        ShapeError
+            If the distribution does not fit the data.
         """
         if not isinstance(kernel, RadialBasis):
             raise ModelError(
@@ -171,7 +173,7 @@ def _log_peak(covariance: Tensor, difference: Tensor) -> Tensor:
 
 
 def _moments(law: Distribution, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean ``(d,)`` and covariance ``(d, d)`` of a normal law."""
+    """Return mean ``(d,)`` and covariance ``(d, d)`` of a normal distribution."""
     size = x[0].numel()
     if law.batch_shape + law.event_shape != x.shape[1:]:
         raise ShapeError(
@@ -194,25 +196,24 @@ class MaximumMeanDiscrepancy(Loss):
     .. math:: \mathrm{MMD}^2(\theta) = \mathbb E\,k(Y, Y') - \frac 2n \sum_i \mathbb E\,k(Y, x_i)
         + \frac{1}{n^2} \sum_{i,k} k(x_i, x_k), \qquad Y, Y' \sim p_\theta,
 
-    or, as U-statistic, with the mean over pairs of different data, and of different draws where the model is
-    simulated. It needs draws only, no density, and is robust: a datum far away adds the same for every parameter. It
-    is bounded, so that only a proper prior gives a posterior. It looks at all data at once, so that neither minibatches
-    nor sequential updates make sense.
+    (V-statistic). The U-statistic takes means over pairs of different data and, for simulated models, of different
+    draws. The loss needs draws but no density, and is robust: the contribution of a distant datum does not depend on
+    the parameter. It is bounded, so the prior must be proper. It is not pointwise, so minibatches and sequential
+    updates are not supported.
 
     Parameters
     ----------
     model : MeanEmbedding
         :class:`Simulated` or :class:`GaussianEmbedding`.
     kernel : Kernel, optional
-        :class:`~bayeskit.inference.kernel_discrepancy.RadialBasis` by default. A kernel that leaves its scale to the
-        data gets the median squared distance between them, and so cannot be used where more than half of these are
-        zero.
+        :class:`~bayeskit.inference.kernel_discrepancy.RadialBasis` by default. A kernel without a bandwidth uses the
+        median distance between data, so fewer than half of the pairs may be tied.
     statistic : {"V", "U"}, default "V"
 
     Raises
     ------
     SettingsError
-        If ``model`` or ``statistic`` is none of these.
+        If ``model`` is not a :class:`MeanEmbedding`, or ``statistic`` is unknown.
 
     References
     ----------
@@ -245,7 +246,7 @@ class MaximumMeanDiscrepancy(Loss):
             raise SettingsError(f"statistic must be 'V' or 'U', not {self.statistic!r}")
 
     def check(self, data: Data) -> None:
-        """Refuse covariates, whole numbers, a single datum for a U-statistic, and ties without a bandwidth.
+        """Raise an error for covariates, integer data, one datum with "U", and ties without a bandwidth.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Losses of predictions: the parameter itself is the prediction, or a function makes one of it and of inputs."""
+"""Prediction losses, of the parameter itself or of a function of parameter and covariates."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ __all__ = [
     "linear",
 ]
 
-# Losses of predictions: the prediction is the parameter, or a function of it and covariates.
-
 Predictor = Callable[[Any, Tensor], Tensor]
 """``(parameter, covariates (n, ...)) -> (n, ...)``."""
 
 
 def linear(coefficients: Tensor, covariates: Tensor) -> Tensor:
-    """Predict ``covariates @ coefficients``: ``(k,)``, ``(n, k)`` -> ``(n,)``, in the coefficients' dtype.
+    """Return ``covariates @ coefficients``, ``(k,), (n, k) -> (n,)``, in the dtype of the coefficients.
 
     Examples
     --------
@@ -46,23 +44,23 @@ def linear(coefficients: Tensor, covariates: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PredictionLoss(PointwiseLoss):
-    """A function of outcome and prediction.
+    """Base class of losses of outcome and prediction.
 
     Parameters
     ----------
     predict : callable, optional
-        ``(parameter, covariates) -> (n, ...)``; the data are then ``(covariates, outcomes)``. By default the
-        parameter itself predicts every outcome, and the data are outcomes alone.
+        Predictions ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, outcomes)``. By default data are
+        outcomes alone, and the parameter is the prediction of every outcome.
     """
 
     predict: Predictor | None = None
 
     @abstractmethod
     def of(self, outcome: Tensor, prediction: Tensor) -> Tensor:
-        """Return the loss of predictions, entry by entry, of the broadcast shape."""
+        """Return the elementwise loss, of the broadcast shape."""
 
     def pointwise(self, parameter: Any, data: Data) -> Tensor:
-        """Return the loss of each datum, ``(n,)``: the sum over the entries of an outcome."""
+        """Return the loss of each datum, summed over the entries of an outcome, ``(n,)``."""
         if self.predict is None:
             if isinstance(data, tuple):
                 raise ShapeError(
@@ -72,7 +70,7 @@ class PredictionLoss(PointwiseLoss):
             if not isinstance(parameter, Tensor) or parameter.dim() >= outcome.dim():
                 shape = tuple(parameter.shape) if isinstance(parameter, Tensor) else type(parameter).__name__
                 raise ShapeError(
-                    f"a parameter of shape {shape} predicts no single outcome of shape {tuple(outcome.shape[1:])}; "
+                    f"a parameter of shape {shape} cannot predict outcomes of shape {tuple(outcome.shape[1:])}; "
                     "give predict=, such as losses.linear"
                 )
         else:
@@ -83,11 +81,11 @@ class PredictionLoss(PointwiseLoss):
                 raise ShapeError(
                     f"predict returned shape {tuple(prediction.shape)} for outcomes of shape {tuple(outcome.shape)}"
                 )
-        # Labels may be whole numbers or truth values, of which torch takes no differences.
+        # Labels may be integers or booleans, for which torch does not define subtraction.
         each = self.of(outcome if outcome.is_floating_point() else outcome.to(prediction.dtype), prediction)
         if each.shape != outcome.shape:
             raise ShapeError(
-                f"a parameter of shape {tuple(prediction.shape)} predicts no outcomes of shape {tuple(outcome.shape)}"
+                f"a parameter of shape {tuple(prediction.shape)} cannot predict data of shape {tuple(outcome.shape)}"
             )
         return each.flatten(1).sum(-1) if each.dim() > 1 else each
 
@@ -98,18 +96,18 @@ class PredictionLoss(PointwiseLoss):
         return outcome.to(prediction.dtype) - prediction
 
 
-# The absolute error, whose minimiser is the median.
+# Absolute error.
 
 
 @dataclass(frozen=True)
 class Absolute(PredictionLoss):
-    """``|y - prediction|``.
+    """Absolute error ``|y - prediction|``, minimised by the median.
 
     Parameters
     ----------
     predict : callable, optional
-        ``(parameter, covariates) -> (n, ...)``; the data are then ``(covariates, outcomes)``. By default the
-        parameter itself predicts every outcome.
+        Predictions ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, outcomes)``; by default the
+        parameter is the prediction of every outcome.
 
     Examples
     --------
@@ -129,14 +127,14 @@ class Absolute(PredictionLoss):
 
 @dataclass(frozen=True)
 class SmoothAbsolute(PredictionLoss):
-    """``sqrt((y - prediction)**2 + width**2)``: the absolute error with a round bottom.
+    """Smoothed absolute error ``sqrt((y - prediction)**2 + width**2)``.
 
     Parameters
     ----------
     predict : callable, optional
         As for :class:`Absolute`.
     width : float, default 1.0
-        Positive.
+        Smoothing width, positive.
 
     Examples
     --------
@@ -154,18 +152,20 @@ class SmoothAbsolute(PredictionLoss):
         return (residual.square() + width.square()).sqrt()
 
 
-# Half the squared error, whose minimiser is the mean.
+# Squared error.
 
 
 @dataclass(frozen=True)
 class HalfSquared(PredictionLoss):
-    """``(y - prediction)**2 / 2``: with weight one, minus the log density of a normal of unit variance.
+    """Half the squared error, ``(y - prediction)**2 / 2``, minimised by the mean.
+
+    Up to a constant it is minus the log density of a normal distribution with unit variance.
 
     Parameters
     ----------
     predict : callable, optional
-        ``(parameter, covariates) -> (n, ...)``; the data are then ``(covariates, outcomes)``. By default the
-        parameter itself predicts every outcome.
+        Predictions ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, outcomes)``; by default the
+        parameter is the prediction of every outcome.
 
     Examples
     --------
@@ -179,29 +179,28 @@ class HalfSquared(PredictionLoss):
         return (outcome - prediction).square() / 2
 
 
-# Huber's loss: squared near zero, absolute far from it.
+# Huber loss.
 
 
 @dataclass(frozen=True)
 class Huber(PredictionLoss):
-    """``r**2 / 2`` for a residual ``r = y - prediction`` up to a threshold ``c``, ``c * (|r| - c / 2)`` beyond.
+    """Huber loss of ``r = y - prediction``: ``r**2 / 2`` up to a threshold ``c``, ``c * (|r| - c / 2)`` beyond.
 
-    No datum pulls with more than the threshold, so that outliers hardly matter, while near its minimiser the loss is
-    as precise as half the squared error. It has no kink, and is not bounded.
+    The gradient of a datum is at most the threshold, so outliers have bounded influence. The loss has no kinks and is
+    not bounded.
 
     Parameters
     ----------
     threshold : float
-        Positive, in the units of the outcome. 1.345 standard deviations of the bulk lose 5 % of the precision that
-        the mean has for normal data.
+        ``c``, positive, in units of the outcome. At 1.345 standard deviations the efficiency for normal data is 95 %.
     predict : callable, optional
-        ``(parameter, covariates) -> (n, ...)``; the data are then ``(covariates, outcomes)``. By default the
-        parameter itself predicts every outcome.
+        Predictions ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, outcomes)``; by default the
+        parameter is the prediction of every outcome.
 
     Raises
     ------
     SettingsError
-        If the threshold is not a positive number.
+        If ``threshold`` is not a positive number.
 
     References
     ----------
@@ -227,29 +226,28 @@ class Huber(PredictionLoss):
         return pull * (residual - pull / 2)
 
 
-# The pinball loss, whose minimiser is a quantile.
+# Pinball loss.
 
 
 @dataclass(frozen=True)
 class Pinball(PredictionLoss):
-    r"""``level * r`` for a positive residual ``r = y - prediction``, ``(level - 1) * r`` for a negative one.
+    r"""Pinball loss of ``r = y - prediction``: ``level * r`` for positive ``r``, ``(level - 1) * r`` for negative ``r``.
 
-    Its minimiser is the quantile of this level, given the covariates where there are some; with level one half it is
-    half the absolute error. With weight one, ``exp(-loss)`` is an asymmetric Laplace density up to
-    ``level * (1 - level)``, but the posterior means something without that model.
+    It is minimised by the (conditional) quantile; at level 1/2 it is half the absolute error. ``exp(-loss)`` is an
+    asymmetric Laplace density up to the factor ``level * (1 - level)``, but the posterior does not require that model.
 
     Parameters
     ----------
     level : float
         Probability of the quantile, in (0, 1).
     predict : callable, optional
-        ``(parameter, covariates) -> (n, ...)``; the data are then ``(covariates, outcomes)``. By default the
-        parameter itself predicts every outcome.
+        Predictions ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, outcomes)``; by default the
+        parameter is the prediction of every outcome.
 
     Raises
     ------
     SettingsError
-        If the level does not lie in (0, 1).
+        If ``level`` is not in (0, 1).
 
     References
     ----------
@@ -281,14 +279,14 @@ class Pinball(PredictionLoss):
 
 @dataclass(frozen=True)
 class SmoothPinball(PredictionLoss):
-    """``sqrt(r**2 + width**2) / 2 + (level - 1/2) * r``: the pinball loss with a round bottom.
+    """Smoothed pinball loss ``sqrt(r**2 + width**2) / 2 + (level - 1/2) * r``.
 
     Parameters
     ----------
     level : float
         In (0, 1).
     width : float, default 1.0
-        Positive.
+        Smoothing width, positive.
     predict : callable, optional
         As for :class:`Pinball`.
 
