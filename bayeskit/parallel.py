@@ -12,12 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from cloudpickle import dumps
 from joblib import Parallel, delayed
-from joblib._parallel_backends import LokyBackend
-from joblib.externals.loky import ProcessPoolExecutor
-from joblib.externals.loky.backend.reduction import dumps
-from joblib.externals.loky.process_executor import BrokenProcessPool
 from joblib.parallel import get_active_backend
+from loky import BrokenProcessPool, ProcessPoolExecutor
 
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.progress import progress_bar
@@ -127,9 +125,10 @@ def _outcomes(
     if num_jobs == 1 or not tasks:
         return (_call(function, index, task) for index, task in tasks)
     backend, _ = get_active_backend()
-    if type(backend).__name__ == "DaskDistributedBackend":  # importing its class would import Dask for everybody
+    kind = type(backend).__name__  # importing the class of Dask's backend would import Dask for everybody
+    if kind == "DaskDistributedBackend":
         return _pooled(_DaskPool(backend.client), function, tasks, num_jobs, max_retries)
-    if isinstance(backend, LokyBackend):
+    if kind == "LokyBackend":
         return _pooled(_ProcessPool(), function, tasks, num_jobs, max_retries)
     parallel = Parallel(n_jobs=num_jobs, return_as="generator_unordered", batch_size=1)
     return iter(parallel(delayed(_call_elsewhere)(function, index, task) for index, task in tasks))

@@ -10,7 +10,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from joblib.externals.loky.process_executor import BrokenProcessPool
+from loky import BrokenProcessPool
 
 from bayeskit import parallel
 from bayeskit.core import storage as _files

@@ -383,7 +383,7 @@ class GibbsPosterior(Target):
         CoherenceError
             If the loss is not pointwise or not pooled by the sum, so that sequential and joint updates differ.
         ShapeError
-            If trailing shapes of the new data differ.
+            If the shapes of the new data do not fit the present data.
         """
         if not (isinstance(self.loss, PointwiseLoss) and self.pooling.coherent):
             what = (

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from joblib.externals.loky.backend.reduction import dumps
+from cloudpickle import dumps
 
 import bayeskit as bk
 from bayeskit.core.statistics import mean_error

@@ -1,4 +1,4 @@
-"""Losses of normalised models: divergences of powers of a density, which outliers hardly move."""
+"""Robust divergence losses for models with normalised densities."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ __all__ = [
     "unvalidated",
 ]
 
-# Normalised models: log densities of the data, and integrals of powers of a density.
+# Log densities of the data, and integrals of powers of a density.
 
 Model = Callable[..., Distribution]
-"""``parameter -> distribution`` of a datum, or ``(parameter, *covariates) -> distributions``, one for each datum."""
+"""``parameter -> distribution`` of one datum, or ``(parameter, *covariates) -> distributions`` of all data."""
 
 _POISSON_TERMS = 256
 
 
 @contextmanager
 def unvalidated() -> Iterator[None]:
-    """Let distributions take their arguments unseen: validation branches on values, which cannot be batched."""
+    """Disable validation of distributions, which branches on values and cannot be batched."""
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:
@@ -65,14 +65,14 @@ def unvalidated() -> Iterator[None]:
 
 
 def law_of(model: Model, parameter: Any, data: Data) -> tuple[Distribution, Tensor]:
-    """Return the distribution of the outcomes, and these: the last column, all others being covariates."""
+    """Return the distribution of the outcomes, and the outcomes, the last column of the data."""
     covariates, outcomes = (data[:-1], data[-1]) if isinstance(data, tuple) else ((), data)
     with unvalidated():
         return model(parameter, *covariates), outcomes
 
 
 def joint_law_of(model: Model, parameter: Any, data: Data) -> tuple[Distribution, Tensor]:
-    """Return the joint law of the entries of an outcome, independent over batch dimensions, and the outcomes."""
+    """Return the joint distribution of the entries of an outcome, with independent batch entries, and the outcomes."""
     law, outcomes = law_of(model, parameter, data)
     if not isinstance(law, Distribution):
         raise ModelError(f"distribution must return a distribution, not {law!r:.80}")
@@ -100,12 +100,12 @@ def outcome_log_density(law: Distribution, outcomes: Tensor) -> Tensor:
             f"{type(law).__name__} returns log densities of shape {tuple(value.shape)} for {len(outcomes)} outcomes "
             f"of shape {tuple(outcomes.shape[1:])}"
         )
-    # Without validation a Poisson law has a log density also at -1 and at one half.
+    # Without validation some distributions have finite log densities outside the support.
     return torch.where(inside, value, value.new_full((), -math.inf))
 
 
 def _replaced(outcomes: Tensor, inside: Tensor) -> Tensor:
-    """Put an outcome inside the support in the place of those outside, whose derivatives may be nan."""
+    """Replace outcomes outside the support, where derivatives may be nan, by one inside."""
     if inside.shape != outcomes.shape[:1]:
         return outcomes
     one = outcomes.index_select(0, inside.int().argmax().reshape(1))
@@ -114,18 +114,17 @@ def _replaced(outcomes: Tensor, inside: Tensor) -> Tensor:
 
 @singledispatch
 def log_power_integral(law: Distribution, power: float) -> Tensor:
-    r"""Return :math:`\log \int p(x)^{s}\,dx` of a distribution, of its batch shape; sums for discrete ones.
+    r"""Return :math:`\log \int p(x)^{s}\,dx` of a distribution, or the log sum for discrete outcomes.
 
-    In closed form for ``Normal``, ``MultivariateNormal``, ``Laplace`` and ``Exponential``; summed over all outcomes
-    for ``Bernoulli``, ``Categorical`` and ``OneHotCategorical``; summed over 256 counts about the mean for ``Poisson``,
-    which lie closer than a third of a standard deviation where they are not all in a row, so that the sum is exact to
-    rounding. ``Independent`` adds up. For another family, register a function of it,
-    ``log_power_integral.register``.
+    Closed form for ``Normal``, ``MultivariateNormal``, ``Laplace`` and ``Exponential``; sum over all outcomes for
+    ``Bernoulli``, ``Categorical`` and ``OneHotCategorical``; for ``Poisson``, sum over 256 counts around the mean, with
+    spacing of at most a third of a standard deviation for large rates, exact to rounding. ``Independent`` is supported.
+    Use ``log_power_integral.register`` for other families.
 
     Parameters
     ----------
     law : Distribution
-        Batch shape ``(*batch)``.
+        Distribution with batch shape ``(*batch)``.
     power : float
         ``s``, positive.
 
@@ -137,7 +136,7 @@ def log_power_integral(law: Distribution, power: float) -> Tensor:
     Raises
     ------
     ModelError
-        If the integral is not known for this family.
+        If the family is not supported.
 
     Examples
     --------
@@ -189,7 +188,7 @@ def _(law: Categorical | OneHotCategorical, power: float) -> Tensor:
 @log_power_integral.register
 def _(law: Poisson, power: float) -> Tensor:
     rate = law.rate.detach()
-    # By Poisson summation a lattice of spacing s misses the sum by a share of 2 exp(-2 (pi sd / s)**2).
+    # By Poisson summation the relative error of a lattice with spacing s is 2 exp(-2 (pi sd / s)**2).
     spacing = ((rate / power).sqrt() / 3).floor().clamp_min(1.0)
     start = (rate - spacing * (_POISSON_TERMS // 2)).floor().clamp_min(0.0)
     steps = torch.arange(_POISSON_TERMS, dtype=rate.dtype, device=rate.device)
@@ -204,31 +203,30 @@ def _(law: Independent, power: float) -> Tensor:
     return value.flatten(-law.reinterpreted_batch_ndims).sum(-1) if law.reinterpreted_batch_ndims else value
 
 
-# The density power divergence, which downweights data of low density.
+# Density power (beta-) divergence.
 
 
 @dataclass(frozen=True)
 class BetaDivergence(PointwiseLoss):
-    r"""The loss of the beta- or density power divergence.
+    r"""Loss of the beta-divergence (density power divergence).
 
     .. math:: \ell(\theta, x) = -\frac{1}{\beta}\, p_\theta(x)^{\beta}
         + \frac{1}{1+\beta} \int p_\theta(y)^{1+\beta}\,dy.
 
-    As :math:`\beta \to 0` its gradient becomes that of minus the log likelihood (the loss itself grows like
-    :math:`-1/\beta`, which no posterior notices). It is bounded: for a datum without density the model
-    pays no more than the integral. Only a proper prior gives a posterior; with an unknown scale that is not enough,
-    see the notes.
+    As :math:`\beta \to 0` its gradient tends to that of the negative log likelihood. The loss is bounded, so the prior
+    must be proper; with an unknown scale a proper prior may not suffice, see the notes. An outcome outside the support
+    has density zero.
 
     Parameters
     ----------
     beta : float
-        Positive; .1 to .5 are usual.
+        Positive; usually 0.1 to 0.5.
     distribution : callable
-        ``parameter -> distribution`` of a datum; ``(parameter, *covariates) -> distributions`` where the data are
-        ``(*covariates, outcomes)``. Entries of an outcome are independent unless it says otherwise.
+        ``parameter -> distribution`` of one datum, or ``(parameter, *covariates) -> distributions`` for data
+        ``(*covariates, outcomes)``. Batch entries of an outcome are independent.
     power_integral : callable, optional
-        ``(distribution, s) -> integral of p**s``, of the distribution's batch shape, for families that
-        :func:`~bayeskit.inference.generalized.losses.log_power_integral` does not know.
+        ``(distribution, s) -> integral of p**s``, with the batch shape of the distribution, for families that
+        :func:`~bayeskit.inference.generalized.losses.log_power_integral` does not support.
 
     Raises
     ------
@@ -237,18 +235,16 @@ class BetaDivergence(PointwiseLoss):
 
     Notes
     -----
-    Where the scale :math:`s` of a ``d``-dimensional normal law is unknown, the loss has poles: with the location at a
-    value that occurs ``k`` times among ``n`` data it is, as :math:`s \to 0`,
+    If the scale :math:`s` of a ``d``-dimensional normal distribution is unknown, the loss has poles: with the location
+    at a value that occurs ``k`` times among ``n`` data the total loss is, as :math:`s \to 0`,
 
     .. math:: (2\pi)^{-d\beta/2} s^{-d\beta} \Big(\frac{n}{(1+\beta)^{1+d/2}} - \frac{k}{\beta}\Big) + o(1).
 
-    If :math:`n < k\,(1+\beta)^{1+d/2} / \beta`, it falls to minus infinity, :math:`e^{-w\ell}` has no integral, and
-    there is no posterior, although the prior be proper: half-normal, exponential and gamma priors of the scale do not
-    help. This takes few data, or many ties, such as rounding makes. A prior does help that vanishes like
-    :math:`\exp(-s^{-b})` with :math:`b > d\beta`, such as an inverse gamma law of the scale (:math:`b = 1`) or of the
-    variance (:math:`b = 2`), as does a lower bound on the scale.
-
-    An outcome outside of the distribution's support has density zero, and adds the integral.
+    If :math:`n < k\,(1+\beta)^{1+d/2} / \beta`, it tends to minus infinity and :math:`e^{-w\ell}` is not integrable:
+    the posterior is improper for half-normal, exponential and gamma priors of the scale. This happens with few data or
+    many ties, such as in rounded data. The posterior is proper with a lower bound on the scale, or with a prior that
+    vanishes like :math:`\exp(-s^{-b})` with :math:`b > d\beta`, such as an inverse gamma prior of the scale
+    (:math:`b = 1`) or of the variance (:math:`b = 2`).
 
     References
     ----------
@@ -286,31 +282,32 @@ class BetaDivergence(PointwiseLoss):
         return integral / (1 + self.beta) - power / self.beta
 
 
-# The gamma-divergence: a power of the density, divided by a norm of it.
+# Gamma-divergence.
 
 
 @dataclass(frozen=True)
 class GammaDivergence(PointwiseLoss):
-    r"""The loss of the gamma-divergence, in the form that is a sum over data.
+    r"""Loss of the gamma-divergence, in its pointwise form.
 
     .. math:: \ell(\theta, x) = -\frac{1}{\gamma}\, p_\theta(x)^{\gamma}
         \Big(\int p_\theta(y)^{1+\gamma}\,dy\Big)^{-\gamma/(1+\gamma)}.
 
-    Its mean over data is a monotone function of the gamma-cross entropy of Fujisawa and Eguchi, so that both have the
-    same minimiser. A factor of the density cancels: unnormalised densities give the same loss, and estimates of scale
-    resist heavy contamination, too. As :math:`\gamma \to 0` its gradient becomes that of minus the log likelihood. It
-    is never positive: only a proper prior gives a posterior; with an unknown scale that is not enough, see the notes.
+    Its mean over data is a monotone function of the gamma-cross entropy of Fujisawa and Eguchi and has the same
+    minimiser. The loss does not depend on the normalisation of the density, and estimates of scale are robust to heavy
+    contamination. As :math:`\gamma \to 0` its gradient tends to that of the negative log likelihood. The loss is never
+    positive, so the prior must be proper; with an unknown scale a proper prior may not suffice, see the notes. An
+    outcome outside the support has loss zero.
 
     Parameters
     ----------
     gamma : float
-        Positive; .1 to .5 are usual.
+        Positive; usually 0.1 to 0.5.
     distribution : callable
-        ``parameter -> distribution`` of a datum; ``(parameter, *covariates) -> distributions`` where the data are
-        ``(*covariates, outcomes)``. Entries of an outcome are independent unless it says otherwise.
+        ``parameter -> distribution`` of one datum, or ``(parameter, *covariates) -> distributions`` for data
+        ``(*covariates, outcomes)``. Batch entries of an outcome are independent.
     power_integral : callable, optional
-        ``(distribution, s) -> integral of p**s``, of the distribution's batch shape, for families that
-        :func:`~bayeskit.inference.generalized.losses.log_power_integral` does not know.
+        ``(distribution, s) -> integral of p**s``, with the batch shape of the distribution, for families that
+        :func:`~bayeskit.inference.generalized.losses.log_power_integral` does not support.
 
     Raises
     ------
@@ -319,14 +316,12 @@ class GammaDivergence(PointwiseLoss):
 
     Notes
     -----
-    Where the scale :math:`s` of a ``d``-dimensional law is unknown, the loss has a pole at every datum, however many
-    these are: with the location there it falls like :math:`-s^{-d\gamma/(1+\gamma)}` as :math:`s \to 0`, so that
-    :math:`e^{-w\ell}` has no integral, and there is no posterior, although the prior be proper: half-normal,
-    exponential and gamma priors of the scale do not help. A prior does that vanishes like :math:`\exp(-s^{-b})` with
-    :math:`b > d\gamma/(1+\gamma)`, such as an inverse gamma law of the scale (:math:`b = 1`) or of the variance
-    (:math:`b = 2`), as does a lower bound on the scale.
-
-    An outcome outside of the distribution's support has density zero, and adds nothing.
+    If the scale :math:`s` of a ``d``-dimensional distribution is unknown, the loss has a pole at every datum, for every
+    ``n``: with the location there it decreases like :math:`-s^{-d\gamma/(1+\gamma)}` as :math:`s \to 0`, and
+    :math:`e^{-w\ell}` is not integrable: the posterior is improper for half-normal, exponential and gamma priors of the
+    scale. It is proper with a lower bound on the scale, or with a prior that vanishes like :math:`\exp(-s^{-b})` with
+    :math:`b > d\gamma/(1+\gamma)`, such as an inverse gamma prior of the scale (:math:`b = 1`) or of the variance
+    (:math:`b = 2`).
 
     References
     ----------
@@ -360,16 +355,16 @@ class GammaDivergence(PointwiseLoss):
             log_integral = log_power_integral(law, 1 + self.gamma)
         else:
             log_integral = self.power_integral(law, 1 + self.gamma).log()
-        # One exponential of the whole: where a scale shrinks both factors leave the range of numbers.
+        # One exponential of the log ratio: for small scales both factors overflow or underflow.
         log_ratio = outcome_log_density(law, outcomes) - log_integral / (1 + self.gamma)
         return -(self.gamma * log_ratio).exp() / self.gamma
 
 
-# The alpha-divergence between an estimate of the density of the data and a model.
+# Alpha-divergence between a density estimate of the data and a model.
 
 
 class DensityEstimate(ABC):
-    """An estimate of the law that data come from."""
+    """Base class of density estimates of the data."""
 
     @abstractmethod
     def __call__(self, x: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -381,7 +376,7 @@ class DensityEstimate(ABC):
 
 @dataclass(frozen=True)
 class EmpiricalMass(DensityEstimate):
-    """The share of each value among the data: for discrete outcomes.
+    """Empirical probability mass function, for discrete outcomes.
 
     Examples
     --------
@@ -392,33 +387,33 @@ class EmpiricalMass(DensityEstimate):
     """
 
     def __call__(self, x: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the data, their shares, and the log of the share of their value."""
+        """Return the data, their weights, and the log probability of each value."""
         rows = x.reshape(len(x), -1)
         same = (rows.unsqueeze(0) == rows.unsqueeze(1)).all(-1)
         share = same.to(shares.dtype) @ shares
-        # A value all of whose data have weight zero has no mass and must not become nan.
+        # Values with weight zero must not become nan.
         return x, shares, torch.where(share > 0, share, torch.ones_like(share)).log()
 
 
 @dataclass(frozen=True)
 class KernelDensity(DensityEstimate):
-    """A normal kernel about each datum: for outcomes that are real numbers.
+    """Kernel density estimate with a normal kernel, for real outcomes.
 
-    Means under the estimate are taken by Gauss-Hermite quadrature about each datum.
+    Means under the estimate are computed by Gauss-Hermite quadrature around each datum.
 
     Parameters
     ----------
     bandwidth : float
         Standard deviation of the kernel, positive.
     num_nodes : int, default 16
-        Of the quadrature, for each datum.
+        Quadrature nodes for each datum.
 
     Raises
     ------
     SettingsError
-        If ``bandwidth`` is not positive, or ``num_nodes`` below one.
+        If ``bandwidth`` is not positive, or ``num_nodes`` is below one.
     DataError, ShapeError
-        When called, if data are not real numbers.
+        When called, if data are not floating tensors ``(n,)``.
 
     Examples
     --------
@@ -436,7 +431,7 @@ class KernelDensity(DensityEstimate):
         whole_number("num_nodes", self.num_nodes, least=1)
 
     def __call__(self, x: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the nodes of the quadrature, their masses and the log density there, ``(n num_nodes,)``."""
+        """Return the quadrature nodes, their masses and log densities, ``(n * num_nodes,)``."""
         if x.dim() != 1:
             raise ShapeError(f"KernelDensity takes outcomes that are numbers, (n,), not of shape {tuple(x.shape)}")
         if not x.is_floating_point():
@@ -447,7 +442,7 @@ class KernelDensity(DensityEstimate):
         standardised = (points.unsqueeze(-1) - x) / self.bandwidth
         exponents = -standardised.square() / 2
         nearest = exponents.amax(-1, keepdim=True)
-        # A product of matrices, so that many weightings of the data share the one of the kernel.
+        # A matrix product, so that many weightings of the data share the kernel matrix.
         share = ((exponents - nearest).exp() @ shares).clamp_min(torch.finfo(x.dtype).tiny)
         log_density = nearest.squeeze(-1) + share.log() - math.log(self.bandwidth * math.sqrt(2 * math.pi))
         return points, (shares.unsqueeze(-1) * masses).flatten(), log_density
@@ -455,31 +450,31 @@ class KernelDensity(DensityEstimate):
 
 @dataclass(frozen=True)
 class AlphaDivergence(Loss):
-    r"""``n`` times the alpha-divergence from an estimate of the density of the data to the model.
+    r"""``n`` times the alpha-divergence from a density estimate of the data to the model.
 
-    With an estimate :math:`\hat g`,
+    With the estimate :math:`\hat g`,
 
     .. math:: D_\alpha(\hat g \,\|\, p_\theta) = \frac{1}{\alpha(1-\alpha)}
         \Big(1 - \int \hat g(x)^{\alpha}\, p_\theta(x)^{1-\alpha}\,dx\Big), \qquad 0 < \alpha < 1.
 
-    Twice the squared Hellinger distance :math:`\int (\sqrt{\hat g} - \sqrt{p_\theta})^2` for :math:`\alpha = 1/2`; the
-    Kullback-Leibler divergence, and so minus the log likelihood up to a constant, as :math:`\alpha \to 1`. Robust, and
-    with a good estimate as efficient as the likelihood. It looks at all data at once, so that neither minibatches nor
-    sequential updates make sense. It is bounded by :math:`n/(\alpha(1-\alpha))`: only a proper prior gives a posterior.
+    It is twice the squared Hellinger distance :math:`\int (\sqrt{\hat g} - \sqrt{p_\theta})^2` for :math:`\alpha = 1/2`
+    and tends to the Kullback-Leibler divergence as :math:`\alpha \to 1`. The loss is robust and, with a good estimate,
+    asymptotically as efficient as the likelihood. It is bounded by :math:`n/(\alpha(1-\alpha))`, so the prior must be
+    proper. It is not pointwise, so minibatches and sequential updates are not supported.
 
     Parameters
     ----------
     alpha : float
         In (0, 1).
     distribution : callable
-        ``parameter -> distribution`` of a datum.
+        ``parameter -> distribution`` of one datum.
     estimate : DensityEstimate
-        :class:`EmpiricalMass` for discrete outcomes, :class:`KernelDensity` for real ones.
+        :class:`EmpiricalMass` for discrete outcomes, :class:`KernelDensity` for real outcomes.
 
     Raises
     ------
     SettingsError
-        If ``alpha`` does not lie in (0, 1), or ``estimate`` is none.
+        If ``alpha`` is not in (0, 1), or ``estimate`` is not a :class:`DensityEstimate`.
 
     References
     ----------
@@ -509,7 +504,7 @@ class AlphaDivergence(Loss):
             raise SettingsError(f"estimate must be EmpiricalMass() or KernelDensity(...), not {self.estimate!r:.80}")
 
     def check(self, data: Data) -> None:
-        """Refuse covariates: the estimate is of one law for all data."""
+        """Raise ShapeError for covariates, since all data must have one distribution."""
         if isinstance(data, tuple):
             raise ShapeError("AlphaDivergence takes outcomes alone, not covariates and outcomes")
 
@@ -519,7 +514,7 @@ class AlphaDivergence(Loss):
         counts = outcomes.new_ones(len(outcomes), dtype=_floating(outcomes)) if weights is None else weights
         points, masses, log_estimate = self.estimate(outcomes, counts / counts.sum())
         log_ratio = outcome_log_density(law, points) - log_estimate
-        # Points of no mass may lie where the estimate has underflowed, and the ratio has not.
+        # Points without mass may have an infinite ratio, if the estimate underflows.
         log_ratio = torch.where(masses > 0, log_ratio, torch.zeros_like(log_ratio))
         affinity = (masses * ((1 - self.alpha) * log_ratio).exp()).sum()
         return counts.sum() * (1 - affinity) / (self.alpha * (1 - self.alpha))

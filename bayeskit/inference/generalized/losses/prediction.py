@@ -231,7 +231,7 @@ class Huber(PredictionLoss):
 
 @dataclass(frozen=True)
 class Pinball(PredictionLoss):
-    r"""Pinball loss of ``r = y - prediction``: ``level * r`` for positive ``r``, ``(level - 1) * r`` for negative ``r``.
+    r"""Pinball loss of ``r = y - prediction``: ``level * r`` for positive ``r``, otherwise ``(level - 1) * r``.
 
     It is minimised by the (conditional) quantile; at level 1/2 it is half the absolute error. ``exp(-loss)`` is an
     asymmetric Laplace density up to the factor ``level * (1 - level)``, but the posterior does not require that model.

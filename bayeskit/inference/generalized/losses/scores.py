@@ -1,4 +1,4 @@
-"""Losses of models whose normaliser is not known: score matching, Stein and Fisher divergences."""
+"""Losses for models with unknown normalising constant: score matching, Stein and Fisher divergences."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ __all__ = [
     "typical_squared_distance",
 ]
 
-# Kernels for Stein discrepancies, with the derivatives that these need.
+# Kernels for Stein discrepancies, with derivatives.
 
 
 @dataclass(frozen=True)
 class GeneralInverseMultiquadric:
-    r"""``(1 + d**2 / bandwidth**2) ** -exponent``.
+    r"""Generalised inverse multiquadric kernel ``(1 + d**2 / bandwidth**2) ** -exponent`` of the distance ``d``.
 
-    With exponents in (0, 1) the Stein discrepancy of this kernel controls weak convergence; with faster decaying
-    kernels such as :class:`~bayeskit.inference.kernel_discrepancy.RadialBasis` it does not beyond two dimensions.
+    With an exponent in (0, 1) the Stein discrepancy controls weak convergence; with faster decaying kernels such as
+    :class:`~bayeskit.inference.kernel_discrepancy.RadialBasis` it does not in more than two dimensions.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class GeneralInverseMultiquadric:
     Raises
     ------
     SettingsError
-        If one is not positive.
+        If ``bandwidth`` or ``exponent`` is not positive.
 
     References
     ----------
@@ -71,12 +71,12 @@ class GeneralInverseMultiquadric:
         real_number("exponent", self.exponent, between=(0.0, float("inf")))
 
     def __call__(self, squared_distance: Tensor, typical: Tensor) -> Tensor:
-        """Return the kernel, of the shape of ``squared_distance``."""
+        """Return the kernel, with the shape of ``squared_distance``."""
         return (1 + squared_distance / self.bandwidth**2) ** -self.exponent
 
 
 def radial_derivatives(kernel: Kernel, squared_distance: Tensor, typical: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a kernel and its first two derivatives by the squared distance, entry by entry."""
+    """Return a kernel and its first two derivatives with respect to the squared distance, elementwise."""
 
     def value(t: Tensor) -> Tensor:
         return kernel(t, typical)
@@ -90,7 +90,7 @@ def radial_derivatives(kernel: Kernel, squared_distance: Tensor, typical: Tensor
 
 
 def _check_bandwidth(kernel: Kernel, x: Tensor) -> None:
-    """Raise DataError where a kernel takes its bandwidth from data ``(n, ...)`` of median distance zero."""
+    """Raise DataError if a kernel takes its bandwidth from data ``(n, ...)`` with median distance zero."""
     probe, one = x.new_tensor([0.5, 1.0, 2.0]), x.new_ones(())
     if len(x) < 2 or torch.equal(kernel(probe, one), kernel(probe, 2 * one)):
         return
@@ -98,13 +98,13 @@ def _check_bandwidth(kernel: Kernel, x: Tensor) -> None:
     squared = (rows.unsqueeze(1) - rows).square().sum(-1)
     if not bool(_median_squared_distance(squared) > 0):
         raise DataError(
-            f"at least half of the pairs of data are tied, so that the median distance between them, from which "
+            f"at least half of the pairs of data are tied, so the median distance, from which "
             f"{type(kernel).__name__} takes its bandwidth, is zero; give the kernel a bandwidth"
         )
 
 
 def typical_squared_distance(squared_distance: Tensor) -> Tensor:
-    """Return the median between different data, of all squared distances ``(n, n)``, as a constant."""
+    """Return the median squared distance between different data, ``(n, n) -> ()``, detached."""
     if len(squared_distance) < 2:
         return squared_distance.new_ones(())
     median = _median_squared_distance(squared_distance)
@@ -117,11 +117,11 @@ def _median_squared_distance(squared_distance: Tensor) -> Tensor:
     return squared_distance.detach()[rows, others].median()
 
 
-# Losses over pairs of data: checks of the data, and weighted means.
+# Losses over pairs of data: checks and weighted means.
 
 
 def check_pairs(name: str, data: Data, kernel: Kernel, statistic: Literal["V", "U"]) -> None:
-    """Refuse covariates (ShapeError), and data that are integer, tied, or too few for a U-statistic (DataError)."""
+    """Raise ShapeError for covariates, DataError for integer or tied data, or one datum with a U-statistic."""
     if isinstance(data, tuple):
         raise ShapeError(f"{name} takes one tensor of data, not covariates and outcomes")
     if not data.is_floating_point():
@@ -132,7 +132,7 @@ def check_pairs(name: str, data: Data, kernel: Kernel, statistic: Literal["V", "
 
 
 def mean_over_pairs(values: Tensor, weights: Tensor | None, statistic: Literal["V", "U"]) -> Tensor:
-    """Return the mean of symmetric ``values (n, n)`` over pairs of data, weighted by products of ``weights (n,)``."""
+    """Return the mean of symmetric ``values (n, n)`` over pairs, weighted by products of ``weights (n,)``."""
     counts = values.new_ones(len(values)) if weights is None else weights.to(values)
     total, pairs = counts @ values @ counts, counts.sum().square()
     if statistic == "U":  # over pairs of different data
@@ -141,13 +141,13 @@ def mean_over_pairs(values: Tensor, weights: Tensor | None, statistic: Literal["
     return total / pairs
 
 
-# Scores: the gradient of a log density with respect to the data, which needs no normaliser.
+# Scores: gradients of the log density with respect to the data, which need no normalising constant.
 
 LogDensity = Callable[..., Tensor]
-"""``(parameter, x (n, ...)) -> (n,)``: log densities of data, up to a number that depends on the parameter alone."""
+"""``(parameter, x (n, ...)) -> (n,)``: log density of each datum, up to a constant that may depend on the parameter."""
 
 Score = Callable[..., Tensor]
-"""``(parameter, x (n, ...)) -> (n, ...)``: its gradient with respect to each datum."""
+"""``(parameter, x (n, ...)) -> (n, ...)``: gradient of the log density with respect to each datum."""
 
 
 def score_of(log_density: LogDensity) -> Score:
@@ -156,18 +156,18 @@ def score_of(log_density: LogDensity) -> Score:
     Parameters
     ----------
     log_density : callable
-        ``(parameter, x) -> (n,)`` or ``(parameter, *covariates, x) -> (n,)`` for data ``x`` of shape ``(n, ...)``,
-        each on its own, up to a constant.
+        ``(parameter, x) -> (n,)`` or ``(parameter, *covariates, x) -> (n,)`` for data ``x (n, ...)``: log density of
+        each datum, up to a constant.
 
     Returns
     -------
     callable
-        With the same arguments, of the shape of ``x``.
+        Function of the same arguments that returns the gradient, with the shape of ``x``.
 
     Raises
     ------
     ShapeError
-        When called, if ``log_density`` does not return one number for each datum.
+        When called, if ``log_density`` does not return ``(n,)``.
 
     Examples
     --------
@@ -195,7 +195,7 @@ def score_of(log_density: LogDensity) -> Score:
 
 
 def own_derivatives(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a function of ``x (n, ...)`` and the diagonal of each datum's Jacobian matrix, both ``(n, ...)``."""
+    """Return the value of a function at ``x (n, ...)`` and the diagonal of each datum's Jacobian, ``(n, ...)``."""
     value, pull = torch.func.vjp(function, x)[:2]
     if value.shape != x.shape:
         raise ShapeError(f"expected a function that keeps the shape {tuple(x.shape)}, not one to {tuple(value.shape)}")
@@ -205,30 +205,29 @@ def own_derivatives(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Te
     return value, rows.sum(0)
 
 
-# Score matching: the distance between gradients of log densities, for models whose normaliser is unknown.
+# Score matching.
 
 
 @dataclass(frozen=True)
 class ScoreMatching(PointwiseLoss):
-    r"""Hyvarinen's loss of a density known up to its normaliser.
+    r"""Score matching (Hyvarinen) loss of an unnormalised density.
 
     .. math:: \ell(\theta, x) = \sum_j \tfrac12\, h_j(x)\, s_j(x)^2 + \partial_j \big(h_j(x)\, s_j(x)\big),
         \qquad s = \nabla_x \log p_\theta,
 
-    with all :math:`h_j = 1` by default: half the squared score plus the trace of the Hessian. Up to a constant its
-    mean is the Fisher divergence between the law of the data and the model. Quadratic in the natural parameter of an
-    exponential family; see :func:`~bayeskit.inference.generalized.gaussian_posterior`.
+    where :math:`h_j = 1` by default. Up to a constant, the mean loss is half the Fisher divergence, weighted by
+    :math:`h`, between data distribution and model. It is quadratic in the natural parameter of an exponential family;
+    see :func:`~bayeskit.inference.generalized.gaussian_posterior`.
 
     Parameters
     ----------
     log_density : callable
-        ``(parameter, x) -> (n,)`` for data ``x`` of shape ``(n, ...)``, twice differentiable in ``x``, up to a
-        constant; ``(parameter, *covariates, x) -> (n,)`` where the data are ``(*covariates, x)``.
+        ``(parameter, x) -> (n,)`` for data ``x (n, ...)``, or ``(parameter, *covariates, x) -> (n,)`` for data
+        ``(*covariates, x)``; twice differentiable in ``x``, up to a constant.
     weight : callable, optional
-        ``h: x -> `` positive numbers of the shape of ``x``, that vanish where the support ends, such as ``x**2`` for
-        positive data.
+        ``h: x -> (n, ...)``, positive and zero at the boundary of the support, such as ``x**2`` for positive data.
     bounded : bool, default False
-        Whether the loss stays below a bound however far the parameter goes, as for a normal law's scale.
+        Whether the loss stays bounded as the parameter tends to infinity, as for the scale of a normal distribution.
 
     References
     ----------
@@ -251,15 +250,14 @@ class ScoreMatching(PointwiseLoss):
     bounded: bool = False
 
     def check(self, data: Data) -> None:
-        """Refuse data without derivatives.
+        """Raise an error unless data have a floating dtype.
 
         Raises
         ------
         DataError
-            If they are whole numbers by type.
         """
         if not columns(data)[-1].is_floating_point():
-            raise DataError("ScoreMatching differentiates with respect to the data, which are not of a floating type")
+            raise DataError("ScoreMatching needs data of a floating type; convert them if they are continuous")
 
     def pointwise(self, parameter: Any, data: Data) -> Tensor:
         """Return the loss of each datum, ``(n,)``."""
@@ -275,49 +273,47 @@ class ScoreMatching(PointwiseLoss):
         return each.flatten(1).sum(-1) if each.dim() > 1 else each
 
 
-# The kernel Stein discrepancy: a distance to a model that needs only its score.
+# Kernel Stein discrepancy.
 
 
 @dataclass(frozen=True)
 class KernelSteinDiscrepancy(Loss):
     r"""``n`` times the squared kernel Stein discrepancy between data and model.
 
-    The discrepancy is the mean of the Stein kernel over pairs of data,
+    The squared discrepancy is the mean of the Stein kernel over pairs of data,
 
     .. math:: k_\theta(x, y) = \sum_j \big[s_j(x) s_j(y) + s_j(x)\,\partial_{y_j} + s_j(y)\,\partial_{x_j}
         + \partial_{x_j}\partial_{y_j}\big]\, m_j(x)\,k(x, y)\,m_j(y), \qquad s = \nabla \log p_\theta,
 
-    over all pairs (V-statistic, never negative) or those of different data (U-statistic, unbiased). The weight
-    :math:`m` makes it robust: the influence of a datum is bounded if :math:`m(x)\,s(x)` is. Its derivative belongs to
-    the kernel. Quadratic in the natural parameter of an exponential family; see
-    :func:`~bayeskit.inference.generalized.gaussian_posterior`.
-
-    It looks at pairs of data, so that neither minibatches nor sequential updates make sense.
+    over all pairs (V-statistic, never negative) or pairs of different data (U-statistic, unbiased). The weight
+    :math:`m` makes the loss robust: the influence of a datum is bounded if :math:`m(x)\,s(x)` is. The derivatives act
+    on the weights too. The loss is quadratic in the natural parameter of an exponential family; see
+    :func:`~bayeskit.inference.generalized.gaussian_posterior`. It is not pointwise, so minibatches and sequential
+    updates are not supported.
 
     Parameters
     ----------
     score : callable
-        ``(parameter, x) -> `` the gradient of the model's log density with respect to ``x``, of its shape; of a log
-        density, :func:`~bayeskit.inference.generalized.losses.score_of` makes one.
+        Gradient of the log density with respect to the data, ``(parameter, x (n, ...)) -> (n, ...)``, for instance from
+        :func:`~bayeskit.inference.generalized.losses.score_of`.
     kernel : Kernel, optional
-        :class:`GeneralInverseMultiquadric` of bandwidth one by default. A kernel that leaves its scale to the data
-        gets the median squared distance between them, and so cannot be used where more than half of these are zero.
+        :class:`GeneralInverseMultiquadric` with bandwidth one by default. A kernel without a bandwidth uses the median
+        distance between data, so fewer than half of the pairs may be tied.
     weight : callable, optional
-        ``m: x -> `` numbers, one for each datum, ``(n,)``, or for each of its entries, the shape of ``x``, each
-        datum on its own.
+        ``m: x -> (n,)`` or ``(n, ...)``, a function of each datum.
     statistic : {"V", "U"}, default "V"
     bounded : bool, default False
-        Whether the loss stays below a bound however far the parameter goes, as for a normal law's scale.
+        Whether the loss stays bounded as the parameter tends to infinity, as for the scale of a normal distribution.
 
     Raises
     ------
     SettingsError
-        If ``statistic`` is neither.
+        If ``statistic`` is unknown.
 
     Notes
     -----
-    Under the V-statistic a datum of weight two equals two data. Under the U-statistic it does not: two equal data make
-    a pair, but a datum makes none with itself, whatever its weight.
+    A datum of weight two equals two data for the V-statistic, but not for the U-statistic, which excludes pairs of a
+    datum with itself.
 
     References
     ----------
@@ -348,7 +344,7 @@ class KernelSteinDiscrepancy(Loss):
             raise SettingsError(f"statistic must be 'V' or 'U', not {self.statistic!r}")
 
     def check(self, data: Data) -> None:
-        """Refuse covariates, whole numbers, a single datum for a U-statistic, and ties without a bandwidth.
+        """Raise an error for covariates, integer data, one datum with "U", and ties without a bandwidth.
 
         Raises
         ------
@@ -361,7 +357,7 @@ class KernelSteinDiscrepancy(Loss):
         (x,) = columns(data)
         counts = x.new_ones(len(x)) if weights is None else weights.to(x)
         parts = self._parts(x)
-        # The kernel is bilinear in the drift: products with matrices that no parameter and no weight changes.
+        # The kernel is bilinear in the drift, with matrices that do not depend on parameter and weights.
         drift = self._drift(parameter, x, parts)
         counted = counts.unsqueeze(-1) * drift
         total = (counted * (parts.value @ counted)).sum() + counts @ parts.mixed @ counts
@@ -401,7 +397,7 @@ class KernelSteinDiscrepancy(Loss):
 
 
 class _Parts(NamedTuple):
-    """Parts of the Stein kernel by data alone: weight, its derivative ``(n, d)``, and terms of each pair."""
+    """Terms of the Stein kernel that depend on data only: weight, its derivative ``(n, d)``, and terms of pairs."""
 
     weight: Tensor
     slope: Tensor
@@ -411,7 +407,7 @@ class _Parts(NamedTuple):
 
 
 def _spread(weight: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Let a weight of each datum be that of each of its entries."""
+    """Expand a weight of each datum to its entries."""
 
     def spread(x: Tensor) -> Tensor:
         value = weight(x)
@@ -422,38 +418,37 @@ def _spread(weight: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return spread
 
 
-# The discrete Fisher divergence: ratios of masses of neighbours, for discrete models whose normaliser is unknown.
+# Discrete Fisher divergence.
 
 
 @dataclass(frozen=True)
 class DiscreteFisherDivergence(PointwiseLoss):
-    r"""The loss of the discrete Fisher divergence.
+    r"""Loss of the discrete Fisher divergence.
 
     .. math:: \ell(\theta, x) = \sum_j \left(\frac{p_\theta(x^{j-})}{p_\theta(x)}\right)^2
         - 2\,\frac{p_\theta(x)}{p_\theta(x^{j+})},
 
-    where :math:`x^{j\pm}` is :math:`x` with its entry j one higher or lower. Entries are counts, and
-    :math:`p_\theta(x^{j-}) = 0` where there is no lower one, or one of ``num_states`` states, of which the last is
-    followed by the first; with two states, ``x`` with its entry j flipped. Only ratios of masses enter, so that no
-    normaliser is needed. Up to a constant the mean is that of
-    :math:`\sum_j (p_\theta(x^{j-})/p_\theta(x) - q(x^{j-})/q(x))^2` under the law :math:`q` of the data.
+    where :math:`x^{j\pm}` is :math:`x` with entry j increased or decreased by one. For counts,
+    :math:`p_\theta(x^{j-}) = 0` if entry j is zero; states ``0, ..., num_states - 1`` are cyclic, so with two states
+    entry j is flipped. Only ratios of probabilities are needed, so the normalising constant may be unknown. Up to a
+    constant, the mean loss is that of :math:`\sum_j (p_\theta(x^{j-})/p_\theta(x) - q(x^{j-})/q(x))^2` under the data
+    distribution :math:`q`.
 
     Parameters
     ----------
     log_mass : callable
-        ``(parameter, x) -> (n,)`` for data ``x (n, ...)``, up to a constant; ``(parameter, *covariates, x)`` where the
-        data are ``(*covariates, x)``. It is evaluated at the neighbours of the data, too.
+        Log probability up to a constant, ``(parameter, x) -> (n,)`` for data ``x (n, ...)``, or ``(parameter,
+        *covariates, x) -> (n,)`` for data ``(*covariates, x)``. It is also evaluated at neighbours of the data.
     num_states : int, optional
-        States ``0, ..., num_states - 1`` of each entry; two for binary data. By default entries are counts without
-        a largest one.
+        Number of states of each entry, two for binary data; by default entries are unbounded counts.
     bounded : bool, default True
-        Whether the loss stays below a bound however far the parameter goes, as it does for a Poisson law's rate: only
-        a proper prior then gives a posterior. Set it to False only for a model where it is known to grow.
+        Whether the loss stays bounded as the parameter tends to infinity, as for the rate of a Poisson distribution;
+        the prior must then be proper. Set it to False only for models whose loss is known to grow.
 
     Raises
     ------
     SettingsError
-        If there are fewer than two states.
+        If ``num_states`` is less than two.
 
     References
     ----------
@@ -462,7 +457,7 @@ class DiscreteFisherDivergence(PointwiseLoss):
 
     Examples
     --------
-    A Poisson law: ``(x / rate)**2 - 2 (x + 1) / rate``.
+    For a Poisson distribution: ``(x / rate)**2 - 2 (x + 1) / rate``.
 
     >>> import torch
     >>> loss = DiscreteFisherDivergence(lambda rate, x: x * rate.log() - torch.lgamma(x + 1))
@@ -479,12 +474,12 @@ class DiscreteFisherDivergence(PointwiseLoss):
             whole_number("num_states", self.num_states, least=2)
 
     def check(self, data: Data) -> None:
-        """Refuse data that are no such counts or states.
+        """Raise an error unless data are counts or states in range.
 
         Raises
         ------
         DataError
-            The datum is named.
+            With the first such datum.
         """
         x = columns(data)[-1]
         wrong = (x < 0) | (x != x.round())
