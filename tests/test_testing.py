@@ -1,15 +1,28 @@
 """The contracts that are shipped: what is ours passes them, and what is wrong does not."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
+from bayeskit.inference import gradients
 from bayeskit.inference.evidence import METHODS, Evidence, Part, estimator
+from bayeskit.inference.generalized import losses
+from bayeskit.inference.objectives import ELBO, IWAE, STL, DReG, Renyi
 from bayeskit.inference.samplers import HMC, NUTS
 from bayeskit.models.phylogenetics import GTR, HKY85, JC69
 from bayeskit.models.phylogenetics.substitution import K80
-from bayeskit.testing import EstimatorContract, KernelContract, SubstitutionModelContract
+from bayeskit.testing import (
+    EstimatorContract,
+    GradientEstimatorContract,
+    KernelContract,
+    LossContract,
+    ObjectiveContract,
+    SubstitutionModelContract,
+    WideNetworkContract,
+)
 
 
 class TestBridgeSampling(EstimatorContract):
@@ -55,6 +68,74 @@ class TestHKY85(SubstitutionModelContract):
 
 class TestGTR(SubstitutionModelContract):
     model = staticmethod(lambda: GTR([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [0.1, 0.2, 0.3, 0.4]))
+
+
+class TestLeaveOneOut(GradientEstimatorContract):
+    estimator = staticmethod(lambda: gradients.LeaveOneOut(num_samples=4))
+
+
+class TestUnorderedSet(GradientEstimatorContract):
+    estimator = staticmethod(lambda: gradients.UnorderedSet(k=3))
+
+
+class TestRaoBlackwell(GradientEstimatorContract):
+    estimator = staticmethod(lambda: gradients.RaoBlackwell(k=2))
+
+
+class TestBitsByARM(GradientEstimatorContract):
+    estimator = staticmethod(lambda: gradients.ARM())
+    distribution = staticmethod(lambda logits: torch.distributions.Independent(
+        torch.distributions.Bernoulli(logits=logits), 1))  # fmt: skip
+
+
+REAL = torch.tensor([-1.0, 0.0, 0.5, 1.0, 3.0], dtype=torch.float64)
+SCALARS = torch.tensor([-0.31, 0.22, 1.43], dtype=torch.float64)
+
+
+class TestAbsolute(LossContract):
+    loss = staticmethod(losses.Absolute)
+    data = staticmethod(lambda: REAL)
+    parameters = staticmethod(lambda: SCALARS)
+
+
+class TestPinball(TestAbsolute):
+    loss = staticmethod(lambda: losses.Pinball(0.25))
+
+
+class TestHalfSquared(TestAbsolute):
+    loss = staticmethod(losses.HalfSquared)
+
+
+class TestKernelStein(TestAbsolute):
+    loss = staticmethod(lambda: losses.KernelSteinDiscrepancy(lambda mean, x: mean - x))
+    data_sets_its_scale = False
+
+
+class TestELBO(ObjectiveContract):
+    objective = staticmethod(lambda: ELBO(num_particles=4))
+
+
+class TestIWAE(ObjectiveContract):
+    objective = staticmethod(lambda: IWAE(num_particles=4))
+
+
+class TestSTL(ObjectiveContract):
+    objective = staticmethod(lambda: STL(num_particles=4))
+
+
+class TestDReG(ObjectiveContract):
+    objective = staticmethod(lambda: DReG(num_particles=4))
+
+
+class TestRenyi(ObjectiveContract):
+    objective = staticmethod(lambda: Renyi(0.5, num_particles=4))
+
+
+class TestDenseNetwork(WideNetworkContract):
+    module = staticmethod(
+        lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1))
+    )
+    x = staticmethod(lambda: torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0], [-1.0, 2, 1]], dtype=torch.float64))
 
 
 @pytest.fixture
@@ -120,3 +201,61 @@ def test_mutation_a_wrong_substitution_model_fails():
         contract.test_it_is_a_process()
     with pytest.raises(AssertionError):
         contract.test_it_is_reversible_at_one_substitution_a_unit_of_time()
+
+
+class Halved(gradients.LeaveOneOut):
+    """Half of the gradient."""
+
+    def surrogate(self, distribution, f, generator=None):
+        return 0.5 * super().surrogate(distribution, f, generator)
+
+
+def test_mutation_a_biased_gradient_estimator_fails():
+    contract = type("Wrong", (GradientEstimatorContract,), {"estimator": staticmethod(lambda: Halved(num_samples=4))})()
+    contract.test_a_seed_fixes_the_estimate()
+    with pytest.raises(AssertionError, match="standard errors off"):
+        contract.test_its_mean_is_the_gradient()
+
+
+class Unweighted(losses.HalfSquared):
+    """A loss that looks at the first datum twice, and not at weights."""
+
+    def total(self, parameter, data, weights=None):
+        return super().total(parameter, data) + (data[0] - parameter) ** 2
+
+
+def test_mutation_a_wrong_loss_fails():
+    contract = type("Wrong", (TestAbsolute,), {"loss": staticmethod(Unweighted)})()
+    contract.test_the_gradient_is_the_derivative()
+    for test in (contract.test_weights_are_repeated_data, contract.test_the_order_of_the_data_does_not_matter):
+        with pytest.raises(AssertionError):
+            test()
+
+
+class TooLow(ELBO):
+    """A loss that is no bound."""
+
+    def differentiable_loss(self, *args, **kwargs):
+        return super().differentiable_loss(*args, **kwargs) * 0.5
+
+
+def test_mutation_a_wrong_objective_fails():
+    contract = type("Wrong", (ObjectiveContract,), {"objective": staticmethod(lambda: TooLow(num_particles=4))})()
+    contract.test_the_seed_of_torch_fixes_the_loss()
+    for test in (contract.test_it_is_exact_at_the_posterior, contract.test_it_is_a_lower_bound):
+        with pytest.raises(AssertionError):
+            test()
+
+
+class WrongKernel(TestDenseNetwork):
+    """The kernel of another variance."""
+
+    def _kernel(self):
+        right = super()._kernel()
+        wrong = right.with_variances(weight=2.2)
+        return SimpleNamespace(nngp=wrong.nngp, nngp_diagonal=wrong.nngp_diagonal, network=right.network)
+
+
+def test_mutation_a_wrong_wide_network_fails():
+    with pytest.raises(AssertionError):
+        WrongKernel().test_finite_networks_have_them_on_average()
