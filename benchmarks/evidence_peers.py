@@ -20,7 +20,6 @@ random-walk chains in matrix form, started and scaled by the Laplace approximati
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -68,7 +67,7 @@ def read_problem(folder: Path, name: str) -> dict[str, Any]:
 
 def budget_of(pairs: list[str], small: bool) -> dict[str, Any]:
     """Return the fields of `evidence.Budget` that were given as NAME=VALUE, each in its type."""
-    defaults = {f.name: getattr(evidence.Budget(), f.name) for f in dataclasses.fields(evidence.Budget)}
+    defaults = evidence.Budget().words()
     found: dict[str, Any] = {k: v for k, v in SMALL_BUDGET.items() if k in defaults} if small else {}
     for pair in pairs:
         name, _, value = pair.partition("=")

@@ -9,7 +9,7 @@ from typer.utils import get_params_from_function
 from bayeskit import __version__, cli
 from bayeskit.errors import OutputError
 from bayeskit.inference.evidence import Evidence
-from bayeskit.inference.evidence.material import LEAST
+from bayeskit.inference.evidence.budget import LEAST
 from bayeskit.workflows import Exam, ExamRow
 
 SMALL = (
@@ -144,8 +144,8 @@ def test_scores_alone_are_printed_without_a_verdict():
 def test_every_number_of_a_budget_has_an_option(monkeypatch):
     seen = {}
 
-    def kept(target, methods, seed, *, budget, progress):
-        seen.update(vars(budget))
+    def kept(target, methods, *, seed, budget, progress):
+        seen.update(budget.words())
         raise OutputError("enough")
 
     monkeypatch.setattr("bayeskit.inference.evidence.compare", kept)

@@ -1,6 +1,13 @@
 """Estimators of the marginal likelihood, with standard errors and diagnostics."""
 
 from bayeskit.inference.evidence.bridge import bridge_sampling, warp_bridge_sampling
+from bayeskit.inference.evidence.budget import (
+    Budget,
+    LadderBudget,
+    NestedSamplingBudget,
+    PosteriorBudget,
+    SMCBudget,
+)
 from bayeskit.inference.evidence.calibration import Calibration, Problem, calibrate
 from bayeskit.inference.evidence.chibs_method import chib
 from bayeskit.inference.evidence.comparison import EvidenceComparison, Verdict, compare, judge
@@ -29,7 +36,7 @@ from bayeskit.inference.evidence.laplus import (
     lognormal_laplus,
 )
 from bayeskit.inference.evidence.likelihood_weights import harmonic_mean, naive_monte_carlo, stabilised_harmonic_mean
-from bayeskit.inference.evidence.material import Budget, Material
+from bayeskit.inference.evidence.material import Material
 from bayeskit.inference.evidence.methods import METHODS, Method, Part, select
 from bayeskit.inference.evidence.modes import Mode, find_mode
 from bayeskit.inference.evidence.nested_evidence import nested_sampling
@@ -53,15 +60,19 @@ __all__ = [
     "Evidence",
     "EvidenceComparison",
     "FittedFlow",
+    "LadderBudget",
     "METHODS",
     "Material",
     "MeanField",
     "Method",
     "Mode",
+    "NestedSamplingBudget",
     "Part",
+    "PosteriorBudget",
     "PredictiveScore",
     "PrequentialEvidence",
     "Problem",
+    "SMCBudget",
     "Verdict",
     "adaptive_smc",
     "beta_prime_laplus",

@@ -19,8 +19,9 @@ from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitWarning, SettingsError
+from bayeskit.inference.evidence.budget import Budget
 from bayeskit.inference.evidence.comparison import compare
-from bayeskit.inference.evidence.material import Budget, Material
+from bayeskit.inference.evidence.material import Material
 from bayeskit.inference.evidence.methods import METHODS, Part, select
 from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks

@@ -22,10 +22,11 @@ from bayeskit.core.page import rendered
 from bayeskit.core.storage import write_atomically
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, CheckpointError, OutputError, SettingsError, UnknownNameError
+from bayeskit.inference.evidence.budget import Budget
 from bayeskit.inference.evidence.checks import belongs
 from bayeskit.inference.evidence.diagnostics import Diagnostics
 from bayeskit.inference.evidence.judgement import comparison
-from bayeskit.inference.evidence.material import Budget, Material
+from bayeskit.inference.evidence.material import Material
 from bayeskit.inference.evidence.methods import METHODS, Method, Part, select
 from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 from bayeskit.inference.samplers import Ladder
@@ -584,7 +585,7 @@ def compare(
         {name: answer for name, answer in answers.items() if isinstance(answer, Evidence)},
         material.draws_if_there,
         material.ladder if material.has("ladder") else None,
-        {"seed": seed} | vars(material.budget),
+        {"seed": seed} | material.budget.words(),
         {name: answer for name, answer in answers.items() if isinstance(answer, PredictiveScore)},
         refused,
         {method.name: method.needs for method in applied},

@@ -457,13 +457,13 @@ _MARGIN = 0.25  # of the tolerance is aimed at, since a pilot's estimate of the 
 
 
 def _refined(target: Target, parts: Parts, seed: int) -> Evidence:
-    spend = parts.budget
+    spend = parts.budget.ladder
     return thermodynamic_integration(
         target,
         ladder=parts.part(Part.LADDER),
-        num_chains=spend.ladder_chains,
-        num_warmup=spend.ladder_warmup,
-        num_samples=spend.ladder_samples,
+        num_chains=spend.num_chains,
+        num_warmup=spend.num_warmup,
+        num_samples=spend.num_samples,
         seed=seed,
         progress=parts.progress,
         checkpoint=parts.file("refined"),
@@ -704,14 +704,14 @@ class SplitStudentT:
 
 
 def _from_reference(target: Target, parts: Parts, seed: int) -> Evidence:
-    spend = parts.budget
+    spend = parts.budget.ladder
     return generalised_stepping_stone(
         target,
         parts.part(Part.POSTERIOR),
         num_temperatures=spend.num_reference_temperatures,
-        num_chains=spend.ladder_chains,
-        num_warmup=spend.ladder_warmup,
-        num_samples=spend.ladder_samples,
+        num_chains=spend.num_chains,
+        num_warmup=spend.num_warmup,
+        num_samples=spend.num_samples,
         seed=seed,
         progress=parts.progress,
         checkpoint=parts.file("reference"),

@@ -1,16 +1,16 @@
-"""Parts shared by estimators (draws, a ladder, fits and modes), made on demand, and their budget."""
+"""Parts shared by estimators (draws, a ladder, fits and modes), made on demand."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, SettingsError
+from bayeskit.inference.evidence.budget import Budget
 from bayeskit.inference.evidence.diagnostics import Diagnostics
 from bayeskit.inference.samplers import Ladder, sample, sample_ladder
 from bayeskit.inference.samplers.driver import obey
@@ -23,85 +23,7 @@ if TYPE_CHECKING:
     from bayeskit.inference.evidence.modes import Mode
     from bayeskit.inference.evidence.variational import MeanField
 
-__all__ = ["Budget", "LEAST", "MAKERS", "Material"]
-
-
-# Budgets for draws.
-
-#: No sampler runs below these numbers. Each method reports runs too short for its error, so the others stand.
-LEAST = {
-    "num_chains": 1,
-    "num_warmup": 20,
-    "num_samples": 1,
-    "num_temperatures": 2,
-    "ladder_chains": 1,
-    "ladder_warmup": 20,
-    "ladder_samples": 1,
-    "num_reference_temperatures": 2,
-    "num_particles": 2,
-    "num_replicates": 1,
-    "num_live": 4,
-}
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Sizes of the runs shared by estimators.
-
-    Parameters
-    ----------
-    num_chains, num_warmup, num_samples : int, default 64, 400, 400
-        Posterior run.
-    num_temperatures, ladder_chains, ladder_warmup, ladder_samples : int, default 50, 32, 150, 1000
-        Tempered ladder.
-    num_reference_temperatures : int, default 10
-        Generalised stepping stone; chains and iterations per temperature are those of the ladder.
-    target_acceptance : float, default 0.8
-    exchange : bool, default False
-        Exchange states between neighbouring temperatures of the ladder (parallel tempering).
-    num_particles, num_replicates : int, default 64 and 32
-        Sequential Monte Carlo; the adaptive version uses twice the particles and half the replicates (at least 16).
-    num_live : int, default 500
-        Live points of nested sampling, more than the dimension.
-    termination : float, default 1e-3
-        Nested sampling: largest share of the evidence in the live points at the end. A narrow peak inside a broad one
-        needs a much smaller value, such as 1e-15.
-
-    Raises
-    ------
-    SettingsError
-        If a number is not whole or too small for its sampler, or if ``target_acceptance`` or ``termination`` is not
-        between 0 and 1.
-
-    Examples
-    --------
-    >>> from bayeskit.inference.evidence import Budget
-    >>> Budget(num_chains=16).num_samples
-    400
-    """
-
-    num_chains: int = 64
-    num_warmup: int = 400
-    num_samples: int = 400
-    num_temperatures: int = 50
-    ladder_chains: int = 32
-    ladder_warmup: int = 150
-    ladder_samples: int = 1000
-    num_reference_temperatures: int = 10
-    target_acceptance: float = 0.8
-    exchange: bool = False
-    num_particles: int = 64
-    num_replicates: int = 32
-    num_live: int = 500
-    termination: float = 1e-3
-
-    def __post_init__(self) -> None:
-        for name, least in LEAST.items():
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
-        for name in ("target_acceptance", "termination"):
-            object.__setattr__(self, name, real_number(name, getattr(self, name), between=(0, 1)))
-        if not isinstance(self.exchange, bool):
-            raise SettingsError(f"exchange must be True or False, not {self.exchange!r}")
+__all__ = ["MAKERS", "Material"]
 
 
 # Draws, a ladder, fits and modes shared by estimators, each made once and on demand.
@@ -248,9 +170,7 @@ def _posterior(material: Material) -> Draws:
     spend = material.budget
     draws = sample(
         material.target,
-        spend.num_chains,
-        spend.num_warmup,
-        spend.num_samples,
+        **asdict(spend.posterior),
         seed=material.seed,
         target_acceptance=spend.target_acceptance,
         checkpoint=material.file("posterior"),
@@ -261,16 +181,13 @@ def _posterior(material: Material) -> Draws:
 
 
 def _ladder(material: Material) -> Ladder:
-    spend = material.budget
+    settings = asdict(material.budget.ladder)
+    del settings["num_reference_temperatures"]
     ladder = sample_ladder(
         material.target,
-        spend.num_temperatures,
-        spend.ladder_chains,
-        spend.ladder_warmup,
-        spend.ladder_samples,
+        **settings,
         seed=material.seed,
-        exchange=spend.exchange,
-        target_acceptance=spend.target_acceptance,
+        target_acceptance=material.budget.target_acceptance,
         checkpoint=material.file("ladder"),
         progress=material.progress,
     )

@@ -14,6 +14,7 @@ from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
     from bayeskit.draws import Draws
+    from bayeskit.inference.evidence.budget import Budget
     from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 
 __all__ = ["Estimate", "Kind", "METHODS", "Method", "Part", "Parts", "Refusal", "register", "select"]
@@ -45,7 +46,7 @@ _ARGUMENTS = {
 class Parts(Protocol):
     """Where methods find the parts, and how much to spend on runs of their own."""
 
-    budget: Any
+    budget: Budget
     given_draws: Draws | None  # not made for another method
     blocks: tuple[Any, ...]  # for Chib's method
     progress: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -30,10 +31,8 @@ _CLIMBING_STEPS = 100
 
 
 def _compared(target: Target, parts: Parts, seed: int) -> Evidence:
-    spend, file = parts.budget, parts.file("nested")
-    run = sample_nested(
-        target, spend.num_live, seed=seed, termination=spend.termination, checkpoint=file, progress=parts.progress
-    )
+    settings = asdict(parts.budget.nested)
+    run = sample_nested(target, **settings, seed=seed, checkpoint=parts.file("nested"), progress=parts.progress)
     obey(run.ending)
     return nested_sampling(target, run, seed=seed)
 

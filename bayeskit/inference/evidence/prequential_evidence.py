@@ -111,7 +111,7 @@ class PrequentialEvidence(Evidence):
 
 
 def _compared(target: Target, parts: Parts, seed: int) -> Evidence:
-    return prequential(target, **fewer_and_larger(parts.budget), seed=seed, progress=parts.progress)
+    return prequential(target, **fewer_and_larger(parts.budget.smc), seed=seed, progress=parts.progress)
 
 
 @estimator(Part.PRIOR, refuses=lambda target, parts: prequential_refusal(target), by=_compared)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -16,6 +16,7 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import replicates_log_mean_error
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
+from bayeskit.inference.evidence.budget import SMCBudget
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, NO_PRIOR_DRAWS, belongs, with_rounding
 from bayeskit.inference.evidence.diagnostics import from_draws
 from bayeskit.inference.evidence.judgement import estimator
@@ -75,16 +76,14 @@ _MAX_CORRELATION = 0.8
 _MIN_ANCESTORS = 2.0
 
 
-def fewer_and_larger(spend: Any) -> dict[str, Any]:
+def fewer_and_larger(spend: SMCBudget) -> dict[str, Any]:
     """Return half the replicates, twice as large: what each adapts to itself, or weighs by, is a bias of its own."""
     return {"num_particles": 2 * spend.num_particles, "num_replicates": max(16, spend.num_replicates // 2)}
 
 
 def _smc(target: Target, parts: Parts, seed: int) -> Evidence:
-    spend, file = parts.budget, parts.file("smc")
-    run = sample_smc(
-        target, spend.num_particles, spend.num_replicates, seed=seed, checkpoint=file, progress=parts.progress
-    )
+    settings = asdict(parts.budget.smc)
+    run = sample_smc(target, **settings, seed=seed, checkpoint=parts.file("smc"), progress=parts.progress)
     obey(run.ending)
     # The duration of a resumed run includes that of its earlier parts.
     return replace(smc(target, run, seed=seed), seconds=run.draws.seconds)
@@ -407,7 +406,7 @@ def _correlation(before: Tensor, after: Tensor, log_weight: Tensor) -> Tensor:
 
 
 def _adaptive_smc(target: Target, parts: Parts, seed: int) -> Evidence:
-    spend, file = fewer_and_larger(parts.budget), parts.file("adaptive")
+    spend, file = fewer_and_larger(parts.budget.smc), parts.file("adaptive")
     return adaptive_smc(target, **spend, seed=seed, checkpoint=file, progress=parts.progress)
 
 

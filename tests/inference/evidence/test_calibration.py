@@ -6,8 +6,9 @@ from scipy.stats import binom, chi2
 
 from bayeskit import exact
 from bayeskit.errors import CheckpointError, SettingsError
+from bayeskit.inference import evidence
 from bayeskit.inference.evidence import Budget, calibrate, calibration
-from bayeskit.inference.evidence.material import LEAST
+from bayeskit.inference.evidence.budget import LEAST
 from bayeskit.workflows.calibration import calibrations
 
 FAILURE_RATE = 1e-5
@@ -144,3 +145,26 @@ def test_a_target_instead_of_what_makes_it_is_refused():
         calibrate("laplace", calibration.Problem("q", lambda x: target), 2, progress=False)
     with pytest.raises(SettingsError, match="correlation"):
         calibrate("bridge_sampling", "linreg10", 2, correlation="high", progress=False)
+
+
+def test_a_budget_is_nested_and_has_flat_words():
+    budget = Budget(4, 100, num_live=20, ladder=evidence.LadderBudget(num_temperatures=20))
+    assert budget == Budget(num_chains=4, num_warmup=100, nested=evidence.NestedSamplingBudget(20), num_temperatures=20)
+    assert (budget.posterior.num_warmup, budget.ladder.num_temperatures, budget.nested.num_live) == (100, 20, 20)
+    assert Budget(**budget.words()) == budget and eval(repr(budget)) == budget
+    assert (budget.ladder_chains, budget.num_samples) == (budget.ladder.num_chains, budget.posterior.num_samples)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda: Budget(4, num_chains=3), "num_chains by position and by name"),
+        (lambda: Budget(*range(20, 28)), "at most 7 numbers by position"),
+        (lambda: Budget(chains=3), "has no chains"),
+        (lambda: Budget(posterior=evidence.LadderBudget()), "must be a PosteriorBudget"),
+        (lambda: Budget(ladder=evidence.LadderBudget(num_chains=0)), "ladder_chains must be"),
+    ],
+)
+def test_a_budget_that_cannot_be_read_is_refused(given, message):
+    with pytest.raises(SettingsError, match=message):
+        given()
