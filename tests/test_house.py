@@ -170,3 +170,12 @@ def test_a_seed_by_position_is_seen():
     def draw(size, seed=0, *, progress=False): ...
 
     assert misplaced(iter([("draw", draw)])) == ["draw: progress", "draw: seed"]
+
+
+def test_tests_mirror_the_rooms():
+    """A folder of tests has the name of a room, and a file does not repeat it; `examples` are the gallery's pages."""
+    tests = Path(__file__).parent
+    folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")} - {Path("examples")}
+    assert [str(folder) for folder in sorted(folders) if not (ROOT / folder).is_dir()] == []
+    repeated = [path for path in tests.rglob("test_*.py") if path.stem.startswith(f"test_{path.parent.name}_")]
+    assert repeated == []

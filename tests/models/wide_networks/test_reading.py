@@ -244,7 +244,7 @@ def attending(self, x):
 REFUSED = {
     "nonlinearity behind a sum": (
         behind_a_sum,
-        r"'relu_?\d*'.*in module '2'.*line \d+ of test_wide_reading.py.*torch.relu\(x \+.*shortcut.*x \+ Conv2d\(relu",
+        r"'relu_?\d*'.*in module '2'.*line \d+ of test_reading.py.*torch.relu\(x \+.*shortcut.*x \+ Conv2d\(relu",
     ),
     "batch norm in training": (
         lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)),
