@@ -28,7 +28,6 @@ from bayeskit.inference.evidence.sequential import (
     finished_run,
     first_step_size,
     next_step,
-    weigh,
 )
 from bayeskit.inference.samplers.smc import (
     SMCInfo,
@@ -36,6 +35,7 @@ from bayeskit.inference.samplers.smc import (
     count_distinct,
     effective_share,
     resample,
+    reweighted,
     start_populations,
 )
 from bayeskit.logdensity.combinators import Weighted
@@ -290,7 +290,8 @@ class _Populations:
         while bool((self._weights[:, datum] < 1).any()):
             covered, log_ratio = self._weights[:, datum], self._pointwise[..., datum]
             reached = next_step(self.particles.log_weight, log_ratio, covered, self._threshold)
-            self.particles, increment, left = weigh(self.particles, log_ratio, reached - covered)
+            log_weight, increment, left = reweighted(self.particles.log_weight, log_ratio, reached - covered)
+            self.particles = self.particles._replace(log_weight=log_weight)
             self._weights = self._weights.index_copy(
                 1, torch.tensor([datum], device=reached.device), reached.unsqueeze(1)
             )

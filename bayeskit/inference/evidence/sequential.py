@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,20 +27,23 @@ from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.smc import (
     GRADIENTS_PER_STEP,
     LEARNING_RATE,
-    MAX_STEPS,
+    MAX_SEARCH,
     MIN_STEP_SIZE,
     TRAJECTORY,
+    WORTHWHILE,
     PopulationHMC,
     SMCInfo,
     SMCRun,
     SMCState,
-    bounded,
     conditional_share,
+    correlation_left,
     count_distinct,
     effective_share,
     learn_metric,
     next_temperature,
+    num_leapfrog_steps,
     resample,
+    reweighted,
     sample_smc,
     start_populations,
 )
@@ -63,7 +66,6 @@ __all__ = [
     "next_step",
     "sequential_refusal",
     "smc",
-    "weigh",
 ]
 
 # Sequential Monte Carlo: the mean of unbiased estimates from independent populations.
@@ -222,8 +224,6 @@ def _problems(run: SMCRun) -> tuple[list[str], dict[str, float]]:
 # Populations of particles that move in one batch, each with its own density and step size.
 
 PLANNED_CALLS = 200
-_WORTHWHILE = 0.9  # a move that leaves more than this of a correlation is not
-_MAX_SEARCH = 200  # gradient calls, in one stage, for step sizes that are accepted at all
 
 
 class MovedPopulations(NamedTuple):
@@ -264,7 +264,7 @@ class PopulationMoves:
         weight = particles.log_weight.exp()
         before = _summaries(particles.position, particles.log_likelihood)
         pooled = particles.log_weight.flatten() - math.log(r)
-        target = cast(Target, _Evaluated(evaluate))  # a kernel asks it for nothing but its evaluator
+        target = _Evaluated(evaluate)
         kernel = _kernel(metric, step_size)
         chains = kernel.init(target, particles.position.reshape(r * n, d))
         calls, moves, busy = 1, 0, True
@@ -276,13 +276,13 @@ class PopulationMoves:
             acceptance = (weight * info.acceptance_rate.reshape(r, n)).sum(-1)
             step_size = step_size * (LEARNING_RATE * (acceptance - self.target_acceptance)).exp()
             step_size = step_size.clamp(MIN_STEP_SIZE, TRAJECTORY)
-            if float(acceptance.mean()) < 0.5 * self.target_acceptance and calls < _MAX_SEARCH:
+            if float(acceptance.mean()) < 0.5 * self.target_acceptance and calls < MAX_SEARCH:
                 continue  # step sizes that are far off, as they may be at first, say nothing on how many are needed
-            now = _correlation(
+            now = correlation_left(
                 before, _summaries(chains.position.reshape(r, n, d), chains.log_likelihood.reshape(r, n)), pooled
             )
             # More moves are not worth their cost for a coordinate that cannot mix, such as one with two separate modes.
-            busy = bool(((now >= self.max_correlation) & (now < _WORTHWHILE * correlation)).any())
+            busy = bool(((now >= self.max_correlation) & (now < WORTHWHILE * correlation)).any())
             moves, correlation = moves + 1, now
         return MovedPopulations(
             particles._replace(
@@ -317,20 +317,6 @@ def next_step(log_weight: Tensor, log_ratio: Tensor, covered: Tensor, threshold:
     if bool(((ratio == -torch.inf) | (weight == -torch.inf)).all()):
         return torch.ones_like(covered)
     return next_temperature(weight, ratio, at, threshold).expand_as(covered).clone()
-
-
-def weigh(state: SMCState, log_ratio: Tensor, step: Tensor) -> tuple[SMCState, Tensor, Tensor]:
-    """Multiply weights by ``exp(step * log_ratio)``; also return log increments and conditional shares ``(r,)``."""
-    step = step.unsqueeze(-1)
-    # Waiting populations have step size zero; zero times minus infinity is NaN.
-    change = torch.where(step > 0, step * log_ratio, torch.zeros_like(log_ratio))
-    left = conditional_share(state.log_weight, change).nan_to_num(nan=0.0)
-    log_weight = state.log_weight + change
-    increment = log_weight.logsumexp(-1)
-    # A population of zero likelihood has an increment of minus infinity and gets equal weights.
-    alive = increment.isfinite().unsqueeze(-1)
-    log_weight = torch.where(alive, log_weight - increment.unsqueeze(-1), -math.log(log_weight.shape[-1]))
-    return state._replace(log_weight=log_weight), increment, left
 
 
 def crossed_metrics(particles: SMCState) -> Metric:
@@ -379,10 +365,10 @@ class _Evaluated:
 
 def _kernel(metric: Metric, step_size: Tensor) -> PopulationHMC:
     """Return a kernel whose metrics hold the step sizes; a trajectory has as many steps as they need on average."""
-    steps = round(TRAJECTORY / float(step_size.log().mean().exp()))
+    steps = num_leapfrog_steps(float(step_size.log().mean().exp()))
     scale = step_size.to(metric.factor.dtype).reshape(-1, *(1,) * (metric.factor.dim() - 1))
     scaled = Metric(metric.factor * scale, metric.is_dense)
-    return PopulationHMC(1.0, min(max(1, steps), MAX_STEPS), scaled, 1.0, len(step_size), planned_calls=PLANNED_CALLS)
+    return PopulationHMC(1.0, steps, scaled, 1.0, len(step_size), planned_calls=PLANNED_CALLS)
 
 
 def _summaries(position: Tensor, log_likelihood: Tensor) -> Tensor:
@@ -391,15 +377,6 @@ def _summaries(position: Tensor, log_likelihood: Tensor) -> Tensor:
     # Populations differ in their temperature, which moves do not change.
     centred = columns - columns.median(1, keepdim=True).values
     return centred.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf).flatten(0, 1)
-
-
-def _correlation(before: Tensor, after: Tensor, log_weight: Tensor) -> Tensor:
-    """Return the correlation of each column before and after, over all populations, tails cut off."""
-    weight = log_weight.exp().to(before.dtype).unsqueeze(-1)
-    x, y = (bounded(column, log_weight)[0] for column in (before, after))
-    x, y = x - (weight * x).sum(0), y - (weight * y).sum(0)
-    size = ((weight * x * x).sum(0) * (weight * y * y).sum(0)).sqrt()
-    return torch.where(size > 0, (weight * x * y).sum(0) / size, torch.zeros_like(size))
 
 
 # Adaptive sequential Monte Carlo: temperatures are chosen during the run, without a pilot.
@@ -543,7 +520,8 @@ class AdaptivePopulations:
         particles, before = state.particles, state.particles.beta.squeeze(-1)
         log_likelihood = particles.log_likelihood.to(torch.float64)
         beta = next_step(particles.log_weight, log_likelihood, before, self.ess_threshold)
-        particles, increment, left = weigh(particles, log_likelihood, beta - before)
+        log_weight, increment, left = reweighted(particles.log_weight, log_likelihood, beta - before)
+        particles = particles._replace(log_weight=log_weight)
         particles = particles._replace(beta=beta.unsqueeze(-1))
         share = effective_share(particles.log_weight)
         metric = crossed_metrics(particles)

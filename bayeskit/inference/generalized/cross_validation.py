@@ -28,11 +28,16 @@ from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.smc import (
     GRADIENTS_PER_STEP,
+    LEARNING_RATE,
+    MIN_STEP_SIZE,
+    TRAJECTORY,
     PopulationHMC,
     effective_share,
     learn_metric,
     next_temperature,
-    systematic,
+    num_leapfrog_steps,
+    reweighted,
+    survivors,
 )
 from bayeskit.logdensity.combinators import Weighted
 from bayeskit.logdensity.target import Target
@@ -328,12 +333,8 @@ def _no_error(sizes: tuple[int, ...]) -> Tensor:
 
 # Populations of particles, moved between the posteriors of different training sets by SMC.
 
-_TRAJECTORY = math.pi / 2  # a quarter period of a whitened normal posterior
-_LEARNING_RATE = 2.0
-_MIN_STEP_SIZE, _MAX_STEPS = 1e-4, 64
 _MAX_SEARCH = 20  # trajectories in the search for an acceptable step size
 _PLANNED_CALLS = 500
-_RESAMPLE_BELOW = 0.9
 _LOWEST = -1e30  # replaces minus infinity, so that differences are not nan
 
 
@@ -413,13 +414,12 @@ class Carriage:
         while bool((covered < 1).any()):
             log_ratio = (state.pointwise * direction.unsqueeze(1)).sum(-1)
             reached = next_temperature(state.log_weight, log_ratio, covered, self.ess_threshold)
-            log_weight = state.log_weight + (reached - covered).unsqueeze(-1) * log_ratio
-            increment = log_weight.logsumexp(-1)
+            log_weight, increment, _ = reweighted(state.log_weight, log_ratio, reached - covered)
             total = total + increment
             covered = reached
             share = covered.unsqueeze(-1)
             between = torch.where(share >= 1, weights, origin + share * direction)
-            state = state._replace(log_weight=log_weight - increment.unsqueeze(-1), data_weights=between)
+            state = state._replace(log_weight=log_weight, data_weights=between)
             if bool((effective_share(state.log_weight) < self.move_below).any()):
                 state = self.rejuvenate(data, state, generator)
         return state, total
@@ -437,8 +437,8 @@ class Carriage:
             chains, info = kernel.step(part, chains, generator=generator)
             calls += GRADIENTS_PER_STEP * kernel.num_steps
             acceptance = float(info.acceptance_rate.mean())
-            step = kernel.step_size * math.exp(_LEARNING_RATE * (acceptance - self.target_acceptance))
-            kernel = _kernel(min(max(step, _MIN_STEP_SIZE), _TRAJECTORY), metric, r)
+            step = kernel.step_size * math.exp(LEARNING_RATE * (acceptance - self.target_acceptance))
+            kernel = _kernel(min(max(step, MIN_STEP_SIZE), TRAJECTORY), metric, r)
             tried += 1
             # Trajectories with a poorly tuned step size do not count as moves.
             moves += acceptance >= 0.5 * self.target_acceptance or tried >= _MAX_SEARCH
@@ -476,7 +476,7 @@ def at(data: WeightedData, position: Tensor, count: float) -> DataParticles:
         _pointwise(data, position),
         torch.full((r, n), -math.log(n), **like),  # type: ignore[call-overload]
         torch.full((r, data.num_data), count, **like),  # type: ignore[call-overload]
-        _TRAJECTORY / 2,
+        TRAJECTORY / 2,
         1.0,
         r * n,
     )
@@ -512,7 +512,7 @@ def predict(state: DataParticles) -> PredictiveDensity:
 
 
 def _kernel(step_size: float, metric: Metric, num_populations: int) -> PopulationHMC:
-    steps = min(max(1, round(_TRAJECTORY / step_size)), _MAX_STEPS)
+    steps = num_leapfrog_steps(step_size)
     kernel = PopulationHMC(step_size, steps, metric, 1.0, planned_calls=_PLANNED_CALLS)
     return replace(kernel, num_populations=num_populations)
 
@@ -526,14 +526,12 @@ def _shared_metric(state: DataParticles) -> Metric:
 
 
 def _resampled(state: DataParticles, generator: torch.Generator) -> DataParticles:
-    needed = (effective_share(state.log_weight) < _RESAMPLE_BELOW).unsqueeze(-1)
-    n = state.log_weight.shape[-1]
-    index = torch.where(needed, systematic(state.log_weight, generator), torch.arange(n, device=needed.device))
+    index, log_weight = survivors(state.log_weight, generator)
     at_rows = index.unsqueeze(-1)
     return state._replace(
         position=state.position.gather(1, at_rows.expand_as(state.position)),
         pointwise=state.pointwise.gather(1, at_rows.expand_as(state.pointwise)),
-        log_weight=torch.where(needed, -math.log(n), state.log_weight),
+        log_weight=log_weight,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -32,12 +32,14 @@ from bayeskit.inference.samplers.driver import (
 )
 from bayeskit.inference.samplers.hmc import integrate
 from bayeskit.inference.samplers.metric import Metric
+from bayeskit.logdensity.compiling import Evaluator
 from bayeskit.logdensity.target import Target
 
 __all__ = [
     "GRADIENTS_PER_STEP",
+    "HasEvaluator",
     "LEARNING_RATE",
-    "MAX_STEPS",
+    "MAX_SEARCH",
     "MIN_STEP_SIZE",
     "MoveInfo",
     "MoveState",
@@ -52,15 +54,20 @@ __all__ = [
     "SMCState",
     "Stage",
     "TRAJECTORY",
+    "WORTHWHILE",
     "bounded",
     "conditional_share",
+    "correlation_left",
     "count_distinct",
     "effective_share",
     "learn_metric",
     "next_temperature",
+    "num_leapfrog_steps",
     "resample",
+    "reweighted",
     "sample_smc",
     "start_populations",
+    "survivors",
     "systematic",
 ]
 
@@ -102,6 +109,19 @@ def next_temperature(log_weight: Tensor, log_likelihood: Tensor, beta: Tensor, t
     return torch.where(whole, torch.ones_like(beta), beta + torch.where(low > 0, low, high))
 
 
+def reweighted(log_weight: Tensor, log_ratio: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Multiply weights ``(r, n)`` by ``exp(step * log_ratio)``; also return log increments and conditional shares."""
+    step = step.unsqueeze(-1)
+    # Waiting populations have step size zero; zero times minus infinity is NaN.
+    change = torch.where(step > 0, step * log_ratio, torch.zeros_like(log_ratio))
+    left = conditional_share(log_weight, change).nan_to_num(nan=0.0)
+    log_weight = log_weight + change
+    increment = log_weight.logsumexp(-1)
+    # A population of zero likelihood has an increment of minus infinity and gets equal weights.
+    alive = increment.isfinite().unsqueeze(-1)
+    return torch.where(alive, log_weight - increment.unsqueeze(-1), -math.log(log_weight.shape[-1])), increment, left
+
+
 def systematic(log_weight: Tensor, generator: torch.Generator) -> Tensor:
     """Return indices of systematic resampling in increasing order, ``(r, n) -> (r, n)`` (Kitagawa 1996)."""
     r, n = log_weight.shape
@@ -131,6 +151,14 @@ def bounded(x: Tensor, log_weight: Tensor, limit: float = 4.0) -> tuple[Tensor, 
 
 _OUTER_KICK = 0.21178
 GRADIENTS_PER_STEP = 2
+
+
+class HasEvaluator(Protocol):
+    """What a kernel asks of a density: how to evaluate it."""
+
+    def evaluator(self, num_vectors: int, num_calls: int = 1) -> Evaluator:
+        """Return the evaluation of ``num_vectors`` rows."""
+        ...
 
 
 class MoveState(NamedTuple):
@@ -219,7 +247,7 @@ class PopulationHMC:
         if not 0 <= self.step_size_jitter < 1:
             raise SettingsError(f"step_size_jitter must lie in [0, 1), not {self.step_size_jitter}")
 
-    def init(self, target: Target, position: Tensor) -> MoveState:
+    def init(self, target: HasEvaluator, position: Tensor) -> MoveState:
         """Evaluate the density at ``position``, shape ``(n, d)``; a NaN likelihood counts as zero."""
         evaluate = target.evaluator(len(position), self.planned_calls)
         state = MoveState(position, *evaluate(position, self._beta(position)))
@@ -229,7 +257,7 @@ class PopulationHMC:
             log_likelihood=state.log_likelihood.masked_fill(undefined, -torch.inf),
         )
 
-    def step(self, target: Target, state: MoveState, *, generator: torch.Generator) -> tuple[MoveState, MoveInfo]:
+    def step(self, target: HasEvaluator, state: MoveState, *, generator: torch.Generator) -> tuple[MoveState, MoveInfo]:
         """Run one trajectory per particle and accept or reject its end point."""
         n = len(state.position)
         momentum = self._momenta(state.position, generator)
@@ -248,7 +276,7 @@ class PopulationHMC:
         kept = MoveState(*(torch.where(accept.unsqueeze(-1) if a.dim() == 2 else accept, a, b) for a, b in pairs))
         return kept, MoveInfo(probability, diverging, torch.where(accept, energy_after, energy_before))
 
-    def _trajectory(self, target: Target, state: MoveState, p: Tensor, step: Tensor) -> tuple[MoveState, Tensor]:
+    def _trajectory(self, target: HasEvaluator, state: MoveState, p: Tensor, step: Tensor) -> tuple[MoveState, Tensor]:
         evaluate = target.evaluator(len(p), self.planned_calls)
         p = torch.addcmul(p, step, self.metric.to_momentum(state.gradient), value=_OUTER_KICK)
         # Adjacent outer kicks of consecutive steps are merged; only the last outer kick is separate.
@@ -274,7 +302,7 @@ class PopulationHMC:
 
 # Tempered sequential Monte Carlo: populations move from the prior to the posterior in stages.
 
-_RESAMPLE_BELOW = 0.9
+RESAMPLE_BELOW = 0.9
 
 
 class SMCState(NamedTuple):
@@ -328,24 +356,23 @@ def start_populations(target: Target, num_replicates: int, num_particles: int, g
 
 def _reweight(state: SMCState, beta: float | Tensor) -> tuple[SMCState, Tensor, Tensor]:
     """Return the state at ``beta``, the log increment and the conditional share, both ``(r,)``."""
-    # A population of zero likelihood gets increment -inf and equal weights: its estimate stays zero.
     beta = beta if isinstance(beta, Tensor) else torch.full_like(state.beta, beta)
-    log_ratio = (beta - state.beta) * state.log_likelihood.to(torch.float64)
-    left = conditional_share(state.log_weight, log_ratio)
-    log_weight = state.log_weight + log_ratio
-    increment = log_weight.logsumexp(-1)
-    alive = increment.isfinite().unsqueeze(-1)
-    equal = -math.log(log_weight.shape[-1])
-    log_weight = torch.where(alive, log_weight - increment.unsqueeze(-1), equal)
-    return state._replace(log_weight=log_weight, beta=beta), increment, left.nan_to_num(nan=0.0)
+    step = (beta - state.beta).expand(len(state.log_weight))
+    log_weight, increment, left = reweighted(state.log_weight, state.log_likelihood.to(torch.float64), step)
+    return state._replace(log_weight=log_weight, beta=beta), increment, left
 
 
-def resample(state: SMCState, generator: torch.Generator, below: float = _RESAMPLE_BELOW) -> SMCState:
+def resample(state: SMCState, generator: torch.Generator, below: float = RESAMPLE_BELOW) -> SMCState:
     """Replace each population whose effective share has fallen under ``below`` by an equally weighted one."""
-    needed = (effective_share(state.log_weight) < below).unsqueeze(-1)
-    n = state.log_weight.shape[-1]
-    index = torch.where(needed, systematic(state.log_weight, generator), torch.arange(n, device=needed.device))
-    return _select(state, index)._replace(log_weight=torch.where(needed, -math.log(n), state.log_weight))
+    index, log_weight = survivors(state.log_weight, generator, below)
+    return _select(state, index)._replace(log_weight=log_weight)
+
+
+def survivors(log_weight: Tensor, generator: torch.Generator, below: float = RESAMPLE_BELOW) -> tuple[Tensor, Tensor]:
+    """Return the particles to keep, ``(r, n)``, and their weights; populations above ``below`` keep all as they are."""
+    needed, n = (effective_share(log_weight) < below).unsqueeze(-1), log_weight.shape[-1]
+    index = torch.where(needed, systematic(log_weight, generator), torch.arange(n, device=needed.device))
+    return index, torch.where(needed, -math.log(n), log_weight)
 
 
 def _select(state: SMCState, index: Tensor) -> SMCState:
@@ -550,9 +577,9 @@ class SMCSchedule:
 _MAX_DENSE_DIMENSION = 200
 TRAJECTORY = math.pi / 2  # a quarter period of a whitened normal posterior
 LEARNING_RATE = 2.0  # of the log step size, per unit of acceptance
-_WORTHWHILE = 0.9  # a move that leaves more than this of a correlation is not
-_MAX_SEARCH = 200  # gradient calls, in one stage, for a step size that is accepted at all
-MIN_STEP_SIZE, MAX_STEPS = 1e-6, 64
+WORTHWHILE = 0.9  # a move that leaves more than this of a correlation is not
+MAX_SEARCH = 200  # gradient calls, in one stage, for a step size that is accepted at all
+MIN_STEP_SIZE, _MAX_STEPS = 1e-6, 64
 _PLANNED_CALLS = 500
 
 
@@ -631,7 +658,7 @@ class Pilot:
             return ()
         columns = (records[name].tolist() for name in ("beta", "step_size", "num_moves"))
         return tuple(
-            Stage(beta, step_size, _num_steps(step_size), num_moves, Metric(factor, factor.dim() == 2))
+            Stage(beta, step_size, num_leapfrog_steps(step_size), num_moves, Metric(factor, factor.dim() == 2))
             for beta, step_size, num_moves, factor in zip(*columns, records["factor"].unbind(), strict=True)
         )
 
@@ -650,17 +677,17 @@ class Pilot:
         calls, moves = 1, 0
         correlation, busy = torch.ones_like(before[0]), 1.0
         while busy and moves < self.max_moves:
-            kernel = replace(kernel, step_size=step, num_steps=_num_steps(step))
+            kernel = replace(kernel, step_size=step, num_steps=num_leapfrog_steps(step))
             chains, info = kernel.step(self.target, chains, generator=generator)
             calls += GRADIENTS_PER_STEP * kernel.num_steps
             acceptance = (weight * info.acceptance_rate).sum()
             step_size = step_size * (LEARNING_RATE * (acceptance - self.target_acceptance)).exp()
             step_size = step_size.clamp(MIN_STEP_SIZE, TRAJECTORY)
-            now = _correlation(before, _summaries(chains.position, chains.log_likelihood), log_weight)
+            now = correlation_left(before, _summaries(chains.position, chains.log_likelihood), log_weight)
             # More moves are not worth their cost for a coordinate that cannot mix, such as one with two separate modes.
-            worth = ((now >= self.max_correlation) & (now < _WORTHWHILE * correlation)).any()
+            worth = ((now >= self.max_correlation) & (now < WORTHWHILE * correlation)).any()
             step, accepted, more = torch.stack([step_size, acceptance, worth.to(step_size)]).tolist()
-            if accepted < 0.5 * self.target_acceptance and calls < _MAX_SEARCH:
+            if accepted < 0.5 * self.target_acceptance and calls < MAX_SEARCH:
                 continue  # the step size is far off, as it may be at first, and says nothing on how many are needed
             moves, busy, correlation = moves + 1, more, now
         return _Tuned(
@@ -690,8 +717,9 @@ class _Tuned(NamedTuple):
     gradients: Tensor  # ()
 
 
-def _num_steps(step_size: float) -> int:
-    return min(max(1, round(TRAJECTORY / step_size)), MAX_STEPS)
+def num_leapfrog_steps(step_size: float) -> int:
+    """Return how many steps a trajectory has."""
+    return min(max(1, round(TRAJECTORY / step_size)), _MAX_STEPS)
 
 
 def learn_metric(position: Tensor, log_weight: Tensor) -> Metric:
@@ -718,14 +746,13 @@ def _summaries(position: Tensor, log_likelihood: Tensor) -> Tensor:
     return torch.cat([position, log_likelihood.unsqueeze(-1)], -1)
 
 
-def _correlation(before: Tensor, after: Tensor, log_weight: Tensor) -> Tensor:
+def correlation_left(before: Tensor, after: Tensor, log_weight: Tensor) -> Tensor:
     """Return the correlation of each column before and after, tails cut off."""
     weight = log_weight.exp().to(before.dtype).unsqueeze(-1)
     x, y = (bounded(column, log_weight)[0] for column in (before, after))
     x, y = x - (weight * x).sum(0), y - (weight * y).sum(0)
-    covariance = (weight * x * y).sum(0)
     size = ((weight * x * x).sum(0) * (weight * y * y).sum(0)).sqrt()
-    return torch.where(size > 0, covariance / size, torch.zeros_like(size))
+    return torch.where(size > 0, (weight * x * y).sum(0) / size, torch.zeros_like(size))
 
 
 # Tempered sequential Monte Carlo for a target: a pilot run tunes the schedule, independent replicates use it.
