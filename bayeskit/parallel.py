@@ -125,10 +125,11 @@ def _outcomes(
     if num_jobs == 1 or not tasks:
         return (_call(function, index, task) for index, task in tasks)
     backend, _ = get_active_backend()
-    kind = type(backend).__name__  # importing the class of Dask's backend would import Dask for everybody
-    if kind == "DaskDistributedBackend":
+    # By name: to import the class of Dask's backend would import Dask for everybody.
+    kinds = {kind.__name__ for kind in type(backend).__mro__}
+    if "DaskDistributedBackend" in kinds:
         return _pooled(_DaskPool(backend.client), function, tasks, num_jobs, max_retries)
-    if kind == "LokyBackend":
+    if "LokyBackend" in kinds:
         return _pooled(_ProcessPool(), function, tasks, num_jobs, max_retries)
     parallel = Parallel(n_jobs=num_jobs, return_as="generator_unordered", batch_size=1)
     return iter(parallel(delayed(_call_elsewhere)(function, index, task) for index, task in tasks))

@@ -94,7 +94,7 @@ class EstimatorContract:
         num_live=100,
     )
 
-    def estimate(self, target: Target, seed: int = 0) -> Evidence | PredictiveScore:
+    def estimate(self, target: Target, *, seed: int = 0) -> Evidence | PredictiveScore:
         """Return what a comparison of this method alone gives."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SamplingWarning)
@@ -477,7 +477,7 @@ class LossContract:
 
 
 class ObjectiveContract:
-    """What a bound on the log evidence promises, on a model whose evidence is known.
+    """What a bound on the log evidence, estimated from draws, promises on a model whose evidence is known.
 
     The model is normal: one latent mean for each observation, all with a standard normal prior.
 

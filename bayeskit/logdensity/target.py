@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,8 +33,6 @@ from bayeskit.logdensity.pyro_runs import place_of
 from bayeskit.logdensity.tracing import UNTRACEABLE, FailingApart, first_line
 
 __all__ = ["Evaluation", "PriorSampler", "Site", "Target", "can_be_batched"]
-
-_T = TypeVar("_T")
 
 
 PriorSampler = Callable[[int, torch.Generator], Tensor]
@@ -120,7 +118,8 @@ class Target:
         self.dim, self.dtype, self.device = density.dim, density.dtype, density.device
         self.sites = density.sites
         self._engine = self._new_engine() if engine is None else engine
-        self._kept: dict[Callable[[Target], Any], Any] = {}
+        #: What others found out about this target, kept with it; copies begin with nothing.
+        self.findings: dict[str, Any] = {}
 
     # -- making one -------------------------------------------------------------------------
 
@@ -338,14 +337,8 @@ class Target:
         """Nodes and bytes of the gradient graph of one vector."""
         return self._engine.cost
 
-    def kept(self, kind: Callable[[Target], _T]) -> _T:
-        """Return ``kind(self)``, made at the first call and kept with this target; copies make their own."""
-        if kind not in self._kept:
-            self._kept[kind] = kind(self)
-        return self._kept[kind]
-
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_kept": {}}
+        return self.__dict__ | {"findings": {}}
 
     def without_graphs(self) -> Target:
         """Return the same target, which traces and compiles anew; the graphs of this one are left to it."""

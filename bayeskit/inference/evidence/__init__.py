@@ -13,7 +13,7 @@ from bayeskit.inference.evidence.chibs_method import chib
 from bayeskit.inference.evidence.comparison import EvidenceComparison, Verdict, compare, judge
 from bayeskit.inference.evidence.conditionals import ConjugateBlock
 from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
-from bayeskit.inference.evidence.diagnostics import Diagnostics
+from bayeskit.inference.evidence.diagnostics import Diagnostics, from_draws
 from bayeskit.inference.evidence.flows import FittedFlow, fit_flow, flow_importance_sampling, learned_harmonic_mean
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.ladder import (
@@ -88,6 +88,7 @@ __all__ = [
     "fit_flow",
     "fit_mean_field",
     "flow_importance_sampling",
+    "from_draws",
     "gamma_laplus",
     "gamma_laplus_importance_sampling",
     "generalised_stepping_stone",

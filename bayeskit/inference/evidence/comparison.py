@@ -571,7 +571,7 @@ def compare(
     material = Material(
         target, budget, seed=seed, draws=draws, ladder=ladder, blocks=given, checkpoint=checkpoint, progress=progress
     )
-    constants = Diagnostics.of(target).check_target(proper=any(method.kind != "score" for method in chosen))
+    constants = Diagnostics(target).check_target(proper=any(method.kind != "score" for method in chosen))
     refusals = {method.name: method.refusal(target, material) for method in chosen}
     refused = {name: reason for name, reason in refusals.items() if reason is not None}
     applied = [method for method in chosen if method.name not in refused]

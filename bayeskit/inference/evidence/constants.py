@@ -13,7 +13,7 @@ from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import pareto_shape, weight_effective_sample_size
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import BayeskitError
-from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE
+from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE, SEARCH_ERRORS
 from bayeskit.inference.evidence.improper_priors import first_five
 from bayeskit.inference.evidence.modes import find_modes, negative_hessian
 from bayeskit.logdensity.pyro_density import PyroDensity, WitnessedSite, log_normaliser, parts_of
@@ -477,7 +477,6 @@ def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = F
     )
 
 
-_FAILURES = (BayeskitError, ArithmeticError, RuntimeError, ValueError, TypeError)
 _FUNCTIONS = (
     "the likelihood is a function, so the evidence is relative to the constants in it; nothing can show one that was "
     "left out"
@@ -492,7 +491,7 @@ def _of_prior(
     if target.can_sample_prior:
         try:
             draws = target.sample_prior(2 * num_draws, seed=seed).detach().to("cpu", torch.float64)
-        except _FAILURES:
+        except SEARCH_ERRORS:
             draws = None  # an improper prior has none; whatever else went wrong, those who need draws will meet it
     if draws is not None:
         draws = draws[draws.isfinite().all(-1)]

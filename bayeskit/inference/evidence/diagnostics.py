@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,10 +21,10 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size
 from bayeskit.draws import Draws
 from bayeskit.errors import ConstantsWarning, InitializationError, SettingsError
-from bayeskit.inference.evidence.checks import rounding_problems
+from bayeskit.inference.evidence.checks import SEARCH_ERRORS, rounding_problems
 from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
 from bayeskit.inference.evidence.improper_priors import improper
-from bayeskit.inference.evidence.missed_mass import MIN_MISSING, SEARCH_ERRORS, is_more_than, same_likelihood
+from bayeskit.inference.evidence.missed_mass import MIN_MISSING, is_more_than, same_likelihood
 from bayeskit.inference.evidence.modes import (
     STARTS_BESIDE_DRAWS,
     Peak,
@@ -40,6 +39,8 @@ from bayeskit.inference.evidence.modes import (
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.starts import prior_positions
 from bayeskit.logdensity.target import Target
+
+_T = TypeVar("_T")
 
 __all__ = ["Diagnostics", "EvidenceFromDraws", "LOOKS", "Peaks", "WIDER", "from_draws"]
 
@@ -65,15 +66,30 @@ class EvidenceFromDraws(Evidence):
         Further draws that must show every mode.
     """
 
-    draws: Draws | None = None
+    draws: Draws | None = field(default=None, repr=False)
     known_bias: float = 0.0
-    others: Sequence[Draws] = ()
+    others: Sequence[Draws] = field(default=(), repr=False)
 
 
 def from_draws(
     estimate: Evidence, draws: Draws, *, known_bias: float = 0.0, others: Sequence[Draws] = ()
 ) -> EvidenceFromDraws:
-    """Return an estimate with the draws that it is judged by."""
+    """Return an estimate with the draws that it is judged by; one that an estimator returns without is not judged.
+
+    Parameters
+    ----------
+    estimate : Evidence
+    draws : Draws
+        Draws behind the estimate, of any temperature.
+    known_bias : float, default 0
+        Nats by which the estimate is known to be too low.
+    others : sequence of Draws, optional
+        Further draws that must show every mode.
+
+    Returns
+    -------
+    EvidenceFromDraws
+    """
     return EvidenceFromDraws(**vars(estimate), draws=draws, known_bias=known_bias, others=others)
 
 
@@ -93,14 +109,13 @@ class _Prior(NamedTuple):
 
 
 class Diagnostics:
-    """Diagnostics of one target, each made when it is first asked for.
+    """Diagnostics of one target, each made when it is first asked for and kept with the target.
 
     Parameters
     ----------
     target : Target
     seed : int, default 0
-        Seed of the random points. Estimators share the diagnostics of ``seed=0``, so that a judgement does not depend
-        on who asked first.
+        Seed of the random points. Estimators use ``seed=0``, so that a judgement does not depend on who asked first.
 
     Examples
     --------
@@ -115,22 +130,24 @@ class Diagnostics:
         if not isinstance(target, Target):
             raise SettingsError(f"a Target is needed, not a {type(target).__name__}; make one by Target.from_pyro")
         self.target, self.seed = target, seed
-        self._peaks: WeakKeyDictionary[Draws, Peaks] = WeakKeyDictionary()
 
-    @classmethod
-    def of(cls, target: Target) -> Diagnostics:
-        """Return the diagnostics that are kept with a target."""
-        return target.kept(cls) if isinstance(target, Target) else cls(target)
+    def _once(self, name: str, make: Callable[[], _T]) -> _T:
+        """Return what was found earlier, or is found now."""
+        key = f"{name} {self.seed}"
+        if key not in self.target.findings:
+            self.target.findings[key] = make()
+        found: _T = self.target.findings[key]
+        return found
 
-    @cached_property
+    @property
     def improper(self) -> str | None:
         """Reason why the prior is improper; None if there is none known."""
-        return improper(self.target)
+        return self._once("improper prior", lambda: improper(self.target))
 
-    @cached_property
+    @property
     def constants(self) -> ConstantsReport:
         """Report on the normalising constants of prior and likelihood."""
-        return check_constants(self.target, seed=self.seed)
+        return self._once("constants", lambda: check_constants(self.target, seed=self.seed))
 
     def check_target(self, *, proper: bool = True, stacklevel: int = 2) -> ConstantsReport:
         """Warn of the problems of the constants, and return their report.
@@ -150,9 +167,10 @@ class Diagnostics:
 
     def peaks(self, draws: Draws) -> Peaks:
         """Return the peaks at which searches from draws, of any temperature, and from the prior end."""
-        if draws not in self._peaks:
-            self._peaks[draws] = self._search(draws)
-        return self._peaks[draws]
+        known: WeakKeyDictionary[Draws, Peaks] = self._once("peaks", WeakKeyDictionary)
+        if draws not in known:
+            known[draws] = self._search(draws)
+        return known[draws]
 
     def judge(self, estimate: EvidenceFromDraws) -> Evidence:
         """Return the estimate with a warning if the draws miss a part of the posterior."""
@@ -187,8 +205,7 @@ class Diagnostics:
             diagnostics=z.diagnostics | {"rounded_share": share_rounded, "missed_share": worst},
         )
 
-    @cached_property
-    def _prior(self) -> _Prior:
+    def _look_at_prior(self) -> _Prior:
         start, spent = starts_from_prior(self.target, self.seed, needed=False)
         start = start[:STARTS_BESIDE_DRAWS]
         draws = prior_positions(self.target, num_looks(self.target), new_generator(self.seed, stream="peaks"))
@@ -201,7 +218,7 @@ class Diagnostics:
         found: list[Peak] = []
         spent = 0
         try:
-            prior = self._prior
+            prior = self._once("prior", self._look_at_prior)
             spent = prior.num_evaluations
             # The best of many draws may all belong to one mode, so one point per mode seen by posterior or prior draws
             # is added.

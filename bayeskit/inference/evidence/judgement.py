@@ -77,7 +77,7 @@ def estimator(
             if asked_by == _ESTIMATOR:
                 return _judged(target, function(target, *given, **named))
             if asked_by == _NOBODY:
-                Diagnostics.of(target).check_target(proper=kind != "score", stacklevel=2)
+                Diagnostics(target).check_target(proper=kind != "score", stacklevel=2)
             begin = time.monotonic()
             with _asked_by(_ESTIMATOR):
                 found = _judged(target, function(target, *given, **named))
@@ -110,7 +110,7 @@ def _asked_by(who: int) -> Iterator[None]:
 
 def _judged(target: Target, found: Any) -> Any:
     """Return an estimate with the judgement of its draws."""
-    return Diagnostics.of(target).judge(found) if isinstance(found, EvidenceFromDraws) else found
+    return Diagnostics(target).judge(found) if isinstance(found, EvidenceFromDraws) else found
 
 
 def _seconds(given: object) -> float:

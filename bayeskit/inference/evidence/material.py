@@ -128,7 +128,7 @@ class Material:
     @property
     def improper(self) -> str | None:
         """Reason why the prior is improper; None if there is none known."""
-        return Diagnostics.of(self.target).improper
+        return Diagnostics(self.target).improper
 
     @property
     def draws(self) -> Draws:

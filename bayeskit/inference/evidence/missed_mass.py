@@ -11,8 +11,7 @@ from torch import Tensor
 
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import weight_effective_sample_size
-from bayeskit.errors import BayeskitError
-from bayeskit.inference.evidence.checks import rounding_problems
+from bayeskit.inference.evidence.checks import SEARCH_ERRORS, rounding_problems
 from bayeskit.inference.evidence.modes import (
     Peak,
     divided_by_valleys,
@@ -28,7 +27,6 @@ from bayeskit.logdensity.target import Target
 __all__ = [
     "MIN_MISSING",
     "NUM_MOVED",
-    "SEARCH_ERRORS",
     "is_more_than",
     "missed_mass",
     "moved_draws",
@@ -54,8 +52,6 @@ _ROUNDING = 0.01
 #: Number of proposal draws that are moved, number of moves, trajectory length in units of the metric, and most steps.
 NUM_MOVED, _NUM_MOVES, _TRAJECTORY, _MAX_STEPS = 500, 20, 1.5, 8
 _TARGET_ACCEPTANCE = 0.8
-#: Errors of a search. A model may fail with any of them at a point far away and be valid at the draws.
-SEARCH_ERRORS = (BayeskitError, ArithmeticError, RuntimeError, ValueError)
 #: Smallest missing share that is reported, if it also exceeds one standard error.
 MIN_MISSING = 0.01
 

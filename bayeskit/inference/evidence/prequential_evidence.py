@@ -208,7 +208,7 @@ def prequential(
     final = populations.particles._replace(log_likelihood=populations.log_likelihood().to(target.dtype))
     run = finished_run(target, final, info, populations.num_evaluations, settings)
     run = replace(run, correlation=torch.stack(populations.correlations) if populations.correlations else None)
-    whole = Diagnostics.of(target).judge(from_draws(average(run, "prequential"), run.draws))
+    whole = Diagnostics(target).judge(from_draws(average(run, "prequential"), run.draws))
     increments = torch.stack(populations.increments, 1)  # (r, n)
     # Averages of evidence estimates, not of their logs, which would be biased.
     curve = increments.cumsum(1).logsumexp(0) - math.log(num_replicates)

@@ -482,7 +482,7 @@ class GibbsPosterior(Target):
 
     def __getstate__(self) -> dict[str, Any]:
         # Compiled graphs cannot be pickled, and the density refers to this object as its model.
-        return {name: value for name, value in self.__dict__.items() if name != "_engine"}
+        return {name: value for name, value in super().__getstate__().items() if name != "_engine"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

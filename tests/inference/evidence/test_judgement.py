@@ -204,7 +204,7 @@ def test_a_target_is_judged_once(monkeypatch):
     target = bk.Target.from_pyro(counts)
     for _ in range(2):
         evidence.laplace(target)
-        Diagnostics.of(target).check_target()
+        Diagnostics(target).check_target()
     assert len(asked) == 1
 
 

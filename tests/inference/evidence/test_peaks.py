@@ -58,7 +58,7 @@ def test_the_larger_mode_is_missed_from_the_higher_one(method):
 
 
 def judged(estimate, target, draws, **settings):
-    return Diagnostics.of(target).judge(from_draws(estimate, draws, **settings))
+    return Diagnostics(target).judge(from_draws(estimate, draws, **settings))
 
 
 def test_an_estimate_known_to_be_off_is_no_sign_of_a_missed_peak():
@@ -84,7 +84,7 @@ def test_a_wide_error_does_not_hide_a_much_larger_peak():
 def test_draws_of_both_modes_miss_nothing():
     target = two_modes()
     draws = at_modes(target, 0.1)
-    assert len(Diagnostics.of(target).peaks(draws).found) == 2
+    assert len(Diagnostics(target).peaks(draws).found) == 2
     z = judged(evidence.Evidence("exact", 0.0, 0.01, 0), target, draws)
     assert z.trusted and abs(z.diagnostics["missed_share"]) < 0.05
 

@@ -135,9 +135,11 @@ def test_increments_that_lose_the_weights_are_found_out(target, limit, monkeypat
     # The mutation: resampling forgets which particles the data prefer.
     from bayeskit.inference.generalized import cross_validation as data_particles
 
-    monkeypatch.setattr(
-        data_particles, "systematic", lambda w, g: torch.arange(w.shape[1]).expand(w.shape).contiguous()
-    )
+    def forgetful(log_weight, generator):
+        index = torch.arange(log_weight.shape[1]).expand(log_weight.shape).contiguous()
+        return index, torch.full_like(log_weight, -math.log(log_weight.shape[1]))
+
+    monkeypatch.setattr(data_particles, "survivors", forgetful)
     monkeypatch.setattr(PopulationHMC, "step", lambda self, target, state, *, generator: (state, _Accepted))
     result = prequential_score(target, orders=2, num_replicates=8, seed=1)
     exact = float(closed_form(torch.arange(8).unsqueeze(0)).sum())
