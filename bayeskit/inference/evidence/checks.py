@@ -58,12 +58,16 @@ def rounding_problems(
     weights = torch.ones_like(points[:, 0]) if log_weights is None else log_weights.reshape(-1).softmax(0)
     weights = weights / weights.sum()
     # Few points are that far out; the model runs for these alone.
-    far = -_NEAR * float(torch.log(torch.tensor(torch.finfo(points.dtype).eps)))
+    end = -math.log(torch.finfo(points.dtype).eps)
+    far = _NEAR * end
     rows = ((points.abs() > far).any(-1) & points.isfinite().all(-1)).nonzero().flatten()
     if not len(rows):
         return [], 0.0
     change, rounded = target.rounding(points[rows])
-    moved = -torch.expm1(-change.abs().nan_to_num(nan=0.0))
+    # A likelihood that changes by one unit of rounding is a power of the distance to the end, which halves every log 2
+    # of the coordinate: the value that it should see is many halvings away.
+    halvings = ((points[rows].abs().amax(-1) - end) / math.log(2)).clamp(min=1.0)
+    moved = -torch.expm1(-halvings * change.abs().nan_to_num(nan=0.0))
     share = float((weights[rows] * moved).sum())
     if not share > standard_error:
         return [], share

@@ -9,6 +9,7 @@ import torch
 from scipy.special import betaln
 
 import bayeskit as bk
+from bayeskit.exact.generated import BetaBernoulli
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence.checks import rounding_problems
 
@@ -75,11 +76,13 @@ def test_priors_that_see_rounded_values_only_are_refused_and_known_ones_are_not(
 
 def test_the_share_counts_weights():
     target = target_of([0.0], 0.5)
-    points = torch.tensor([[0.0], [50.0], [60.0], [-800.0]], dtype=F64)
+    points = torch.tensor([[0.0], [38.0], [60.0], [-800.0]], dtype=F64)
     log_weights = torch.tensor([0.5, 0.25, 0.15, 0.1], dtype=F64).log()
     problems, share = rounding_problems(target, points, log_weights, 0.1)
-    assert share == pytest.approx(0.5 * (0.25 + 0.15)) and len(problems) == 1  # log 2 a unit; none at p = 0
-    assert rounding_problems(target, points, log_weights, 0.21)[0] == []
+    # The likelihood 1 - p should be exp(-u) and is the unit of rounding; at p = 0 it has a limit.
+    lost = [1 - math.exp(-u) / torch.finfo(F64).eps for u in (38.0, 60.0)]
+    assert share == pytest.approx(0.25 * lost[0] + 0.15 * lost[1]) and len(problems) == 1
+    assert rounding_problems(target, points, log_weights, 0.4)[0] == []
 
 
 def scales(y):
@@ -114,3 +117,12 @@ def test_a_target_of_functions_rounds_nothing():
     change, rounded = target.rounding(torch.full((3, 2), 900.0, dtype=F64))
     assert change.tolist() == [0.0] * 3 and rounded == {}
     assert math.isfinite(float(change.sum()))
+
+
+@pytest.mark.parametrize("method", ["stepping_stone", "path_sampling", "bridge_sampling", "smc"])
+def test_a_slow_change_far_beyond_the_end_is_refused(method):
+    """A likelihood to the power of a tenth loses little by one unit of rounding, and all of 4 % of the mass by 30."""
+    problem = BetaBernoulli(a=4.06, b=0.028, weight=0.109, y=(0.0,)).case()
+    budget = evidence.Budget(32, 150, 150, num_temperatures=20, ladder_samples=300)
+    table = evidence.compare(problem.target(), [method], seed=1, budget=budget, progress=False)
+    assert any("rounded to an end" in warning for warning in table[method].warnings), str(table[method])
