@@ -441,7 +441,7 @@ def coherence_check(
 
 def _pooled(posterior: GibbsPosterior, points: Tensor, data: Data) -> Tensor:
     """Return the pooled loss of data at each point, ``(p,)``."""
-    return torch.stack([posterior._pooled(posterior.prior.parameter(u), data) for u in points]).detach()
+    return torch.stack([posterior.pooled_loss(posterior.prior.parameter(u), data) for u in points]).detach()
 
 
 def _divisions(num_data: int, splits: int | Sequence[Sequence[int]], seed: int) -> Iterator[tuple[Tensor, ...]]:

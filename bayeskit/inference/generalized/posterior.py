@@ -308,9 +308,9 @@ class GibbsPosterior(Target):
                     "minibatches do not estimate the total loss; pass all data"
                 )
             if particles is None:
-                total = self._pooled(parameter, chosen)
+                total = self.pooled_loss(parameter, chosen)
             else:
-                total = self._of_particles(self._pooled, particles[1], chosen).reshape(particles[0])
+                total = self._of_particles(self.pooled_loss, particles[1], chosen).reshape(particles[0])
             pyro.factor("loss", -self.weight * total)
             return parameter
         if data and subsample_size is None:
@@ -354,7 +354,8 @@ class GibbsPosterior(Target):
             raise ShapeError(f"a minibatch of {len(given[0])} is larger than the {self.num_data} data")
         return given if isinstance(self.data, tuple) else given[0]
 
-    def _pooled(self, parameter: Any, data: Data) -> Tensor:
+    def pooled_loss(self, parameter: Any, data: Data) -> Tensor:
+        """Return the pooled loss of data at one parameter of the prior, scalar."""
         if isinstance(self.loss, PointwiseLoss):
             return self.pooling(self.loss.pointwise(parameter, data))
         return self.loss.total(parameter, data)
