@@ -85,11 +85,11 @@ def test_a_failure_is_shrunk_and_printed_in_its_smallest_form(monkeypatch, capsy
 def test_an_error_that_is_not_ours_fails_its_problem_alone(monkeypatch):
     right, first = exam_module.compare, []
 
-    def broken(target, given, seed, **named):
+    def broken(target, given, *, seed, **named):
         first.append(seed)
         if seed == first[0]:  # of the first problem, and of its smaller forms
             raise RuntimeError("not ours")
-        return right(target, given, seed, **named)
+        return right(target, given, seed=seed, **named)
 
     monkeypatch.setattr(exam_module, "compare", broken)
     exam = run_generated_exam(3, ["naive_monte_carlo"], seed=1, progress=False)

@@ -304,7 +304,11 @@ def test_a_constant_likelihood_has_the_error_of_a_sum(dtype, limit):
     for constant, steps in ((-3.7, 30), (-12345.678, 50), (-0.1, 200)):
         whole = normal_normal(dtype)
         target = bk.Target.from_functions(
-            whole.log_prior, lambda u, c=constant: 0 * u[..., 0] + c, 1, whole.sample_prior, dtype=dtype
+            whole.log_prior,
+            lambda u, c=constant: 0 * u[..., 0] + c,
+            1,
+            lambda n, generator, whole=whole: whole.sample_prior(n, seed=generator),
+            dtype=dtype,
         )
         beta = grid(steps).to(dtype)
         u = torch.randn(4 * len(beta), 16, 1, generator=torch.Generator().manual_seed(1), dtype=dtype)
