@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,9 +20,7 @@ def rendered(template: str, **facts: Any) -> str:
 
 def template_source(name: str) -> str:
     """Return the source of a template, a style sheet or a script."""
-    environment = _environment()
-    assert environment.loader is not None
-    return environment.loader.get_source(environment, name)[0]
+    return (files("bayeskit.core") / "templates" / name).read_text(encoding="utf-8")
 
 
 @cache

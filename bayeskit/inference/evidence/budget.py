@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bayeskit.core.inputs import real_number, whole_number
@@ -195,7 +195,6 @@ def _checked(part: str, value: Any) -> Any:
             raise SettingsError(f"{word} must be True or False, not {number!r}")
         else:
             found[field] = number
-    assert found.keys() == {f.name for f in fields(value)}
     return type(value)(**found)
 
 

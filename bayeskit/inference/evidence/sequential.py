@@ -41,7 +41,7 @@ from bayeskit.inference.samplers.smc import (
     effective_share,
     learn_metric,
     next_temperature,
-    num_leapfrog_steps,
+    num_trajectory_steps,
     resample,
     reweighted,
     sample_smc,
@@ -365,7 +365,7 @@ class _Evaluated:
 
 def _kernel(metric: Metric, step_size: Tensor) -> PopulationHMC:
     """Return a kernel whose metrics hold the step sizes; a trajectory has as many steps as they need on average."""
-    steps = num_leapfrog_steps(float(step_size.log().mean().exp()))
+    steps = num_trajectory_steps(float(step_size.log().mean().exp()))
     scale = step_size.to(metric.factor.dtype).reshape(-1, *(1,) * (metric.factor.dim() - 1))
     scaled = Metric(metric.factor * scale, metric.is_dense)
     return PopulationHMC(1.0, steps, scaled, 1.0, len(step_size), planned_calls=PLANNED_CALLS)

@@ -35,7 +35,7 @@ from bayeskit.inference.samplers.smc import (
     effective_share,
     learn_metric,
     next_temperature,
-    num_leapfrog_steps,
+    num_trajectory_steps,
     reweighted,
     survivors,
 )
@@ -512,7 +512,7 @@ def predict(state: DataParticles) -> PredictiveDensity:
 
 
 def _kernel(step_size: float, metric: Metric, num_populations: int) -> PopulationHMC:
-    steps = num_leapfrog_steps(step_size)
+    steps = num_trajectory_steps(step_size)
     kernel = PopulationHMC(step_size, steps, metric, 1.0, planned_calls=_PLANNED_CALLS)
     return replace(kernel, num_populations=num_populations)
 

@@ -62,7 +62,7 @@ __all__ = [
     "effective_share",
     "learn_metric",
     "next_temperature",
-    "num_leapfrog_steps",
+    "num_trajectory_steps",
     "resample",
     "reweighted",
     "sample_smc",
@@ -658,7 +658,7 @@ class Pilot:
             return ()
         columns = (records[name].tolist() for name in ("beta", "step_size", "num_moves"))
         return tuple(
-            Stage(beta, step_size, num_leapfrog_steps(step_size), num_moves, Metric(factor, factor.dim() == 2))
+            Stage(beta, step_size, num_trajectory_steps(step_size), num_moves, Metric(factor, factor.dim() == 2))
             for beta, step_size, num_moves, factor in zip(*columns, records["factor"].unbind(), strict=True)
         )
 
@@ -677,7 +677,7 @@ class Pilot:
         calls, moves = 1, 0
         correlation, busy = torch.ones_like(before[0]), 1.0
         while busy and moves < self.max_moves:
-            kernel = replace(kernel, step_size=step, num_steps=num_leapfrog_steps(step))
+            kernel = replace(kernel, step_size=step, num_steps=num_trajectory_steps(step))
             chains, info = kernel.step(self.target, chains, generator=generator)
             calls += GRADIENTS_PER_STEP * kernel.num_steps
             acceptance = (weight * info.acceptance_rate).sum()
@@ -717,7 +717,7 @@ class _Tuned(NamedTuple):
     gradients: Tensor  # ()
 
 
-def num_leapfrog_steps(step_size: float) -> int:
+def num_trajectory_steps(step_size: float) -> int:
     """Return how many steps a trajectory has."""
     return min(max(1, round(TRAJECTORY / step_size)), _MAX_STEPS)
 
