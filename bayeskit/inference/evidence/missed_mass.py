@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import weight_effective_sample_size
+from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import SEARCH_ERRORS, rounding_problems
 from bayeskit.inference.evidence.modes import (
     Peak,
@@ -20,7 +22,7 @@ from bayeskit.inference.evidence.modes import (
     posterior,
     weigh_peak,
 )
-from bayeskit.inference.samplers.smc import GRADIENTS_PER_STEP, PopulationHMC, learn_metric
+from bayeskit.inference.samplers.smc import GRADIENTS_PER_STEP, PopulationHMC, learn_metric, num_trajectory_steps
 from bayeskit.logdensity.climbing import climb
 from bayeskit.logdensity.target import Target
 
@@ -32,6 +34,7 @@ __all__ = [
     "moved_draws",
     "same_likelihood",
     "share_beyond",
+    "unreached_by_moves",
     "without_infinity",
 ]
 
@@ -52,6 +55,12 @@ _ROUNDING = 0.01
 #: Number of proposal draws that are moved, number of moves, trajectory length in units of the metric, and most steps.
 NUM_MOVED, _NUM_MOVES, _TRAJECTORY, _MAX_STEPS = 500, 20, 1.5, 8
 _TARGET_ACCEPTANCE = 0.8
+#: Tail shares whose limits moved draws may cross, the step of these moves over that of the run, and their number. If
+#: no flow has more than this many standard errors after the first two, there are no others.
+_TAILS, _SHORTER, _MOST_MOVES, _DOUBT = (1 / 256, 1 / 64, 1 / 16, 1 / 4, 1 / 2), 0.25, 4, 3.0
+#: Probability that draws of the posterior appear not to be, and share of a standard error that a flow has to have:
+#: a few moves find only a part of what is missing.
+_FALSE_ALARM, _PART_OF_ERROR = 1e-4, 0.5
 #: Smallest missing share that is reported, if it also exceeds one standard error.
 MIN_MISSING = 0.01
 
@@ -175,6 +184,69 @@ def moved_draws(
         kernel = replace(kernel, step_size=min(kernel.step_size * change, _TRAJECTORY))
         num_calls += GRADIENTS_PER_STEP * num_steps
     return state.position, state.log_density, NUM_MOVED * num_calls
+
+
+def unreached_by_moves(target: Target, draws: Draws, standard_error: float, calls: float) -> tuple[list[str], int]:
+    """Return a warning if shorter steps take draws to where the run's moves did not, and evaluations.
+
+    ``calls`` are the run's gradient evaluations per draw; this check spends no more.
+    """
+    # Moves whose step suits most of the posterior are rejected in a narrow part, such as where a scale is small. No
+    # replicate gets there, so that their spread does not show what is missing. Under detailed balance as many draws
+    # enter a set as leave it, whatever the moves; a net flow means that the draws are not yet of the posterior.
+    x = draws.unconstrained.flatten(0, 1)
+    even = torch.full((len(x),), -math.log(len(x)), dtype=torch.float64, device=x.device)
+    step = _SHORTER * float(draws.sample_stats["step_size"].mean())
+    num_steps = num_trajectory_steps(step)
+    limit = int(calls / (GRADIENTS_PER_STEP * num_steps))
+    num_moves = min(_MOST_MOVES, max(1, limit))
+    num_calls = 1 + GRADIENTS_PER_STEP * num_steps * num_moves
+    kernel = PopulationHMC(step, num_steps, learn_metric(x, even), 1.0, planned_calls=num_calls)
+    generator = new_generator(0, x.device, stream="shorter steps")
+    state = kernel.init(target, x)
+    before, spent = torch.cat([x, state.log_likelihood.unsqueeze(1)], 1), 1
+    flow = _Flow(0.0, 0.0, 0, False)
+    for move in range(num_moves):
+        state, _ = kernel.step(target, state, generator=generator)
+        spent += GRADIENTS_PER_STEP * num_steps
+        flow = _net_flow(before, torch.cat([state.position, state.log_likelihood.unsqueeze(1)], 1))
+        if move == 1 and flow.errors < _DOUBT:
+            break
+    num_flows = 2 * len(_TAILS) * before.shape[1]
+    surprising = -float(torch.special.ndtri(torch.tensor(_FALSE_ALARM / num_flows, dtype=torch.float64)))
+    if not (flow.errors > surprising and flow.share > _PART_OF_ERROR * standard_error):
+        return [], spent * len(x)
+    name = (*target.names, "the log likelihood")[flow.column]
+    return [
+        f"with shorter steps {100 * flow.share:.2g} % of the particles go where {name} is "
+        f"{'small' if flow.is_low else 'large'}, which the run's moves did not reach: use stepping_stone, a higher "
+        "target_acceptance, or, if it is a scale, write what it governs as location + scale * standard normal"
+    ], spent * len(x)
+
+
+class _Flow(NamedTuple):
+    """Draws that enter a tail, less those that leave it."""
+
+    share: float
+    errors: float  # the same in standard errors
+    column: int
+    is_low: bool
+
+
+def _net_flow(before: Tensor, after: Tensor) -> _Flow:
+    """Return the most significant net flow into a tail of a column, ``(n, k)``."""
+    n, k = before.shape
+    before, after = torch.cat([before, -before], 1), torch.cat([after, -after], 1)
+    ordered, best = before.sort(0).values, _Flow(0.0, 0.0, 0, False)
+    for tail in _TAILS:
+        limit = ordered[min(max(1, round(tail * n)), n - 1)]
+        inside, now = before < limit, after < limit
+        entering, leaving = (now & ~inside).sum(0), (inside & ~now).sum(0)
+        errors = (entering - leaving) / (entering + leaving).clamp(min=1).to(torch.float64).sqrt()
+        at = int(errors.argmax())
+        if float(errors[at]) > best.errors:
+            best = _Flow(float(entering[at] - leaving[at]) / n, float(errors[at]), at % k, at < k)
+    return best
 
 
 def is_more_than(log_terms: Tensor, num_draws: int, standard_error: float) -> bool:

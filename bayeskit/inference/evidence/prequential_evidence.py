@@ -206,9 +206,9 @@ def prequential(
     info = SMCInfo(*(torch.stack(column, 1) for column in zip(*populations.stages, strict=True)))
     settings = {"sampler": "prequential", "seed": seed, "ending": "finished"}
     final = populations.particles._replace(log_likelihood=populations.log_likelihood().to(target.dtype))
-    run = finished_run(target, final, info, populations.num_evaluations, settings)
+    run = finished_run(target, final, info, populations.step_size, populations.num_evaluations, settings)
     run = replace(run, correlation=torch.stack(populations.correlations) if populations.correlations else None)
-    whole = Diagnostics(target).judge(from_draws(average(run, "prequential"), run.draws))
+    whole = Diagnostics(target).judge(from_draws(average(target, run, "prequential"), run.draws))
     increments = torch.stack(populations.increments, 1)  # (r, n)
     # Averages of evidence estimates, not of their logs, which would be biased.
     curve = increments.cumsum(1).logsumexp(0) - math.log(num_replicates)
@@ -274,7 +274,7 @@ class _Populations:
 
     def __init__(self, data: _Data, particles: SMCState, ess_threshold: float) -> None:
         self._data, self._threshold, self._moves = data, ess_threshold, PopulationMoves()
-        self.particles, self._step_size = particles, first_step_size(particles)
+        self.particles, self.step_size = particles, first_step_size(particles)
         self._pointwise = data.at(particles.position)
         like = {"dtype": torch.float64, "device": particles.position.device}
         self._weights = torch.zeros(len(particles.position), data.num_data, **like)  # type: ignore[call-overload]
@@ -316,8 +316,8 @@ class _Populations:
         metric = crossed_metrics(particles)
         particles = resample(particles, generator)
         evaluate = self._data.seen(self._weights, particles.log_weight.shape[1])
-        moved = self._moves.run(evaluate, particles, metric, self._step_size, generator)
-        self.particles, self._step_size = moved.particles, moved.step_size
+        moved = self._moves.run(evaluate, particles, metric, self.step_size, generator)
+        self.particles, self.step_size = moved.particles, moved.step_size
         self._pointwise = self._data.at(self.particles.position)
         self.correlations.append(moved.correlation)
         self.num_evaluations += moved.num_evaluations + particles.log_weight.numel()

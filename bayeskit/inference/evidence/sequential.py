@@ -21,6 +21,7 @@ from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, NO_PRIOR_DRAWS, be
 from bayeskit.inference.evidence.diagnostics import from_draws
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.methods import Part, Parts
+from bayeskit.inference.evidence.missed_mass import unreached_by_moves
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.driver import Control, Ending, Outcome, Records, drive, obey
 from bayeskit.inference.samplers.metric import Metric
@@ -100,7 +101,10 @@ def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: b
     % quantile of Student's distribution.
 
     A narrow peak may have no particles until the temperature at which it dominates, and no replicate detects it. A
-    search from the draws therefore compares the mass of missed modes with the estimate.
+    search from the draws therefore compares the mass of missed modes with the estimate. Nor does a replicate reach a
+    narrow part of the posterior, such as the neck of a funnel, if its steps are too long there. The particles are
+    therefore moved with steps of a quarter of the length, and the estimate is not trusted if more of them enter a tail
+    of a parameter, or of the likelihood, than leave it.
 
     Parameters
     ----------
@@ -114,7 +118,7 @@ def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: b
     Returns
     -------
     Evidence
-        ``num_evaluations`` includes the pilot run and the search.
+        ``num_evaluations`` includes the pilot run, the search and these moves.
 
     Raises
     ------
@@ -148,10 +152,10 @@ def smc(target: Target, run: SMCRun | None = None, *, seed: int = 0, progress: b
         reached = float(run.draws.beta[0])
         raise DrawsError(f"the run was stopped at inverse temperature {reached:.3g}; resume it from its checkpoint")
     belongs(run.draws, target)
-    return from_draws(average(run, "smc"), run.draws)
+    return from_draws(average(target, run, "smc"), run.draws)
 
 
-def average(run: SMCRun, method: str) -> Evidence:
+def average(target: Target, run: SMCRun, method: str) -> Evidence:
     """Return the mean estimate of a finished run's replicates, with warnings, as that of ``method``."""
     log_values = run.log_evidence
     log_evidence = float(log_values.logsumexp(0)) - math.log(len(log_values))
@@ -164,12 +168,14 @@ def average(run: SMCRun, method: str) -> Evidence:
             f"replicates disagree (relative spread {spread:.2f} > {_MAX_RELATIVE_SPREAD}), so their mean may rest on "
             "a few of them: use more num_particles or a higher ess_threshold"
         )
+    error = with_rounding(error, run.draws.log_likelihood)
+    unreached, spent = unreached_by_moves(target, run.draws, error, run.num_gradients / run.draws.log_prior.numel())
     return Evidence(
         method,
         log_evidence,
-        with_rounding(error, run.draws.log_likelihood),
-        run.num_gradients,
-        tuple(problems),
+        error,
+        run.num_gradients + spent,
+        (*problems, *unreached),
         diagnostics,
     )
 
@@ -334,7 +340,12 @@ def crossed_metrics(particles: SMCState) -> Metric:
 
 
 def finished_run(
-    target: Target, particles: SMCState, info: SMCInfo, num_gradients: int, settings: dict[str, Any]
+    target: Target,
+    particles: SMCState,
+    info: SMCInfo,
+    step_size: Tensor,
+    num_gradients: int,
+    settings: dict[str, Any],
 ) -> SMCRun:
     """Return the run of populations that reached the posterior; its draws are their particles, resampled."""
     generator = new_generator(settings["seed"], target.device, "draws of populations")
@@ -344,7 +355,7 @@ def finished_run(
         particles.log_prior,
         particles.log_likelihood,
         torch.ones_like(particles.position[:, 0, 0]),
-        {},
+        {"step_size": step_size.unsqueeze(1).expand_as(particles.log_prior).clone()},
         num_gradients,
         0.0,
         settings,
@@ -470,7 +481,7 @@ def adaptive_smc(
     outcome = drive(populations, Control(checkpoint, progress=progress), generator, target.device)
     obey(outcome.ending)
     run = populations.as_run(outcome)
-    return from_draws(average(run, "adaptive_smc"), run.draws)
+    return from_draws(average(target, run, "adaptive_smc"), run.draws)
 
 
 class AdaptiveState(NamedTuple):
@@ -552,7 +563,7 @@ class AdaptivePopulations:
         info = SMCInfo(*(records[name].mT.contiguous() for name in SMCInfo._fields))
         spent = self.num_particles * self.num_replicates + int(records["gradients"].sum())
         settings = {"sampler": "adaptive SMC", "seed": self.seed, "ending": outcome.ending}
-        run = finished_run(self.target, outcome.state.particles, info, spent, settings)
+        run = finished_run(self.target, outcome.state.particles, info, outcome.state.step_size, spent, settings)
         return replace(run, beta=records["beta"].mean(1), correlation=records["correlation"])
 
     def _at(self, beta: Tensor) -> Evaluator:

@@ -10,10 +10,12 @@ import torch
 
 import bayeskit as bk
 from bayeskit import exact
+from bayeskit.core.randomness import new_generator
+from bayeskit.draws import Draws
 from bayeskit.exact.generated import NormalGroups
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence.laplace_approximation import laplace, maximum_likelihood, maximum_posterior
-from bayeskit.inference.evidence.missed_mass import NUM_MOVED, missed_mass, share_beyond
+from bayeskit.inference.evidence.missed_mass import NUM_MOVED, missed_mass, share_beyond, unreached_by_moves
 from bayeskit.inference.evidence.modes import find_mode, likelihood, posterior, weigh_peak
 from bayeskit.logdensity.climbing import ClimbObjective, climb
 
@@ -229,3 +231,39 @@ def test_ridges_of_a_hierarchy_are_not_seen_too_small(groups):
     estimates = [evidence.laplace_importance_sampling(target, seed=seed) for seed in range(12)]
     z = [(e.log_evidence - log_evidence) / e.standard_error for e in estimates if e.trusted]
     assert len(z) >= 4 and sum(z) / len(z) > -1.0 - 4.42 * 1.1 / math.sqrt(len(z))
+
+
+def funnel_draws(num_draws, seed):
+    """Exact draws of ten coordinates whose scale is log-normal, as populations that moved at a step of one half."""
+    generator = new_generator(seed, stream="funnel")
+    scale = torch.randn(num_draws, 1, generator=generator, dtype=DOUBLE)
+    x = torch.cat([scale, scale.exp() * torch.randn(num_draws, 9, generator=generator, dtype=DOUBLE)], 1)
+
+    def log_likelihood(u):
+        return dist.Normal(u.new_zeros(()), u[..., :1].exp()).log_prob(u[..., 1:]).sum(-1)
+
+    target = target_of(lambda u: dist.Normal(u.new_zeros(()), 1.0).log_prob(u[..., 0]), log_likelihood, 10)
+    zeros, steps = torch.zeros(1, num_draws, dtype=DOUBLE), torch.full((1, num_draws), 0.5, dtype=DOUBLE)
+    log_prior, log_likelihood_ = target.evaluate(x)
+    draws = Draws(x[None], log_prior[None], log_likelihood_[None], zeros[:, 0] + 1, {"step_size": steps})
+    return target, draws
+
+
+def test_shorter_steps_find_the_neck_that_moves_did_not_reach():
+    for seed in range(3):
+        target, draws = funnel_draws(4000, seed)
+        warnings, spent = unreached_by_moves(target, draws, 0.02, 1000)
+        assert warnings == [] and 0 < spent <= 4000 * 1001
+        # A step of the scale of the wide part is rejected in the neck, as if it held nothing.
+        wide = draws.unconstrained[0, :, 0] > -0.7
+        cut = replace(
+            draws,
+            **{name: getattr(draws, name)[:, wide] for name in ("unconstrained", "log_prior", "log_likelihood")},
+            sample_stats={"step_size": draws.sample_stats["step_size"][:, wide]},
+        )
+        (warning,), _ = unreached_by_moves(target, cut, 0.02, 1000)
+        assert "with shorter steps" in warning and "u[0] is small" in warning
+        # What is missing matters less than the error that is stated.
+        assert unreached_by_moves(target, cut, 2.0, 1000)[0] == []
+        # No more is spent than the run itself has spent, but for one move.
+        assert unreached_by_moves(target, cut, 0.02, 60)[1] < 100 * int(wide.sum())
