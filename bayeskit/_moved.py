@@ -1,4 +1,4 @@
-"""Old import paths and names, which answer for one release with a warning that names the new one."""
+"""Old import paths and names, which work for one release with a warning that gives the new name."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["answer_to_old_names", "answer_to_old_paths", "present_names"]
 
 
 class _Moved(ModuleType):
-    """A module that has moved; its names may lie in several new ones, and may have become private."""
+    """A module that has moved; its names may be in several new modules, and may be private now."""
 
     def __init__(self, name: str, places: list[str]) -> None:
         super().__init__(name)
         self.__dict__["_places"] = places
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("__"):  # whoever looks through all modules asks for such names, and uses nothing
+        if not name.startswith("__"):  # tools that inspect all modules ask for such names, but use none
             for place in self.__dict__["_places"]:
                 module = importlib.import_module(place)
                 for found in (name, f"_{name}", _renamed().get((place, name), name)):

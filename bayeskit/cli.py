@@ -1,4 +1,4 @@
-"""The command line: ``bayeskit evidence``, ``run_model_or_page``, ``exam`` and ``list``."""
+"""The command line: ``bayeskit evidence``, ``run``, ``exam`` and ``list``."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ __all__ = [
 ]
 
 
-# What the command line prints.
+# Output of the command line.
 
 _MAX_FALSE_COMFORT = 0.01
 
 
 def _new_console() -> Console:
-    """Return what writes to standard output."""
+    """Return the console of standard output."""
     # A file or a pipe has no width; without one, rich would cut lines at 80 characters.
     return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def _new_table(title: str, *columns: str) -> Table:
-    """Return an empty table; numbers stand right of its first column."""
+    """Return an empty table, whose columns after the first are aligned right."""
     table = Table(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column(columns[0], no_wrap=True)
     for column in columns[1:]:
@@ -76,7 +76,7 @@ def _new_table(title: str, *columns: str) -> Table:
 def _print_evidence(
     comparison: EvidenceComparison, title: str, reference: float | None, reference_error: float = 0.0
 ) -> None:
-    """Print estimates, what they say against themselves, scores, what does not apply, and the verdict."""
+    """Print estimates, scores, their warnings, methods that do not apply, and the verdict."""
     console = _new_console()
     table = _new_table(title, "method", "log evidence", "std. error", "evaluations", "seconds", "trusted")
     for z in comparison:
@@ -109,7 +109,7 @@ def _print_evidence(
 
 
 def _print_calibration(found: list[Calibration], out: Path | None, one_folder: bool = True) -> None:
-    """Print a table a case, and where the files are."""
+    """Print a table for each case, and the names of the files."""
     console = _new_console()
     columns = {
         "bias": ("bias", ".4f"),
@@ -134,17 +134,17 @@ def _print_calibration(found: list[Calibration], out: Path | None, one_folder: b
             )
         console.print(table)
     if out is None:
-        typer.echo("give --out DIR to keep replicates, table and plot")
+        typer.echo("pass --out DIR to save replicates, table and plot")
     else:
         files = "replicates.csv, calibration.csv, calibration.svg"
         typer.echo(
             f"written to {out}: "
-            + (files if one_folder else f"calibration.csv, calibration.svg; of each case: {files}")
+            + (files if one_folder else f"calibration.csv, calibration.svg; for each case: {files}")
         )
 
 
 def _print_refusals(console: Console, refused: Mapping[str, str], case: str = "") -> None:
-    """Say each reason once, for several methods may share it."""
+    """Print each reason once, with all methods that share it."""
     from bayeskit.inference.evidence.comparison import by_reason
 
     for reason, methods in by_reason(refused).items():
@@ -152,9 +152,9 @@ def _print_refusals(console: Console, refused: Mapping[str, str], case: str = ""
 
 
 def _print_files(out: Path | None, files: Iterable[Path] | None = None) -> None:
-    """Print which results lie in a folder: those named, or all that are known by their names."""
+    """Print the result files in a folder: ``files``, or all files with the name of a result."""
     if out is None:
-        typer.echo("give --out DIR to keep the table, the draws and a report")
+        typer.echo("pass --out DIR to save the table, the draws and a report")
     else:
         found = sorted(p for p in out.iterdir() if _is_result(p)) if files is None else files
         typer.echo(f"written to {out}: {', '.join(p.name for p in found)}")
@@ -167,7 +167,7 @@ def _is_result(path: Path) -> bool:
 def print_generated_exam(result: Exam, folder: Path | None) -> None:
     """Print counts by method, and every problem on which a method was trusted and wrong, or failed."""
     console, counts = _new_console(), result.by_method()
-    table = _new_table("method", "right", "refused, though right", "flagged", "wrong", "failed", "refused", "n/a")
+    table = _new_table("method", "right", "right, but flagged", "flagged", "wrong", "failed", "refused", "n/a")
     for row in counts.itertuples(index=False):
         wrong = row[4] + row[5]
         table.add_row(*map(str, row), style="bold red" if wrong else None)
@@ -185,7 +185,7 @@ def print_generated_exam(result: Exam, folder: Path | None) -> None:
 
 
 def _print_exam(result: Exam, folder: Path | None) -> None:
-    """Print the answers case by case, and what does not apply."""
+    """Print the answers by case, and the methods that do not apply."""
     console = _new_console()
     styles = {"self-flagged": "yellow", "FALSE COMFORT": "bold red", "failed": "red"}
     table = _new_table("", "method", "estimate", "std. error", "z", "verdict")
@@ -224,13 +224,13 @@ def _figure(value: float, spec: str) -> str:
 # Messages about misspelt options and commands end with the page that explains them.
 
 _PAGE = _place_of("how_to/command_line")
-# typer has click within it or beside it, by its version
+# depending on its version, typer contains click or imports it
 _UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Let what is said of misspelt options end with the page that explains them."""
+    """Append the page on the command line to the message of a usage error."""
     try:
         yield
     except _UsageError as error:
@@ -252,27 +252,27 @@ class _ExplainedCommands(TyperGroup):
             return super().invoke(ctx)
 
 
-# Torch and Pyro are imported inside the commands: asking for help should not wait for them.
+# Torch and Pyro are imported inside the commands, so that help does not wait for them.
 app = typer.Typer(cls=_ExplainedCommands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 BAD_INPUT, _FALSE_COMFORT_FOUND, _INTERRUPTED = 2, 1, 130
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for table, draws and report.")]
-Seed = Annotated[int, typer.Option(help="Seed; the same seed gives the same result.")]
+Seed = Annotated[int, typer.Option(help="Random seed; the same seed gives the same result.")]
 Methods = Annotated[str, typer.Option(help="Names separated by commas, or 'all'.")]
-Replicates = Annotated[int, typer.Option(min=1, help="How often to repeat everything, each time with another seed.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Replicates under way at a time.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, and no table.")]
+Replicates = Annotated[int, typer.Option(min=1, help="Number of runs, each with another seed.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of replicates run in parallel.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress bars and no table.")]
 Chains = Annotated[int | None, typer.Option(min=1, help="Chains of the posterior run.")]
-Warmup = Annotated[int | None, typer.Option(min=20, help="Adapting iterations of the posterior run.")]
+Warmup = Annotated[int | None, typer.Option(min=20, help="Warm-up iterations of each chain of the posterior run.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Draws of each chain of the posterior run.")]
-Acceptance = Annotated[float | None, typer.Option(min=0.1, max=0.999, help="Acceptance rate to aim at.")]
-Temperatures = Annotated[int | None, typer.Option(min=2, help="Steps of the tempered ladder.")]
+Acceptance = Annotated[float | None, typer.Option(min=0.1, max=0.999, help="Target acceptance rate.")]
+Temperatures = Annotated[int | None, typer.Option(min=2, help="Number of temperatures of the tempered ladder.")]
 LadderChains = Annotated[int | None, typer.Option(min=1, help="Chains at each temperature.")]
-LadderWarmup = Annotated[int | None, typer.Option(min=20, help="Adapting iterations of the ladder.")]
+LadderWarmup = Annotated[int | None, typer.Option(min=20, help="Warm-up iterations of the ladder.")]
 LadderSamples = Annotated[int | None, typer.Option(min=1, help="Draws of each chain of the ladder.")]
 ReferenceTemperatures = Annotated[
-    int | None, typer.Option(min=2, help="Steps of the generalised stepping stone, from a reference distribution.")
+    int | None, typer.Option(min=2, help="Number of temperatures of the generalised stepping stone from a reference.")
 ]
 Particles = Annotated[int | None, typer.Option(min=2, help="Particles of each population of sequential Monte Carlo.")]
 SMCReplicates = Annotated[int | None, typer.Option(min=1, help="Populations of sequential Monte Carlo.")]
@@ -293,7 +293,7 @@ def _plain_messages() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("default", BayeskitWarning)
-        # ArviZ 0.23 announces 1.x when it is imported; nothing that a user of a command could act on.
+        # ArviZ 0.23 announces 1.x when it is imported; users of the command line cannot act on it.
         warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
         warnings.showwarning = show
         try:
@@ -303,7 +303,7 @@ def _plain_messages() -> Iterator[None]:
             console.print(Text(f"error: {error}{pages}", style="bold red"), soft_wrap=True)
             raise typer.Exit(BAD_INPUT) from error
         except KeyboardInterrupt as interrupt:
-            message = "interrupted; with --out the same command resumes, unless it runs a page or the plain exam"
+            message = "interrupted; with --out, the same command resumes the run, but not a page or the plain exam"
             console.print(Text(message, style="yellow"), soft_wrap=True)
             raise typer.Exit(_INTERRUPTED) from interrupt
 
@@ -336,12 +336,12 @@ def _bayeskit(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Posterior draws and marginal likelihoods with honest error bars."""
+    """Posterior draws and marginal likelihoods with standard errors."""
 
 
 @_command("evidence")
 def evidence(
-    name: Annotated[str | None, typer.Argument(help="A model of 'bayeskit list'.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A model listed by 'bayeskit list'.")] = None,
     alignment: Annotated[Path | None, typer.Option(help="FASTA, NEXUS or PHYLIP file.")] = None,
     tree: Annotated[Path | None, typer.Option(help="Newick or NEXUS file with the topology.")] = None,
     substitution: Annotated[str, typer.Option(help="Substitution model.")] = "JC69",
@@ -367,13 +367,13 @@ def evidence(
     """Estimate the log evidence of a named model, or of an alignment on a tree.
 
     With --out, writes evidence.csv, report.html and, if a method needed draws, posterior.nc; a killed run resumes with
-    the same command. With --replicates, repeats everything with other seeds and says how far apart the estimates lie,
-    beside the errors that they claim; with --out, it writes replicates.csv, calibration.csv and calibration.svg. Exits
-    with 2 where no method applies.
+    the same command. With --replicates, repeats the run with other seeds and compares the spread of the estimates with
+    their standard errors; with --out, it then writes replicates.csv, calibration.csv and calibration.svg. The exit
+    status is 2 if no method applies.
     """
     _check_choice(name, alignment, tree)
     if jobs > 1 and replicates == 1:
-        raise SettingsError("--jobs says how many replicates are under way at a time; give --replicates as well")
+        raise SettingsError("--jobs is the number of replicates run in parallel; pass --replicates as well")
     from bayeskit.core.storage import as_output_folder
     from bayeskit.gallery import get_model, is_page, tree_target
     from bayeskit.inference.evidence import compare, select
@@ -385,10 +385,10 @@ def evidence(
         raise SettingsError("--methods names no method; separate names by commas, or say 'all'")
     select(chosen)
     if name is not None and is_page(name):
-        raise SettingsError(f"{name!r} is a page of the gallery, no model; it runs by 'bayeskit run {name} --out DIR'")
+        raise SettingsError(f"{name!r} is a page of the gallery, not a model; use 'bayeskit run {name} --out DIR'")
     entry = None if name is None else get_model(name)
     if out is not None:
-        as_output_folder(out)  # said before a model is built, let alone run
+        as_output_folder(out)  # refused before a model is built and run
     budget = _budget(
         {} if entry is None else entry.budget,
         num_chains=chains,
@@ -447,21 +447,21 @@ def evidence(
 
 @_command("run")
 def run_model_or_page(
-    name: Annotated[str, typer.Argument(help="A model or a page of 'bayeskit list'.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for what is written.")],
-    seed: Annotated[int | None, typer.Option(help="Seed; 0 by default.")] = None,
+    name: Annotated[str, typer.Argument(help="A model or a page listed by 'bayeskit list'.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the output files.")],
+    seed: Annotated[int | None, typer.Option(help="Random seed; 0 by default.")] = None,
     chains: Annotated[int | None, typer.Option(min=1, help="Chains; 4 by default.")] = None,
-    warmup: Annotated[int | None, typer.Option(min=0, help="Adapting iterations; 500 by default.")] = None,
+    warmup: Annotated[int | None, typer.Option(min=0, help="Warm-up iterations; 500 by default.")] = None,
     samples: Annotated[int | None, typer.Option(min=4, help="Draws of each chain; 1000 by default.")] = None,
     target_acceptance: Annotated[
-        float | None, typer.Option(min=0.1, max=0.999, help="Acceptance to aim at; 0.8 by default.")
+        float | None, typer.Option(min=0.1, max=0.999, help="Target acceptance rate; 0.8 by default.")
     ] = None,
-    small: Annotated[bool, typer.Option("--small", help="Run a page in seconds.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="Run a page with a budget of seconds.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Draw from the posterior of a named model, or run a page of the gallery.
 
-    A model writes summary.csv, posterior.nc and report.html; a page what it prints and its figures.
+    Models write summary.csv, posterior.nc and report.html; pages write their printed output and their figures.
     """
     from bayeskit import gallery
     from bayeskit.core.storage import as_output_folder
@@ -479,11 +479,11 @@ def run_model_or_page(
     if gallery.is_page(name):
         if settings:
             options = ", ".join(f"--{key.removeprefix('num_').replace('_', '-')}" for key in settings)
-            raise SettingsError(f"{name!r} is a page with its own settings; it takes --small, not {options}")
+            raise SettingsError(f"{name!r} is a page with its own settings; it accepts --small, not {options}")
         _print_files(out, gallery.run_page(name, out, small=small, quiet=quiet))
         return
     if small:
-        raise SettingsError(f"--small is for pages of the gallery; {name!r} takes --chains, --warmup and --samples")
+        raise SettingsError(f"--small is for pages of the gallery; {name!r} accepts --chains, --warmup and --samples")
     entry = gallery.get_model(name)
     as_output_folder(out)
     draws = posterior_in_folder(
@@ -513,26 +513,27 @@ def exam(
     methods: Methods = "all",
     cases: Annotated[str, typer.Option(help="Exact cases separated by commas, or 'all'.")] = "all",
     seed: Seed = 0,
-    small: Annotated[bool, typer.Option("--small", help="A budget of seconds, to try it out.")] = False,
-    table: Annotated[str, typer.Option(help="'answers', or 'calibration': are the error bars right?")] = "answers",
+    small: Annotated[bool, typer.Option("--small", help="Use a budget of seconds, for a first try.")] = False,
+    table: Annotated[str, typer.Option(help="'answers', or 'calibration' of the error bars.")] = "answers",
     replicates: Annotated[
-        int | None, typer.Option(min=2, help="Of each case, for the table of calibration; 20 by default.")
+        int | None, typer.Option(min=2, help="Runs of each case for --table calibration; 20 by default.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Replicates or random problems under way at a time; 1 by default.")
+        int | None, typer.Option(min=1, help="Number of replicates or random problems run in parallel; 1 by default.")
     ] = None,
-    generated: Annotated[int | None, typer.Option(min=1, help="So many random problems in place of the cases.")] = None,
+    generated: Annotated[int | None, typer.Option(min=1, help="Random problems to run instead of the cases.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the table.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress bar.")] = False,
 ) -> None:
-    """Let every method answer every problem whose exact evidence is known.
+    """Run every method on every problem whose exact evidence is known.
 
-    With --generated, random problems from extreme ranges, whose answers are computed by other means, and a table by
-    method; exits with 1 where more than 0.2 % of the answers are trusted and four errors off, or one failed. With
-    --out, a killed run resumes with the same command.
-    Exits with 1 where a method trusted an answer more than three standard errors away, with 2 where there was no answer
-    at all. With --table calibration, every case is answered many times, on a small budget, and the table says whether
-    the error bars are right. With --out, writes exam.csv, or calibration.csv and calibration.svg and a folder a case.
+    The exit status is 1 if a trusted answer is more than three standard errors from the exact evidence, and 2 if there
+    is no answer. With --table calibration, every case is run many times on a small budget, and the table compares the
+    standard errors with the spread of the estimates. With --out, writes exam.csv, or calibration.csv, calibration.svg
+    and a folder for each case.
+    With --generated, runs random problems from extreme ranges, whose answers are computed by other means, and prints a
+    table by method; the exit status is 1 if more than 0.2 % of the answers are trusted and four standard errors off, or
+    if a method failed. With --out, the same command resumes a killed run.
     """
     from bayeskit.core.storage import as_output_folder
     from bayeskit.workflows.exam import (
@@ -546,7 +547,7 @@ def exam(
     )
 
     if table not in ("answers", "calibration"):
-        raise SettingsError(f"--table is 'answers' or 'calibration', not {table!r}")
+        raise SettingsError(f"--table must be 'answers' or 'calibration', not {table!r}")
     which, what = _names(cases), _names(methods)
     if not what:
         raise SettingsError("--methods names no method; separate names by commas, or say 'all'")
@@ -571,7 +572,7 @@ def exam(
         return
     for option, given in (("--replicates", replicates), ("--jobs", jobs if generated is None else None)):
         if given is not None:
-            raise SettingsError(f"{option} is for --table calibration; the table of answers has one run of each case")
+            raise SettingsError(f"{option} is for --table calibration; the table of answers runs each case once")
     folder = None if out is None else as_output_folder(out)
     if generated is not None:
         answers = run_generated_exam(
@@ -661,7 +662,7 @@ def _calibrated(
     from bayeskit.workflows import calibration_in_folder
 
     common: dict[str, Any] = {"budget": budget, "seed": seed, "num_jobs": jobs, "progress": not quiet}
-    common["skip_refused"] = True  # as one run does, which says what does not apply and goes on
+    common["skip_refused"] = True  # like a single run, which reports such methods and goes on
     if out is None:
         return calibrate(methods, problem, replicates, **common)
     return calibration_in_folder(methods, problem, out, replicates, **common)
@@ -672,9 +673,9 @@ def _calibrated(
 
 def _check_choice(name: str | None, alignment: Path | None, tree: Path | None) -> None:
     if name is not None and (alignment is not None or tree is not None):
-        raise SettingsError("give either a name or --alignment with --tree, not both")
+        raise SettingsError("pass either a name or --alignment with --tree, not both")
     if name is None and alignment is None and tree is None:
-        raise SettingsError("say what to run: a name of 'bayeskit list', or --alignment FILE --tree FILE")
+        raise SettingsError("no model was named; pass a name of 'bayeskit list', or --alignment FILE --tree FILE")
     if name is None and alignment is None:
         raise SettingsError("--tree needs --alignment FILE, the sequences at its tips")
     if name is None and tree is None:

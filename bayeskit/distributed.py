@@ -1,6 +1,6 @@
 """Minibatch variational inference on several devices: one process each, gradients averaged by PyTorch.
 
-Start the processes with ``torchrun --nproc-per-node N script.py``; started plainly, the same script runs alone.
+Start the processes with ``torchrun --nproc-per-node N script.py``; without ``torchrun``, the script is one process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Ranks", "global_stream", "process_group"]
 
 @dataclass(frozen=True)
 class Ranks:
-    """Place of a process among those that train together.
+    """Rank of a process in a group of processes that train together.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Ranks:
     world_size : int
         Number of processes.
     device : torch.device
-        Where it computes.
+        Device of its computations.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class Ranks:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
-            raise SettingsError(f"rank must lie in [0, world_size), but is {self.rank} of {self.world_size}")
+            raise SettingsError(f"rank must lie in [0, world_size), not {self.rank} of {self.world_size}")
 
     def minibatches(self, num_items: int, batch_size: int, *, seed: int, epoch: int = 0) -> Iterator[Tensor]:
         """Yield this process's share of each minibatch of one epoch: indices of shape ``(batch_size / world_size,)``.
@@ -64,7 +64,7 @@ class Ranks:
         ----------
         num_items : int
         batch_size : int
-            Over all processes; a multiple of ``world_size``.
+            Total size over all processes; a multiple of ``world_size``.
         seed, epoch : int
 
         Raises
@@ -91,28 +91,28 @@ class Ranks:
         ----------
         seed : int
         shared : bool
-            True where latent variables are global: all processes then draw alike, as one process would. False
-            where they are local to the data, and each process needs draws of its own.
+            True if latent variables are global: all processes then make the same draws as one process would. False
+            if they are local to the data, so that each process needs draws of its own.
         """
         stream = "guide" if shared else f"guide of rank {self.rank} of {self.world_size}"
         return new_generator(seed, stream=stream)
 
     def wrap(self, objective: torch.nn.Module) -> torch.nn.Module:
-        """Return ``objective`` such that its gradients are averaged over the processes.
+        """Return ``objective`` wrapped so that its gradients are averaged over the processes.
 
-        All processes take over the parameters and buffers of rank 0.
+        All processes receive the parameters and buffers of rank 0.
 
         Parameters
         ----------
         objective : Module
-            Such as ``pyro.infer.Trace_ELBO()(model, guide)``, whose forward pass returns the loss of a minibatch.
-            Its plates have to scale a minibatch up to the whole data, so that the mean over processes estimates
-            the same loss.
+            Module whose forward pass returns the loss of a minibatch, such as
+            ``pyro.infer.Trace_ELBO()(model, guide)``. Its plates have to scale a minibatch up to the whole data, so
+            that the mean over processes estimates the same loss.
 
         Raises
         ------
         SettingsError
-            If ``objective`` has no parameters yet; a guide makes its own when it is called first.
+            If ``objective`` has no parameters yet; a guide creates its parameters in its first call.
         """
         if not any(p.requires_grad for p in objective.parameters()):
             raise SettingsError(
@@ -125,7 +125,7 @@ class Ranks:
         return DistributedDataParallel(objective, device_ids=devices)
 
     def same_everywhere(self, module: torch.nn.Module) -> bool:
-        """Tell whether all processes hold bit for bit the same parameters; every process has to ask."""
+        """Tell whether all processes have bitwise equal parameters; every process has to call it."""
         if self.world_size == 1:
             return True
         same = torch.ones((), dtype=torch.int32, device=self.device)
@@ -140,17 +140,17 @@ class Ranks:
 
 @contextmanager
 def process_group(backend: str | None = None, timeout: float = 300.0) -> Iterator[Ranks]:
-    """Join the processes that ``torchrun`` started, or be alone where it did not.
+    """Join the processes that ``torchrun`` started, or run as a single process without it.
 
-    Inside, Pyro's modules keep their parameters to themselves instead of in the global store, as data-parallel
-    training needs; the setting is restored afterwards.
+    Inside, Pyro's modules store their parameters locally instead of in the global store, as data-parallel training
+    needs; the setting is restored afterwards.
 
     Parameters
     ----------
     backend : str, optional
-        "nccl" where each process of this machine has a CUDA device of its own, otherwise "gloo", on the CPU.
+        By default "nccl" if each process of this machine has a CUDA device of its own, else "gloo", on the CPU.
     timeout : float, default 300
-        Seconds to wait for the others.
+        Seconds to wait for the other processes.
 
     Yields
     ------
@@ -164,7 +164,7 @@ def process_group(backend: str | None = None, timeout: float = 300.0) -> Iterato
     Warns
     -----
     SlowModelWarning
-        If this machine has CUDA devices, but fewer than processes.
+        If this machine has CUDA devices, but fewer devices than processes.
 
     Examples
     --------
@@ -178,8 +178,8 @@ def process_group(backend: str | None = None, timeout: float = 300.0) -> Iterato
     cuda = cards >= here and backend != "gloo"
     if 0 < cards < here and backend != "gloo":
         warnings.warn(
-            f"{here} processes share {cards} CUDA device{'s' if cards > 1 else ''}, so that all compute on the CPU; "
-            f"start at most {cards} a machine, or say backend='gloo'",
+            f"{here} processes share {cards} CUDA device{'s' if cards > 1 else ''}, so all of them compute on the CPU; "
+            f"start at most {cards} on each machine, or pass backend='gloo'",
             SlowModelWarning,
             stacklevel=3,
         )
@@ -193,7 +193,7 @@ def process_group(backend: str | None = None, timeout: float = 300.0) -> Iterato
         except (dist.DistError, ValueError, RuntimeError) as error:
             raise WorkerError(
                 f"rank {rank} could not join the {world_size} processes: {error}; start the script by "
-                "torchrun --nproc-per-node N, which sets their addresses"
+                "torchrun --nproc-per-node N, which sets the addresses of the processes"
             ) from error
         try:
             yield Ranks(rank, world_size, device)

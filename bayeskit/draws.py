@@ -1,4 +1,4 @@
-"""Draws: what every sampler returns."""
+"""Draws, the result of every sampler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bayeskit.logdensity.target import Target
 __all__ = ["Draws", "as_numpy"]
 
 _SAVED = ("unconstrained", "log_prior", "log_likelihood", "beta")
-_ENDINGS = ("interrupted", "time budget", "finished", "converged")  # what a user most needs to know first
+_ENDINGS = ("interrupted", "time budget", "finished", "converged")  # the worst first
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +43,9 @@ class Draws:
     seconds : float
         Wall-clock time spent.
     settings : dict
-        How the draws were made: sampler, warm-up, seed.
+        Settings of the run: sampler, warm-up, seed.
     target : Target, optional
-        Where they come from; needed to constrain them.
+        Target of the draws; needed to constrain them.
 
     Examples
     --------
@@ -70,11 +70,11 @@ class Draws:
 
     def __post_init__(self) -> None:
         if self.unconstrained.dim() != 3:
-            raise DrawsError(f"draws have shape (chains, draws, d), not {tuple(self.unconstrained.shape)}")
+            raise DrawsError(f"draws must have shape (chains, draws, d), not {tuple(self.unconstrained.shape)}")
         shape = self.unconstrained.shape[:2]
         for name in ("log_prior", "log_likelihood"):
             if getattr(self, name).shape != shape:
-                raise DrawsError(f"{name} has shape {tuple(getattr(self, name).shape)}, not {tuple(shape)}")
+                raise DrawsError(f"{name} must have shape {tuple(shape)}, not {tuple(getattr(self, name).shape)}")
 
     @property
     def num_chains(self) -> int:
@@ -115,7 +115,7 @@ class Draws:
         return as_inference_data(self.to_datasets())
 
     def to_datasets(self) -> dict[str, xr.Dataset]:
-        """Return what :meth:`to_arviz` holds as one ``xarray.Dataset`` a group."""
+        """Return the groups of :meth:`to_arviz`, each as an ``xarray.Dataset``."""
         stats = {"lp": self.log_density, "log_prior": self.log_prior, "log_likelihood": self.log_likelihood}
         groups = {
             "posterior": {"u": self.unconstrained} if self.target is None else self.values(),
@@ -150,19 +150,19 @@ class Draws:
 
     @classmethod
     def join(cls, parts: Sequence[Draws]) -> Draws:
-        """Put the chains of several runs on one target next to each other.
+        """Concatenate the chains of several runs on one target.
 
         Parameters
         ----------
         parts : sequence of Draws
-            Where they are of different length, the last draws of each are kept, as many as the shortest has.
+            If their lengths differ, the last draws of each part are kept, as many as the shortest part has.
 
         Returns
         -------
         Draws
-            ``num_gradients`` and ``seconds`` are sums. A setting on which the parts disagree becomes the list of
-            theirs, but for ``ending``, the worst one; ``endings`` lists them all. Statistics are those that all
-            parts have.
+            ``num_gradients`` and ``seconds`` are sums. A setting that differs between the parts becomes a list;
+            ``ending`` is the worst ending, and ``endings`` lists all of them. ``sample_stats`` has the statistics
+            common to all parts.
 
         Raises
         ------
@@ -179,7 +179,7 @@ class Draws:
         (Draws(4 chains x 10 draws, dim 1, sites: p), [0, 1])
         """
         if not parts:
-            raise DrawsError("there is nothing to join; give at least one Draws")
+            raise DrawsError("there is nothing to join; pass at least one Draws")
         target = _common_target(parts)
         count = min(part.num_draws for part in parts)
         names = [name for name in parts[0].sample_stats if all(name in part.sample_stats for part in parts)]
@@ -216,24 +216,24 @@ class Draws:
 
     @classmethod
     def load(cls, path: str | Path, target: Target | None = None) -> Draws:
-        """Read draws; reading runs no code.
+        """Read draws from a file, without running code from it.
 
         Parameters
         ----------
         path : path
         target : Target, optional
-            The target they were drawn from.
+            Target of the draws.
 
         Raises
         ------
         CheckpointError
-            If the file is truncated or of another kind.
+            If the file is truncated or was not written by bayeskit.
         DrawsError
-            If ``target`` is another model than the one they were drawn from.
+            If the file contains no draws, or draws of another target.
         """
         tensors, facts = load_tensors(path)
         if facts.get("kind") != "draws":
-            raise DrawsError(f"{path} holds no draws")
+            raise DrawsError(f"{path} contains no draws; pass a file written by Draws.save")
         if target is not None and facts["model"] is not None and facts["model"] != target.fingerprint():
             raise DrawsError(f"the draws in {path} come from another model or other data")
         stats = {k.removeprefix("sample_stats."): v for k, v in tensors.items() if k.startswith("sample_stats.")}
@@ -250,7 +250,7 @@ class Draws:
         return f"Draws({self.num_chains} chains x {self.num_draws} draws, {self.space()})"
 
     def space(self) -> str:
-        """Say in a few words what space the draws are in: its dimension and the sites."""
+        """Return a short text with the dimension and the sites of the draws."""
         sites = [] if self.target is None else [site.name for site in self.target.sites]
         shown = sites if len(sites) <= 6 else [*sites[:5], f"{len(sites) - 5} more"]
         return f"dim {self.unconstrained.shape[-1]}" + (f", sites: {', '.join(shown)}" if shown else "")
@@ -268,7 +268,7 @@ def _joint_settings(settings: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _common_target(parts: Sequence[Draws]) -> Target | None:
-    """Return the target that all parts come from; parts loaded without one are taken on trust."""
+    """Return the target of all parts; parts loaded without a target are not checked."""
     dims = sorted({part.unconstrained.shape[-1] for part in parts})
     if len(dims) > 1:
         raise DrawsError(f"draws of dimensions {', '.join(map(str, dims))} come from different targets")

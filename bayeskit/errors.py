@@ -1,4 +1,4 @@
-"""Every exception and warning a user of bayeskit can meet.
+"""All exceptions and warnings of bayeskit.
 
 All exceptions derive from :class:`BayeskitError`, all warnings from
 :class:`BayeskitWarning`. Each message names the place (site, file and line,
@@ -50,7 +50,7 @@ class BayeskitError(Exception):
     Attributes
     ----------
     page : str
-        Page of the documentation that explains it, a note below the message.
+        Page of the documentation on the error, shown as a note below the message.
 
     Examples
     --------
@@ -68,7 +68,7 @@ class BayeskitError(Exception):
 
 @cache
 def _place_of(page: str) -> str:
-    """Return where a page of the documentation is: beside the package, or in it where it came as a wheel."""
+    """Return the path of a documentation page: in the repository, or in the package of a wheel."""
     shipped = Path(__file__).parent / "docs" / f"{page}.md"
     return str(shipped) if shipped.exists() else f"docs/{page}.md"
 
@@ -80,7 +80,7 @@ class ModelError(BayeskitError, ValueError):
 
 
 class UnsupportedSiteError(ModelError):
-    """A latent site has no place in an unconstrained vector (discrete and unmarked, or no bijection)."""
+    """A latent site cannot enter an unconstrained vector (discrete and unmarked, or without bijection)."""
 
 
 class GuideError(ModelError):
@@ -90,13 +90,13 @@ class GuideError(ModelError):
 
 
 class ImproperPosteriorError(ModelError):
-    """A posterior does not integrate to one, so that there is none."""
+    """A posterior is improper: its unnormalised density has no finite integral."""
 
     page = "how_to/own_loss"
 
 
 class CoherenceError(BayeskitError, ValueError):
-    """Beliefs cannot be updated sequentially, for the order of the data would matter."""
+    """Sequential updating is not possible, because the result would depend on the order of the data."""
 
     page = "how_to/own_loss"
 
@@ -108,7 +108,7 @@ class LossError(BayeskitError, FloatingPointError):
 
 
 class KernelError(BayeskitError, ValueError):
-    """A kernel matrix is not positive definite, even with the jitter that was allowed."""
+    """A kernel matrix is not positive definite, even with the largest jitter allowed."""
 
     page = "how_to/own_network"
 
@@ -122,7 +122,7 @@ class ShapeError(BayeskitError, ValueError):
 
 
 class InitializationError(BayeskitError, RuntimeError):
-    """No finite starting point was found, or the one given has zero density."""
+    """No finite starting point was found, or the given starting point has zero density."""
 
     page = "how_to/own_model"
 
@@ -208,7 +208,7 @@ class AccuracyWarning(BayeskitWarning):
 
 
 class JitterWarning(BayeskitWarning):
-    """Something was added to the diagonal of a kernel matrix, which rounding left not positive definite."""
+    """Jitter was added to the diagonal of a kernel matrix that was not positive definite because of rounding."""
 
 
 class ConversionWarning(BayeskitWarning):
@@ -216,4 +216,4 @@ class ConversionWarning(BayeskitWarning):
 
 
 class ConstantsWarning(BayeskitWarning):
-    """A constant of the density was dropped, or a prior does not follow its density: the evidence is off by that."""
+    """A constant of the density was dropped, or a prior does not follow its density; the evidence is wrong by it."""

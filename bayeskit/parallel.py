@@ -1,4 +1,4 @@
-"""The one seam to parallel execution: every task carries its own seed, so order and number of workers do not matter."""
+"""Parallel execution of tasks: every task has its own seed, so order and number of workers do not change results."""
 
 from __future__ import annotations
 
@@ -50,45 +50,45 @@ def map_tasks(
 ) -> list[Result]:
     """Apply ``function`` to every task, in order, with one intra-op thread each.
 
-    A worker that dies costs the task it worked on and nothing else: that task starts again in a fresh
-    process. With ``checkpoint``, what is finished outlives this process too.
+    If a worker dies, only its task starts again, in a fresh process. With ``checkpoint``, finished results
+    survive the end of this process, too.
 
     Parameters
     ----------
     function : callable
-        It and the tasks travel to other processes.
+        Pickled for other processes, as are the tasks.
     tasks : sequence
-        Each holds everything its result depends on, its seed included.
+        Each task contains everything that its result depends on, its seed included.
     num_jobs : int, default 1
-        Tasks under way at a time; 1 runs here. Several run in processes of this machine, or wherever a
-        ``joblib.parallel_config`` around the call sends them: with ``backend="dask"`` on the workers of a Dask
-        cluster, which should have one thread each.
+        Number of tasks run in parallel; 1 runs them in this process. Several run in processes of this machine, or
+        on the backend of a ``joblib.parallel_config`` around the call: with ``backend="dask"`` on the workers of a
+        Dask cluster, which should have one thread each.
     checkpoint : path, optional
-        Folder that takes each result as soon as it is there. A later call with the same function and tasks
-        computes only what is missing. Values of globals that a function reads do not tell it from another: pass
+        Folder in which each result is stored as soon as it is computed. A later call with the same function and
+        tasks computes only the missing results. The comparison of functions ignores the globals that they read: pass
         data by closure or ``functools.partial``. Results must be tensors, arrays, numbers, strings, or dicts, lists
         and tuples of those.
     result_types : sequence of type, optional
-        Dataclasses and named tuples that results hold; only these are made when a checkpoint is loaded.
+        Dataclasses and named tuples in results; loading a checkpoint creates objects of these types only.
     max_retries : int, default 2
-        How often a task starts again after its process died. A Dask scheduler starts it again by itself first, as
-        often as its setting ``distributed.scheduler.allowed-failures`` says.
+        Number of times that a task starts again after its process died. A Dask scheduler first restarts it by
+        itself, up to its setting ``distributed.scheduler.allowed-failures``.
     progress : bool, default True
-        Show a bar on anything over two seconds.
+        Show a progress bar if the call takes more than two seconds.
     description : str
-        What the bar says.
+        Label of the progress bar.
 
     Returns
     -------
     list
-        One result a task, in the order of the tasks.
+        One result for each task, in the order of the tasks.
 
     Raises
     ------
     SettingsError
         If ``num_jobs`` is below 1 or ``max_retries`` negative.
     WorkerError
-        If a task keeps killing its process, a Dask cluster is gone, or what a task raised cannot be pickled.
+        If a task keeps killing its process, a Dask cluster is gone, or the exception of a task cannot be pickled.
     CheckpointError
         If the folder belongs to another function or other tasks, or a result cannot be stored.
     OutputError
@@ -96,8 +96,8 @@ def map_tasks(
 
     Notes
     -----
-    What a task raises is raised here, with a note that names the task; tasks under way are finished and stored
-    first.
+    The exception of a task is raised here, with a note that names the task, after the running tasks have finished
+    and their results are stored.
 
     Examples
     --------
@@ -125,7 +125,7 @@ def _outcomes(
     if num_jobs == 1 or not tasks:
         return (_call(function, index, task) for index, task in tasks)
     backend, _ = get_active_backend()
-    # By name: to import the class of Dask's backend would import Dask for everybody.
+    # Compared by name, because importing the class of Dask's backend would import Dask.
     kinds = {kind.__name__ for kind in type(backend).__mro__}
     if "DaskDistributedBackend" in kinds:
         return _pooled(_DaskPool(backend.client), function, tasks, num_jobs, max_retries)
@@ -153,28 +153,28 @@ def _call_elsewhere(function: Callable[[Task], Result], index: int, task: Task) 
             reduced[0](*reduced[1])
             dumps(error)
         except Exception:
-            # Thrown at the receiver instead, it would look like a dead process.
+            # If the receiver could not unpickle the exception, it would take the process for dead.
             raise WorkerError(
-                f"task {index} raised {type(error).__name__}: {error}; this exception cannot travel between "
-                "processes, so run the task with num_jobs=1 to see all of it"
+                f"task {index} raised {type(error).__name__}: {error}; the exception cannot be pickled; "
+                "run the task with num_jobs=1 for the original exception"
             ) from None
         raise
 
 
 class _Pool(Protocol):
-    """Where calls run, each in a process whose death ends no other call."""
+    """An executor of calls, each in a process whose death ends no other call."""
 
     deaths: tuple[type[BaseException], ...]
-    """What a future raises when its process died."""
+    """Exceptions of a future whose process died."""
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]: ...
 
     def finished(self, future: Future[Any], died: bool) -> None:
-        """Take back what ``future`` occupied."""
+        """Release the process of ``future``."""
         ...
 
     def check(self) -> None:
-        """Raise WorkerError if there is nobody left to work."""
+        """Raise WorkerError if no worker is left."""
         ...
 
     def close(self) -> None: ...
@@ -219,14 +219,15 @@ def _pooled(
 def _killed(index: int, num_deaths: int, error: BaseException) -> WorkerError:
     why = (str(error) or type(error).__name__).splitlines()[0][:120]
     if "un-serialize" in why:
-        # It ends a worker, but no crash did: most often a decorator whose result pickles by its name in __main__.
+        # The worker ended without a crash, most often by a decorated function that is pickled by its name in __main__.
         return WorkerError(
-            f"task {index} could not be sent to a process ({why}); what a script wraps, as by functools.cache, cannot "
-            "travel: move it into a module that can be imported, or leave the decorator away"
+            f"task {index} could not be sent to a process ({why}); a function decorated in a script, for "
+            "example by functools.cache, cannot be pickled. Remedy: move it to an importable module, or remove its "
+            "decorator"
         )
     lost = WorkerError(
-        f"the process that worked on task {index} died {num_deaths} times ({why}); "
-        "it may lack memory or crash in native code: run the task alone with num_jobs=1, or make the tasks smaller. "
+        f"the process that worked on task {index} died {num_deaths} times ({why}), perhaps from lack of memory or a "
+        "crash in native code; run the task alone with num_jobs=1, or make the tasks smaller. "
         "With checkpoint=FOLDER finished tasks are kept"
     )
     lost.__cause__ = error
@@ -256,7 +257,7 @@ class _ProcessPool:
 
     @staticmethod
     def _from_idle(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Future[Any] | None]:
-        """Give the task to a process that waits, passing over those that died meanwhile."""
+        """Submit the task to an idle process, and skip processes that died meanwhile."""
         while _idle:
             executor = _idle.pop()
             try:
@@ -276,7 +277,7 @@ class _ProcessPool:
         """Do nothing: a process can always be started again."""
 
     def close(self) -> None:
-        for executor in self._busy.values():  # an error or Ctrl-C: nobody waits for these any more
+        for executor in self._busy.values():  # after an error or Ctrl-C, these results are not needed
             executor.shutdown(wait=True, kill_workers=True)
 
 
@@ -297,12 +298,12 @@ class _DaskPool:
         return self._executor.submit(function, *args)
 
     def finished(self, future: Future[Any], died: bool) -> None:
-        """Do nothing: workers are the scheduler's."""
+        """Raise WorkerError if the cluster is gone; the scheduler itself releases its workers."""
         if died and (future.cancelled() or self._client.status != "running"):
             raise self._gone()
 
     def check(self) -> None:
-        with suppress(OSError):  # the scheduler went away while it was asked
+        with suppress(OSError):  # the scheduler stopped during the request
             if self._client.status == "running" and self._client.nthreads():
                 self._seen = time.monotonic()
         if self._client.status == "closed" or time.monotonic() - self._seen > DASK_PATIENCE:

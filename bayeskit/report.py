@@ -40,7 +40,7 @@ def posterior_summary(draws: Draws) -> pd.DataFrame:
     Parameters
     ----------
     draws : Draws
-        With its target; without one, the unconstrained coordinates are summarised.
+        Draws; without a target, the unconstrained coordinates are summarised.
 
     Returns
     -------
@@ -88,21 +88,21 @@ def write_report(
     reference_error: float = 0.0,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a page with the evidence, the posterior and how both were made.
+    """Write an HTML page with the evidence, the posterior and the settings of both.
 
     Parameters
     ----------
     path : path
-        The file to write; an older one is replaced whole or not at all.
+        File to write; an existing file is replaced whole or not at all.
     comparison : EvidenceComparison
-        Its ``results`` may be empty and its ``draws`` None; the page then lacks that part. Scores and methods that did
-        not apply are shown all the same.
+        Evidence to show. If its ``results`` are empty or its ``draws`` None, the page lacks that part, but has the
+        scores and the methods that did not apply.
     title : str
         Heading of the page.
     target : Target, optional
-        What was sampled; described among the settings. By default that of the draws.
+        The sampled target, described in the settings; by default that of the draws.
     reference : float, optional
-        An exact or published log evidence to compare with.
+        Exact or published log evidence for comparison.
     reference_error : float, default 0
         Its standard error, if it is an estimate too.
     settings : mapping, optional
@@ -173,7 +173,7 @@ def _tables(
     target = target or (draws.target if draws is not None else None)
     facts: dict[str, Any] = dict(settings) | dict(comparison.settings)
     if target is not None:
-        # A run may have hundreds of sites; their names would drown the rest.
+        # At most 20 names, because a run may have hundreds of sites.
         sites = ", ".join(f"{site.name} {tuple(site.shape)}" for site in target.sites[:20])
         facts |= {
             "dimension": target.dim,
@@ -225,7 +225,7 @@ def _chain_figures(names: list[str], values: torch.Tensor, summary: pd.DataFrame
 
 
 def _plain(text: str) -> str:
-    """Keep matplotlib from reading dollar signs in a site's name as mathematics."""
+    """Escape dollar signs in a site's name, which matplotlib would read as mathematics."""
     return text.replace("$", r"\$")
 
 

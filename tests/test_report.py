@@ -140,8 +140,8 @@ def test_a_plot_of_calibration_shows_the_worst():
     dots = np.concatenate([np.asarray(one.get_offsets()) for one in axes.collections])
     assert len(dots) == 9 and dots[:, 0].tolist().count(6.0) == 6 and dots[:, 0].tolist().count(-6.0) == 2
     texts = {text.get_text().strip("‹› ") for text in axes.texts}
-    assert texts == {"5", "no error", "failed", "2", "1"}
-    assert axes.get_yticklabels()[3].get_text() == "far (1 without error)"
+    assert texts == {"5", "no standard error", "failed", "2", "1"}
+    assert axes.get_yticklabels()[3].get_text() == "far (1 without standard error)"
 
 
 def test_untrusted_marks_are_hollow():

@@ -1,1 +1,1 @@
-"""What everything stands on: statistics, storage, random streams, checks of input, progress, other packages."""
+"""Shared services: statistics, storage, random streams, checks of input, progress, other packages."""

@@ -1,4 +1,4 @@
-"""The border to other packages: ArviZ 0.x and 1.x, and zuko without what importing it does to torch."""
+"""Interfaces to other packages: ArviZ 0.x and 1.x, and zuko without its change of a torch global."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from bayeskit.core.randomness import validation_kept
 from bayeskit.errors import OutputError
 
-# The border to ArviZ, 0.x and 1.x; xarray inside.
+# Interface to ArviZ 0.x and 1.x, by xarray.
 
 
 def to_datasets(groups: dict[str, dict[str, Tensor]], attributes: dict[str, Any]) -> dict[str, xr.Dataset]:
@@ -25,7 +25,7 @@ def to_datasets(groups: dict[str, dict[str, Tensor]], attributes: dict[str, Any]
 
 
 def plain_attributes(facts: dict[str, Any]) -> dict[str, str | int | float]:
-    """Return what netCDF can keep of some facts, which is strings and numbers but no booleans, and whose they are."""
+    """Return the facts that netCDF can store, strings and numbers, with the library's name and version added."""
     facts = {"inference_library": "bayeskit", "inference_library_version": version("bayeskit")} | facts
     numbers = {k: int(v) if isinstance(v, bool) else v for k, v in facts.items()}
     return {k: v for k, v in numbers.items() if isinstance(v, (str, int, float))}
@@ -78,9 +78,9 @@ def _allowed(site: str, taken: Iterable[str]) -> str:
     return name
 
 
-# zuko, without what importing it does to torch.
+# zuko, with torch's validation restored after the import.
 
-with validation_kept():  # zuko switches torch's validation of distributions off for everybody
+with validation_kept():  # zuko switches torch's validation of distributions off globally
     import zuko
 
 __all__ = ["as_inference_data", "plain_attributes", "to_datasets", "write_netcdf", "zuko"]

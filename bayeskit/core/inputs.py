@@ -1,4 +1,4 @@
-"""Settings and data as they come from users."""
+"""Checks and conversions of settings and data from users."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bayeskit.errors import DataError, SettingsError, UnknownNameError
 
 __all__ = ["arrays_as_tensors", "as_numbers", "lists_as_tensors", "real_number", "unknown_name", "whole_number"]
 
-# Settings as they come from users.
+# Settings from users.
 
-#: More names than these are not listed beside a suggestion.
+#: Number of names beyond which an error with a suggestion does not list them.
 _MANY = 30
 
 
@@ -53,11 +53,11 @@ def unknown_name(what: str, name: str, known: Collection[str]) -> UnknownNameErr
     """Return the error for a name that a registry lacks, with the nearest name that it has."""
     nearest = difflib.get_close_matches(str(name).lower(), [k.lower() for k in known], 1, 0.4)
     hint = next((f"; did you mean {k!r}?" for k in known if nearest and k.lower() == nearest[0]), ".")
-    listed = "" if nearest and len(known) > _MANY else f" Known are: {', '.join(known)}"
+    listed = "" if nearest and len(known) > _MANY else f" Known names: {', '.join(known)}"
     return UnknownNameError(f"no {what} is called {name!r}{hint}{listed}")
 
 
-# Data as they come from users: tensors, arrays, lists, columns of tables.
+# Data from users: tensors, arrays, lists, columns of tables.
 
 
 def as_numbers(name: str, value: Any) -> Tensor:
@@ -67,7 +67,7 @@ def as_numbers(name: str, value: Any) -> Tensor:
     remedy = "give a tensor, an array or a list of numbers"
     try:
         array = np.asarray(value)
-        if array.dtype == object and array.ndim:  # columns of several kinds, or with None for what is missing
+        if array.dtype == object and array.ndim:  # columns of several types, or with None for missing values
             array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name} cannot be read as numbers ({error}); {remedy}") from error
@@ -100,7 +100,7 @@ def lists_as_tensors(data: Any) -> Any:
 
 
 def _within(function: Any, data: Any) -> Any:
-    """Apply a function to what plain containers hold; a container in which nothing changes is returned itself."""
+    """Apply a function to the items of plain containers; an unchanged container is returned itself."""
     if type(data) is dict:
         changed: Any = {key: function(value) for key, value in data.items()}
         return data if all(changed[key] is data[key] for key in data) else changed

@@ -2,7 +2,7 @@
 
 ArviZ renamed its plots between 0.x and 1.x; these few do not depend on it. No global of matplotlib is
 changed: figures that a function makes for itself are plain ``Figure`` objects, and only
-:func:`plot_evidence` without axes goes through ``pyplot``, so that a script can show what it returns.
+:func:`plot_evidence` without axes goes through ``pyplot``, so that a script can show the figure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-# Okabe and Ito's palette, told apart with any kind of colour vision and, by its lightness, in print.
+# Okabe and Ito's palette, distinguishable with any kind of colour vision and, by its lightness, in print.
 BLUE, ORANGE, _GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 _PURPLE, SKY, _YELLOW, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#666666"
 CHAIN_COLOURS = (BLUE, ORANGE, _GREEN, VERMILION, _PURPLE, SKY, GREY)
@@ -55,7 +55,7 @@ def plot_rank(values: np.ndarray, name: str, ax: Axes) -> Axes:
     chains, draws = values.shape
     ranks = (rankdata(values.reshape(-1)).reshape(chains, draws) - 0.5) / values.size
     level = np.arange(1, draws + 1) / draws
-    # The asymptotic Kolmogorov band of 99 %, of independent draws: correlated chains leave it more often.
+    # The asymptotic Kolmogorov band of 99 % for independent draws; correlated chains leave it more often.
     # Chains share their ranks, which narrows the spread of each around their common mean.
     band = 1.628 * math.sqrt((1.0 - 1.0 / chains) / draws) if chains > 1 else 1.628 / math.sqrt(draws)
     ax.axhspan(-band, band, color=GREY, alpha=0.15, linewidth=0)
@@ -77,7 +77,7 @@ def plot_rank_uniformity(ranks: np.ndarray, num_draws: int, name: str, histogram
 
     ranks = np.asarray(ranks)
     if ranks.ndim != 1:
-        raise ShapeError(f"ranks have shape {ranks.shape}; give (replicates,) of one scalar quantity")
+        raise ShapeError(f"ranks have shape {ranks.shape}; pass (replicates,) ranks of one scalar quantity")
     bins = rank_bins(len(ranks), num_draws)
     edges = np.array([b[0] for b in bins] + [num_draws + 1]) - 0.5
     share = np.array([len(b) for b in bins]) / (num_draws + 1)
@@ -112,5 +112,5 @@ def _curves(ax: Axes, curves: list[np.ndarray], width: float) -> None:
 def _chains(values: np.ndarray) -> np.ndarray:
     values = np.asarray(values, dtype=float)
     if values.ndim != 2:
-        raise ShapeError(f"values have shape {values.shape}; give (chains, draws) of one scalar quantity")
+        raise ShapeError(f"values have shape {values.shape}; pass (chains, draws) of one scalar quantity")
     return values

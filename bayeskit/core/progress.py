@@ -40,14 +40,14 @@ class Bar:
         self._task: TaskID | None = None
 
     def due(self, completed: int) -> bool:
-        """Tell whether it is time to draw again; ask before computing a note."""
+        """Tell whether the bar is due to be drawn, so that a note is computed only then."""
         if not self._enabled:
             return False
         now = time.monotonic()
         return now - self._begin >= _DELAY and (now - self._last >= _INTERVAL or completed == self._total)
 
     def update(self, completed: int, note: str = "") -> None:
-        """Say how much is done; ``note`` is shown behind the bar."""
+        """Show the number of completed steps; ``note`` is shown behind the bar."""
         if not self.due(completed):
             return
         self._last = time.monotonic()
@@ -75,7 +75,7 @@ class Bar:
 
 @contextmanager
 def progress_bar(description: str, total: int | None, enabled: bool = True) -> Iterator[Bar]:
-    """Open a bar; on anything but a terminal it stays silent."""
+    """Open a bar, which is shown only on a terminal."""
     bar = Bar(description, total, enabled and sys.stderr.isatty())
     try:
         yield bar
@@ -83,7 +83,7 @@ def progress_bar(description: str, total: int | None, enabled: bool = True) -> I
         bar.close()
 
 
-# Ctrl-C and time budgets: a run hears them between two steps, and waiting for something slow hears them at once.
+# Ctrl-C and time budgets: a run checks them between two steps, and slow waits check them at once.
 
 Reason = Literal["time budget", "interrupted"]
 
@@ -97,13 +97,13 @@ class Stopped(BaseException):
 
 
 class Watch(NamedTuple):
-    """What can end a run from outside."""
+    """External causes that end a run: Ctrl-C and a deadline."""
 
     interrupted: threading.Event
     deadline: float | None  # by time.monotonic
 
     def reason(self) -> Reason | None:
-        """Return why the run is to end, or None where it may go on."""
+        """Return why the run is to end, or None if it may go on."""
         if self.interrupted.is_set():
             return "interrupted"
         return "time budget" if self.deadline is not None and time.monotonic() >= self.deadline else None
@@ -113,7 +113,7 @@ _watch: ContextVar[Watch | None] = ContextVar("_watch", default=None)
 
 
 def look() -> None:
-    """Raise :class:`Stopped` if the run under way is to end, where its step may be dropped."""
+    """Raise :class:`Stopped` if the current run is to end; for places where its step may be dropped."""
     watch = _watch.get()
     reason = None if watch is None else watch.reason()
     if reason is not None:
@@ -123,7 +123,7 @@ def look() -> None:
 @contextmanager
 def watching(seconds: float | None) -> Iterator[Watch]:
     """Turn the first Ctrl-C into a flag, so that no step is cut in two, and set a deadline; a second Ctrl-C raises."""
-    # A watch inside another hears the same Ctrl-C, and has a deadline of its own.
+    # Nested watches share the flag of Ctrl-C, and have deadlines of their own.
     outer = _watch.get()
     flag = threading.Event() if outer is None else outer.interrupted
     watch = Watch(flag, None if seconds is None else time.monotonic() + seconds)
@@ -139,7 +139,7 @@ def watching(seconds: float | None) -> Iterator[Watch]:
 def _flagging(flag: threading.Event) -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
-        yield  # somebody else looks after Ctrl-C
+        yield  # Ctrl-C has another handler
         return
 
     def handler(number: int, frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""Random streams, quasi-random draws, and torch's globals, borrowed and given back unchanged."""
+"""Random streams, quasi-random draws, and temporary changes of torch's globals."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = [
     "validation_kept",
 ]
 
-# Context managers that borrow a torch global and give it back unchanged.
+# Context managers that change a torch global and restore it.
 
-# Other random numbers from the same seeds, in this process and its workers: whether a test hangs on its seed.
+# Changes the random numbers of all seeds, in this process and its workers, to test whether results depend on a seed.
 _SHIFT = os.environ.get("BAYESKIT_SEED_SHIFT", "")
 
 
@@ -83,7 +83,7 @@ def _host_generator(generator: torch.Generator) -> torch.Generator:
 @contextmanager
 def _cuda_stream(generator: torch.Generator) -> Iterator[None]:
     """Start CUDA's stream from ``generator``, which is not moved on, and restore it afterwards."""
-    # To start CUDA takes seconds, and a forked process cannot.
+    # Initialising CUDA takes seconds and is impossible in a forked process.
     if not torch.cuda.is_initialized():
         yield
         return
@@ -120,7 +120,7 @@ def derived_seed(seed: int, stream: str) -> int:
 
 @contextmanager
 def validation_kept() -> Iterator[None]:
-    """Restore torch's validation of distributions, which its compiler, too, switches off for good."""
+    """Restore torch's validation of distributions, which torch's compiler also switches off permanently."""
     before = torch.distributions.Distribution._validate_args
     try:
         yield
@@ -128,7 +128,7 @@ def validation_kept() -> Iterator[None]:
         torch.distributions.Distribution.set_default_validate_args(before)
 
 
-# Randomised quasi-random draws: each has its distribution, and together they fill it more evenly than chance would.
+# Randomised quasi-random draws: each follows the distribution, and together they cover it more evenly than chance.
 
 _MAX_DIM = torch.quasirandom.SobolEngine.MAXDIM
 #: The sequence has 30 bits; half a step away from its ends quantiles are finite.
@@ -137,7 +137,7 @@ _END = 2.0**-31
 
 def uniform_points(num_points: int, dim: int, generator: torch.Generator) -> Tensor:
     """Return scrambled Sobol points (Owen 1995) inside the unit cube, ``(num_points, dim)``, float64 on the CPU."""
-    if dim > _MAX_DIM:  # the sequence has no more dimensions
+    if dim > _MAX_DIM:  # the Sobol sequence has no more dimensions
         points = torch.rand(num_points, dim, generator=generator, dtype=torch.float64)
     else:
         seed = int(torch.randint(2**31, (), generator=generator))
@@ -155,6 +155,6 @@ def student_points(num_points: int, dim: int, degrees_of_freedom: float, generat
     """Return standard multivariate Student-t points, as of :func:`uniform_points`, ``(num_points, dim)``."""
     uniform = uniform_points(num_points, dim + 1, generator)
     half = 0.5 * degrees_of_freedom
-    # Of a chi-squared variable, the quantile over the degrees of freedom.
+    # Quantile of a chi-squared variable, divided by its degrees of freedom.
     mixing = torch.as_tensor(gammaincinv(half, uniform[:, :1].numpy())) / half
     return torch.special.ndtri(uniform[:, 1:]) * mixing.rsqrt()

@@ -28,10 +28,10 @@ __all__ = [
     "weight_effective_sample_size",
 ]
 
-# Importance weights whose largest are replaced by quantiles of the distribution that they seem to follow.
+# Pareto smoothing: the largest importance weights are replaced by quantiles of a fitted distribution.
 
 _MIN_TAIL = 5
-#: By less than this part of the largest, weights differ by rounding.
+#: Relative difference below which weights are equal up to rounding.
 _SAME_WEIGHT = 1e-12
 
 
@@ -65,7 +65,7 @@ def pareto_smoothed(log_weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def num_largest(num_weights: int) -> int:
-    """Return how many of the largest weights :func:`shape_of_largest` should be given, the cutoff included."""
+    """Return the number of largest weights that :func:`shape_of_largest` takes, including the cutoff."""
     return min(num_weights // 5, math.ceil(3 * math.sqrt(num_weights))) + 1
 
 
@@ -80,9 +80,9 @@ def shape_of_largest(largest: Tensor) -> Tensor:
 
 
 def _fitted_beyond(cutoff: Tensor, tail: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Fit what lies beyond cutoffs ``(m, 1)``: scale, shape and whether there was enough to fit, each ``(m,)``."""
+    """Fit tails beyond cutoffs ``(m, 1)``: scale, shape and whether the tail was long enough, each ``(m,)``."""
     length, excess = tail.shape[-1], tail - cutoff
-    # A tail without quartiles of its own, most of it at the cutoff, has no distribution to fit.
+    # A tail whose lower quartile equals the cutoff cannot be fitted.
     usable = excess[:, length // 4 - 1] > 0
     filler = torch.linspace(0.1, 1.0, length, dtype=tail.dtype, device=tail.device)
     scale, shape = _fitted_tail(torch.where(usable.unsqueeze(-1), excess, filler))
@@ -113,7 +113,7 @@ def effective_sample_size(x: Tensor) -> Tensor:
     At least 8 draws; a constant counts in full, and a value that is not finite gives NaN.
     """
     # Split chains, autocovariances by FFT, Geyer's initial monotone sequence; without rank normalisation.
-    dtype, x = x.dtype, _split(x).to(torch.float64)  # the rounding of single precision is no variance
+    dtype, x = x.dtype, _split(x).to(torch.float64)  # so that rounding in single precision does not count as variance
     chains, n = x.shape[-2:]
     total = chains * n
     covariance = _autocovariance(x)
@@ -164,7 +164,7 @@ def r_hat(x: Tensor) -> Tensor:
     within = x.var(-1).mean(-1)
     between = x.mean(-1).var(-1)
     ratio = (within * (n - 1) / n + between) / within
-    # Chains that do not move agree only where they stand at one point.
+    # Constant chains agree only if all have the same value.
     still = torch.where(between > 0, torch.inf, torch.ones_like(ratio))
     return _of_finite(x, torch.where(within > 0, ratio, still).sqrt()).to(dtype)
 
@@ -207,7 +207,7 @@ def stratified_log_mean_exp_error(log_x: Tensor, part: Tensor) -> Tensor:
     """Return the standard error ``(*batch)`` of the log mean of ``exp(log_x)`` ``(n, *batch)``, by strata ``part``."""
     relative = (log_x - log_x.logsumexp(0) + math.log(len(log_x))).exp()
     found = [relative[part == number] for number in part.unique()]
-    # A part of one draw has no variance: all count as drawn by chance.
+    # A stratum of one draw has no variance estimate; the draws are then treated as unstratified.
     if min(map(len, found)) < 2:
         found = [relative]
     return torch.stack([len(one) * one.var(0) for one in found]).sum(0).sqrt() / len(log_x)
@@ -220,16 +220,16 @@ def replicates_log_mean_error(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
     """
     groups, r = log_ratio.shape[-2:]
     correction = min(1, r - 1)
-    # Products over many stages are nearly log-normal (Berard, Del Moral and Doucet 2014): where they spread far, a mean
-    # of few misses the rare large values, and their spread with them, but that of their logarithms tells. The error
-    # comes from the larger of the two.
+    # Products over many stages are nearly log-normal (Berard, Del Moral and Doucet 2014). If their variance is large, a
+    # few replicates miss the rare large values, and the sample variance is too small; the variance of the logarithms is
+    # not. The larger of the two gives the error.
     by_values = log_ratio.exp().var(-1, correction=correction).mean(-1)
-    # Pooled before it is exponentiated: of few replicates the exponential of a variance is far too large on average.
-    # Replicates that have found nothing count as a seventh of the mean at least.
+    # Pooled before exponentiation: with few replicates the exponential of a variance is far too large on average.
+    # Small replicates are raised to exp(-2), a seventh of the mean.
     by_logarithms = log_ratio.clamp(min=-2).var(-1, correction=correction).mean(-1).expm1()
     if r < 2:
         return torch.full_like(by_values, math.nan), torch.full_like(by_values, math.nan)
-    # So that 1.96 errors hold the 97.5 % quantile of Student's distribution.
+    # Widened so that 1.96 errors reach the 97.5 % quantile of Student's distribution.
     widened = float(student.ppf(0.975, groups * (r - 1)) / norm.ppf(0.975))
     return widened * torch.maximum(by_values, by_logarithms).sqrt() / math.sqrt(r), by_values.sqrt()
 
@@ -253,12 +253,12 @@ def share_beyond_the_largest(log_weights: Tensor) -> float:
     if not shape < 1:
         return math.inf
     weights = (log_weights - log_weights.max()).flatten().to(torch.float64).exp()
-    # Of a tail that starts at the cut-off, the mean of what exceeds the largest weight, 1.
+    # Mean excess of the fitted tail over the largest weight, which is 1.
     return (1 + max(scale / (1 - shape), 0.0)) / float(weights.sum())
 
 
 def _fitted_to_the_largest(log_weights: Tensor) -> tuple[float, float]:
-    """Return, for the largest weight as unit, the mean excess over it times ``1 - shape``, and the shape."""
+    """Return the mean excess over the largest weight, in units of it and times ``1 - shape``, and the shape."""
     weights = log_weights.flatten().to(torch.float64).sort().values
     n = len(weights)
     tail_length = min(n // 5, math.ceil(3 * math.sqrt(n)))

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and finished tasks in a folder, stored so that loading runs no code."""
+"""Atomic writes of files, and results of tasks in a folder, stored so that loading runs no code."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ __all__ = [
     "write_atomically",
 ]
 
-# Files that are whole or absent: write to a temporary name, then rename.
+# Atomic writes: write to a temporary name, then rename.
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:
     """Write ``data`` to ``path``, whole or not at all; raise ``OutputError`` if it cannot be written."""
     path = Path(path)
-    # Not tempfile's: its files are private, and a result should have the permissions the user's mask gives.
+    # Not a file of tempfile, which is private: a result should have the permissions of the user's umask.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
     try:
         with open(temporary, "xb") as file:
@@ -82,8 +82,8 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError, ValueError) as error:
         raise CheckpointError(
-            f"{path} is truncated or not a file of bayeskit ({error}); give another path, and where it is a checkpoint "
-            "that was cut off, one that does not exist yet starts anew"
+            f"{path} is truncated or not a file of bayeskit ({error}); pass another path. If it is a truncated "
+            "checkpoint, pass a path that does not exist, which starts a new run"
         ) from error
     return tensors, facts
 
@@ -97,13 +97,13 @@ def as_output_folder(path: str | Path) -> Path:
             pass
     except OSError as error:
         raise OutputError(
-            f"cannot write to the folder {folder}: {error.strerror or error}; give another folder, "
-            "on the command line by --out"
+            f"cannot write to the folder {folder}: {error.strerror or error}; choose another folder "
+            "(option --out of the command line)"
         ) from error
     return folder
 
 
-# Finished tasks in a folder: which run they belong to, and their results, stored so that loading runs no code.
+# Finished tasks in a folder: the run that they belong to, and their results, stored so that loading runs no code.
 
 _MANIFEST = "tasks.json"
 _PLAIN = (type(None), bool, int, float, str)
@@ -195,7 +195,7 @@ def encode(value: Any, tensors: dict[str, Tensor], types: Mapping[str, type], pl
         fields = {k: encode(v, tensors, types, f"{place}.{k}") for k, v in _fields(value).items()}
         return {"type": qualified_name(value), "fields": fields}
     raise CheckpointError(
-        f"{place} is of type {qualified_name(value)}, which cannot be stored in a form whose loading runs no code; "
+        f"{place} is of type {qualified_name(value)}, which cannot be stored, because loading must not run code; "
         "return tensors, arrays, numbers, strings, dicts, lists and tuples, or name a dataclass or named tuple "
         "in result_types"
     )
@@ -223,7 +223,7 @@ def decode(node: Any, tensors: Mapping[str, Tensor], types: Mapping[str, type]) 
         case {"type": name, "fields": fields}:
             kind = next((types[known] for known in (name, *present_names(name)) if known in types), None)
             if kind is None:
-                raise CheckpointError(f"a stored result is of type {name}; name it in result_types to have it loaded")
+                raise CheckpointError(f"a stored result is of type {name}; name this type in result_types to load it")
             return kind(**{k: decode(v, tensors, types) for k, v in fields.items()})
     raise CheckpointError(f"a stored result has an unknown part: {str(node)[:80]}; delete the folder to start anew")
 
@@ -249,8 +249,8 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def digest(value: Any) -> str:
     """Return a digest by which a later process recognises a function or a task, or raise ``CheckpointError``."""
-    # By value: data. Functions: by name, instructions with their constants and names, and closure, but not by what they
-    # read from their module. Classes: by name. Objects: by fingerprint(), or else by attributes.
+    # Data: by value. Functions: by name, instructions with their constants and names, and closure, but not by the
+    # globals that they read. Classes: by name. Objects: by fingerprint(), or else by attributes.
     return _digest(value, ())
 
 
@@ -307,6 +307,6 @@ def _parts(value: Any, inner: Callable[[Any], str]) -> list[str]:
 
 
 def _code(code: CodeType) -> tuple[Any, ...]:
-    """Return what tells code from other code, that of the functions made in it included."""
+    """Return the parts that identify code, including the code of nested functions."""
     constants = tuple(_code(c) if isinstance(c, CodeType) else c for c in code.co_consts)
     return code.co_code, code.co_flags, code.co_names, code.co_varnames, constants

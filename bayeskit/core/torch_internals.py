@@ -1,4 +1,4 @@
-"""What the package uses of torch that torch does not document, in one place; it ran with torch 2.11 to 2.13."""
+"""All undocumented parts of torch that the package uses; tested with torch 2.11 to 2.13."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ without_overrides: Any = torch._C._disabled_torch_function_impl
 
 
 def standard_gamma(concentration: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Draw gamma variables of rate one, of any shape; torch's distributions draw by this, and take no generator."""
+    """Draw gamma variables of rate one, of any shape; unlike torch's distributions, with a generator."""
     return torch._standard_gamma(concentration, generator=generator)
 
 
 def batching_level() -> int | None:
-    """Return how many transforms of ``torch.func`` are around, or None where there is none."""
+    """Return the number of active transforms of ``torch.func``, or None if there is none."""
     level: int | None = torch._C._functorch.maybe_current_level()
     return level
 
@@ -73,29 +73,29 @@ def has_forward_derivative() -> bool:
 
 
 def is_batched(x: Tensor) -> bool:
-    """Tell whether ``vmap`` stands behind a tensor."""
+    """Tell whether a tensor is batched by ``vmap``."""
     return bool(torch._C._functorch.is_batchedtensor(x))
 
 
 def is_wrapped(x: Tensor) -> bool:
-    """Tell whether a transform of ``torch.func`` stands behind a tensor."""
+    """Tell whether a tensor is wrapped by a transform of ``torch.func``."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
 
 
 def without_transform(x: Tensor) -> Tensor:
-    """Return what the innermost transform made a tensor of."""
+    """Return the tensor that the innermost transform has wrapped."""
     inner: Tensor = torch._C._functorch.get_unwrapped(x)
     return inner
 
 
 def script_of(name: str, function: Callable[..., Any], examples: tuple[Tensor, ...]) -> Any:
-    """Return a function as torch's interpreter runs it, recorded at some examples."""
+    """Return a function recorded at example inputs, run by torch's interpreter."""
     recorded = torch._C._create_graph_by_tracing(function, examples, lambda _: "", True, False)[0]
     return torch._C._create_function_from_graph(name, recorded)
 
 
 def unoptimised(script: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what runs a script as it was recorded; whether scripts are optimised is a setting of the thread."""
+    """Return a function that runs a script without optimisation, which is a setting of the thread."""
 
     def call(*arguments: Tensor) -> Any:
         before = torch._C._get_graph_executor_optimize()

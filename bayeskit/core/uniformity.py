@@ -1,4 +1,4 @@
-"""Are ranks uniform? Exact tests and simultaneous bands for integers from 0 to a known maximum."""
+"""Exact tests and simultaneous bands for the uniformity of ranks, integers from 0 to a known maximum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_BINS = 20
 
 
 def rank_bins(num_replicates: int, num_draws: int) -> list[np.ndarray]:
-    """Split the ranks ``0 .. num_draws`` into bins as equal as can be, in which at least ten are expected."""
+    """Split the ranks ``0 .. num_draws`` into nearly equal bins, with at least ten expected replicates each."""
     count = max(2, min(_MAX_BINS, num_draws + 1, num_replicates // _MIN_EXPECTED))
     return np.array_split(np.arange(num_draws + 1), count)
 
@@ -40,7 +40,7 @@ def ecdf_p_value(ranks: np.ndarray, num_draws: int) -> float:
 
 @functools.lru_cache(maxsize=8)
 def ecdf_band(num_replicates: int, num_draws: int, coverage: float = 0.99) -> tuple[np.ndarray, np.ndarray]:
-    """Return lowest and highest shares ``(num_draws,)`` that hold the whole ECDF of uniform ranks with ``coverage``."""
+    """Return lower and upper limits ``(num_draws,)`` that hold the whole ECDF of uniform ranks with ``coverage``."""
     tails = _tails(num_replicates, num_draws)
     low, high = 0.0, 1.0 - coverage
     for _ in range(24):
@@ -74,7 +74,7 @@ def _coverage(tails: np.ndarray, level: float) -> float:
     before, mass = np.array([0]), np.array([1.0])
     for i in range(num_draws):
         after = np.arange(first[i], last[i] + 1)
-        # Of the ranks above i - 1, each is i with the same chance.
+        # Each rank above i - 1 equals i with the same probability.
         mass = mass @ _binomial(after[None, :] - before[:, None], (total - before)[:, None], 1 / (num_draws + 1 - i))
         before = after
     return float(mass.sum())

@@ -1,8 +1,8 @@
 """Models that can be run by name, and the pages that teach them.
 
-Every case of :mod:`bayeskit.exact` is here, each with what is known of its evidence, and models on data that ship with
-the package; besides, the pages of the gallery, scripts of one idea each. Nothing heavy is imported before an entry is
-asked for.
+The models are all cases of :mod:`bayeskit.exact`, with their known evidence, and models of data that ship with the
+package. The pages of the gallery are scripts, each about one idea. Heavy packages are imported only when an entry is
+requested.
 """
 
 from bayeskit._moved import answer_to_old_names

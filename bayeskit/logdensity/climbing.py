@@ -1,4 +1,4 @@
-"""Short climbs of a function from many points at once."""
+"""Batched L-BFGS maximisation of a function from many starting points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 _MEMORY = 12
-#: Of a step that led nowhere, the part that is tried next; a gain that ends a climb; the share of a slope that counts.
+#: Factor that shortens a rejected step; gain below which a climb ends; Armijo constant of sufficient increase.
 _SHRINK, _MIN_GAIN, _ENOUGH = 0.15, 1e-3, 1e-4
 #: Length of a first step in units of the spread of the points.
 _FIRST_STEP = 0.1
@@ -44,7 +44,7 @@ class InverseHessian(NamedTuple):
     pairs: tuple[tuple[Tensor, Tensor, Tensor], ...]  # step (n, d), change of slope (n, d), 1 / their product (n,) or 0
 
     def of(self, rows: Tensor) -> InverseHessian:
-        """Return that of some of the climbs."""
+        """Return the estimates of some of the climbs."""
         return InverseHessian(self.diagonal[rows], tuple((s[rows], b[rows], w[rows]) for s, b, w in self.pairs))
 
     def times(self, vector: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class InverseHessian(NamedTuple):
         return draw
 
     def log_determinant(self) -> Tensor:
-        """Return ``log |H|``, shape ``(n,)``: a pair changes it by the ratio of the old curvature to the shown one."""
+        """Return ``log |H|``, shape ``(n,)``: each pair multiplies it by old over observed curvature."""
         steps, bends, weights = (torch.stack(column) for column in zip(*self.pairs, strict=True))
         result = self.diagonal.log().expand_as(steps[0]).sum(-1)
         towards = weights * (bends * steps.unsqueeze(1)).sum(-1)  # (pair, earlier pair, n)
@@ -88,7 +88,7 @@ class InverseHessian(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where ``n`` climbs are after one more gradient."""
+    """State of ``n`` climbs after one more gradient."""
 
     position: Tensor  # (n, d)
     value: Tensor  # (n,)
@@ -109,7 +109,7 @@ def climb(objective: ClimbObjective, start: Tensor, max_iterations: int = 80) ->
 
 
 def quartile_distance(points: Tensor) -> Tensor:
-    """Return the distance of the quartiles of each coordinate, ``(n, d) -> (d,)``, or one where there is none."""
+    """Return the distance of the quartiles of each coordinate, ``(n, d) -> (d,)``, or one if it is zero or infinite."""
     low, high = points.quantile(points.new_tensor([0.25, 0.75]), 0)
     return torch.where((high > low) & (high - low).isfinite(), high - low, torch.ones_like(low))
 
@@ -147,7 +147,7 @@ def ascent(
         bend = torch.where(accepted[:, None], slope - new_slope, 0.0)
         inner, square = (step * bend).sum(-1), bend.square().sum(-1)
         curved = accepted & (inner > 1e-10 * step.norm(dim=-1) * bend.norm(dim=-1))
-        # Rows without a usable pair take none: their weight is zero.
+        # Rows without a usable pair get weight zero.
         weight = torch.where(curved, 1 / inner.where(curved, torch.ones_like(inner)), 0.0)
         pairs = [*pairs[-memory + 1 :], (step, bend, weight)]
         ratio = torch.where(curved, inner / square.where(curved, torch.ones_like(square)), ratio)
@@ -159,7 +159,7 @@ def ascent(
         newton = InverseHessian(ratio.unsqueeze(-1), tuple(pairs)).times(slope)
         uphill = (newton * slope).sum(-1) > 0
         known = uphill & (ratio > 0)
-        # Where nothing is known of the curvature, as far again as this step led, and further.
+        # Where the curvature is unknown, along the gradient, four times as far as this step.
         plain = 4 * length[:, None] * direction.norm(dim=-1, keepdim=True) * slope
         plain = plain / slope.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
         convex = accepted & (inner <= 0)
@@ -172,7 +172,7 @@ def ascent(
 
 def _updated(diagonal: Tensor, step: Tensor, bend: Tensor, weight: Tensor, ratio: Tensor) -> Tensor:
     """Return the diagonal ``(n, d)`` of an inverse Hessian after a BFGS pair (Gilbert and Lemarechal 1989)."""
-    # A single number for all coordinates, as steps take it, is that of the shortest axis: far too small for a volume.
+    # One number for all coordinates, as in the steps, is that of the shortest axis: far too small for a determinant.
     before = torch.where(diagonal > 0, diagonal, ratio.unsqueeze(-1))
     known = (before * bend.square()).sum(-1, keepdim=True)
     spread = (step.square() / before).sum(-1, keepdim=True)

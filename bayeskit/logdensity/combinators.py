@@ -1,4 +1,4 @@
-"""Targets made of a target: with another distribution in the prior's place, or with other data."""
+"""Targets derived from a target: with a reference distribution instead of the prior, or with other data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bayeskit.logdensity.tracing import UNTRACEABLE
 
 __all__ = ["Reference", "Replicas", "Weighted", "call_of", "rebased"]
 
-# The same posterior with another distribution in the prior's place, for paths that start there.
+# The same posterior with a reference distribution instead of the prior, for tempering paths that start at it.
 
 
 class Reference(Protocol):
@@ -27,7 +27,7 @@ class Reference(Protocol):
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What tells it from another of its kind."""
+        """Tensors that determine the distribution."""
         ...
 
     def log_prob(self, u: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Reference(Protocol):
 
 
 class _RebasedDensity:
-    """A density whose prior is a reference; the likelihood is what is left of the posterior."""
+    """A density with a reference as prior; the likelihood is the unnormalised posterior over the reference."""
 
     def __init__(self, density: Density, reference: Reference) -> None:
         self._density, self._reference = density, reference
@@ -64,11 +64,11 @@ class _RebasedDensity:
         return self._density.vector(values)
 
     def pointwise(self, u: Tensor) -> dict[str, Tensor]:
-        raise ModelError("the likelihood of a rebased target is no product over observations; ask the target itself")
+        raise ModelError("a rebased target has no pointwise log likelihood; use the target that it was made from")
 
 
 class _OnPath:
-    """Evaluators on the path from a reference to a posterior, through those of the posterior's target."""
+    """Evaluators on the path from a reference to a posterior, made of evaluators of the posterior's target."""
 
     def __init__(self, whole: Target, reference: Reference) -> None:
         self._whole, self._reference = whole, reference
@@ -94,7 +94,7 @@ class _OnPath:
 
 
 def rebased(whole: Target, reference: Reference) -> Target:
-    """Return ``whole`` with ``reference`` in the prior's place and the product of prior and likelihood unchanged."""
+    """Return ``whole`` with ``reference`` as prior and an unchanged product of prior and likelihood."""
     return Target(
         _RebasedDensity(whole.density, reference),
         compile=whole.compile,
@@ -106,7 +106,7 @@ def rebased(whole: Target, reference: Reference) -> Target:
     )
 
 
-# The same posterior whose data count as often as their weights say: all, none, or some of each.
+# The same posterior with a weight on the log likelihood of each observation.
 
 Terms = Callable[[Mapping[str, Tensor]], Tensor]
 
@@ -122,9 +122,9 @@ class _WeightedDensity:
     def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
         unknowns, weights = u[: self._num_unknowns], u[self._num_unknowns :]
         each = self._terms(self._density.pointwise(unknowns))
-        # A datum without weight must not count even where its likelihood is zero.
+        # An observation of zero weight contributes nothing, even where its likelihood is zero.
         lowest = torch.finfo(u.dtype).min / 1e6
-        # Linear in the weights: the gradient by them is the log likelihood of each datum.
+        # Linear in the weights: the gradient with respect to them is the log likelihood of each observation.
         return self._density.joint(unknowns)[0], (weights * each.clamp(min=lowest)).sum()
 
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
@@ -136,7 +136,7 @@ class _WeightedDensity:
 
     def log_jacobian(self, u: Tensor) -> Tensor:
         if not isinstance(self._density, Constrained):
-            raise ModelError(f"the Jacobian of {type(self._density).__name__} is not known")
+            raise ModelError(f"the Jacobian of {type(self._density).__name__} is not known; use Target.from_pyro")
         return self._density.log_jacobian(u[: self._num_unknowns])
 
     def pointwise(self, u: Tensor) -> dict[str, Tensor]:
@@ -144,7 +144,7 @@ class _WeightedDensity:
 
 
 class Weighted:
-    """Posteriors of a target with weighted data; ``terms`` maps log likelihoods by site to those of data, ``(n,)``."""
+    """Posteriors of a target with weighted data; ``terms`` maps log likelihoods by site to those by observation."""
 
     def __init__(self, target: Target, terms: Terms, num_terms: int) -> None:
         density = _WeightedDensity(target.density, terms, num_terms)
@@ -152,14 +152,14 @@ class Weighted:
         self._target = target
 
     def given(self, weights: Tensor) -> Target:
-        """Return the target whose data have ``weights (r, n)``: neighbouring rows of vectors share one row of them."""
+        """Return the target with data weights ``(r, n)``; consecutive vectors share one row of weights."""
         engine = _OfPart(self.joint, self._target, weights.to(self._target.dtype))
         target = self._target
         return Target(target.density, compile=target.compile, batched=target.batched, loops=target.loops, engine=engine)
 
 
 class _OfPart:
-    """Evaluators of a target whose data are weighted, through those of parameters and weights."""
+    """Evaluators of a target with weighted data, made of evaluators over parameters and weights."""
 
     def __init__(self, joint: Target, whole: Target, weights: Tensor) -> None:
         self._joint, self._whole, self._weights = joint, whole, weights
@@ -191,7 +191,7 @@ class Replicas:
     """Targets of one Pyro model with other data, on one graph; a target made of functions raises ``SettingsError``."""
 
     def __init__(self, target: Target, num_targets: int) -> None:
-        # So many targets are planned: "auto" decides by their number whether to compile.
+        # Number of planned targets, by which compile="auto" decides whether to compile.
         self._target, self._num_targets = target, num_targets
         self._density = _pyro_density(target)
         self._engines: dict[_Layout, Engine | None] = {}
@@ -232,11 +232,11 @@ class Replicas:
     def _shared(
         self, columns: _Columns, given: Callable[[Mapping[str, Tensor]], PyroDensity], row: Tensor
     ) -> Engine | None:
-        """Return the engine for all data of one layout, or None where the model reads numbers from its data."""
+        """Return the engine for all data of one layout, or None if the model reads values of its data."""
         dim = self._target.dim
 
         def joint(row: Tensor) -> tuple[Tensor, Tensor]:
-            # Detached, because nobody asks for the gradient with respect to the data.
+            # Detached: the gradient with respect to the data is not needed.
             return given(columns.unpack(row[dim:].detach())).joint(row[:dim])
 
         target = self._target
@@ -263,7 +263,9 @@ def call_of(target: Target) -> tuple[Callable[..., Any], tuple[Any, ...], dict[s
 
 def _pyro_density(target: Target) -> PyroDensity:
     if not isinstance(target.density, PyroDensity):
-        raise SettingsError("only a Pyro model can be simulated from; this target was made from functions")
+        raise SettingsError(
+            "only a Pyro model can simulate data, and this target was made from functions; use Target.from_pyro"
+        )
     return target.density
 
 
@@ -286,7 +288,7 @@ class _Columns:
         }
 
     def holds(self, data: Mapping[str, Tensor], row: Tensor) -> bool:
-        """Tell whether the row's precision suffices, as it may not for large counts."""
+        """Tell whether the dtype of the row represents the data exactly; large counts may be rounded."""
         return all(torch.equal(value, data[name]) for name, value in self.unpack(row).items())
 
 

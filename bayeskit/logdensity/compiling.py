@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 
-# Inductor with a time limit, in a thread of its own, so that Ctrl-C and time budgets are heard while it works.
+# Inductor with a time limit, in a thread of its own, so that Ctrl-C and time budgets take effect during compilation.
 
 MAX_COMPILE_SECONDS = 300.0
 _UNPROBED = {"cpp.vec_isa_ok": True}
@@ -73,7 +73,7 @@ Compiled = Callable[..., tuple[Tensor, ...]]
 
 
 class _Compilation(threading.Thread):
-    """One call of inductor; to be made where all warnings have just been switched off."""
+    """One call of inductor in a thread; the caller has just switched off all warnings."""
 
     def __init__(self, graph: GraphModule, examples: Sequence[Tensor], options: dict[str, Any]) -> None:
         super().__init__(name="bayeskit-compilation", daemon=True)
@@ -92,13 +92,13 @@ class _Compilation(threading.Thread):
             try:
                 with one_thread(), torch.no_grad(), _remembered():
                     self._compiled = self._compile()
-            except BaseException as error:  # raised again where somebody waits
+            except BaseException as error:  # raised again in the waiting thread
                 self._error = error
             finally:
                 self._over.set()
 
     def _compile(self) -> Compiled:
-        """Compile, and call it once."""
+        """Compile the graph and call the result once."""
         import torch._inductor  # takes a second, as symbolic shapes do
 
         examples: list[Any] = list(self._examples)
@@ -110,23 +110,23 @@ class _Compilation(threading.Thread):
         return compiled
 
     def wait(self) -> None:
-        """Wait for the end, but no longer than Ctrl-C, a time budget or the limit."""
+        """Wait for the end of the thread; Ctrl-C, a time budget or the time limit ends the wait."""
         while not self._over.wait(_POLL_SECONDS) and self.is_alive():
             if self._abandoned and time.monotonic() - self._told > _TELL_AGAIN_SECONDS:
                 self._tell()
             look()
             if time.monotonic() - self._begin > MAX_COMPILE_SECONDS:
                 raise TimeoutError(
-                    f"no answer in {MAX_COMPILE_SECONDS:g} s; a run that goes on from a checkpoint of compiled code "
-                    "will differ in its last digits"
+                    f"the compiler did not finish in {MAX_COMPILE_SECONDS:g} s; a run resumed from a checkpoint of "
+                    "compiled code will differ in the last digits"
                 )
 
     def abandon(self) -> None:
-        """End the thread, and stay until torch, which borrows the filters of warnings, has given them back."""
+        """End the thread, and wait until torch has restored the warning filters."""
         if self._over.is_set():
             return
         self._abandoned = True
-        del self._filters[0]  # the one that ignores everything: torch may give back this list when nobody waits
+        del self._filters[0]  # the filter that ignores everything: torch may restore this list after the wait
         for _ in range(_FAREWELLS):
             self._tell()
             if self._over.wait(_FAREWELL_SECONDS) or warnings.filters is self._filters:
@@ -134,29 +134,29 @@ class _Compilation(threading.Thread):
 
     def _tell(self) -> None:
         """Raise SystemExit in the thread, which takes effect once the thread is back in Python."""
-        # In the callback of a weak reference the exception is lost, so callers tell again.
+        # In the callback of a weak reference the exception is lost, so callers repeat the call.
         self._told = time.monotonic()
-        if self.ident is not None and self.is_alive():  # the number of a thread that has ended may be another's
+        if self.ident is not None and self.is_alive():  # the id of an ended thread may be reused
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(SystemExit))
 
     def result(self) -> Compiled:
-        """Wait, and return what was compiled."""
+        """Wait for the compiled function and return it."""
         self.wait()
         if self._compiled is None:
-            look()  # Ctrl-C at a terminal ends the compiler, too, which is no failure of its own
+            look()  # Ctrl-C at a terminal also ends the compiler, which is not a compilation failure
             raise self._error or RuntimeError("the compiler returned nothing")
         return self._compiled
 
 
 class _FixedShapes(FakeTensorMode):
-    """Takes no size for a symbol, although it has an account of symbols."""
+    """A fake-tensor mode with a shape environment, in which every size is static."""
 
     def from_tensor(self, tensor: Tensor, **how: Any) -> Any:
         return super().from_tensor(tensor, **(how | {"static_shapes": True, "symbolic_context": None}))
 
 
 def _remembered() -> AbstractContextManager[object]:
-    """Return a context in which inductor stores compiled code on disk and finds that of other processes."""
+    """Return a context in which inductor stores compiled code on disk and reuses code of other processes."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # Inductor caches only where symbolic shapes are tracked, although all shapes are fixed here.
@@ -199,11 +199,11 @@ def compile_with_inductor(graph: GraphModule, examples: Sequence[Tensor], option
     Raise ``TimeoutError`` after ``MAX_COMPILE_SECONDS``, and ``Stopped`` or ``KeyboardInterrupt`` if the run ends.
     """
     global _latest
-    look()  # nothing is begun that would be given up at once
+    look()  # do not start a compilation that would be stopped at once
     with validation_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's own deprecations are not the user's
         if _latest is not None:
-            _latest.wait()  # one that was abandoned and hangs is a reason not to try again
+            _latest.wait()  # raises TimeoutError if an abandoned compilation hangs
         compilation = _latest = _Compilation(graph, examples, options)
         try:
             compilation.start()
@@ -215,7 +215,7 @@ def compile_with_inductor(graph: GraphModule, examples: Sequence[Tensor], option
     return compiled
 
 
-# Loops over time, and what goes back through them, as operations of torch: in Python, or as compiled C++.
+# Loops over time and their gradients as operations of torch, run in Python or as compiled C++.
 
 
 @torch.library.custom_op("bayeskit::loop", mutates_args=())
@@ -253,7 +253,7 @@ def loop(
 def loop_gradient(
     tensors: Sequence[Tensor], wanted: Sequence[int], times: int, batch: int, program: str, source: str, native: bool
 ) -> list[Tensor]:
-    """Return the gradients by the ``wanted`` ones of ``tensors``: operands of a loop, its states and cotangents."""
+    """Return the gradients of ``wanted`` tensors; ``tensors`` are operands of a loop, its states and cotangents."""
     library = library_of(source) if native and source else None
     if library is None:
         return _function(program)(None, *tensors)
@@ -283,19 +283,19 @@ def call_library(library: Any, given: Sequence[Tensor], made: Sequence[Tensor], 
 def _function(program: str) -> Callable[..., list[Tensor]]:
     names = {"torch": torch, "device": torch.device, "inf": torch.inf, "nan": torch.nan, "NoneType": type(None)}
     scope: dict[str, Any] = names
-    exec(program, scope)  # what torch.fx has written
+    exec(program, scope)  # code generated by torch.fx
     function: Callable[..., list[Tensor]] = scope["forward"]
     return function
 
 
 @lru_cache(maxsize=128)
 def library_of(source: str) -> Any:
-    """Compile C++, or find it compiled by another process; None where that fails."""
+    """Return the library of C++ source, compiled here or by another process; None if compilation fails."""
     from torch._inductor import config
     from torch._inductor.codecache import CppCodeCache
 
     def load(options: dict[str, Any]) -> Any:
-        look()  # Ctrl-C at a terminal ends the compiler, too, which is no failure of its own
+        look()  # Ctrl-C at a terminal also ends the compiler, which is not a compilation failure
         with config.patch(options):
             return CppCodeCache.load(source)
 
@@ -305,7 +305,7 @@ def library_of(source: str) -> Any:
         look()
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
         warnings.warn(
-            f"C++ could not be compiled ({reason}); it runs as operations of torch, slower",
+            f"the generated C++ could not be compiled ({reason}); the same operations run in torch, more slowly",
             CompilationWarning,
             stacklevel=2,
         )
@@ -324,7 +324,7 @@ def run_natively(graph: GraphModule) -> None:
 
 
 def num_operations(operation: Any, arguments: Sequence[Any]) -> int:
-    """Return how many operations a loop or its gradient makes in Python; zero for what is neither."""
+    """Return the number of operations that a loop or its gradient runs in Python; zero for other operations."""
     if operation is torch.ops.bayeskit.loop.default:
         _, _, _, times, _, program, at_once, *_ = arguments
         return int(program.count("torch.ops.")) * (1 if at_once else times)
@@ -333,7 +333,7 @@ def num_operations(operation: Any, arguments: Sequence[Any]) -> int:
     return 0
 
 
-# Count the operations behind a result while they run once, a tenth of the time that tracing them takes.
+# Count the operations behind a result during one run, in a tenth of the time of tracing.
 
 
 def recorded(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> tuple[int, int, int]:
@@ -345,21 +345,21 @@ def recorded(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> t
 
 
 def is_view(operation: Any) -> bool:
-    """Whether the result of an operation shares the memory of what it was made of, and neither is changed."""
+    """Tell whether an operation returns a view of its input and changes nothing in place."""
     returns, lifted = operation._schema.returns, operation is torch.ops.aten.lift_fresh.default  # which tracing copies
     return bool(returns) and returns[0].alias_info is not None and not operation._schema.is_mutable and not lifted
 
 
 class _Recorder(TorchDispatchMode):
-    """What each operation was made of and what it wrote, below gradients and batching."""
+    """Recorder of the inputs and the written bytes of each operation, below gradients and batching."""
 
     def __init__(self) -> None:
         super().__init__()
         self._sources: list[list[int]] = []
         self._bytes: list[int] = []
         self._repeated: list[int] = []
-        self._views: set[int] = set()  # of what was there before
-        self._kept: list[int] = []  # what graphs keep although nothing seems made of it
+        self._views: set[int] = set()  # views of tensors that existed before
+        self._kept: list[int] = []  # operations that graphs keep although no result depends on them
         self._made_by = WeakIdKeyDictionary()
 
     def __torch_dispatch__(
@@ -380,14 +380,14 @@ class _Recorder(TorchDispatchMode):
             number = self._note(sources)
             self._repeated[number] = num_operations(operation, args)
             for part in tree_leaves(result):
-                if isinstance(part, Tensor):  # taken out of a tuple, which is an operation, too
+                if isinstance(part, Tensor):  # taking an element of a tuple counts as an operation
                     self._note([number], part)
         if operation._schema.is_mutable or torch.Tag.nondeterministic_seeded in operation.tags:
             self._kept.append(number)
         return result
 
     def behind(self, results: Iterable[Tensor]) -> tuple[int, int, int]:
-        """Return the number of operations that ``results`` were made by, the bytes they wrote, and those in loops."""
+        """Return the number of operations behind ``results``, the bytes they wrote, and the operations inside loops."""
         found, waiting = set[int](), self._makers(results) + self._kept
         while waiting:
             number = waiting.pop()
@@ -448,10 +448,10 @@ Evaluator = Callable[[Tensor, Tensor], Evaluation]
 
 @dataclass(frozen=True)
 class Cost:
-    """What one vector costs, read off its traced graph.
+    """Cost of one vector, counted on its traced graph.
 
-    ``num_repeated`` operations are made by loops in Python, beyond the nodes; ``data_bytes`` are read once a call,
-    however many vectors.
+    ``num_repeated`` counts the operations of loops in Python, in addition to the nodes; ``data_bytes`` are read once
+    a call, for any number of vectors.
     """
 
     num_nodes: int
@@ -460,7 +460,7 @@ class Cost:
     data_bytes: int = field(default=0, compare=False)
 
     def chunk_size(self, num_vectors: int) -> int:
-        """Return how many vectors keep their intermediates within the budget, in equal powers of two."""
+        """Return ``num_vectors`` or, if its intermediates exceed the budget, the largest power of two within it."""
         budget = max(CHUNK_BYTES, _CHUNK_OF_DATA * self.data_bytes)
         fitting = max(1, budget // max(self.num_bytes, 1))
         if fitting >= num_vectors:
@@ -468,12 +468,12 @@ class Cost:
         return 1 << (fitting.bit_length() - 1)  # whole vector registers, no ragged tail in compiled loops
 
     def seconds(self, chunk: int) -> float:
-        """Estimate a call of the traced graph: a microsecond a node, 2.5 one of a loop's, and 5 GB/s of traffic."""
+        """Estimate the seconds of a call: 1 us a node, 2.5 us an operation of a loop, 5 GB/s of memory traffic."""
         return 1e-6 * self.num_nodes + 2.5e-6 * self.num_repeated + 2e-10 * self.num_bytes * chunk
 
     @property
     def compile_seconds(self) -> float:
-        """Estimate what compiling the graph takes, some of it to find out what the machine can do."""
+        """Estimate the seconds of compiling the graph, probing of the machine included."""
         return COMPILE_SECONDS + COMPILE_SECONDS_PER_NODE * self.num_nodes
 
 
@@ -527,7 +527,7 @@ def _pin_dtypes(graph: GraphModule) -> None:
 
 
 def _fold_masks(graph: GraphModule) -> None:
-    """Replace boolean masks that are constants of the model by positions, whose number the compiler can see."""
+    """Replace boolean masks that are constants of the model by index tensors, whose sizes the compiler knows."""
     aten = torch.ops.aten
 
     def is_constant(node: Node) -> bool:
@@ -561,7 +561,7 @@ def _fold_masks(graph: GraphModule) -> None:
 
 def fold_constants(graph: GraphModule) -> None:
     """Replace operations on constants alone, such as ``2 * y - 1`` of the data ``y``, by their values."""
-    # A later operation may change these in place.
+    # Tensors that a later operation may change in place.
     changed: set[Node] = set()
     for node in reversed(graph.graph.nodes):
         if node in changed or (node.op == "call_function" and _is_mutable(node)):
@@ -627,7 +627,7 @@ def trace_call(evaluate: Callable[[Tensor, Tensor], Evaluation], *arguments: Ten
 def cost(graph: GraphModule) -> Cost:
     """Count the nodes of a graph traced for one vector and the bytes that they write."""
     num_bytes = num_nodes = 0
-    given: set[Node] = set()  # and its views, which nothing is written for
+    given: set[Node] = set()  # inputs and their views, for which nothing is written
     for node in graph.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if node.op != "call_function" or (schema and is_view(node.target) and given.issuperset(node.all_input_nodes)):
@@ -656,7 +656,7 @@ def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., 
     if u.device.type == "cpu" and not has_compiler():
         warnings.warn(
             "no C++ compiler was found, so the density runs as a traced graph, a few times slower; "
-            "install g++ or clang++ to have it compiled",
+            "install g++ or clang++ to compile it",
             CompilationWarning,
             stacklevel=3,
         )

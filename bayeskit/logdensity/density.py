@@ -1,4 +1,4 @@
-"""What a Target stands on: the interface of a density, and the density made of two functions."""
+"""The interface of the density that a Target evaluates, and the density made of two functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
     "warn_if_gradient_is_wrong",
 ]
 
-# Take results of chunks or of single vectors apart and put them together again.
+# Split and join results of chunks or of single vectors.
 
 
 def lift(result: Any) -> Any:
@@ -66,7 +66,7 @@ _GRADIENT_STEP, _NUM_DIRECTIONS, _MAX_GAP, _MAX_NAMED = 0.03, 3, 0.05, 3
 
 
 class Density(Protocol):
-    """What a Target stands on: a density of single vectors, or of batches where ``batched`` is true."""
+    """The density that a Target evaluates: of single vectors, or of batches where ``batched`` is true."""
 
     sites: tuple[Site, ...]
     dim: int
@@ -93,7 +93,7 @@ class Density(Protocol):
 
 @runtime_checkable
 class Constrained(Protocol):
-    """A density that tells how far its bijection stretches space."""
+    """A density that knows the Jacobian of its bijection."""
 
     def log_jacobian(self, u: Tensor) -> Tensor:
         """Return log |d constrained / d unconstrained|, of the shape that ``joint`` gives its terms."""
@@ -137,12 +137,12 @@ class FunctionDensity:
         return u.new_zeros(u.shape[:-1])
 
     def pointwise(self, u: Tensor) -> dict[str, Tensor]:
-        """Raise: one function has no parts."""
+        """Raise ``ModelError``: a function has no pointwise terms."""
         raise ModelError("a target made from functions has no pointwise log likelihood; build it with Target.from_pyro")
 
 
 def fingerprint(density: Density, evaluate: Callable[[Tensor], tuple[Tensor, Tensor]]) -> str:
-    """Digest the sites, the data, and the density at two fixed points as far as rounding lets it be repeated."""
+    """Return a digest of the sites, the data, and the density at two fixed points, rounded to reproducible digits."""
     grid = torch.linspace(-0.5, 0.5, density.dim)
     values = torch.cat(evaluate(torch.stack([torch.zeros_like(grid), grid])))
     digits = 2 if density.dtype == torch.float32 else 5
@@ -181,10 +181,15 @@ def raise_if_not_differentiable(density: Density, u: Tensor) -> None:
     except UNTRACEABLE as error:
         if isinstance(error, torch.linalg.LinAlgError):
             return
+        if "fork" in str(error):
+            raise ModelError(
+                "a forked process cannot compute gradients after its parent has computed one, where there is a CUDA "
+                "device. Remedy: start processes by multiprocessing.get_context('spawn') or by joblib"
+            ) from error
         raise ModelError(
-            f"the gradient of the model's density fails{place_of(error)}: {first_line(error)}; often a tensor was "
-            "changed in place after it was used: write x = x + y for x.add_(y), and torch.stack for assignments to "
-            "elements"
+            f"the gradient of the model's density fails{place_of(error)}: {first_line(error)}; a frequent cause is a "
+            "tensor changed in place after its use. Remedy: replace x.add_(y) by x = x + y, and assignments to "
+            "elements by torch.stack"
         ) from error
 
 
@@ -196,7 +201,7 @@ def warn_if_gradient_is_wrong(density: Density, evaluate: Evaluator, u: Tensor) 
     steps = _GRADIENT_STEP * torch.cat([torch.ones_like(u).unsqueeze(0), signs])
     centres = torch.stack([u, u / 2, -u, -u / 2])
     wrong = _are_wrong(evaluate, centres, steps)
-    # Half-way to the origin, too: values there are not rounded to the end of an interval, which makes jumps.
+    # Also half-way to the origin, where no value is rounded to the end of an interval, which would cause jumps.
     wrong_twice = wrong[0::2] & wrong[1::2]
     if not bool(wrong_twice.any()):
         return
@@ -213,8 +218,8 @@ def warn_if_gradient_is_wrong(density: Density, evaluate: Evaluator, u: Tensor) 
     where = f" with respect to {', '.join(names)}" if names else ""
     warnings.warn(
         f"the gradient{where} is not the derivative of the log density; the model may call .detach(), .item() or "
-        ".numpy() on a value, or the density may jump: samplers move slowly, and modes, Laplace approximations and "
-        "objectives are wrong; remove these calls, so that all is computed with tensors",
+        ".numpy() on a value, or the density may be discontinuous. Samplers then mix slowly, and modes, Laplace "
+        "approximations and objectives are wrong. Remedy: remove these calls and compute with tensors only",
         AccuracyWarning,
         stacklevel=3,
     )

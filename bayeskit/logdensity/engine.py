@@ -22,19 +22,19 @@ __all__ = ["Compile", "Engine", "Evaluators", "RESULTS", "ROW_SECONDS"]
 
 Compile = bool | Literal["auto"]
 
-#: What C++ over rows takes to compile, at least and for each node.
+#: Seconds to compile C++ over rows: the minimum, and for each node.
 ROW_SECONDS, _ROW_SECONDS_PER_NODE = 1.5, 1e-4
-#: The bytes that the nodes of a row may write, in all or on average, beyond which inductor's vector instructions pay.
+#: Bytes written by the nodes of a row, in total and per node, beyond which inductor's vector instructions are faster.
 _MAX_ROW_BYTES, _MAX_BYTES_PER_NODE = 5 * 2**17, 2**11
-#: Nodes from which on torch's interpreter takes longer to make than Python to run the graph, as often as it is run
-#: before it is compiled; and how much slower Python is.
+#: Number of nodes beyond which building torch's interpreter takes longer than running the graph in Python until it is
+#: compiled, and the factor by which Python is slower.
 _MANY_NODES, _SLOWER_IN_PYTHON = 4000, 10.0
-#: Which argument, the vectors or the inverse temperatures, has the shape of each result.
+#: Index of the argument (0: vectors, 1: inverse temperatures) that has the shape of each result.
 RESULTS = (1, 1, 1, 0)
 
 
 class Evaluators(Protocol):
-    """What gives a Target its gradients: an engine, or what evaluates through the engine of another target."""
+    """The source of a Target's gradients: its own engine, or a wrapper of the engine of another target."""
 
     def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
         """Return the evaluator for ``num_vectors`` rows."""
@@ -72,7 +72,7 @@ class Engine:
         self._evaluators: dict[tuple[int, bool], Evaluator] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave graphs and compiled code behind, which cannot travel; they are made again where they are needed."""
+        """Drop graphs and compiled code, which cannot be pickled; they are made again on demand."""
         return {**self.__dict__, "_eager": None, "_calls": {}, "_evaluators": {}}
 
     def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
@@ -87,7 +87,7 @@ class Engine:
 
     def _pays(self, num_vectors: int, num_calls: int) -> bool:
         """Tell whether ``num_calls`` calls of the traced graph take longer than to compile it."""
-        # By the graph, not by a clock, so that a resumed run decides alike.
+        # Estimated from the graph, not timed, so that a resumed run decides alike.
         chunk = self.cost.chunk_size(num_vectors)
         calls = num_calls * math.ceil(num_vectors / chunk)
         seconds = calls * self.cost.seconds(chunk)
@@ -100,7 +100,7 @@ class Engine:
         return self.cost.num_nodes > _MANY_NODES and bool(self._row_source())
 
     def _row_source(self) -> RowSource | None:
-        """Return the density of a row as C++; None where it is large, not known how, or there is no compiler."""
+        """Return the density of a row as C++; None if it is large or has unknown operations, or without a compiler."""
         most = max(_MAX_ROW_BYTES, _MAX_BYTES_PER_NODE * self.cost.num_nodes)
         if self._device.type != "cpu" or self.cost.num_bytes > most or not _evaluation.has_compiler():
             return None
@@ -156,12 +156,12 @@ class Engine:
         return call if isinstance(call, NativeEvaluator) else _evaluation.in_chunks(call, num_vectors, chunk)
 
     def _compiled(self, graph: torch.fx.GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-        """Compile C++ over rows where the density is small and the C++ does what the graph does, else the graph."""
+        """Compile C++ over rows if the density is small and the C++ reproduces the graph's results, else the graph."""
         source = self._row_source()
         if not source:
             return _evaluation.compile_graph(graph, u, beta)
         call = over_rows(source, self._dim, u.dtype)
-        if call is None:  # which has been said, and inductor would call the same compiler
+        if call is None:  # a warning was given, and inductor would call the same compiler
             return interpreted(graph, u, beta)
         at = torch.linspace(-1, 1, u.numel(), dtype=u.dtype).reshape(u.shape)
         near = math.sqrt(torch.finfo(u.dtype).eps)
@@ -179,7 +179,7 @@ class Engine:
         if self._eager is None:
             self._eager = torch.no_grad()(_evaluation.with_gradient(self._joint))
             warnings.warn(
-                f"the density cannot be traced ({first_line(error)}) and runs eagerly, slower",
+                f"the density cannot be traced ({first_line(error)}) and runs eagerly, which is slower",
                 CompilationWarning,
                 stacklevel=5,
             )

@@ -2,8 +2,8 @@
 
 A factor is a log-density tensor whose dimensions carry labels: strings for
 plates, integers for enumerated variables. Variables are eliminated by
-log-sum-exp where they live, innermost plates first; what is left is summed over
-its plate and handed to the plate around it (tensor variable elimination,
+log-sum-exp in their own plates, innermost plates first; each result is summed over
+its plate and becomes a factor of the enclosing plate (tensor variable elimination,
 Obermeyer et al. 2019). ``opt_einsum`` finds the order of elimination.
 """
 
@@ -28,7 +28,7 @@ Label = str | int
 
 @dataclass(frozen=True)
 class Factor:
-    """A log-density tensor with one label a dimension; ``plates`` are those it is replicated over."""
+    """A log-density tensor with one label for each dimension, replicated over ``plates``."""
 
     tensor: Tensor
     labels: tuple[Label, ...]
@@ -61,7 +61,7 @@ def pack(
     dim_to_variable: dict[int, int],  # enumerated variable at each negative dimension
     first_available_dim: int,  # this and those left of it belong to enumerated variables
 ) -> Factor:
-    """Label the dimensions of a site's log probability; raise ``ModelError`` for one outside plates and variables."""
+    """Label the dimensions of a site's log probability; raise ``ModelError`` for a dimension without label."""
     shape = list(tensor.shape)
     shape = [1] * max(0, -min(plates, default=0) - len(shape)) + shape
     for dim, (_, size) in plates.items():
@@ -106,7 +106,7 @@ def sum_product(
     factors: list[Factor],
     home: dict[int, frozenset[str]],  # plates that each variable is replicated over
     names: dict[int, str],  # site of each variable, for errors
-    keep: tuple[str, ...] = (),  # plates of all variables that stay as dimensions, of size one if nothing has them
+    keep: tuple[str, ...] = (),  # plates of all variables that stay as dimensions, of size one if no factor has them
 ) -> Tensor:
     """Return the log of the product of ``factors``, variables summed out; ``ModelError`` where they couple plates."""
     total: Tensor | None = None
@@ -135,7 +135,7 @@ def sum_product(
 
 
 def eliminate(component: list[Factor], plates: frozenset[str], home: dict[int, frozenset[str]]) -> Factor:
-    """Multiply the factors of one component and sum out the variables at home in ``plates``."""
+    """Multiply the factors of one component and sum out the variables of ``plates``."""
     outer = frozenset().union(*(f.variables for f in component)) - {
         v for f in component for v in f.variables if home[v] == plates
     }
@@ -197,7 +197,7 @@ def _sum_plates(factor: Factor, plates: frozenset[str]) -> Factor:
 
 
 def _components(factors: list[Factor], plates: frozenset[str], home: dict[int, frozenset[str]]) -> list[list[Factor]]:
-    """Group factors that share a variable at home in ``plates``."""
+    """Group factors that share a variable of ``plates``."""
     groups: list[tuple[set[int], list[Factor]]] = []
     for factor in factors:
         local = {v for v in factor.variables if home[v] == plates}

@@ -1,4 +1,4 @@
-"""Discrete distributions with exactly the probabilities that they were given."""
+"""Discrete distributions with exact probabilities, zero and one included."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["unclamped"]
 
 def unclamped(fn: Any, *, finite: bool = False) -> Any:
     """Return ``fn`` with exact log probabilities at zero and one: ``-inf``, or the lowest ones if ``finite``."""
-    # torch raises probabilities to the rounding unit before it takes logarithms.
+    # torch clamps probabilities to the rounding unit before it takes logarithms.
     parts = vars(fn)
     if "base_dist" in parts and not hasattr(fn, "transforms"):
         return _changed(fn, base_dist=unclamped(fn.base_dist, finite=finite))
     if "_categorical" in parts:
         return _changed(fn, _categorical=unclamped(fn._categorical, finite=finite))
     if finite and isinstance(fn, torch.distributions.Bernoulli) and parts.get("logits") is parts["_param"]:
-        # For zeros and ones, two operations in place of nine.
+        # For data of zeros and ones: two operations instead of nine.
         return _BernoulliOfLogits(logits=parts["logits"], validate_args=fn._validate_args)
     probability = parts.get("probs")
-    if probability is None or probability is not parts.get("_param"):  # torch has made them of logits
+    if probability is None or probability is not parts.get("_param"):  # computed by torch from logits
         return fn
     if finite:
-        # Off zero and one by the smallest distance that a number can have, so that gradients are finite.
+        # Clamped by the smallest representable distance from zero and one, so that gradients are finite.
         limits = torch.finfo(probability.dtype)
         probability = probability.clamp(limits.tiny, 1 - limits.eps / 2)
     if isinstance(fn, Categorical):
@@ -72,7 +72,7 @@ def _log_bits(probability: Tensor, ones: Tensor, zeros: Tensor) -> Tensor:
 
 
 def _changed(fn: Any, **parts: Any) -> Any:
-    """Return a copy with other parts; distributions may be shared, and are left as they are."""
+    """Return a copy with changed attributes; the original, which may be shared, stays unchanged."""
     changed = copy.copy(fn)
     vars(changed).update(parts)
     return changed

@@ -43,12 +43,12 @@ __all__ = [
 ]
 
 
-_MAX_LINES = 200_000  # beyond which a compiler takes more than ten seconds
-#: Numbers from which on a tensor is an array, and what is done to it a loop; how many loops an operation may be, and
-#: how long sums of arrays may be that are written term by term.
+_MAX_LINES = 200_000  # more lines take a compiler more than ten seconds
+#: Size from which a tensor is an array and its operations are loops; maximal number of loops of one operation; maximal
+#: length of the sums of arrays that are written term by term.
 _ARRAY, _MAX_LOOPS, _MAX_TERMS = 24, 64, 64
-_ON_STACK = 32_768  # numbers of all arrays, beyond which they are kept elsewhere
-_MAX_PRODUCT = 20_000  # terms of a product of matrices, beyond which a library multiplies them in less time
+_ON_STACK = 32_768  # numbers of all arrays on the stack; further arrays are static
+_MAX_PRODUCT = 20_000  # terms of a matrix product, beyond which a library is faster
 _TYPES = {
     torch.float64: "double",
     torch.float32: "float",
@@ -104,7 +104,7 @@ _RUNNING = {"cumsum": "add", "cumprod": "mul"}
 _NEUTRAL = {"add": "0", "mul": "1", "maximum": "-INFINITY", "minimum": "INFINITY"}
 
 _LOOP = 'extern "C" void loop('
-# By the recurrence up to 10, from where on the asymptotic series has an error below 1e-17; reflected below zero.
+# Recurrence up to 10, then the asymptotic series with an error below 1e-17; reflection below zero.
 _DIGAMMA = """
 static double digamma(double x) {
   double result = 0;
@@ -124,7 +124,7 @@ static double digamma(double x) {
 
 
 class _NoNativeCode(Exception):
-    """A step that is not made of a few numbers and known operations."""
+    """Raised for a step with too many numbers or an unknown operation."""
 
 
 def loop_source(
@@ -134,7 +134,7 @@ def loop_source(
     num_states: int,
     num_inputs: int,
 ) -> str:
-    """Return C++ ``loop(void** pointers, int64_t times, int64_t batch)`` over ``step``, or "" where it is unsuited."""
+    """Return C++ ``loop(void** pointers, int64_t times, int64_t batch)`` over ``step``, or "" if it is unsuited."""
     # Pointers: operands, then states of all times; dimensions are times, batch and the tensor's own.
     if not _are_suited(operands):
         return ""
@@ -162,9 +162,9 @@ def gradient_source(
     floats: Sequence[int],
     wanted: Sequence[int],
 ) -> str:
-    """Return C++ of the gradient of a loop by its ``wanted`` operands, or "" as in :func:`loop_source`."""
-    # ``later`` are gradients by the new states ``floats``. Pointers: operands, states of all times, their cotangents,
-    # and gradients by ``wanted``, which begin as zeros.
+    """Return C++ of the gradient of a loop with respect to ``wanted`` operands, or "" as in :func:`loop_source`."""
+    # ``later`` are gradients of the new states ``floats``. Pointers: operands, states of all times, their cotangents,
+    # and gradients of ``wanted``, which begin as zeros.
     if not _are_suited(operands):
         return ""
     writer, count = _Writer(), len(operands)
@@ -201,7 +201,7 @@ def gradient_source(
 
 
 class RowSource(NamedTuple):
-    """A function of rows as C++, and the constants that are given to it at each call, after operands and results."""
+    """A function of rows as C++, and the constants passed to each call after operands and results."""
 
     text: str
     data: tuple[Tensor, ...]
@@ -210,7 +210,7 @@ class RowSource(NamedTuple):
 def row_source(
     function: Callable[..., tuple[Tensor, ...]], operands: Sequence[Tensor], like: Sequence[int]
 ) -> RowSource | None:
-    """Return C++ of ``function`` of each row of operands ``(1, ...)``, or None where it is unsuited."""
+    """Return C++ of ``function`` of each row of operands ``(1, ...)``, or None if it is unsuited."""
     # Result q has the shape and dtype of operand like[q]. Data are pointers, so the C++ serves others of their shape.
     if not _are_suited(operands):
         return None
@@ -238,7 +238,7 @@ def _kind(x: Tensor) -> str:
 
 
 def _function(writer: _Writer, lines: Sequence[str]) -> str:
-    """Return the whole function around what is done for each ``b`` of a batch."""
+    """Return the C++ function whose body ``lines`` is run for each element ``b`` of a batch."""
     return "\n".join(
         [
             "#include <cmath>",
@@ -260,7 +260,7 @@ def _are_suited(operands: Sequence[Tensor]) -> bool:
 
 
 class _Frame:
-    """Writes what is around the statements of a step: where numbers come from and where they go."""
+    """Writer of the loads and stores around the statements of a step."""
 
     def __init__(
         self, writer: _Writer, operands: Sequence[Tensor], batched: Sequence[bool], num_states: int, in_turn: int
@@ -275,7 +275,7 @@ class _Frame:
         return range(self._operands[place].numel())
 
     def others(self) -> list[str]:
-        """Read what is the same at all times."""
+        """Return the loads of the operands that are constant in time."""
         places = range(self.in_turn, len(self._operands))
         return [line for place in places for line in self.read(f"x{place}", place, place, False)]
 
@@ -288,7 +288,7 @@ class _Frame:
         constant: str = "const ",
         later: int | None = None,
     ) -> list[str]:
-        """Read a tensor; from the second time on the one at ``later``, a time before."""
+        """Return the loads of a tensor; after the first time, those of ``later`` at the time before."""
         kind = self.kind(place)
         lines = []
         for element in self.elements(place):
@@ -314,7 +314,7 @@ class _Frame:
         return f"b * {size}" if self._batched[place] else "0"
 
     def written(self, lines: Sequence[str]) -> str:
-        """Return the whole function, without what is read but never used."""
+        """Return the C++ function without unused loads."""
         names = re.findall(r"\b[xc]\d+_\d+\b", "\n".join(lines))
         once = {name for name, count in Counter(names).items() if count == 1}
         declared = re.compile(r"(?:const )?\w+ ([xc]\d+_\d+) = ")
@@ -323,7 +323,7 @@ class _Frame:
 
 
 class _Numbers:
-    """A tensor of positions in a list of C++ expressions; `value` is what they are where that is known."""
+    """A tensor of positions in a list of C++ expressions; ``value`` holds their values if they are constant."""
 
     def __init__(self, positions: Tensor, dtype: torch.dtype, value: Tensor | None = None) -> None:
         self.positions, self.dtype, self.value = positions, dtype, value
@@ -334,7 +334,7 @@ def _name(target: Any) -> str:
 
 
 def _out_of_place(target: Any) -> Any:
-    """Return the operation that makes anew what another one writes into its first argument, if there is one."""
+    """Return the out-of-place form of an in-place operation, or None if there is none."""
     name = _name(target)
     if not name.endswith("_") or name.startswith("_"):
         return None
@@ -342,7 +342,7 @@ def _out_of_place(target: Any) -> Any:
 
 
 def _is_alone(node: Node) -> bool:
-    """Tell whether no other node can hold the memory of what a node makes."""
+    """Tell whether no other node can share the memory of a node's result."""
     near = [x for x in (node, *node.users) if x.op != "output"]
     return all(_name(x.target) and not is_view(x.target) and _name(x.target) not in _MOVES for x in near)
 
@@ -353,7 +353,7 @@ def _is_mutable(target: Any) -> bool:
 
 
 def _changes_views(graph: torch.fx.GraphModule) -> bool:
-    """Tell whether an operation of a graph may change what has several names, or has no form that changes nothing."""
+    """Tell whether an in-place operation of a graph may change an aliased tensor, or has no out-of-place form."""
     changes = [node for node in graph.graph.nodes if node.op == "call_function" and _is_mutable(node.target)]
     return not all(
         _out_of_place(node.target) and isinstance(node.args[0], Node) and _is_alone(node.args[0]) for node in changes
@@ -368,7 +368,7 @@ def _functional(function: Callable[..., tuple[Tensor, ...]], examples: Sequence[
 
 
 class _Names:
-    """What positions stand for: a variable or a literal each, or the elements of an array, which follow each other."""
+    """The C++ expressions of positions: a variable or a literal each, or consecutive elements of an array."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -395,17 +395,17 @@ class _Names:
 
 
 class _Loop:
-    """A loop that is being written, over elements of arrays."""
+    """An unfinished C++ loop over elements of arrays."""
 
     def __init__(self, length: int) -> None:
         self.length = length
         self.body: list[str] = []
-        self.made: set[int] = set()  # names that it makes, by their first position
-        self.current: dict[tuple[int, int], str] = {}  # variables of elements that it has made, by first and stride
+        self.made: set[int] = set()  # arrays and variables that it writes, by their first position
+        self.current: dict[tuple[int, int], str] = {}  # variables of elements that it has written, by first and stride
 
 
 class _Access(NamedTuple):
-    """How a loop reads an element: as C++, the name that it is of, and where and with which stride it begins."""
+    """An element read in a loop: its C++ text, the start of its array, and its first position and stride."""
 
     text: str
     start: int
@@ -413,30 +413,30 @@ class _Access(NamedTuple):
 
 
 def _known(args: Any) -> Any:
-    """Return arguments with the values of what is constant."""
+    """Return arguments with constant numbers as values; raise ``_NoNativeCode`` if a number is not constant."""
     if any(x.value is None for x in tree_leaves(args) if isinstance(x, _Numbers)):
         raise _NoNativeCode
     return tree_map_only(_Numbers, lambda x: x.value, args)
 
 
 class _Writer:
-    """Writes one loop."""
+    """Writer of the C++ statements of one function."""
 
     def __init__(self, takes_data: bool = False) -> None:
         self.lines: list[str] = []
-        self.data: list[Tensor] = []  # what is not written, but given at each call, where that is so
+        self.data: list[Tensor] = []  # constants passed at each call instead of written, if ``takes_data``
         self._takes_data = takes_data
         self.functions: list[str] = []  # loops that are called, as C++
         self._names = _Names()
         self._loop: _Loop | None = None
         self._counter, self._on_stack = count(), 0
         self._literals: dict[tuple[str, torch.dtype], int] = {}
-        self._rules: dict[Any, torch.fx.GraphModule] = {}  # an operation on tensors of some shapes as simpler ones
+        self._rules: dict[Any, torch.fx.GraphModule] = {}  # operations on tensors of some shapes, decomposed
 
     def made(
         self, function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor], operands: Sequence[_Numbers]
     ) -> list[_Numbers] | None:
-        """Write what a function makes of the operands; None where that is large or not known here."""
+        """Write the results of a function of the operands; None if the function is large or has unknown operations."""
         try:
             with torch.no_grad():
                 if not isinstance(function, torch.fx.GraphModule) or _changes_views(function):
@@ -445,7 +445,7 @@ class _Writer:
                 self._close()
                 return found
         except (*UNTRACEABLE, _NoNativeCode, KeyError, AttributeError):
-            return None  # among others for a dtype, or a form of arguments, that is not known here
+            return None  # for example an unknown dtype or form of arguments
 
     def _followed(self, graph: torch.fx.GraphModule, operands: Sequence[_Numbers]) -> list[_Numbers]:
         values: dict[Node, Any] = {}
@@ -478,7 +478,7 @@ class _Writer:
         return _Numbers(self._names.add(name, x.numel()) + torch.arange(x.numel()).reshape(x.shape), x.dtype)
 
     def stored(self, name: str, numbers: _Numbers) -> list[str]:
-        """Return what writes the elements of a tensor to an array."""
+        """Return the statements that write the elements of a tensor to an array."""
         self._close()
         positions = numbers.positions.reshape(-1)
         lines, begin = [], 0
@@ -549,7 +549,7 @@ class _Writer:
     # -- loops over arrays ----------------------------------------------------------------------
 
     def _close(self) -> None:
-        """End the loop that is being written, so that what it has made can be read elsewhere."""
+        """Finish the open loop, so that its results can be read elsewhere."""
         if self._loop is not None:
             self.lines += [f"for (int64_t i = 0; i < {self._loop.length}; ++i) {{", *self._loop.body, "}"]
             self._loop = None
@@ -557,7 +557,7 @@ class _Writer:
                 raise _NoNativeCode
 
     def _access(self, positions: Tensor) -> _Access | None:
-        """Read the same number each time, or numbers of an array that are equally far from each other."""
+        """Return the access to one repeated number or to equally spaced elements of an array, else None."""
         first, last = int(positions[0]), int(positions[-1])
         stride = int(positions[1]) - first
         label, start, size = self._names.of(first)
@@ -567,7 +567,7 @@ class _Writer:
         return _Access(text, start, (first, stride))
 
     def _looked_up(self, positions: Tensor, dtype: torch.dtype) -> _Access:
-        """Read numbers in any order, by a table of their places in an array, which is made where they are elsewhere."""
+        """Return the access to numbers in any order by an index table; numbers of several arrays are first copied."""
         self._close()
         unique, places = positions.unique(return_inverse=True)
         label, start, size = self._names.of(int(unique[0]))
@@ -600,7 +600,7 @@ class _Writer:
         return first
 
     def _each(self, length: int, accesses: Sequence[_Access]) -> tuple[_Loop, list[str]]:
-        """Return the loop in which a statement that reads these can be written, and how it reads them there."""
+        """Return the loop for a statement with these accesses, and their C++ texts in it."""
         loop = self._loop
         if loop is not None and (
             loop.length != length or any(a.start in loop.made and a.path not in loop.current for a in accesses)
@@ -612,7 +612,7 @@ class _Writer:
     def _vector(
         self, pattern: str, operands: Sequence[tuple[Tensor, torch.dtype, str]], shape: torch.Size, dtype: torch.dtype
     ) -> _Numbers:
-        """Write an operation on many numbers as loops: over all of them, or over the longest dimension that can be."""
+        """Write an elementwise operation as loops over all elements, or over the longest possible dimension."""
         size = shape.numel()
         given = [torch.broadcast_to(positions, shape) for positions, _, _ in operands]
         accesses, dim = None, None
@@ -645,7 +645,7 @@ class _Writer:
         return _Numbers(made, dtype)
 
     def _reduced(self, operation: str, rows: Tensor, dtype: torch.dtype) -> list[int]:
-        """Write a sum, or the like, of each row of positions, in a loop over its elements."""
+        """Write a reduction, such as a sum, of each row of positions as a loop over its elements."""
         found = []
         for row in rows:
             access = self._access(row) or self._looked_up(row, dtype)
@@ -658,7 +658,7 @@ class _Writer:
         return found
 
     def _close_before(self, numbers: Iterable[int]) -> None:
-        """End the loop that is being written where one of the numbers is made in it."""
+        """Finish the open loop if it writes one of the numbers."""
         if self._loop is not None and any(self._names.of(position)[1] in self._loop.made for position in numbers):
             self._close()
 
@@ -726,7 +726,7 @@ class _Writer:
         return self._decomposed(target, args, kwargs)
 
     def _decomposed(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Follow the simpler operations that torch says an operation is made of."""
+        """Write an operation by torch's decomposition into simpler operations."""
         leaves, form = tree_flatten((args, kwargs))
         places = [place for place, x in enumerate(leaves) if isinstance(x, _Numbers)]
 
@@ -751,7 +751,7 @@ class _Writer:
         return found if len(target._schema.returns) > 1 else found[0]
 
     def _moved(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
-        """Carry out what moves elements on their positions."""
+        """Apply an operation that only moves elements to their positions."""
         args, kwargs = tree_map_only(_Numbers, lambda x: x.positions, (args, kwargs))
         found = target(*args, **kwargs)
         return tree_map_only(Tensor, lambda x: _Numbers(x, dtype), found)
@@ -802,7 +802,7 @@ class _Writer:
     def _looped(
         self, source: str, given: Sequence[_Numbers], made: Sequence[tuple[Any, torch.dtype]], times: int, batch: int
     ) -> list[_Numbers]:
-        """Call a loop, or its way back, by its C++; tensors are arrays there."""
+        """Write a call of the C++ of a loop or of its gradient, with tensors as arrays."""
         if not source:
             raise _NoNativeCode
         number, found = len(self.lines), []
@@ -829,7 +829,7 @@ class _Writer:
         return found
 
     def _fold(self, operation: str, x: _Numbers, dtype: torch.dtype) -> _Numbers:
-        """Combine the last dimension."""
+        """Reduce the last dimension by an operation."""
         *kept, length = x.positions.shape
         if length >= _ARRAY and dtype.is_floating_point and (math.prod(kept) < _ARRAY or length > _MAX_TERMS):
             if x.dtype != dtype:
@@ -848,11 +848,11 @@ class _Writer:
         return _Numbers(torch.stack([part.positions for part in parts], dim), dtype)
 
     def _at(self, target: Any, args: tuple[Any, ...]) -> _Numbers:
-        """Take elements from places that are known."""
+        """Index by constant positions."""
         return _Numbers(target(args[0].positions, *_known(args[1:])), args[0].dtype)
 
     def _put(self, name: str, args: tuple[Any, ...]) -> _Numbers:
-        """Put or add numbers where the places are known."""
+        """Write or add numbers at constant positions."""
         self._close()
         x = args[0]
         places = torch.arange(x.positions.numel()).reshape(x.positions.shape)
@@ -866,7 +866,7 @@ class _Writer:
         if values.dtype != x.dtype:
             raise _NoNativeCode
         numbers = values.positions
-        if name == "scatter_add":  # of which more may be given than there are places for
+        if name == "scatter_add":  # the source may be larger than the index
             numbers = numbers[tuple(slice(size) for size in places.shape)]
         new = x.positions.reshape(-1).tolist()
         given = numbers.expand_as(places).reshape(-1).tolist()
@@ -876,7 +876,7 @@ class _Writer:
         return _Numbers(torch.tensor(new, dtype=torch.int64).reshape(x.positions.shape), x.dtype)
 
     def _less(self, number: int, terms: Iterable[tuple[int, int]]) -> str:
-        """Write a number less a sum of products."""
+        """Return the C++ of a number minus a sum of products."""
         return " - ".join([self._names[number], *(f"{self._names[a]} * {self._names[b]}" for a, b in terms)])
 
     def _cholesky(self, x: _Numbers) -> tuple[_Numbers, _Numbers]:
@@ -960,12 +960,12 @@ class _Writer:
         return x
 
 
-# A small density as C++ over rows, and Hamiltonian trajectories through it without a way back to Python.
+# A small density as C++ over rows, and Hamiltonian trajectories that run in C++ alone.
 
-MAX_EVALUATIONS = 2000  # in one call, during which Ctrl-C is not heard
+MAX_EVALUATIONS = 2000  # in one call, during which Ctrl-C has no effect
 
-# One row after the other. `loop` is the density of a row; `x` are positions and momenta, which are changed, inverse
-# temperatures, step sizes, factors and kicks, then what is found, and the data. A dense factor is a lower triangle.
+# One row after the other. `loop` is the density of a row; `x` are positions and momenta (both changed), inverse
+# temperatures, step sizes, metric factors and kicks, then results and data. A dense factor is lower triangular.
 _INTEGRATION = """
 #include <algorithm>
 #include <vector>
@@ -1008,7 +1008,7 @@ class NativeEvaluator:
 
     def __call__(self, u: Tensor, beta: Tensor) -> Evaluation:
         """Evaluate rows ``(n, d)`` at inverse temperatures ``(n,)``."""
-        # The C++ trusts dtype and sizes.
+        # The C++ does not check dtype and sizes.
         if u.dim() != 2 or u.shape[1] != self._dim or beta.shape != u.shape[:1]:
             raise ShapeError(
                 f"vectors and inverse temperatures must have shapes (n, {self._dim}) and (n,), not {tuple(u.shape)} "

@@ -1,4 +1,4 @@
-"""A Pyro model as a density over one unconstrained vector, also from a few rows of its data, and simulated forward."""
+"""A Pyro model as a density over one unconstrained vector, on all data or on minibatches, and as a simulator."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ __all__ = [
 # vector, so ``torch.func.vmap`` and ``make_fx`` can take it.
 
 _PROTOTYPE_DRAWS = 20
-#: Prior draws that are made at once; for each of them the whole model runs, with all of its data.
+#: Maximal number of prior draws in a batch, and its limits in memory; each draw runs the model on all of its data.
 _PRIOR_DRAWS_AT_ONCE, _COPIES_OF_DATA, _BYTES_AT_ONCE = 256, 10, 2**28
 
 
@@ -86,9 +86,9 @@ def _refuse_discrete(name: str, fn: Any, place: str = "") -> None:
     raise UnsupportedSiteError(
         f"site {name!r} is discrete{place}; "
         + (
-            'mark it with infer={"enumerate": "parallel"} to have it summed out'
+            'mark it with infer={"enumerate": "parallel"} to sum it out'
             if fn.has_enumerate_support
-            else "its support is infinite, so integrate it out by hand or truncate it"
+            else "its support is infinite; sum it out by hand, or truncate it"
         )
     )
 
@@ -118,7 +118,7 @@ class PyroDensity:
         seen = [r.value for r in observed.values()] + [r.log_prob for r in records.values() if r.kind == "latent"]
         dtype, device = dtype_and_device(seen, self.dtype, self.device)
         if (dtype, device) != (self.dtype, self.device):
-            # The data, or a prior's parameters, are the model's own: now that they are seen, constants follow them too.
+            # Data or prior parameters inside the model set dtype and device of its constants; the model runs again.
             self.dtype, self.device = dtype, device
             records, drawn = self._prototype(generator)
         self._check(records)
@@ -193,7 +193,7 @@ class PyroDensity:
                     raise
                 first = first or error
                 complaints.add(str(error))
-        # Another complaint each time: uniform distributions may have no density at the data.
+        # Errors that differ between draws suggest uniform distributions without density at the data.
         if len(complaints) > 1:
             with suppress(ModelError):
                 return self._validated_run(generator, admits_uniform=True)
@@ -228,7 +228,7 @@ class PyroDensity:
             what = (
                 reader.outside_of_support()
                 or str(error)
-                or "something that it calls is not implemented, such as the density of a distribution"
+                or "the model calls a function that is not implemented, such as the density of a distribution"
             )
             raise ModelError(f"running the model once failed {place}{culprit(error)}: {what}") from error
         self._augments |= augmented.seen
@@ -255,13 +255,13 @@ class PyroDensity:
                     self._pack(record)
 
     def _explain_call(self) -> None:
-        """Say how a model's arguments are given, where it cannot be called with these."""
+        """Raise ``ModelError`` if the model cannot be called with its arguments."""
         try:
             signature(self.model).bind(*self.args, **self.kwargs)
         except TypeError as error:
             kinds = [type(x).__name__ for x in self.args] + [f"{k}={type(x).__name__}" for k, x in self.kwargs.items()]
             raise ModelError(
-                f"the model cannot be called with ({', '.join(kinds)}): {error}; its arguments follow it one by one, "
+                f"the model cannot be called with ({', '.join(kinds)}): {error}; pass its arguments one by one, "
                 "as in Target.from_pyro(model, x, y), not in a tuple or as args="
             ) from error
         except ValueError:
@@ -269,7 +269,7 @@ class PyroDensity:
 
     def _explain_nan_arguments(self) -> None:
         if self._constants.observed:
-            return  # NaN in the arguments is then declared missing by a mask, and not what went wrong
+            return  # NaN in the arguments is then masked as missing, and not the cause of the error
         named = [(f"argument {i}", a) for i, a in enumerate(self.args)]
         named += [(f"argument {k!r}", a) for k, a in self.kwargs.items()]
         for label, value in named:
@@ -296,7 +296,7 @@ class PyroDensity:
             except (NotImplementedError, KeyError) as error:
                 why = "for which no bijection from unconstrained space is known"
                 if is_misdeclared(fn):
-                    why = "which torch declares for its transforms although they reach a part of it only"
+                    why = "but its transforms reach a part of that support only"
                 raise UnsupportedSiteError(
                     f"site {record.name!r} has support {fn.support}, {why}; reparameterise it (pyro.infer.reparam), or "
                     "draw the base variable and make the rest a deterministic site"
@@ -327,7 +327,7 @@ class PyroDensity:
         return reader.records, returned
 
     def _from_vector(self, u: Tensor) -> Supply:
-        # In one operation, for the gradient of each slice by itself would be a vector of zeros with a few entries.
+        # In one operation: the gradient of each separate slice would be a whole vector, mostly of zeros.
         parts = u.split([site.stop - site.start for site in self.sites])
 
         def supply(name: str, fn: Any) -> tuple[Tensor, Coordinate]:
@@ -339,7 +339,7 @@ class PyroDensity:
             if value.shape != site.shape:
                 raise UnsupportedSiteError(
                     f"site {name!r} had shape {tuple(site.shape)} and now has {tuple(value.shape)}; "
-                    "its shape may not change from run to run, nor its support depend on a summed-out site"
+                    "the shape must not change between runs, and the support must not depend on a summed-out site"
                 )
             jacobian = transform.log_abs_det_jacobian(x, value)
             excess = jacobian.dim() - (len(site.shape) - fn.event_dim)
@@ -360,7 +360,7 @@ class PyroDensity:
 
     def rounding(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return the change of log density ``()`` if rounded values move inside, and the moved sites ``(sites,)``."""
-        # A prior density in its own coordinate does not change; that of a hierarchy, or of a user, may.
+        # A prior density in its unconstrained coordinate does not change; a hierarchical or user-defined prior may.
         supply, moved = self._from_vector(u), {}
 
         def nudged(name: str, fn: Any) -> tuple[Tensor, Coordinate | None]:
@@ -370,7 +370,7 @@ class PyroDensity:
             return new, coordinate
 
         there, here = (torch.stack(parts) for parts in (self._joint_of(u, nudged), self.joint(u)))
-        change = torch.where(there == here, 0.0, there - here).sum()  # infinities that stay are no change
+        change = torch.where(there == here, 0.0, there - here).sum()  # an unchanged infinity is no change
         return change, torch.stack([moved[site.name] for site in self.sites])
 
     def _joint_of(self, u: Tensor, supply: Supply) -> tuple[Tensor, Tensor]:
@@ -400,12 +400,12 @@ class PyroDensity:
             try:
                 first, second = torch.stack(self.joint(u)), torch.stack(self.joint(u))
             except UNTRACEABLE:
-                return  # which is told where the model is made a batch
+                return  # reported where the model is batched
         if not torch.allclose(first, second, rtol=1e-3, atol=1e-3, equal_nan=True):
             raise ModelError(
-                f"the model's log density at one vector is {float(first.sum()):.6g}, and then "
-                f"{float(second.sum()):.6g}: something random is left in it, such as a site behind poutine.block, "
-                "dropout, or torch.rand; make it a site, or fix it"
+                f"the model's log density differs between two calls at one vector: {float(first.sum()):.6g} and "
+                f"{float(second.sum()):.6g}; something random is left in it, such as a site behind poutine.block, "
+                "dropout, or torch.rand. Remedy: make it a site, or fix its value"
             )
 
     def check_parameters(self, generator: torch.Generator) -> None:
@@ -422,15 +422,15 @@ class PyroDensity:
 
             excess, values = torch.func.vmap(outside, chunk_size=self._prior_draws_at_once())(vectors)
         except UNTRACEABLE:
-            return  # a model that cannot be batched is told elsewhere
+            return  # a model that cannot be batched is reported elsewhere
         for (name, parameter), far, value in zip(check.excess, excess, values, strict=True):
             bad = far > 0
             if bool(bad.any()):
                 raise ModelError(
                     f"the {parameter} of site {name!r} leaves its domain{check.places[name]}: it is "
-                    f"{float(value[bad][0]):.4g} at {int(bad.sum())} of {len(bad)} draws from the prior; give what it "
-                    "depends on a prior of the right sign, such as HalfNormal or LogNormal for a scale, or transform "
-                    "it by exp() or sigmoid()"
+                    f"{float(value[bad][0]):.4g} at {int(bad.sum())} of {len(bad)} draws from the prior; give the "
+                    "sites that it depends on a prior with the right support, such as HalfNormal or LogNormal for a "
+                    "scale, or transform it by exp() or sigmoid()"
                 )
 
     def _factors(
@@ -465,12 +465,12 @@ class PyroDensity:
             order = tuple(f.name for f in sorted(records[name].plates, key=lambda f: f.dim))
             result[name] = align(eliminate(joined, mine.plates, home), order)
             if len(joined) > 1:
-                # What is summed out has its probability given the continuous sites that depend on it.
+                # Summed-out sites have their probability given the continuous sites that depend on them.
                 result[name] = result[name] - align(eliminate(joined[1:], mine.plates, home), order)
         return result
 
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
-        """Return the constrained values of the sites at ``u`` ``(d,)``, but for those that need a summed-out site."""
+        """Return the constrained values of the sites at ``u`` ``(d,)``, except those that need a summed-out site."""
         records = self._run(self._from_vector(u))
         shapes = self._deterministic_shapes if deterministic else {}
         return {
@@ -494,11 +494,11 @@ class PyroDensity:
 
     @property
     def improper_sites(self) -> tuple[str, ...]:
-        """Sites whose prior is flat or masked: what they draw does not follow their density."""
+        """Sites whose prior is flat or masked: their draws do not follow their density."""
         return tuple(sorted(self._constants.improper))
 
     def returned(self, u: Tensor) -> Any:
-        """Return what the model itself returns at one vector ``u``."""
+        """Return the return value of the model at one vector ``u``."""
         return self._call(self._from_vector(u), enumerate_sites=False)[1]
 
     def vector(self, values: Mapping[str, Tensor]) -> Tensor:
@@ -520,7 +520,7 @@ class PyroDensity:
         return draw_values(fn, shape).to(self.dtype)
 
     def _draw_with_coordinate(self, fn: Any, shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
-        """Draw values and their unconstrained coordinates, in which none is rounded to an end of the support."""
+        """Draw values and their unconstrained coordinates, which are not rounded to an end of the support."""
         transform = bijection(support_of(fn))
         x = draw_coordinate(fn, torch.Size(shape))
         if x is None:
@@ -530,7 +530,7 @@ class PyroDensity:
         return transform(x), x
 
     def probe(self, generator: torch.Generator) -> Tensor:
-        """Draw a prior vector ``(d,)``, one at which the model factorises its matrices if a few draws have any."""
+        """Draw a prior vector ``(d,)``, if possible one at which the model can factorise its matrices."""
         with global_stream(generator), torch.no_grad():
             for _ in range(_PROTOTYPE_DRAWS):
                 with suppress(torch.linalg.LinAlgError):
@@ -539,7 +539,7 @@ class PyroDensity:
         return self.prior_vectors(1, generator, batched=False)[0]
 
     def prior_vector(self, given: Mapping[str, tuple[Tensor, Tensor]], whole: bool = False) -> Tensor:
-        """Draw a prior vector ``(d,)`` by the global stream, but for the values and coordinates ``given``."""
+        """Draw a prior vector ``(d,)`` by the global stream, except the values and coordinates ``given``."""
         pieces: dict[str, Tensor] = {}
 
         def supply(name: str, fn: Any) -> tuple[Tensor, None]:
@@ -550,7 +550,7 @@ class PyroDensity:
         try:
             self._run(supply, enumerate_sites=False)
         except torch.linalg.LinAlgError:
-            # Where a likelihood cannot factorise the matrix that was drawn, the draw is still one of the prior.
+            # If only the likelihood cannot factorise a matrix, the prior draw is still valid.
             if whole or any(site.name not in pieces for site in self.sites):
                 raise
         return torch.cat([pieces[s.name] for s in self.sites])
@@ -559,16 +559,16 @@ class PyroDensity:
         """Draw vectors from a prior that is proper, shape ``(num_draws, dim)``."""
         if improper := self.improper_sites:
             raise SettingsError(
-                f"the prior of site {improper[0]!r} is improper and cannot be drawn from; take a proper one, "
-                "or bayeskit.sample, which draws from the posterior alone"
+                f"the prior of site {improper[0]!r} is improper and cannot be drawn from; choose a proper prior, or "
+                "call bayeskit.sample, which draws from the posterior only"
             )
         return self.prior_vectors(num_draws, generator, batched)
 
     def prior_vectors(self, num_draws: int, generator: torch.Generator, batched: bool) -> Tensor:
-        """Draw vectors from where the sites draw, shape ``(num_draws, dim)``, the prior if that is proper."""
+        """Draw vectors by the sampling methods of the sites, ``(num_draws, dim)``: from the prior if it is proper."""
         with global_stream(generator):
             if batched:
-                # Some of torch's samplers do not know vmap; the loop below is slower and always right.
+                # Some of torch's samplers do not support vmap; the loop below is slower and always works.
                 with suppress(*UNTRACEABLE):
                     given = self.root_draws(num_draws)
                     dummy = torch.zeros(num_draws, device=self.device)
@@ -619,12 +619,12 @@ class PyroDensity:
             return {name: self._draw_with_coordinate(fn, (num_draws,)) for name, fn in roots.items()}
 
 
-# Parts of a model's likelihood that are densities of single data.
+# Terms of a model's likelihood that are densities of single observations.
 
 
 @runtime_checkable
 class FactorTerms(Protocol):
-    """A model that knows what its factors add up."""
+    """A model that knows the terms of its factors."""
 
     def factor_terms(self, values: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         """Return log likelihoods ``(*batch, n)`` of distinct data and their counts ``(n,)``, by ``pyro.factor``."""
@@ -632,11 +632,11 @@ class FactorTerms(Protocol):
 
 
 class LikelihoodParts(NamedTuple):
-    """Names of the sites of a model's likelihood that need a closer look."""
+    """Names of the observed sites of a model that are factors or scaled."""
 
     factors: tuple[str, ...]  # pyro.factor outside of every plate
     scaled: tuple[str, ...]  # under poutine.scale
-    model: FactorTerms | None  # that can tell what its factors add up
+    model: FactorTerms | None  # that knows the terms of its factors
 
 
 class _Looker(Messenger):
@@ -655,7 +655,7 @@ class _Looker(Messenger):
 
 
 def likelihood_parts(density: PyroDensity) -> LikelihoodParts:
-    """Run the model once and look at its observed sites."""
+    """Run the model once and return its factors and its scaled sites."""
     looker = _Looker()
     start = torch.zeros(density.dim, dtype=density.dtype, device=density.device)
     with torch.no_grad(), looker:
@@ -674,11 +674,11 @@ class _Rows(Messenger):
 
     def __init__(self) -> None:
         super().__init__()
-        # Entered inside the density's own messenger, this one meets each site first.
+        # Entered inside the density's own messenger, this one processes each site first.
         self.plate: str | None = None
         self.indices: Tensor | None = None
         self.device = torch.device("cpu")
-        self.sizes: dict[str, tuple[int, int | None]] = {}  # by plate: size, and what the model fixes it to
+        self.sizes: dict[str, tuple[int, int | None]] = {}  # by plate: size, and the model's subsample_size
         self.local: set[str] = set()  # deterministic sites inside the plate
         self.enumerated: set[str] = set()
         self.outside: set[str] = set()  # enumerated and observed sites that the plate does not scale
@@ -697,7 +697,7 @@ class _Rows(Messenger):
             self.local.add(name)
         elif not msg["is_observed"] and not is_enumerated(msg):
             raise UnsupportedSiteError(
-                f"latent site {name!r} stands inside the subsampled plate {frame.name!r}, so a minibatch would see "
+                f"latent site {name!r} is inside the subsampled plate {frame.name!r}, so a minibatch would see "
                 "only some of its values; move it out of the plate, integrate it out, or sample with the full data"
             )
         if is_enumerated(msg):
@@ -715,7 +715,7 @@ class _Rows(Messenger):
         name, size, fixed = msg["name"], int(msg["fn"].size), msg["fn"].subsample_size
         if msg["value"] is not None:
             raise ModelError(
-                f"plate {name!r} is given its own subsample, so no other rows can be supplied; give it subsample_size"
+                f"plate {name!r} has its own subsample=, so no other rows can be supplied; pass subsample_size= instead"
             )
         if fixed is not None and fixed > size:
             raise ModelError(f"plate {name!r} has subsample_size={fixed}, but only {size} rows; take at most {size}")
@@ -750,7 +750,7 @@ class SubsampledDensity:
         rows.device = self.device
         rows.plate = _choose_plate(rows.sizes, plate, batch_size)
         self.num_data, fixed = rows.sizes[rows.plate]  # N
-        self.fixed = fixed is not None and fixed < self.num_data  # B is the model's, and no other is possible
+        self.fixed = fixed is not None and fixed < self.num_data  # the model fixes B
         self.batch_size = _choose_batch_size(rows.plate, self.num_data, fixed, batch_size)  # B
         self._check_data()
         self._try_rows(generator)
@@ -764,7 +764,7 @@ class SubsampledDensity:
                 )
 
     def _try_rows(self, generator: torch.Generator) -> None:
-        """Run the model on the first rows, so that a model that ignores them is found out here."""
+        """Run the model on the first rows, so that a model that ignores the rows fails here."""
         self._rows.outside.clear()
         try:
             with self._at(self._first_rows()):
@@ -779,8 +779,8 @@ class SubsampledDensity:
         if self._rows.enumerated and self._rows.outside:
             names = ", ".join(sorted(map(repr, self._rows.outside)))
             raise UnsupportedSiteError(
-                f"the model sums out {sorted(self._rows.enumerated)}, but {names} stand outside the subsampled plate "
-                f"{self._rows.plate!r}; with summed-out sites, all of them and all observations must stand inside it"
+                f"the model sums out {sorted(self._rows.enumerated)}, but {names} are outside the subsampled plate "
+                f"{self._rows.plate!r}; move all summed-out sites and all observed sites into the plate"
             )
 
     def _first_rows(self) -> Tensor:
@@ -814,7 +814,7 @@ class SubsampledDensity:
             return self._density.vector(values)
 
     def log_jacobian(self, u: Tensor) -> Tensor:
-        """Return log |d constrained / d unconstrained| at one vector ``u``, which no row changes."""
+        """Return log |d constrained / d unconstrained| at one vector ``u``, the same for all rows."""
         with self._at(self._first_rows()):
             return self._density.log_jacobian(u)
 
@@ -825,7 +825,7 @@ class SubsampledDensity:
 
     @property
     def can_sample_prior(self) -> bool:
-        """Whether what the sites draw follows their density."""
+        """Whether the draws of the sites follow their density."""
         return not self.improper_sites
 
     def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -838,13 +838,13 @@ def _choose_plate(sizes: dict[str, tuple[int, int | None]], plate: str | None, b
     subsampled = [name for name, (size, fixed) in sizes.items() if fixed is not None and fixed < size]
     known = ", ".join(map(repr, sizes)) or "none"
     if len(subsampled) > 1:
-        raise ModelError(f"plates {subsampled} all subsample their data; only one may")
+        raise ModelError(f"plates {subsampled} all subsample their data; only one may do so")
     if plate is not None:
         if plate not in sizes:
             raise ModelError(f"the model has no plate {plate!r}; it has {known}")
         if subsampled and plate != subsampled[0]:
             raise ModelError(
-                f"plate {subsampled[0]!r} subsamples its data, so minibatches cannot be taken of {plate!r}"
+                f"plate {subsampled[0]!r} subsamples its data, so minibatches cannot be taken from {plate!r}"
             )
         return plate
     said = subsampled or [name for name, (_, fixed) in sizes.items() if fixed is not None]
@@ -855,7 +855,7 @@ def _choose_plate(sizes: dict[str, tuple[int, int | None]], plate: str | None, b
     if batch_size is None:
         raise ModelError(f"no plate of the model subsamples its data (plates: {known}); {_REMEDY}, or give batch_size")
     if len(sizes) > 1:
-        raise ModelError(f"the model has the plates {known}; say with plate=... which one minibatches are taken of")
+        raise ModelError(f"the model has the plates {known}; name the plate of the minibatches by plate=...")
     return next(iter(sizes))
 
 
@@ -877,7 +877,7 @@ def _choose_batch_size(plate: str, num_data: int, fixed: int | None, batch_size:
 
 
 class Simulation(NamedTuple):
-    """One draw of everything a model describes."""
+    """One joint draw of the latent sites and the data of a model."""
 
     latent: dict[str, Tensor]  # of each continuous latent site
     observed: dict[str, Tensor]  # in place of each observed site's data
@@ -910,18 +910,18 @@ def _refuse_what_is_no_distribution(msg: Any) -> None:
     name = msg["name"]
     if isinstance(msg["fn"], Unit):
         raise UnsupportedSiteError(
-            f"the factor {name!r} says how likely the data are, not how to draw them; replace it by "
+            f"the factor {name!r} defines a likelihood, but no distribution to draw data from; replace it by "
             "pyro.sample(..., obs=data), or pass simulate=(values, generator) -> args"
         )
     if bool((torch.as_tensor(msg["scale"]) != 1).any()):
         raise ModelError(
-            f"the observed site {name!r} is scaled by poutine.scale, so its likelihood is no distribution of data; "
+            f"the observed site {name!r} is scaled by poutine.scale, so its likelihood is not a distribution of data; "
             "remove the scale, or pass simulate=(values, generator) -> args"
         )
 
 
 def _draw_like(name: str, fn: Any, value: Any) -> Tensor:
-    """Draw as many values as were observed, a batch that no plate declares included."""
+    """Draw data of the observed shape, including batch dimensions without a plate."""
     value = torch.as_tensor(value)
     batch = torch.broadcast_shapes(fn.batch_shape, value.shape[: value.dim() - fn.event_dim])
     try:
@@ -934,10 +934,10 @@ def _draw_like(name: str, fn: Any, value: Any) -> Tensor:
     return drawn.to(value.dtype) if value.is_floating_point() and drawn.is_floating_point() else drawn
 
 
-# Distributions, values, scales and masks of sites, as a run of the model shows them.
+# Distributions, values, scales and masks of sites in one run of the model.
 
 _KNOWN = ("torch", "pyro", "bayeskit")
-"""Packages whose distributions are normalised and have been tested to be."""
+"""Packages whose distributions have been tested to be normalised."""
 
 
 @dataclass(frozen=True)
@@ -960,7 +960,7 @@ class WitnessedSite:
 
 
 class _Witness(Messenger):
-    """Note every site; outside of the reader, so that it sees what the model's own handlers have done."""
+    """Record every site; entered outside the reader, so that it sees the effects of the model's own handlers."""
 
     def __init__(self, complete: Collection[str]) -> None:
         super().__init__()
@@ -1039,7 +1039,7 @@ def _innermost(fn: Any) -> Any:
 
 
 def _packages(fn: Any) -> list[str]:
-    """Return the packages of a distribution, of what it wraps, and of their transforms."""
+    """Return the packages of a distribution, of the distributions that it wraps, and of their transforms."""
     return [type(part).__module__.partition(".")[0] for part in _layers(fn)]
 
 
@@ -1051,7 +1051,7 @@ def _layers(fn: Any) -> Iterator[Any]:
 
 
 def _own_class(fn: Any) -> str | None:
-    """Return the name of the first class of the user's own among a distribution, what it wraps and its transforms."""
+    """Return the name of the first user-defined class of a distribution, its wrapped distributions and transforms."""
     layers = zip(_layers(fn), _packages(fn), strict=True)
     return next((type(layer).__name__ for layer, package in layers if package not in _KNOWN), None)
 

@@ -1,4 +1,4 @@
-"""Distributions of torch and Pyro in forms that ``torch.func.vmap`` takes, and draws that follow their densities."""
+"""Distributions of torch and Pyro in forms that ``torch.func.vmap`` can batch, and draws that follow the density."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ __all__ = [
     "naming",
 ]
 
-# Distributions that ``torch.func.vmap`` refuses as they are written, in forms that it takes.
+# Replacements for distributions that ``torch.func.vmap`` cannot batch.
 #
 # Some densities of torch and Pyro assign in place where a batched model needs a new tensor, or branch on values. The
-# values are the same either way, to rounding.
+# replacements give the same values, to rounding.
 
 
 class MaskedFill(TorchFunctionMode):
@@ -52,7 +52,7 @@ class MaskedFill(TorchFunctionMode):
         # Multinomial.log_prob does so, to drop impossible categories without counts.
         if func is Tensor.__setitem__:
             tensor, index, value = args
-            # A mask of fewer dimensions is that of the first ones here, of the last ones in masked_fill_.
+            # A mask with fewer dimensions refers to the first dimensions here, but to the last in masked_fill_.
             whole = isinstance(index, Tensor) and index.dtype == torch.bool and index.shape == tensor.shape
             if whole and isinstance(value, (bool, int, float)):
                 tensor.masked_fill_(index, value)
@@ -97,7 +97,7 @@ _OUT_OF_PLACE: dict[str, Callable[..., Any]] = {
 
 @contextmanager
 def batchable_distributions() -> Iterator[None]:
-    """Exchange distributions for batchable ones while a model runs, and functions that Pyro's own call."""
+    """Replace distributions, and functions that Pyro's distributions call, by batchable ones while a model runs."""
     # Pyro's hook for distributions that a model makes; functions that Pyro calls itself have none.
     COERCIONS.append(_coerce)
     for (module, name), (_, ours) in _EXCHANGED.items():
@@ -119,7 +119,7 @@ def _safe_logarithm(x: Tensor) -> Tensor:
 
 
 class _SafeLogarithm:
-    """Stands in for Pyro's function of autograd."""
+    """Replacement of Pyro's autograd function."""
 
     apply = staticmethod(_safe_logarithm)
 
@@ -197,7 +197,7 @@ _EXCHANGED: dict[tuple[Any, str], tuple[Any, Any]] = {
 
 
 def _coerce(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what stands in for ``cls(*args, **kwargs)``, or None to have that itself."""
+    """Return the replacement of ``cls(*args, **kwargs)``, or None if none is needed."""
     if cls is OrderedLogistic:
         return _ordered_logistic(*args, **kwargs)
     if cls in (Poisson, DirichletMultinomial) and kwargs.get("is_sparse"):
@@ -218,7 +218,7 @@ def _ordered_logistic(predictor: Tensor, cutpoints: Tensor, validate_args: bool 
 
 @contextmanager
 def naming(name: str, fn: Any) -> Iterator[None]:
-    """Let an error of the body say at which site and in which distribution it happened."""
+    """Add the site and its distribution as a note to an error of the body."""
     try:
         yield
     except UNTRACEABLE as error:
@@ -228,14 +228,14 @@ def naming(name: str, fn: Any) -> Iterator[None]:
         raise
 
 
-# Draws that follow the density, also where those of torch do not.
+# Draws that follow the density, including distributions whose draws in torch do not.
 
 _FLAT_DRAWS = 2.0
 
 
 def draw_values(fn: Any, shape: tuple[int, ...] = ()) -> Tensor:
     """Draw from a distribution by the global stream, ``(*shape, *batch, *event)``, without gradient."""
-    # A flat distribution has no draws: values uniform in the unconstrained coordinate stand for them.
+    # A flat distribution has no draws: values uniform in the unconstrained coordinate replace them.
     if isinstance(fn, ImproperUniform):
         transform = bijection(fn.support)
         whole = torch.Size(shape) + transform.inverse_shape(fn.batch_shape + fn.event_shape)
@@ -266,7 +266,7 @@ def mended(fn: Any) -> Any:
 
 
 class MendedDraws(Messenger):
-    """Let models and guides that Pyro itself runs inside of this draw correlation matrices from their density."""
+    """Make models and guides that Pyro runs in this context draw correlation matrices from their density."""
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["value"] is None and not msg["done"] and not msg["is_observed"]:

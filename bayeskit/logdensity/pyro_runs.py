@@ -1,4 +1,4 @@
-"""One run of a Pyro model: its latent sites supplied, and what each site says recorded."""
+"""One run of a Pyro model with supplied latent values and recorded log probabilities."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ __all__ = [
 
 
 def culprit(error: Exception) -> str:
-    """Quote the user's own line that failed: a distribution is built before its site has a name."""
+    """Quote the user's line that failed, because a distribution is built before its site has a name."""
     for frame in reversed(extract_tb(error.__traceback__)):
         if not _is_of_a_library(frame.filename):
             return f", in line {frame.lineno} of {frame.name} ({frame.line})"
@@ -70,7 +70,7 @@ def culprit(error: Exception) -> str:
 
 
 def _is_of_a_library(filename: str) -> bool:
-    """Whether a file is torch's, Pyro's or of this room; models of ours are a user's code like any other."""
+    """Tell whether a file belongs to torch, Pyro or this folder; bayeskit's models count as the user's code."""
     return filename.startswith((*torch.__path__, *pyro.__path__, str(Path(__file__).parent)))
 
 
@@ -98,7 +98,7 @@ def globals_kept() -> Iterator[None]:
 
 @contextmanager
 def own_words() -> Iterator[None]:
-    """Let errors of ours say what they say, without the shapes of sites that Pyro's tracing adds to any message."""
+    """Remove the shapes of sites that Pyro's tracing appends to the messages of bayeskit's errors."""
     try:
         yield
     except BayeskitError as error:
@@ -109,14 +109,14 @@ def own_words() -> Iterator[None]:
 
 
 def unsteady(name: str) -> ModelError:
-    """Return what to raise where a site appears only in some runs."""
+    """Return the error for a site that appears only in some runs."""
     return ModelError(
         f"site {name!r} appeared only in some runs of the model; the set of sites must not depend on values"
     )
 
 
 def tensors_in(data: Any) -> list[Tensor]:
-    """Return the tensors inside ``data``: containers, modules, and what functions and objects in it refer to."""
+    """Return the tensors in ``data``: in containers and modules, and referred to by functions and objects."""
     tensors: list[Tensor] = []
     seen: set[int] = set()
 
@@ -129,7 +129,7 @@ def tensors_in(data: Any) -> list[Tensor]:
         if isinstance(item, FunctionType):
             names = getclosurevars(item)
             visit(names.nonlocals)
-            # Functions among the globals are libraries' more often than the model's own.
+            # Global functions are skipped, because most belong to libraries.
             visit({k: v for k, v in names.globals.items() if not isinstance(v, FunctionType)})
         elif isinstance(item, MethodType):
             visit((item.__func__, item.__self__))
@@ -166,12 +166,12 @@ def dtype_and_device(
     return found or torch.get_default_dtype(), device or torch.device("cpu")
 
 
-# One run of a Pyro model: supply the values of its latent sites, record what each site says.
+# One run of a Pyro model: supply the values of its latent sites, record the log probability of each site.
 
 
 @dataclass
 class Record:
-    """What one run of the model says of one site."""
+    """One site in one run of the model."""
 
     name: str
     kind: str  # "latent", "observed", "enumerated" or "deterministic"
@@ -183,7 +183,7 @@ class Record:
 
 
 class Coordinate(NamedTuple):
-    """What the unconstrained coordinate of a latent site adds to the density of its value."""
+    """Log Jacobian and, if known, log density of the unconstrained coordinate of a latent site."""
 
     jacobian: Tensor  # logarithm, of the batch shape of the site
     log_density: Tensor | None  # of the coordinate, Jacobian included; None where only that of the value is known
@@ -194,18 +194,18 @@ Supply = Callable[[str, Any], tuple[Tensor, Coordinate | None]]
 
 @dataclass
 class Constants:
-    """What the first run of the model fixes for all later ones."""
+    """Values that the first run of the model fixes for all later runs."""
 
     params: dict[str, Tensor] = field(default_factory=dict)
     observed: dict[str, Tensor] = field(default_factory=dict)  # masked NaN replaced by draws
-    indices: dict[str, tuple[Any, Tensor]] = field(default_factory=dict)  # of each plate, readable in a loop and plain
+    indices: dict[str, tuple[Any, Tensor]] = field(default_factory=dict)  # of each plate, iterable in traces and plain
     looped: set[str] = field(default_factory=set)  # plates that the model loops over
     improper: set[str] = field(default_factory=set)  # sites whose prior does not integrate to one
-    relaxed: set[str] = field(default_factory=set)  # observed sites of zeros and ones, whose data are in between
+    relaxed: set[str] = field(default_factory=set)  # discrete observed sites whose data are not whole numbers
 
 
 def _innermost(fn: Any) -> Any:
-    """Return the distribution that others have wrapped."""
+    """Return the distribution inside all wrappers."""
     while isinstance(fn, Independent | MaskedDistribution | ExpandedDistribution):
         fn = fn.base_dist
     return fn
@@ -300,19 +300,19 @@ class Reader(Messenger):
             self.constants.improper.add(name)
 
     def _refuse_outer_product(self, name: str, fn: Any, value: Any, log_prob: Tensor) -> None:
-        """Refuse data of shape (n, 1) where (n,) is meant: every observation would meet every mean."""
+        """Refuse data of shape (n, 1) where (n,) is meant: every observation would be paired with every mean."""
         if any(record.kind == "enumerated" for record in self.records.values()):
-            return  # there values of a site meet all observations on purpose
+            return  # enumerated values are broadcast against all observations on purpose
         data = tuple(value.shape[: value.dim() - fn.event_dim])
         if log_prob.numel() > max(math.prod(data), math.prod(fn.batch_shape)):
             raise DataError(
-                f"observed site {name!r} has data of shape {data} where its distribution has batch shape "
-                f"{tuple(fn.batch_shape)}: together they make {tuple(log_prob.shape)}; reshape the data, perhaps "
-                "by squeeze(-1)"
+                f"observed site {name!r} has data of shape {data}, but its distribution has batch shape "
+                f"{tuple(fn.batch_shape)}; together they broadcast to {tuple(log_prob.shape)}. Remedy: reshape the "
+                "data, for example by squeeze(-1)"
             )
 
     def outside_of_support(self) -> str:
-        """Name the data that the last site cannot have, if there are any, in place of torch's print of all of them."""
+        """Return a message on data outside the support of the last site, or ""; torch would print all of the data."""
         if self._seen is None or self._seen[0] != self.last:
             return ""
         _, fn, value = self._seen
@@ -324,12 +324,12 @@ class Reader(Messenger):
                 return (
                     f"{int((~inside).sum())} of its {inside.numel()} observed values lie outside of the support of "
                     f"{type(fn).__name__.lstrip('_')}, which is {fn.support}; the first is {value[first].tolist()}, at "
-                    f"index {first}; correct the data, or choose a distribution that can give them"
+                    f"index {first}; correct the data, or choose a distribution with another support"
                 )
         return ""
 
     def _hide_masked_nan(self, msg: Any) -> None:
-        """Put a draw where data are missing and masked: NaN times a mask of zero is NaN in the gradient."""
+        """Replace masked NaN by draws, because NaN times a mask of zero is NaN in the gradient."""
         name, fn, value = msg["name"], msg["fn"], msg["value"]
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return
@@ -394,7 +394,7 @@ class Reader(Messenger):
 
 
 def _layers(fn: Any) -> list[Any]:
-    """Return a distribution and those that it was made of."""
+    """Return a distribution and the distributions that it wraps."""
     found = []
     while fn is not None:
         found.append(fn)
@@ -403,7 +403,7 @@ def _layers(fn: Any) -> list[Any]:
 
 
 def is_deterministic(msg: Any) -> bool:
-    """Tell whether a site only names a value: by `pyro.deterministic`, or as what a reparameterisation left."""
+    """Tell whether a site only names a value: by ``pyro.deterministic``, or as the rest of a reparameterisation."""
     fn = msg["fn"]
     left = getattr(fn, "_mask", None) is False and isinstance(_layers(fn)[-1], Delta)
     return bool(msg["infer"].get("_deterministic")) or (msg["is_observed"] and left)
@@ -414,20 +414,20 @@ def _refuse_inexact_sum(msg: Any) -> None:
     if bool((torch.as_tensor(msg["scale"]) - 1).abs().max() > 1e-6):
         raise ModelError(
             f"site {msg['name']!r} is summed out and scaled, by poutine.scale or by a plate that subsamples, so its "
-            "probabilities do not sum to one; scale the observed sites only, or give all of the data"
+            "probabilities do not sum to one; scale the observed sites only, or use the full data"
         )
     if msg["infer"].get("num_samples") is not None:
         raise UnsupportedSiteError(
             f"site {msg['name']!r} is marked for enumeration with num_samples, which draws values instead of summing "
-            "over all; leave num_samples out"
+            "over all of them; remove num_samples"
         )
 
 
 def _refuse_improper(msg: Any) -> None:
-    """Refuse what has no density, and priors that are scaled on purpose; a flat one may have a posterior."""
+    """Refuse sites without density and scaled priors; a flat prior is allowed, as its posterior may be proper."""
     if isinstance(_layers(msg["fn"])[-1], Delta):
         raise UnsupportedSiteError(
-            f"latent site {msg['name']!r} is a Delta, which has no density; name its value by pyro.deterministic"
+            f"latent site {msg['name']!r} is a Delta, which has no density; replace it by pyro.deterministic"
         )
     scale = msg["scale"]
     if not (isinstance(scale, (int, float)) and scale == 1) and bool((torch.as_tensor(scale) != 1).any()):
@@ -471,7 +471,7 @@ _ROUNDED_MASS = 1e-4
 
 
 class DiscreteValues(NamedTuple):
-    """What a discrete site can be: each of its elements takes one of ``K`` values."""
+    """The values of a discrete site: each of its elements takes one of ``K`` values."""
 
     name: str
     values: Tensor  # (K, *event)
@@ -504,7 +504,7 @@ class Replay(Messenger):
         fn = msg["fn"]
         if isinstance(fn, _Subsample):
             if fn.subsample_size is not None and fn.subsample_size < fn.size:
-                raise ModelError(f"plate {name!r} subsamples its data, so the evidence is random; give it all the data")
+                raise ModelError(f"plate {name!r} subsamples its data, so the evidence is random; use the full data")
         elif not msg["is_observed"] and not msg["done"]:
             scale = msg["scale"]
             if not (isinstance(scale, (int, float)) and scale == 1) and bool((torch.as_tensor(scale) != 1).any()):
@@ -538,12 +538,12 @@ class Replay(Messenger):
             given = ", ".join(f"{site} = {value.tolist()}" for site, value in self.values.items())
             raise ModelError(
                 f"the log probability of site {name!r} is {float(log_prob)} at {given or 'its only value'}; "
-                "look at its parameters and data there"
+                "check its parameters and data at these values"
             )
 
 
 def base_of(fn: Any) -> Any:
-    """Return the distribution of one element, without what repeats, masks or groups it."""
+    """Return the distribution of one element, without expansion, mask and event dimensions of its wrappers."""
     while "base_dist" in vars(fn) and not hasattr(fn, "transforms"):
         fn = fn.base_dist
     return fn
@@ -566,7 +566,7 @@ def choices_of(name: str, fn: Any) -> DiscreteValues:
     if not bool((mass.abs() <= UNIT_MASS.get(mass.dtype, _ROUNDED_MASS)).all()):
         wrong = float(mass.reshape(-1)[int(mass.abs().nan_to_num(nan=math.inf).argmax())].exp())
         raise ModelError(
-            f"the probabilities of site {name!r} add up to {wrong:.6g} instead of one; mend its parameters"
+            f"the probabilities of site {name!r} add up to {wrong:.6g} instead of one; correct its parameters"
         )
     return DiscreteValues(name, values, elements, log_prob > -torch.inf)
 
@@ -578,15 +578,15 @@ def values_of_element(name: str, base: Any) -> Tensor:
             return base.enumerate_support(expand=False).reshape(-1, *base.event_shape)
         except NotImplementedError as error:
             raise UnsupportedSiteError(
-                f"the elements of site {name!r} take different values ({error}); replace its plate by a Python loop"
+                f"the elements of site {name!r} have different supports ({error}); replace its plate by a Python loop"
             ) from error
     if base.support.is_discrete:
         raise UnsupportedSiteError(
-            f"site {name!r} is a {type(base).__name__}, whose values cannot be listed; truncate it to a Categorical, "
-            "or sum it out by hand"
+            f"site {name!r} is a {type(base).__name__}, whose values cannot be enumerated; truncate it to a "
+            "Categorical, or sum it out by hand"
         )
     raise UnsupportedSiteError(
-        f"site {name!r} is continuous ({type(base).__name__}), and only discrete sites can be listed; fix it with "
+        f"site {name!r} is continuous ({type(base).__name__}), and only discrete sites can be enumerated; fix it with "
         f"pyro.condition(model, {{{name!r}: value}}), or estimate the evidence with Target.from_pyro and bayeskit."
         "inference.evidence"
     )
@@ -647,7 +647,7 @@ _TOLERANCE = 1e-4  # by which a probability may lie outside of [0, 1] by roundin
 
 
 class DomainCheck(Messenger):
-    """Note for every site how far each of its parameters lies outside of a bound, at one value of the latent sites."""
+    """Record for every site how far each parameter lies outside its bounds, at one value of the latent sites."""
 
     def __init__(self) -> None:
         super().__init__()

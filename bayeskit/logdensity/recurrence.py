@@ -42,10 +42,10 @@ __all__ = ["LoopStep", "MAX_DENSE_STATES", "Step", "affine_paths", "paths", "pre
 
 # A loop over time under batching, gradients and tracing, with gradients that need no loop.
 #
-# The states are computed one after another. Given all of them, the slopes of all steps are computed at once, and the
-# gradient goes back through time as an affine recurrence.
+# The states are computed one after another. Given all states, the Jacobian matrices of all steps are computed at once,
+# and the gradient follows an affine recurrence backward in time.
 
-MAX_DENSE_STATES = 16  # numbers of a state, beyond which products of matrices cost more than a loop
+MAX_DENSE_STATES = 16  # size of a state, beyond which matrix products cost more than a loop
 
 LoopStep = Callable[..., tuple[Tensor, ...]]
 """``(*states, *inputs, *others) -> states`` of one time."""
@@ -62,7 +62,7 @@ def paths(step: LoopStep, affine: bool, times: int, num_states: int, num_inputs:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is done to the operands, and which of them have a batch as their first dimension."""
+    """The step of a loop, its sizes, and which operands have a batch as their first dimension."""
 
     step: LoopStep
     affine: bool
@@ -74,7 +74,7 @@ class _Plan:
 
     @property
     def in_turn(self) -> int:
-        """How many operands differ from time to time."""
+        """Number of operands that vary in time."""
         return self.num_states + self.num_inputs
 
     @property
@@ -87,7 +87,7 @@ class _Plan:
         return tuple(0 if yes else None for yes in self.batched)
 
     def times_first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Exchange batch and times of operands, paths and cotangents that have both, forth and back."""
+        """Swap the batch and time dimensions of the tensors that have both; the swap is its own inverse."""
         n = self.num_operands
         return [
             x.movedim(1, 0) if self.batch and (place >= n or (self.is_input(place) and self.batched[place])) else x
@@ -98,7 +98,7 @@ class _Plan:
         return self.num_states <= place < self.in_turn
 
     def at_one_time(self, operands: Sequence[Tensor], batch: bool) -> list[Tensor]:
-        """Return the operands of the first time, of the first member of the batch or of all."""
+        """Return the operands at the first time, of all members of the batch if ``batch``, else of the first."""
         found = []
         for place, x in enumerate(operands):
             if self.batched[place] and not batch:
@@ -107,11 +107,11 @@ class _Plan:
         return found
 
     def in_batch(self, function: Callable[..., Any], more: int = 0) -> Callable[..., Any]:
-        """Return a function of single operands, and of ``more`` that are batched, as one of batches."""
+        """Return ``function`` mapped over the batch of its operands and of ``more`` batched arguments."""
         return torch.func.vmap(function, in_dims=(*self.dims, *(0,) * more)) if self.batch else function
 
     def merged(self, size: int, dims: Sequence[int | None], tensors: Sequence[Tensor], forced: Sequence[int]) -> Any:
-        """Take another batch in, before the one that is there; ``forced`` operands must have it."""
+        """Merge a new batch dimension into the existing one; ``forced`` operands always get it."""
         old, found, batched = max(self.batch, 1), [], []
         for place, (x, dim) in enumerate(zip(tensors, dims, strict=True)):
             before = self.batched[place] if place < self.num_operands else bool(self.batch)
@@ -126,7 +126,7 @@ class _Plan:
 
 
 class _Loop(torch.autograd.Function):
-    """States one after another, as functorch and autograd see them."""
+    """The sequential loop as a function of autograd, with a rule for vmap."""
 
     @staticmethod
     def forward(plan: _Plan, *operands: Tensor) -> tuple[Tensor, ...]:
@@ -235,7 +235,7 @@ class _Gradient(torch.autograd.Function):
 
 
 def _pulled_back(plan: _Plan, wanted: Sequence[int], *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradients by the ``wanted`` operands, given the operands, all states and their cotangents."""
+    """Return the gradients of the ``wanted`` operands, given the operands, all states and their cotangents."""
     found = plan.in_batch(lambda *x: _single_pulled_back(plan, wanted, *x), 2 * plan.num_states)(*tensors)
     return tuple(
         x.sum(0) if plan.batch and not plan.batched[place] else x for place, x in zip(wanted, found, strict=True)
@@ -270,7 +270,7 @@ def _before(first: Sequence[Tensor], found: Sequence[Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class _Partial:
-    """New states that are no integers as a function of some of the operands."""
+    """Floating-point new states as a function of some of the operands."""
 
     step: LoopStep
     floats: tuple[int, ...]
@@ -287,7 +287,7 @@ class _Partial:
 
 @dataclass(frozen=True)
 class _PulledBack:
-    """One step back: from operands and the gradients by the new states to those by the old states and by ``wanted``."""
+    """One backward step: operands and gradients of the new states to gradients of the old states and ``wanted``."""
 
     step: LoopStep
     floats: tuple[int, ...]
@@ -304,7 +304,7 @@ class _PulledBack:
 
 @dataclass(frozen=True)
 class _Adjoint:
-    """A step back in time as that of a loop: what a later state's gradient and this time's own make together."""
+    """A backward step as the step of a loop: the gradient propagated from later times plus the present cotangent."""
 
     back: _PulledBack
     in_turn: int
@@ -345,7 +345,7 @@ def affine_paths(step: LoopStep, times: int, num_states: int, num_inputs: int, *
 
 
 def _slopes(pull: Callable[..., Sequence[Tensor]], shapes: Sequence[torch.Size], like: Tensor) -> Tensor:
-    """Return the matrices of slopes of all times, ``(T, k, k)``, from a product with them that goes over all times."""
+    """Return the Jacobian matrices of all times, ``(T, k, k)``, from a vector-Jacobian product over all times."""
     times, k = like.shape
     identity = torch.eye(k, dtype=like.dtype, device=like.device)
     rows: Tensor = torch.func.vmap(lambda e: _packed(pull(*_unpacked(e.expand(times, k), shapes))))(identity)
@@ -356,11 +356,11 @@ def prefix(matrices: Tensor, offsets: Tensor, first: Tensor) -> Tensor:
     """Return ``x[t] = A[t] x[t - 1] + b[t]`` for all times, ``(T, k, k), (T, k), (k,) -> (T, k)``."""
     times, k = offsets.shape
     offset = torch.cat([(matrices[0] @ first + offsets[0]).unsqueeze(0), offsets[1:]])
-    # What comes before the first time is left out: its offset holds the first state already.
+    # The first matrix is zero, because the first offset already contains the first state.
     matrix = torch.cat([torch.zeros_like(matrices[:1]), matrices[1:]])
     if k == 1:
         matrix = matrix.squeeze(-1)
-    # Each round doubles the number of earlier times that every time has taken in.
+    # Each round doubles the number of earlier times that every state includes.
     reach = 1
     while reach < times:
         earlier = _later(offset, reach)
@@ -374,7 +374,7 @@ def prefix(matrices: Tensor, offsets: Tensor, first: Tensor) -> Tensor:
 
 
 def _later(x: Tensor, times: int) -> Tensor:
-    """Return what was so many times before, and zero where there was nothing, ``(T, ...) -> (T, ...)``."""
+    """Return ``x`` delayed by ``times`` steps and padded with zeros, ``(T, ...) -> (T, ...)``."""
     return pad(x[:-times], (0, 0) * (x.dim() - 1) + (times, 0))
 
 
@@ -390,7 +390,7 @@ def _unpacked(x: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
 
 
 def _is_followed() -> bool:
-    """Tell whether operations are traced, or counted, so that a loop has to be one of them."""
+    """Tell whether operations are traced or counted, so that a loop must be a single operation."""
     return bool(current_dispatch_modes())
 
 
@@ -398,7 +398,7 @@ def _is_followed() -> bool:
 
 
 def _text(function: Callable[..., Sequence[Tensor]], operands: Sequence[Tensor]) -> tuple[str, list[Tensor]]:
-    """Write a function as Python; its constants become arguments."""
+    """Return the Python source of a function, and its constants, which become arguments."""
 
     def whole(*operands: Tensor) -> list[Tensor]:
         return [y.clone(memory_format=torch.contiguous_format) for y in function(*operands)]
@@ -419,41 +419,41 @@ def _text(function: Callable[..., Sequence[Tensor]], operands: Sequence[Tensor])
     return graph.code, constants
 
 
-# Recurrences in time: states that are made of those before them.
+# Recurrences in time: each state is a function of the state before.
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
 def scan(step: Step, state: Any, inputs: Any = None, length: int | None = None) -> tuple[Any, Any]:
-    r"""Apply a step again and again: the new state is that of the next step.
+    r"""Apply a step repeatedly: each new state enters the next step.
 
-    The step is traced once, not once a time, where a model is made a target: in its graph the loop is one operation,
-    and what goes back through it for the gradient is another, both compiled where the density is. The step may use
-    parameters from outside of it, and has second derivatives. Works in a Pyro model, and under ``torch.func``.
+    When a model becomes a target, the step is traced once for all times: the loop is one operation of the graph and its
+    gradient another, both compiled with the density. The step may use parameters from outside, and has second
+    derivatives. Works in a Pyro model, and under ``torch.func``.
 
-    A step whose new state is an affine function of the old one, ``A x + b`` with any ``A`` and ``b`` made of inputs and
-    parameters, is found out, and without a compiler all times are computed at once, in a number of operations that
-    grows with the logarithm of the length: autoregressions, moving averages, exponential smoothing, the variance of a
-    GARCH process. A step that branches on values, changes tensors in place, or runs a transform of ``torch.func`` is
-    unrolled: its graph grows with the length.
+    A step whose new state is an affine function of the old state, ``A x + b`` with ``A`` and ``b`` computed from inputs
+    and parameters, is detected; without a compiler, all times are then computed at once, in a number of operations that
+    grows with the logarithm of the length. Examples are autoregressions, moving averages, exponential smoothing, and
+    the variance of a GARCH process. A step that branches on values, changes tensors in place, or runs a transform of
+    ``torch.func`` is unrolled: its graph grows with the length.
 
     Parameters
     ----------
     step : callable
         ``(state, input) -> (state, output)``. Without side effects, and without ``pyro.sample``.
     state : Tensor, or tuple, list or dict of them
-        The first one. Shapes and dtypes stay as they are.
+        Initial state; steps keep its shapes and dtypes.
     inputs : Tensor, or tuple, list or dict of them, optional
-        Of all times, which are the first dimension, of length ``T``.
+        Inputs of all times; the first dimension is time, of length ``T``.
     length : int, optional
-        ``T``, where there are no inputs.
+        ``T``; required without inputs.
 
     Returns
     -------
     state
-        The last one.
+        State after the last step.
     outputs
-        Stacked, times first; None where the step returns None.
+        Outputs stacked along time, the first dimension; None where the step returns None.
 
     Raises
     ------
@@ -466,9 +466,9 @@ def scan(step: Step, state: Any, inputs: Any = None, length: int | None = None) 
 
     Notes
     -----
-    Of an affine step the products of all its matrices are computed, and for gradients those of the slopes of any step.
-    Where these overflow although the states do not, such as by ``1e200 * x`` from zero, the result is not a number,
-    unless it is compiled.
+    The matrices of an affine step are multiplied, and for gradients the Jacobian matrices of any step. If these
+    products overflow although the states do not, for example with ``1e200 * x`` from zero, the result is NaN, unless it
+    is compiled.
 
     References
     ----------
@@ -510,7 +510,7 @@ class _Run:
     """One run of a step, its tape, and whether the new state is an affine function of the old one."""
 
     def __init__(self, step: Step, state: Any, inputs: Any) -> None:
-        # Tensors of their own, or one that the step also uses from outside of it could not be told apart.
+        # Views, to distinguish the state from the same tensor used by the step from outside.
         state, inputs = _map(lambda leaf: leaf.view_as(leaf), state), _map(lambda leaf: leaf.view_as(leaf), inputs)
         self.state = tree_leaves(state)
         self.inputs = [leaf for leaf in tree_leaves(inputs) if leaf is not None]
@@ -523,7 +523,7 @@ class _Run:
         self.is_affine = small and alike and not self.tape.lost and degrees.is_affine(self.found[0])
 
     def agrees(self, other: _Run) -> bool:
-        """Tell whether both were computed in the same way, which the tape holds all of."""
+        """Tell whether both runs made the same calls, all of which are on the tape."""
         return self.tape.agrees(other.tape, tree_leaves(self.found), tree_leaves(other.found))
 
 
@@ -594,7 +594,7 @@ class _Degrees(TorchFunctionMode):
     def __init__(self, state: Any) -> None:
         super().__init__()
         self._followed: dict[int, Tensor] = {id(leaf): leaf for leaf in tree_flatten(state)[0]}  # kept alive, for ids
-        self._beyond: dict[int, Tensor] = {}  # that depend on the state in another way
+        self._beyond: dict[int, Tensor] = {}  # tensors that depend on the state, but not affinely
         self._lost = False  # set by reading a number of the state, assigning to it or changing it in place
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -632,8 +632,8 @@ class _Degrees(TorchFunctionMode):
         return not self._lost and not self._depends(state, self._beyond)
 
 
-# Names of functions, methods and attributes of torch, without underscores: what is linear in all arguments together, in
-# one factor, and in its first argument alone.
+# Names of torch's functions, methods and attributes, without underscores, that are linear in all arguments together, in
+# one factor, and in the first argument alone.
 _SUMS = frozenset("add radd sub rsub stack cat concatenate".split())
 _PRODUCTS = frozenset("mul rmul multiply matmul rmatmul mv mm dot".split())
 _OF_FIRST = frozenset(
@@ -643,12 +643,12 @@ _OF_FIRST = frozenset(
 
 
 class _NoSites(Messenger):
-    """Refuse sites in a step: their number would depend on how often it is run."""
+    """Refuse sites in a step, because their number would depend on the number of steps."""
 
     def _pyro_sample(self, msg: Any) -> None:
         raise ModelError(
-            f"site {msg['name']!r} is in the step of a scan; draw all times before it, in a plate or as one vector, "
-            "give them as inputs, and observe the outputs after it"
+            f"site {msg['name']!r} is in the step of a scan, which must not have sites; draw the values of all times "
+            "before the scan, in a plate or as one vector, pass them as inputs, and observe the outputs after it"
         )
 
 
@@ -656,7 +656,7 @@ def _as_tensors(name: str, data: Any) -> Any:
     leaves, spec = tree_flatten(data)
     for leaf in leaves:
         if leaf is not None and not isinstance(leaf, (Tensor, int, float)):
-            raise ShapeError(f"the {name} of a scan are tensors, not {type(leaf).__name__}; use torch.as_tensor")
+            raise ShapeError(f"the {name} of a scan must be tensors, not {type(leaf).__name__}; use torch.as_tensor")
     like = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
     made = [
         leaf
@@ -670,11 +670,11 @@ def _as_tensors(name: str, data: Any) -> Any:
 def _length(inputs: Any, length: int | None) -> int:
     sizes = {len(leaf) if leaf.dim() else None for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)}
     if None in sizes:
-        raise ShapeError("an input of a scan has no dimension for time; its first one is time")
+        raise ShapeError("an input of a scan has no time dimension; make time its first dimension")
     if length is not None:
         sizes.add(length)
     if not sizes:
-        raise SettingsError("a scan needs inputs, or length=")
+        raise SettingsError("a scan has neither inputs nor a length; pass inputs or length=")
     if len(sizes) > 1:
         raise ShapeError(f"the inputs of a scan differ in length: {sorted(s for s in sizes if s is not None)}")
     return int(sizes.pop() or 0)
@@ -685,7 +685,7 @@ def _at(inputs: Any, t: int) -> Any:
 
 
 def _nothing(inputs: Any) -> Any:
-    """Return inputs of one time where there is none."""
+    """Return zeros as the inputs of one time, for inputs of length zero."""
     return _map(lambda leaf: leaf.new_zeros(leaf.shape[1:]), inputs)
 
 
@@ -704,7 +704,7 @@ def _as_tensor(value: Any) -> Tensor:
 
 def _check(found: Any, state: Any) -> None:
     if not isinstance(found, tuple) or len(found) != 2:
-        raise ShapeError("the step of a scan returns (state, output); return (state, None) where there is no output")
+        raise ShapeError("the step of a scan must return (state, output); return (state, None) if there is no output")
     old, new = tree_flatten(state), tree_flatten(found[0])
     if old[1] != new[1]:
         raise ShapeError(f"the step of a scan changes the structure of its state, from {old[1]} to {new[1]}")
@@ -713,5 +713,5 @@ def _check(found: Any, state: Any) -> None:
             now = f"{tuple(after.shape)}, {after.dtype}" if isinstance(after, Tensor) else type(after).__name__
             raise ShapeError(
                 f"part {place} of the state of a scan has shape {tuple(before.shape)}, {before.dtype}, and after one "
-                f"step {now}; start with what the step returns"
+                f"step {now}; pass an initial state with the shape and dtype that the step returns"
             )

@@ -2,8 +2,8 @@
 
 A value near the end of its support rounds to that end: a probability of ``1 - exp(-40)`` is one in double precision, a
 rate of ``exp(-800)`` is zero. The density of the coordinate ``x`` itself, Jacobian included, needs no such value:
-that of ``Beta(a, b)`` on the logit is ``a log s(x) + b log s(-x) - log B(a, b)`` for every ``x``. Distributions that
-are not known here are evaluated at the rounded value.
+that of ``Beta(a, b)`` on the logit is ``a log s(x) + b log s(-x) - log B(a, b)`` for every ``x``. Other
+distributions are evaluated at the rounded value.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def _form(fn: Any) -> _Form | None:
 
 
 def _is_unmasked(fn: Any) -> bool:
-    """Whether a mask leaves everything as it is."""
+    """Tell whether the mask of a distribution excludes nothing."""
     return isinstance(fn, dist.MaskedDistribution) and fn._mask is True
 
 
 def _is_library(fn: Any, method: str) -> bool:
-    """Whether a method of ``fn`` is that of torch or Pyro, not one that a subclass has put in its place."""
+    """Tell whether a method of ``fn`` is defined in torch or Pyro, not in a subclass from elsewhere."""
     owner = next(kind for kind in type(fn).__mro__ if method in vars(kind))
     return owner.__module__.split(".")[0] in ("torch", "pyro")
 
@@ -272,12 +272,12 @@ def _continuous_bernoulli_draw(fn: Any, shape: torch.Size) -> Tensor:
 
 def _logit_and_size(fn: Any) -> tuple[Tensor, Tensor]:
     """Return the logit of a parameter, and its absolute value, held away from zero."""
-    given = fn._param  # what was not given may have been computed, and is held away from the ends
+    given = fn._param  # the other parameter may have been computed from it and clamped
     logit = given if vars(fn).get("logits") is given else given.log() - torch.log1p(-given)
     return logit, logit.abs().clamp(min=1e-30)
 
 
-#: Of a Polya-Gamma variable PG(1, 0): where Pyro truncates it, what lies beyond, and terms of its series.
+#: Polya-Gamma variable PG(1, 0): Pyro's truncation point, the mass beyond it, and the terms of its two series.
 _TRUNCATION, _BEYOND, _SERIES_TERMS, _GAMMA_TERMS = 2.5, 5.584916780500388e-6, 6, 50
 
 
@@ -296,7 +296,7 @@ def _truncated_polya_gamma(fn: Any, x: Tensor) -> Tensor:
 
 
 def _truncated_polya_gamma_draw(fn: Any, shape: torch.Size) -> Tensor:
-    """Draw the sum of exponential variables that it is, as far as these are not constant but for rounding."""
+    """Draw PG(1, 0) as a sum of weighted exponential variables, with its tail replaced by its mean."""
     n = torch.arange(_GAMMA_TERMS, dtype=fn.prototype.dtype, device=fn.prototype.device)
     weight = 0.5 / (math.pi * (n + 0.5)).square()
     draws = -torch.log1p(-torch.rand(*shape, *fn.batch_shape, _GAMMA_TERMS, dtype=n.dtype, device=n.device))
@@ -406,7 +406,7 @@ def _has_own_bounds(components: Any) -> bool:
 
 
 def _transformed(fn: Any, x: Tensor) -> Tensor | None:
-    """Go back through the last transform, to what has a density of its own or a logarithm for its coordinate."""
+    """Invert the last transform, to a distribution with a density of its own or a logarithmic coordinate."""
     last, before = _last(fn)
     if _is_bijection(last, fn):
         return before.log_prob(x)  # type: ignore[no-any-return]
@@ -447,7 +447,7 @@ _SOFTPLUS = (transforms.SoftplusTransform, dist.transforms.SoftplusTransform)
 
 
 def _last(fn: Any) -> tuple[Any, Any]:
-    """Return the last transform and the distribution of what it is applied to."""
+    """Return the last transform and the distribution of its input."""
     parts = [part for t in fn.transforms for part in (t.parts if isinstance(t, transforms.ComposeTransform) else [t])]
     if len(parts) < 2:
         return parts[0] if parts else None, fn.base_dist
@@ -476,13 +476,13 @@ _BIJECTIONS = (
 
 
 def _is_back(transform: Any, before: Any) -> bool:
-    """Whether a transform leads from a support to our coordinate there."""
+    """Tell whether a transform maps a support to its unconstrained coordinate."""
     known = isinstance(transform, transforms._InverseTransform) and type(transform.inv) in _BIJECTIONS
     return known and is_whole(_innermost(transform.domain), _innermost(before.support))
 
 
 def _is_bijection(transform: Any, fn: Any) -> bool:
-    """Whether a transform of real numbers is the one that our coordinate belongs to."""
+    """Tell whether a transform is the bijection of the support of ``fn``."""
     return type(transform) in _BIJECTIONS and _innermost(fn.support) == _innermost(transform.codomain)
 
 
@@ -506,7 +506,7 @@ def _relaxed_bernoulli(fn: Any, x: Tensor) -> Tensor:
     return fn.temperature.log() + logsigmoid(z) + logsigmoid(-z)
 
 
-#: The first row of which a distribution is an instance holds.
+#: The first row whose class has the distribution as an instance applies.
 _FORMS: tuple[_Form, ...] = (
     _Form(plain.Gamma, _gamma, lambda fn, n: _log_gamma_draw(fn.concentration, n) - fn.rate.log()),
     _Form(plain.Exponential, _exponential, lambda fn, n: _log_exponential_draw(fn.rate, n) - fn.rate.log()),

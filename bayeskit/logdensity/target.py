@@ -42,15 +42,15 @@ def can_be_batched(density: PyroDensity, probe: Tensor) -> bool:
     """Tell whether the density and its gradient can be evaluated at ``probe`` ``(d,)`` under vmap; warn if not."""
     both = torch.stack([probe, probe])
     try:
-        # With its gradient: what can be made a target can be sampled.
+        # With its gradient, because samplers need it.
         _evaluation.with_gradient(torch.func.vmap(density.joint))(both, torch.ones_like(both[:, 0]))
     except UNTRACEABLE as error:
         raise_if_broken(density, probe)
         raise_if_not_differentiable(density, probe)
         warnings.warn(
             f"the model cannot be batched{place_of(error)} ({first_line(error)}), so it is evaluated in a loop, "
-            "many times slower; replace Python control flow on sampled values by torch.where, what assigns to "
-            "elements by torch.stack, or the distribution by one that can be batched; for draws alone, "
+            "many times slower. Remedy: replace Python control flow on sampled values by torch.where, assignments to "
+            "elements by torch.stack, or the distribution by a batchable distribution. If only draws are needed, "
             "bayeskit.inference.samplers.sample_with_pyro may take less time",
             SlowModelWarning,
             stacklevel=3,
@@ -72,15 +72,15 @@ class Target:
     sites : tuple of Site
         The continuous latent sites, in model order, with their slice of the vector.
     dtype, device
-        Those of the model's data.
+        Dtype and device of the model's data.
     compile : bool or "auto"
-        Whether gradients are compiled; "auto" compiles what is planned to run long.
+        Whether gradients are compiled; "auto" compiles where the planned work repays it.
     density : Density
-        Of single vectors, or of batches where ``batched`` is true: what the target evaluates.
+        The evaluated density: of single vectors, or of batches where ``batched`` is true.
     loops : bool
         Whether the model cannot be batched, so that vectors are evaluated one by one.
     full_conditionals : callable or None
-        For Gibbs: gives, by block of sites, functions from the values of all other sites to the block's distribution.
+        For Gibbs sampling: returns, by block of sites, functions from the other sites' values to its distribution.
 
     Examples
     --------
@@ -118,7 +118,7 @@ class Target:
         self.dim, self.dtype, self.device = density.dim, density.dtype, density.device
         self.sites = density.sites
         self._engine = self._new_engine() if engine is None else engine
-        #: What others found out about this target, kept with it; copies begin with nothing.
+        #: Cached diagnostics of this target; copies start without them.
         self.findings: dict[str, Any] = {}
 
     # -- making one -------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Target:
     def from_pyro(
         cls, model: Callable[..., Any], *args: Any, compile: Compile = "auto", seed: int = 0, **kwargs: Any
     ) -> Target:
-        """Read a Pyro model.
+        """Make a target from a Pyro model.
 
         Unobserved continuous sites become coordinates; observed sites and
         ``pyro.factor`` become the likelihood; sites marked
@@ -139,11 +139,11 @@ class Target:
         model : callable
             A Pyro model: function, ``PyroModule`` or object with ``__call__``.
         *args, **kwargs
-            What the model is called with.
+            Arguments of the model.
         compile : bool or "auto", default "auto"
             Compile gradients always, never, or where the planned work repays it.
         seed : int, default 0
-            For the one run that reads the model's structure.
+            Seed of the run that reads the model's structure.
 
         Returns
         -------
@@ -164,7 +164,7 @@ class Target:
         SlowModelWarning
             If the model cannot be batched.
         AccuracyWarning
-            If the gradient is not the derivative of the log density, as where the model calls ``.detach()`` or
+            If the gradient is not the derivative of the log density, for example if the model calls ``.detach()`` or
             ``.item()``.
         """
         density = PyroDensity(model, args, kwargs, new_generator(seed))
@@ -177,7 +177,7 @@ class Target:
             evaluate = _evaluation.with_gradient_loop(density.joint)
         else:
             evaluate = _evaluation.with_gradient(torch.func.vmap(density.joint))
-        with suppress(*UNTRACEABLE):  # a neighbour of the probe may be outside of what the model can do
+        with suppress(*UNTRACEABLE):  # the model may fail at a neighbour of the probe
             warn_if_gradient_is_wrong(density, evaluate, probe)
         return cls(density, compile=compile, loops=loops)
 
@@ -193,7 +193,7 @@ class Target:
         device: torch.device | str = "cpu",
         compile: Compile = "auto",
     ) -> Target:
-        """Make a target of two functions of an unconstrained vector.
+        """Make a target from two functions of an unconstrained vector.
 
         Parameters
         ----------
@@ -204,7 +204,7 @@ class Target:
         sample_prior : callable, optional
             ``(n, generator) -> (n, dim)``; methods that start at the prior need it.
         dtype, device
-            Of the vectors that the functions take.
+            Dtype and device of the vectors that the functions take.
         compile : bool or "auto", default "auto"
             As in :meth:`from_pyro`.
 
@@ -259,7 +259,7 @@ class Target:
     def evaluate(self, u: Tensor, *, compiled: bool = True) -> tuple[Tensor, Tensor]:
         """Return ``(log_prior, log_likelihood)``, each ``(*batch, d) -> (*batch)``, in one pass.
 
-        ``compiled=False`` gives the same bits whatever was compiled before.
+        ``compiled=False`` gives the same bits, independent of earlier compilation.
         """
         u = self._checked(u)
         fast = self._engine.compiled(u.shape[:-1].numel()) if compiled else None
@@ -322,8 +322,8 @@ class Target:
         num_vectors : int
             Number of rows ``n`` of every call.
         num_calls : int, default 1
-            How often it is planned to be called; under ``compile="auto"`` the graph is
-            compiled when the traced graph would need more than a few seconds for that.
+            Planned number of calls; under ``compile="auto"`` the graph is compiled
+            if the traced graph would need more than a few seconds for them.
 
         Returns
         -------
@@ -341,7 +341,7 @@ class Target:
         return self.__dict__ | {"findings": {}}
 
     def without_graphs(self) -> Target:
-        """Return the same target, which traces and compiles anew; the graphs of this one are left to it."""
+        """Return a copy of the target without its traced and compiled graphs."""
         bare = copy.copy(self)
         bare._engine = bare._new_engine()
         return bare
@@ -358,7 +358,7 @@ class Target:
         """Apply a function of one vector to every vector of a batch, in chunks."""
         batch = u.shape[:-1]
         if batch.numel() == 0:
-            shapes = self._map(function, u.new_zeros(1, self.dim))  # one vector tells the shapes of none
+            shapes = self._map(function, u.new_zeros(1, self.dim))  # one vector gives the shapes
             return gather([first_rows(shapes, 0)], batch)
         flat = u.reshape(-1, self.dim)
         if self.loops:
@@ -423,7 +423,7 @@ class Target:
         u : Tensor
             Unconstrained vectors, shape ``(*batch, d)``.
         deterministic : bool, default False
-            Include the model's ``pyro.deterministic`` sites, but for those that depend on
+            Include the model's ``pyro.deterministic`` sites, except those that depend on
             a summed-out site and so have no single value.
         """
         return self._map(lambda v: self.density.values(v, deterministic), self._checked(u))
@@ -443,7 +443,7 @@ class Target:
         for site in self.sites:
             if site.name not in values:
                 needed = [s.name for s in self.sites]
-                raise ShapeError(f"no value was given for site {site.name!r}; needed are {needed}")
+                raise ShapeError(f"site {site.name!r} has no value; pass values for the sites {needed}")
             value = torch.as_tensor(values[site.name], dtype=self.dtype, device=self.device)
             cut = value.dim() - len(site.shape)
             if cut < 0 or value.shape[cut:] != site.shape:
@@ -469,7 +469,7 @@ class Target:
         Raises
         ------
         ModelError
-            If the target's density does not tell how its values are constrained.
+            If the Jacobian of the target's density is not known.
         """
         density = self.density
         if not isinstance(density, Constrained):
@@ -478,10 +478,10 @@ class Target:
         return result[0]
 
     def rounding(self, u: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return what the likelihood makes of values that are rounded to an end of their support.
+        """Return the change of the log density due to values that are rounded to an end of their support.
 
-        A likelihood sees values, not coordinates: beyond a logit of 36 a probability is one, however far beyond. The
-        prior is right there, and so is a likelihood that tends to a limit. One that goes on to change is not.
+        The likelihood depends on values, not on coordinates: a probability with a logit above 36 is rounded to one. The
+        prior is exact there, and so is a likelihood that tends to a limit; a likelihood that keeps changing is not.
 
         Parameters
         ----------
@@ -491,8 +491,8 @@ class Target:
         Returns
         -------
         change : Tensor
-            By how much the log likelihood changes when rounded values move one unit of rounding inside,
-            ``(*batch)``; zero where none is rounded, and for targets from functions.
+            Change of the log density when rounded values move one unit of rounding inside, ``(*batch)``;
+            zero where no value is rounded, and for targets from functions.
         rounded : dict of Tensor
             By site, whether a value is rounded, ``(*batch)``, bool.
 

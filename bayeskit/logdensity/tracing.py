@@ -1,4 +1,4 @@
-"""What a function does, written down as a graph of operations that can be run again."""
+"""Functions recorded as graphs of torch operations that can be run again."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ __all__ = [
 ]
 
 
-# Write down what a function does as a graph of operations; what that may raise, and how a warning quotes it.
+# Record a function as a graph of operations; errors of tracing, and their text in warnings.
 
 UNTRACEABLE = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)
-"""Errors of a density that branches on values, or calls what cannot be batched or traced."""
+"""Errors of a density that branches on values, or calls functions that cannot be batched or traced."""
 
 
 def first_line(error: Exception) -> str:
@@ -63,31 +63,31 @@ def first_line(error: Exception) -> str:
 def traced(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> GraphModule:
     """Return the graph of the operations behind the results of ``function``, below gradients and batching.
 
-    Raise ``RuntimeError`` where it reads the value of a tensor, ``NotImplementedError`` for what no graph can hold.
+    Raise ``RuntimeError`` if it reads the value of a tensor, ``NotImplementedError`` if no graph can hold an argument.
     """
     # The graph of make_fx at a fifth of the cost: each operation is only noted when it runs.
     with _Tracer(arguments) as tracer:
         results = tuple(function(*arguments))
     tracer.graph.output(tuple(tracer.node_of(result) for result in results))
-    with use_lazy_graph_module(True):  # it is written as Python when it is called, after all changes
+    with use_lazy_graph_module(True):  # its Python code is generated at the first call, after all changes
         return make_graph_module(tracer.root, tracer.graph)
 
 
 def is_traced() -> bool:
-    """Tell whether a graph is being made of operations, here or by torch."""
+    """Tell whether operations are being traced, here or by torch."""
     return get_proxy_mode() is not None or any(isinstance(x, _Tracer) for x in current_dispatch_modes())
 
 
 class _Tracer(TorchDispatchMode):
-    """Notes each operation as a node of a graph; tensors that none of them made are buffers of its root."""
+    """Recorder of operations as nodes of a graph; tensors made elsewhere become buffers of its root."""
 
     def __init__(self, arguments: Sequence[Tensor]) -> None:
         super().__init__()
         self.root, self.graph = torch.nn.Module(), Graph()
         self._nodes, self._constants = WeakIdKeyDictionary(), WeakIdKeyDictionary()
         self._num_constants = 0
-        self._unknown = WeakIdKeyDictionary()  # tensors that depend on the arguments or on chance
-        self._changed: dict[int, Tensor] = {}  # what holds the memory that such values were written to
+        self._unknown = WeakIdKeyDictionary()  # tensors that depend on the arguments or on random numbers
+        self._changed: dict[int, Tensor] = {}  # tensors whose memory such values were written to
         for number, argument in enumerate(arguments):
             self._note(argument, self.graph.placeholder(f"argument_{number}"), True)
 
@@ -107,7 +107,7 @@ class _Tracer(TorchDispatchMode):
             if unknown:
                 raise RuntimeError(f"{operation} asks for the value of a tensor that is not known yet")
             return operation(*args, **(kwargs or {}))
-        if operation is torch.ops.aten.lift_fresh.default:  # what is done in place would change the graph's constant
+        if operation is torch.ops.aten.lift_fresh.default:  # an in-place operation would change the graph's constant
             operation = torch.ops.aten.lift_fresh_copy.default
         node = self.graph.call_function(operation, *tree_map(self._argument, (args, dict(kwargs or {}))))
         result = operation(*args, **(kwargs or {}))
@@ -118,7 +118,7 @@ class _Tracer(TorchDispatchMode):
         return result
 
     def node_of(self, tensor: Tensor) -> Node:
-        """Return the node that made a tensor, or stands for one that was there before."""
+        """Return the node of a tensor; a tensor made elsewhere becomes a constant."""
         node: Node | None = self._nodes.get(tensor) or self._constants.get(tensor)
         if node is None:
             name = f"constant_{self._num_constants}"
@@ -147,7 +147,7 @@ class _Tracer(TorchDispatchMode):
 
 
 def safe(operation: Any) -> Any:
-    """Return an operation that does the same and does not crash the process under a mode that watches it."""
+    """Return an equivalent operation that does not crash the process under a dispatch mode."""
     # Forward derivatives start from zeros without memory, which crash when multiplied by a number.
     return torch.ops.aten.zeros.default if operation is torch.ops.aten._efficientzerotensor.default else operation
 
@@ -161,7 +161,7 @@ def _memory(x: Tensor) -> int:
 
 
 def fail_apart(graph: GraphModule) -> None:
-    """Let a matrix that cannot be factorised give NaN to its own vector instead of an error to all of them."""
+    """Make a failed matrix factorisation give NaN for its own vector instead of an error for the whole batch."""
     aten = torch.ops.aten
     for check in list(graph.graph.find_nodes(op="call_function", target=aten._linalg_check_errors.default)):
         info = check.args[0]
@@ -198,7 +198,7 @@ def interpreted(graph: GraphModule, *examples: Tensor) -> Callable[..., tuple[Te
     """Return ``graph`` in torch's interpreter, for the shapes of ``examples``, or as it is if results would differ."""
     targets = (node.target for node in graph.graph.nodes if node.op == "call_function")
     if any(example.device.type != "cpu" for example in examples):
-        return graph  # to compare answers would be to wait for the device
+        return graph  # comparing results would wait for the device
     if not all(isinstance(target, OpOverload) or target is operator.getitem for target in targets):
         return graph  # a loop would be unrolled
     try:
@@ -213,9 +213,9 @@ def interpreted(graph: GraphModule, *examples: Tensor) -> Callable[..., tuple[Te
     return call if same else graph
 
 
-# One run of a function as a list of calls of torch, which can be made again with other tensors.
+# One run of a function as a list of calls of torch, which can be repeated with other tensors.
 
-# What tells no number of a tensor, by names of functions, methods and attributes without underscores.
+# Functions, methods and attributes, without underscores, that do not read the values of a tensor.
 QUERIES = frozenset(
     "size dim numel len shape ndim dtype device layout stride requires_grad is_floating_point is_contiguous "
     "is_complex is_tensor get_device".split()
@@ -255,7 +255,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class Program:
-    """Calls of a tape as a function of tensors; equal to others that do the same."""
+    """Calls of a tape as a function of tensors; programs with the same calls are equal."""
 
     num_arguments: int
     calls: tuple[_Call, ...]
@@ -282,7 +282,7 @@ class Tape(TorchFunctionMode):
 
     def __init__(self, given: Sequence[Tensor]) -> None:
         super().__init__()
-        # Set by what other tensors cannot repeat: reading values, changes in place, random numbers, transforms.
+        # Set by calls that other tensors cannot repeat: reading values, changes in place, random numbers, transforms.
         self.lost = False
         self._kept: list[Any] = list(given)  # alive, for their ids
         self._depends = {id(x) for x in given}
@@ -322,7 +322,7 @@ class Tape(TorchFunctionMode):
         return result
 
     def _same(self, entry: Any) -> int:
-        """Return the number of the first call that was the same one, or of the next."""
+        """Return the index of the first equal call, or of the next call."""
         try:
             return self._record.index(entry)
         except (ValueError, RuntimeError, TypeError):
@@ -352,7 +352,7 @@ class Tape(TorchFunctionMode):
             return False  # arguments that cannot be compared
 
     def program(self, given: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[Program, list[Tensor]]:
-        """Return the calls that make ``wanted`` of ``given`` and further tensors, and those tensors."""
+        """Return the program that computes ``wanted`` from ``given`` and further tensors, and these further tensors."""
         # Tensors that depend on nothing given are arguments, not computed again.
         slots = {id(x): number for number, x in reversed(list(enumerate(given)))}
         needed = {id(x) for x in wanted} - set(slots)

@@ -176,14 +176,14 @@ class _CorrelationCholesky(CorrCholeskyTransform):
 
 
 class BoundedExponential(ExpTransform):
-    """The exponential function, held within what a number can be, so that a positive value is never zero."""
+    """The exponential function, clamped to positive finite numbers of the dtype."""
 
     def _call(self, x: Tensor) -> Tensor:
-        # A hair inside: the logarithms themselves are rounded.
+        # Slightly inside, because the logarithms themselves are rounded.
         return x.clamp(_log_tiny(x), _log_max(x)).exp()
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return ``x``; no density reaches beyond the largest number."""
+        """Return ``x``, or ``-inf`` beyond the logarithm of the largest number."""
         return torch.where(x <= _log_max(x), x, -torch.inf)
 
 
@@ -215,7 +215,7 @@ def _log_sech_square(x: Tensor) -> Tensor:
 
 
 def _exact(transform: Transform) -> Transform:
-    """Return a bijection of torch with the same coordinate that does not round before it has to."""
+    """Return a bijection with the coordinate of torch's and less rounding near the ends of the support."""
     if isinstance(transform, ComposeTransform):
         return ComposeTransform([_exact(part) for part in transform.parts])
     for theirs, ours in _EXACT.items():
@@ -260,12 +260,12 @@ def support_of(fn: Any) -> constraints.Constraint:
         more = fn.event_dim - len(base.event_shape)
         return constraints.independent(support, more) if more else support
     if is_misdeclared(base):
-        raise NotImplementedError("the transforms map a part of the real line, but declare all of it")
+        raise NotImplementedError("the transforms reach only a part of the declared support, the real line")
     return fn.support
 
 
 def _of_components(mixture: Any) -> constraints.Constraint:
-    """Return the least support of their kind that holds all components of a mixture."""
+    """Return the smallest support of the same class that contains all components of a mixture."""
     components = mixture.component_distribution
     support = support_of(components)
     inner, dim = _inner(support), -1 - len(components.event_shape)
@@ -293,7 +293,7 @@ def is_misdeclared(fn: Any) -> bool:
 
 
 def is_whole(domain: Any, image: Any) -> bool:
-    """Whether values reach all of a domain, as far as that is the real line or has bounds."""
+    """Tell whether ``image`` covers ``domain``, if that is the real line or has bounds."""
     if domain is constraints.real:
         return image is constraints.real
     names = ("lower_bound", "upper_bound")
@@ -322,7 +322,7 @@ def inside(support: constraints.Constraint, value: Tensor) -> Tensor:
     moved = torch.where(value.abs() >= limits.max / 4, 0.5 * value, value) if len(bounds) == 1 else value
     for name, end in bounds.items():
         distance = (value - end).abs()
-        # About zero numbers are dense, elsewhere they are a rounding apart.
+        # Near zero floating-point numbers are dense; elsewhere they are a unit of rounding apart.
         unit = limits.eps * torch.maximum(end.abs(), width if name == "upper" else torch.zeros_like(end))
         # By as much as the distance from the end, or one unit where that is zero.
         step = torch.maximum(distance, unit.clamp(min=limits.tiny))

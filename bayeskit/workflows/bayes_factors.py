@@ -58,9 +58,9 @@ def _simulated_probabilities(weight: np.ndarray, error: np.ndarray) -> tuple[np.
 # Bayes factors and posterior probabilities of models of the same data, with standard errors.
 
 _TOLD_APART = 1.959963984540054
-"""Standard errors by which two log evidences must differ to be told apart."""
+"""Number of standard errors by which two log evidences must differ to be distinguished."""
 _TIED = 0.1
-"""Half the 95 % interval of a log Bayes factor, in nats, below which one that contains zero is a tie of the data's."""
+"""Half width of the 95 % interval of a log Bayes factor, in nats, below which an interval around zero is a tie."""
 _TOO_VAGUE = 0.5
 """Standard error of a log evidence, in nats, above which probabilities are rough."""
 _MOST_NAMED = 5
@@ -103,7 +103,7 @@ class ModelComparison:
 
     def __post_init__(self) -> None:
         if not isinstance(self.results, Mapping) or not self.results:
-            raise SettingsError("give a dict of Evidence by model, with one model at least")
+            raise SettingsError("results must be a dict of Evidence by model, with at least one model")
         for name, z in self.results.items():
             if not isinstance(z, Evidence):
                 several = isinstance(z, EvidenceComparison)
@@ -148,7 +148,9 @@ class ModelComparison:
         (2.0, 0.014)
         """
         if not isinstance(comparisons, Mapping):
-            raise SettingsError(f"give a dict of EvidenceComparison by model, not a {type(comparisons).__name__}")
+            raise SettingsError(
+                f"comparisons must be a dict of EvidenceComparison by model, not a {type(comparisons).__name__}"
+            )
         for name, comparison in comparisons.items():
             if not isinstance(comparison, EvidenceComparison):
                 raise SettingsError(f"{name!r} is a {type(comparison).__name__}, not an EvidenceComparison")
@@ -225,17 +227,18 @@ class ModelComparison:
                 lacks_error = math.isfinite(z.log_evidence) and not math.isfinite(z.standard_error)
                 doubts.setdefault(("; ".join(z.warnings) or "it is not finite", lacks_error), []).append(name)
         for (why, lacks_error), names in doubts.items():
-            text = f"the evidence of {_listed(names)} is not to be trusted: {why}"
+            text = f"the evidence of {_listed(names)} is not trusted: {why}"
             if lacks_error:
-                text += "; Bayes factors against it have no error, and those of the other probabilities leave it out"
+                text += "; Bayes factors against it have no error, and errors of other probabilities exclude its error"
             result.append(text)
         vague = {name: z.standard_error for name, z in self.results.items() if z.trusted}
         vague = {name: error for name, error in vague.items() if error > _TOO_VAGUE}
         if vague:
             worst = " at worst" if len(vague) > 1 else ""
             result.append(
-                f"the log evidence of {_listed(vague)} is only known to +- {max(vague.values()):.2g}{worst}, so that "
-                "posterior probabilities are rough (see posterior_intervals): give a larger budget or another method"
+                f"the standard error of the log evidence of {_listed(vague)} is {max(vague.values()):.2g}{worst}, so "
+                "posterior probabilities are imprecise (see posterior_intervals): give a larger budget or another "
+                "method"
             )
         best = self.best
         for name in self.results:
@@ -243,10 +246,10 @@ class ModelComparison:
             if name != best and abs(difference) <= _TOLD_APART * error:
                 remedy = "give a larger budget"
                 if _TOLD_APART * error < _TIED:
-                    remedy = "a tie, which other data could break, but no larger budget"
+                    remedy = "the models are tied: a larger budget does not help, but other data may"
                 result.append(
-                    f"models {best!r} and {name!r} are not told apart: their log Bayes factor is {-difference:.3g} +- "
-                    f"{error:.2g}; {remedy}"
+                    f"models {best!r} and {name!r} are not distinguished: their log Bayes factor is {-difference:.3g} "
+                    f"+- {error:.2g}; {remedy}"
                 )
         return tuple(result)
 
@@ -321,13 +324,13 @@ def _as_prior_probabilities(models: Iterable[str], given: Mapping[str, float] | 
     if weights.keys() != set(names) or not 0 < total < math.inf or min(weights.values()) < 0:
         raise SettingsError(
             f"prior_probabilities must give each of the models {', '.join(map(str, names))} a nonnegative number, "
-            f"some above zero, not {dict(given or {})}"
+            f"at least one of them positive, not {dict(given or {})}"
         )
     return {name: weights[name] / total for name in names}
 
 
 def _agreed(comparison: EvidenceComparison) -> Evidence:
-    """Return the evidence for which a verdict speaks, with its doubts."""
+    """Return the evidence chosen by a verdict, with its warnings."""
     verdict = comparison.verdict
     if verdict.best is None:
         return Evidence("verdict", math.nan, math.nan, 0, (str(verdict),))
@@ -500,11 +503,11 @@ class _Task:
     checkpoint: str | None
 
     def packed(self) -> _Task:
-        """Leave graphs behind: here they would round otherwise than in another process, where they cannot go."""
+        """Remove compiled graphs, which cannot be sent to another process and would round differently here."""
         return replace(self, model=self.model.without_graphs()) if isinstance(self.model, Target) else self
 
     def fingerprint(self) -> str:
-        """Identify the task wherever its folder lies."""
+        """Identify the task independently of its folder."""
         return digest((self.name, self.model, self.method, self.budget, self.seed))
 
     def __repr__(self) -> str:
@@ -512,11 +515,11 @@ class _Task:
 
 
 def _check_method(method: Method, models: Mapping[str, Target | Callable[[], Target]]) -> None:
-    """Say what cannot work before any model is worked on."""
+    """Raise SettingsError for a method that does not apply, before any model is estimated."""
     if method.kind == "score":
         raise SettingsError(
-            f"{method.name} is a predictive score, which is no log evidence and gives no Bayes factor; choose a method "
-            "such as bridge_sampling"
+            f"{method.name} is a predictive score, not a log evidence, and gives no Bayes factor; choose a method such "
+            "as bridge_sampling"
         )
     if method.refuses is None and not method.needs & {Part.PRIOR, Part.LADDER}:
         return  # the method applies to every target, so no target is built here
@@ -534,7 +537,7 @@ def _built(name: str, model: Target | Callable[[], Target]) -> Target:
         target = model if isinstance(model, Target) else model()
     except TypeError as error:
         raise SettingsError(
-            f"the callable of model {name!r} cannot be called without arguments ({error}); of a Pyro model, give "
+            f"the callable of model {name!r} cannot be called without arguments ({error}); for a Pyro model, give "
             "Target.from_pyro(model, ...)"
         ) from error
     if not isinstance(target, Target):
@@ -545,7 +548,7 @@ def _built(name: str, model: Target | Callable[[], Target]) -> Target:
 def _estimate(task: _Task) -> Evidence:
     target = _built(task.name, task.model)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)  # the estimate itself says whether it is trusted
+        warnings.simplefilter("ignore", SamplingWarning)  # the estimate has the same warnings
         table = compare(
             target, [task.method], seed=task.seed, budget=task.budget, checkpoint=task.checkpoint, progress=False
         )
@@ -560,5 +563,5 @@ def _check_models(models: Mapping[str, Target | Callable[[], Target]]) -> None:
     for name, model in models.items():
         if not isinstance(name, str) or not (isinstance(model, Target) or callable(model)):
             raise SettingsError(
-                f"model {name!r} is a {type(model).__name__}; give a name and a Target, or a function that makes one"
+                f"model {name!r} is a {type(model).__name__}; give a name and a Target, or a function that returns one"
             )

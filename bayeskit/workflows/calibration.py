@@ -95,9 +95,9 @@ def calibrations(
     num_jobs: int = 1,
     progress: bool = True,
 ) -> list[Calibration]:
-    """Replicate on each problem the methods that apply to it; SettingsError if none applies to any.
+    """Replicate on each problem the methods that apply to it; SettingsError if no method applies to any problem.
 
-    With a folder, each problem has a resumable one within, and ``calibration.csv`` and ``.svg`` show all problems.
+    With a folder, each problem has a resumable subfolder, and ``calibration.csv`` and ``.svg`` show all problems.
     """
     # Inapplicable methods are reported before any replication.
     out = None if folder is None else as_output_folder(folder)

@@ -64,7 +64,7 @@ SMALL = Budget(
     num_particles=32,
     num_live=100,
 )
-"""A budget of a few seconds for the whole exam, for tests; many methods will not trust themselves on it."""
+"""A budget of a few seconds for the whole exam, for tests; many estimates are then untrusted."""
 GENERATED_BUDGET = Budget(
     64,
     150,
@@ -72,7 +72,7 @@ GENERATED_BUDGET = Budget(
     num_temperatures=40,
     ladder_samples=500,
 )
-"""Many short chains: an iteration on a small problem costs much the same however many chains there are."""
+"""Many short chains: on a small problem the cost of an iteration hardly depends on the number of chains."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Exam:
         text = f"{len(self.rows)} answers: {passed} pass, {flagged} self-flagged, {comfort} false comfort"
         text += f", {failed} failed" if failed else ""
         if comfort:
-            text += " (an honest method exceeds three standard errors once in 370 times: try another seed)"
+            text += " (a correct method exceeds three standard errors in one of 370 answers: try another seed)"
         return text if self.rows else "0 answers: none of the methods applies to any of the cases"
 
 
@@ -247,7 +247,7 @@ def run_exam(
     """
     named = select(methods)  # an unknown method is reported before anything runs
     chosen = [method.name for method in named if method.kind != "score"]
-    # A request for all methods needs no list of the inapplicable ones.
+    # With methods="all", inapplicable methods are not listed.
     no_answer = {} if methods == "all" else {m.name: "it is a predictive score" for m in named if m.kind == "score"}
     rows, refused = [], {}
     problems = [exact.get(name) for name in selected_cases(cases)]
@@ -341,7 +341,7 @@ def run_generated_exam(
 
 @dataclass(frozen=True)
 class _Generated:
-    """One problem of a generated exam, its number, and who is asked."""
+    """One problem of a generated exam, its number, and the methods to run."""
 
     seed: int
     number: int
@@ -351,7 +351,7 @@ class _Generated:
 
 
 class _TooLong(BaseException):
-    """The time for one problem is over; no ``Exception``, so that no method takes it for its own."""
+    """The time for one problem is over; not an ``Exception``, so that methods do not catch it."""
 
 
 def _too_long() -> str:
@@ -360,7 +360,7 @@ def _too_long() -> str:
 
 @contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """Raise where what is inside takes longer; in the main thread alone, where an alarm can be heard."""
+    """Raise ``_TooLong`` if the block takes longer; only in the main thread, which receives signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -378,7 +378,7 @@ def _at_most(seconds: float) -> Iterator[None]:
 
 
 def _answer_generated(task: _Generated) -> tuple[tuple[ExamRow, ...], dict[str, dict[str, str]]]:
-    """Return the rows of one problem and, by its name, why methods do not apply."""
+    """Return the rows of one problem and the reasons why methods do not apply, by problem name."""
     rows, refused = _ask(task.problem, task)
     trials = 0
 
@@ -434,5 +434,5 @@ def selected_cases(cases: str | Sequence[str]) -> list[str]:
         return list(exact.CASES)
     names = [cases] if isinstance(cases, str) else list(cases)
     if not names:
-        raise UnknownNameError(f"no case was named; known are: {', '.join(exact.CASES)}")
+        raise UnknownNameError(f"no case is given; known are: {', '.join(exact.CASES)}")
     return names

@@ -217,7 +217,7 @@ def save_netcdf(draws: Draws, path: str | Path) -> None:
 
 
 def _remove_checkpoints(folder: Path, part: str = "*") -> None:
-    """Delete the checkpoints of finished runs, whatever they are called, and no file of somebody else."""
+    """Delete the checkpoint files of finished runs, and no other files."""
     for path in folder.glob(f"{_CHECKPOINT}.{part}"):
         if _is_checkpoint(path):
             path.unlink(missing_ok=True)

@@ -148,8 +148,8 @@ def _factor(covariance: Tensor) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if bool(failed) or not bool(factor.isfinite().all()):
         raise DrawsError(
-            "the covariance of the draws is singular: a coordinate does not move, or two move as one; check the chains "
-            "and the model"
+            "the covariance of the draws is singular: a coordinate is constant, or two coordinates are perfectly "
+            "correlated; check the chains and the model"
         )
     return factor
 
@@ -289,7 +289,7 @@ def mixture_evidence(
         Such as ``Target.from_pyro(GaussianMixture(...))``.
     exchangeable : sequence of str
         Sites whose first dimension is the component, such as :attr:`GaussianMixture.exchangeable`. Without such sites
-        the bridge is an ordinary one; with more than seven components only tempering is used.
+        ordinary bridge sampling is used; with more than seven components only tempering is used.
     num_particles, num_replicates : int, default 64 and 16
     ess_threshold : float, default 0.8
         As in :func:`~bayeskit.inference.samplers.sample_smc`.
@@ -333,7 +333,7 @@ def mixture_evidence(
         elif labels.listable:
             estimates.append(symmetrised_bridge(draws, labels, seed=seed))
     except DrawsError as error:
-        problem = f"no bridge checks this estimate ({error}): raise num_particles"
+        problem = f"bridge sampling failed and does not check this estimate ({error}): raise num_particles"
         estimates = [replace(tempered, warnings=(*tempered.warnings, problem))]
     return replace(_reconciled(estimates), seconds=time.monotonic() - started)
 
@@ -359,7 +359,7 @@ def _halves_of_replicates(draws: Draws) -> Draws:
 
 
 def _reconciled(estimates: Sequence[Evidence]) -> Evidence:
-    """Return the better one of one or two estimates, with a warning where they contradict each other."""
+    """Return the better of one or two estimates, with a warning if they disagree."""
     chosen = min((z for z in estimates if z.trusted), key=lambda z: z.standard_error, default=estimates[0])
     facts, problems = dict(chosen.diagnostics), list(chosen.warnings)
     for z in estimates:
@@ -369,8 +369,8 @@ def _reconciled(estimates: Sequence[Evidence]) -> Evidence:
     error = math.hypot(one.standard_error, other.standard_error)
     if not difference <= _MAX_DISAGREEMENT * error:
         problems.append(
-            f"{one.method} and {other.method} differ by {difference:.2f} nats where their error is {error:.2g}: raise "
-            "ess_threshold and num_particles"
+            f"{one.method} and {other.method} differ by {difference:.2f} nats, with a standard error of {error:.2g}: "
+            "raise ess_threshold and num_particles"
         )
     return replace(
         chosen,
@@ -381,7 +381,7 @@ def _reconciled(estimates: Sequence[Evidence]) -> Evidence:
 
 
 def _aligned_draws(draws: Draws, labels: Labels) -> tuple[Draws, Tensor]:
-    """Return the draws with one labelling, under which chains can be compared, and the permutations taken."""
+    """Return the draws relabelled to one labelling, and the permutations applied."""
     flat = draws.unconstrained.flatten(0, 1)
     u, chosen = aligned(flat, labels, flat[int(draws.log_density.flatten().argmax())])
     return replace(draws, unconstrained=u.reshape(draws.unconstrained.shape)), chosen
@@ -458,7 +458,7 @@ def compare_num_components(
         As :class:`~bayeskit.models.discrete.mixtures.GaussianMixture`.
     SettingsError
         If there are fewer than two numbers, a number is repeated, ``prior_probabilities`` have other numbers, are not
-        finite or are negative, or ``budget`` is no :class:`TemperingBudget`.
+        finite or are negative, or ``budget`` is not a :class:`TemperingBudget`.
 
     References
     ----------
@@ -492,7 +492,7 @@ def compare_num_components(
         z = mixture_evidence(
             Target.from_pyro(mixture), mixture.exchangeable, **vars(budget), seed=own_seed, progress=progress
         )
-        remedy = () if z.trusted else (f"where more particles help, give budget={budget.larger()}",)
+        remedy = () if z.trusted else (f"if more particles help, give budget={budget.larger()}",)
         results[str(size)] = replace(z, warnings=z.warnings + remedy)
     return ModelComparison(
         results,

@@ -116,8 +116,8 @@ class SBCResult:
         if short:
             result.append(
                 f"in {short} of {self.num_replicates} replicates the effective sample size is below "
-                f"{_NEEDED_PER_RANKED_DRAW:g} times the {self.num_draws} draws ranked, so that ranks crowd at both "
-                "ends even where the sampler is right; draw more samples or lower num_draws"
+                f"{_NEEDED_PER_RANKED_DRAW:g} times the {self.num_draws} draws ranked, so ranks accumulate at both "
+                "ends even if the sampler is correct; draw more samples or lower num_draws"
             )
         diverging = int((self.num_diverging > 0).sum())
         if diverging:
@@ -304,7 +304,7 @@ def sbc(
 
 @dataclass(frozen=True, eq=False)
 class _Study:
-    """The function of a replicate's index; travels to other processes."""
+    """Function of a replicate's index, sent to other processes."""
 
     model: Callable[..., Any]
     args: tuple[Any, ...]
@@ -327,7 +327,7 @@ class _Study:
         return _workspace(self)
 
     def fingerprint(self) -> str:
-        """Identify the study to a later run; how many processes share it makes no difference to that."""
+        """Identify the study to a later run, independently of the number of processes."""
         parts = [self.workspace().target.fingerprint(), digest(self.sampler), digest(self.simulate)]
         return hashlib.sha256(":".join([*parts, str(self.num_draws), str(self.seed)]).encode()).hexdigest()
 
@@ -355,7 +355,7 @@ class _Study:
 
 
 class _Workspace:
-    """What the replicates of one process share."""
+    """Target and replicas shared by the replicates of one process."""
 
     def __init__(self, study: _Study) -> None:
         self._study = study

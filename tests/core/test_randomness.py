@@ -15,9 +15,11 @@ import bayeskit as bk
 def model():
     pyro.sample("y", dist.Normal(pyro.sample("x", dist.Normal(0.0, 1.0)), 1.0), obs=torch.tensor(0.3))
 def work(_):
-    return float(bk.Target.from_pyro(model, seed=1).log_prior(torch.zeros(1)))
+    return float(target.log_prior(torch.zeros(1)))
 if __name__ == "__main__":
+    target = bk.Target.from_pyro(model, seed=1)
     here = work(0)
+    # Values only: where there is a CUDA device, torch takes no gradient in a process forked after one.
     assert not torch.cuda.is_initialized()
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.map(work, [0]) == [here]

@@ -49,7 +49,7 @@ def test_a_name_that_is_missing_meets_the_nearest_and_few_others():
     message = unknown_name("model", "modl_7", known).args[0]
     assert "did you mean 'model_7'?" in message and "model_8" not in message
     assert unknown_name("model", "xyz", known).args[0].endswith("model_39")
-    assert unknown_name("substitution model", "JC6", ["JC69", "K80"]).args[0].endswith("'JC69'? Known are: JC69, K80")
+    assert unknown_name("substitution model", "JC6", ["JC69", "K80"]).args[0].endswith("'JC69'? Known names: JC69, K80")
 
 
 def test_a_seed_that_is_no_number_is_refused():

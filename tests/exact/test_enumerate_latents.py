@@ -316,7 +316,7 @@ def unlike():
             "'mu' is continuous .Normal.*condition",
         ),
         (lambda: pyro.sample("n", dist.Poisson(2.0)), UnsupportedSiteError, "'n' is a Poisson.*truncate"),
-        (unlike, UnsupportedSiteError, "site 'z' take different values.*Python loop"),
+        (unlike, UnsupportedSiteError, "site 'z' have different supports.*Python loop"),
         (subsampled, ModelError, "plate 'data' subsamples"),
         (scaled, ModelError, "'z' is scaled"),
         (undefined, ModelError, "site 'f' is nan at z = 1.0"),

@@ -199,7 +199,7 @@ BAD = {
     "arguments in a tuple": (
         lambda: Target.from_pyro(lambda x, y: simple(x + y), (Y, Y)),
         ModelError,
-        r"cannot be called with \(tuple\).*'y'; its arguments follow it one by one",
+        r"cannot be called with \(tuple\).*'y'; pass its arguments one by one",
     ),
     "data outside of the support": (
         lambda: Target.from_pyro(counts, torch.tensor([1.0, 2.0, -3.0])),
@@ -225,7 +225,7 @@ BAD = {
     "missing site": (
         lambda: Target.from_pyro(simple, Y).unconstrain({"other": torch.zeros(())}),
         ShapeError,
-        "no value was given for site 'mean'; needed are",
+        "site 'mean' has no value; pass values for the sites",
     ),
     "site shape": (
         lambda: Target.from_pyro(mixture, Y).unconstrain({"weights": torch.ones(2) / 2, "means": torch.zeros(3)}),
@@ -292,3 +292,28 @@ def test_data_beyond_an_end_that_is_itself_sampled_have_no_density_and_no_error(
         target = Target.from_pyro(model, seed=seed)
     value = target.log_density(torch.tensor([[1.0], [0.5]]))
     assert value[0].isfinite() and value[1] == -torch.inf
+
+
+class ForkedGradient(torch.autograd.Function):
+    """The identity, with the error of torch where a process was forked after a gradient beside a CUDA device."""
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing")
+
+
+def test_a_forked_process_that_cannot_compute_gradients_is_told_to_spawn():
+    def model():
+        x = pyro.sample("x", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(ForkedGradient.apply(x), 1.0), obs=torch.tensor(0.3))
+
+    with pytest.raises(ModelError, match=r"forked process .*\('spawn'\)"):
+        Target.from_pyro(model)

@@ -249,7 +249,7 @@ def test_scans_within_scans():
     [
         (lambda: bk.scan(lambda x, y: (x, y), torch.zeros(()), (torch.zeros(3), torch.zeros(4))), ShapeError, "differ"),
         (lambda: bk.scan(lambda x, y: (x, y), torch.zeros(()), torch.zeros(3), length=4), ShapeError, "differ"),
-        (lambda: bk.scan(lambda x, y: (x, y), torch.zeros(()), torch.zeros(())), ShapeError, "no dimension for time"),
+        (lambda: bk.scan(lambda x, y: (x, y), torch.zeros(()), torch.zeros(())), ShapeError, "no time dimension"),
         (lambda: bk.scan(lambda x, y: (x, y), torch.zeros(())), SettingsError, "length="),
         (lambda: bk.scan(lambda x, y: x, torch.zeros(()), torch.zeros(3)), ShapeError, "return .state, None"),
         (

@@ -69,7 +69,7 @@ def fixed():
         ),
         (hidden, ModelError, "something random is left in it, such as a site behind poutine.block"),
         (two_plates, ModelError, "two plates are named 'data', of sizes 2 and 4"),
-        (fixed, UnsupportedSiteError, "'a' is a Delta, which has no density; name its value by pyro.deterministic"),
+        (fixed, UnsupportedSiteError, "'a' is a Delta, which has no density; replace it by pyro.deterministic"),
     ],
     ids=["scaled", "part of the data", "num_samples", "hidden", "two plates", "delta"],
 )

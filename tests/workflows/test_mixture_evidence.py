@@ -169,7 +169,7 @@ def test_too_few_particles_for_a_bridge(limit):
     )
     z = mixture_evidence(target, num_particles=8, num_replicates=3, ess_threshold=0.5, progress=False)
     assert z.method == "smc" and not z.trusted
-    assert any("no bridge checks this estimate (1 chains of 16 draws are too few" in text for text in z.warnings)
+    assert any("does not check this estimate (1 chains of 16 draws are too few" in text for text in z.warnings)
     assert abs(z.log_evidence - dim * float(wider.log_prob(one))) < limit() * z.standard_error
     with pytest.raises(SettingsError, match="num_particles must be at least 8"):
         mixture_evidence(target, num_particles=7)

@@ -232,7 +232,7 @@ def test_proposals_without_the_prior_miss_branches_that_are_all_long(limit, monk
 
 def test_a_prior_without_draws_is_refused():
     improper = dist.ImproperUniform(dist.constraints.positive, (), ())
-    with pytest.raises(SettingsError, match="ImproperUniform cannot be drawn from"):
+    with pytest.raises(SettingsError, match="ImproperUniform cannot be sampled"):
         compared(FOUR, branch_length_prior=improper)
 
 

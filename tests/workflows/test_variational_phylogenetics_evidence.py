@@ -109,7 +109,7 @@ def test_weights_that_are_not_to_be_trusted_are_warned_of():
     posterior = fitted(num_steps=1, lengths=LogNormalLengths(location=-8.0, scale=0.1))
     assert isinstance(posterior.sample(100), TreeSample)
     for call in (posterior.sample, posterior.to_arviz):
-        with pytest.warns(SamplingWarning, match="weights are not to be trusted"):
+        with pytest.warns(SamplingWarning, match="weights are not trusted"):
             call(100, weighted=True)
 
 

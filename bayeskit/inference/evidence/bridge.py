@@ -50,7 +50,7 @@ def normal_fit(target: Target, x: Tensor) -> tuple[MultivariateNormal, int]:
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if bool(failed) or not bool(factor.isfinite().all()):
         raise DrawsError(
-            "the covariance of the draws is singular: a coordinate does not move, or two move as one; "
+            "the covariance of the draws is singular: a coordinate is constant, or two are perfectly correlated; "
             "check the chains and the model"
         )
     return MultivariateNormal(flat.mean(0), scale_tril=factor, validate_args=False), spent

@@ -54,12 +54,12 @@ class Answered(Protocol):
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
         ...
 
     @property
     def log_evidence(self) -> float:
-        """The right answer in nats."""
+        """Exact log evidence in nats."""
         ...
 
     def target(self) -> Target:
@@ -246,7 +246,7 @@ def calibrate(
     if not callable(known.build):
         raise SettingsError(
             f"the build of problem {known.name!r} is a {type(known.build).__name__}; give a function without arguments "
-            "that makes the Target, for every process makes its own"
+            "that makes the Target, because each process makes its own"
         )
     try:
         target = known.build()
@@ -265,7 +265,7 @@ def calibrate(
         of_another = target.fingerprint() != _exact_target(_NORMAL_CASE).fingerprint()
         if of_another or any(Part.POSTERIOR not in METHODS[m].needs for m in names):
             raise SettingsError(
-                f"autoregressive draws exist for the exact case {_NORMAL_CASE} and methods on posterior draws only"
+                f"autoregressive draws exist only for the exact case {_NORMAL_CASE} and methods on posterior draws"
             )
         correlation = real_number("correlation", correlation)
         if not 0 <= correlation < 1:
@@ -313,7 +313,7 @@ def as_problem(problem: str | Problem | Answered) -> Problem:
         return Problem(problem.name, problem.target, float(problem.log_evidence), error)
     except AttributeError as missing:
         raise SettingsError(
-            f"a {type(problem).__name__} is no problem to calibrate on ({missing}); give the name of an exact case, an "
+            f"problem must not be a {type(problem).__name__} ({missing}); give the name of an exact case, an "
             "ExactCase, or evidence.Problem(name, build, log_evidence)"
         ) from missing
 
@@ -328,7 +328,7 @@ def applicable(methods: str | Sequence[str], target: Target) -> tuple[tuple[str,
     """Return the names of the methods that can be calibrated on a target, and for the others the reason, by name."""
     names, refused, material = [], {}, Material(target)
     for method in select(methods):
-        score = "it is a predictive score, no log evidence" if method.kind == "score" else None
+        score = "it is a predictive score, not a log evidence" if method.kind == "score" else None
         reason = score or method.refusal(target, material)
         if reason is None:
             names.append(method.name)
@@ -338,7 +338,7 @@ def applicable(methods: str | Sequence[str], target: Target) -> tuple[tuple[str,
 
 
 def _seeds(seed: int, count: int) -> tuple[int, ...]:
-    """Draw seeds, one at a time so that more replicates begin with the same ones; neighbouring seeds share none."""
+    """Draw seeds one at a time, so that a longer list begins with a shorter one; neighbouring seeds share none."""
     generator = new_generator(whole_number("seed", seed), stream="replicates")
     return tuple(int(torch.randint(2**31, (), generator=generator)) for _ in range(count))
 
@@ -359,7 +359,7 @@ def _replicate(task: _Replicate) -> dict[str, dict[str, float | bool]]:
     target = _target(task)
     draws = None if task.correlation is None else _autoregressive(target, task)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BayeskitWarning)  # whether methods trust themselves is counted
+        warnings.simplefilter("ignore", BayeskitWarning)  # warnings are counted by ``trusted``
         table = compare(target, task.methods, seed=task.seed, budget=task.budget, draws=draws, progress=False)
     return {
         z.method: {

@@ -38,7 +38,7 @@ __all__ = [
     "without_nan",
 ]
 
-#: Errors of a density at a point far away; it may be valid at the draws, so only the check that met them is left out.
+#: Errors of a density at a distant point; it may be valid at the draws, so only the check that met them is skipped.
 SEARCH_ERRORS = (BayeskitError, ArithmeticError, RuntimeError, ValueError, TypeError)
 
 # Values rounded to an end of their support, where the likelihood cannot distinguish them.
@@ -57,7 +57,7 @@ def rounding_problems(
     points = points.reshape(-1, points.shape[-1])
     weights = torch.ones_like(points[:, 0]) if log_weights is None else log_weights.reshape(-1).softmax(0)
     weights = weights / weights.sum()
-    # Few points are that far out; the model runs for these alone.
+    # The model is evaluated only at the few points that are so far out.
     end = -math.log(torch.finfo(points.dtype).eps)
     far = _NEAR * end
     rows = ((points.abs() > far).any(-1) & points.isfinite().all(-1)).nonzero().flatten()
@@ -65,7 +65,7 @@ def rounding_problems(
         return [], 0.0
     change, rounded = target.rounding(points[rows])
     # A likelihood that changes by one unit of rounding is a power of the distance to the end, which halves every log 2
-    # of the coordinate: the value that it should see is many halvings away.
+    # of the coordinate: the exact value is many halvings closer.
     halvings = ((points[rows].abs().amax(-1) - end) / math.log(2)).clamp(min=1.0)
     moved = -torch.expm1(-halvings * change.abs().nan_to_num(nan=0.0))
     share = float((weights[rows] * moved).sum())
@@ -74,8 +74,8 @@ def rounding_problems(
     affected = [name for name, where in rounded.items() if bool((where & (moved > 0)).any())]
     return [
         f"{100 * share:.2g} % of the posterior lies where values of {', '.join(map(repr, affected))} are rounded to "
-        "an end of their support, and the likelihood depends on how far from it they are: write the likelihood in the "
-        "unconstrained value, such as Bernoulli(logits=...), or take a prior with less mass at the end"
+        "an end of their support, and the likelihood depends on their distance from it: write the likelihood as a "
+        "function of the unconstrained value, such as Bernoulli(logits=...), or take a prior with less mass at the end"
     ], share
 
 
@@ -102,7 +102,7 @@ _INFINITE_VARIANCE = 0.5
 
 
 def largest_shape(num_weights: int, slowness: float = 1.0) -> float:
-    """Return the largest fitted Pareto ``k`` at which ``num_weights`` weights may pass for ones of finite variance."""
+    """Return the largest fitted Pareto ``k`` at which ``num_weights`` weights may have finite variance."""
     # The mean of raw weights has a standard error only for ``k`` below one half. The fit to the ``t`` largest weights
     # has an error of about ``(1 + k) / sqrt(t)``, and is too small if the largest weights were not drawn; the limit
     # allows for both. ``slowness`` is the number of draws per independent draw.
@@ -122,19 +122,21 @@ _LOST_CHAINS = "lost_chains"
 
 MIN_DRAWS = 8
 NO_PRIOR_DRAWS = (
-    "it starts at the prior, which cannot be drawn from: give every site a proper prior, or Target.from_functions a "
-    "sample_prior"
+    "it needs draws from the prior, which this target cannot make: give every site a proper prior, or pass "
+    "sample_prior to Target.from_functions"
 )
 
 
 def belongs(draws: Draws, target: Target, *, posterior: bool = True) -> None:
-    """Raise DrawsError for draws that are too short, of another target or, where ``posterior``, tempered."""
+    """Raise DrawsError for draws that are too short, of another target or, if ``posterior``, tempered."""
     if not isinstance(target, Target):
         raise SettingsError(f"a Target is needed, not a {type(target).__name__}; make one by Target.from_pyro")
     if not isinstance(draws, Draws):
         raise DrawsError(f"draws must be Draws, such as bk.sample(target) returns, not a {type(draws).__name__}")
     if draws.num_draws < MIN_DRAWS:
-        raise DrawsError(f"chains of {draws.num_draws} draws are too few to see their error; draw at least {MIN_DRAWS}")
+        raise DrawsError(
+            f"chains of {draws.num_draws} draws are too short to estimate their error; draw at least {MIN_DRAWS}"
+        )
     if posterior and not bool((draws.beta == 1).all()):
         raise DrawsError("the draws are tempered (beta below 1); this estimator needs draws from the posterior")
     if draws.unconstrained.shape[-1] != target.dim:
@@ -151,7 +153,9 @@ def belongs(draws: Draws, target: Target, *, posterior: bool = True) -> None:
     difference = (log_prior - draws.log_prior[:, -1]).abs() + (log_likelihood - draws.log_likelihood[:, -1]).abs()
     same = (difference <= tolerance * scale) | ~(scale.isfinite() | difference.isfinite())
     if not bool(same.all()):
-        raise DrawsError("the draws come from another target: their recorded densities differ from this one's")
+        raise DrawsError(
+            "the draws come from another target: their recorded densities differ from the densities of this target"
+        )
 
 
 def is_same(value: float, recorded: float, dtype: torch.dtype) -> bool:
@@ -165,13 +169,15 @@ def require_own(
 ) -> int:
     """Raise ShapeError or SettingsError if a density at ``position (d,)`` is not as recorded; return evaluations."""
     if position.shape != (target.dim,):
-        raise ShapeError(f"the {what} has dimension {position.numel()}, the target {target.dim}; pass its own {what}")
+        raise ShapeError(
+            f"the {what} has dimension {position.numel()}, the target {target.dim}; pass the {what} of this target"
+        )
     value = float(log_density(position.to(target.device, target.dtype).unsqueeze(0)))
     # NaN: no density was recorded.
     if not math.isnan(recorded) and not is_same(value, recorded, target.dtype):
         raise SettingsError(
-            f"the {what} is of another target: the log density at its point was {recorded:g} and here is {value:g}; "
-            f"pass its own {what}"
+            f"the {what} is of another target: its recorded log density is {recorded:g}, but this target has {value:g} "
+            f"there; pass the {what} of this target"
         )
     return 1
 
@@ -192,8 +198,8 @@ def posterior_problems(draws: Draws) -> tuple[list[str], dict[str, float]]:
     lost = int(draws.settings.get(_LOST_CHAINS, 0))
     if lost:
         problems.append(
-            f"{lost} chains were left out, for the density is infinite or not a number at some of their draws: look at "
-            "the model there"
+            f"{lost} chains were left out, because the density is infinite or NaN at some of their draws: check the "
+            "model there"
         )
     if not effective >= MIN_EFFECTIVE:
         problems.append(f"only {effective:.0f} effective draws: run longer chains")
@@ -209,7 +215,7 @@ def _divergence_problems(share: float, unreached: float) -> list[str]:
     # about the share of such transitions times this time.
     if unreached > _MAX_UNREACHED:
         return [
-            f"{100 * share:.2g} % of transitions diverged and chains move slowly, so that up to "
+            f"{100 * share:.2g} % of transitions diverged and chains move slowly, so up to "
             f"{100 * min(unreached, 1):.0f} % of the mass may not have been reached: raise target_acceptance or "
             "reparameterise"
         ]
@@ -230,7 +236,7 @@ def weight_problems(shape: float, effective: float) -> list[str]:
 
 
 def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
-    """Check that the chains of every temperature agree on the likelihood and on where the posterior lies."""
+    """Check that the chains at every temperature agree on position and likelihood."""
     log_likelihood, diverging = ladder.log_likelihood, ladder.draws.sample_stats.get("diverging")
     levels, chains, count = log_likelihood.shape
     position = ladder.draws.unconstrained.reshape(levels, chains, count, -1).movedim(-1, 1)
@@ -246,7 +252,7 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
     if not bool((ranks.square() <= (2 * MAX_R_HAT - 1) ** 2 + chance).all()):
         problems.append(
             f"chains at temperature {int(ranks.amax(1).argmax()) + 1} disagree (R-hat {worst:.3f}): give the ladder "
-            "more warm-up and samples; if the posterior has several modes, chains cannot weigh them"
+            "more warm-up and samples; if the posterior has several modes, chains cannot estimate their relative masses"
         )
     effective = effective_sample_size(log_likelihood[1:])
     if not bool((effective >= MIN_EFFECTIVE).all()):
@@ -264,13 +270,13 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
         if trips < _MIN_ROUND_TRIPS:
             problems.append(
                 f"only {trips:.0f} round trips between prior and posterior: give the ladder more samples, more "
-                "temperatures, or those of ladder.exchange.temperatures"
+                "temperatures, or the temperatures of ladder.exchange.temperatures"
             )
     return problems, facts
 
 
 def ladder_error(influence: Tensor, ladder: Ladder) -> float:
-    """Return the standard error of a sum of one mean a temperature, from influences ``(T, chains, draws)``."""
+    """Return the standard error of a sum of one mean per temperature, from influences ``(T, chains, draws)``."""
     # Temperatures with exchanges are correlated, so terms are added before their error is estimated.
     if ladder.exchange is not None:
         return float(mean_error(influence.sum(0)))
@@ -285,12 +291,12 @@ def _centre(position: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def without_nan(log_likelihood: Tensor) -> tuple[Tensor, list[str]]:
-    """Count a likelihood that is not a number as zero, and say so."""
+    """Replace NaN log likelihoods by minus infinity; also return a warning."""
     bad = log_likelihood.isnan()
     if not bool(bad.any()):
         return log_likelihood, []
     share = 100 * float(bad.to(torch.float64).mean())
-    problem = f"the likelihood is NaN at {share:.2g} % of the points and was counted as zero there: mend the model"
+    problem = f"the likelihood is NaN at {share:.2g} % of the points and was counted as zero there: correct the model"
     return torch.where(bad, -torch.inf, log_likelihood), [problem]
 
 
@@ -301,8 +307,8 @@ def finite_chains(draws: Draws) -> Draws:
     if bool(alive.all()):
         return draws
     if not bool(alive.any()):
-        raise DrawsError("no chain has a finite density at all of its draws; look at the model and the start points")
-    # Chains without a finite density never left their start and have a warning already: count the others.
+        raise DrawsError("no chain has a finite density at all of its draws; check the model and the starting points")
+    # Chains without any finite density never left their start and have their own warning, so they are not counted.
     stats = {name: value[alive] for name, value in draws.sample_stats.items()}
     return replace(
         draws,
@@ -316,7 +322,7 @@ def finite_chains(draws: Draws) -> Draws:
 
 
 def with_rounding(standard_error: float, log_values: Tensor) -> float:
-    """Add to a standard error what the floating-point format cannot resolve of log densities this large."""
+    """Add to a standard error the rounding error of log densities of this magnitude."""
     finite = log_values[log_values.isfinite()]
     size = float(finite.abs().median()) if finite.numel() else 0.0
     return math.hypot(standard_error, size * torch.finfo(log_values.dtype).eps)

@@ -36,9 +36,10 @@ __all__ = ["chib", "chib_refusal"]
 
 _NUM_CHECKS = 8
 _SWEEPS_BEFORE_CHECK = 5
-_NUM_LOOKED_AT = 50  # draws of each chain, where peaks that all of them missed are looked for
+_NUM_LOOKED_AT = 50  # draws per chain for the search for missed modes
 _NO_BLOCKS = (
-    "it needs the full conditionals of all blocks, which a model does not tell: pass blocks=[ConjugateBlock(...)]"
+    "it needs the full conditionals of all blocks, which cannot be derived from a model: "
+    "pass blocks=[ConjugateBlock(...)]"
 )
 
 
@@ -152,7 +153,7 @@ def chib(
     log_prior, log_likelihood = target.evaluate(u)
     if not bool((log_prior + log_likelihood).isfinite().all()):
         raise InitializationError(
-            "the density at the point is zero or not a number; give one where it is high: at={site: value, ...}"
+            "the density at the point is zero or NaN; give a point of high density: at={site: value, ...}"
         )
     # The conditionals are densities of the values; the prior is a density of the unconstrained vector.
     top = log_prior + log_likelihood - log_volume(target, u)
@@ -171,11 +172,11 @@ def chib(
         diagnostics,
     )
     if count == 1:
-        return z  # which no draw has entered
+        return z  # which is exact and uses no draws
     try:
         seen = _as_draws(target, run.values)
     except (BayeskitError, ArithmeticError, ValueError):
-        return z  # as from values that round to the border of their support; only this look at them is not to be had
+        return z  # for example, values rounded to the end of their support; only the search for missed modes fails
     z = replace(z, num_evaluations=z.num_evaluations + seen.log_prior.numel())
     return from_draws(z, seen)
 
@@ -190,7 +191,7 @@ class _Run(NamedTuple):
 def _gibbs(
     blocks: Blocks, state: dict[str, Tensor], held: Sequence[int], num_warmup: int, num_samples: int, bar: Bar
 ) -> _Run:
-    """Draw every block but those held from its conditional, in turn, all chains at once."""
+    """Draw every block except those held from its conditional, in turn, for all chains at once."""
     moving = [index for index in range(len(blocks.blocks)) if index not in held]
     kept: dict[str, list[Tensor]] = {name: [] for name in state}
     for step in range(num_warmup + num_samples):
@@ -225,7 +226,7 @@ def _of_blocks(blocks: Blocks, which: Sequence[int], point: Values, batch: int) 
 
 
 def _dispersed(target: Target, count: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return values to start from: draws from the prior or, where there are none to be had, standard normal vectors."""
+    """Return starting values: draws from the prior or, if it cannot be sampled, standard normal vectors."""
     start = prior_positions(target, count, generator)
     if start is not None:
         return target.constrain(start)
@@ -245,24 +246,24 @@ def _given(target: Target, at: Mapping[str, Any]) -> dict[str, Tensor]:
     names = [site.name for site in target.sites]
     unknown = [str(name) for name in at if name not in names]
     if unknown:
-        raise SettingsError(f"at names {', '.join(unknown)}, which are no latent sites; there are: {', '.join(names)}")
+        raise SettingsError(f"at= names unknown sites {', '.join(unknown)}; the latent sites are: {', '.join(names)}")
     missing = [name for name in names if name not in at]
     if missing:
-        raise SettingsError(f"the point at which to evaluate has no value for {', '.join(missing)}; give all sites")
+        raise SettingsError(f"at= has no value for {', '.join(missing)}; give all sites")
     point = {}
     for name in names:
         try:
             point[name] = torch.as_tensor(at[name], dtype=target.dtype, device=target.device).unsqueeze(0)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise SettingsError(f"the value of {name!r} in at must be made of numbers, not {at[name]!r}") from error
+            raise SettingsError(f"the value of {name!r} in at must be numeric, not {at[name]!r}") from error
     target.unconstrain(point)  # checks shapes and supports
     return point
 
 
 def _problems(runs: Sequence[_Run], terms: Sequence[Tensor]) -> tuple[list[str], dict[str, float]]:
-    """Check that chains agree, and that no ordinate rests on a few draws."""
+    """Check that chains agree, and that no ordinate depends on a few draws."""
     if not terms:
-        return [], {}  # one block: nothing has been estimated
+        return [], {}  # one block: no ordinate is estimated
     worst = max(_disagreement(run.values) for run in runs)
     relative = [(x - log_mean_exp(x)).exp().to(torch.float64) for x in terms]
     effective = min(float(effective_sample_size(x)) for x in relative)
@@ -272,7 +273,7 @@ def _problems(runs: Sequence[_Run], terms: Sequence[Tensor]) -> tuple[list[str],
     if not max(worst, *spread) <= MAX_R_HAT:
         problems.append(
             f"chains disagree (R-hat {max(worst, *spread):.3f} > {MAX_R_HAT}): run longer chains; if the posterior has "
-            "several modes, such as the labellings of a mixture, the ordinate is that of those which were visited"
+            "several modes, such as the labellings of a mixture, the ordinate covers only the visited modes"
         )
     if not effective >= MIN_EFFECTIVE:
         problems.append(f"an ordinate rests on {effective:.0f} effective draws: run longer chains")

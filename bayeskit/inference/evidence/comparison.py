@@ -116,7 +116,7 @@ class Verdict:
     def __str__(self) -> str:
         if self.best is None:
             if not self.untrusted and not self.refused:
-                return "log evidence unknown: none of the methods asked estimates it"
+                return "log evidence unknown: none of the selected methods estimates it"
             if not self.untrusted:
                 return f"log evidence unknown: none of {len(self.refused)} methods applies"
             reason, count = Counter(self.untrusted.values()).most_common(1)[0]
@@ -127,12 +127,12 @@ class Verdict:
         text = f"log evidence {self.log_evidence:.4f} ± {self.standard_error:.4f} by {self.best.method}; "
         text += f"{self.num_trusted} of {self.num_methods} methods trusted"
         if not self.disagreeing and (self.is_agreed or self.num_trusted == 1):
-            sources = f" on {self.num_sources} separate sets of draws" if self.num_sources > 1 else ""
-            return f"{text}, which agree{sources}" if self.num_trusted > 1 else text
+            sources = f" and use {self.num_sources} separate sets of draws" if self.num_sources > 1 else ""
+            return f"{text}; they agree{sources}" if self.num_trusted > 1 else text
         away = ", ".join(f"{name} ({gap:.1f} standard errors away)" for name, gap in self.disagreeing.items())
         if self.is_agreed:
-            return f"{text}, of which {len(self.agreeing)} agree; it disagrees with {away}"
-        return f"{text}, but there is no agreement" + (f": it disagrees with {away}" if away else "")
+            return f"{text}; {len(self.agreeing)} of them agree; this estimate disagrees with {away}"
+        return f"{text}, but there is no agreement" + (f": this estimate disagrees with {away}" if away else "")
 
 
 def judge(
@@ -176,15 +176,15 @@ def judge(
     >>> bridge = Evidence("bridge_sampling", -94.083, 0.002, 8000)
     >>> verdict = judge([bridge, Evidence("path_sampling", -94.09, 0.01, 8000), Evidence("smc", -94.5, 0.05, 8000)])
     >>> print(verdict)  # doctest: +NORMALIZE_WHITESPACE
-    log evidence -94.0830 ± 0.0020 by bridge_sampling; 3 of 3 methods trusted, of which 2 agree;
-    it disagrees with smc (8.3 standard errors away)
+    log evidence -94.0830 ± 0.0020 by bridge_sampling; 3 of 3 methods trusted; 2 of them agree;
+    this estimate disagrees with smc (8.3 standard errors away)
     """
     results = list(estimates)
     repeated = [name for name, count in Counter(z.method for z in results).items() if count > 1]
     if repeated:
-        raise SettingsError(f"there are several estimates by {', '.join(repeated)}; give one of each method")
+        raise SettingsError(f"there are several estimates by {', '.join(repeated)}; give one estimate per method")
     trusted = sorted((z for z in results if z.trusted), key=lambda z: z.standard_error)
-    untrusted = {z.method: "; ".join(z.warnings) or "it is not finite" for z in results if not z.trusted}
+    untrusted = {z.method: "; ".join(z.warnings) or "the estimate is not finite" for z in results if not z.trusted}
     common = {"untrusted": untrusted, "refused": dict(refused or {}), "notes": notes}
     if not trusted:
         return Verdict(None, **common)  # type: ignore[arg-type]
@@ -212,13 +212,13 @@ def judge(
 
 
 def _comparable(place: int, trusted: Sequence[Evidence], agree: Sequence[Sequence[bool]]) -> list[bool]:
-    """Return which of the estimates that are not much less precise agree."""
+    """Return whether each estimate of comparable precision agrees with the one at `place`."""
     reach = _COMPARABLE * trusted[place].standard_error
     return [agree[place][i] for i, z in enumerate(trusted) if i <= place or z.standard_error <= reach]
 
 
 def _speaks(place: int, trusted: Sequence[Evidence], agree: Sequence[Sequence[bool]]) -> bool:
-    """Tell whether an estimate speaks for the majority; `trusted` is in order of precision."""
+    """Tell whether an estimate agrees with a majority; `trusted` is in order of precision."""
     close = _comparable(place, trusted, agree)
     if 2 * sum(agree[place]) <= len(trusted) or 2 * sum(close) <= len(close):
         return False
@@ -226,7 +226,7 @@ def _speaks(place: int, trusted: Sequence[Evidence], agree: Sequence[Sequence[bo
 
 
 def _united(place: int, agree: Sequence[Sequence[bool]]) -> bool:
-    """Tell whether the more precise estimates that agree with this one agree with each other; the first has none."""
+    """Tell whether the more precise estimates that agree with this one agree with each other."""
     finer = [i for i in range(place) if agree[place][i]]
     return all(agree[i][j] for i in finer for j in finer)
 
@@ -244,7 +244,7 @@ def _gap(one: Evidence, other: Evidence) -> float:
 def comparison_facts(
     comparison: EvidenceComparison, reference: float | None = None, reference_error: float = 0.0
 ) -> dict[str, Any]:
-    """Return what templates show of a comparison: doubts, refusals, the distance to a reference, and the plot."""
+    """Return the contents of the page: warnings, refusals, the distance to a reference, and the plot."""
     return {
         **_tables(comparison),
         "reference": _beside_reference(comparison, reference, reference_error) if comparison.results else "",
@@ -253,7 +253,7 @@ def comparison_facts(
 
 
 def _tables(comparison: EvidenceComparison) -> dict[str, Any]:
-    """Return what the tables show: the comparison, reasons for distrust, and reasons why methods do not apply."""
+    """Return the contents of the tables: the comparison, warnings, and reasons why methods do not apply."""
     return {
         "comparison": comparison,
         "doubts": [(z.method, "; ".join(z.warnings)) for z in (*comparison, *comparison.scores.values()) if z.warnings],
@@ -271,7 +271,7 @@ def _beside_reference(comparison: EvidenceComparison, reference: float | None, r
     if not (math.isfinite(reference) and 0 <= reference_error < math.inf):
         raise SettingsError(
             f"reference and reference_error must be finite, the error at least zero, not {reference} and "
-            f"{reference_error}; leave them out where nothing is known"
+            f"{reference_error}; leave them out if they are unknown"
         )
     known = f"{reference:.4f} ± {reference_error:.4f}" if reference_error > 0 else f"{reference:.4f}"
     note = f" Reference value: {known}."
@@ -283,7 +283,7 @@ def _beside_reference(comparison: EvidenceComparison, reference: float | None, r
 
 
 def own_seconds(comparison: EvidenceComparison) -> float:
-    """Return the time of the estimators without that of the parts they share."""
+    """Return the time of the estimators without the time of shared parts."""
     spent = comparison.part_seconds
     shared = {name: math.fsum(spent.get(part, 0.0) for part in parts) for name, parts in comparison.sources.items()}
     return math.fsum(max(0.0, z.seconds - shared.get(z.method, 0.0)) for z in comparison)
@@ -356,9 +356,9 @@ class EvidenceComparison:
         if method in self.refused:
             raise UnknownNameError(f"{method!r} does not apply to this target: {self.refused[method]}")
         if method in self.scores:
-            raise UnknownNameError(f"{method!r} is a predictive score, no log evidence; see scores[{method!r}]")
+            raise UnknownNameError(f"{method!r} is a predictive score, not a log evidence; see scores[{method!r}]")
         if method not in self.results:
-            raise UnknownNameError(f"{method!r} was not run; there are: {', '.join(self.results)}")
+            raise UnknownNameError(f"{method!r} was not run; the methods run are: {', '.join(self.results)}")
         return self.results[method]
 
     def __iter__(self) -> Iterator[Evidence]:
@@ -559,7 +559,7 @@ def compare(
         raise SettingsError(f"compare works on a Target, not a {type(target).__name__}; make one by Target.from_pyro")
     chosen, seed = select(methods), whole_number("seed", seed)
     if not chosen:
-        raise SettingsError("methods names no method; give names, or 'all'")
+        raise SettingsError("methods is empty; give names, or 'all'")
     for name, value, kind in (("budget", budget, Budget), ("draws", draws, Draws), ("ladder", ladder, Ladder)):
         if not isinstance(value, (kind, type(None))):
             raise SettingsError(f"{name} must be a {kind.__name__}, not a {type(value).__name__}")
@@ -576,7 +576,7 @@ def compare(
     refused = {name: reason for name, reason in refusals.items() if reason is not None}
     applied = [method for method in chosen if method.name not in refused]
     for part in (Part.POSTERIOR, Part.LADDER):
-        # The most expensive part comes first: without it there is little to compare.
+        # The most expensive parts come first: if they fail, there is little to compare.
         if any(part in method.needs for method in applied):
             material.part(part)
     with comparison():
@@ -611,7 +611,7 @@ def _answer(method: Method, material: Material, seed: int) -> Evidence | Predict
     try:
         result = method.estimate(material.target, material, seed)
     except (CheckpointError, OutputError):
-        raise  # another run's files are no fault of the method, and the next ones would meet them too
+        raise  # the files of another run affect every method
     except (BayeskitError, ArithmeticError, RuntimeError, ValueError) as error:
         # An error of one method must not lose the draws and the other results.
         kind = "" if isinstance(error, BayeskitError) else f"{type(error).__name__}: "

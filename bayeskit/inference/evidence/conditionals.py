@@ -88,7 +88,7 @@ def blocks_of(target: Target) -> tuple[ConjugateBlock, ...]:
 
 
 class Blocks:
-    """A partition of a target's sites into blocks with full conditionals; SettingsError for a site in none or two."""
+    """A partition of a target's sites into blocks with full conditionals; SettingsError if it is not a partition."""
 
     def __init__(self, target: Target, blocks: Sequence[ConjugateBlock]) -> None:
         if not isinstance(blocks, ConjugateBlock | Sequence):
@@ -111,7 +111,7 @@ class Blocks:
         self._sites = {site.name: site for site in target.sites}
 
     def draw(self, index: int, values: Values) -> dict[str, Tensor]:
-        """Return values with those of one block drawn anew from its conditional, by torch's global stream."""
+        """Return the values with one block redrawn from its conditional, by torch's global stream."""
         fn, batch = self._distribution(index, values)
         return {**values, **self.split(index, draw_values(fn).to(self.target.dtype), batch)}
 
@@ -131,7 +131,7 @@ class Blocks:
         if tuple(x.shape) != expected:
             raise ShapeError(
                 f"the conditional of block {block} draws shape {tuple(x.shape)} instead of {expected}; its first "
-                "dimension must be that of the other sites' values"
+                "dimension must be the batch dimension of the other sites' values"
             )
         if len(sites) == 1:
             return {sites[0].name: x}
@@ -139,7 +139,7 @@ class Blocks:
         return {site.name: part.reshape(batch, *site.shape) for site, part in zip(sites, parts, strict=True)}
 
     def join(self, index: int, values: Values, batch: int) -> Tensor:
-        """Return what :meth:`split` has taken apart; values of one point serve the whole batch."""
+        """Invert :meth:`split`; values of one point are expanded to the batch."""
         block = self.blocks[index]
         sites = [self._sites[name] for name in block.sites]
         if len(sites) == 1:
@@ -147,7 +147,7 @@ class Blocks:
         return torch.cat([values[s.name].expand(batch, *s.shape).reshape(batch, -1) for s in sites], 1)
 
     def _distribution(self, index: int, values: Values) -> tuple[Any, int]:
-        """Return a block's conditional, and how many states it is given."""
+        """Return a block's conditional and the batch size."""
         block = self.blocks[index]
         batch = max(len(value) for value in values.values())
         fn = block.given(values)
@@ -171,15 +171,15 @@ def log_volume(target: Target, u: Tensor) -> Tensor:
 
 
 def _free_coordinates(site: Site, value: Tensor) -> Tensor:
-    """Return the coordinates that a site's density is a density of, ``(m, k)``."""
+    """Return the coordinates over which the density of a site is defined, ``(m, k)``."""
     shape, free = site.shape, site.unconstrained_shape
     if shape.numel() == free.numel():
         return value.reshape(len(value), -1)
     if len(shape) and tuple(free) == (*shape[:-1], shape[-1] - 1):
         return value[..., :-1].reshape(len(value), -1)  # a simplex: the last entry follows from the others
     raise ModelError(
-        f"site {site.name!r} has values of shape {tuple(shape)} made of {free.numel()} numbers, whose density has no "
-        "coordinates known here; put a real, positive or simplex-valued site in its place"
+        f"site {site.name!r} has values of shape {tuple(shape)} with {free.numel()} free coordinates, and the "
+        "coordinates of its density are unknown; use a real, positive or simplex-valued site instead"
     )
 
 
@@ -199,7 +199,7 @@ def check_conditionals(blocks: Blocks, values: Values) -> None:
         if not bool((worst <= _MAX_DISAGREEMENT[target.dtype]).all()):
             change = float((first - second).abs().nan_to_num(nan=torch.inf).max())
             raise ModelError(
-                f"the conditional of block {block} is not that of this model: between two of its values, with all "
-                f"others held, its log density changes by up to {change:.3g} nats more or less than the model's; "
-                "derive it again"
+                f"the conditional of block {block} is not that of this model: between two values of the block, with "
+                f"all other sites fixed, its log density changes by up to {change:.3g} nats more or less than the "
+                "model's; correct the conditional"
             )

@@ -34,21 +34,21 @@ __all__ = [
 # The integral of a prior, by importance sampling, by a bridge to the prior's own draws, and along rays.
 
 _FAR = (3.0, 30.0, 1e3, 1e5, 1e8)
-_HEAVY = 4.3  # spread of 99 % over that of 68 %: 2.6 for a normal, 3.7 for a Student-t with 5 degrees of freedom
+_HEAVY = 4.3  # width of the 99 % over the 68 % interval: 2.6 for a normal, 3.7 for a Student-t with 5 degrees
 _PILOTS = 6
 WIDTHS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-"""Of references around each peak, beside the width that the curvature there says."""
+"""Scales of the references at each mode, as multiples of the curvature-based scale."""
 _MAX_PEAKS, _NEAR, _SEARCHES = 8, 0.5, 4
-"""Peaks at most; closer than this, in units of their widths, two are one; searches before a number is believed."""
+"""Largest number of modes; distance, in standard deviations, of equal modes; searches that must reproduce a result."""
 _SURE, _NOTABLE = 5.0, 0.01
-"""Standard errors and nats by which two integrals differ; see :meth:`Integral.differs`."""
+"""Standard errors and nats above which two integrals differ; see :meth:`Integral.differs`."""
 _MISSED = 0.5
-"""By how much a log weight of the prior's draws may exceed those of the reference's."""
+"""Largest excess of a log weight of prior draws over those of the reference's draws."""
 
 
 @dataclass(frozen=True)
 class Integral:
-    """An estimate of the log of an integral; ``reliable`` is false where it says nothing."""
+    """An estimate of the log of an integral; if ``reliable`` is false it is unusable."""
 
     log_value: float
     standard_error: float
@@ -73,7 +73,7 @@ class StudentReference:
 
     @classmethod
     def fit(cls, draws: Tensor, degrees_of_freedom: Tensor) -> StudentReference:
-        """Fit by quantiles, which heavy tails do not move; ``draws`` has shape ``(n, d)``."""
+        """Fit by quantiles, which are robust to heavy tails; ``draws`` has shape ``(n, d)``."""
         low, middle, high = (draws.quantile(q, 0) for q in (0.16, 0.5, 0.84))
         scale = (0.5 * (high - low)).clamp(min=1e-12)
         bounded = ((draws - middle) / scale).clamp(-4.0, 4.0)
@@ -127,13 +127,13 @@ class _Mixture:
 
 
 class LogPrior:
-    """The log prior density of a target in double precision, and how often it was asked for."""
+    """The log prior density of a target in double precision, with a count of evaluations."""
 
     def __init__(self, target: Target) -> None:
         self.target, self.count = target, 0
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return log densities, ``(*batch, d) -> (*batch)``, ``-inf`` where they are not a number."""
+        """Return log densities, ``(*batch, d) -> (*batch)``, ``-inf`` where they are NaN."""
         self.count += x[..., 0].numel()
         target = self.target
         value = target.log_prior(x.to(dtype=target.dtype, device=target.device)).detach().to("cpu", torch.float64)
@@ -151,7 +151,7 @@ def importance(log_weights: Tensor) -> Integral:
 
 
 def bridge(at_draws: Tensor, at_reference: Tensor) -> Integral:
-    """Return the integral from log ratios of prior to reference, at as many draws of each (Bennett 1976)."""
+    """Return the integral from log ratios of prior to reference, at equally many draws of each (Bennett 1976)."""
     low, high = -1e5, 1e5
     for _ in range(100):
         middle = 0.5 * (low + high)
@@ -195,7 +195,7 @@ def _ray(prior: LogPrior, centre: Tensor, directions: Tensor) -> int | None:
 
 
 def _directions_of(factor: Tensor) -> Tensor:
-    """Return the axes, the principal directions of ``factor @ factor.T``, and that of all alike, ``(2 d + 1, d)``."""
+    """Return the axes, the principal directions of ``factor @ factor.T``, and the diagonal, ``(2 d + 1, d)``."""
     values, vectors = torch.linalg.eigh(factor @ factor.T)
     lengths = factor.norm(dim=1)
     together = lengths.min() * torch.ones(1, len(factor), dtype=factor.dtype)
@@ -220,7 +220,7 @@ def tails(prior: LogPrior, centre: Tensor, scale: Tensor) -> Tensor:
 def _outgrown(
     prior: LogPrior, near: StudentReference, reference: StudentReference | _Mixture, log_weights: Tensor
 ) -> bool:
-    """Whether weights grow beyond any that was seen on the way out: the reference has the lighter tails."""
+    """Whether weights far out exceed all drawn weights, because the reference has the lighter tails."""
     steps = torch.tensor((30.0, 1e3, 1e5), dtype=torch.float64)
     directions = _directions_of(near.factor)
     points = near.location + steps[:, None, None, None] * torch.stack([directions, -directions])
@@ -230,12 +230,12 @@ def _outgrown(
 
 @dataclass(frozen=True)
 class _PriorCheck:
-    """What is known of a prior's integral."""
+    """Results on the integral of a prior."""
 
-    by_importance: Integral  # from a reference alone; draws of the prior serve for its fit
+    by_importance: Integral  # from a reference, which may be fitted to prior draws
     by_bridge: Integral  # between the prior's draws and the reference
-    misfit: float  # largest |z| between the draws and the density; NaN if not known
-    flat: str | None  # a direction along which the prior has no end
+    misfit: float  # largest |z| between the draws and the density; NaN if unknown
+    flat: str | None  # a direction along which the prior does not decrease
     num_evaluations: int
 
 
@@ -243,7 +243,7 @@ def _without_draws(target: Target, num_draws: int, seed: int) -> _PriorCheck:
     """Check a prior that cannot be sampled, by references at its modes that are refitted to weighted draws."""
     d, generator, prior = target.dim, new_generator(seed, stream="prior integral"), LogPrior(target)
     index = _ray(prior, torch.zeros(d, dtype=torch.float64), _directions_of(torch.eye(d, dtype=torch.float64)))
-    if index is not None:  # a search would climb for ever
+    if index is not None:  # a mode search would diverge
         return _PriorCheck(_UNKNOWN, _UNKNOWN, math.nan, _direction_name(target, index), prior.count)
     peaks = _Peaks(target, prior)
     try:
@@ -269,7 +269,7 @@ def _without_draws(target: Target, num_draws: int, seed: int) -> _PriorCheck:
 
 
 class _Peaks:
-    """A reference at each mode of the prior that was found, the highest first."""
+    """A reference at each mode of the prior found, highest first."""
 
     def __init__(self, target: Target, prior: LogPrior) -> None:
         self.found: list[StudentReference] = []
@@ -285,7 +285,7 @@ class _Peaks:
         )
 
     def look(self, seed: int) -> None:
-        """Search from other starting points, and add what is new."""
+        """Search from other starting points, and add references at new modes."""
         with torch.enable_grad():
             ends, climbing = find_modes(self._alone, seed=seed)
         self.count += climbing
@@ -330,7 +330,7 @@ def _refitted(
 def _mixed(
     prior: LogPrior, fitted: StudentReference, peaks: list[StudentReference], num_draws: int, generator: torch.Generator
 ) -> Integral:
-    """Return the integral by a mixture of the fit and, in case it missed something, all peaks and wider ones."""
+    """Return the integral by a mixture of the fit and, for missed mass, wide references at all modes."""
     wider = [StudentReference(p.location, width * p.factor, p.df) for p in peaks for width in WIDTHS]
     mixture = _Mixture([fitted, *wider], [0.5, *[0.5 / len(wider)] * len(wider)])
     points = mixture.sample(num_draws, generator)
@@ -339,7 +339,7 @@ def _mixed(
 
 
 def _with_draws(target: Target, draws: Tensor, seed: int) -> _PriorCheck:
-    """Check a prior against draws that are said to be its own, ``(2 n, d)``: half to fit, half to compare."""
+    """Check a prior against its supposed draws ``(2 n, d)``: half for the fit, half for the comparison."""
     n, prior = len(draws) // 2, LogPrior(target)
     generator = new_generator(seed, stream="prior integral")
     fitted, held_out = draws[:n], draws[n : 2 * n]
@@ -478,8 +478,8 @@ def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = F
 
 
 _FUNCTIONS = (
-    "the likelihood is a function, so the evidence is relative to the constants in it; nothing can show one that was "
-    "left out"
+    "the likelihood is a function, so the evidence is relative to the constants in it; a missing constant cannot be "
+    "detected"
 )
 
 
@@ -492,7 +492,7 @@ def _of_prior(
         try:
             draws = target.sample_prior(2 * num_draws, seed=seed).detach().to("cpu", torch.float64)
         except SEARCH_ERRORS:
-            draws = None  # an improper prior has none; whatever else went wrong, those who need draws will meet it
+            draws = None  # an improper prior has no draws; other errors recur in the methods that need draws
     if draws is not None:
         draws = draws[draws.isfinite().all(-1)]
         if len(draws) < num_draws:
@@ -522,19 +522,19 @@ def _off(integral: Integral, parts: list[WitnessedSite] | None) -> str:
     own = [f"{p.name!r} ({p.own})" for p in parts or () if not p.observed and p.own]
     place = "log_prior" if parts is None else f"the log_prob of {', '.join(own)}" if own else "the prior"
     return (
-        f"the prior integrates to {size} and not to one: a constant was dropped; add {-log_value:+.3f} to {place}, "
-        f"where {error:.1g} is the error of that number"
+        f"the prior integrates to {size} and not to one: a constant is missing; add {-log_value:+.3f} "
+        f"(standard error {error:.1g}) to {place}"
     )
 
 
 def _improper(direction: str) -> str:
-    return f"the prior is improper, without end along {direction}: no marginal likelihood exists; give it a proper one"
+    return f"the prior is improper along {direction}: no marginal likelihood exists; give a proper prior"
 
 
 def _unknown(parts: list[WitnessedSite] | None) -> str:
     own = [repr(p.name) for p in parts or () if not p.observed and p.own]
     where = f" with the sites {', '.join(own)}" if own else ""
-    return f"whether the prior{where} integrates to one could not be checked: its shape or its tails defeat the check"
+    return f"the integral of the prior{where} could not be checked, because of its shape or its tails"
 
 
 def _of_parts(parts: list[WitnessedSite]) -> tuple[list[str], list[str]]:
@@ -546,8 +546,8 @@ def _of_parts(parts: list[WitnessedSite]) -> tuple[list[str], list[str]]:
         many = len(factors) > 1
         notes.append(
             f"the likelihood has the factor{'s' if many else ''} {first_five(factors)}: the evidence is relative to "
-            f"the constants in {'them' if many else 'it'}; nothing can show one that was left out (if none was, name "
-            f"{'them' if many else 'it'} in an attribute normalised_factors of the model)"
+            f"the constants in {'them' if many else 'it'}; a missing constant cannot be detected (if none is missing, "
+            f"name {'them' if many else 'it'} in an attribute normalised_factors of the model)"
         )
     for part in observed:
         if not bool((part.scale == 1).all()):
@@ -559,21 +559,21 @@ def _of_parts(parts: list[WitnessedSite]) -> tuple[list[str], list[str]]:
         if part.masked > 0:
             notes.append(
                 f"{100 * part.masked:.3g} % of the observed site {part.name!r} is masked: the evidence is that of the "
-                "rest"
+                "other observations"
             )
     for part in parts:
         if part.own is None or part.factor:
             continue
         problem = _own_distribution(part)
         if problem is None and part.observed:
-            notes.append(f"whether {part.own} of the observed site {part.name!r} is normalised could not be checked")
+            notes.append(f"the normalisation of {part.own} of the observed site {part.name!r} could not be checked")
         elif problem:
             warnings.append(problem)
     return warnings, notes
 
 
 def _own_distribution(part: WitnessedSite) -> str | None:
-    """Return what is wrong with the user's own distribution, an empty string if nothing is, None if not known."""
+    """Return the problem of a user-defined distribution, an empty string if there is none, None if unknown."""
     try:
         with torch.no_grad():
             total = log_normaliser(part.distribution, part.value)

@@ -1,7 +1,7 @@
-"""Diagnostics of a target and of posterior draws: what every estimate on them is judged by.
+"""Diagnostics of a target and of posterior draws, by which every estimate is judged.
 
-An estimator returns its estimate :func:`from_draws`; the decorator of estimators asks the target's
-:class:`Diagnostics` for the judgement. Searches are made once for each target and once for each set of draws.
+An estimator returns its estimate by :func:`from_draws`; the decorator of estimators adds the warnings of the target's
+:class:`Diagnostics`. Searches are made once for each target and once for each set of draws.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ WIDER, LOOKS = (2.0, 4.0, 8.0, 16.0, 32.0), 200
 
 @dataclass(frozen=True)
 class EvidenceFromDraws(Evidence):
-    """An estimate from posterior draws, with all by which it is judged.
+    """An estimate from posterior draws, with the draws by which it is judged.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class EvidenceFromDraws(Evidence):
 def from_draws(
     estimate: Evidence, draws: Draws, *, known_bias: float = 0.0, others: Sequence[Draws] = ()
 ) -> EvidenceFromDraws:
-    """Return an estimate with the draws that it is judged by; one that an estimator returns without is not judged.
+    """Return an estimate with the draws by which it is judged; an estimate without draws is not judged.
 
     Parameters
     ----------
@@ -94,14 +94,14 @@ def from_draws(
 
 
 class Peaks(NamedTuple):
-    """Peaks at which searches from draws, and from the prior, ended: the highest first, none inside another."""
+    """Modes found by searches from draws and from the prior, highest first, without duplicates."""
 
     found: tuple[Peak, ...]
     num_evaluations: int
 
 
 class _Prior(NamedTuple):
-    """Draws ``(n, d)`` of a target's prior, if it has any, and the ends ``(m, d)`` of searches from there."""
+    """Draws ``(n, d)`` of a target's prior, if available, and end points ``(m, d)`` of searches from them."""
 
     draws: Tensor | None
     ends: Tensor
@@ -109,13 +109,13 @@ class _Prior(NamedTuple):
 
 
 class Diagnostics:
-    """Diagnostics of one target, each made when it is first asked for and kept with the target.
+    """Diagnostics of one target, each computed on first use and stored with the target.
 
     Parameters
     ----------
     target : Target
     seed : int, default 0
-        Seed of the random points. Estimators use ``seed=0``, so that a judgement does not depend on who asked first.
+        Seed of the random points. Estimators use ``seed=0``, so that a judgement does not depend on the order of calls.
 
     Examples
     --------
@@ -132,7 +132,7 @@ class Diagnostics:
         self.target, self.seed = target, seed
 
     def _once(self, name: str, make: Callable[[], _T]) -> _T:
-        """Return what was found earlier, or is found now."""
+        """Return a stored result, or compute and store it."""
         key = f"{name} {self.seed}"
         if key not in self.target.findings:
             self.target.findings[key] = make()
@@ -141,7 +141,7 @@ class Diagnostics:
 
     @property
     def improper(self) -> str | None:
-        """Reason why the prior is improper; None if there is none known."""
+        """Reason why the prior is improper; None if unknown or proper."""
         return self._once("improper prior", lambda: improper(self.target))
 
     @property
@@ -166,7 +166,7 @@ class Diagnostics:
         return self.constants
 
     def peaks(self, draws: Draws) -> Peaks:
-        """Return the peaks at which searches from draws, of any temperature, and from the prior end."""
+        """Return the modes found by searches from draws, of any temperature, and from the prior."""
         known: WeakKeyDictionary[Draws, Peaks] = self._once("peaks", WeakKeyDictionary)
         if draws not in known:
             known[draws] = self._search(draws)
@@ -194,8 +194,8 @@ class Diagnostics:
                 worst = expected - share if math.isnan(worst) else max(worst, expected - share)
                 if is_missed(expected, share, chance, relative_error, least):
                     missed.append(
-                        f"a peak that holds {expected:.3g} times the estimate has {100 * share:.2g} % of the draws: "
-                        "they miss a part of the posterior; use nested_sampling or laplace_importance_sampling"
+                        f"a mode with a mass of {expected:.3g} times the estimate has {100 * share:.2g} % of the "
+                        "draws: they miss a part of the posterior; use nested_sampling or laplace_importance_sampling"
                     )
             problems = (*problems, *outside, *missed[:1])
         return replace(
@@ -238,7 +238,7 @@ class Diagnostics:
                 if peak is not None:
                     found.append(peak)
         except SEARCH_ERRORS:
-            # The draws and the estimate stand; only this check is not available.
+            # Draws and estimate remain valid; only this check is not available.
             return Peaks(tuple(found), spent)
         return Peaks(tuple(found), spent)
 
@@ -267,18 +267,18 @@ class Diagnostics:
         if not any(is_more_than(terms, LOOKS, least) for terms in log_terms):
             return [], len(at)
         return [
-            "there is mass around the posterior draws that they do not reach, so they miss a part of the posterior; "
+            "there is mass around the posterior draws, outside their range, so they miss a part of the posterior; "
             "use nested_sampling, stepping_stone or smc"
         ], len(at)
 
 
 def _in_peak(peak: Peak, estimate: Evidence, draws: Draws, known_bias: float) -> tuple[float, float, float, float]:
-    """Return the share of the posterior that a peak should have, that of the draws, its error, and how well known."""
+    """Return the expected share of a mode, the share of draws in it, its standard error, and the relative error."""
     inside = peak.holds(draws.unconstrained).to(torch.float64)
     share = float(inside.mean())
     effective = min(float(effective_sample_size(inside)), inside.numel()) if draws.num_draws >= 8 else draws.num_chains
     expected = math.exp(min(peak.log_mass - estimate.log_evidence - known_bias, 700.0))
-    # The binomial error of the expected share, so that draws that never saw the mode do not appear certain.
+    # The binomial error of the expected share; that of a share of zero would be zero.
     likely = min(max(share, min(expected, 1.0)), 1.0)
     binomial = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
     known = estimate.standard_error if math.isfinite(estimate.standard_error) else 0.0
@@ -286,7 +286,7 @@ def _in_peak(peak: Peak, estimate: Evidence, draws: Draws, known_bias: float) ->
 
 
 def _climbed(target: Target, start: Tensor) -> tuple[Tensor, int]:
-    """Return where climbs end, nothing where the density is zero at all starts, and evaluations."""
+    """Return the end points of mode searches, none if all starts have density zero, and evaluations."""
     try:
         return find_modes(target, start=start)
     except InitializationError:

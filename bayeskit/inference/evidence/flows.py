@@ -57,7 +57,7 @@ __all__ = [
 # A normalizing flow fitted to posterior draws, with cheap draws and densities.
 
 _MIN_HALF = 8
-_MIN_TRAINING = 500  # fewer draws than these say less about a flow than about a normal
+_MIN_TRAINING = 500  # with fewer draws a normal fits better than a flow
 _MAX_TRAINING, _MAX_HELD_OUT = 20_000, 2000
 _HELD_OUT_SHARE = 0.2
 _BINS, _HIDDEN, _NUM_PAIRS = 8, (32, 32), 2
@@ -65,8 +65,8 @@ _MIN_BOUND, _MARGIN = 5.0, 1.1
 _BATCH, _STEPS_PER_CHECK, _PATIENCE = 256, 20, 2
 _LEARNING_RATES = (1e-2, 2e-3)
 _MAX_GRADIENT, _MAX_RESIDUAL = 5.0, 3.0
-_NEARLY_EQUAL = 0.04  # squared coefficient of variation of weights that no flow need lower
-_BOUNDED = 10.0  # weights below so many times their mean have no tail whose shape could matter
+_NEARLY_EQUAL = 0.04  # squared coefficient of variation of weights below which no flow is fitted
+_BOUNDED = 10.0  # if all weights are below so many times their mean, the Pareto shape is irrelevant
 _WORTHWHILE = 0.01  # relative decrease of the mean square weight that is worth further steps
 _MIN_GAIN_IN_ERRORS = 2.0
 _TAIL_SHARE, _DEGREES_OF_FREEDOM = 0.3, 5.0
@@ -259,7 +259,9 @@ def _halves(draws: Draws, dim: int) -> tuple[Tensor, Tensor]:
 def _check_flow(flow: FittedFlow, target: Target) -> FittedFlow:
     """Return the flow; SettingsError if its dimension is not the target's."""
     if flow.dim != target.dim:
-        raise SettingsError(f"the flow has dimension {flow.dim}, the target {target.dim}; fit one to its draws")
+        raise SettingsError(
+            f"the flow has dimension {flow.dim}, the target {target.dim}; fit a flow to draws of the target"
+        )
     return flow
 
 
@@ -295,7 +297,7 @@ def _student_density(noise: Tensor) -> Tensor:
 
 
 def _defensive_density(noise: Tensor, log_volume: Tensor, white: Tensor) -> Tensor:
-    """Log density of the mixture of the flow, the flow from wider noise, and the wider noise itself."""
+    """Log density of the mixture of the flow, the flow with Student-t noise, and the Student-t itself."""
     light = math.log1p(-_TAIL_SHARE) + log_volume + _normal_density(noise)
     tails = torch.logaddexp(log_volume + _student_density(noise), _student_density(white))
     return torch.logaddexp(light, math.log(_TAIL_SHARE / 2) + tails)
@@ -303,7 +305,7 @@ def _defensive_density(noise: Tensor, log_volume: Tensor, white: Tensor) -> Tens
 
 @dataclass(frozen=True)
 class _HeldOut:
-    """Whitened draws ``(chains, draws, d)`` and their log densities, by which proposals are compared."""
+    """Whitened draws ``(chains, draws, d)`` and their log densities for the comparison of proposals."""
 
     white: Tensor
     log_density: Tensor
@@ -318,12 +320,12 @@ class _HeldOut:
 
     @torch.no_grad()
     def log_weights(self, transform: nn.Module | None) -> Tensor:
-        """Of importance sampling, at the held-out draws."""
+        """Return log importance weights of the held-out draws."""
         with one_thread():
             return self.log_density - _defensive_density(*to_noise(transform, self.white), self.white)
 
     def variation(self, transform: nn.Module | None) -> float:
-        """Squared coefficient of variation of the weights of draws from the proposal, where it is small."""
+        """Squared coefficient of variation of the weights of draws from the proposal, accurate if small."""
         log_weights = self.log_weights(transform)
         # The log of the mean exceeds the mean log by half the variance. A few large reciprocals cannot distort it.
         return 2 * float(log_mean_exp(log_weights) - log_weights.mean())
@@ -344,7 +346,7 @@ def _whitening(x: Tensor) -> tuple[Tensor, Tensor]:
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if bool(failed) or not bool(factor.isfinite().all()):
         raise DrawsError(
-            "the covariance of the draws is singular: a coordinate does not move, or two move as one; "
+            "the covariance of the draws is singular: a coordinate is constant, or two are perfectly correlated; "
             "check the chains and the model"
         )
     return x.mean(0), factor
@@ -377,7 +379,7 @@ def _new_transform(dim: int, bound: float, generator: torch.Generator) -> nn.Mod
 
 
 def _loss(transform: nn.Module, white: Tensor, log_density: Tensor) -> Tensor:
-    """Cross-entropy, and half the variance of the log ratio, in which outliers count less."""
+    """Cross-entropy plus half the variance of the log ratio, with a Huber loss against outliers."""
     noise, log_volume = to_noise(transform, white)
     own = log_volume + _normal_density(noise)
     ratio = log_density - own
@@ -395,7 +397,7 @@ def _train(
     max_steps: int,
     generator: torch.Generator,
 ) -> None:
-    """Leave in ``transform`` the parameters best on the held-out draws; where they stall, steps get shorter."""
+    """Train ``transform``, keep the parameters best on the held-out draws, and lower the learning rate on a stall."""
     parameters = list(transform.parameters())
     best = [parameter.detach().clone() for parameter in parameters]
     lowest, step = float(log_mean_exp(held_out.log_weights(None))), 0
@@ -533,7 +535,7 @@ def flow_importance_sampling(
 
 
 def _error(log_weights: Tensor, counts: list[int], log_mean: float) -> float:
-    """Return the standard error of the log mean weight, where how many draws each part gives is not left to chance."""
+    """Return the standard error of the log mean weight of stratified draws."""
     if min(count for count in counts if count) < _MIN_PART or log_mean == -math.inf:
         return float(independent_log_mean_exp_error(log_weights.unsqueeze(0)))
     part = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
@@ -541,7 +543,7 @@ def _error(log_weights: Tensor, counts: list[int], log_mean: float) -> float:
 
 
 class _Defensive:
-    """Mixture of a flow, the same from wider noise, a Student-t distribution and, where it can be had, the prior."""
+    """Mixture of a flow, the flow with Student-t noise, a Student-t distribution and, if possible, the prior."""
 
     def __init__(self, flow: FittedFlow, target: Target) -> None:
         self.flow, self.target = flow, target
@@ -550,7 +552,7 @@ class _Defensive:
         self.wider = StudentT(zero, one, _DEGREES_OF_FREEDOM)
 
     def sample(self, num_draws: int, generator: torch.Generator) -> list[Tensor]:
-        """Draw from each part its share, rounded up or down at random such that it is right on average."""
+        """Draw from each part; its number of draws is its share, randomly rounded without bias."""
         fitted = 1 - self.prior_share
         shares = [fitted * (1 - _TAIL_SHARE), fitted * _TAIL_SHARE / 2, fitted * _TAIL_SHARE / 2]
         offset = float(torch.rand((), dtype=torch.float64, generator=generator))
@@ -576,7 +578,7 @@ class _Defensive:
 
 CHECK_DRAWS = 2000
 _MIN_INSIDE = 100
-"""Draws of the flow from which a mean square is taken; in many dimensions the narrowest cuts hold none."""
+"""Least number of flow draws in a truncation; in many dimensions the narrowest truncations have none."""
 _MAX_OUTSIDE = 0.01
 _TEMPERATURES = (0.5, 0.65, 0.8, 0.95)
 _SHARES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
@@ -657,7 +659,7 @@ def learned_harmonic_mean(
     shape = shape_that_matters(log_ratios, check.log_ratios(narrow))
     problems += weight_problems(shape, effective)
     outside = check.share_above(narrow, float(log_ratios.max()))
-    if not outside <= _MAX_OUTSIDE:  # nan where no draw was inside
+    if not outside <= _MAX_OUTSIDE:  # NaN if no draw was inside
         problems.append(
             f"{100 * outside:.0f} % of the flow lies where the posterior has no draws, so the estimate is too high: "
             "lower the temperature or use more draws"
@@ -676,7 +678,7 @@ def learned_harmonic_mean(
 
 
 class _Narrow(NamedTuple):
-    """Normal noise of variance ``temperature``, of which only the inner ``share`` is left."""
+    """Normal noise of variance ``temperature``, truncated to its inner ``share``."""
 
     temperature: float
     share: float
@@ -690,7 +692,7 @@ class _Narrow(NamedTuple):
 
 
 class _Check(NamedTuple):
-    """Draws from the flow, which find large ratios far sooner than the posterior draws do."""
+    """Draws from the flow, which detect large ratios sooner than posterior draws."""
 
     noise: Tensor
     log_volume: Tensor
@@ -708,11 +710,11 @@ class _Check(NamedTuple):
         return torch.where(own > -torch.inf, own - self.log_density, own)
 
     def log_shares(self, narrow: _Narrow) -> Tensor:
-        """Log density of the narrowed flow against the one drawn from, in the mean one."""
+        """Log density ratio of the narrowed flow to the sampled flow; its exponential has mean one."""
         return narrow.log_prob(self.noise, self.log_volume) - _normal_density(self.noise) - self.log_volume
 
     def least_variable(self) -> _Narrow:
-        """Return the temperature and cut of least mean square ratio over posterior draws, from the flow's draws."""
+        """Return the temperature and truncation of least mean square ratio, estimated from draws of the flow."""
 
         def mean_square(narrow: _Narrow) -> float:
             # The mean ratio over the narrowed flow, up to the factor of the evidence.

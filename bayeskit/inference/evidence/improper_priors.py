@@ -28,15 +28,15 @@ def improper(target: Target) -> str | None:
     where = "the prior"
     if found:
         where += f" of the site{'s' if len(found) > 1 else ''} {first_five([repr(name) for name in sorted(found)])}"
-    return f"{where} is improper, so that no marginal likelihood exists; give it a proper one, such as a wide normal"
+    return f"{where} is improper, so no marginal likelihood exists; give a proper prior, such as a wide normal"
 
 
 def first_five(names: list[str]) -> str:
-    """Name the first five."""
+    """Return the first five names and the number of the others."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _is_flat(part: WitnessedSite) -> bool:
-    """Whether a density is one wherever it is looked at."""
+    """Whether a log density is zero at all values."""
     known = part.own is not None or part.normalised or isinstance(base_of(part.distribution), Delta)
     return not known and bool((part.distribution.log_prob(part.value) == 0).all())

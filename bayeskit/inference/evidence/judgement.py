@@ -55,7 +55,7 @@ def estimator(
 
     Examples
     --------
-    The mean of the likelihood over the mode alone, which is no estimate worth having:
+    The likelihood at the mode, which is not a useful estimate:
 
     >>> import bayeskit as bk
     >>> from bayeskit.inference import evidence
@@ -94,7 +94,7 @@ def estimator(
 
 @contextmanager
 def comparison() -> Iterator[None]:
-    """Let estimators know that their target has been judged already."""
+    """Tell estimators that their target has been checked already."""
     with _asked_by(_COMPARISON):
         yield
 
@@ -109,12 +109,12 @@ def _asked_by(who: int) -> Iterator[None]:
 
 
 def _judged(target: Target, found: Any) -> Any:
-    """Return an estimate with the judgement of its draws."""
+    """Return an estimate with the warnings of its draws."""
     return Diagnostics(target).judge(found) if isinstance(found, EvidenceFromDraws) else found
 
 
 def _seconds(given: object) -> float:
-    """Return what a run that an estimator is given took; it counts for its evaluations, too."""
+    """Return the duration of a run that an estimator is given."""
     if isinstance(given, Ladder | SMCRun):
         return given.draws.seconds
     return given.seconds if isinstance(given, Draws | NestedRun) else 0.0

@@ -59,8 +59,8 @@ __all__ = [
 
 # The mean log likelihood as a function of the inverse temperature, and its numerical integration.
 
-_MAX_GAP = 0.5  # in Monte Carlo errors: a bias of more would take |z| above 3 too often
-_MIN_INTERVALS = 4  # of which every second temperature can be left out, and a rule remains
+_MAX_GAP = 0.5  # largest bias in Monte Carlo errors; beyond, |z| exceeds 3 too often
+_MIN_INTERVALS = 4  # enough to omit every second temperature
 
 
 class IntegrandCurve(NamedTuple):
@@ -74,14 +74,14 @@ class IntegrandCurve(NamedTuple):
     variance: Tensor
     third: Tensor
     centred: Tensor  # (T - 1, chains, draws), log likelihoods less their mean
-    scale: Tensor  # (T, chains, draws), log likelihoods as they were, for their rounding
+    scale: Tensor  # (T, chains, draws), log likelihoods, for their rounding error
     problems: tuple[str, ...]
     diagnostics: dict[str, float]
-    first_step_holds: bool = True  # whether enough of the prior's draws count in the first step
+    first_step_holds: bool = True  # whether enough prior draws are effective in the first step
 
     @property
     def has_enough_intervals(self) -> bool:
-        """Whether there are temperatures enough to see what the rules miss between them."""
+        """Whether there are enough temperatures to estimate the discretisation error."""
         return len(self.beta) > _MIN_INTERVALS
 
     @property
@@ -108,7 +108,7 @@ class IntegrandCurve(NamedTuple):
         return self.width.square() * (curvature - self.variance.diff()) / 60
 
     def error(self, ladder: Ladder, *, corrected: bool) -> float:
-        """Monte Carlo error of the integral, that of the variances included where they correct it."""
+        """Monte Carlo error of the integral; with ``corrected`` that of the variances is included."""
         weight, slope = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
         weight[:-1] += self.width / 2
         weight[1:] += self.width / 2
@@ -132,7 +132,7 @@ class IntegrandCurve(NamedTuple):
 
 
 def curve(target: Target, ladder: Ladder) -> IntegrandCurve:
-    """Return the integrand along a ladder; SettingsError if it is no ladder, DrawsError if another target's."""
+    """Return the integrand along a ladder; SettingsError if it is not a ladder, DrawsError if of another target."""
     _check_ladder(ladder, target)
     log_likelihood, nan_problems = without_nan(ladder.log_likelihood)
     log_likelihood = log_likelihood.to(torch.float64)
@@ -148,8 +148,8 @@ def curve(target: Target, ladder: Ladder) -> IntegrandCurve:
     first_problems, facts = _first_step(first, terms)
     if len(ladder.beta) - 2 < _MIN_INTERVALS:
         problems.append(
-            f"a ladder of {len(ladder.beta) - 1} steps has too few temperatures to see the discretisation: use at "
-            f"least {_MIN_INTERVALS + 1}"
+            f"a ladder of {len(ladder.beta) - 1} steps has too few temperatures to estimate the discretisation error: "
+            f"use at least {_MIN_INTERVALS + 1} steps"
         )
     return IntegrandCurve(
         start,
@@ -167,22 +167,22 @@ def curve(target: Target, ladder: Ladder) -> IntegrandCurve:
 
 
 def _check_ladder(ladder: Ladder, target: Target) -> None:
-    """Raise SettingsError for anything but a ladder, DrawsError for one of another target."""
+    """Raise SettingsError if it is not a ladder, DrawsError if it is of another target."""
     if not isinstance(ladder, Ladder):
         raise SettingsError(
-            f"a Ladder is needed, with draws at every temperature, not {type(ladder).__name__}; make one by "
+            f"ladder must be a Ladder, with draws at every temperature, not {type(ladder).__name__}; make it by "
             "sample_ladder(target)"
         )
     belongs(ladder.draws, target, posterior=False)
 
 
 def _with_rounding_of_sum(standard_error: float, log_values: Tensor, count: int) -> float:
-    """Add to a standard error the rounding of log densities, and that of a sum of ``count`` terms as large."""
+    """Add to a standard error the rounding error of log densities and of a sum of ``count`` such terms."""
     return with_rounding(with_rounding(standard_error, log_values), count * log_values.to(torch.float64))
 
 
 def _first_step(log_weights: Tensor, terms: Tensor) -> tuple[list[str], dict[str, float]]:
-    """Check the weights of the step up from the prior, ``(1, chains, draws)``; ``terms`` are they over their mean."""
+    """Check the weights of the first step ``(1, chains, draws)``; ``terms`` are the weights over their mean."""
     # Draws of zero likelihood count in the effective sample size but not in the tail of the weights.
     shape = pareto_shape(log_weights[log_weights > -torch.inf])
     independent = (effective_sample_size(terms[0]) / terms.numel()).clamp(max=1.0)
@@ -190,7 +190,7 @@ def _first_step(log_weights: Tensor, terms: Tensor) -> tuple[list[str], dict[str
     problems = []
     if not effective >= MIN_EFFECTIVE:
         problems.append(
-            f"the first step, up from the prior, rests on {effective:.0f} effective draws: use a first temperature "
+            f"the first step from the prior has only {effective:.0f} effective draws: use a first temperature "
             "closer to zero, or longer chains"
         )
     if not shape <= MAX_PARETO_SHAPE:
@@ -203,16 +203,16 @@ def _first_step(log_weights: Tensor, terms: Tensor) -> tuple[list[str], dict[str
 
 # Temperatures that equalise the error over the intervals of a ladder.
 
-_FIRST_SHARE = 0.5  # of the prior draws that count, effectively, in the step up from the prior
+_FIRST_SHARE = 0.5  # effective share of the prior draws in the first step
 _LEAST_INTERVALS = 6
-_WIDEST_RATIO = 2.0  # of neighbouring temperatures, where a pilot did not look
+_WIDEST_RATIO = 2.0  # of neighbouring temperatures below those of the pilot
 
 
 def temperatures(path: IntegrandCurve, ladder: Ladder, gap: float, most: int) -> Tensor:
-    """Return temperatures ``(steps + 1,)`` from 0 to 1 that miss about ``gap`` nats (Calderhead, Girolami 2009)."""
+    """Return temperatures ``(steps + 1,)`` from 0 to 1 with an error near ``gap`` nats (Calderhead, Girolami 2009)."""
     first = _first(ladder)
     gaps, length = path.gaps.abs(), path.width * ((path.variance[1:] + path.variance[:-1]) / 2).sqrt()
-    fifth = gaps.pow(0.2)  # an interval of the rule misses the fifth power of its width
+    fifth = gaps.pow(0.2)  # the error of the rule in an interval is of fifth order in its width
     # Half of the temperatures equalise the estimated errors of the rule. The other half equalise thermodynamic length,
     # the integral of the standard deviation of the log likelihood, and thereby the Monte Carlo errors. No interval then
     # stays wide because its error estimate is small by chance.
@@ -242,7 +242,7 @@ def temperatures(path: IntegrandCurve, ladder: Ladder, gap: float, most: int) ->
 
 
 def _first(ladder: Ladder) -> float:
-    """Return the temperature up to which half of the prior draws still count, at most a half."""
+    """Return the inverse temperature, at most 0.5, at which half of the prior draws are effective."""
     log_likelihood = ladder.log_likelihood[0].flatten()
     log_likelihood = log_likelihood[log_likelihood > -torch.inf]
     log_likelihood = (log_likelihood - log_likelihood.median()).to(torch.float64)
@@ -312,8 +312,8 @@ def path_sampling(target: Target, ladder: Ladder) -> Evidence:
     problems = path.problems
     if path.has_enough_intervals and not abs(gap) + path.coarse_gap() <= _MAX_GAP * error:
         problems += (
-            f"the trapezoidal rule is off by about {gap:+.3f}, which the standard error {error:.3f} does not contain: "
-            "use modified_path_sampling or more temperatures",
+            f"the trapezoidal rule has an error of about {gap:+.3f}, which the standard error {error:.3f} does not "
+            "include: use modified_path_sampling or more temperatures",
         )
     diagnostics = path.diagnostics | {"trapezoid_gap": gap, "monte_carlo_error": error}
     z = Evidence("path_sampling", path.trapezoid, error, ladder.num_evaluations, problems, diagnostics)
@@ -424,7 +424,7 @@ def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
     problems, diagnostics = ladder_problems(ladder)
     problems += nan_problems
     count = steps[0].numel()
-    # Draws from the prior may have no likelihood at all; how often chains return there is told by any lowest value.
+    # Prior draws may have likelihood zero; for the autocorrelation any lowest value represents them.
     lowest = log_likelihood.masked_fill(log_likelihood == -torch.inf, torch.inf).amin((-1, -2), keepdim=True)
     bounded = log_likelihood.maximum(lowest)[:-1]
     independent = (effective_sample_size(bounded) / count).clamp(max=1.0)
@@ -432,7 +432,7 @@ def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
     worst = int(effective.argmin())
     if not float(effective[worst]) >= MIN_EFFECTIVE:
         problems.append(
-            f"step {worst + 1} of the ladder rests on {float(effective[worst]):.0f} effective draws: "
+            f"step {worst + 1} of the ladder has only {float(effective[worst]):.0f} effective draws: "
             "use more temperatures or longer chains"
         )
     diagnostics |= {
@@ -453,7 +453,7 @@ def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
 # Thermodynamic integration with temperatures added until the discretisation error is small enough.
 
 _MAX_ROUNDS = 4
-_MARGIN = 0.25  # of the tolerance is aimed at, since a pilot's estimate of the gap is rough
+_MARGIN = 0.25  # target gap as a share of the tolerance, because the pilot estimates the gap roughly
 
 
 def _refined(target: Target, parts: Parts, seed: int) -> Evidence:
@@ -570,7 +570,7 @@ def thermodynamic_integration(
     while rounds < _MAX_ROUNDS and not (_settled(path, tolerance) and (rounds or given)):
         levels = temperatures(path, current, factor * tolerance, max_temperatures)
         if rounds and len(levels) == len(current.beta) == max_temperatures + 1:
-            break  # better than this it will not become
+            break  # no further improvement is possible
         rounds += 1
         factor /= 2
         current = draw(rounds, levels)
@@ -605,7 +605,7 @@ def _estimate(
     difference = value - stepping_stone(target, ladder).log_evidence
     if not abs(difference) <= tolerance + 2 * error:
         problems += (
-            f"the same draws give {-difference:+.3f} more by stepping stone: the mean log likelihood jumps between "
+            f"stepping stone on the same draws differs by {-difference:+.3f}: the mean log likelihood jumps between "
             "temperatures; use a ladder with exchange",
         )
     diagnostics = path.diagnostics | {
@@ -638,7 +638,7 @@ class SplitStudentT:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What the distribution is made of."""
+        """Location and scales."""
         return [self.location, self.left, self.right]
 
     @classmethod
@@ -650,7 +650,7 @@ class SplitStudentT:
         if n < 4 or bool(still.any()) or not bool(x.isfinite().all()):
             where = still.nonzero().flatten().tolist()
             raise DrawsError(
-                f"no reference can be fitted to {n} draws whose coordinates {where} do not move or are not finite; "
+                f"no reference can be fitted to {n} draws whose coordinates {where} are constant or not finite; "
                 "check the chains and the model"
             )
         levels = torch.linspace(*_QUANTILES, _CANDIDATES, dtype=x.dtype, device=x.device)
@@ -786,8 +786,8 @@ def generalised_stepping_stone(
     num_samples = whole_number("num_samples", num_samples, 8)
     if not isinstance(draws, Draws):
         raise SettingsError(
-            f"draws from the posterior are needed, not {type(draws).__name__}; make them by bayeskit.sample(target), "
-            "or take ladder.posterior"
+            f"draws must be Draws from the posterior, not {type(draws).__name__}; make them by "
+            "bayeskit.sample(target), or take ladder.posterior"
         )
     belongs(draws, target)
     alive = finite_chains(draws)
@@ -833,7 +833,7 @@ def fit_reference(draws: Draws) -> tuple[SplitStudentT, slice]:
 def _tail_problems(
     reference: SplitStudentT, ladder: Ladder, draws: Draws, rest: slice
 ) -> tuple[list[str], dict[str, float]]:
-    """Look at the weights of every step, and at those of posterior draws that the reference has not seen."""
+    """Check the weights of every step, and of the posterior draws not used to fit the reference."""
     steps = ladder.beta.diff()[:, None, None] * ladder.log_likelihood[:-1]
     step = max(pareto_shape(each) for each in steps)
     seen = draws.unconstrained[:, rest]
@@ -854,7 +854,7 @@ def _tail_problems(
 
 
 def _missed_part(ladder: Ladder, x: Tensor) -> tuple[list[str], dict[str, float]]:
-    """Ask whether the ladder's last chains are where the posterior draws are."""
+    """Compare the ladder's draws at ``beta = 1`` with the posterior draws ``x (chains, draws, d)``."""
     end = ladder.posterior.unconstrained
     count = min(end.shape[1], x.shape[1])
     both = torch.cat([_evenly(end, count), _evenly(x, count)]).movedim(-1, 0)  # (d, chains, count)
@@ -864,8 +864,8 @@ def _missed_part(ladder: Ladder, x: Tensor) -> tuple[list[str], dict[str, float]
     problems = []
     if not worst <= 2 * MAX_R_HAT - 1:
         problems.append(
-            f"the ladder does not end where the posterior draws are (R-hat of both {worst:.3f}): one of them misses "
-            "a part of the posterior; run both longer"
+            f"the ladder's last chains and the posterior draws disagree (R-hat of both {worst:.3f}): one of the two "
+            "misses a part of the posterior; run both longer"
         )
     return problems, {"posterior_and_ladder_r_hat": worst}
 

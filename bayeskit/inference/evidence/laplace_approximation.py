@@ -91,12 +91,12 @@ class StudentT:
         return self.location + scaled @ self.factor.T
 
     def spread(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Return points ``(num_draws, d)``, each of the distribution and together even; calls are independent."""
+        """Return randomised quasi-Monte Carlo points ``(num_draws, d)``; calls are independent."""
         standard = student_points(num_draws, len(self.location), self.df, generator)
         return self.location + standard.to(self.location) @ self.factor.T
 
     def with_share_of(self, num_draws: int) -> StudentT:
-        """Return itself: there is nothing to share."""
+        """Return itself, because it has one component."""
         return self
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -121,25 +121,25 @@ def log_constant(degrees_of_freedom: float, dim: int) -> float:
 
 
 class DefensiveStudentT:
-    """A Student-t of which a share of the draws comes from another with heavier tails, so that none is missed."""
+    """A mixture of a Student-t and a share of another Student-t with heavier tails."""
 
     def __init__(self, main: StudentT, heavy: StudentT, heavy_share: float) -> None:
         self.main, self.heavy, self.heavy_share = main, heavy, heavy_share
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draw points, ``(num_draws, d)``, those from the heavy tails last."""
+        """Draw points, ``(num_draws, d)``, with the heavy-tailed component last."""
         num_heavy = int((torch.rand(num_draws, generator=generator) < self.heavy_share).sum())
         main = self.main.sample(num_draws - num_heavy, generator)
         return torch.cat([main, self.heavy.sample(num_heavy, generator)])
 
     def spread(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draw points as :meth:`StudentT.spread` does, ``(num_draws, d)``, the nearest whole numbers from each."""
+        """Draw points as :meth:`StudentT.spread`, ``(num_draws, d)``, with rounded numbers from each component."""
         num_heavy = round(self.heavy_share * num_draws)
         main = self.main.spread(num_draws - num_heavy, generator)
         return torch.cat([main, self.heavy.spread(num_heavy, generator)])
 
     def with_share_of(self, num_draws: int) -> DefensiveStudentT:
-        """Return the mixture of which as many draws come from each as :meth:`spread` would take."""
+        """Return the mixture with the shares of the numbers of draws in :meth:`spread`."""
         return DefensiveStudentT(self.main, self.heavy, round(self.heavy_share * num_draws) / num_draws)
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class DefensiveStudentT:
 
 
 def _scaled_curvature(precision: Tensor) -> tuple[Tensor, Tensor]:
-    """Diagonal of a negative Hessian, and its eigenvalues once that is scaled to ones; NaN where it is not positive."""
+    """Diagonal of a negative Hessian, and eigenvalues after scaling it to a unit diagonal; NaN if not positive."""
     diagonal = precision.diagonal()
     if not bool(precision.isfinite().all() & (diagonal > 0).all()):
         return diagonal, torch.full_like(diagonal, torch.nan)
@@ -159,7 +159,7 @@ def _scaled_curvature(precision: Tensor) -> tuple[Tensor, Tensor]:
 
 def scale_factor(precision: Tensor) -> Tensor:
     """Cholesky factor of the inverse of ``precision``; directions without curvature get a finite width."""
-    dtype, precision = precision.dtype, precision.double()  # single precision cannot factorise what is this narrow
+    dtype, precision = precision.dtype, precision.double()  # single precision cannot factorise such narrow matrices
     diagonal = precision.diagonal().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs()
     if not bool(precision.isfinite().all()):
         precision = torch.diag(diagonal)
@@ -175,7 +175,7 @@ def scale_factor(precision: Tensor) -> Tensor:
 
 # The Laplace approximation: a normal distribution at the mode with full covariance.
 
-_UNKNOWN = "an approximation whose error is not known: use laplace_importance_sampling, which measures it"
+_UNKNOWN = "an approximation of unknown error: use laplace_importance_sampling, which estimates it"
 
 #: Log density lost by a step of one standard deviation in a curved direction, in nats; 0.5 for a normal posterior.
 _MIN_FALL = 0.01
@@ -241,7 +241,7 @@ def laplace(target: Target, *, draws: Draws | None = None, mode: Mode | None = N
         log_evidence = mode.value + 0.5 * (target.dim * math.log(2 * math.pi) - log_determinant)
     else:
         problems += (
-            "the posterior does not curve downwards in all directions at its mode, so no normal distribution fits: use "
+            "the log posterior is not concave in all directions at its mode, so no normal distribution fits: use "
             "bridge_sampling or stepping_stone",
         )
     return Evidence(
@@ -273,7 +273,7 @@ def _falls_off(target: Target, mode: Mode, diagonal: Tensor) -> tuple[bool, int]
 _MAX_ROUNDS, _PILOT_DRAWS, _MAX_PILOT_DRAWS = 15, 4000, 10_000
 #: Above this dimension the random radius of heavy tails hides the fit of the proposal.
 _FEW_DIMENSIONS = 50
-#: There a last refit is accepted if the noise of its draws costs no more than so many nats.
+#: Above it a last refit is accepted if the noise of its draws costs no more than so many nats.
 _MAX_LOSS = 0.1
 #: Number of independent quasi-random sets, and smallest number of draws per set.
 _NUM_SETS, _LEAST_SET = 32, 8
@@ -292,7 +292,7 @@ _MANY_CHOICES = (*_CHOICES, 1000.0, 10_000.0)
 
 
 class _Pilot(NamedTuple):
-    """Draws of a round: effective share, proposal, what was refitted to them, points and log weights."""
+    """Draws of a round: effective share, proposal, refitted proposal, points and log weights."""
 
     share: float
     proposal: StudentT
@@ -406,13 +406,13 @@ def laplace_importance_sampling(
     if not effective >= _MIN_SHARE * len(x):
         # With so few effective draws, even spacing hides how little of the posterior the draws cover.
         problems.append(
-            f"only {100 * effective / len(x):.2g} % of the draws count, so the proposal is unlike the posterior: "
-            "use bridge sampling"
+            f"only {100 * effective / len(x):.2g} % of the draws are effective, so the proposal is unlike the "
+            "posterior: use bridge sampling"
         )
     problems += (infinite or weight_problems(shape, effective)) + around + missed
     if beyond > MIN_MISSED_SHARE:
         problems.append(
-            f"{100 * beyond:.2g} % of the posterior lies where weights are larger than any that were drawn: use bridge "
+            f"{100 * beyond:.2g} % of the posterior lies where weights are larger than all drawn weights: use bridge "
             "sampling or stepping stone"
         )
     problems += same_likelihood(log_likelihood) + missed_draws(proposal.log_prob, draws, largest)
@@ -429,7 +429,7 @@ def laplace_importance_sampling(
 def _adapted(
     target: Target, mode: Mode, degrees_of_freedom: float | None, generator: torch.Generator
 ) -> tuple[StudentT | DefensiveStudentT, int]:
-    """Return a proposal that pilot rounds have fitted to the posterior, and the evaluations they took."""
+    """Return a proposal fitted to the posterior by pilot rounds, and evaluations."""
     d = target.dim
     num_draws = max(_PILOT_DRAWS, min(40 * d, _MAX_PILOT_DRAWS))
     tails = _GUARD_DF if d <= _FEW_DIMENSIONS else d / 4
@@ -469,7 +469,7 @@ def _main(proposal: StudentT | DefensiveStudentT) -> StudentT:
 
 
 def _smoothed(log_weights: Tensor) -> Tensor:
-    """Smooth the largest weights, without the normalisation that smoothing brings."""
+    """Pareto-smooth the largest weights without normalising them."""
     smooth = pareto_smoothed(log_weights)[0].to(log_weights.dtype)
     # Weights below the tail are only shifted, all by the same amount.
     moved = (log_weights - smooth)[log_weights <= log_weights.median()]
@@ -506,7 +506,7 @@ def _missed_around(
     near, further = (log_density - log_z - main.log_prob(main.location[None])).exp() * far[..., 0]
     heavy = (near > _MIN_TAIL * standard_error) & (further > _MIN_LEFT * near)
     if bool((heavy & (log_density[0] - proposal.log_prob(x[0]) > largest)).any()):
-        return ["the tails are heavier than those of the proposal: use bridge sampling or nested_sampling"], spent
+        return ["the posterior has heavier tails than the proposal: use bridge sampling or nested_sampling"], spent
     return [], spent
 
 
@@ -519,7 +519,7 @@ def _with_tails(
     guard_share: float,
     guard_width: float,
 ) -> StudentT | DefensiveStudentT:
-    """Choose the degrees of freedom of least third moment of the weights; mix with a guard where draws are too few."""
+    """Choose the degrees of freedom of least third moment of the weights, mixed with a wider defensive component."""
     many = len(fitted.location) > _FEW_DIMENSIONS
     covariance = fitted.factor * math.sqrt(fitted.df / (fitted.df - 2))
     lowest = math.inf
@@ -561,7 +561,7 @@ def _refit(x: Tensor, log_weights: Tensor, current: StudentT) -> StudentT:
 
 
 def _flattened(log_weights: Tensor, needed: float) -> Tensor:
-    """Normalised weights, raised to the largest power up to one that leaves ``needed`` effective draws."""
+    """Normalised weights, raised to the largest power up to one with ``needed`` effective draws."""
     low, high = 0.0, 1.0
     if float(weight_effective_sample_size(log_weights)) < needed:
         for _ in range(30):

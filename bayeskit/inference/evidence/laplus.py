@@ -69,7 +69,7 @@ class Modes(NamedTuple):
     gradient: Tensor  # (densities, dim)
     second: Tensor  # (densities, dim), second derivatives by each coordinate
     num_evaluations: int  # of the density or its gradient, for each density
-    converged: Tensor  # (densities,), bool: whether no step leads higher
+    converged: Tensor  # (densities,), bool: no step increases the density
 
 
 def climb_to_modes(
@@ -114,7 +114,7 @@ def _value_and_gradient(log_density: Callable[[Tensor], Tensor], x: Tensor) -> t
 
 
 def _hessian(evaluate: ValueAndGradient, x: Tensor) -> Tensor:
-    """Return the Hessian of each density, `(densities, dim, dim)`; one-sided differences at the end of the line."""
+    """Return the Hessian of each density, `(densities, dim, dim)`; one-sided differences near zero."""
     count, dim = x.shape
     step = torch.finfo(x.dtype).eps ** (1 / 3) * x.clamp(min=1e-2)
     offset = torch.diag_embed(step).movedim(0, 1)  # (dim, densities, dim)
@@ -146,7 +146,7 @@ _ZERO, _BENT = 1e-6, 0.1
 
 
 def _is_inside(mode: Tensor, second: Tensor) -> Tensor:
-    """Tell at which coordinates the mode is inside and the log density concave, shape `(*batch)`."""
+    """Tell at which coordinates the mode is interior and the log density concave, shape `(*batch)`."""
     return (second < 0) & ((mode >= _ZERO) | (-second * mode.square() > _BENT))
 
 
@@ -208,7 +208,7 @@ class PositiveDensity:
         _require_positive(target)
 
     def log_density(self, x: Tensor) -> Tensor:
-        """Return the log density, `(*batch, d) -> (*batch)`; zero counts as improbable as NaN does."""
+        """Return the log density, `(*batch, d) -> (*batch)`; a NaN density counts as zero."""
         u = x.log()
         found = self.target.log_density(u.reshape(-1, u.shape[-1])).reshape(u.shape[:-1]) - u.sum(-1)
         return found.nan_to_num(nan=-torch.inf)
@@ -231,13 +231,12 @@ class PositiveDensity:
             return self.mode(seed=seed), 0
         if not isinstance(mode, PositiveMode):
             raise SettingsError(
-                f"mode is a {type(mode).__name__}; this estimator needs the PositiveMode that PositiveDensity(target)"
-                ".mode() returns, or none"
+                f"mode must be a PositiveMode from PositiveDensity(target).mode(), or None, not a {type(mode).__name__}"
             )
         return mode, require_own("mode", mode.position, mode.value, self.target, self.log_density)
 
     def mode(self, *, seed: int = 0) -> PositiveMode:
-        """Return the highest mode that searches from a few random starting points end at."""
+        """Return the highest mode found by searches from a few random starting points."""
         one = torch.ones(_STARTS, dtype=self.target.dtype, device=self.target.device)
         generator = new_generator(seed, self.target.device, stream="positive mode")
         start = starting_points(self.target, _STARTS, one, generator).exp()
@@ -257,7 +256,7 @@ class PositiveDensity:
         )
 
     def _second_of_small(self, x: Tensor, second: Tensor) -> tuple[Tensor, int]:
-        """Return second derivatives, by differences of logarithms where a small coordinate has its mode inside."""
+        """Return second derivatives, by differences of logarithms for small coordinates with an interior mode."""
         small = (x < _SMALL).nonzero().flatten()
         if not len(small):
             return second, 0
@@ -276,7 +275,7 @@ class PositiveDensity:
 
 
 def _require_positive(target: Target) -> None:
-    """Refuse a target with a coordinate that is not the exponential of its unconstrained one."""
+    """Raise SettingsError if a coordinate is not the exponential of its unconstrained coordinate."""
     u = torch.linspace(-1.0, 1.5, _PROBES * target.dim, dtype=target.dtype, device=target.device)
     u = u.reshape(_PROBES, target.dim)
     values = target.constrain(u)
@@ -285,8 +284,9 @@ def _require_positive(target: Target) -> None:
         value = values[site.name].reshape(_PROBES, -1)
         if value.shape != wanted.shape or not torch.allclose(value, wanted, rtol=1e-5, atol=0):
             raise SettingsError(
-                f"site {site.name!r} is not a positive number, or not each of its entries by itself; this estimator "
-                "is for positive coordinates alone, such as branch lengths and rates: use laplace_importance_sampling"
+                f"site {site.name!r} is not a positive number, or its entries are not separate positive numbers; this "
+                "estimator needs positive coordinates, such as branch lengths and rates: use "
+                "laplace_importance_sampling"
             )
 
 
@@ -332,14 +332,14 @@ class BetaPrime:
 class _AtZero(NamedTuple):
     """Exponential or gamma distributions in place of coordinates whose mode is at zero."""
 
-    inside: Tensor  # (d,), bool: coordinates whose mode is inside, not at zero
+    inside: Tensor  # (d,), bool: coordinates with an interior mode, not at zero
     # (d,): one if the density is finite at zero; at a pole, its power plus one, at least 0.001; NaN without a fit.
     shape: Tensor
     rate: Tensor  # (d,)
     # (d,), bool: no slope at zero; shape and rate then match mode and curvature of the coordinate's logarithm.
     flat: Tensor
     centre: Tensor  # (d,), mode of the density of the coordinate's logarithm, as a coordinate
-    problems: tuple[str, ...]  # reasons why nothing fits
+    problems: tuple[str, ...]  # coordinates without a fit
     num_evaluations: int
 
 
@@ -411,7 +411,7 @@ def _in_double(mode: PositiveMode) -> PositiveMode:
 
 
 def _at_zero(density: PositiveDensity, mode: PositiveMode) -> _AtZero:
-    """Look along each coordinate whose mode is at zero, the others held."""
+    """Examine each coordinate with a mode at zero, with the others fixed."""
     x, dtype = mode.position, density.target.dtype
     # Second derivatives are differences of gradients.
     straight = max(_STRAIGHT, 10 * torch.finfo(dtype).eps ** (2 / 3))
@@ -456,8 +456,8 @@ def _at_zero(density: PositiveDensity, mode: PositiveMode) -> _AtZero:
     shape[outside], centre[outside], flat[outside] = own, top, level
     rate[outside] = torch.where(pole | level, own / top, slope)
     problems = tuple(
-        f"{density.target.names[int(i)]} has neither a mode inside nor a slope or pole at zero that a distribution "
-        "would have: rescale it, or use laplace_importance_sampling"
+        f"{density.target.names[int(i)]} has neither an interior mode nor the slope or pole at zero of a proper "
+        "distribution: rescale it, or use laplace_importance_sampling"
         for i in outside[~known]
     )
     return _AtZero(inside, shape, rate, flat, centre, problems, count)
@@ -465,7 +465,7 @@ def _at_zero(density: PositiveDensity, mode: PositiveMode) -> _AtZero:
 
 # Laplus approximations of the evidence: the density over that of its approximation, at the mode.
 
-_UNKNOWN = "an approximation whose error is not known: use gamma_laplus_importance_sampling, which measures it"
+_UNKNOWN = "an approximation of unknown error: use gamma_laplus_importance_sampling, which estimates it"
 
 
 def _not_positive(target: Target, parts: Parts) -> str | None:
@@ -620,7 +620,7 @@ def _approximated(
     if not math.isfinite(log_evidence):
         log_evidence = math.nan
         if not fit.problems:
-            problems += ("no such distribution has the mode and curvature of the posterior",)
+            problems += ("no distribution of this family has the mode and curvature of the posterior",)
     return Evidence(name, log_evidence, math.nan, count + fit.num_evaluations, problems)
 
 
@@ -700,7 +700,7 @@ def beyond_reach(density: PositiveDensity, proposal: MixtureProposal, largest: f
 
 
 def _within(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the nearest positive numbers that the format of the target has, and keep their logarithms finite."""
+    """Return the nearest positive numbers of the target's dtype, whose logarithms are finite."""
     info = torch.finfo(dtype)
     return x.clamp(min=info.tiny, max=info.max).to(dtype)
 
@@ -792,8 +792,8 @@ def gamma_laplus_importance_sampling(
         problems.append(f"only {effective:.0f} effective weights, too few for a heavy tail: use more draws")
     if beyond > _MAX_BEYOND:
         problems.append(
-            "the posterior has heavier tails than the proposal, or another mode: along a coordinate there are larger "
-            "weights than any drawn: use bridge sampling"
+            "the posterior has heavier tails than the proposal, or another mode, because weights along a coordinate "
+            "are larger than all drawn weights: use bridge sampling"
         )
     log_z = float(log_mean_exp(log_weights))
     error = with_rounding(float(independent_log_mean_exp_error(log_weights)), log_density)

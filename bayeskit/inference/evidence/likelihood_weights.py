@@ -53,7 +53,7 @@ class _Checked(NamedTuple):
 
     @property
     def num_evaluations(self) -> int:
-        """Evaluations spent."""
+        """Number of evaluations."""
         return 0 if self.prior is None else len(self.prior)
 
 
@@ -67,8 +67,8 @@ def _check_likelihood_weights(target: Target, draws: Draws, log_weights: Tensor,
     limit = largest_shape(count, slowness)
     if not shape <= limit:
         problems.append(
-            f"the weights may have infinite variance (Pareto k {shape:.2f} > {limit:.2f}, one half less the error of "
-            "the fit): use bridge sampling"
+            f"the weights may have infinite variance (Pareto k {shape:.2f} > {limit:.2f}, the threshold 0.5 minus its "
+            "fitting error): use bridge sampling"
         )
     problems += weight_problems(0.0, effective)
     diagnostics |= {"pareto_shape": shape, "effective_weights": effective}
@@ -81,8 +81,8 @@ def _check_likelihood_weights(target: Target, draws: Draws, log_weights: Tensor,
     diagnostics["missed_prior"] = missed
     if missed > _MAX_MISSED_PRIOR:
         problems.append(
-            f"the draws never reach the likelihoods of {100 * missed:.0f} % of the prior, so the estimate is "
-            "too high: use bridge sampling"
+            f"{100 * missed:.0f} % of the prior has likelihoods below those of all draws, so the estimate is too "
+            "high: use bridge sampling"
         )
     return _Checked(problems + bad, diagnostics, prior)
 
@@ -277,8 +277,8 @@ def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.0
     diagnostics = checked.diagnostics | {"imagined_share": imagined / (imagined + float(log_weights.exp().mean()))}
     if checked.prior is None:
         problems.append(
-            "without draws from the prior it cannot be told how far the estimate's limit is from the log evidence: "
-            "give the target a sample_prior, or use bridge sampling"
+            "without draws from the prior the asymptotic bias of the estimate is unknown: give the target a "
+            "sample_prior, or use bridge sampling"
         )
     else:
         missing, _ = _balance(checked.prior.to(torch.float64) - log_z, delta)
@@ -289,8 +289,8 @@ def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.0
         # A bias that is not certainly small counts as large.
         if not abs(shift) + 2 * doubt <= _MAX_SHIFT * error:
             # Above one nat the first-order value is only indicative: the shift itself has an upper limit.
-            amount = f"to first order by {shift:+.2g} +- {doubt:.1g} nats" if abs(shift) < 1 else "by a nat or more"
-            problems.append(f"its limit is off the log evidence, {amount}: use bridge sampling")
+            amount = f"by {shift:+.2g} +- {doubt:.1g} nats to first order" if abs(shift) < 1 else "by at least a nat"
+            problems.append(f"its limit differs from the log evidence, {amount}: use bridge sampling")
     z = Evidence(
         "stabilised_harmonic_mean",
         log_z,
@@ -315,7 +315,7 @@ def _balance(log_ratio: Tensor, delta: float) -> tuple[Tensor, Tensor]:
 
 
 def _fixed_point(log_likelihood: Tensor, delta: float) -> tuple[float, bool]:
-    """Return the log of the weighted mean of likelihoods that gives back itself, and whether it was reached."""
+    """Return the log of the fixed point of the weighted mean of likelihoods, and whether it was reached."""
     flat = log_likelihood.flatten()
     log_z = float(flat.median())
     for _ in range(MAX_ITERATIONS):

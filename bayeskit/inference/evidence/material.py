@@ -107,7 +107,7 @@ class Material:
         """
         name = str(name)
         if name not in MAKERS:
-            raise SettingsError(f"there is no part {name!r} that methods could share; there are {', '.join(MAKERS)}")
+            raise SettingsError(f"there is no shared part {name!r}; the parts are {', '.join(MAKERS)}")
         if name not in self._parts:
             begin, others = time.monotonic(), sum(self.seconds.values())
             try:
@@ -127,7 +127,7 @@ class Material:
 
     @property
     def improper(self) -> str | None:
-        """Reason why the prior is improper; None if there is none known."""
+        """Reason why the prior is improper; None if unknown or proper."""
         return Diagnostics(self.target).improper
 
     @property

@@ -44,20 +44,20 @@ _ARGUMENTS = {
 
 
 class Parts(Protocol):
-    """Where methods find the parts, and how much to spend on runs of their own."""
+    """Shared parts, and the budget of a method's own run."""
 
     budget: Budget
-    given_draws: Draws | None  # not made for another method
+    given_draws: Draws | None  # passed in by the caller
     blocks: tuple[Any, ...]  # for Chib's method
     progress: bool
 
     @property
     def improper(self) -> str | None:
-        """What is known to be improper of the prior; None if nothing is."""
+        """Reason why the prior is improper; None if unknown or proper."""
         ...
 
     def part(self, name: str) -> Any:
-        """Return a part, made when it is first asked for."""
+        """Return a part, made on first use."""
         ...
 
     def file(self, name: str) -> str | None:
@@ -115,7 +115,7 @@ class Method:
 
     @property
     def _place(self) -> tuple[int, int]:
-        """Place in tables: the cheap ones first, scores last, then by the part and as they were registered."""
+        """Place in tables: cheap methods first, scores last, then by part and order of registration."""
         parts = [list(Part).index(part) for part in self.needs] or [len(Part)]
         if self.kind == "score":
             group = 5
@@ -137,7 +137,7 @@ METHODS: dict[str, Method] = {}
 def register(
     function: Callable[..., Any], needs: Iterable[Part], kind: Kind, refuses: Refusal | None, by: Estimate | None
 ) -> None:
-    """Add an estimator to the registry; ``by`` calls it where its arguments are not parts, draws and a seed."""
+    """Add an estimator to the registry; ``by`` calls it if its arguments are not parts, draws and a seed."""
     arguments = inspect.signature(function).parameters
     parts = frozenset(needs)
 

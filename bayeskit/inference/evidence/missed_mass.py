@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -60,7 +60,7 @@ _TARGET_ACCEPTANCE = 0.8
 _TAILS, _SHORTER, _MOST_MOVES, _DOUBT = (1 / 256, 1 / 64, 1 / 16, 1 / 4, 1 / 2), 0.25, 4, 3.0
 #: Probability that draws of the posterior appear not to be, and share of a standard error that a flow has to have:
 #: a few moves find only a part of what is missing.
-_FALSE_ALARM, _PART_OF_ERROR = 1e-4, 0.5
+_FALSE_ALARM, _PART_OF_ERROR = 1e-4, 1 / 3
 #: Smallest missing share that is reported, if it also exceeds one standard error.
 MIN_MISSING = 0.01
 
@@ -152,8 +152,8 @@ def _missed_peak(
         chance = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
         if is_missed(expected, share, chance, math.hypot(peak.relative_error, standard_error), least):
             return [
-                f"a peak that holds {expected:.3g} times the estimate has {100 * share:.2g} % of the weighted draws, "
-                "so they miss a part of the posterior: use nested_sampling or stepping_stone"
+                f"a mode with a mass of {expected:.3g} times the estimate has {100 * share:.2g} % of the weighted "
+                "draws, so they miss a part of the posterior: use nested_sampling or stepping_stone"
             ], spent
     return [], spent
 
@@ -204,28 +204,29 @@ def unreached_by_moves(target: Target, draws: Draws, standard_error: float, call
     kernel = PopulationHMC(step, num_steps, learn_metric(x, even), 1.0, planned_calls=num_calls)
     generator = new_generator(0, x.device, stream="shorter steps")
     state = kernel.init(target, x)
-    before, spent = torch.cat([x, state.log_likelihood.unsqueeze(1)], 1), 1
-    flow = _Flow(0.0, 0.0, 0, False)
+    seen, flow = [torch.cat([x, state.log_likelihood.unsqueeze(1)], 1)], _Flow(0.0, 0.0, 0, False)
     for move in range(num_moves):
         state, _ = kernel.step(target, state, generator=generator)
-        spent += GRADIENTS_PER_STEP * num_steps
-        flow = _net_flow(before, torch.cat([state.position, state.log_likelihood.unsqueeze(1)], 1))
-        if move == 1 and flow.errors < _DOUBT:
-            break
-    num_flows = 2 * len(_TAILS) * before.shape[1]
+        seen.append(torch.cat([state.position, state.log_likelihood.unsqueeze(1)], 1))
+        if move == 1 or move == num_moves - 1:
+            flow = _net_flow(seen)
+            if flow.errors < _DOUBT:
+                break
+    spent = (1 + GRADIENTS_PER_STEP * num_steps * (len(seen) - 1)) * len(x)
+    num_flows = 2 * len(_TAILS) * seen[0].shape[1]
     surprising = -float(torch.special.ndtri(torch.tensor(_FALSE_ALARM / num_flows, dtype=torch.float64)))
     if not (flow.errors > surprising and flow.share > _PART_OF_ERROR * standard_error):
-        return [], spent * len(x)
+        return [], spent
     name = (*target.names, "the log likelihood")[flow.column]
     return [
         f"with shorter steps {100 * flow.share:.2g} % of the particles go where {name} is "
         f"{'small' if flow.is_low else 'large'}, which the run's moves did not reach: use stepping_stone, a higher "
         "target_acceptance, or, if it is a scale, write what it governs as location + scale * standard normal"
-    ], spent * len(x)
+    ], spent
 
 
 class _Flow(NamedTuple):
-    """Draws that enter a tail, less those that leave it."""
+    """Share of draws in a tail after moves, less that before."""
 
     share: float
     errors: float  # the same in standard errors
@@ -233,19 +234,18 @@ class _Flow(NamedTuple):
     is_low: bool
 
 
-def _net_flow(before: Tensor, after: Tensor) -> _Flow:
-    """Return the most significant net flow into a tail of a column, ``(n, k)``."""
-    n, k = before.shape
-    before, after = torch.cat([before, -before], 1), torch.cat([after, -after], 1)
-    ordered, best = before.sort(0).values, _Flow(0.0, 0.0, 0, False)
+def _net_flow(seen: Sequence[Tensor]) -> _Flow:
+    """Return the most significant net flow into a tail of a column, from the first of several ``(n, k)`` on."""
+    n, k = seen[0].shape
+    first, *others = (torch.cat([x, -x], 1) for x in seen)
+    ordered, best = first.sort(0).values, _Flow(0.0, 0.0, 0, False)
     for tail in _TAILS:
         limit = ordered[min(max(1, round(tail * n)), n - 1)]
-        inside, now = before < limit, after < limit
-        entering, leaving = (now & ~inside).sum(0), (inside & ~now).sum(0)
-        errors = (entering - leaving) / (entering + leaving).clamp(min=1).to(torch.float64).sqrt()
+        change = sum(x < limit for x in others) / len(others) - (first < limit).to(torch.float64)
+        errors = change.sum(0) / change.square().sum(0).clamp(min=1.0).sqrt()
         at = int(errors.argmax())
         if float(errors[at]) > best.errors:
-            best = _Flow(float(entering[at] - leaving[at]) / n, float(errors[at]), at % k, at < k)
+            best = _Flow(float(change[:, at].mean()), float(errors[at]), at % k, at < k)
     return best
 
 
@@ -276,5 +276,5 @@ def without_infinity(log_density: Tensor) -> tuple[Tensor, list[str]]:
     if not bool(bad.any()):
         return log_density, []
     share = 100 * float(bad.double().mean())
-    problem = f"the density is infinite at {share:.2g} % of the points and was counted as zero there: mend the model"
+    problem = f"the density is infinite at {share:.2g} % of the points and counts as zero there: correct the model"
     return torch.where(bad, -torch.inf, log_density), [problem]

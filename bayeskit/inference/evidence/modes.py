@@ -112,7 +112,7 @@ class Mode:
 
 
 def require_draws(draws: Draws | None, target: Target) -> None:
-    """Raise DrawsError for draws of another dimension or recorded density than the target's; short chains pass."""
+    """Raise DrawsError if dimension or recorded density of the draws differ from the target; short chains pass."""
     if draws is None or draws.target is target:
         return
     if draws.unconstrained.shape[-1] != target.dim:
@@ -124,7 +124,9 @@ def require_draws(draws: Draws | None, target: Target) -> None:
     recorded = (draws.log_prior + draws.log_likelihood)[:, -1]
     for x, value in zip(draws.unconstrained[:, -1], recorded.tolist(), strict=True):
         if math.isfinite(value) and not is_same(float(target.log_density(x)), value, target.dtype):
-            raise DrawsError("the draws come from another target: their recorded densities differ from this one's")
+            raise DrawsError(
+                "the draws come from another target: their recorded densities differ from the densities of this target"
+            )
 
 
 def find_mode(target: Target, *, draws: Draws | None = None, seed: int = 0) -> Mode:
@@ -243,12 +245,12 @@ def find_modes(
 
 
 def num_looks(target: Target) -> int:
-    """Return how many points to look at for hills: fewer where they are evaluated one by one."""
+    """Return the number of points examined for separate modes: fewer if they are evaluated one by one."""
     return _LOOKS_IN_A_LOOP if target.loops else _LOOKS
 
 
 def divided_by_valleys(target: Target, x: Tensor, at_most: int) -> tuple[Tensor, int]:
-    """Return points of ``x (n, d)`` that a valley divides from their nearest higher neighbour, and evaluations."""
+    """Return points of ``x (n, d)`` separated by a valley from their nearest higher neighbour, and evaluations."""
     spent, log_density = len(x), target.log_density(x)
     fine = log_density.isfinite() & x.isfinite().all(-1)
     order = log_density.where(fine, -torch.inf).argsort(descending=True, stable=True)[: int(fine.sum())]
@@ -264,7 +266,7 @@ def divided_by_valleys(target: Target, x: Tensor, at_most: int) -> tuple[Tensor,
 
 
 def _nearest_before(x: Tensor) -> Tensor:
-    """Return which of the points before it is nearest to each but the first, ``(n, d) -> (n - 1,)``."""
+    """Return the index of the nearest earlier point of each point but the first, ``(n, d) -> (n - 1,)``."""
     x = x - x.median(0).values
     half = 0.5 * x.square().sum(-1)
     later = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=x.device).triu()
@@ -272,20 +274,20 @@ def _nearest_before(x: Tensor) -> Tensor:
     for begin in range(0, len(x), BLOCK):
         rows = x[begin : begin + BLOCK]
         end = begin + len(rows)
-        distance = torch.addmm(half[:end], rows, x[:end].T, alpha=-1)  # half its square, less a constant of each row
+        distance = torch.addmm(half[:end], rows, x[:end].T, alpha=-1)  # half its square, less row constants
         distance[:, begin:].masked_fill_(later[: len(rows), : len(rows)], torch.inf)
         nearest.append(distance.argmin(1))
     return torch.cat(nearest)[1:]
 
 
 def best_of(draws: Draws) -> Tensor:
-    """Return the one of the draws where the posterior is highest, shape ``(1, d)``."""
+    """Return the draw of highest posterior density, shape ``(1, d)``."""
     best = (draws.log_prior + draws.log_likelihood).nan_to_num(nan=-torch.inf).flatten().argmax()
     return draws.unconstrained.flatten(0, 1)[best].unsqueeze(0)
 
 
 def starts_from_prior(target: Target, seed: int, needed: bool) -> tuple[Tensor, int]:
-    """Return starting points from the prior, none where it has no good ones and there are others; and evaluations."""
+    """Return starting points from the prior, none if that fails and they are not ``needed``, and evaluations."""
     one = torch.ones(4, dtype=target.dtype, device=target.device)
     try:
         return starting_points(target, 4, one, new_generator(seed, target.device, "mode")), 4 * CANDIDATES
@@ -350,8 +352,8 @@ def not_a_maximum(target: Target, objective: ClimbObjective, end: Tensor, precis
     curvature = precision.diagonal().abs().nan_to_num(nan=0.0).clamp(min=1e-4)
     place = int((away if running else size.square() / curvature).double().argmax())
     problem = (
-        f"the search did not end at a maximum, most of all in {target.names[place]}: it may grow without "
-        "bound there; look at that coordinate's prior, or pass posterior draws to start from"
+        f"the search did not end at a maximum, most of all in {target.names[place]}, along which the density may be "
+        "unbounded; check the prior of this coordinate, or pass posterior draws to start from"
     )
     return [problem], spent
 
@@ -362,7 +364,7 @@ def posterior(target: Target) -> ClimbObjective:
 
 
 def posterior_of_values(target: Target) -> ClimbObjective:
-    """Log of prior times likelihood as a density of the constrained values, the Jacobian taken out."""
+    """Log of prior times likelihood as a density of the constrained values, without the Jacobian."""
     stretch = _log_jacobian_and_gradient(target)
 
     def value_and_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
@@ -439,7 +441,7 @@ class Peak:
 
 
 def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | None, int]:
-    """Return the peak about ``mode (d,)`` by importance sampling, None where that fails, and evaluations."""
+    """Return the peak about ``mode (d,)`` by importance sampling, None if that fails, and evaluations."""
     precision, spent = negative_hessian(target, mode)
     factor, failed = torch.linalg.cholesky_ex(precision)
     if bool(failed) or not bool(factor.isfinite().all()):

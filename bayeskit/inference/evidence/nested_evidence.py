@@ -100,7 +100,7 @@ def nested_sampling(
         obey(run.ending)
     elif not isinstance(run, NestedRun):
         raise SettingsError(
-            f"a NestedRun is needed, not {type(run).__name__}; make one by sample_nested(target), or give none"
+            f"run must be a NestedRun, not {type(run).__name__}; make it by sample_nested(target), or leave it out"
         )
     elif run.target is not target and run.target.fingerprint() != target.fingerprint():
         raise DrawsError("the run was made on another target; pass the target that it was made on")
@@ -126,7 +126,7 @@ def nested_sampling(
 
 
 def _run_problems(run: NestedRun) -> tuple[list[str], dict[str, float]]:
-    """Check how a run ended, whether its new points were drawn rightly, and how many draws it is worth."""
+    """Check the ending of a run, the insertion of its new points, and its effective sample size."""
     deaths = max(1, len(run.insertion))
     diagnostics = {
         "information": run.information,
@@ -146,42 +146,40 @@ def _run_problems(run: NestedRun) -> tuple[list[str], dict[str, float]]:
     p_value = min(run.insertion_index_p_value, run.rolling_insertion_index_p_value)
     if not p_value >= _MIN_P_VALUE:
         problems.append(
-            f"new points are not uniform among the live ones (insertion index p-value {p_value:.1g}): use more slice "
+            f"new points are not uniform among the live points (insertion index p-value {p_value:.1g}): use more slice "
             "steps"
         )
     if not run.start_correlation <= _MAX_START_CORRELATION:
         problems.append(
-            f"new points remember where they started (rank correlation {run.start_correlation:.2f}): use more slice "
-            "steps"
+            f"new points depend on their starting points (rank correlation {run.start_correlation:.2f}): use more "
+            "slice steps"
         )
     if not run.effective_draws >= MIN_EFFECTIVE:
         problems.append(f"only {run.effective_draws:.0f} effective draws: use more live points")
     if run.num_stuck > _MAX_STUCK * deaths:
-        problems.append(
-            f"{run.num_stuck} slice updates found no new point: look for a likelihood that differs from call to call"
-        )
+        problems.append(f"{run.num_stuck} slice updates found no new point: check that the likelihood is deterministic")
     if run.num_nan:
         share = 100 * run.num_nan / run.num_evaluations
         problems.append(
-            f"the likelihood is NaN at {share:.2g} % of the points and was counted as zero there: mend the model"
+            f"the likelihood is NaN at {share:.2g} % of the points and was counted as zero there: correct the model"
         )
     if run.settings["num_delete"] <= run.target.dim:
         problems.append(
-            f"blocks of {run.settings['num_delete']} points do not show the scales of {run.target.dim} dimensions: use "
-            "more live points or larger blocks"
+            f"blocks of {run.settings['num_delete']} points are too small to estimate the scales of {run.target.dim} "
+            "dimensions: use more live points or larger blocks"
         )
     return problems, diagnostics
 
 
 def expected_error(run: NestedRun) -> float:
-    """Return the standard deviation of the log volume at which the posterior lies, ``information`` nats down."""
+    """Return the standard deviation of the log volume after a compression by ``information`` nats."""
     # A death among ``n`` points lowers the log volume by an amount of mean and standard deviation ``1 / n``.
     before = run.log_volume >= -max(run.information, 0.0)
     return math.sqrt(float(run.live_counts[before].to(torch.float64).pow(-2).sum()))
 
 
 def _hidden_peak(run: NestedRun) -> list[str]:
-    """Climb from the best live points; return a warning if a peak is higher than the live points foretell."""
+    """Climb from the best live points; return a warning if a mode exceeds the maximum extrapolated from them."""
     n = run.num_live
     log_likelihood, relative = run.log_likelihood[-n:], run.log_volume[-n:] - run.log_volume[-n]
     # Near a smooth maximum the log likelihood is linear in the volume to the power ``2 / d``. A narrow peak inside a
@@ -196,8 +194,8 @@ def _hidden_peak(run: NestedRun) -> list[str]:
     share = float(run.log_volume[-n] + top) - run.log_evidence
     if rise > _MIN_HIDDEN_RISE and share > math.log(_MAX_HIDDEN_SHARE):
         return [
-            f"a peak {rise:.0f} nats above what the live points foretell was not reached: use a smaller termination, "
-            "and more live points"
+            f"a mode {rise:.0f} nats above the maximum extrapolated from the live points was not reached: use a "
+            "smaller termination, and more live points"
         ]
     return []
 

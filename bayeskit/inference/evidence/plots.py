@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["plot_calibration", "plot_evidence"]
 
 _WIDTH = 3.0
-"""How far plots of estimates reach from the middle, in typical 95 % intervals."""
+"""Half the range of plots of estimates, in typical 95 % intervals."""
 _EDGE = 6.0
-"""Standard errors at which plots of calibration end."""
+"""Half the range of plots of calibration, in standard errors."""
 
 
 def plot_evidence(estimates: Sequence[Evidence], reference: float | None = None, ax: Axes | None = None) -> Axes:
@@ -58,7 +58,7 @@ def plot_evidence(estimates: Sequence[Evidence], reference: float | None = None,
     ax.set_ylim(max(len(estimates), 1) - 0.5, -0.5)
     labels = [z.method.replace("_", " ") + ("" if z.trusted else " (not trusted)") for z in estimates]
     ax.set_yticks(range(len(estimates)), labels)
-    ax.locator_params(axis="x", nbins=5)  # long numbers such as -6468.9120 would run into each other
+    ax.locator_params(axis="x", nbins=5)  # long numbers such as -6468.9120 would overlap
     ax.ticklabel_format(axis="x", useOffset=False, style="plain")
     ax.set_xlabel("log evidence (nats)")
     ax.grid(axis="x", alpha=0.25)
@@ -66,7 +66,7 @@ def plot_evidence(estimates: Sequence[Evidence], reference: float | None = None,
 
 
 def _axis_range(estimates: Sequence[Evidence], reference: float | None) -> tuple[float, float]:
-    """Return a range that shows the errors of what can be relied on, or everything where nothing can."""
+    """Return a range that shows the errors of trusted estimates, or of all estimates if none is trusted."""
     trusted = [z for z in estimates if z.trusted]
     shown = trusted or [z for z in estimates if math.isfinite(z.log_evidence)]
     if not shown:
@@ -98,7 +98,7 @@ def _interval(ax: Axes, estimate: Evidence, row: int, low: float, high: float) -
 
 
 def _bar(ax: Axes, estimate: Evidence, row: int, low: float, high: float, colour: str) -> None:
-    """Draw the part of an interval that lies within the axis; where it goes on, it ends in an arrow."""
+    """Draw the part of an interval within the axis; a truncated end is an arrow."""
     if not math.isfinite(estimate.standard_error):
         return
     left, right = estimate.interval()
@@ -133,7 +133,7 @@ def _arrow(ax: Axes, estimate: Evidence, row: int, low: float, high: float) -> N
 
 
 def _digits(low: float, high: float) -> int:
-    """Return how many decimals tell a value beyond the axis from its edge."""
+    """Return the number of decimals that distinguish a value beyond the axis from its edge."""
     return max(2, 1 - math.floor(math.log10(high - low)))
 
 
@@ -174,16 +174,16 @@ def plot_calibration(
                 text = f"‹ {beyond.sum()}" if side < 0 else f"{beyond.sum()} ›"
                 ax.text(side * 1.12 * _EDGE, row, text, ha="center", va="center", fontsize="small", color=GREY)
         if not known.any():
-            text = "failed" if lost.all() else "no error"
+            text = "failed" if lost.all() else "no standard error"
             ax.text(0.0, row, text, ha="center", va="center", color=GREY, style="italic",
                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})  # fmt: skip
-        counts = {"failed": int((lost & ~known).sum()), "without error": int((~lost & ~known).sum())}
+        counts = {"failed": int((lost & ~known).sum()), "without standard error": int((~lost & ~known).sum())}
         remarks = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         labels.append(method.replace("_", " ") + (f" ({remarks})" if remarks and known.any() else ""))
     ax.set_xlim(-1.22 * _EDGE, 1.22 * _EDGE)
     ax.set_xticks(np.arange(-_EDGE, _EDGE + 1, 2))
     ax.set_ylim(max(len(z), 1) - 0.5, -0.5)
     ax.set_yticks(range(len(z)), labels)
-    ax.set_xlabel("standard errors from the answer")
+    ax.set_xlabel("error (standard errors)")
     ax.set_title(name)
     return ax

@@ -44,7 +44,7 @@ __all__ = [
 # The likelihood of a target by observation.
 
 _PROBES = 2
-SITE_REMEDY = "give every part of the likelihood a site of its own"
+SITE_REMEDY = "give every part of the likelihood its own site"
 
 
 class Observations:
@@ -87,7 +87,7 @@ class Observations:
 
 
 def scores_refusal(target: Target) -> str | None:
-    """Return why the observations of ``target`` cannot be scored one by one, or None where they can."""
+    """Return the reason why the observations of ``target`` cannot be scored one by one, or None."""
     try:
         Observations(target)
     except ModelError as error:
@@ -96,7 +96,7 @@ def scores_refusal(target: Target) -> str | None:
 
 
 def _factors(target: Target) -> tuple[tuple[str, ...], FactorTerms | None]:
-    """Return the factors of a Pyro model and who tells what they add up; refuse what is no density of single data."""
+    """Return the factors of a Pyro model and the model with their terms; ModelError if a part is not pointwise."""
     if not isinstance(target.density, PyroDensity):
         return (), None
     parts = likelihood_parts(target.density)
@@ -121,21 +121,21 @@ def _refuse_loss(target: Target) -> None:
     model = target.density.model if isinstance(target.density, PyroDensity) else None
     if isinstance(model, GibbsPosterior) and not (isinstance(model.loss, NegativeLogLikelihood) and model.weight == 1):
         raise ModelError(
-            f"exp(-{model.weight:g} {type(model.loss).__name__}) is no density of the data, so it predicts none; "
-            "compare models by the loss on held-out data, or take NegativeLogLikelihood with weight 1"
+            f"exp(-{model.weight:g} {type(model.loss).__name__}) is not a density of the data, so it has no predictive "
+            "density; compare models by the loss on held-out data, or take NegativeLogLikelihood with weight 1"
         )
 
 
 def check_terms_add_up(total: Tensor, expected: Tensor, remedy: str, names: Iterable[str] = ()) -> None:
-    """Raise ModelError where sums of likelihood terms and whole ones, ``(m,)``, are finite and differ."""
+    """Raise ModelError if sums of likelihood terms and log likelihoods, ``(m,)``, are finite and differ."""
     comparable = total.isfinite() & expected.isfinite()
     tolerance = 1e-3 if torch.float32 in (total.dtype, expected.dtype) else 1e-8
     off = (total - expected).abs() > tolerance * (1 + expected.abs())
     if bool((off & comparable).any()):
         of = _quoted(names)
         raise ModelError(
-            f"the log likelihoods of the observations{' of ' + of if of else ''} do not add up to the whole, so "
-            f"data cannot be taken one by one; {remedy}"
+            f"the log likelihoods of the observations{' of ' + of if of else ''} do not add up to the log likelihood, "
+            f"so observations cannot be used one by one; {remedy}"
         )
 
 
@@ -145,21 +145,21 @@ def _quoted(names: Iterable[str]) -> str:
 
 # Sums over observations of the log mean of a power of their likelihood, in bounded memory.
 
-KEPT = 2**26  # log likelihoods, half a gigabyte; of more, they are computed a second time
+KEPT = 2**26  # log likelihoods, half a gigabyte; more are computed a second time
 AT_A_TIME = 2**21
 TAILS_AT_A_TIME = 512
 _LEAST_LARGEST = 26
 _MAX_BIAS = 0.5  # standard errors
-_REMEDY = "run longer chains, or use generalized.cross_validation, which draws anew where an observation is left out"
+_REMEDY = "run longer chains, or use generalized.cross_validation, which samples again without the observation"
 
 
 class _Sums(NamedTuple):
-    """What one pass over the draws leaves behind, for each term ``(n,)``."""
+    """Results of one pass over the draws, for each term ``(n,)``."""
 
     log_mean: Tensor  # of the weights
     effective: Tensor  # number of weights
     shape: Tensor  # Pareto k of the weights
-    farthest: Tensor  # from zero that a log weight has been
+    farthest: Tensor  # largest absolute log weight
 
 
 class _Terms:
@@ -206,7 +206,7 @@ def _pointwise_score(method: str, target: Target, draws: Draws, sign: float) -> 
     heavy = float(counts[sums.shape > MAX_PARETO_SHAPE].sum())
     if heavy > 0:
         problems.append(
-            f"a few draws decide the terms of {heavy:.0f} of {num_observations:.0f} observations (Pareto k up to "
+            f"a few draws dominate the terms of {heavy:.0f} of {num_observations:.0f} observations (Pareto k up to "
             f"{float(sums.shape.max()):.2f} > {MAX_PARETO_SHAPE}): {_REMEDY}"
         )
     slowness = influence.numel() / min(float(effective_sample_size(influence)), influence.numel())
@@ -216,21 +216,21 @@ def _pointwise_score(method: str, target: Target, draws: Draws, sign: float) -> 
         limit = largest_shape(influence.numel(), slowness)
         if not shape <= limit:
             problems.append(
-                f"a few draws decide the score, whose variance may be infinite (Pareto k {shape:.2f} > {limit:.2f}, "
-                f"one half less the error of the fit): {_REMEDY}"
+                f"a few draws dominate the score, whose variance may be infinite (Pareto k {shape:.2f} > {limit:.2f}, "
+                f"the threshold 0.5 minus its fitting error): {_REMEDY}"
             )
         diagnostics["pareto_shape_of_sum"] = shape
     effective = float(sums.effective.min()) / slowness
     if not effective >= MIN_EFFECTIVE:
-        problems.append(f"an observation's term rests on {effective:.0f} effective draws: run longer chains")
+        problems.append(f"the term of an observation has only {effective:.0f} effective draws: run longer chains")
     # The log of a mean is biased downward, in the same direction for all terms.
     excess = (1 / sums.effective - 1 / influence.numel()).clamp(min=0) * slowness
     bias = -sign * 0.5 * float(counts @ excess)
     rounding = 8 * torch.finfo(torch.float64).eps * max(abs(score), 1.0)
     if not abs(bias) <= _MAX_BIAS * error + rounding:
-        problems.append(f"the score is off by about {bias:+.2g} nats, its second-order bias: run longer chains")
+        problems.append(f"the score has a second-order bias of about {bias:+.2g} nats: run longer chains")
     if not float(sums.log_mean.abs().max()) < torch.inf:
-        problems.append("an observation has likelihood zero at draws from the posterior: look at the model's support")
+        problems.append("an observation has likelihood zero at posterior draws: check the support of the model")
     diagnostics |= {
         "num_observations": num_observations,
         "pareto_shape": float(sums.shape.max()),
@@ -249,7 +249,7 @@ def _pointwise_score(method: str, target: Target, draws: Draws, sign: float) -> 
 
 
 def _summed(terms: _Terms, num_draws: int) -> _Sums:
-    """Add up weights and their squares, and keep the largest of each term for the fit of their tail."""
+    """Sum weights and their squares, and keep the largest weights of each term for the fit of the tail."""
     sums: list[Tensor] = []
     squares: list[Tensor] = []
     largest: Tensor | None = None

@@ -347,5 +347,5 @@ def _check_sum(pointwise: Mapping[str, Tensor], whole: Tensor) -> None:
     if bool((off & total.isfinite() & whole.isfinite()).any()):
         raise ModelError(
             f"the log likelihoods of the observations of {', '.join(map(repr, pointwise))} do not add up to the whole, "
-            "so they cannot be predicted one by one; give every part of the likelihood a site of its own"
+            "so they cannot be predicted one by one; put each part of the likelihood in its own site"
         )

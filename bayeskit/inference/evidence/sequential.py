@@ -80,7 +80,7 @@ _MIN_ANCESTORS = 2.0
 
 
 def fewer_and_larger(spend: SMCBudget) -> dict[str, Any]:
-    """Return half the replicates, twice as large: what each adapts to itself, or weighs by, is a bias of its own."""
+    """Return half the replicates, twice as large: adaptation within a replicate biases its estimate."""
     return {"num_particles": 2 * spend.num_particles, "num_replicates": max(16, spend.num_replicates // 2)}
 
 
@@ -200,7 +200,7 @@ def _problems(run: SMCRun) -> tuple[list[str], dict[str, float]]:
             "use a higher ess_threshold, or more particles where the schedule is learnt"
         )
     if not effective >= MIN_EFFECTIVE:
-        problems.append(f"a stage rests on {effective:.0f} effective particles: use more num_particles")
+        problems.append(f"a stage has only {effective:.0f} effective particles: use more num_particles")
     if not float(acceptance[sticky]) >= _MIN_ACCEPTANCE:
         problems.append(
             f"stage {sticky + 1} accepts {100 * float(acceptance[sticky]):.0f} % of its moves: use a higher "
@@ -216,7 +216,7 @@ def _problems(run: SMCRun) -> tuple[list[str], dict[str, float]]:
     if run.undefined_share > 0:
         problems.append(
             f"the likelihood is NaN or infinite at {100 * run.undefined_share:.2g} % of the prior draws and counts as "
-            "zero there: mend the model"
+            "zero there: correct the model"
         )
     return problems, {
         "effective_particles": effective,

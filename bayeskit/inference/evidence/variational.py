@@ -88,7 +88,7 @@ def _standardised(location: Tensor, scale: Tensor, x: Tensor) -> tuple[Tensor, T
 
 
 def balanced_normal_draws(num_draws: int, dim: int, generator: torch.Generator) -> Tensor:
-    """Return an even number of normal draws ``(num_draws, dim)`` of exact moments, float64 on the CPU (Owen 1995)."""
+    """Return an even number of normal draws ``(num_draws, dim)`` with exact moments, float64 on the CPU (Owen 1995)."""
     # A scrambled Sobol sequence, its mirror image, and a linear map that corrects the covariance (the variances for few
     # draws): averages of quadratic functions are exact, and so is the mean field of a normal posterior.
     half = num_draws // 2
@@ -111,7 +111,7 @@ _MAX_START_DRAWS = 1024
 _GROWTH = 4
 MAX_ITERATIONS = 1000
 _MAX_GRADIENT = 0.01
-"""In nats for a step of one standard deviation."""
+"""In nats per standard deviation."""
 _MAX_STARTS = 3
 _PRIOR_DRAWS = 400
 _MAX_SHRINKS = 12
@@ -184,7 +184,7 @@ class MeanField:
 
 @dataclass(frozen=True)
 class _Fit:
-    """Where an optimisation ended: location, log scale, bound, largest slope."""
+    """End of an optimisation: location, log scale, bound, largest slope."""
 
     location: np.ndarray
     log_scale: np.ndarray
@@ -245,8 +245,8 @@ def fit_mean_field(target: Target, *, tolerance: float = 0.01, max_draws: int = 
     fits = [fit for start in starts if (fit := objective.maximise(*start)) is not None]
     if not fits:
         raise InitializationError(
-            "the evidence lower bound is finite at no starting point: the density is zero close to the mode; "
-            "look at the model and the data"
+            "the evidence lower bound is not finite at any starting point: the density is zero close to the mode; "
+            "check the model and the data"
         )
     fits.sort(key=lambda fit: fit.bound, reverse=True)
     best, others = fits[0], _distinct(fits)
@@ -275,7 +275,7 @@ def fit_mean_field(target: Target, *, tolerance: float = 0.01, max_draws: int = 
 
 
 def _tensors(target: Target, fit: _Fit) -> tuple[Tensor, Tensor]:
-    """Return location and scale as the target takes them."""
+    """Return location and scale in dtype and on the device of the target."""
     location, scale = torch.as_tensor(fit.location), torch.as_tensor(np.exp(fit.log_scale))
     return location.to(target.device, target.dtype), scale.to(target.device, target.dtype)
 
@@ -284,13 +284,13 @@ def _problems(fit: _Fit, improvement: float, tolerance: float, count: int) -> li
     problems = []
     if not fit.gradient <= _MAX_GRADIENT:
         problems.append(
-            f"the mean field did not converge (slope {fit.gradient:.2g} nats a standard deviation): reparameterise, "
+            f"the mean field did not converge (slope {fit.gradient:.2g} nats per standard deviation): reparameterise, "
             "or use bridge sampling"
         )
     if not improvement <= tolerance:
-        found = "what more would gain was not seen"
+        found = "the gain of more draws is unknown"
         if math.isfinite(improvement):
-            found = f"the last gained {improvement:.3f} nats"
+            found = f"the last increase gained {improvement:.3f} nats"
         problems.append(f"{count} fixed draws are too few for the mean field ({found}): raise max_draws")
     return problems
 
@@ -305,7 +305,7 @@ class _Objective:
         self.num_evaluations = 0
 
     def value_and_grad(self, location: np.ndarray, log_scale: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        """Return the bound without its constant, and its gradient; not finite where the density is zero at a draw."""
+        """Return the bound without its constant, and its gradient; not finite if the density is zero at a draw."""
         self.num_evaluations += len(self._z)
         with np.errstate(over="ignore"):
             scale = np.exp(log_scale)
@@ -324,7 +324,7 @@ class _Objective:
             return self.value_and_grad(fit.location, fit.log_scale)[0] + _entropy(len(fit.location))
 
     def maximise(self, location: np.ndarray, scale: np.ndarray) -> _Fit | None:
-        """Climb from a location and scale; from a smaller scale if draws of that one have density zero."""
+        """Maximise from a location and scale; from a smaller scale if a draw has density zero."""
         with one_thread():
             for _ in range(_MAX_SHRINKS):
                 value, slope, scale_slope = self.value_and_grad(location, np.log(scale))
@@ -342,7 +342,7 @@ class _Objective:
             value, slope, scale_slope = self.value_and_grad(location + scale * x[:d], start + x[d:])
             gradient = -np.concatenate([scale * slope, scale_slope])
             if not math.isfinite(value) or not bool(np.isfinite(gradient).all()):
-                # A barrier just high enough for the line search to turn back.
+                # A barrier just high enough to reject the step of the line search.
                 return last[1] + 10 * (1 + abs(float(last[2] @ (x - last[0])))), np.zeros_like(x)
             last = x.copy(), -value, gradient
             return -value, gradient
@@ -387,7 +387,7 @@ def _starts(target: Target, generator: torch.Generator, seed: int) -> tuple[list
 
 
 def _distinct(fits: list[_Fit]) -> list[_Fit]:
-    """Leave out the best and whatever ended where a better one did."""
+    """Return the distinct optima other than the best."""
     kept = fits[:1]
     for fit in fits[1:]:
         if not any(_same(fit, other) for other in kept):
@@ -501,7 +501,7 @@ def evidence_lower_bound(
 CHECK_DRAWS = 4000
 _MAX_UNSEEN = 0.5
 _MAX_LOCAL_SHAPE = {"normal": 0.5, "mixture": 0.6}
-"""Where normal weights lose their variance, and where replicates show that the mixture's error becomes too small."""
+"""Pareto k above which normal weights have infinite variance, and, by replicates, the mixture's error is too small."""
 
 
 @estimator(Part.MEAN_FIELD)
@@ -586,13 +586,13 @@ def variational_importance_sampling(
     problems = [*q.problems, *problems, *(infinite or weight_problems(shape, effective))]
     if local > _MAX_LOCAL_SHAPE["mixture" if tail_share else "normal"]:
         problems.append(
-            f"the posterior is much wider than the mean field in some direction (Pareto k {local:.2f} by its "
+            f"the posterior is much wider than the mean field in some direction (Pareto k {local:.2f} from its "
             "curvature): use bridge sampling"
         )
     if unseen > _MAX_UNSEEN:
         problems.append(
-            f"part of the posterior lies where the proposal hardly reaches (it adds {100 * unseen:.3g} % to the "
-            "variance of the weights): use bridge sampling or nested sampling"
+            f"the proposal hardly covers a part of the posterior (which adds {100 * unseen:.3g} % to the variance of "
+            "the weights): use bridge sampling or nested sampling"
         )
     others = torch.stack([location for location, _ in q.others]) if q.others else None
     missed, looks = missed_mass(
@@ -633,13 +633,13 @@ class _Proposal:
         return torch.logaddexp(narrow + math.log1p(-share), tails_log_prob(location, scale, x) + math.log(share))
 
     def error(self, weights: Tensor) -> float:
-        """Return the standard error of the mean weight; how many draws each part gives is not left to chance."""
+        """Return the standard error of the mean weight; the number of draws of each component is fixed."""
         parts = [part for part in weights.split(self._counts) if len(part) > 1]
         return math.sqrt(sum(len(part) * float(part.var()) for part in parts)) / len(weights)
 
 
 def _local_shape(target: Target, q: MeanField) -> tuple[float, int]:
-    """Return the Pareto shape of normal weights were the log density quadratic, and evaluations spent."""
+    """Return the Pareto shape of normal weights for a quadratic log density, and evaluations."""
     precision, spent = negative_hessian(target, q.location)
     if not bool(precision.isfinite().all()):
         return math.inf, spent
@@ -651,7 +651,7 @@ def _local_shape(target: Target, q: MeanField) -> tuple[float, int]:
 def _unseen_variance(
     target: Target, q: MeanField, proposal: _Proposal, log_z: float, largest: float, generator: torch.Generator
 ) -> float:
-    """Return what regions of log weights above ``largest`` add to the weights' relative variance."""
+    """Return the relative variance of the weights from regions of log weights above ``largest``."""
     # From Student-t distributions at every optimum of the bound; at the best one twice as wide as the fit.
     unseen = 0.0
     for location, scale in ((q.location, 2 * q.scale), *q.others):

@@ -34,10 +34,10 @@ __all__ = ["AnnealingPath", "Sandwich", "annealed_importance_sampling", "bidirec
 
 # Chains of every observation between guide or prior and the joint density.
 
-_STEEPNESS = 4.0  # of the sigmoid that spaces the temperatures
-_FIRST_MOVES = 10  # at the first temperature, to find a step size at all
-_PILOT_SHARE = 4  # the pilot takes one temperature in so many
-_RATE = 0.5  # change of the log step size per unit of acceptance missing
+_STEEPNESS = 4.0  # of the sigmoid schedule of temperatures
+_FIRST_MOVES = 10  # at the first temperature, to find a rough step size
+_PILOT_SHARE = 4  # the pilot uses every fourth temperature
+_RATE = 0.5  # change of the log step size per unit of difference in acceptance
 
 
 def sigmoid_schedule(num_temperatures: int) -> Tensor:
@@ -58,14 +58,14 @@ def sigmoid_schedule(num_temperatures: int) -> Tensor:
 
 
 class AnnealingPath:
-    """Chains of every datum on their way through the temperatures."""
+    """Annealed chains of every observation."""
 
     def __init__(self, density: LatentDensity, kernel: HMC, generator: torch.Generator) -> None:
         self._density, self._kernel, self._generator = density, kernel, generator
         self._num_chains = density.layout.num_particles
 
     def pilot(self, betas: Tensor, target_acceptance: float) -> Tensor:
-        """Return a step size for each temperature and datum, ``(T, items)``, learnt on draws thrown away."""
+        """Return a step size for each temperature and observation, ``(T, items)``, from a discarded pilot run."""
         density = self._density
         position = density.sample_initial(self._generator)
         log_step = torch.as_tensor(self._kernel.step_size).to(position).log().expand(density.layout.batch_shape)
@@ -88,13 +88,13 @@ class AnnealingPath:
         _, rest = density.joint(position)
         for i in range(1, len(betas)):
             log_weight += float(betas[i] - betas[i - 1]) * rest
-            if i + 1 < len(betas):  # where the last weight is taken, no move follows
+            if i + 1 < len(betas):  # no move after the last weight
                 position, rest, _ = self._step(position, float(betas[i]), step_sizes[i - 1])
             bar.update(done + i)
         return density.by_datum(log_weight)
 
     def anneal_back(self, betas: Tensor, step_sizes: Tensor, position: Tensor, bar: Bar, done: int) -> Tensor:
-        """Return what :meth:`anneal` would, of chains that start at draws of the posterior: ``(K, items)``."""
+        """Return log weights ``(K, items)`` of reverse chains, which start at posterior draws."""
         density = self._density
         log_weight = torch.zeros(density.num_rows, dtype=torch.float64, device=position.device)
         _, rest = density.joint(position)
@@ -107,7 +107,7 @@ class AnnealingPath:
         return density.by_datum(log_weight)
 
     def _step(self, position: Tensor, beta: float, step_size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Move all chains at a temperature; return positions, what tempering adds there, and acceptance rates."""
+        """Move all chains at a temperature; return positions, log weights per unit of beta, and acceptance rates."""
         # Rows of one observation share a step size.
         kernel: Any = self._kernel.with_settings(beta=beta, step_size=step_size.repeat(self._num_chains))
         state = kernel.init(self._density, position)
@@ -117,8 +117,8 @@ class AnnealingPath:
 
 # Held-out log likelihood by annealed importance sampling with Hamiltonian Monte Carlo.
 
-_MIN_FOR_TAIL = 100  # chains from which the tail of their weights can be seen
-_MAX_ERROR = 0.5  # of a log likelihood, beyond which the delta method means nothing
+_MIN_FOR_TAIL = 100  # least number of chains for a Pareto fit of their weights
+_MAX_ERROR = 0.5  # of a log likelihood; beyond, the delta method is invalid
 
 
 def annealed_importance_sampling(
@@ -207,7 +207,7 @@ def annealed_importance_sampling(
     """
     positive(num_temperatures=num_temperatures, num_chains=num_chains, batch_size=batch_size)
     if num_chains < 2:
-        raise SettingsError("num_chains must be at least 2: the standard error comes from chains that differ")
+        raise SettingsError("num_chains must be at least 2: the standard error is estimated from several chains")
     require_acceptance(target_acceptance)
     begin = time.monotonic()
     host = new_generator(seed, stream="held-out annealed importance sampling")
@@ -238,7 +238,7 @@ def annealed_importance_sampling(
 
 
 def _summarised(log_weight: Tensor, dtype: torch.dtype, seconds: float) -> HeldOut:
-    """Gather log weights ``(K, items)``."""
+    """Return the estimates from log weights ``(K, items)``."""
     count = len(log_weight)
     lost = int(log_weight.isnan().sum())
     log_weight = torch.where(log_weight.isnan(), -torch.inf, log_weight)
@@ -256,7 +256,7 @@ def _summarised(log_weight: Tensor, dtype: torch.dtype, seconds: float) -> HeldO
             "temperatures, or start at the prior"
         )
     if lost:
-        problems.append(f"{lost} weights are NaN and were counted as zero: mend the model or the guide")
+        problems.append(f"{lost} weights are NaN and were counted as zero: correct the model or the guide")
     error = torch.hypot(error, torch.finfo(dtype).eps * log_likelihood.abs())
     return HeldOut("annealed_importance_sampling", log_likelihood, error, count, pareto_k, tuple(problems), seconds)
 
@@ -359,7 +359,7 @@ def bidirectional_annealing(
     generator = host if device.type == "cpu" else new_generator(seed, device, stream="bidirectional annealing")
     betas, forward, backward = sigmoid_schedule(num_temperatures), [], []
     total, done = 2 * num_temperatures * -(-data.num_items // data.batch_size), 0
-    with torch.no_grad(), already_validated(), progress_bar("annealing both ways", total, progress) as bar:
+    with torch.no_grad(), already_validated(), progress_bar("bidirectional annealing", total, progress) as bar:
         for _, batch in data:
 
             def density_of(arguments: tuple[Any, ...], num_particles: int) -> LatentDensity:
@@ -389,7 +389,7 @@ def bidirectional_annealing(
 
 
 def _simulated(model: Callable[..., Any], args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
-    """Draw codes and data; return the arguments with the data in place of those observed, and the codes."""
+    """Draw latent variables and data; return the arguments with simulated data, and the latent variables."""
     with MendedDraws():
         given: Mapping[str, Any] = poutine.trace(model).get_trace(*args).nodes
         drawn: Mapping[str, Any] = poutine.trace(poutine.uncondition(model)).get_trace(*args).nodes
@@ -405,8 +405,8 @@ def _simulated(model: Callable[..., Any], args: tuple[Any, ...]) -> tuple[tuple[
         if isinstance(site["fn"], Unit) or not found:
             raise ModelError(
                 f"data of site {name!r} cannot be simulated, because "
-                + ("it is a factor" if isinstance(site["fn"], Unit) else "what it observes is no argument of the model")
-                + "; write the model with pyro.sample(..., obs=x) of an argument x"
+                + ("it is a factor" if isinstance(site["fn"], Unit) else "its observed value is no argument")
+                + "; write the model with pyro.sample(..., obs=x) for an argument x of the model"
             )
         data[found[0]] = drawn[name]["value"]
     return tuple(data.get(i, x) for i, x in enumerate(args)), codes

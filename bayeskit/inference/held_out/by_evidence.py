@@ -115,7 +115,7 @@ def by_evidence(
 def _parameters(
     model: Callable[..., Any], guide: Callable[..., Any], args: tuple[Any, ...], data: Minibatches
 ) -> list[Tensor]:
-    """Return every parameter on which densities depend, wherever it is kept, by following their graph."""
+    """Return every parameter on which the densities depend, from their autograd graph."""
     with torch.enable_grad():
         particles: Particles = run_particles(
             model, guide, args, {}, num_particles=1, nesting=data.nesting, data_plate=data.data_plate
@@ -134,7 +134,7 @@ def _parameters(
 
 @contextmanager
 def _fixed(parameters: list[Tensor]) -> Iterator[None]:
-    """Let parameters be constants meanwhile."""
+    """Treat parameters as constants inside the context."""
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:

@@ -62,7 +62,7 @@ class Minibatches:
         batch_size: int | None,
         data_plate: str | None,
     ) -> Minibatches:
-        """Run guide and model once, which checks both, and find the plate of the data."""
+        """Run guide and model once to check them, and find the plate of the data."""
         # ModelError if no plate or several contain all sites, the model subsamples, or a latent site is scaled;
         # GuideError if guide and model do not match; DataError if no argument has the data as leading dimension for
         # ``batch_size``. The default is 100 rows if a tensor is the only argument, otherwise all data.
@@ -75,8 +75,8 @@ class Minibatches:
             batch_size = _BATCH_SIZE if len(args) == 1 and columns else num_items
         elif batch_size < num_items and not columns:
             raise DataError(
-                f"no argument of the model is a tensor with the {num_items} data as leading dimension, so they cannot "
-                "be taken in minibatches; leave batch_size out, or give the data as such an argument"
+                f"no argument of the model is a tensor with the {num_items} data as leading dimension, so the data "
+                "cannot be divided into minibatches; leave batch_size out, or pass the data as such an argument"
             )
         return cls(args, num_items, min(batch_size, num_items), nesting, data_plate, particles)
 
@@ -114,7 +114,7 @@ def draw_particles(
 
 @contextmanager
 def already_validated() -> Iterator[None]:
-    """Leave out checks that the first run has made, and put torch's and Pyro's settings back."""
+    """Skip the checks made by the first run, and restore the settings of torch and Pyro afterwards."""
     with validation_kept(), pyro.validation_enabled(False):
         yield
 
@@ -128,39 +128,38 @@ def _num_items(layout: Layout) -> int:
         found = ", ".join(repr(name) for name in layout.plates)
         raise ModelError(
             (f"the plates {found} hold all sites" if found else "no plate holds all sites of model and guide")
-            + ", so there is no likelihood of each datum; put the latent variables of each datum and its observation "
-            "into one plate, or name it by data_plate"
+            + ", so there is no likelihood of each observation; put each observation and its latent variables into "
+            "one plate, or name the plate by data_plate"
         )
     ((name, plate),) = layout.plates.items()
     if plate.size != plate.full_size:
         raise ModelError(
-            f"the plate {name!r} takes {plate.size} of {plate.full_size} items; let the model take all items that it "
-            "is called with"
+            f"the plate {name!r} takes {plate.size} of {plate.full_size} items; the model must take all items of its "
+            "arguments"
         )
     return plate.size
 
 
 def _refuse_scales(particles: Particles) -> None:
-    """Refuse latent sites that count for more or less than their density, as scales for training make them."""
+    """Raise ModelError for scaled latent sites, whose terms are not log densities."""
     for what, sites in (("model", particles.model_sites), ("guide", particles.guide_sites)):
         for name, site in sites.items():
             if not site["is_observed"] and bool((torch.as_tensor(site["scale"]) != particles.layout.scale).any()):
                 raise ModelError(
-                    f"site {name!r} of the {what} is scaled, or in a plate that takes some of its items, so that its "
-                    "term is no log density; leave poutine.scale out where nothing is trained, and let plates take all "
-                    "items"
+                    f"site {name!r} of the {what} is scaled, or in a plate that takes some of its items, so its term "
+                    "is no log density; use poutine.scale only in training, and let plates take all items"
                 )
 
 
 def positive(**settings: int | None) -> None:
-    """Refuse settings that are no whole number of at least one; None is passed over."""
+    """Raise SettingsError for settings that are not positive integers; None is allowed."""
     for name, value in settings.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise SettingsError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
 def require_acceptance(target_acceptance: float) -> None:
-    """Refuse a rate of acceptance that cannot be aimed at."""
+    """Raise SettingsError for an acceptance rate outside (0, 1)."""
     if not 0 < target_acceptance < 1:
         raise SettingsError(f"target_acceptance must lie between 0 and 1, not {target_acceptance}")
 
@@ -168,7 +167,7 @@ def require_acceptance(target_acceptance: float) -> None:
 # HeldOut: the log likelihood of each held-out observation, with its error.
 
 _MAX_PARETO_SHAPE = 0.7
-MAX_SHARE = 0.05  # of the data may have worse weights before the mean is in doubt
+MAX_SHARE = 0.05  # of the data with unreliable weights; above it the mean is not trusted
 
 
 @dataclass(frozen=True)
@@ -265,7 +264,7 @@ class HeldOut:
                 ax.errorbar(x, y, bars.numpy(), fmt="o", markersize=4, color=colour, mfc=face, linewidth=1.0)
         if math.isfinite(self.mean):
             ax.axhline(self.mean, color=GREY, linestyle="--", linewidth=1.0, zorder=0)
-        ax.set_xlabel("data, in the order of their log likelihood")
+        ax.set_xlabel("observations, sorted by log likelihood")
         ax.set_ylabel("log likelihood (nats)")
         return ax
 
@@ -276,12 +275,12 @@ class HeldOut:
 
 
 def _share_above(pareto_k: Tensor) -> float:
-    """Return the share of data whose weights cannot be relied on."""
+    """Return the share of data with unreliable weights."""
     return float((~(pareto_k <= _MAX_PARETO_SHAPE)).to(torch.float64).mean())
 
 
 def tail_problems(pareto_k: Tensor, remedy: str) -> list[str]:
-    """Check how many data have weights with too heavy a tail."""
+    """Return a warning if too many observations have heavy-tailed weights."""
     share = _share_above(pareto_k)
     if share <= MAX_SHARE:
         return []
@@ -292,7 +291,7 @@ def tail_problems(pareto_k: Tensor, remedy: str) -> list[str]:
 
 # Held-out log likelihood by importance sampling from the guide.
 
-ROWS = 4000  # particles times data of a run: enough to hide what Pyro costs, few enough for the caches
+ROWS = 4000  # particles times data of a run: large against the overhead of Pyro, small enough for the caches
 
 
 def importance_sampling(
@@ -394,14 +393,14 @@ def importance_sampling(
     if lost := sum(w.num_nan for w in found):
         problems.append(
             f"{100 * lost / (num_samples * data.num_items):.2g} % of the weights are NaN and were counted as zero: "
-            "mend the model or the guide"
+            "correct the model or the guide"
         )
     seconds = time.monotonic() - begin
     return HeldOut("importance_sampling", log_likelihood, error, num_samples, pareto_k, tuple(problems), seconds)
 
 
 class _Weights:
-    """Sums of weights of a minibatch, and the largest of them, gathered chunk by chunk."""
+    """Sums of weights of a minibatch, and its largest weights, accumulated chunk by chunk."""
 
     def __init__(self, num_samples: int) -> None:
         self._count = num_samples
@@ -412,7 +411,7 @@ class _Weights:
         self.num_nan = 0
 
     def add(self, log_weight: Tensor) -> None:
-        """Take in log weights ``(k, items)``."""
+        """Add log weights ``(k, items)``."""
         log_weight = log_weight.to(torch.float64)
         missing = log_weight.isnan()
         if bool(missing.any()):
@@ -428,7 +427,7 @@ class _Weights:
             self._gather()
 
     def _gather(self) -> None:
-        """Keep the largest weights only."""
+        """Keep only the largest weights."""
         if self._waiting:
             candidates = torch.cat([*([self._largest] if self._largest.numel() else []), *self._waiting])
             self._largest = candidates.topk(min(self._num_kept, len(candidates)), dim=0, sorted=False).values
@@ -439,7 +438,7 @@ class _Weights:
         return self._first - math.log(self._count)
 
     def error(self) -> Tensor:
-        """Return the standard error of :meth:`log_mean` by the delta method; of one draw it is not known."""
+        """Return the standard error of :meth:`log_mean` by the delta method; NaN for one draw."""
         if self._count == 1:
             return torch.full_like(self._first, torch.nan)
         spread = self._count * (self._second - 2 * self._first).exp() - 1

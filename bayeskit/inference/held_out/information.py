@@ -126,14 +126,14 @@ def active_units(
     """
     positive(num_samples=num_samples)
     if num_samples < 2:
-        raise SettingsError("num_samples must be at least 2: the error of a mean comes from draws that differ")
+        raise SettingsError("num_samples must be at least 2: the error of a mean is estimated from several draws")
     if not threshold > 0:
         raise SettingsError(f"threshold must be positive, not {threshold}")
     # The guide also serves as the model, so that functions for runs of both accept it alone.
     with global_stream(new_generator(seed, stream="active units")):
         data = Minibatches.of(guide, guide, args, None, data_plate)
         if data.num_items < 2:
-            raise DataError("one datum cannot tell what varies with the data; give several")
+            raise DataError("active units need at least two observations; give several")
         particles = draw_particles(guide, guide, args, num_samples, data.nesting, data_plate)
     variance, error = {}, {}
     for name, site in particles.guide_sites.items():
@@ -147,15 +147,15 @@ def _means(name: str, site: Site, layout: Layout) -> Tensor:
     fn = site["fn"]
     if fn.support.is_discrete:
         raise GuideError(
-            f"site {name!r} is discrete, and the mean of a category tells little: active units are of continuous codes "
-            "only; look at how the guide's own probabilities vary with the data"
+            f"site {name!r} is discrete, and active units are defined for continuous sites only; examine instead the "
+            "variation of the guide's probabilities over the data"
         )
     try:
         x = fn.mean
     except NotImplementedError:
         x = site["value"]
     if not bool(x.isfinite().all()):
-        x = site["value"]  # such as a Cauchy's, whose mean does not exist
+        x = site["value"]  # for example, a Cauchy distribution has no mean
     x = x.reshape((1,) * (layout.nesting + 1 + fn.event_dim - x.dim()) + tuple(x.shape))
     (plate,) = layout.plates.values()
     x = x.movedim(layout.nesting + 1 + plate.dim, 1)
@@ -175,7 +175,7 @@ def _variance(means: Tensor) -> tuple[Tensor, Tensor]:
 
 # Mutual information of latent variables and data, and the divergence of the aggregate posterior from the prior.
 
-ROWS = 100_000  # draws times data of one evaluation of the guide
+ROWS = 100_000  # draws times data per evaluation of the guide
 _NEAR_LIMIT = 0.9
 
 
@@ -265,7 +265,7 @@ def mutual_information(
     ...         pyro.sample("x", dist.Normal(z, 1.0), obs=x)
     >>> def guide(x):
     ...     with pyro.plate("data", len(x)):
-    ...         pyro.sample("z", dist.Normal(0.0 * x, 1.0))  # knows nothing of the data
+    ...         pyro.sample("z", dist.Normal(0.0 * x, 1.0))  # independent of the data
     >>> result = mutual_information(model, guide, torch.randn(50))
     >>> abs(result.value) < 1e-5
     True
@@ -276,8 +276,8 @@ def mutual_information(
     limit, problems = math.log(count), []
     if value > _NEAR_LIMIT * limit:
         problems.append(
-            f"the codes tell almost all of the {count} data apart, so that there is no telling how much more they "
-            "know (the limit is the log of their number): use more data"
+            f"the value is near its limit, the log of the number of data ({count}), so the information may be larger: "
+            "use more data"
         )
     return Information(value, error, limit, tuple(problems))
 
@@ -336,7 +336,7 @@ def aggregate_kl(
 
 @dataclass(frozen=True)
 class _Terms:
-    """Log densities at ``K`` draws of the guide for each datum, ``(K, items)``."""
+    """Log densities at ``K`` draws of the guide for each observation, ``(K, items)``."""
 
     guide: Tensor
     aggregate: Tensor
@@ -354,7 +354,7 @@ class _Terms:
     ) -> _Terms:
         positive(num_samples=num_samples)
         if num_samples < 2:
-            raise SettingsError("num_samples must be at least 2: the standard error comes from draws that differ")
+            raise SettingsError("num_samples must be at least 2: the standard error is estimated from several draws")
         with torch.no_grad(), global_stream(new_generator(seed, stream="information of the code")):
             data = Minibatches.of(model, guide, args, None, data_plate)
             with already_validated():
@@ -365,7 +365,7 @@ class _Terms:
                 cross, parts = _density(model, guide, data, many), []
                 for start in range(0, own.num_rows, many):
                     draws = own.position[start : start + many]
-                    rows = torch.cat([draws, draws[:1].expand(many - len(draws), -1)])  # the last chunk is filled up
+                    rows = torch.cat([draws, draws[:1].expand(many - len(draws), -1)])  # the last chunk is padded
                     density = cross.log_guide(rows.repeat_interleave(count, 0)).reshape(many, count)
                     parts.append(density[: len(draws)].to(torch.float64).logsumexp(1) - math.log(count))
         shape = (num_samples, count)
@@ -381,6 +381,6 @@ def _density(
 
 
 def _mean(terms: Tensor) -> tuple[float, float]:
-    """Return the mean of ``(K, items)`` and its error, whose items are fixed and whose draws are independent."""
+    """Return the mean of ``(K, items)`` and its error for fixed items and independent draws."""
     count = terms.numel()
     return float(terms.mean()), math.sqrt(float(terms.var(0).mean()) / count)

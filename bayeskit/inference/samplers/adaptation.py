@@ -74,7 +74,7 @@ class TrajectoryState(NamedTuple):
 
 
 class TrajectoryRule(Protocol):
-    """A way to choose the length of a trajectory, one for all chains."""
+    """Rule for the trajectory length, which all chains share."""
 
     def start(self, like: Tensor) -> TrajectoryState:
         """Return the first state, in dtype and device of ``like``."""
@@ -87,7 +87,7 @@ class TrajectoryRule(Protocol):
         ...
 
     def restart(self, state: TrajectoryState, correlation: Tensor | None) -> TrajectoryState:
-        """Take a new metric into account; ``correlation`` is what is left of it, ``(g, d, d)``."""
+        """Adjust to a new metric; ``correlation (g, d, d)`` is the correlation matrix of the draws in it."""
         ...
 
 
@@ -207,14 +207,14 @@ def _longest(correlation: Tensor) -> Tensor:
 MetricKind = Literal["auto", "diagonal", "dense", "low_rank"]
 # Draws in the last window for "auto": per dimension for a dense metric, in total for a low-rank metric.
 _DRAWS_DENSE, _DRAWS_LOW_RANK = 2.5, 200
-_MAX_LOW_RANK_DIMENSION = 10_000  # beyond, "auto" does not keep the draws of a window
-FLOOR = 0.1  # of an acceptance rate, or one chain in trouble would set the step size of all
+_MAX_LOW_RANK_DIMENSION = 10_000  # beyond, "auto" does not store the draws of a window
+FLOOR = 0.1  # of an acceptance rate, so that one stuck chain does not determine the step size of all
 # Least trajectory length in a dense metric, a little over a quarter period of a standard normal: means are then
 # negatively correlated, squares hardly correlated, and non-normal posteriors have longer trajectories.
 _LEAST_LENGTH = 1.75
-_FIRST_CAREFUL = 2  # the window from which on divergences count: earlier ones are signs of a metric that is a guess
+_FIRST_CAREFUL = 2  # first window whose divergences count; metrics of earlier windows are rough
 _MAX_DIVERGING = 1e-3  # share of a window's transitions
-_FIRST_STEPS = 8  # leapfrogs at most in the first window, twice as many in each that follows
+_FIRST_STEPS = 8  # limit of leapfrog steps in the first window; doubles with every window
 
 
 class _Kernel(Protocol):
@@ -243,18 +243,18 @@ class AdaptationState(NamedTuple):
     iteration: Tensor  # (), int64, on the host
     num_gradients: Tensor  # (), int64: over all chains
     num_calls: Tensor  # (), int64: batched gradients since the last window was closed
-    planned_calls: Tensor  # (), int64, on the host: those still to come when that was looked at, the most so far
+    planned_calls: Tensor  # (), int64, on the host: largest estimate so far of the remaining calls
     step: DualAveraging  # (g,) each
-    wanted: Tensor  # (g,), acceptance
+    wanted: Tensor  # (g,), target acceptance
     divergences: Tensor  # (g,), int64: since the last window was closed
     factor: Tensor  # of the metric, (g, d) or (g, d, d)
     centre: Tensor  # (g, d), mean over the last window
     trajectory: TrajectoryState
     moments: Moments  # of positions, in units of the metric about the centre where the metric is dense
     slopes: Moments  # of gradients, whitened where the metric is dense; empty where it is diagonal
-    directions: Tensor  # of a metric of low rank, (g, d, k); k is zero for the others
+    directions: Tensor  # of a low-rank metric, (g, d, k); k is zero for other metrics
     stretch: Tensor  # along them, (g, k)
-    window: Window  # draws and gradients from which they are learnt; without slots for the others
+    window: Window  # draws and gradients from which directions are estimated; without slots for other metrics
 
 
 @dataclass(frozen=True)
@@ -424,7 +424,7 @@ class Adaptation:
         return state
 
     def _plan(self, state: AdaptationState, iteration: int) -> AdaptationState:
-        """Count the calls still to come, at the price of those since the last window was closed."""
+        """Estimate the remaining calls from the calls per iteration since the end of the last window."""
         begin = max((end for end in self._windows()[1] if end < iteration), default=0)
         left = self.num_warmup + self.num_samples - iteration
         planned = left * int(state.num_calls) // (iteration - begin)
@@ -434,7 +434,7 @@ class Adaptation:
         )
 
     def _careful(self, state: AdaptationState, iteration: int) -> AdaptationState:
-        """Want shorter steps where they were too long for part of the posterior, such as the neck of a funnel."""
+        """Raise the target acceptance of groups with many divergences, as in the neck of a funnel."""
         ends = self._windows()[1]
         number = ends.index(iteration)
         wanted = state.wanted
@@ -473,7 +473,7 @@ class Adaptation:
         return first, ends or [last]
 
     def _observe(self, state: AdaptationState) -> AdaptationState:
-        """Add where the chains are to the moments of the window."""
+        """Add the positions and gradients of the chains to the moments of the window."""
         position, gradient = state.kernel.position, state.kernel.gradient
         alive = _alive(state.kernel)
         if state.factor.dim() == 2:
@@ -520,7 +520,7 @@ class Adaptation:
     # -- helpers ----------------------------------------------------------------------------
 
     def _first_factor(self, position: Tensor, covariance: Tensor | None, kind: MetricKind) -> Tensor:
-        """Return the factor of the metric that warm-up begins with, ``(g, d)`` or ``(g, d, d)``."""
+        """Return the factor of the first metric of the warm-up, ``(g, d)`` or ``(g, d, d)``."""
         g, d = self.num_groups, position.shape[-1]
         variance = self.initial_variance
         if covariance is not None:
@@ -541,7 +541,7 @@ class Adaptation:
     def _kind(self, chains: int, d: int) -> MetricKind:
         if self.metric == "dense" and d > MAX_CROSS_DIMENSION:
             raise SettingsError(
-                f"a dense metric is kept up to {MAX_CROSS_DIMENSION} dimensions, not {d}; take metric='low_rank'"
+                f"a dense metric is possible up to {MAX_CROSS_DIMENSION} dimensions, not {d}; take metric='low_rank'"
             )
         if self.metric != "auto":
             return self.metric
@@ -577,7 +577,7 @@ class Adaptation:
             )
             _, info = probe.step(target, state, generator=generator)
             alive = _alive(state).reshape(g, -1).to(step_size)
-            rate = (alive * info.acceptance_rate.reshape(g, -1)).sum(-1) / alive.sum(-1)  # NaN where all are lost
+            rate = (alive * info.acceptance_rate.reshape(g, -1)).sum(-1) / alive.sum(-1)  # NaN if all are dead
             small = rate < 0.5
             if not bool(small.any()):
                 break
@@ -586,5 +586,5 @@ class Adaptation:
 
 
 def _alive(chains: HMCState) -> Tensor:
-    """Return which chains can move, ``(n,)``: they have a density and a gradient."""
+    """Return which chains can move, ``(n,)``: density and gradient are finite."""
     return chains.log_density.isfinite() & chains.gradient.isfinite().all(-1)

@@ -118,7 +118,7 @@ class RunSettings:
         if not self.stream:
             object.__setattr__(self, "stream", self.description)
         if self.stop is not None and (self.num_chains < 2 or not isinstance(self.stop, Convergence)):
-            raise SettingsError("stop takes a Convergence(...), and R-hat needs at least two chains")
+            raise SettingsError("stop must be a Convergence(...), and its R-hat needs at least two chains")
 
 
 @dataclass
@@ -129,7 +129,7 @@ class Chains:
     adaptation: Adaptation
     settings: RunSettings
     initial: Tensor | Climb | None = None
-    _tuned: Any = field(default=None, init=False, repr=False)  # the kernel after warm-up, which changes no more
+    _tuned: Any = field(default=None, init=False, repr=False)  # the kernel after warm-up, constant from then on
 
     @property
     def description(self) -> str:
@@ -216,7 +216,7 @@ class Chains:
 
 
 def describe(x: Any) -> Any:
-    """Return settings as JSON; a tensor by a digest of six leading digits, which survive another machine's rounding."""
+    """Return settings as JSON; tensors as digests of six leading digits, which are equal on all machines."""
     if isinstance(x, Tensor):
         values = [f"{v:.5e}" for v in x.flatten().tolist()]
         return hashlib.sha256(",".join(values).encode()).hexdigest()[:16]
@@ -249,12 +249,12 @@ class PriorDraws:
         self._blocks: dict[int, PriorBlock] = {}
 
     def __getitem__(self, iteration: int) -> PriorBlock:
-        """Return those of one iteration: ``(m, d)``, ``(m,)`` and ``(m,)``."""
+        """Return the draws of one iteration: ``(m, d)``, ``(m,)`` and ``(m,)``."""
         block = self._block(iteration // BLOCK)
         return PriorBlock(*(x[iteration % BLOCK] for x in block))
 
     def between(self, start: int, stop: int) -> PriorBlock:
-        """Return those of the iterations from ``start`` to before ``stop``."""
+        """Return the draws of the iterations from ``start`` to before ``stop``."""
         blocks = [self._block(i) for i in range(start // BLOCK, -(-stop // BLOCK))]
         cut = slice(start % BLOCK, start % BLOCK + stop - start)
         return PriorBlock(*(torch.cat(column)[cut] for column in zip(*blocks, strict=True)))
@@ -289,11 +289,11 @@ class Tempering:
     """Chains of a temperature ladder with an exchange of neighbours after each step, as a driver's algorithm."""
 
     chains: Chains  # in groups of m neighbouring chains, whose ``beta`` increases from group to group
-    prior: PriorDraws  # a fresh draw each time for the prior's place
+    prior: PriorDraws  # a new draw in each iteration at inverse temperature zero
 
     @property
     def description(self) -> str:
-        """What the bar says."""
+        """Text of the progress bar."""
         return self.chains.description
 
     @property
@@ -302,7 +302,7 @@ class Tempering:
         return self.chains.num_steps
 
     def start(self, generator: torch.Generator) -> TemperingState:
-        """Start the chains; every replica is where it begins."""
+        """Start the chains, with each replica at its own temperature."""
         state = self.chains.start(generator)
         levels, m = self.chains.adaptation.num_groups + 1, self.prior.num_chains
         place = torch.arange(levels * m, device=self.chains.target.device).reshape(levels, m)
@@ -322,7 +322,7 @@ class Tempering:
         return self._count(state, iteration >= self.chains.adaptation.num_warmup), row
 
     def _decide(self, state: TemperingState, iteration: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return which pairs exchange, ``(T, m)`` bool, and with what probability each would have."""
+        """Return which pairs exchange, ``(T, m)`` bool, and the exchange probability of every pair, ``(T, m)``."""
         kernel = state.chains.kernel
         m = self.prior.num_chains
         log_likelihood = torch.cat([self.prior[iteration].log_likelihood, kernel.log_likelihood]).reshape(-1, m)
@@ -356,7 +356,7 @@ class Tempering:
         return state._replace(chains=chains, replica=state.replica.gather(0, source))
 
     def _count(self, state: TemperingState, counting: bool) -> TemperingState:
-        """Follow replicas: a trip is from the prior up to the posterior and back."""
+        """Count round trips of replicas, from the prior to the posterior and back."""
         heading = state.heading.flatten()
         top, bottom = state.replica[-1], state.replica[0]
         arrived = heading[top] == 1
@@ -365,16 +365,16 @@ class Tempering:
         return state._replace(heading=heading.reshape(state.heading.shape), round_trips=trips)
 
     def ending(self, state: TemperingState, iteration: int, records: Records) -> Ending | None:
-        """End where the chains end."""
+        """Return the ending of the chains."""
         return self.chains.ending(state.chains, iteration, records)
 
     def note(self, state: TemperingState, iteration: int, records: Records) -> str:
-        """Say where the run is."""
+        """Return the text behind the progress bar."""
         trips = float(state.round_trips.double().mean())
         return f"{self.chains.note(state.chains, iteration, records)}, {trips:.0f} round trips"
 
     def facts(self) -> dict[str, Any]:
-        """Return everything that must agree between a checkpoint and the run that resumes it."""
+        """Return the settings that have to be equal in a checkpoint and in the run that resumes it."""
         return self.chains.facts() | {"exchange": True, "prior_block": BLOCK}
 
 

@@ -13,17 +13,17 @@ from bayeskit.draws import Draws
 __all__ = ["problems"]
 
 _MAX_R_HAT = 1.05
-_ENOUGH_TO_JUDGE = 200  # draws of a chain
-_ENOUGH_TO_COUNT = 2000  # draws in all, of which a tenth, or 400, should be effective
+_ENOUGH_TO_JUDGE = 200  # draws per chain
+_ENOUGH_TO_COUNT = 2000  # draws in all; effective should be a tenth of them, or 400
 _EFFECTIVE, _EFFECTIVE_SHARE = 400, 0.1
-_GATHERED = 4.0  # standard errors that divergences lie off, before a place is named
+_GATHERED = 4.0  # standard errors between the means of divergent and all draws from which a coordinate is named
 _AT_THE_LIMIT = 0.9  # share of the limit of leapfrog steps
-_FUNNEL = 0.3  # correlation of a coordinate with the mean logarithm of the lengths of the others' moves
-_SEPARATE = 4.0  # standard deviations between the means of chains in different modes
-_LOST = 20.0  # log density, beyond the dimension, that a chain which is not at home lacks
-_AT_AN_END, _NEAR = 16.0, 1e-5  # an unconstrained value that is as good as an end, and how near that is
-_FEWEST = 3  # coordinates of a funnel
-_LONG_TAIL, _TAIL = 3.0, 1e-3  # how much longer one tail is than the other, from the median to this quantile
+_FUNNEL = 0.3  # least correlation of a coordinate with the mean log step length of the others
+_SEPARATE = 4.0  # least distance between the means of chains in different modes, in standard deviations
+_LOST = 20.0  # log density, plus the dimension, by which a chain outside the bulk is below the highest chain
+_AT_AN_END, _NEAR = 16.0, 1e-5  # unconstrained value at which a site is at an end of its support, and tolerance
+_FEWEST = 3  # least number of coordinates of a funnel
+_LONG_TAIL, _TAIL = 3.0, 1e-3  # least ratio of the distances from the median to the quantiles of both tails
 
 
 def problems(draws: Draws, max_steps: int) -> list[str]:
@@ -31,7 +31,7 @@ def problems(draws: Draws, max_steps: int) -> list[str]:
     # ``max_steps``: the limit of leapfrog steps in warm-up.
     found = _divergences(draws)
     x = draws.unconstrained
-    alive = draws.log_density.isfinite().all(1)  # a lost chain has a warning of its own
+    alive = draws.log_density.isfinite().all(1)  # lost chains have their own warning
     x = x[alive]
     if len(x) < 2 or draws.num_draws < _ENOUGH_TO_JUDGE:
         return found
@@ -39,13 +39,13 @@ def problems(draws: Draws, max_steps: int) -> list[str]:
     disagreement = r_hat(by_coordinate)
     worst = int(disagreement.nan_to_num(nan=torch.inf).argmax())
     if not float(disagreement[worst]) <= _MAX_R_HAT:
-        seen = f"the chains disagree (R-hat {float(disagreement[worst]):.2f} > {_MAX_R_HAT}, in {_name(draws, worst)})"
+        seen = f"the chains disagree (R-hat {float(disagreement[worst]):.2f} > {_MAX_R_HAT} for {_name(draws, worst)})"
         cause = _of_disagreement(draws, alive, worst) or _of_slowness(draws, x, worst, max_steps)
-        return [*found, f"{seen}, so these are not draws from one posterior; {cause}"]
+        return [*found, f"{seen} and do not sample one posterior; {cause}"]
     effective = effective_sample_size(by_coordinate)
     worst, total = int(effective.argmin()), x.shape[0] * x.shape[1]
     if total >= _ENOUGH_TO_COUNT and float(effective[worst]) < min(_EFFECTIVE, _EFFECTIVE_SHARE * total):
-        seen = f"of {total} draws only {float(effective[worst]):.0f} are effective for {_name(draws, worst)}"
+        seen = f"the effective sample size of {_name(draws, worst)} is {float(effective[worst]):.0f} of {total} draws"
         found.append(f"{seen}; {_of_slowness(draws, x, worst, max_steps)}")
     return found
 
@@ -68,17 +68,17 @@ def _divergences(draws: Draws) -> list[str]:
     if off[place] < 0:
         return [
             f"{seen}they gather where {_name(draws, place)} is small, as in the neck of a funnel; raise "
-            "target_acceptance, or write what it is the scale of as location + scale * standard normal"
+            "target_acceptance, or write the variables that it scales as location + scale * standard normal"
         ]
     return [
-        f"{seen}they gather where {_name(draws, place)} is large; raise target_acceptance, give it a prior that keeps "
-        "it away from there, or, if it is a precision, write what it governs as location + standard normal / "
+        f"{seen}they gather where {_name(draws, place)} is large; raise target_acceptance, give it a prior with less "
+        "mass there, or, if it is a precision, write the variables that it scales as location + standard normal / "
         "sqrt(precision)"
     ]
 
 
 def _of_disagreement(draws: Draws, alive: Tensor, worst: int) -> str | None:
-    """Return what keeps chains apart for good: their starts, a period, or modes."""
+    """Return the cause of separate chains: starting points, a period, or modes; None if it is none of these."""
     x, density = draws.unconstrained[alive], draws.log_density[alive]
     level = density.median(1).values
     lost = level < level.max() - _LOST - x.shape[-1]
@@ -87,26 +87,27 @@ def _of_disagreement(draws: Draws, alive: Tensor, worst: int) -> str | None:
         away = (x[lost].mean((0, 1)) - x[~lost].mean((0, 1))).abs() / x[~lost].std((0, 1))
         place = _name(draws, int(away.nan_to_num(nan=0.0).argmax()))
         return (
-            f"chains {chains} have not come home from their start, by {float(level.max() - level.min()):.3g} of log "
-            f"density and farthest in {place}; narrow its prior, bring its scale near one, or pass initial="
+            f"chains {chains} have not reached the posterior from their starting points: their log density is up to "
+            f"{float(level.max() - level.min()):.3g} lower, and they are farthest away in {place}; narrow its prior, "
+            "bring its scale near one, or pass initial="
         )
     if _repeats(draws, x[:, -1], worst):
         return (
-            f"{_name(draws, worst)} is an angle, and chains stay on different sides of where its turns meet; take it "
-            "about another direction, or write it as the direction of a point, as dist.ProjectedNormal does"
+            f"{_name(draws, worst)} is an angle, and chains are separated by the boundary between its periods; measure "
+            "it from another direction, or write it as the direction of a vector, as dist.ProjectedNormal does"
         )
     means, width = x[..., worst].mean(1).sort().values, x[..., worst].std(1).median()
     if float(means.diff().max()) > _SEPARATE * float(width):
         places = ", ".join(f"{float(m):.3g}" for m in means)
         return (
-            f"they stay at {places}, in several modes; use sample_ladder with exchange=True, or sample_smc, or order "
-            "what can be exchanged"
+            f"they stay in different modes, at {places}; use sample_ladder with exchange=True, or sample_smc, or "
+            "impose an order on exchangeable components"
         )
     return None
 
 
 def _repeats(draws: Draws, points: Tensor, place: int) -> bool:
-    """Tell whether a coordinate is an angle: between -pi and pi, or with the same density one turn further on."""
+    """Tell whether a coordinate is an angle: between -pi and pi, or with the same density one period away."""
     target = draws.target
     if target is None:
         return False
@@ -126,26 +127,27 @@ def _repeats(draws: Draws, points: Tensor, place: int) -> bool:
 
 
 def _of_slowness(draws: Draws, x: Tensor, worst: int, max_steps: int) -> str:
-    """Return what makes chains slow: a funnel, a scale, a long tail, or nothing that can be told."""
+    """Return the likely cause of slow mixing, a funnel, a scale or a long tail, and the remedy."""
     funnel = _neck(x)
     if funnel is not None:
         place, grows = funnel
         if grows:
             return (
-                f"the spread of the others grows with {_name(draws, place)}, as in a funnel; write what it is the "
-                "scale of as location + scale * standard normal, raise target_acceptance, or run longer"
+                f"the spread of the other coordinates grows with {_name(draws, place)}, as in a funnel; write the "
+                "variables that it scales as location + scale * standard normal, raise target_acceptance, or run longer"
             )
         return (
-            f"the spread of the others shrinks where {_name(draws, place)} grows, as in a funnel; if they are written "
-            "as location + scale * standard normal, let them be the sites themselves, which the data pin down; if it "
-            "is a precision, write them as location + standard normal / sqrt(precision); else raise "
+            f"the spread of the other coordinates shrinks as {_name(draws, place)} grows, as in a funnel; if they are "
+            "written as location + scale * standard normal, sample them directly (centred), because the data determine "
+            "them; if it is a precision, write them as location + standard normal / sqrt(precision); otherwise raise "
             "target_acceptance, or run longer"
         )
     steps = draws.sample_stats.get("n_steps")
     if steps is not None and float(steps.double().mean()) > _AT_THE_LIMIT * max_steps:
         return (
-            f"trajectories reach the limit of {max_steps} steps, as {_name(draws, worst)} varies on another scale "
-            "than the rest; centre and scale what it multiplies, raise num_warmup, or reparameterise the model"
+            f"trajectories reach the limit of {max_steps} steps, because the scale of {_name(draws, worst)} differs "
+            "from the others; centre and scale the data that it multiplies, raise num_warmup, or reparameterise the "
+            "model"
         )
     tail = torch.tensor([_TAIL, 0.5, 1 - _TAIL], dtype=torch.float64, device=x.device)
     low, middle, high = x[..., worst].double().flatten().quantile(tail).tolist()
@@ -153,21 +155,22 @@ def _of_slowness(draws: Draws, x: Tensor, worst: int, max_steps: int) -> str:
     if long > _LONG_TAIL * short:
         side = "small" if middle - low == long else "large"
         return (
-            f"its values have a long tail where they are {side} on the unconstrained scale, and chains stay there for "
-            f"long; give {_name(draws, worst)} a prior that keeps it away from there, or run longer"
+            f"{_name(draws, worst)} has a long tail at {side} values on the unconstrained scale, in which chains stay "
+            "for long; give it a prior with less mass there, or run longer"
         )
     return (
-        "run longer, raise num_warmup, or, if it has several modes, use sample_ladder with exchange=True, or sample_smc"
+        "run longer, raise num_warmup, or, if the posterior has several modes, use sample_ladder with exchange=True, "
+        "or sample_smc"
     )
 
 
 def _neck(x: Tensor) -> tuple[int, bool] | None:
-    """Return the coordinate with which the others' moves, of ``x (chains, draws, d)``, change, and if they grow."""
+    """Return the coordinate correlated with the others' step lengths and the sign; ``x`` is ``(chains, draws, d)``."""
     d = x.shape[-1]
     if d < _FEWEST:
         return None
     move, middle = (x[:, 1:] - x[:, :-1]).flatten(0, 1), (0.5 * (x[:, 1:] + x[:, :-1])).flatten(0, 1)
-    moved = (move != 0).all(-1)  # rejected proposals tell nothing
+    moved = (move != 0).all(-1)  # rejected proposals carry no information
     logs = (move[moved].abs() / x.flatten(0, 1).std(0)).log()
     others = (logs.sum(-1, keepdim=True) - logs) / (d - 1)
     pairs = torch.stack([middle[moved].T, others.T])  # (2, d, moves)

@@ -38,7 +38,7 @@ _VERSION = 2
 
 
 def flatten(state: Any, prefix: str = "state") -> dict[str, Tensor]:
-    """Name every tensor of nested named tuples: ``state.kernel.position`` and so on."""
+    """Return the tensors of nested named tuples by path, such as ``state.kernel.position``."""
     if isinstance(state, Tensor):
         return {prefix: state}
     result: dict[str, Tensor] = {}
@@ -69,7 +69,7 @@ def _save_checkpoint(
     iteration: int,
     seconds: float,
 ) -> None:
-    """Write the whole state of a run; an older checkpoint is replaced in one step or not at all."""
+    """Write the state of a run and replace an older checkpoint atomically."""
     tensors = flatten(state)
     tensors |= {f"record.{name}": tensor for name, tensor in records.items()}
     tensors["generator"] = generator.get_state()
@@ -82,8 +82,8 @@ def _load_checkpoint(
     """Return state, records, iteration and seconds of the same run, and set ``generator``; else CheckpointError."""
     if Path(path).is_dir():
         raise CheckpointError(
-            f"{path} is a folder, as runs in groups use for their checkpoints; give the num_groups that it was "
-            "written with, or the path of a file"
+            f"{path} is a folder, such as a run in groups writes; give the num_groups that it was written with, or "
+            "the path of a file"
         )
     tensors, facts = load_tensors(path)
     if (
@@ -91,7 +91,7 @@ def _load_checkpoint(
         or not {"settings", "iteration", "seconds"} <= facts.keys()
         or "generator" not in tensors
     ):
-        raise CheckpointError(f"{path} is no checkpoint by this version of bayeskit; move it, or give another path")
+        raise CheckpointError(f"{path} is no checkpoint of this version of bayeskit; move it, or give another path")
     saved = facts["settings"]
     if saved.get("model") != settings["model"]:
         raise CheckpointError(
@@ -296,7 +296,7 @@ def drive(
         if path is not None and Path(path).exists():
             state, saved, iteration, before = _load_checkpoint(path, state, generator, facts)
             records.fill(saved, device)
-            begin -= before  # seconds count over all parts; the budget is this part's
+            begin -= before  # seconds are summed over resumed runs; the budget is for this run alone
 
         def save() -> None:
             if path is not None:
@@ -304,7 +304,7 @@ def drive(
                 _save_checkpoint(path, state, records.as_dict(), generator, facts, iteration, seconds)
 
         if path is not None and iteration == 0:
-            save()  # a path that cannot be written is said before the work, not after it
+            save()  # raises before the work if the path cannot be written
         first = iteration
         last_save, interval, saved_at = time.monotonic(), control.checkpoint_seconds, iteration
         total = algorithm.num_steps
@@ -336,22 +336,22 @@ def drive(
                 # The run is complete; a failed write must not lose its result.
                 warnings.warn(f"the last checkpoint is missing: {error}", SamplingWarning, stacklevel=3)
     if watch.interrupted.is_set():
-        ending = "interrupted"  # during the last step, too: whoever would go on to another run has to hear it
+        ending = "interrupted"  # even during the last step, so that a caller with several runs can stop
     return Outcome(state, records, iteration, time.monotonic() - begin, ending)
 
 
 def obey(ending: object) -> None:
-    """Raise KeyboardInterrupt if a run was interrupted, for callers that would go on to the next run."""
+    """Raise KeyboardInterrupt if a run was interrupted, for callers with further runs."""
     if ending == "interrupted":
         raise KeyboardInterrupt
 
 
 def _nothing_begun(ending: Ending, control: Control) -> BudgetError | KeyboardInterrupt:
-    """Return what to raise where a run ended before its first state, which is that of its first checkpoint, too."""
+    """Return the error for a run that ended before its first state, and so before its first checkpoint."""
     if ending == "interrupted":
         return KeyboardInterrupt()
     if control.checkpoint is not None and Path(control.checkpoint).exists():
-        rest = "before the run went on from its checkpoint, which is as it was; give more time"
+        rest = "before the run resumed; its checkpoint is unchanged; give more time"
     else:
         rest = "before there was anything to return or keep; give more time, or set target.compile = False"
     return BudgetError(
@@ -364,9 +364,9 @@ def nothing_done(ending: Ending, control: Control, where: str) -> BudgetError | 
     if ending == "interrupted":
         return KeyboardInterrupt()
     remedy = (
-        "give more time, or a checkpoint from which the same call goes on"
+        "give more time, or a checkpoint from which the same call resumes"
         if control.checkpoint is None
-        else "the same call goes on from the checkpoint"
+        else "the same call resumes from the checkpoint"
     )
     return BudgetError(
         f"the time budget of {control.time_budget:g} s ended {where}, before there was anything to return; {remedy}"
@@ -374,10 +374,10 @@ def nothing_done(ending: Ending, control: Control, where: str) -> BudgetError | 
 
 
 def say_early(ending: Ending, control: Control, what: str, done: str, stacklevel: int = 3) -> None:
-    """Warn if a run was ended early, from outside, and returns less than was requested."""
+    """Warn if the time budget or Ctrl-C ended a run early."""
     # ``done`` describes the result, such as "after 3 of 10 draws a chain"; stack level 3 is the caller of the caller.
     if ending not in ("interrupted", "time budget"):
         return
     why = "interrupted" if ending == "interrupted" else f"ended by the time budget of {control.time_budget:g} s"
-    rest = "these are returned" if control.checkpoint is None else "the same call goes on from the checkpoint"
+    rest = "these are returned" if control.checkpoint is None else "the same call resumes from the checkpoint"
     warnings.warn(f"{what}: {why} {done}; {rest}", SamplingWarning, stacklevel=stacklevel)

@@ -211,7 +211,7 @@ class HMC:
         evaluate: Callable[..., Evaluation],
         num_steps: int,
     ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
-        """Return the end of a path that turns round where the density is zero, and its quality, ``(n,)``."""
+        """Return the end of a path that reverses at zero density, and its quality, ``(n,)``."""
         # ``p (n, d)`` is half a step ahead. A step into zero density keeps the position and reverses the momentum. Up
         # to the sign of the momentum this step is its own inverse, and it preserves volume. The path is therefore
         # reversible and needs no rejection.
@@ -220,7 +220,7 @@ class HMC:
         force = metric.to_momentum(here.gradient)
         energy = 0.5 * (p - 0.5 * step * force).square().sum(-1) - here.log_density
         highest, turns = energy, torch.zeros_like(energy)
-        inside = here.log_density > -torch.inf  # a chain that starts without density may go where there is some
+        inside = here.log_density > -torch.inf  # a chain that starts at zero density may move to positive density
         for _ in range(num_steps):
             moved = torch.addcmul(q, step, metric.to_position(p))
             there = evaluate(moved, beta)
@@ -243,7 +243,7 @@ class HMC:
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def _jittered_num_steps(self, iteration: int) -> int:
-        """Spread the number of steps evenly about its mean, by a sequence known on the host beforehand."""
+        """Return the number of steps, spread evenly about its mean by a sequence computed on the host."""
         jitter = self.num_steps_jitter * (2 * _van_der_corput(iteration + 1) - 1)
         return max(1, math.floor((1 + jitter) * self.num_steps + 0.5))
 
@@ -254,13 +254,13 @@ class HMC:
 
 
 def require_positive_step(step_size: Tensor) -> None:
-    """Refuse a step size that is not positive and finite."""
+    """Raise SettingsError if a step size is not positive and finite."""
     if not bool(((step_size > 0) & step_size.isfinite()).all()):
         raise SettingsError(f"step_size must be positive and finite, not {step_size}")
 
 
 def require_temperature(beta: Tensor) -> None:
-    """Refuse an inverse temperature outside [0, 1]."""
+    """Raise SettingsError if an inverse temperature lies outside [0, 1]."""
     if not bool(((beta >= 0) & (beta <= 1)).all()):
         raise SettingsError(f"beta must lie in [0, 1], not {beta}")
 

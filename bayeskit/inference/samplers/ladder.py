@@ -235,7 +235,7 @@ def sample_ladder(
     if exchange and num_groups > 1:
         raise SettingsError(
             "temperatures in different groups cannot exchange their states; leave num_groups=1 with exchange=True, or "
-            "run several ladders with other seeds in processes of their own"
+            "run several ladders with different seeds in separate processes"
         )
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
     chains = num_chains * (len(levels) - 1)
@@ -243,7 +243,7 @@ def sample_ladder(
         chains, num_warmup, num_samples, "tempered ladder", None, control, "tempered ladder", seed=seed
     )
     prior = PriorDraws(target, num_chains, seed)
-    prior[0]  # a prior that cannot be drawn from is said now
+    prior[0]  # raises before the run if the prior cannot be sampled
     variance = prior_variance(target, seed)
     betas = [warm.repeat_interleave(num_chains) for warm in levels[1:].tensor_split(num_groups)]
     climb = Climb(levels[1:], variance)

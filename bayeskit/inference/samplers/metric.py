@@ -96,7 +96,7 @@ class Metric:
         if directions.shape[:-1] != variance.shape or stretch.shape != directions.shape[:-2] + directions.shape[-1:]:
             raise ShapeError(
                 f"variances {tuple(variance.shape)}, directions {tuple(directions.shape)} and stretches "
-                f"{tuple(stretch.shape)} do not fit; needed are (d,), (d, k) and (k,)"
+                f"{tuple(stretch.shape)} do not fit; their shapes must be (d,), (d, k) and (k,)"
             )
         if not bool(((stretch > 0) & stretch.isfinite()).all()):
             raise SettingsError("a metric of low rank needs positive finite stretches")
@@ -249,8 +249,8 @@ def _power(matrix: Tensor, exponent: float) -> Tensor:
 # Low-rank metrics in many dimensions: directions of larger or smaller scale than the diagonal implies.
 
 RANK = 32  # directions at most
-_MAX_DRAWS = 256  # of a group that are remembered
-_CUTOFF = 2.0  # variances, in units of the diagonal, that are nearer to one than this factor are not worth a product
+_MAX_DRAWS = 256  # stored per group
+_CUTOFF = 2.0  # variances relative to the diagonal within this factor of one are ignored
 
 
 class Window(NamedTuple):
@@ -264,19 +264,19 @@ class Window(NamedTuple):
 
     @classmethod
     def start(cls, num_groups: int, like: Tensor, kept: bool = True) -> Window:
-        """Start empty, for chains of the shape ``(n, d)`` of ``like``; one that keeps nothing has no slots."""
+        """Start empty, for chains of the shape ``(n, d)`` of ``like``; without slots unless ``kept``."""
         m, d = min(len(like) // num_groups, _MAX_DRAWS), like.shape[-1]
         slots = 2 * max(1, _MAX_DRAWS // (2 * m)) if kept else 0
         empty = like.new_full((num_groups, slots, m, d), torch.nan)
         return cls(empty, empty.clone(), torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.int64))
 
     def update(self, position: Tensor, gradient: Tensor, alive: Tensor) -> Window:
-        """Offer one draw of every chain, ``(n, d)`` and ``(n,)``, and the gradients there."""
+        """Offer one draw of every chain, ``(n, d)``, its gradient, and whether the chain is alive, ``(n,)``."""
         count, stride, slots = int(self.count), int(self.stride), self.draws.shape[1]
         draws, gradients = self.draws, self.gradients
         if slots and count % stride == 0:
             slot = count // stride
-            if slot == slots:  # full: every other one goes
+            if slot == slots:  # full: every other draw is dropped
                 stride, slot = 2 * stride, slots // 2
                 draws, gradients = (
                     torch.cat([x[:, ::2], torch.full_like(x[:, ::2], torch.nan)], 1) for x in (draws, gradients)
@@ -315,7 +315,7 @@ class Window(NamedTuple):
 
 
 def _centred(x: Tensor, known: Tensor, count: Tensor) -> Tensor:
-    """Return rows about their mean, ``(g, N, d)``, zero where one is not known."""
+    """Return rows minus their mean, ``(g, N, d)``, zero where unknown."""
     x = torch.where(known, x, 0.0)
     return torch.where(known, x - x.sum(1, keepdim=True) / count.clamp(min=1), 0.0)
 

@@ -40,7 +40,7 @@ __all__ = [
 
 
 class MinibatchDensity(Protocol):
-    """A density of single vectors; ``rows`` has shape ``(B,)``, or ``(N,)`` where the number is not fixed."""
+    """A density of single vectors; ``rows`` has shape ``(B,)``, or ``(N,)`` if the number is not fixed."""
 
     sites: tuple[Site, ...]
     dim: int
@@ -74,7 +74,7 @@ class MinibatchDensity(Protocol):
 
 
 class _OnRows:
-    """A minibatch density with its rows fixed: the density of a Target."""
+    """A minibatch density with fixed rows, as the density of a Target."""
 
     def __init__(self, density: MinibatchDensity, rows: Tensor) -> None:
         self.sites, self.dim, self.data = density.sites, density.dim, density.data
@@ -236,13 +236,13 @@ def _estimate_sum(log_likelihood: Tensor, rows: Tensor, num_data: int) -> Tensor
     if log_likelihood.shape != rows.shape:
         raise ModelError(
             f"log_likelihood returns shape {tuple(log_likelihood.shape)} for {len(rows)} rows instead of "
-            f"{tuple(rows.shape)}, one value a row; a last dimension of one often wants .squeeze(-1)"
+            f"{tuple(rows.shape)}, one value per row; remove a last dimension of one by .squeeze(-1)"
         )
     return log_likelihood.sum() * (num_data / rows.shape[0])
 
 
 def _check_batch_size(batch_size: int, num_data: int) -> None:
-    """Refuse a batch size outside of the data."""
+    """Raise SettingsError if the batch size exceeds the data."""
     if not 1 <= batch_size <= num_data:
         raise SettingsError(f"batch_size must lie between 1 and the {num_data} rows of the data, not {batch_size}")
 
@@ -275,7 +275,7 @@ Estimator = Callable[[Tensor, Tensor], Evaluation]
 
 
 class _MinibatchEngine:
-    """Estimators of one density, by number of chains and of planned calls."""
+    """Estimators of one density, by number of chains and planned calls."""
 
     def __init__(self, density: MinibatchDensity) -> None:
         self._density = density
@@ -283,7 +283,7 @@ class _MinibatchEngine:
         self.loops = not self._can_be_batched()  # whether the density is evaluated chain by chain
 
     def estimator(self, num_vectors: int, num_calls: int, compile: Compile) -> Estimator:
-        """Return the estimator for ``num_vectors`` chains, compiled if ``compile`` or the plan says so."""
+        """Return the estimator for ``num_vectors`` chains, compiled as set by ``compile`` or by the expected cost."""
         key = (num_vectors, num_calls, compile)
         found = self._estimators.get(key)
         if found is None:
@@ -364,12 +364,12 @@ class _MinibatchEngine:
 class RowState(NamedTuple):
     """Positions of ``n`` chains in their pass over ``N`` rows."""
 
-    order: Tensor  # (n, N), int64; (n, 0) where no order is kept
+    order: Tensor  # (n, N), int64; (n, 0) without an order
     used: Tensor  # (), int64, on the host whatever the device: rows of the current order already visited
 
 
 class RowOrder(Protocol):
-    """How minibatches are drawn; each chain draws its own, so that chains stay independent."""
+    """Sampling scheme of minibatches; each chain has its own, so chains are independent."""
 
     def init(self, num_chains: int, num_data: int, *, generator: torch.Generator) -> RowState:
         """Return the first state."""
@@ -412,7 +412,7 @@ class Epochs:
         order = state.order
         if batch_size == num_data:
             return state, order
-        start = int(state.used)  # lives on the host, so this waits for no device
+        start = int(state.used)  # on the host, so this does not synchronise with a device
         if start + batch_size > num_data:
             order, start = _permutations(order.shape[0], num_data, generator), 0
         stop = start + batch_size
@@ -818,8 +818,8 @@ class MinibatchTarget:
         """
         if self._density.fixed:
             raise ModelError(
-                f"the model's plate fixes subsample_size={self.batch_size}; make that an argument of the model, "
-                "pass None for it, and give batch_size here"
+                f"the model's plate fixes subsample_size={self.batch_size}; make subsample_size an argument of the "
+                "model, pass None for it, and give batch_size here"
             )
         return self.on_rows(torch.arange(self.num_data))
 

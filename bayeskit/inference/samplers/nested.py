@@ -51,9 +51,9 @@ __all__ = [
 # Slice sampling of the prior above a likelihood threshold, for a batch of chains.
 
 _MAX_SHRINKS = 200
-"""Bracket halvings after which a chain keeps its point: far more than exact arithmetic can need."""
+"""Largest number of bracket shrinkages before a chain keeps its point; exact arithmetic needs far fewer."""
 TICKS_BETWEEN_CHECKS = 4
-"""Asking whether all chains are done waits for the device, so it is not asked every time."""
+"""Batches between tests for completion, which synchronise with the device."""
 
 
 class SliceState(NamedTuple):
@@ -61,25 +61,25 @@ class SliceState(NamedTuple):
 
     position: Tensor  # (n, d)
     log_prior: Tensor  # (n,)
-    log_likelihood: Tensor  # (n,); what is not a number counts as -inf
+    log_likelihood: Tensor  # (n,); NaN counts as -inf
     label: Tensor  # (n,), uniform on (0, 1): puts equal likelihoods in order
 
 
 class SliceInfo(NamedTuple):
     """Diagnostics of one call."""
 
-    num_evaluations: Tensor  # (n,), evaluations that the chain needed
+    num_evaluations: Tensor  # (n,), evaluations of the chain
     num_stuck: Tensor  # (n,), updates that found no new point
-    num_nan: Tensor  # (n,), evaluations whose likelihood was not a number
+    num_nan: Tensor  # (n,), evaluations with a NaN likelihood
     num_batches: Tensor  # (), evaluations of the whole batch
 
 
 class _Plan(NamedTuple):
-    """What the updates begin with; the leading dimensions are update and chain, ``(num_steps + 1, n)``."""
+    """Random numbers of the updates; the leading dimensions are update and chain, ``(num_steps + 1, n)``."""
 
     brackets: Tensor  # (num_steps + 1, n, d), as vectors
     levels: Tensor  # depth of the slice below the log prior
-    starts: Tensor  # where the bracket begins, in its own lengths before the point
+    starts: Tensor  # start of the bracket relative to the point, in bracket lengths
     labels: Tensor
 
 
@@ -164,7 +164,7 @@ class ConstrainedSlice:
             raise SettingsError(f"pair_share must lie in [0, 1], not {self.pair_share}")
         if self.ensemble.dim() != 2 or self.ensemble.shape[0] < 2:
             raise ShapeError(
-                f"the ensemble has shape {tuple(self.ensemble.shape)}; needed are at least two points, (m, d)"
+                f"the ensemble must hold at least two points, shape (m, d), and has shape {tuple(self.ensemble.shape)}"
             )
 
     def init(self, target: Target, position: Tensor, *, generator: torch.Generator) -> SliceState:
@@ -218,7 +218,7 @@ class ConstrainedSlice:
         return evaluation.log_prior, evaluation.log_likelihood
 
     def _plan(self, x: Tensor, generator: torch.Generator) -> _Plan:
-        """Draw what every update begins with, and one more for chains that are done, to no effect."""
+        """Draw the random numbers of every update, and of one unused update for finished chains."""
         shape = (self.num_steps + 1, x.shape[0])
         brackets = self._brackets(shape, generator)
         uniform = torch.rand(shape, dtype=x.dtype, device=x.device, generator=generator)
@@ -251,7 +251,7 @@ class ConstrainedSlice:
         return (log_likelihood > self.threshold) | tied
 
     def _label(self, log_likelihood: Tensor, uniform: Tensor) -> Tensor:
-        """Redraw labels given the likelihood: uniform, but above the threshold's label where it is tied with it."""
+        """Redraw labels given the likelihood: uniform, and above the threshold's label if tied with the threshold."""
         low = torch.where(log_likelihood > self.threshold, torch.zeros_like(uniform), self.threshold_label)
         return low + (1 - low) * uniform
 
@@ -260,7 +260,7 @@ class ConstrainedSlice:
 
 _MAX_ROUNDS = 4
 _MAX_ROWS = 2
-"""Prior draws that are evaluated at once, in multiples of the points that are wanted."""
+"""Prior draws per evaluation, in multiples of the number of points wanted."""
 
 
 class PointsAbove(NamedTuple):
@@ -268,14 +268,14 @@ class PointsAbove(NamedTuple):
 
     points: SliceState
     num_evaluations: int
-    num_nan: Tensor  # (), evaluations whose likelihood was not a number
+    num_nan: Tensor  # (), evaluations with a NaN likelihood
 
 
 def draw_above(
     target: Target, kernel: ConstrainedSlice, num_points: int, share: float, generator: torch.Generator
 ) -> PointsAbove:
-    """Draw ``num_points`` from the prior above a kernel's threshold; fewer if less than ``share`` of it lies there."""
-    # These points are independent of all others. Moved copies are so only after moving far, which fails on a funnel.
+    """Draw ``num_points`` from the prior above a kernel's threshold; fewer if its mass is below ``share``."""
+    # These points are independent of all others. Copies become independent only by moving far, which fails on a funnel.
     parts: list[SliceState] = []
     found, spent = 0, 0
     num_nan = torch.zeros((), dtype=torch.int64, device=kernel.threshold.device)
@@ -435,7 +435,7 @@ class NestedRun:
     @cached_property
     def rolling_insertion_index_p_value(self) -> float:
         """Smallest p-value over blocks of ``num_live`` insertions of copies, corrected for multiple testing."""
-        insertion = self.insertion[~self.start.isnan()]  # those of draws from the prior are uniform in any case
+        insertion = self.insertion[~self.start.isnan()]  # insertions of prior draws are uniform in any case
         stretches = [part for part in insertion.split(self.num_live) if len(part) >= _MIN_INSERTIONS]
         if not stretches:
             return 1.0
@@ -444,7 +444,7 @@ class NestedRun:
 
     @cached_property
     def start_correlation(self) -> float:
-        """Rank correlation between where copies started and where they came to lie; about 0 if they forget."""
+        """Rank correlation between the first and last positions of copies; about 0 if they are independent."""
         copied = ~self.start.isnan()
         if int(copied.sum()) < _MIN_INSERTIONS:
             return 0.0
@@ -553,7 +553,7 @@ def _log_difference(larger: Tensor, smaller: Tensor) -> Tensor:
 _EXPECTED_BLOCKS = 50
 _EVALUATIONS_PER_UPDATE = 5
 _MIN_SLICE_STEPS = 20
-PRIOR_DRAWS_PER_EVALUATION = 1.0  # that slice sampling makes: so many are worth it, for they remember nothing
+PRIOR_DRAWS_PER_EVALUATION = 1.0  # prior draws worth one evaluation of slice sampling, because they are independent
 
 
 class NestedState(NamedTuple):
@@ -678,7 +678,7 @@ class NestedSampler:
     def _born(
         self, dead: SliceState, copies: SliceState, log_share: float, generator: torch.Generator
     ) -> tuple[SliceState, int, Tensor | int, Tensor, Tensor | int]:
-        """Return new points above the last death, how many are prior draws, and evaluations, NaNs and stuck moves."""
+        """Return new points above the last death, and numbers of prior draws, evaluations, NaNs and stuck moves."""
         # Prior draws come first, if the expected number is smaller than the number of slice sampling evaluations.
         kernel, k = self._kernel(dead), self.num_delete
         found, spent, num_nan = _take(dead, slice(0, 0)), 0, torch.zeros_like(dead.label[0], dtype=torch.int64)
@@ -830,7 +830,7 @@ def sample_nested(
 
 
 def _as_run(sampler: NestedSampler, outcome: Outcome) -> NestedRun:
-    """Put the dead points of all blocks and the last live points in a row."""
+    """Return the run with the dead points of all blocks, then the last live points."""
     state, blocks = outcome.state, outcome.records.as_dict()
     live = _take(state.live, _ascending(state.live))
 
@@ -863,15 +863,15 @@ def _take(state: SliceState, index: Any) -> SliceState:
 
 
 def _ascending(state: SliceState) -> Tensor:
-    """Return the order of increasing likelihood, labels deciding between equal ones, ``(n,)``."""
+    """Return the order of increasing likelihood, with ties broken by labels, ``(n,)``."""
     by_label = state.label.argsort()
     return by_label[state.log_likelihood[by_label].argsort(stable=True)]
 
 
 def metric_of(position: Tensor) -> Metric:
-    """Return the metric of the points' covariance, diagonal where they do not span the space."""
+    """Return the metric of the points' covariance, diagonal if they do not span the space."""
     centred = position - position.mean(0)
-    covariance = centred.mT @ centred / (len(position) - 1)  # torch's own cov looks at its weights on the host
+    covariance = centred.mT @ centred / (len(position) - 1)  # torch.cov synchronises with the host
     variance = covariance.diagonal().clamp(min=torch.finfo(position.dtype).tiny)
     correlation = covariance * variance.rsqrt() * variance.rsqrt().unsqueeze(-1)
     # torch.where instead of an exception, which would synchronise with the device.
@@ -908,10 +908,10 @@ def _check_start(log_prior: Tensor, log_likelihood: Tensor) -> None:
         raise DataError("the log likelihood is infinite at a prior draw; look for a scale that can become zero")
     if not bool(log_prior.isfinite().all()):
         raise InitializationError(
-            "the log prior is not finite at some of its own draws; check that sample_prior draws from log_prior"
+            "the log prior is not finite at some draws of sample_prior; check that sample_prior draws from log_prior"
         )
     if not bool((log_likelihood > -torch.inf).any()):
         raise InitializationError(
-            f"the likelihood is zero at all {len(log_likelihood)} prior draws, so there is no way up; use more live "
+            f"the likelihood is zero at all {len(log_likelihood)} prior draws, so none can be ranked; use more live "
             "points, or check that data and likelihood fit"
         )

@@ -58,18 +58,18 @@ class Trajectory(NamedTuple):
     gradient: Tensor
     energy: Tensor
     depth: Tensor  # doublings begun
-    active: Tensor  # bool: the chain doubles on
+    active: Tensor  # bool: still doubling
 
 
 class Half(NamedTuple):
-    """The half that is being added leaf by leaf; the counts are of the whole step."""
+    """The half that is being added leaf by leaf; counts refer to the whole step."""
 
     next_position: Tensor  # of the leaf to be evaluated
     half_momentum: Tensor  # half a step before it
     last_momentum: Tensor  # a step before it
     momentum_sum: Tensor
     log_weight: Tensor
-    key: Tensor  # the largest of the leaves' log weights plus Gumbel noise; its leaf is the one drawn
+    key: Tensor  # largest log weight plus Gumbel noise of the leaves; its leaf is drawn
     position: Tensor
     log_prior: Tensor
     log_likelihood: Tensor
@@ -138,7 +138,7 @@ def _leave(metric: Metric, tree: Trajectory, half: Half, direction: Tensor, step
 def add_leaf(
     metric: Metric, max_energy_error: float, half: Half, evaluation: Evaluation, exponential: Tensor
 ) -> tuple[Half, Tensor]:
-    """Add the leaf that was just evaluated and go half way to the next; return also what to remember of it."""
+    """Add the evaluated leaf and go half way to the next; return also its momentum and sums for later subtrees."""
     force = metric.to_momentum(evaluation.gradient)
     momentum = torch.addcmul(half.half_momentum, half.step.unsqueeze(-1), force, value=0.5)
     energy = 0.5 * momentum.square().sum(-1) - evaluation.log_density
@@ -218,14 +218,14 @@ def _num_closed(leaf: int) -> int:
 
 
 class _Growth(Protocol):
-    """A trajectory that grows; each move returns the next position to evaluate and whether any chain goes on."""
+    """A growing trajectory; each move returns the next position to evaluate and whether any chain still grows."""
 
     def start(self, state: HMCState, momentum: Tensor, direction: Tensor, step_size: Tensor) -> Tensor:
         """Begin at ``state`` with a momentum; the first direction is forward where it is below 1/2."""
         ...
 
     def add(self, leaf: int, evaluation: Evaluation, exponential: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the leaf of this index within its half; ``exponential`` is the noise that decides what is drawn."""
+        """Add the leaf of this index within its half; ``exponential`` is the noise that selects the drawn leaf."""
         ...
 
     def join(self, position: Tensor, gradient: Tensor, luck: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
@@ -233,7 +233,7 @@ class _Growth(Protocol):
         ...
 
     def parts(self) -> tuple[Trajectory, Half]:
-        """Return the trajectory and what has been counted."""
+        """Return the trajectory and the half with the counts."""
         ...
 
 
@@ -270,22 +270,22 @@ class _EagerGrowth:
         return self._half.next_position, self._tree.active.any()
 
     def parts(self) -> tuple[Trajectory, Half]:
-        """Return the trajectory and what has been counted."""
+        """Return the trajectory and the half with the counts."""
         return self._tree, self._half
 
 
 # Compiled trajectory doubling, for few chains in few dimensions.
 # There the bookkeeping of a leaf in separate operations costs several times as much as the density.
 
-_CLOSED_AT_ONCE = 3  # subtrees that compiled code looks at
+_CLOSED_AT_ONCE = 3  # subtrees checked by compiled code
 
 
 class CompiledGrowth:
-    """Growth by one compiled call per move, by :func:`compiled_moves` for this form of batch and metric."""
+    """Growth by one compiled call per move, from :func:`compiled_moves` for these shapes of batch and metric."""
 
     def __init__(self, metric: Metric, moves: CompiledMoves, max_depth: int) -> None:
         self._metric, self._moves, self._max_depth = metric, moves, max_depth
-        self._factor = metric.factor.contiguous()  # compiled code takes dtype and strides for granted
+        self._factor = metric.factor.contiguous()  # compiled code assumes dtype and strides
 
     def start(self, state: HMCState, momentum: Tensor, direction: Tensor, step_size: Tensor) -> Tensor:
         """Begin with a tree of one leaf."""
@@ -326,7 +326,7 @@ class CompiledGrowth:
         return position, growing
 
     def parts(self) -> tuple[Trajectory, Half]:
-        """Return the trajectory and what has been counted."""
+        """Return the trajectory and the half with the counts."""
         return _unpack(Trajectory, *self._packed[:2]), _unpack(Half, *self._packed[2:])
 
 
@@ -366,7 +366,7 @@ class CompiledMoves(NamedTuple):
 
     add: Callable[..., tuple[Tensor, ...]]
     join: Callable[..., tuple[Tensor, ...]]
-    subtrees: tuple[tuple[Tensor, ...], ...]  # for each slot and number of closed subtrees: their slots, or -1
+    subtrees: tuple[tuple[Tensor, ...], ...]  # by slot and number of closed subtrees: slots of first leaves, or -1
 
 
 @lru_cache(maxsize=16)
@@ -380,7 +380,7 @@ def compiled_moves(
     max_depth: int,
     max_energy_error: float,
 ) -> CompiledMoves | None:
-    """Compile the moves for one form of batch and metric; return None where that fails."""
+    """Compile the moves for one shape of batch and metric; return None if that fails."""
     # Compiled code needs fixed shapes, so it always checks three subtrees and a tensor marks the existing ones. Only
     # every sixteenth leaf closes more.
 
@@ -419,7 +419,7 @@ def compiled_moves(
     try:
         return CompiledMoves(_compiled(add, leaf), _compiled(join, end), subtrees)
     except (RuntimeError, OSError, NotImplementedError, AttributeError, AssertionError):
-        return None  # the density has said already that compiling does not work here
+        return None  # the density has already warned that compilation fails
 
 
 def _slots(slot: int, closed: int, device: torch.device) -> Tensor:
@@ -433,7 +433,7 @@ def _compiled(
 ) -> Callable[..., tuple[Tensor, ...]]:
     if examples[0].device.type == "cpu" and not has_compiler():
         raise OSError("no C++ compiler")
-    examples = tuple(x.clone() for x in examples)  # one tensor in two places would be traced as one argument
+    examples = tuple(x.clone() for x in examples)  # a tensor used twice would be traced as one argument
     settle()
     with one_thread(), torch.no_grad(), validation_kept():
         graph = traced(function, *examples)
@@ -441,12 +441,12 @@ def _compiled(
     return compile_with_inductor(graph, examples, {"size_asserts": False, "force_pointwise_cat": True})
 
 
-_LEAVES_PER_DRAW = 64  # for which noise is drawn at once
-LEAVES_PER_LOOK = {"cpu": 1}  # leapfrog steps between two looks at whether any chain still grows
-LEAVES_PER_LOOK_ELSEWHERE = 8  # where a look waits for the device
-_MAX_COMPILED_SIZE = 1024  # of n * d: beyond, arithmetic costs more than the overhead of calling it
-_SECONDS_PER_LEAF = 1.5e-4  # of bookkeeping that is not compiled
-COMPILE_SECONDS = 8.0  # that compiling it takes
+_LEAVES_PER_DRAW = 64  # leaves per draw of noise
+LEAVES_PER_LOOK = {"cpu": 1}  # leapfrog steps between two tests whether any chain still grows
+LEAVES_PER_LOOK_ELSEWHERE = 8  # other devices, where a test synchronises
+_MAX_COMPILED_SIZE = 1024  # of n * d; beyond, arithmetic costs more than call overhead
+_SECONDS_PER_LEAF = 1.5e-4  # of bookkeeping without compilation
+COMPILE_SECONDS = 8.0  # to compile the bookkeeping
 
 
 class NUTSInfo(NamedTuple):

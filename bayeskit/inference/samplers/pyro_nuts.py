@@ -143,7 +143,7 @@ def sample_with_pyro(
 
 
 class _PyroState(NamedTuple):
-    """What chains that run one after the other share."""
+    """State shared by sequential chains."""
 
     start: Tensor  # (n, d)
     num_gradients: Tensor  # of the complete chains
@@ -151,7 +151,7 @@ class _PyroState(NamedTuple):
 
 @dataclass
 class _PyroChains:
-    """The algorithm that :func:`~bayeskit.inference.samplers.driver.drive` advances, a whole chain a step."""
+    """Algorithm for :func:`~bayeskit.inference.samplers.driver.drive`; each step is a complete chain."""
 
     target: Target
     num_chains: int
@@ -167,7 +167,7 @@ class _PyroChains:
 
     @property
     def num_steps(self) -> int:
-        """One a chain."""
+        """Number of chains."""
         return self.num_chains
 
     @property
@@ -176,7 +176,7 @@ class _PyroChains:
         return self.num_warmup + self.num_samples
 
     def facts(self) -> dict[str, Any]:
-        """Return everything that must agree between a checkpoint and the run that resumes it."""
+        """Return the settings that have to be equal in a checkpoint and in the run that resumes it."""
         return {
             "model": self.target.fingerprint(),
             "algorithm": self.description,
@@ -214,11 +214,11 @@ class _PyroChains:
         return "finished" if iteration >= self.num_chains else None
 
     def note(self, state: _PyroState, iteration: int, records: Records) -> str:
-        """Say nothing: the bar counts iterations, and chains tell it themselves."""
+        """Return an empty text; chains report their iterations to the bar."""
         return ""
 
     def results(self, outcome: Outcome) -> dict[str, Tensor] | None:
-        """Return the rows of the complete chains, or those of the first as far as it came, ``(n, N, ...)`` each."""
+        """Return the rows of the complete chains, or of the incomplete first chain, ``(n, N, ...)`` each."""
         if outcome.num_iterations:
             return outcome.records.as_dict()
         if self._current is None or not self._current.positions:
@@ -226,14 +226,14 @@ class _PyroChains:
         return {name: value.unsqueeze(0) for name, value in self._current.rows().items()}
 
     def num_gradients(self, outcome: Outcome) -> int:
-        """Return the gradient evaluations that the results have cost."""
+        """Return the number of gradient evaluations of the results."""
         if outcome.num_iterations or self._current is None:
             return int(outcome.state.num_gradients)
         return self._current.potential.num_calls
 
 
 class _Chain:
-    """One chain: Pyro's kernel, the draws so far, and what Pyro tells of each."""
+    """One chain: Pyro's kernel, the draws so far and their statistics."""
 
     def __init__(self, settings: _PyroChains, potential: _Potential, start: Tensor) -> None:
         self._settings, self.potential = settings, potential
@@ -249,7 +249,7 @@ class _Chain:
         self._stats: list[tuple[float, int, float]] = []
 
     def run(self, bar: Bar | None, done: int) -> None:
-        """Warm up and sample; Ctrl-C and the time budget are heard before each iteration."""
+        """Warm up and sample; Ctrl-C and the time budget are checked before each iteration."""
         kernel, mean_before = self._kernel, 0.0
         kernel.setup(self._settings.num_warmup)
         params = kernel.initial_params
@@ -314,7 +314,7 @@ def _as_draws(chains: _PyroChains, outcome: Outcome, rows: dict[str, Tensor]) ->
 
 
 class _Potential:
-    """What Pyro calls: minus the log density of ``{"u": (d,)}``, with the gradient of the traced or compiled graph."""
+    """Potential energy for Pyro, minus the log density of ``{"u": (d,)}``, from the traced or compiled graph."""
 
     def __init__(self, target: Target, planned_calls: int) -> None:
         self._evaluate = target.evaluator(1, planned_calls)

@@ -43,11 +43,11 @@ __all__ = [
 # Groups of chains with independent adaptation, one task for a process each.
 
 _LEAST_SECONDS = 1e-3
-_EARLY: tuple[Ending, ...] = ("interrupted", "time budget")  # what a user most needs to know first
+_EARLY: tuple[Ending, ...] = ("interrupted", "time budget")  # in order of importance
 
 
 class Group(NamedTuple):
-    """Chains that learn from each other and from nobody else."""
+    """Chains that share one adaptation."""
 
     adaptation: Adaptation
     num_chains: int
@@ -55,20 +55,20 @@ class Group(NamedTuple):
 
 
 class GroupResults(NamedTuple):
-    """What the groups of a run leave behind."""
+    """Results of the groups of a run."""
 
-    results: list[RunResult]  # of the groups that are worth joining
+    results: list[RunResult]  # of the groups that are kept
     seconds: float  # wall-clock time
-    endings: list[Ending]  # of every group, those without results too
+    endings: list[Ending]  # of every group, with or without results
 
     @property
     def ending(self) -> Ending:
-        """The one of all that a user most needs to know."""
+        """The most important ending of all groups: an early one, else "finished", else that of the first group."""
         return next(one for one in (*_EARLY, "finished", *self.endings) if one in self.endings)
 
 
 def require_groups(num_groups: int, num_jobs: int, count: int, what: str, *, equal: bool = False) -> tuple[int, int]:
-    """Return both numbers as ints; SettingsError if ``count`` cannot be so divided, a warning if jobs would idle."""
+    """Return both numbers as ints; SettingsError if ``count`` is not divisible, a warning if jobs would idle."""
     num_groups, num_jobs = whole_number("num_groups", num_groups, 1), whole_number("num_jobs", num_jobs, 1)
     if num_groups > max(count, 1) or (equal and count % num_groups):
         kind = "equal groups" if equal else "groups"
@@ -78,8 +78,8 @@ def require_groups(num_groups: int, num_jobs: int, count: int, what: str, *, equ
         )
     if num_jobs > 1 and num_groups == 1:
         warnings.warn(
-            f"num_jobs={num_jobs} changes nothing: all {what} are one group, which runs here in one batch; give "
-            "num_groups for groups that can run in processes of their own, or leave num_jobs out",
+            f"num_jobs={num_jobs} changes nothing: all {what} are one group, which runs as one batch in this process; "
+            "raise num_groups for groups that can run in separate processes, or leave num_jobs out",
             SamplingWarning,
             stacklevel=3,
         )
@@ -89,7 +89,7 @@ def require_groups(num_groups: int, num_jobs: int, count: int, what: str, *, equ
 def run_groups(
     target: Target, groups: Sequence[Group], settings: RunSettings, *, num_jobs: int = 1, all_needed: bool = False
 ) -> GroupResults:
-    """Run each group of chains on random numbers of its own, so that ``num_jobs`` affects only the time."""
+    """Run each group of chains on random numbers of its own, so ``num_jobs`` affects only the time."""
     # Each group has a file in the folder ``checkpoint`` and a share of the time budget.
     # With ``all_needed``, either all groups are returned or an error is raised. Otherwise, a group that ended early is
     # dropped if truncating the others to its length would discard more draws. Without a result, BudgetError or
@@ -126,7 +126,7 @@ def run_groups(
 
 
 class _Task(NamedTuple):
-    """Everything that the draws of a group depend on, the target excepted."""
+    """All inputs of the draws of a group except the target."""
 
     group: Group
     settings: RunSettings
@@ -141,7 +141,7 @@ class _Task(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    result: RunResult | None  # None of a group that was ended before its first draw
+    result: RunResult | None  # None if the group ended before its first draw
     ending: Ending
     warnings: list[tuple[type[Warning], str]]
 
@@ -175,8 +175,8 @@ def _tasks(groups: Sequence[Group], settings: RunSettings, num_jobs: int) -> lis
 def _folder(checkpoint: str | Path, count: int) -> Path:
     if Path(checkpoint).is_file():
         raise CheckpointError(
-            f"{checkpoint} is the checkpoint of a run without groups; runs in groups keep theirs in a folder, so give "
-            "another path, or move it away"
+            f"{checkpoint} is the checkpoint of a run without groups; a run in groups needs a folder; give another "
+            "path, or move the file away"
         )
     folder = as_output_folder(checkpoint)
     names = (re.fullmatch(r"group-\d+-of-(\d+)", path.name) for path in folder.iterdir())
@@ -190,7 +190,7 @@ def _folder(checkpoint: str | Path, count: int) -> Path:
 
 
 def _one_after_another(function: _RunGroup, tasks: Sequence[_Task], seconds: float | None) -> list[_Outcome]:
-    """Run the groups here, each in its part of the time that those before it have left; Ctrl-C ends them."""
+    """Run the groups in this process, each with an equal share of the remaining time; Ctrl-C ends the loop."""
     begin, outcomes = time.monotonic(), list[_Outcome]()
     for task in tasks:
         if seconds is not None:
@@ -206,9 +206,9 @@ def _nothing_done(ending: Ending, control: Control, groups: str) -> BudgetError 
     if ending == "interrupted":
         return KeyboardInterrupt()
     remedy = (
-        ", or a checkpoint from which the same call goes on"
+        ", or a checkpoint from which the same call resumes"
         if control.checkpoint is None
-        else "; the same call goes on from what the checkpoint holds"
+        else "; the same call resumes from the checkpoints of the groups"
     )
     return BudgetError(
         f"the time budget of {control.time_budget:g} s ended while {groups} were compiling or warming up, before there "
@@ -217,7 +217,7 @@ def _nothing_done(ending: Ending, control: Control, groups: str) -> BudgetError 
 
 
 def _worth_joining(done: GroupResults) -> GroupResults:
-    """Leave out groups that were ended so early that cutting the others to their length would lose more."""
+    """Drop groups that ended early if truncating the others to their length would discard more draws."""
 
     def kept(least: int) -> list[RunResult]:
         return [one for one in done.results if len(one.position) >= least or one.ending not in _EARLY]
@@ -229,7 +229,7 @@ def _worth_joining(done: GroupResults) -> GroupResults:
 
 
 def _warn_again(outcomes: Sequence[_Outcome], tasks: Sequence[_Task]) -> None:
-    """Warn here of what groups warned of elsewhere, once where several said the same."""
+    """Issue the warnings of the groups in this process, each text once."""
     said: dict[tuple[type[Warning], str], list[str]] = {}
     for outcome, task in zip(outcomes, tasks, strict=False):
         for warning in dict.fromkeys(outcome.warnings):
@@ -243,7 +243,7 @@ def _warn_again(outcomes: Sequence[_Outcome], tasks: Sequence[_Task]) -> None:
 
 
 class _RunGroup:
-    """The function of a group; where several come to one process, they share a target and its graphs."""
+    """The function that runs a group; all groups of one process share a target and its graphs."""
 
     def __init__(self, target: Target, key: str) -> None:
         self._target, self._key = target, key
@@ -274,7 +274,7 @@ class _RunGroup:
         return _arrived, (self._target, self._key)
 
 
-_here: dict[str, _RunGroup] = {}  # the one that this process worked with last
+_here: dict[str, _RunGroup] = {}  # the last function used in this process
 
 
 def _arrived(target: Target, key: str) -> _RunGroup:
@@ -399,7 +399,7 @@ def sample(
         try:
             initial = torch.as_tensor(initial)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ShapeError("initial must be a tensor; make one of values with target.unconstrain({...})") from error
+            raise ShapeError("initial must be a tensor; convert values with target.unconstrain({...})") from error
     if not bool((torch.as_tensor(kernel.beta) == 1).all()):
         raise SettingsError("sample draws from the posterior, so its kernel needs beta=1; use sample_ladder to temper")
     num_chains, num_warmup = whole_number("num_chains", num_chains, 1), whole_number("num_warmup", num_warmup, 0)
@@ -434,7 +434,7 @@ def _divided(initial: Tensor | None, num_chains: int, num_groups: int, dim: int)
     if initial is not None and initial.shape == (num_chains, dim):
         return initial.chunk(num_groups)
     if initial is not None and initial.shape != (dim,):
-        raise ShapeError(f"initial has shape {tuple(initial.shape)}; needed is {(dim,)} or {(num_chains, dim)}")
+        raise ShapeError(f"initial must have shape {(dim,)} or {(num_chains, dim)}, not {tuple(initial.shape)}")
     return [initial] * num_groups
 
 
@@ -450,7 +450,7 @@ def prior_variance(target: Target, seed: int, num_draws: int = 200) -> Tensor | 
 
 
 def as_draws(target: Target, result: RunResult, beta: Tensor, kernel: Any, facts: dict[str, object]) -> Draws:
-    """Turn what a run recorded into :class:`Draws` under ArviZ's names."""
+    """Turn the records of a run into :class:`Draws` under ArviZ's names."""
     stats = {_ARVIZ_NAMES.get(k, k): v.movedim(0, 1).contiguous() for k, v in result.records.items()}
     step_size = result.state.step.step_size.repeat_interleave(len(beta) // len(result.state.step.step_size))
     stats["step_size"] = step_size.unsqueeze(-1).expand_as(stats["energy"]).clone()
@@ -470,7 +470,7 @@ def as_draws(target: Target, result: RunResult, beta: Tensor, kernel: Any, facts
 def join_groups(
     target: Target, done: GroupResults, beta: Sequence[Tensor], kernel: Any, facts: dict[str, object]
 ) -> Draws:
-    """Turn what groups recorded into joint :class:`Draws`; ``beta`` has the inverse temperatures of each group."""
+    """Turn the records of groups into joint :class:`Draws`; ``beta`` has the inverse temperatures of each group."""
     parts = [as_draws(target, one, own, kernel, facts) for one, own in zip(done.results, beta, strict=False)]
     joint = Draws.join(parts)
     # The endings include those of dropped groups.

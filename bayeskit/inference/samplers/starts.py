@@ -88,30 +88,31 @@ def _given(target: Target, num_chains: int, beta: Tensor, initial: Tensor) -> Te
     initial = initial.to(target.dtype).to(target.device)
     if initial.shape not in ((target.dim,), (num_chains, target.dim)):
         raise ShapeError(
-            f"initial has shape {tuple(initial.shape)}; needed is {(target.dim,)} or {(num_chains, target.dim)}"
+            f"initial must have shape {(target.dim,)} or {(num_chains, target.dim)}, not {tuple(initial.shape)}"
         )
     points = initial.expand(num_chains, target.dim).clone()
     wild = (~points.isfinite()).any(-1)
     if bool(wild.any()):
         chains = wild.nonzero().flatten().tolist()
         raise InitializationError(
-            f"the initial points of chains {chains} hold NaN or infinite numbers; give finite ones"
+            f"the initial points of chains {chains} hold NaN or infinite numbers; give finite numbers"
         )
     log_prior, log_likelihood = target.evaluate(points, compiled=False)
     density = tempered(log_prior, log_likelihood, beta)
     bad = ~density.isfinite()
     if bool(bad.all()):
         prior_bad = bool((~log_prior.isfinite()).all())
-        where = "outside the prior" if prior_bad else "at zero likelihood"
+        where = "outside the support of the prior" if prior_bad else "at zero likelihood"
         raise InitializationError(
             f"every initial point is {where} (log prior {_range(log_prior)}, log likelihood "
             f"{_range(log_likelihood)}; first point: {_describe(target, points[0])}); "
-            "move it inside, or leave initial=None to start from prior draws"
+            "give points of positive density, or leave initial=None to start from prior draws"
         )
     if bool(bad.any()):
         chains = bad.nonzero().flatten().tolist()
         warnings.warn(
-            f"chains {chains} start at a point without finite density and will stay there; give them other points",
+            f"chains {chains} start at a point without finite density and will stay there; give points of finite "
+            "density",
             InitializationWarning,
             stacklevel=4,
         )
@@ -130,21 +131,21 @@ def _range(x: Tensor) -> str:
 # Pathfinder starts: each chain moves from its point to the bulk of the posterior mass.
 
 _MAX_CLIMB = 150  # gradients of a chain
-_PLACES = 48  # of each climb, at which a normal approximation is looked at
+_PLACES = 48  # of each climb, at which a normal approximation is evaluated
 _DRAWS = 5  # from each of them
-_MAX_MEMORY = 40  # steps that tell of the curvature
+_MAX_MEMORY = 40  # steps from which the curvature is estimated
 _MAX_DENSE = 128  # dimensions up to which the covariance is given in full
 _MAX_CHAINS = 64  # whose covariances are averaged
 _VARIANCE_DRAWS = 100
-_AT_REST = 10  # gradients in which a climb that has come to its top gains less than a nat
-_NEGLIGIBLE = 20.0  # nats, and one more a dimension, by which a hill is below the best one of its temperature
+_AT_REST = 10  # last gradients, over which a converged climb gains less than a nat
+_NEGLIGIBLE = 20.0  # nats, plus one per dimension, by which a negligible mode is below the best of its temperature
 
 
 class Start(NamedTuple):
-    """Where chains start, and what the climbs have shown of the posterior's shape."""
+    """Starting points of chains, and a rough covariance of the posterior from the climbs."""
 
     position: Tensor  # (n, d)
-    covariance: Tensor | None  # (d, d), or variances (d,) in many dimensions; None where no chain found a home
+    covariance: Tensor | None  # (d, d), or variances (d,) in many dimensions; None if no climb succeeded
     num_gradients: int
 
 
@@ -188,9 +189,9 @@ def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, gene
 
 
 def _hills(bound: Tensor, beta: Tensor, negligible: float, generator: torch.Generator) -> Tensor:
-    """Return the chain, ``(n,)``, on whose hill each starts, given lower bounds ``(n,)``: its own or a higher one's."""
+    """Return the chain ``(n,)`` in whose mode each starts, its own unless that is negligible by the bounds ``(n,)``."""
     same = beta.unsqueeze(-1) == beta
-    bounds = torch.where(same, bound, -torch.inf)  # row by row, those of the same temperature
+    bounds = torch.where(same, bound, -torch.inf)  # row by row, bounds at the same temperature
     high = same & (bounds >= bounds.amax(-1, keepdim=True) - negligible)
     whose = torch.arange(len(bound), device=bound.device)
     low = ~high.diagonal()
@@ -208,7 +209,7 @@ def _places(path: list[Place], bound: Tensor) -> Tensor:
     level = highest.values - path[0].position.shape[-1]
     first = (bound >= level).long().argmax(0)
     known, rows = bound.isfinite(), torch.arange(bound.shape[1], device=bound.device)
-    ending = bound[(known.long().cumsum(0)).argmax(0), rows]  # of the last place that was looked at
+    ending = bound[(known.long().cumsum(0)).argmax(0), rows]  # of the last place that was evaluated
     gain = path[-1].value - path[max(len(path) - 1 - _AT_REST, 0)].value
     return torch.where((gain < 1.0) & (ending >= level), highest.indices, first)
 
@@ -248,7 +249,7 @@ def _approximations(
 
 
 def _density(target: Target, u: Tensor, beta: Tensor) -> Tensor:
-    """Return tempered log densities, ``(*batch, d) -> (*batch)``, minus infinity where there is none."""
+    """Return tempered log densities, ``(*batch, d) -> (*batch)``; minus infinity if not finite."""
     value = tempered(*target.evaluate(u, compiled=False), beta)
     return torch.where(value.isfinite(), value, -torch.inf)
 
@@ -278,17 +279,17 @@ def _covariance(
 _MOVES = 2  # at each temperature
 _LEAPFROGS = 3.0  # in each move
 _ACCEPTANCE = 0.7
-_FASTER, _SLOWER = 1.25, 0.6  # what a step size is multiplied by
+_FASTER, _SLOWER = 1.25, 0.6  # factors of the step size
 
 
 @dataclass(frozen=True)
 class Climb:
-    """Starts of chains that climb from the prior to their temperature, a few moves on every rung below it."""
+    """Starting points of a tempered ladder: prior draws, moved a few times at each lower temperature."""
 
     # Chains started at prior draws far outside a sharp posterior need a whole warm-up to reach it. These chains reach
     # it and stay independent of each other, so R-hat still detects separate modes.
 
-    levels: Tensor  # (T,), increasing: the whole ladder's inverse temperatures above zero
+    levels: Tensor  # (T,), increasing: inverse temperatures above zero of the whole ladder
     variance: Tensor | None = None  # (d,), of the prior
 
     def points(self, target: Target, beta: Tensor, generator: torch.Generator) -> tuple[Tensor, int]:

@@ -56,7 +56,7 @@ __all__ = [
 
 
 class StepSizeSchedule(Protocol):
-    """A step size for every iteration; it never grows."""
+    """A non-increasing step size for every iteration."""
 
     def at(self, iteration: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the step size at ``iteration``, a tensor ``()``: shape ``()`` or ``(n,)``, one per chain."""
@@ -164,7 +164,7 @@ class StochasticGradientInfo(NamedTuple):
     """Diagnostics of one step."""
 
     step_size: Tensor  # (n,)
-    diverging: Tensor  # (n,), bool: density or gradient were not finite, so the chain stayed where it was
+    diverging: Tensor  # (n,), bool: density or gradient was not finite, so the chain kept its position
     temperature: Tensor  # (n,), its mean is the factor by which a normal posterior's variances are too large
 
 
@@ -268,12 +268,12 @@ class SGLD:
         """
         schedule = _as_schedule(self.step_size)
         if not isinstance(schedule, Constant) or self.metric is not None:
-            raise SettingsError("the stationary variance is known for a constant step size without a metric")
+            raise SettingsError("the stationary variance is known only for a constant step size without a metric")
         step = torch.as_tensor(schedule.value, dtype=torch.float64)
         precision = torch.as_tensor(precision, dtype=torch.float64)
         if not bool(((precision > 0) & (step * precision < 4)).all()):
             raise SettingsError(
-                "the chain has a stationary variance only where the precision is positive and "
+                "the chain has a stationary variance only if the precision is positive and "
                 "step_size * precision is below 4; take smaller steps"
             )
         noise = torch.as_tensor(gradient_noise, dtype=torch.float64)
@@ -371,7 +371,7 @@ def _observe(
 
 
 def settled(settings: Any, like: Tensor) -> Any:
-    """Return settings with their tensors in dtype and device of ``like``, so that no step has to copy them there."""
+    """Return settings with their tensors in dtype and on the device of ``like``, to avoid a copy in every step."""
     if isinstance(settings, Tensor):
         return settings.to(like)
     if not is_dataclass(settings) or isinstance(settings, type):
@@ -400,7 +400,7 @@ def _is_finite(position: Tensor, estimate: Evaluation) -> Tensor:
 
 
 def _move(finite: Tensor, old: State, new: State) -> State:
-    """Move the chains with a finite new state; the others stay, though they, too, go on to other rows."""
+    """Move the chains with a finite new state; the others keep their position but advance their rows."""
 
     def choose(a: Any, b: Any) -> Any:
         if not isinstance(a, Tensor) or a.dim() == 0:
@@ -425,7 +425,7 @@ class SGHMCState(NamedTuple):
     """Positions and momenta of ``n`` chains; ``n`` is the leading dimension."""
 
     position: Tensor  # (n, d)
-    momentum: Tensor  # (n, d), whitened: standard normal where the sampler is exact
+    momentum: Tensor  # (n, d), whitened: standard normal if the sampler is exact
     log_prior: Tensor  # (n,)
     log_likelihood: Tensor  # (n,), estimated from the last minibatch
     rows: RowState
@@ -505,7 +505,7 @@ class SGHMC:
         """Draw momenta and estimate the density at ``position``, shape ``(n, d)``."""
         if isinstance(target.row_order, Epochs) and bool((torch.as_tensor(self.gradient_noise) > 0).any()):
             warnings.warn(
-                "gradient_noise is meant for independent minibatches; those of an epoch cancel in part, so the draws "
+                "gradient_noise assumes independent minibatches; the noise of one epoch cancels in part, so the draws "
                 "will be too narrow; give the target row_order=IndependentRows(), or leave gradient_noise at 0",
                 SamplingWarning,
                 stacklevel=2,
@@ -570,7 +570,7 @@ class SGHMC:
         """
         schedule = _as_schedule(self.step_size)
         if not isinstance(schedule, Constant) or self.metric is not None:
-            raise SettingsError("the stationary covariance is known for a constant step size without a metric")
+            raise SettingsError("the stationary covariance is known only for a constant step size without a metric")
         given = (schedule.value, precision, self.gradient_noise, gradient_noise)
         step, p, known, true = torch.broadcast_tensors(*(torch.as_tensor(x, dtype=torch.float64) for x in given))
         decay = 1 - self.friction * step
@@ -589,16 +589,16 @@ class SGHMC:
 # Posterior draws from minibatches.
 
 _TOO_HOT = 2.0
-_FEWEST_DRAWS = 16  # to judge a temperature by
+_FEWEST_DRAWS = 16  # to estimate a temperature
 _MOST_NAMED = 10
 
 
 class StochasticGradientKernel(Protocol):
-    """What :func:`sample_stochastic_gradient` needs of SGLD, PreconditionedSGLD or SGHMC."""
+    """Protocol of kernels for :func:`sample_stochastic_gradient`: SGLD, PreconditionedSGLD, SGHMC."""
 
     @property
     def planned_calls(self) -> int:
-        """Gradient calls planned in all."""
+        """Expected number of gradient calls."""
         ...
 
     def init(self, target: MinibatchTarget, position: Tensor, *, generator: torch.Generator) -> Any:
@@ -730,7 +730,7 @@ def sample_stochastic_gradient(
 
 
 class RunState(NamedTuple):
-    """A kernel's state, and how often each chain diverged so far."""
+    """A kernel's state and the number of divergences of each chain."""
 
     kernel: Any
     divergences: Tensor  # (n,)
@@ -738,7 +738,7 @@ class RunState(NamedTuple):
 
 @dataclass(frozen=True)
 class StochasticGradientRun:
-    """The algorithm that :func:`~bayeskit.inference.samplers.driver.drive` advances."""
+    """Algorithm for :func:`~bayeskit.inference.samplers.driver.drive`."""
 
     target: MinibatchTarget
     kernel: StochasticGradientKernel
@@ -756,7 +756,7 @@ class StochasticGradientRun:
         return self.num_warmup + self.num_samples * self.thinning
 
     def facts(self) -> dict[str, Any]:
-        """Return everything that must agree between a checkpoint and the run that resumes it."""
+        """Return the settings that have to be equal in a checkpoint and in the run that resumes it."""
         return {
             "model": self.target.fingerprint(),
             "kernel": _describe(replace(cast(Any, self.kernel), planned_calls=1)),
@@ -773,7 +773,7 @@ class StochasticGradientRun:
         }
 
     def start(self, generator: torch.Generator) -> RunState:
-        """Find starting points on one random minibatch, and begin there."""
+        """Find starting points on one random minibatch."""
         target, n = self.target, self.num_chains
         _, rows = target.next_rows(target.start_rows(1, generator), generator)
         beta = torch.ones(n, dtype=target.dtype, device=target.device)
@@ -784,7 +784,7 @@ class StochasticGradientRun:
     def advance(
         self, state: RunState, iteration: int, generator: torch.Generator
     ) -> tuple[RunState, Mapping[str, Tensor]]:
-        """Take one step of every chain; record it if it is one to keep."""
+        """Take one step of every chain; after warm-up, record every ``thinning``-th."""
         kernel_state, info = self.kernel.step(self.target, state.kernel, generator=generator)
         state = RunState(kernel_state, state.divergences + info.diverging)
         done = iteration + 1 - self.num_warmup
@@ -812,7 +812,7 @@ class StochasticGradientRun:
 
 
 def _describe(settings: Any) -> str:
-    """Write settings down so that equal ones read alike; tensors as digests."""
+    """Return a text that is equal for equal settings, with tensors as digests."""
     if isinstance(settings, Tensor):
         values = ",".join(f"{float(v):.12e}" for v in settings.flatten().tolist())
         return f"{tuple(settings.shape)} {hashlib.sha256(values.encode()).hexdigest()[:16]}"
@@ -852,7 +852,7 @@ def _as_draws(run: StochasticGradientRun, outcome: Outcome) -> Draws:
         n * (outcome.num_iterations + 1),
         outcome.seconds,
         settings,
-        cast(Target, target),  # it has the part of Target that draws use
+        cast(Target, target),  # it has the methods of Target that Draws uses
     )
 
 
@@ -862,8 +862,8 @@ def _warn(run: StochasticGradientRun, outcome: Outcome, draws: Draws) -> None:
     if lost:
         _say(
             f"chains {_named(lost)} diverged, {int(divergences.sum())} times in all: their density or gradient was not "
-            "finite, and they stayed where they were; lower the step size, or start them closer to the posterior. "
-            "The draws of the other chains are not touched"
+            "finite, and they kept their positions; lower the step size, or start them closer to the posterior. "
+            "The draws of the other chains are not affected"
         )
     if draws.num_draws < _FEWEST_DRAWS:
         return
@@ -873,8 +873,8 @@ def _warn(run: StochasticGradientRun, outcome: Outcome, draws: Draws) -> None:
     if hot:
         _say(
             f"chains {_named(hot)} have a mean temperature up to {float(mean[hot].max()):.3g} instead of 1: drift or "
-            "gradient noise outweighs the noise added, so the draws spread far too widely or have not converged yet; "
-            "lower the step size, take larger minibatches, or warm up for longer"
+            "gradient noise outweighs the noise added, so the variances are far too large or the chains have not "
+            "converged yet; lower the step size, take larger minibatches, or warm up for longer"
         )
 
 

@@ -91,7 +91,7 @@ _DRAWS = "_draws"
 
 
 class _InStore:
-    """A function of ``pyro.param`` statements together with their values, apart from Pyro's global store."""
+    """A function with ``pyro.param`` statements and its own parameter values, outside Pyro's global store."""
 
     def __init__(self, function: Callable[..., Any], state: Any) -> None:
         self.function, self.state = function, state
@@ -258,7 +258,7 @@ class Fit:
             low, high = float(late.min()), float(late.max())
             ax.set_ylim(low - 0.05 * (high - low) - 1e-9, high + 0.05 * (high - low) + 1e-9)
         ax.set_xlabel("step")
-        ax.set_ylabel("loss for each datum (nats)")
+        ax.set_ylabel("loss per observation (nats)")
         ax.grid(alpha=0.25)
         ax.legend(frameon=False)
         return ax
@@ -299,7 +299,7 @@ class TrainingPlan:
 
 @dataclass
 class History:
-    """What has happened so far."""
+    """Losses and epochs so far."""
 
     losses: list[float] = field(default_factory=list)
     epoch_ends: list[int] = field(default_factory=list)
@@ -318,7 +318,7 @@ class History:
 
     @property
     def steps_of_epoch(self) -> int:
-        """Steps taken of the epoch under way."""
+        """Steps taken in the current epoch."""
         return self.num_steps - (self.epoch_ends[-1] if self.epoch_ends else 0)
 
     def epoch_losses(self) -> list[float]:
@@ -328,7 +328,7 @@ class History:
 
 
 class _Moment(NamedTuple):
-    """What a forward pass may change, as it was before."""
+    """State before a forward pass, which may change it."""
 
     stream: Tensor
     learnt: dict[str, Tensor]
@@ -336,7 +336,7 @@ class _Moment(NamedTuple):
 
 
 class _Good(NamedTuple):
-    """Parameters with which the loss was finite, and what belongs to them."""
+    """Last parameters with a finite loss, with objective state and buffers."""
 
     parameters: dict[str, Tensor]
     learnt: dict[str, Tensor]
@@ -344,7 +344,7 @@ class _Good(NamedTuple):
 
 
 class TrainingOutcome(NamedTuple):
-    """What a run leaves behind."""
+    """Result of a training run."""
 
     history: History
     parameters: dict[str, Tensor]
@@ -357,13 +357,13 @@ class TrainingOutcome(NamedTuple):
 
 
 def _owner(function: Any) -> nn.Module | None:
-    """Return the module that a model or guide is, or is a method of."""
+    """Return the module of a model or guide that is a module or one of its methods, or None."""
     found = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
     return found if isinstance(found, nn.Module) else None
 
 
 def named_modules(function: Any) -> dict[str, nn.Module]:
-    """Return the modules that a plain function reads from around itself."""
+    """Return the modules in the closure and globals of a plain function."""
     return {} if _owner(function) is not None else {n: v for n, v in _around(function) if isinstance(v, nn.Module)}
 
 
@@ -382,7 +382,7 @@ def named_modules_in_settings(function: Any) -> dict[str, nn.Module]:
 
 
 def _is_dataclass(value: Any) -> bool:
-    """Tell what dataclasses.is_dataclass tells of objects, faster: each step asks about all attributes of modules."""
+    """Like dataclasses.is_dataclass for objects, but faster, because each step calls it for all attributes."""
     return hasattr(type(value), "__dataclass_fields__")
 
 
@@ -404,7 +404,7 @@ def _in_settings(name: str, value: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def networks(*functions: Any) -> list[nn.Module]:
-    """Return the largest Pyro-free modules inside models and guides, or that these functions read."""
+    """Return the largest Pyro-free modules inside models and guides or in their closures."""
     found: dict[int, nn.Module] = {}
     for function in functions:
         whole = _owner(function)
@@ -427,7 +427,7 @@ def _plain(module: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def _replaced_forward(modules: Sequence[nn.Module], wrap: Callable[[nn.Module], Callable[..., Any]]) -> Iterator[None]:
-    """Let each module compute by ``wrap(module)`` for a while."""
+    """Replace the forward method of each module by ``wrap(module)`` inside the context."""
     before = [vars(module).get("forward") for module in modules]
     with validation_kept():
         try:
@@ -459,7 +459,7 @@ def in_mixed_precision(module: nn.Module, dtype: torch.dtype) -> Callable[..., A
 
 
 def compiled(module: nn.Module) -> Callable[..., Any]:
-    """Return the module's computation, compiled when it is first called."""
+    """Return the module's computation, compiled on first call."""
     return torch.compile(module.forward)
 
 
@@ -491,7 +491,7 @@ class Batch(NamedTuple):
 
 
 def _as_batch(value: Any) -> Batch:
-    """Return the arguments that a batch stands for: a tuple or list is spread, a mapping gives keywords."""
+    """Return the arguments of a batch: a tuple or list is unpacked, a mapping gives keywords."""
     if isinstance(value, Mapping):
         return Batch((), dict(value))
     return Batch(tuple(value), {}) if isinstance(value, (tuple, list)) else Batch((value,), {})
@@ -533,7 +533,7 @@ class Columns(Batches):
         lengths = {len(x) if x.dim() else 0 for x in (*self._all.args, *self._all.kwargs.values())}
         if len(lengths) != 1 or 0 in lengths:
             raise DataError(
-                f"the leading dimensions of the data must be one number of items, not {sorted(lengths)}; give tensors "
+                f"the data must have one leading dimension, the number of items, not {sorted(lengths)}; give tensors "
                 "of shape (items, ...), and other arguments to the model itself"
             )
         self._count = lengths.pop()
@@ -590,8 +590,8 @@ class Given(Batches):
     def __init__(self, source: Iterable[Any], seed: int) -> None:
         if iter(source) is source:
             raise DataError(
-                "the data are an iterator, which is used up after one epoch; give what it iterates over, such as a "
-                "list or a DataLoader"
+                "the data are an iterator, which is used up after one epoch; give an iterable, such as a list or a "
+                "DataLoader"
             )
         self._source, self._seed = source, seed
 
@@ -647,7 +647,7 @@ class Nothing(Batches):
 
 
 def _tensors(data: Any) -> Any:
-    """Return arrays as the tensors that they stand for, also where they are columns of a tuple or mapping."""
+    """Return arrays, also in a tuple or mapping, as tensors."""
     if isinstance(data, tuple):
         return tuple(_tensors(x) for x in data)
     if isinstance(data, Mapping):
@@ -690,13 +690,13 @@ def _encode(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [_encode(item, tensors, f"{name}.{i}") for i, item in enumerate(value)]}
     raise SettingsError(
-        f"{name} holds {value!r:.80}, which no checkpoint can keep without running code; use an optimiser and a "
+        f"{name} holds {value!r:.80}, which a checkpoint cannot store without running code; use an optimiser and a "
         "schedule whose states are tensors and numbers, or train without a checkpoint"
     )
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return what :func:`_encode` was given."""
+    """Invert :func:`_encode`."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -709,7 +709,7 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def setting_as_json(value: Any) -> Any:
-    """Return a setting as JSON that differs where the setting does."""
+    """Return a setting as JSON that is equal for equal settings."""
     # Functions and other objects are compared by name only, but tensors, numbers and containers by value.
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -730,7 +730,7 @@ def setting_as_json(value: Any) -> Any:
 
 
 def _write_checkpoint(path: str | Path, settings: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Write the state of a run, whole or not at all, with the ``settings`` that a resuming run must share."""
+    """Write the state of a run atomically, with the ``settings`` that a resumed run must share."""
     tensors: dict[str, Tensor] = {}
     coded = _encode(state, tensors, "state")
     save_tensors(path, tensors, {"kind": _KIND, "version": _VERSION, "settings": dict(settings), "state": coded})
@@ -740,7 +740,7 @@ def _read_checkpoint(path: str | Path, settings: Mapping[str, Any]) -> dict[str,
     """Return the state of the same run without running code; CheckpointError for any other file."""
     tensors, facts = load_tensors(path)
     if facts.get("kind") != _KIND or facts.get("version") != _VERSION:
-        raise CheckpointError(f"{path} is no checkpoint of training by this version; use another path, or move it away")
+        raise CheckpointError(f"{path} is no training checkpoint of this version; use another path, or move it away")
     saved = facts["settings"]
     for name in dict.fromkeys([*settings, *saved]):
         if saved.get(name) == settings.get(name):
@@ -762,7 +762,7 @@ def _read_checkpoint(path: str | Path, settings: Mapping[str, Any]) -> dict[str,
 
 
 class _Learner(nn.Module):
-    """The loss of model and guide as a function of a minibatch, with everything that it depends on."""
+    """The loss of model and guide as a function of a minibatch, with all state on which it depends."""
 
     # Construct it in an empty scope of Pyro's parameter store. Model and guide run once on ``first`` to create the
     # guide's parameters.
@@ -806,17 +806,17 @@ class _Learner(nn.Module):
         return loss
 
     def loss(self, batch: Batch, objective: Any = None) -> Tensor:
-        """Return the loss of ``batch``, by another objective if one is given."""
+        """Return the loss of ``batch`` under ``objective``, by default the own one."""
         model, guide, own = self._call
         loss: Tensor = (objective or own).differentiable_loss(model, guide, *batch.args, **batch.kwargs)
         return loss
 
     def num_data(self, batch: Batch) -> int:
-        """Return how many data the loss of ``batch`` is the loss of."""
+        """Return the number of observations to which the loss of ``batch`` refers."""
         return batch.num_items if self.whole is None else self.whole
 
     def culprit(self, batch: Batch) -> str:
-        """Say which site makes the loss of ``batch`` non-finite."""
+        """Return a message with the site that makes the loss of ``batch`` non-finite."""
         model, guide, objective = self._call
         if isinstance(objective, Objective):
             try:
@@ -826,7 +826,7 @@ class _Learner(nn.Module):
         return "the loss or its gradient is not finite; lower the learning rate or clip the gradient"
 
     def trained(self) -> dict[str, Tensor]:
-        """Return all parameters by name: those of modules, then those of Pyro's store."""
+        """Return all parameters by name: of modules, then of Pyro's store."""
         found: dict[str, Tensor] = {name: p for name, p in self.named_parameters() if p.requires_grad}
         known = {id(p) for p in self.parameters()}
         for name, parameter in pyro.get_param_store().named_parameters():
@@ -835,7 +835,7 @@ class _Learner(nn.Module):
         return found
 
     def buffers_by_name(self) -> dict[str, Tensor]:
-        """Return what modules remember besides parameters, such as running means."""
+        """Return the buffers of modules, such as running means."""
         found = dict(self.named_buffers())
         for function in self._call[:2]:
             for name, module in {**named_modules(function), **named_modules_in_settings(function)}.items():
@@ -843,7 +843,7 @@ class _Learner(nn.Module):
         return found
 
     def count_step(self) -> None:
-        """Let temperatures that fall from step to step go on."""
+        """Advance annealed temperatures by one step."""
         inside = [module for function in self._call[:2] for module in named_modules_in_settings(function).values()]
         for module in {id(m): m for m in [*self.all_modules(), *inside]}.values():
             if isinstance(module, Annealed):
@@ -854,7 +854,7 @@ class _Learner(nn.Module):
         return {name: buffer.clone() for name, buffer in self.buffers_by_name().items()}
 
     def load_buffers(self, state: Mapping[str, Tensor]) -> None:
-        """Write into the buffers; those that ``state`` does not name stay."""
+        """Write into the buffers; buffers not in ``state`` stay."""
         _write(self.buffers_by_name(), state)
 
     def load_trained(self, state: Mapping[str, Tensor]) -> None:
@@ -862,7 +862,7 @@ class _Learner(nn.Module):
         _write(self.trained(), state)
 
     def groups(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the parameters that the guide's draws and their density depend on, and the others."""
+        """Return the parameters of the guide, on which its draws or their density depend, and the others."""
         trained = list(self.trained().values())
         with poutine.block(), torch.enable_grad():
             trace = poutine.trace(self._call[1]).get_trace(*batch.args, **batch.kwargs)
@@ -878,19 +878,19 @@ class _Learner(nn.Module):
         )
 
     def learnt(self) -> dict[str, Tensor]:
-        """Return a copy of what the objective has learnt."""
+        """Return a copy of the objective's state."""
         objective = self._call[2]
         state = objective.state_dict() if isinstance(objective, Objective) else {}
         return {name: value.clone() for name, value in state.items()}
 
     def load_learnt(self, state: Mapping[str, Tensor]) -> None:
-        """Give back to the objective what :meth:`learnt` returned."""
+        """Restore the objective's state from :meth:`learnt`."""
         objective = self._call[2]
         if isinstance(objective, Objective):
             objective.load_state_dict(state)
 
     def all_modules(self) -> list[nn.Module]:
-        """Return every module that model and guide are made of."""
+        """Return all modules of model and guide."""
         around = [m for function in self._call[:2] for part in named_modules(function).values() for m in part.modules()]
         return [*self.modules(), *around]
 
@@ -917,13 +917,13 @@ def _refuse_marks(trace: Any, objective: Any) -> None:
     for name, site in trace.nodes.items():
         if site["type"] == "sample" and GRADIENT in site["infer"]:
             raise GuideError(
-                f"site {name!r} has infer['gradient'], which {type(objective).__name__} of Pyro does not know; train "
-                "by bayeskit.inference.objectives.ELBO"
+                f"site {name!r} has infer['gradient'], which {type(objective).__name__} of Pyro does not support; "
+                "train by bayeskit.inference.objectives.ELBO"
             )
 
 
 def _not_finite(batch: Batch) -> str | None:
-    """Say where the data are not finite, if they are not."""
+    """Return a message with the place of the first non-finite value of the data, or None."""
     for name, x in [*enumerate(batch.args), *batch.kwargs.items()]:
         if isinstance(x, Tensor) and x.is_floating_point() and not bool((good := x.isfinite()).all()):
             place = tuple(int(i) for i in (~good).nonzero()[0])
@@ -956,16 +956,16 @@ def train(
         learner = _Learner(model, guide, objective, first)
     if plan.patience is not None and plan.validation_objective is None and getattr(objective, "is_moving", False):
         warnings.warn(
-            f"the loss of {type(objective).__name__} changes in training even where model and guide do not, so that "
-            "patience may stop early and restore the wrong epoch; give validation_objective, such as ELBO()",
+            f"the loss of {type(objective).__name__} changes in training even if model and guide do not, so patience "
+            "may stop early and restore the wrong epoch; give validation_objective, such as ELBO()",
             BayeskitWarning,
             stacklevel=3,
         )
     count = batches.num_batches()
     if learner.has_global_latents and learner.whole is None and count is not None and count > 1:
         warnings.warn(
-            "a latent variable stands outside every plate, and no plate scales minibatches up, so that its prior "
-            'counts anew in each of them; write pyro.plate("data", size, subsample_size=len(x)) in the model',
+            "a latent variable stands outside every plate, and no plate rescales minibatches, so its prior is counted "
+            'once per minibatch; write pyro.plate("data", size, subsample_size=len(x)) in the model',
             BayeskitWarning,
             stacklevel=3,
         )
@@ -990,11 +990,11 @@ def _held_out(validation: Any, plan: TrainingPlan) -> Batches | None:
 
 
 def _compiled(learner: _Learner, modules: list[nn.Module], first: Batch, seed: int) -> ExitStack:
-    """Compile ``modules`` and try them; where that fails, say so and leave them as they were."""
+    """Compile ``modules`` and run them once; if that fails, warn and leave them unchanged."""
     stack = ExitStack()
     if not modules:
         warnings.warn(
-            "found no networks to compile in model and guide; name them, compile=[encoder, decoder]",
+            "model and guide contain no networks to compile; name the networks, compile=[encoder, decoder]",
             CompilationWarning,
             stacklevel=5,
         )
@@ -1010,7 +1010,7 @@ def _compiled(learner: _Learner, modules: list[nn.Module], first: Batch, seed: i
         stack.close()
         reason = str(error).strip().splitlines() or [type(error).__name__]
         warnings.warn(
-            f"the networks could not be compiled ({reason[0]}); training goes on without",
+            f"the networks could not be compiled ({reason[0]}); training continues without compilation",
             CompilationWarning,
             stacklevel=5,
         )
@@ -1042,7 +1042,7 @@ class _Run:
                 self.clipped = learner.groups(first)
         self.scheduler = None if plan.schedule is None else plan.schedule(self.optimizer)
         if self.ranks.world_size > 1 and any(name.startswith("store.") for name in self.parameters):
-            raise SettingsError("several processes train modules only; put what pyro.param makes into a PyroModule")
+            raise SettingsError("several processes train modules only; replace pyro.param by PyroModule parameters")
         self.module = self.ranks.wrap(learner) if self.ranks.world_size > 1 else learner
         self.history = History()
         self.good = _Good({}, {}, {})
@@ -1101,7 +1101,7 @@ class _Run:
         return self.agreed if self.ranks.world_size > 1 else self.watch.reason()
 
     def _advance(self) -> None:
-        """Take a step and, where it was the last of an epoch, end that."""
+        """Take a step, and end the epoch after its last step."""
         batch = next(self.source, None)
         if batch is not None:
             self._step(batch.to(self.ranks.device) if self.plan.on_ranks_device else batch)
@@ -1145,7 +1145,7 @@ class _Run:
         self.good = _Good(copies, moment.learnt, moment.buffers)
 
     def _agree(self, loss: float) -> tuple[float, bool]:
-        """Return the loss, and whether to write a checkpoint: the same on all processes."""
+        """Return the loss and whether to write a checkpoint, equal on all processes."""
         due = self.control.checkpoint is not None and (
             time.monotonic() - self.last_save >= self.control.checkpoint_seconds
         )
@@ -1161,7 +1161,7 @@ class _Run:
         return total / self.ranks.world_size, bool(save)
 
     def _share_learnt(self) -> None:
-        """Let what the objective learns be the mean over the processes."""
+        """Replace the objective's state by its mean over the processes."""
         learnt = self.learner.learnt()
         for name, value in learnt.items():
             if value.is_floating_point():
@@ -1169,7 +1169,7 @@ class _Run:
         self.learner.load_learnt(learnt)
 
     def _mean_of_known(self, value: Tensor) -> Tensor:
-        """Return the mean over the processes whose value is not NaN, such as those that have met a datum."""
+        """Return the mean over the processes whose value is not NaN."""
         unknown = value.isnan()
         shared = torch.stack([value.masked_fill(unknown, 0.0), (~unknown).to(value.dtype)]).to(self.ranks.device)
         dist.all_reduce(shared)
@@ -1182,7 +1182,7 @@ class _Run:
         return (shared / self.ranks.world_size).to(value.device)
 
     def _fail(self, batch: Batch, before: _Moment) -> None:
-        """Say which site is to blame, and go back to the last parameters whose loss was finite."""
+        """Restore the last parameters with a finite loss, and raise LossError with the responsible site."""
         self._restore(before)
         stream = torch.Generator()
         stream.set_state(before.stream)
@@ -1252,7 +1252,7 @@ class _Run:
             warnings.warn(f"the last checkpoint is missing: {error}", SamplingWarning, stacklevel=5)
 
     def _save(self, moment: _Moment) -> None:
-        """Write the state as it was at ``moment``, before the step under way; all processes take part."""
+        """Write the state at ``moment``, before the current step; all processes take part."""
         streams = [moment.stream]
         if self.ranks.world_size > 1:
             mine = moment.stream.to(self.ranks.device)
@@ -1296,7 +1296,7 @@ class _Run:
             self.scheduler.load_state_dict(kept)
 
     def _settings(self, objective: Any) -> dict[str, Any]:
-        """Return what must agree between a checkpoint and the run that resumes it."""
+        """Return the settings that have to be equal in a checkpoint and in the run that resumes it."""
         if self.control.checkpoint is None:
             return {}
         defaults = {n: v for n, v in self.optimizer.defaults.items() if not isinstance(v, Tensor)}
@@ -1337,8 +1337,8 @@ def _objective_settings(objective: Any) -> list[Any] | None:
 def _optimizer(make: Callable[[list[Tensor]], Any], parameters: list[Tensor]) -> torch.optim.Optimizer:
     if isinstance(make, PyroOptim):
         raise SettingsError(
-            f"optimizer is one of Pyro's, {type(make).__name__}, which are for pyro.infer.SVI; give torch's, such as "
-            "functools.partial(torch.optim.Adam, lr=1e-3)"
+            f"optimizer is a Pyro optimiser, {type(make).__name__}, for pyro.infer.SVI; give a torch optimiser, such "
+            "as functools.partial(torch.optim.Adam, lr=1e-3)"
         )
     try:
         optimizer = make(parameters)
@@ -1349,7 +1349,7 @@ def _optimizer(make: Callable[[list[Tensor]], Any], parameters: list[Tensor]) ->
         ) from error
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
         raise SettingsError(
-            "optimizer must make a torch optimiser of a list of parameters, one that needs no closure, such as "
+            "optimizer must make, from a list of parameters, a torch optimiser that needs no closure, such as "
             f"functools.partial(torch.optim.Adam, lr=1e-3), not {type(optimizer).__name__}"
         )
     return optimizer
@@ -1541,7 +1541,7 @@ def fit(
 
 
 def _constrained(name: str, parameter: Tensor, model: Any, guide: Any) -> Tensor:
-    """Return a parameter as it is seen by the function that it belongs to."""
+    """Return the constrained value of a parameter."""
     kind, _, rest = name.partition(".")
     if kind == "store":
         return pyro.get_param_store()[rest].detach().clone()
@@ -1554,7 +1554,7 @@ def _constrained(name: str, parameter: Tensor, model: Any, guide: Any) -> Tensor
 
 
 def _apart(*functions: Callable[..., Any]) -> tuple[list[Callable[..., Any]], Any]:
-    """Separate functions that an earlier fit returned from their parameters."""
+    """Separate functions returned by an earlier fit from their parameters."""
     state: dict[str, dict[str, Any]] = {"params": {}, "constraints": {}}
     for function in functions:
         if isinstance(function, _InStore):

@@ -34,7 +34,7 @@ _BASES = {
 }
 _SET = re.compile(r"[{(]([^{}()]*)[})]")
 _LETTER = {mask: letter for letter, mask in reversed(_BASES.items()) if letter.isalpha()}
-#: Characters that DendroPy does not accept as symbols, and the gap and missing characters that it always knows.
+#: Characters that DendroPy rejects as symbols, and its fixed gap and missing characters.
 _NO_SYMBOLS = set(" \t\n{}(),;:=\\\"'[]-?")
 _SETTING = re.compile(r"(\w+)(?:\s*=\s*(\"[^\"]*\"|\S+))?")
 _SUFFIXES = {
@@ -42,11 +42,11 @@ _SUFFIXES = {
     **dict.fromkeys((".nex", ".nexus", ".nxs"), "nexus"),
     **dict.fromkeys((".phy", ".phylip", ".ph"), "phylip"),
 }
-_TREE_FILE = "this is a file of trees. Remedy: read it by Tree.from_file or TreeSample.from_file."
+_TREE_FILE = "this is a file of trees. Remedy: read it with Tree.from_file or TreeSample.from_file."
 
 
 class _Misread(Exception):
-    """The line from which on DendroPy took names for characters, or characters for names."""
+    """DendroPy misread names as characters, or characters as names, from `line` on."""
 
     def __init__(self, line: int, problem: str):
         super().__init__(problem)
@@ -55,7 +55,7 @@ class _Misread(Exception):
 
 @dataclass
 class _Record:
-    """A sequence of an alignment, with the lines of the file that it stands on."""
+    """A sequence of an alignment, with its lines in the file."""
 
     name: str
     text: str  # one character per site
@@ -104,7 +104,7 @@ def _guess(text: str, source: str) -> str:
         return _SUFFIXES[suffix]
     raise AlignmentError(
         f"{source}, line 1: the format is not recognized (FASTA starts with '>', NEXUS with '#NEXUS', "
-        "PHYLIP with two numbers). Remedy: convert the file, or give format=."
+        "PHYLIP with two numbers). Remedy: convert the file, or pass format='fasta', 'nexus' or 'phylip'."
     )
 
 
@@ -149,7 +149,7 @@ def _records(
             starts = layout == "interleaved with names" or at < len(records)
             record = named.get(name) if layout == "interleaved with names" else records[at % len(records)]
         if record is None or (starts and record.name != name):
-            raise _Misread(line, f"{name!r} is not where a name is expected")
+            raise _Misread(line, f"a taxon name is expected, not {name!r}")
         sites = _sites(rest if starts else row)
         missing = (len(record.text) if starts else missing) - sites
         record.rows.append((line, sites))
@@ -163,14 +163,14 @@ def _records(
 def _blame(
     source: str, rows: list[tuple[int, str]], split: Callable[[str], tuple[str, str]], num_sites: int | None
 ) -> None:
-    """Find the fault in rows of which each starts a sequence, and holds it all where `num_sites` is given."""
+    """Raise AlignmentError if rows, each the start of a sequence, repeat a name or do not have `num_sites` sites."""
     first: dict[str, int] = {}
     for line, row in rows:
         name, rest = split(row)
         if name in first:
             raise AlignmentError(
-                f"{source}, line {line}: the taxon {name!r} stands twice (first in line {first[name]}). "
-                "Remedy: make names unique, or set 'interleave' in a NEXUS FORMAT."
+                f"{source}, line {line}: the taxon {name!r} occurs twice (first in line {first[name]}). "
+                "Remedy: make names unique, or set 'interleave' in the FORMAT command of a NEXUS file."
             )
         first[name] = line
         if num_sites is not None and _sites(rest) != num_sites:
@@ -203,16 +203,19 @@ def _read_fasta(text: str, source: str) -> list[_Record]:
     names = [(line, row) for line, row in rows if row.strip().startswith(">")]
     if not names or names[0] != rows[0]:
         line = rows[0][0] if rows else 1
-        raise AlignmentError(f"{source}, line {line}: FASTA must start with '>NAME'. Remedy: add it, or give format=.")
+        raise AlignmentError(
+            f"{source}, line {line}: FASTA must start with '>NAME'. Remedy: add this line, or pass the right format=."
+        )
     for line, row in names:
         if not _fasta_name(row)[0]:
-            raise AlignmentError(f"{source}, line {line}: a sequence has no name. Remedy: add it.")
+            raise AlignmentError(f"{source}, line {line}: a sequence has no name. Remedy: add the name.")
     try:
         records = _records(_parse(text, "fasta"), rows, _fasta_name)
     except DataParseError as error:
         _blame(source, names, _fasta_name, None)
         raise AlignmentError(
-            f"{source}, line {error.line_num}: there is no site above this name. Remedy: give each name a sequence."
+            f"{source}, line {error.line_num}: there is no site between this name and the previous name. Remedy: give "
+            "each name a sequence."
         ) from error
     for record in records:
         record.name = record.name.split()[0]
@@ -225,7 +228,7 @@ def _read_phylip(text: str, source: str) -> list[_Record]:
     if match is None or int(match.group(1)) < 1:
         raise AlignmentError(
             f"{source}, line {head_line}: PHYLIP must start with the numbers of taxa and sites. Remedy: add "
-            "them, or give format=."
+            "these numbers, or pass the right format=."
         )
     num_taxa, num_sites = int(match.group(1)), int(match.group(2))
     if (
@@ -235,7 +238,7 @@ def _read_phylip(text: str, source: str) -> list[_Record]:
     ):
         raise AlignmentError(
             f"{source}, line {head_line}: {num_taxa} taxa are announced, but {len(body)} follow. Remedy: correct the "
-            "number."
+            "number of taxa."
         )
     if len(body) < num_taxa:
         raise AlignmentError(
@@ -267,13 +270,13 @@ def _read_phylip(text: str, source: str) -> list[_Record]:
         if len(record.text) != num_sites:
             raise _wrong_length(source, record.line, record.name, len(record.text), f"{num_sites} are")
     raise AlignmentError(
-        f"{source}, line {head_line}: the lines that follow are not the {num_taxa} taxa and {num_sites} sites that "
-        "are announced. Remedy: correct the numbers, or write the file again if it is truncated."
+        f"{source}, line {head_line}: {num_taxa} taxa with {num_sites} sites are announced, but the following lines "
+        "do not match. Remedy: correct the numbers, or write the file again if it is truncated."
     )
 
 
 def _likeliest(readings: list[list[_Record]], source: str, line: int) -> list[_Record]:
-    """Choose among variants of PHYLIP that all give the announced lengths: names are not bases, nor bases names."""
+    """Choose among PHYLIP variants that all give the announced lengths: sequences of bases, fewest names like bases."""
     distinct = list({tuple((record.name, record.text) for record in reading): reading for reading in readings}.values())
     nucleotides = [
         reading for reading in distinct if all(set(record.text.upper()) <= set(_BASES) for record in reading)
@@ -284,8 +287,8 @@ def _likeliest(readings: list[list[_Record]], source: str, line: int) -> list[_R
     if len(likely) > 1:
         one, other = (", ".join(record.name for record in reading[:4]) for reading in likely[:2])
         raise AlignmentError(
-            f"{source}, line {line}: the file can be read in two ways, with the taxa {one} or {other}, as some names "
-            "may be bases. Remedy: write it as FASTA or NEXUS."
+            f"{source}, line {line}: the file can be read in two ways, with the taxa {one} or {other}; some names may "
+            "be bases. Remedy: write the alignment as FASTA or NEXUS."
         )
     return likely[0]
 
@@ -297,8 +300,8 @@ def _read_nexus(text: str, source: str) -> list[_Record]:
     for block, head, line, rest in nexus_commands(text, source, AlignmentError):
         if _leaves_out(block, head, rest):
             warnings.warn(
-                f"{source}, line {line}: the command {head.upper()} is not read: all sites of all taxa count, each "
-                "once. To follow it, write the matrix without what it leaves out",
+                f"{source}, line {line}: the command {head.upper()} is not read; all sites of all taxa are used with "
+                "weight one. Remedy: to apply the command, remove the excluded taxa and sites from the matrix.",
                 ConversionWarning,
                 stacklevel=4,
             )
@@ -306,11 +309,11 @@ def _read_nexus(text: str, source: str) -> list[_Record]:
         if block in ("data", "characters") and head == "eliminate":
             raise AlignmentError(
                 f"{source}, line {line}: the command ELIMINATE is not supported. Remedy: write the matrix without the "
-                "columns that it leaves out."
+                "eliminated columns."
             )
         if block in ("data", "characters") and head == "matrix" and records is not None:
             raise AlignmentError(
-                f"{source}, line {line}: this is a second MATRIX. Remedy: give a file with one, or join the two."
+                f"{source}, line {line}: this is a second MATRIX. Remedy: give a file with one MATRIX, or join the two."
             )
         if block in ("data", "characters") and head in ("dimensions", "format"):
             settings |= {key.lower(): value.strip("\"'") for key, value in _SETTING.findall(rest)}
@@ -318,13 +321,13 @@ def _read_nexus(text: str, source: str) -> list[_Record]:
         elif block in ("data", "characters") and head == "matrix":
             records = _nexus_matrix(rest, source, line, settings)
     if records is None:
-        problem = _TREE_FILE if has_trees else "there is no DATA block with a MATRIX. Remedy: add one."
+        problem = _TREE_FILE if has_trees else "there is no DATA block with a MATRIX. Remedy: add this block."
         raise AlignmentError(f"{source}: {problem}")
     return records
 
 
 def _leaves_out(block: str, head: str, rest: str) -> bool:
-    """Whether a command takes sites or taxa out, or weighs them, for the programs that heed it."""
+    """Whether a command excludes or weights sites or taxa in the programs that support it."""
     if head in ("exset", "wtset"):  # a star marks the active set
         return rest.lstrip().startswith("*") and bool(rest.split("=")[-1].strip())
     return block in ("paup", "mrbayes") and head in ("exclude", "delete", "weights")
@@ -335,7 +338,7 @@ def _check_format(settings: dict[str, str], source: str, line: int) -> None:
     if kind not in ("dna", "rna", "nucleotide"):
         raise AlignmentError(
             f"{source}, line {line}: the data are of type {kind!r}. Remedy: give nucleotide sequences "
-            "(datatype=dna); protein and other data have no substitution model here."
+            "(datatype=dna); substitution models for protein and other data are not supported."
         )
     for key in ("equate", "transpose", "tokens", "nolabels", "labels"):
         if key in settings and (key != "labels" or settings[key].lower() not in ("", "left")):
@@ -347,7 +350,7 @@ def _check_format(settings: dict[str, str], source: str, line: int) -> None:
 
 def _nexus_matrix(text: str, source: str, first_line: int, settings: dict[str, str]) -> list[_Record]:
     if not settings.get("nchar", "").isdigit():
-        raise AlignmentError(f"{source}, line {first_line}: nchar is not announced. Remedy: write it in DIMENSIONS.")
+        raise AlignmentError(f"{source}, line {first_line}: nchar is not announced. Remedy: add nchar to DIMENSIONS.")
     num_sites, num_taxa = int(settings["nchar"]), settings.get("ntax", "")
     interleaved = settings.get("interleave", "no").lower() not in ("no", "n", "false")
     # A quoted name may hold blanks; the rest of the file has underscores instead.
@@ -376,8 +379,8 @@ def _nexus_matrix(text: str, source: str, first_line: int, settings: dict[str, s
         # DendroPy counts the line and column of its message from the start of `plain`.
         said = getattr(error, "message", str(error)) or "the last sequence is too short"
         raise AlignmentError(
-            f"{source}, line {line}: the matrix is not {num_taxa or 'of'} sequences of {num_sites} sites ({said}). "
-            "Remedy: give each taxon once, with as many sites as DIMENSIONS announces."
+            f"{source}, line {line}: the matrix does not consist of {num_taxa or 'whole'} sequences of {num_sites} "
+            f"sites ({said}). Remedy: give each taxon once, with the number of sites in DIMENSIONS."
         ) from error
     own = ((settings.get("gap", "-"), "-"), (settings.get("missing", "?"), "?"))
     usual = str.maketrans({symbol.upper(): letter for symbol, letter in own if len(symbol) == 1})
@@ -394,7 +397,7 @@ def _nexus_matrix(text: str, source: str, first_line: int, settings: dict[str, s
 
 
 def _set_letter(found: re.Match[str]) -> str:
-    """Return the code of a set of bases, or a symbol of it that is no base."""
+    """Return the IUPAC code of a set of bases, or its first symbol that is not a base."""
     mask = 0
     for symbol in found.group(1).replace(",", "").upper():
         if symbol not in _BASES:
@@ -518,7 +521,7 @@ class Alignment:
         for row, record in zip(rows, records, strict=True):
             if record.name in first_seen:
                 raise AlignmentError(
-                    f"{_at(source, record.line)}: the taxon {record.name!r} stands twice"
+                    f"{_at(source, record.line)}: the taxon {record.name!r} occurs twice"
                     + (f" (first in line {first_seen[record.name].line})" if record.line else "")
                     + ". Remedy: make names unique"
                     + (" (a FASTA name ends at its first blank)." if record.line else ".")
@@ -528,7 +531,7 @@ class Alignment:
             if len(masks) != num_sites:
                 raise AlignmentError(
                     f"{_at(source, record.line)}: taxon {record.name!r} has {len(masks)} sites, but "
-                    f"{num_sites} are expected, as in {records[0].name!r}. Remedy: align them to one length."
+                    f"{num_sites} are expected, as in {records[0].name!r}. Remedy: align the sequences to one length."
                 )
             row[:] = masks
         return cls._from_rows(tuple(record.name for record in records), rows)
@@ -579,7 +582,7 @@ class Alignment:
         row = {taxon: place for place, taxon in enumerate(self.taxa)}
         unknown = [taxon for taxon in taxa if taxon not in row]
         if unknown or not taxa or len(set(taxa)) < len(taxa):
-            problem = f"there is no taxon {unknown[0]!r}" if unknown else "each taxon must be named once, one at least"
+            problem = f"there is no taxon {unknown[0]!r}" if unknown else "name at least one taxon, and each taxon once"
             raise AlignmentError(f"taxa: {problem}. Remedy: choose from {', '.join(self.taxa)}.")
         rows = self.patterns.numpy()[[row[taxon] for taxon in taxa]][:, self.site_patterns.numpy()]
         return self._from_rows(tuple(taxa), rows)

@@ -26,7 +26,7 @@ __all__ = [
 class GammaDirichlet(TorchDistribution):  # type: ignore[misc]
     """Gamma-distributed tree length, divided among the branches by a Dirichlet distribution.
 
-    Independent priors of many branch lengths imply a very narrow prior of their sum; here its prior is explicit.
+    Independent priors of many branch lengths imply a very narrow prior of the tree length; here that prior is explicit.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class GammaDirichlet(TorchDistribution):  # type: ignore[misc]
         numbers = {"length_shape": length_shape, "length_rate": length_rate, "external": external, "internal": internal}
         for name, number in numbers.items():
             if not 0.0 < number < float("inf"):
-                raise SettingsError(f"{name}={number!r} is not above 0 and finite. Remedy: give such a number.")
+                raise SettingsError(f"{name}={number!r} is invalid. Remedy: give a positive, finite number.")
         concentration = torch.full((tree.num_edges,), float(internal), dtype=dtype, device=device)
         concentration[: tree.num_taxa] = external
         return cls(concentration, length_shape, length_rate)
@@ -187,16 +187,16 @@ class GammaDirichlet(TorchDistribution):  # type: ignore[misc]
 def check_branch_length_prior(prior: object, num_edges: int) -> None:
     """Raise SettingsError unless the prior is over one positive number or a vector of `num_edges` such numbers."""
     remedy = (
-        "Remedy: give one such as Exponential(torch.tensor(10.0)), which is repeated for every edge, or one over "
-        f"vectors ({num_edges},) such as GammaDirichlet.for_tree(tree)."
+        "Remedy: give a distribution of one length, such as Exponential(torch.tensor(10.0)), which is used for every "
+        f"edge, or a distribution of vectors ({num_edges},), such as GammaDirichlet.for_tree(tree)."
     )
     if not isinstance(prior, torch.distributions.Distribution):
-        raise SettingsError(f"branch_length_prior: {prior!r:.80} is no distribution. {remedy}")
+        raise SettingsError(f"branch_length_prior: {prior!r:.80} is not a distribution. {remedy}")
     shapes = tuple(prior.batch_shape), tuple(prior.event_shape)
     if shapes not in (((), ()), ((), (num_edges,))):
         raise SettingsError(
-            "branch_length_prior must be over one number or over the vector of all branch lengths, but has "
-            f"batch_shape and event_shape {shapes}. {remedy}"
+            "branch_length_prior must be a distribution of one number or of the vector of all branch lengths, but its "
+            f"batch_shape and event_shape are {shapes}. {remedy}"
         )
     kind = type(prior).__name__
     below_zero = -torch.logspace(-9, 3, 49, dtype=torch.float64)
@@ -204,11 +204,11 @@ def check_branch_length_prior(prior: object, num_edges: int) -> None:
         below_zero = below_zero[:, None].expand(-1, num_edges)
     prior = cast(TorchDistribution, prior)
     if _support(prior).is_discrete or bool(_support(prior).check(below_zero).any()):
-        raise SettingsError(f"branch_length_prior: {kind} is not over positive numbers only. {remedy}")
+        raise SettingsError(f"branch_length_prior: {kind} is discrete or allows negative numbers. {remedy}")
     # If lengths must add up to a given number, no single length can change.
     near = torch.stack([allowed_lengths(prior, num_edges) * factor for factor in (0.999, 1.001)])
     if not bool(log_prior_of_lengths(prior, near).isfinite().any()):
-        raise SettingsError(f"branch_length_prior: no branch lengths have a density under {kind}. {remedy}")
+        raise SettingsError(f"branch_length_prior: {kind} has no density over positive branch lengths. {remedy}")
 
 
 def in_double_precision(prior: TorchDistribution) -> TorchDistribution:

@@ -68,7 +68,7 @@ def members(one: Bits) -> list[int]:
 
 
 def identify(sets: Bits) -> tuple[Bits, NDArray[np.int64]]:
-    """Return the distinct sets, `(sets, words)`, and the number of each given one, `(*batch, words) -> (*batch,)`."""
+    """Return the distinct sets, `(sets, words)`, and the index of each given set, `(*batch, words) -> (*batch,)`."""
     # Distinct sets are ordered by size and then by taxa.
     flat = np.ascontiguousarray(sets.reshape(-1, sets.shape[-1]))
     distinct, index = np.unique(flat, axis=0, return_inverse=True)
@@ -109,7 +109,7 @@ def turned(sets: Bits, split: Bits, num_taxa: int) -> Bits:
 def children_of(internal: Bits, num_taxa: int, first: int) -> NDArray[np.int32]:
     """Return the children of internal nodes, `(trees, internal, 2)`, from the taxa below, `(trees, internal, words)`.
 
-    Sets stand in the order of `order`, and `first` is 1 where taxon 0 stands apart; TreeError if no binary trees fit.
+    Sets are sorted as by `order`; `first` is 1 if taxon 0 is in no set, else 0; TreeError if no binary trees fit.
     """
     count, nodes = internal.shape[:2]
     children = np.empty((count, nodes, 2), dtype=np.int32)
@@ -120,7 +120,7 @@ def children_of(internal: Bits, num_taxa: int, first: int) -> NDArray[np.int32]:
     sizes, trees = size(sets), np.arange(count)[:, None]
     adds = sizes[trees, children[..., 0]] + sizes[trees, children[..., 1]] == sizes[:, num_taxa:]
     if not (adds.all() and (sets[:, num_taxa:] == internal).all() and (sizes[:, -1] == num_taxa - first).all()):
-        raise TreeError("The sets of taxa are not those of binary trees. Remedy: give nested sets, two below each.")
+        raise TreeError("The sets of taxa do not form binary trees. Remedy: give nested sets, each the union of two.")
     return children
 
 
@@ -129,12 +129,12 @@ def _children_of(internal: Bits, num_taxa: int, first: int) -> NDArray[np.int32]
     alone = np.broadcast_to(single(num_taxa)[first:], (count, num_taxa - first, internal.shape[-1]))
     lower = np.concatenate([alone, internal[:, :-1]], axis=1)
     inside = ((lower[:, :, None] & ~internal[:, None]) == 0).all(axis=-1)
-    # A set lies in itself: only what comes later is above it.
+    # A set contains itself, so only later sets can be its parents.
     inside[:, num_taxa - first :] &= np.arange(nodes) > np.arange(nodes - 1)[:, None]
     parents = inside.argmax(axis=-1)
-    # By parent, and by number among the children of one; each must have two.
+    # Nodes sorted by parent, then by number; each parent must have two children.
     ranking = np.argsort(parents, axis=1, kind="stable")
     expected = np.repeat(np.arange(nodes), 2)
     if not inside.any(axis=-1).all() or not (np.take_along_axis(parents, ranking, axis=1) == expected).all():
-        raise TreeError("The sets of taxa are not those of binary trees. Remedy: give nested sets, two below each.")
+        raise TreeError("The sets of taxa do not form binary trees. Remedy: give nested sets, each the union of two.")
     return (ranking + first).reshape(count, nodes, 2).astype(np.int32)

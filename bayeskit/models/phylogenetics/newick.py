@@ -35,7 +35,7 @@ __all__ = [
     "unquoted",
 ]
 
-# The statements of Newick and NEXUS files. DendroPy takes a file that ends too early for complete; this code does not.
+# The statements of Newick and NEXUS files. DendroPy accepts a truncated file as complete; this code does not.
 
 QUOTED = re.compile(r"'(?:[^']|'')*'")
 _PIECE = re.compile(r"[^'\[\];]+|'(?:[^']|'')*'|.")
@@ -115,13 +115,13 @@ def _statements(text: str, source: str, error: ErrorType, line: int = 1) -> Iter
 
 
 def nexus_commands(text: str, source: str, error: ErrorType) -> Iterator[tuple[str, str, int, str]]:
-    """Yield block, first word, its line and the rest of each NEXUS command; refuse a file that ends too early."""
+    """Yield block, first word, its line and the rest of each NEXUS command; raise `error` for a truncated file."""
     for block, head, line, rest, _ in _noted_commands(text, source, error):
         yield block, head, line, rest
 
 
 def _noted_commands(text: str, source: str, error: ErrorType) -> Iterator[tuple[str, str, int, str, tuple[str, ...]]]:
-    """Yield what `nexus_commands` does, and the comments of each command."""
+    """Yield the commands as `nexus_commands` does, with the comments of each command."""
     block, line = "", 1
     for line, statement, closed, notes in _statements(text, source, error):
         first = statement.split(None, 1)[0] if statement else ""
@@ -143,7 +143,7 @@ def _noted_commands(text: str, source: str, error: ErrorType) -> Iterator[tuple[
 
 
 def unquoted(text: str) -> str:
-    """Return a text whose quoted words stand without their quotes."""
+    """Remove the quotes of quoted words."""
     return QUOTED.sub(lambda found: found.group()[1:-1].replace("''", "'"), text)
 
 
@@ -155,11 +155,11 @@ def resolve_at_random(
 ) -> None:
     """Resolve polytomies in place, all ways equally likely; new nodes are appended, with edges of length `length`."""
     for node in range(len(children)):
-        # At an unrooted root three edges meet, one of them as good as from above.
+        # Three edges meet at the root of an unrooted tree; the first serves as the edge above it.
         kept = 1 if node == 0 and len(children[node]) > 2 else 0
         if len(children[node]) - kept > 2:
             top = _join(children[node][kept:], children, lengths, length, generator)
-            # The topmost of the new nodes is the node itself.
+            # The node itself replaces the topmost new node.
             children[node] = [*children[node][:kept], *children[top]]
             children[top] = []
 
@@ -175,7 +175,7 @@ def _join(
     nodes = [parts[0]]
     parents: dict[int, int] = {}
     for part in parts[1:]:
-        # Grafted onto the edge above any node so far.
+        # Grafted onto the edge above a node chosen uniformly.
         target = nodes[int(torch.randint(len(nodes), (), generator=generator))]
         joint = len(children)
         children.append([target, part])
@@ -228,8 +228,8 @@ def read_tree_texts(path: str | os.PathLike[str], incomplete: str = "error") -> 
             return _find_texts(text, source)
         except TreeError as error:
             raise TreeError(
-                f"{error} Where a chain is still written, TreeSample.from_file(..., incomplete='warn') reads the trees "
-                "that are complete."
+                f"{error} If the file is still being written, use TreeSample.from_file(..., incomplete='warn'), which "
+                "reads the complete trees."
             ) from error
     found = _find_texts(complete, source)
     line = text.count("\n", 0, text.rfind(";")) + 1
@@ -244,11 +244,11 @@ def read_tree_texts(path: str | os.PathLike[str], incomplete: str = "error") -> 
 def _refuse_alignment(text: str, source: str) -> None:
     start = text.lstrip()
     if start.startswith(">") or re.match(r"[0-9]+[ \t]+[0-9]+[ \t]*\r?\n", start):
-        raise TreeError(f"{source}: this is an alignment, it holds no tree. Remedy: read it by Alignment.from_file.")
+        raise TreeError(f"{source}: this is an alignment, not a tree. Remedy: read it with Alignment.from_file.")
 
 
 def _complete_part(text: str) -> str | None:
-    """Return the part of a file that ends too early which can be read; None where it ends as it should."""
+    """Return the readable part of a truncated file, or None if the file is complete."""
     end = text.rfind(";") + 1
     behind = re.sub(r"\[[^\[\]]*\]", "", text[end:]).strip()
     if text.lstrip()[:6].upper() != "#NEXUS":
@@ -286,7 +286,7 @@ def _find_texts(text: str, source: str) -> list[TreeText]:
                 found.append(TreeText(rest[name.end() :], source, at, translate, weight, rooted, label))
     if not found:
         if re.search(r"\bmatrix\b", text, re.IGNORECASE):
-            remedy = "this is an alignment, read it by Alignment.from_file"
+            remedy = "this is an alignment; read it with Alignment.from_file"
         else:
             remedy = "give a file with a Newick or NEXUS tree"
         raise TreeError(f"{source}: the file holds no tree. Remedy: {remedy}.")
@@ -320,7 +320,7 @@ def _weight(notes: tuple[str, ...], source: str, line: int) -> float | None:
 
 
 def _numbers(text: str) -> dict[str, str]:
-    """Let the number of each taxon of a TAXLABELS command stand for it, save where a taxon is called so."""
+    """Map the number of each taxon of a TAXLABELS command to its name, unless that number is itself a name."""
     taxa = list(NexusTokenizer(StringIO(text), preserve_unquoted_underscores=True))
     return {str(number): taxon for number, taxon in enumerate(taxa, start=1) if str(number) not in taxa}
 
@@ -334,12 +334,13 @@ def _translation(text: str, source: str, line: int) -> dict[str, str]:
             continue
         if len(entry) not in (0, 2):
             raise TreeError(
-                f"{source}, line {line}: the translate entry {' '.join(entry)!r} is not a pair. "
-                "Remedy: write 'KEY NAME' pairs separated by ','."
+                f"{source}, line {line}: the translate entry {' '.join(entry)!r} is not a pair of key and "
+                "name. Remedy: write 'KEY NAME' pairs separated by ','."
             )
         if entry and entry[0] in translate:
             raise TreeError(
-                f"{source}, line {line}: the translate key {entry[0]!r} stands twice. Remedy: give each name its own."
+                f"{source}, line {line}: the translate key {entry[0]!r} occurs twice. Remedy: give each name its own "
+                "key."
             )
         if entry:
             translate[entry[0]] = entry[1]
@@ -351,25 +352,25 @@ def _translation(text: str, source: str, line: int) -> dict[str, str]:
 # first; both are refused here. Descriptions of plain names and numbers, as samplers write them by the thousand, are
 # read without it, with the same result in a twentieth of the time.
 
-#: What only DendroPy reads or refuses: quotes, comments and the like, and parentheses in a wrong place.
+#: Syntax left to DendroPy to read or refuse: quotes, comments and misplaced parentheses.
 _NOT_PLAIN = re.compile(r"['\"\\\[\]{}=;]|[(,][ \t\r\n]*[,)]|[^(, \t\r\n][ \t\r\n]*\(")
-#: A mark with the label and the length behind it, or a character that fits none.
+#: A parenthesis or comma with the label and length behind it, or any other character.
 _PLAIN = re.compile(
     r"([(),])[ \t\r\n]*([^\s(),:]*)[ \t\r\n]*"
     r"(?::[ \t\r\n]*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)[ \t\r\n]*)?|(.)",
     re.DOTALL,
 )
-#: What DendroPy accepts without a word: pattern, problem, remedy.
+#: Faults that DendroPy accepts: pattern, problem, remedy.
 _ACCEPTED_FAULTS = (
     (re.compile(r"[(,]\s*([,)])"), "a node is missing before {!r}", "name every tip"),
-    (re.compile(r"[^\s(),:'](')"), "a quotation mark {!r} stands inside a word", "quote the whole label"),
+    (re.compile(r"[^\s(),:'](')"), "a quotation mark {!r} is inside a word", "quote the whole label"),
     (
         re.compile(r":\s*+[^\s,():{}=\"\\]++\s*+([^\s,()])"),
         "{!r} after a length does not follow a node",
         "write each length once, after its node",
     ),
 )
-#: What DendroPy refuses: how its message starts, problem, remedy.
+#: Faults that DendroPy refuses: start of its message, problem, remedy.
 _REFUSED_FAULTS = (
     (
         r"Invalid edge length: ';'|Unbalanced",
@@ -377,7 +378,7 @@ _REFUSED_FAULTS = (
         "balance the parentheses",
     ),
     (r"Invalid edge length: (.*)", "the branch length {} is not a number", "write a number"),
-    (r"Incomplete or improperly.*was ('.*') instead", "{} stands outside all parentheses", "balance the parentheses"),
+    (r"Incomplete or improperly.*was ('.*') instead", "{} is outside all parentheses", "balance the parentheses"),
     (r"Malformed tree statement", "'(' follows a complete node", "separate sister nodes by ',', and trees by ';'"),
     (
         r"Expecting .* but found (.*)",
@@ -387,7 +388,7 @@ _REFUSED_FAULTS = (
     (r"(.*)", "{}", "give a tree such as '((A,B),C,D);'"),
 )
 _LIMIT = threading.Lock()
-#: Where a text comes from that is in no file.
+#: Source of a text that is not from a file.
 _IN_MEMORY = "Newick text"
 
 
@@ -425,7 +426,7 @@ def parse_newick(text: str, source: str = _IN_MEMORY, first_line: int = 1) -> Pa
 
     def fail(line: int, problem: str, remedy: str) -> TreeError:
         if problem.startswith("there is no complete tree: ") and source != _IN_MEMORY:
-            remedy += ", or, of a file that is still written, use TreeSample.from_file(..., incomplete='warn')"
+            remedy += ", or, if the file is still being written, use TreeSample.from_file(..., incomplete='warn')"
         return TreeError(f"{source}, line {line}: {problem}. Remedy: {remedy}.")
 
     if not newick:
@@ -444,7 +445,7 @@ def parse_newick(text: str, source: str = _IN_MEMORY, first_line: int = 1) -> Pa
                 data=newick + ";",
                 schema="newick",
                 preserve_underscores=True,
-                # Labels as they stand: as taxa, names that differ in case only would be one.
+                # Labels, not taxa: DendroPy merges taxa whose names differ only in case.
                 suppress_leaf_node_taxa=True,
                 suppress_internal_node_taxa=True,
             )
@@ -463,7 +464,7 @@ def parse_newick(text: str, source: str = _IN_MEMORY, first_line: int = 1) -> Pa
 
 
 def _read_plain(newick: str) -> ParsedTree | None:
-    """Read a tree of plain labels and lengths; leave to DendroPy whatever is more, or wrong."""
+    """Read a tree of plain labels and lengths; return None for any other text."""
     if not newick.startswith("(") or _NOT_PLAIN.search(newick):
         return None
     tree = ParsedTree([], [], [])

@@ -34,11 +34,11 @@ __all__ = [
     "root_log_likelihoods",
 ]
 
-# The order in which partial likelihoods are computed, each distinct one once: a schedule lists for every node its
-# distinct sub-patterns (its *rows*) and the rows of its two children that each comes from. Where the substitution model
-# treats all four bases alike, sub-patterns that differ only by a renaming of the bases share a row, which is read with
-# its states permuted. Nodes are grouped by their distance from the root, so that one gather and one product serve a
-# whole level, which needs no other table than that of the level before it.
+# The order in which distinct partial likelihoods are computed, each once: a schedule lists for every node its distinct
+# sub-patterns (its *rows*) and, for each row, the rows of its two children. If the substitution model treats all four
+# bases alike, sub-patterns that differ only by a renaming of the bases share a row, which is read with its states
+# permuted. Nodes are grouped by their distance from the root, so that one gather and one product serve a whole level,
+# which needs only the table of the previous level.
 
 _ALL_RENAMINGS = np.array(list(itertools.permutations(range(4))))
 _NO_RENAMING = np.arange(4)[None]
@@ -48,8 +48,8 @@ _NO_RENAMING = np.arange(4)[None]
 class Level:
     """All nodes at one distance from the root, and the lines of their table of messages."""
 
-    # The table has one line for each state of each row: first those of the tips (state 0 of all tip rows, state 1,
-    # ...), then those of the inner rows in the same way.
+    # The table has one line for each state of each row: first the lines of the tips (state 0 of all tip rows, state 1,
+    # ...), then the lines of the inner rows in the same order.
 
     tips: slice  # the level's tip lines among those of all levels
     left: tuple[Tensor, ...]  # by state, one factor of each inner row as a line of the next deeper table, (rows,) each
@@ -169,7 +169,7 @@ def _inner_rows(one: _Rows, other: _Rows, group: _Renamings) -> _Rows:
 
 @dataclass
 class _Table:
-    """Where the rows of each node stand in the table of a level."""
+    """Positions of the rows of each node in the table of a level."""
 
     num_tip_rows: int
     num_inner_rows: int
@@ -194,7 +194,7 @@ def build_schedule(
     dtype: torch.dtype,
     device: torch.device,
 ) -> PruningSchedule:
-    """Return the schedule of distinct sub-patterns below each node, hung from the node that makes it cheapest.
+    """Return the schedule of distinct sub-patterns below each node, with the root that makes it cheapest.
 
     `patterns` `(taxa, patterns)` are sets of bases as bits in the order of `tree.taxa`; `weights` are `(patterns,)`.
     """
@@ -308,7 +308,7 @@ def build_schedule(
     )
 
 
-# How partial likelihoods cross an edge, and how their adjoints come back. The batch of branch lengths is the *last*
+# Transport of partial likelihoods along an edge, and of their adjoints back. The batch of branch lengths is the *last*
 # dimension, so that a gather moves contiguous runs and arithmetic uses vector instructions; the four states of a row
 # are four separate tensors, which lets a compiler keep them in registers.
 
@@ -316,13 +316,13 @@ States = list[Tensor]
 
 
 class Transport(ABC):
-    """What an edge does to partial likelihoods, in terms of some coefficients per edge."""
+    """Transport of partial likelihoods along edges, with some coefficients per edge."""
 
     #: Coefficients per edge.
     num_coefficients: int
     #: Whether `inner_terms` needs the partial likelihoods beside the messages.
     uses_partials: bool
-    #: Where each term of the gradient adds to: the tips' first, then the inner ones level by level.
+    #: Target of each term of the gradient: the terms of tips first, then the inner terms level by level.
     slots: Tensor
 
     @abstractmethod
@@ -355,7 +355,7 @@ class Transport(ABC):
 
 
 class UniformTransport(Transport):
-    """Transport where all changes are equally likely; the input is the branch length."""
+    """Transport if all changes are equally likely; the input is the branch length."""
 
     # The matrix is `a I + (1 - a) J / 4` with `a = exp(-4 t / 3)`, so a message is `a L + (1 - a) mean(L)` and its
     # derivative by `t` is `-4/3 (message - mean(message))`.
@@ -409,7 +409,7 @@ class UniformTransport(Transport):
 
 
 class MatrixTransport(Transport):
-    """Transport by any matrices; the input is one transition matrix for each edge."""
+    """Transport with arbitrary matrices; the input is one transition matrix for each edge."""
 
     num_coefficients = 16
     uses_partials = True
@@ -472,7 +472,7 @@ def _dot(entries: States, states: States) -> Tensor:
 
 
 class Plan(NamedTuple):
-    """A schedule, its transport, and the rows that scalers come from."""
+    """A schedule, its transport, and the source rows of scalers."""
 
     schedule: PruningSchedule
     transport: Transport
@@ -525,7 +525,7 @@ def _upward(inputs: Tensor, frequencies: Tensor, plan: Plan) -> _Upward:
         if level.num_rows:
             products = _products(tables[-1], level.left, level.right)
             largest = torch.maximum(torch.maximum(products[0], products[1]), torch.maximum(products[2], products[3]))
-            # It divides the likelihood and multiplies it again: a constant to any derivative.
+            # The scaler divides the likelihood and multiplies it again, so it is a constant in derivatives.
             scaler = _safe(largest.detach())
             inverse = 1.0 / scaler
             parts += transport.send(coefficients, [product * inverse for product in products], level)
@@ -552,7 +552,7 @@ def _root_logs(upward: _Upward, plan: Plan) -> Tensor:
     none = torch.zeros_like(upward.sites[:1], dtype=torch.float64)
     below = none
     for values, factors in zip([*upward.scalers, upward.sites], plan.scaler_rows, strict=True):
-        # No logarithm of zero is taken, whose derivative would be infinite.
+        # The logarithm of zero is avoided, because its derivative is infinite.
         impossible = values == 0
         logs = torch.where(impossible, -torch.inf, torch.where(impossible, 1.0, values).log().double())
         for rows in factors:
@@ -725,8 +725,8 @@ def pattern_log_likelihoods(inputs: Tensor, frequencies: Tensor, plan: Plan) -> 
 
 
 # First and second derivatives of a likelihood by each branch length, in two passes over the patterns (X. Ji et al.
-# 2020, Mol. Biol. Evol. 37, 3047-3060). The product of an edge's message from below and of that from everything else is
-# the likelihood, and with the rate matrix between them its derivative by the length of that edge. Only ratios to the
+# 2020, Mol. Biol. Evol. 37, 3047-3060). The product of an edge's messages from below and from above is the likelihood;
+# with the rate matrix between them it is the derivative with respect to the length of that edge. Only ratios to the
 # likelihood are needed, so all partial likelihoods are scaled freely.
 
 

@@ -63,8 +63,8 @@ def normalised_weights(weights: Sequence[float] | np.ndarray | Tensor | None, co
     values = np.ones(count) if weights is None else np.asarray(weights, dtype=np.float64)
     if values.shape != (count,) or not (values >= 0).all() or not 0 < values.sum() < np.inf:
         raise SettingsError(
-            f"weights of shape {values.shape} are not those of {count} trees, or not all at least zero with a "
-            "positive, finite sum. Remedy: give one non-negative weight for each tree."
+            f"weights must be {count} non-negative numbers with a positive, finite sum; their shape is "
+            f"{values.shape}. Remedy: give one non-negative weight for each tree."
         )
     return values / values.sum()
 
@@ -73,12 +73,13 @@ def _check_shares(weights: np.ndarray, index: np.ndarray, num_topologies: int) -
     """Raise SettingsError unless weights `(samples,)` sum to one and `index` `(samples,)` numbers topologies."""
     if not (weights >= 0).all() or not abs(weights.sum() - 1) <= 1e-9:
         raise SettingsError(
-            "sample_weights: one is negative, or they do not sum to one. Remedy: make samples by "
-            "TreeSample.from_topologies, which divides them by their sum."
+            "sample_weights: a weight is negative, or the weights do not sum to one. Remedy: make samples with "
+            "TreeSample.from_topologies, which normalises the weights."
         )
     if not np.issubdtype(index.dtype, np.integer) or ((index < 0) | (index >= num_topologies)).any():
         raise SettingsError(
-            f"index: one is no number from 0 to {num_topologies - 1}. Remedy: give the topology of each tree."
+            f"index: an entry is not an integer from 0 to {num_topologies - 1}. Remedy: give the index of the topology "
+            "of each tree."
         )
 
 
@@ -107,7 +108,7 @@ def _without_roots(
 def _with_outgroup(
     topologies: Topologies, taxon: str, index: np.ndarray, lengths: Tensor | None
 ) -> tuple[Topologies, Tensor | None]:
-    """Return topologies rooted amid the edge that ends in a taxon, and lengths `(samples, edges + 1)`."""
+    """Return topologies rooted at the midpoint of a taxon's edge, and lengths `(samples, edges + 1)`."""
     # `index` (samples,) is the topology of each sampled tree, and `lengths` are (samples, edges).
     rooted = topologies.rooted_at(taxon)
     if lengths is None:
@@ -162,7 +163,7 @@ class RankedTopologies(ABC):
             If `count` is below one.
         """
         if count < 1:
-            raise SettingsError(f"count={count}. Remedy: ask for at least one topology.")
+            raise SettingsError(f"count={count} is below 1. Remedy: ask for at least one topology.")
         return np.argsort(-self.weights, kind="stable")[:count]
 
     def credible_set(self, level: float = 0.95) -> np.ndarray:
@@ -193,7 +194,7 @@ class RankedTopologies(ABC):
         ([1, 2], [0.6, 0.3], 2)
         """
         if not 0 < level <= 1:
-            raise SettingsError(f"level={level} is no probability. Remedy: give a number above 0 and at most 1.")
+            raise SettingsError(f"level={level} is not a probability. Remedy: give a number above 0 and at most 1.")
         order = self.top(len(self.weights))
         # The sum of all weights is one only up to rounding.
         return order[: 1 + int(np.searchsorted(np.cumsum(self.weights[order]), level - 1e-12))]
@@ -256,7 +257,7 @@ def _read_runs(
     incomplete: str,
     progress: bool,
 ) -> list[_TreesRead]:
-    """Read the trees of one file after another, the first one deciding taxa and kind; see `TreeSample.from_files`."""
+    """Read files of trees, with taxa and rooting as in the first file by default; see `TreeSample.from_files`."""
     asked = rooted
     if isinstance(paths, (str, os.PathLike)):
         raise SettingsError(f"paths: {os.fspath(paths)!r} is one path. Remedy: give a list of paths, or use from_file.")
@@ -269,8 +270,8 @@ def _read_runs(
         runs.append(_read(path, burn_in, reader, incomplete, progress))
         if reader.converted:
             warnings.warn(
-                f"{reader.converted}: this tree is rooted, but unrooted ones are read. In it, and in all like it, the "
-                "two edges at the root were joined; their lengths, if any, add.",
+                f"{reader.converted}: this tree is rooted, but unrooted trees are read. The two edges at the root of "
+                "each rooted tree were joined; their lengths, if any, were added.",
                 ConversionWarning,
                 stacklevel=3,
             )
@@ -339,8 +340,8 @@ def _weights(texts: Sequence[TreeText]) -> np.ndarray | None:
     if not all(given):
         bare, weighted = texts[given.index(False)], texts[given.index(True)]
         raise TreeError(
-            f"{bare.source}, line {bare.line}: the tree has no weight, but that of line {weighted.line} has. Remedy: "
-            "give every tree a weight such as '[&W 0.25]', or none."
+            f"{bare.source}, line {bare.line}: the tree has no weight, but the tree in line {weighted.line} has a "
+            "weight. Remedy: give a weight such as '[&W 0.25]' for every tree, or no weights."
         )
     weights = np.array([text.weight for text in texts])
     if not 0.0 < weights.sum() < np.inf:
@@ -357,13 +358,13 @@ def _num_dropped(texts: Sequence[TreeText], burn_in: float | None) -> int:
     whole = isinstance(burn_in, (int, np.integer)) and burn_in >= 0
     if isinstance(burn_in, (bool, np.bool_)) or not (isinstance(burn_in, Real) and (0 <= burn_in < 1 or whole)):
         raise SettingsError(
-            f"burn_in={burn_in!r} is neither a fraction from 0 to below 1 nor a whole number of trees. Remedy: give "
-            "one of these."
+            f"burn_in={burn_in!r} is invalid. Remedy: give a fraction of at least 0 and below 1, or a whole number of "
+            "trees."
         )
     if weighted and burn_in:
         raise SettingsError(
-            f"burn_in={burn_in}: {source} holds weighted trees, which do not stand in the order of a chain. Remedy: "
-            "leave burn_in out."
+            f"burn_in={burn_in}: {source} holds weighted trees, which are not in the order of a chain. Remedy: omit "
+            "burn_in."
         )
     dropped = int(burn_in * len(texts) + 1e-9) if burn_in < 1 else int(burn_in)
     if dropped >= len(texts):
@@ -374,7 +375,7 @@ def _num_dropped(texts: Sequence[TreeText], burn_in: float | None) -> int:
 
 
 class _Reader:
-    """Turns one description after another into sets of taxa, the first one deciding taxa and kind."""
+    """Converts tree descriptions to sets of taxa, with taxa and rooting as in the first tree by default."""
 
     def __init__(
         self, taxa: Sequence[str] | None, rooted: bool | None, generator: torch.Generator | None, asked: bool | None
@@ -382,7 +383,7 @@ class _Reader:
         # Trees marked as unrooted are read as rooted only on explicit request.
         self._rooted, self._generator, self._trusts_marks = rooted, generator, not asked
         self._taxa: tuple[str, ...] = ()
-        self._first = "the order asked for"
+        self._first = "the requested order"
         if taxa is not None:
             self._set_taxa(taxa)
         self._rows: dict[tuple[str, int, bool | None], int] = {}
@@ -401,7 +402,7 @@ class _Reader:
         self._bytes = 8 * clades.num_words(len(taxa))
 
     def add(self, text: TreeText) -> None:
-        """Read a tree, or find that its text was read before."""
+        """Read a tree, or reuse the result of an identical text."""
         key = (text.newick, id(text.translate), text.rooted)
         row = self._rows.get(key)
         if row is None:
@@ -443,8 +444,8 @@ class _Reader:
             self._has_lengths = has_lengths
         if has_lengths != self._has_lengths:
             raise TreeError(
-                f"{where}: the tree has {'' if has_lengths else 'no '}branch lengths, unlike those before it. Remedy: "
-                "give lengths for all trees, or for none."
+                f"{where}: the tree has {'' if has_lengths else 'no '}branch lengths, unlike the previous trees. "
+                "Remedy: give lengths for all trees, or for none."
             )
         forked = len(parsed.children[0]) == 2
         rooted = forked if text.rooted is None else text.rooted
@@ -453,8 +454,8 @@ class _Reader:
         marked = self._trusts_marks and text.rooted is False
         if self._rooted and (marked or not (rooted or forked)):
             raise TreeError(
-                f"{where}: the tree is unrooted, but rooted ones are read. Remedy: read all with rooted=False, or "
-                "with rooted=True where the mark [&U] is wrong."
+                f"{where}: the tree is unrooted, but rooted trees are read. Remedy: read all trees with rooted=False, "
+                "or with rooted=True if the mark [&U] is wrong."
             )
         if not self._rooted and rooted and forked:
             self.converted = self.converted or where
@@ -477,7 +478,7 @@ class _Reader:
             if len(parts) > 2 and self._generator is not None:
                 joined += _join_at_random(parts, self._generator)
             elif len(parts) != 2:
-                remedy = "pass resolve=True, which resolves it at random" if len(parts) > 2 else "remove the node"
+                remedy = "pass resolve=True, which resolves the node at random" if len(parts) > 2 else "remove the node"
                 raise TreeError(
                     f"{where}: the node above {describe_node(parsed.children, names, node)} joins {len(children)} "
                     f"subtrees; the tree is not binary. Remedy: {remedy}."
@@ -560,7 +561,7 @@ def robinson_foulds(one: Topologies | Tree, other: Topologies | Tree | None = No
     one = _as_topologies(one)
     other = one if other is None else _as_topologies(other)
     if one.rooted != other.rooted:
-        raise TreeError("Only one of the two is rooted. Remedy: unroot it by unrooted().")
+        raise TreeError("Only one of the two arguments is rooted. Remedy: unroot it with unrooted().")
     if one.taxa != other.taxa:
         other = other.with_taxa(one.taxa)[0]
     _, index = clades.identify(np.concatenate([_inner_edges(one), _inner_edges(other)]))
@@ -574,7 +575,7 @@ def _as_topologies(given: object) -> Topologies:
     if not isinstance(given, Topologies):
         raise TreeError(
             f"{type(given).__name__} is neither a Tree nor Topologies. Remedy: give Topologies.from_trees(trees), or "
-            "those of a sample, sample.topologies."
+            "the topologies of a sample, sample.topologies."
         )
     return given
 
@@ -737,32 +738,36 @@ def asdsf(samples: Sequence[TreeSample], minimum_frequency: float = 0.1) -> Spli
     (0.141421, 0.141421)
     """
     if not isinstance(samples, Sequence) or not isinstance(minimum_frequency, Real):
-        raise SettingsError("samples: they are not given as a list. Remedy: compare two runs as asdsf([one, other]).")
+        raise SettingsError(
+            "samples must be a list, and minimum_frequency a number. Remedy: compare two runs with asdsf([one, other])."
+        )
     if len(samples) < 2:
-        raise SettingsError(f"samples: {len(samples)} given. Remedy: compare two runs or more.")
+        raise SettingsError(f"samples: {len(samples)} given. Remedy: give at least two runs.")
     if not 0 <= minimum_frequency <= 1:
-        raise SettingsError(f"minimum_frequency={minimum_frequency} is no frequency. Remedy: give one from 0 to 1.")
+        raise SettingsError(
+            f"minimum_frequency={minimum_frequency} is not a frequency. Remedy: give a number from 0 to 1."
+        )
     table = split_frequencies(samples)
     # A frequency is a sum of weights, subject to rounding.
     counted = (table.frequencies >= minimum_frequency - 1e-12).any(axis=0)
     if not counted.any():
         raise SettingsError(
-            f"minimum_frequency={minimum_frequency}: no split is that frequent. Remedy: lower it, or compare trees "
-            "of at least four taxa."
+            f"minimum_frequency={minimum_frequency}: no split is that frequent. Remedy: lower minimum_frequency, or "
+            "compare trees of at least four taxa."
         )
     chosen = SplitFrequencies(table.taxa, table.rooted, table.splits[counted], table.frequencies[:, counted])
     return SplitDeviations(chosen, chosen.frequencies.std(axis=0, ddof=1))
 
 
 def comparable(samples: Sequence[TreeSample]) -> list[TreeSample]:
-    """Return samples with their taxa in one order; TreeError if there are none, or taxa or rooting differ."""
+    """Return samples with the same order of taxa; TreeError if there is no sample, or taxa or rooting differ."""
     if not samples:
-        raise TreeError("There is no sample of trees. Remedy: give at least one.")
+        raise TreeError("There is no sample of trees. Remedy: give at least one sample.")
     first = check_sample(samples[0])
     for place, sample in enumerate(samples, start=1):
         check_same_taxa(first.taxa, check_sample(sample).taxa, "sample 1", f"sample {place}")
         if sample.rooted != first.rooted:
-            raise TreeError(f"Sample {place} and sample 1: only one is rooted. Remedy: unroot it by unrooted().")
+            raise TreeError(f"Only one of sample 1 and sample {place} is rooted. Remedy: unroot it with unrooted().")
     return [sample if sample.taxa == first.taxa else sample.with_taxa(first.taxa) for sample in samples]
 
 
@@ -770,19 +775,19 @@ def check_sample(sample: TreeSample) -> TreeSample:
     """Return a sample of trees, and raise TreeError for anything else."""
     if not (isinstance(getattr(sample, "topologies", None), Topologies) and hasattr(sample, "sample_weights")):
         raise TreeError(
-            f"{type(sample).__name__} is no sample of trees. Remedy: read a file by TreeSample.from_file(path), or "
-            "make one by TreeSample.from_trees or TreeSample.from_topologies."
+            f"{type(sample).__name__} is not a sample of trees. Remedy: read a file with TreeSample.from_file(path), "
+            "or make a sample with TreeSample.from_trees or TreeSample.from_topologies."
         )
     return sample
 
 
 def _inner_edges(topologies: Topologies) -> clades.Bits:
-    """Return the splits that are not in every tree, or the clades, `(topologies, splits, words)`."""
+    """Return the nontrivial splits, or the clades if rooted, `(topologies, splits, words)`."""
     return topologies.below[:, topologies.num_taxa :]
 
 
 def _incidence(index: np.ndarray, among: np.ndarray) -> csr_array:
-    """Tell which topology has which split, as a sparse matrix `(topologies, splits)`."""
+    """Return the sparse incidence matrix of topologies and splits, `(topologies, splits)`."""
     from scipy.sparse import csr_array
 
     ends = np.arange(len(index) + 1) * index.shape[1]
@@ -840,7 +845,7 @@ class TreeSample(RankedTopologies):
         if self.sample_weights.shape != (count,) or shape not in (None, (count, self.topologies.num_edges)):
             raise ShapeError(
                 f"{count} trees do not fit weights of shape {self.sample_weights.shape} and branch lengths of shape "
-                f"{shape}. Remedy: make samples by TreeSample.from_topologies."
+                f"{shape}. Remedy: make samples with TreeSample.from_topologies."
             )
         _check_shares(self.sample_weights, self.index, len(self.topologies))
 
@@ -878,7 +883,7 @@ class TreeSample(RankedTopologies):
             Order of the taxa, such as `alignment.taxa`; by default that of the file's table of names, or of the first
             tree.
         resolve : bool, default False
-            Resolve polytomies at random by edges of length zero, all resolutions equally likely, independently for
+            Resolve polytomies at random with edges of length zero, all resolutions equally likely, independently for
             each tree; if False, a polytomy is an error.
         seed : int or torch.Generator, default 0
             Used by `resolve`.
@@ -900,7 +905,6 @@ class TreeSample(RankedTopologies):
             lengths; if a weight is negative. The message gives file and line.
         SettingsError
             If `burn_in` or `incomplete` is outside its domain, or `burn_in` is given for weighted trees.
-            If `burn_in` or `incomplete` is outside its domain, or `burn_in` given for weighted trees.
 
         Warns
         -----
@@ -1052,7 +1056,7 @@ class TreeSample(RankedTopologies):
         """
         if not (isinstance(topologies, Topologies) and len(topologies)):
             kind = type(topologies).__name__
-            raise TreeError(f"There is no topology in this {kind}. Remedy: give Topologies; of trees, use from_trees.")
+            raise TreeError(f"There is no topology in this {kind}. Remedy: give Topologies; for trees, use from_trees.")
         lengths = None if branch_lengths is None else branch_lengths.detach().to("cpu", torch.float64)
         return cls._collected(topologies, np.arange(len(topologies)), weights, lengths)
 

@@ -289,8 +289,7 @@ class InvariantSites(SiteRates):
         super().__post_init__()
         if isinstance(self.others, InvariantSites):
             raise SettingsError(
-                "others: InvariantSites within InvariantSites are one proportion only. Remedy: give GammaRates() "
-                "or nothing."
+                "others: nested InvariantSites have one proportion only. Remedy: give GammaRates() or None."
             )
 
     def priors(self, like: Tensor) -> dict[str, TorchDistribution]:

@@ -117,7 +117,7 @@ class Parameter:
     @property
     def _remedy(self) -> str:
         values = "one number" if self.size is None else f"{self.size} numbers"
-        return f"Remedy: give {values} {self._domain}, a prior over such, or nothing for the usual prior."
+        return f"Remedy: give {values} {self._domain}, a prior with this support, or None for the usual prior."
 
     def _check_prior(self, place: str, prior: TorchDistribution) -> None:
         if prior.batch_shape or tuple(prior.event_shape) != self.event_shape:
@@ -213,7 +213,7 @@ class Parameterized:
         if not isinstance(values, Tensor):
             model = type(self).__name__
             raise SettingsError(
-                f"{model}, {name}: it is left to a prior and has no value here. Remedy: give one, as in "
+                f"{model}, {name}: the parameter has a prior but no value. Remedy: give a value, as in "
                 f"{model}({name}=...), or use with_parameters."
             )
         return values.to(dtype=like.dtype, device=like.device)
@@ -632,7 +632,7 @@ class GTR(SubstitutionModel):
         return (identity + scaling[..., None, :, :] * change).clamp(min=0.0).to(branch_lengths.dtype)
 
 
-#: The models by name: what the command line offers and files of fitted posteriors may hold.
+#: The models by name, for the command line and for files of fitted posteriors.
 SUBSTITUTION_MODELS: dict[str, type[SubstitutionModel]] = {model.__name__: model for model in (JC69, K80, HKY85, GTR)}
 
 
@@ -681,7 +681,7 @@ class _Direction(torch.autograd.Function):
 
 
 class _FromEigenvectors(torch.autograd.Function):
-    """`vectors @ matrix @ vectors.T`; refuses a derivative, which would lack that of the eigenvectors."""
+    """`vectors @ matrix @ vectors.T`; not differentiable, as the derivative of the eigenvectors would be missing."""
 
     generate_vmap_rule = True
 
@@ -696,5 +696,6 @@ class _FromEigenvectors(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> None:  # type: ignore[override]
         raise NotImplementedError(
-            "GTR has first derivatives only by its parameters. Remedy: use finite differences of its gradient."
+            "GTR has only first derivatives with respect to its parameters. Remedy: use finite differences of its "
+            "gradient."
         )

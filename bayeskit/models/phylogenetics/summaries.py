@@ -208,7 +208,7 @@ def majority_rule_consensus(sample: TreeSample, threshold: float = 0.5) -> Conse
     SettingsError
         If the threshold is outside its domain: less frequent splits may be incompatible.
     TreeError
-        If `sample` is no sample of trees.
+        If `sample` is not a `TreeSample`.
 
     References
     ----------
@@ -224,8 +224,8 @@ def majority_rule_consensus(sample: TreeSample, threshold: float = 0.5) -> Conse
     """
     if not 0.5 <= threshold <= 1.0:
         raise SettingsError(
-            f"threshold={threshold} is not from 0.5 to 1. Remedy: for rarer splits use greedy_consensus, which adds "
-            "them where they contradict no other."
+            f"threshold={threshold} is not between 0.5 and 1. Remedy: for rarer splits use greedy_consensus, which "
+            "adds compatible splits in descending order of frequency."
         )
     table = split_frequencies(sample)
     support = table.frequencies[0]
@@ -254,7 +254,7 @@ def greedy_consensus(sample: TreeSample, minimum_frequency: float = 0.0) -> Cons
     SettingsError
         If the minimum frequency is outside its domain.
     TreeError
-        If `sample` is no sample of trees.
+        If `sample` is not a `TreeSample`.
 
     References
     ----------
@@ -270,7 +270,9 @@ def greedy_consensus(sample: TreeSample, minimum_frequency: float = 0.0) -> Cons
     '(A,B,(C,D)0.4);'
     """
     if not 0.0 <= minimum_frequency <= 1.0:
-        raise SettingsError(f"minimum_frequency={minimum_frequency} is no frequency. Remedy: give one from 0 to 1.")
+        raise SettingsError(
+            f"minimum_frequency={minimum_frequency} is not a frequency. Remedy: give a number from 0 to 1."
+        )
     table = split_frequencies(sample)
     support = table.frequencies[0]
     num_inner = sample.topologies.num_edges - sample.num_taxa
@@ -363,8 +365,8 @@ def plot_tree(tree: Tree | ConsensusTree, ax: Axes | None = None) -> Axes:
 
     if not isinstance(tree, (Tree, ConsensusTree)):
         raise TreeError(
-            f"tree: {type(tree).__name__} is no single tree. Remedy: of unrooted topologies give one, .tree(0); of "
-            "rooted ones greedy_consensus(TreeSample.from_topologies(topologies[0]))."
+            f"tree: {type(tree).__name__} is not a single tree. Remedy: for unrooted topologies, give "
+            "topologies.tree(0); for rooted topologies, greedy_consensus(TreeSample.from_topologies(topologies[0]))."
         )
     if ax is None:
         from matplotlib import pyplot
@@ -501,7 +503,7 @@ def plot_credible_set(sample: TreeSample, level: float = 0.95, ax: Axes | None =
     SettingsError
         If `level` is outside its domain.
     TreeError
-        If `sample` is no sample of trees.
+        If `sample` is not a `TreeSample`.
 
     Examples
     --------
@@ -524,7 +526,7 @@ def plot_credible_set(sample: TreeSample, level: float = 0.95, ax: Axes | None =
     ax.set_ylim(0, 1.02)
     ax.set_xlim(0.4, len(weights) + 0.6)
     ax.locator_params(axis="x", integer=True)
-    ax.set_xlabel("topology, the most probable first")
+    ax.set_xlabel("topology, in descending order of probability")
     ax.set_ylabel("probability")
     ax.set_title(
         f"{len(weights)} of {len(sample.weights)} topologies have probability {total[-1]:.3f}", fontsize="medium"

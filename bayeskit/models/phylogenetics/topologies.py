@@ -26,10 +26,10 @@ __all__ = ["Topologies", "all_topologies", "canonical_children"]
 def canonical_children(children: NDArray[Any], num_taxa: int, rooted: bool) -> NDArray[np.int32]:
     """Return pairs of children, `(topologies, internal, 2)`, in the order of `Topologies`, int32.
 
-    TreeError unless children precede parents and every node is used once, but taxon 0 of unrooted topologies never.
+    TreeError unless children precede parents and every node is used once; unrooted topologies omit taxon 0.
     """
     if not np.issubdtype(children.dtype, np.integer):
-        raise TreeError(f"children: {children.dtype} numbers no nodes. Remedy: give integers.")
+        raise TreeError(f"children: node numbers cannot be {children.dtype}. Remedy: give integers.")
     count, internal = children.shape[:2]
     first = 0 if rooted else 1
     own = np.arange(num_taxa, num_taxa + internal)
@@ -48,7 +48,7 @@ def canonical_children(children: NDArray[Any], num_taxa: int, rooted: bool) -> N
 
 
 def _first_rows(children: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rising first places of distinct topologies, `(distinct,)`, and each one's number, `(topologies,)`."""
+    """Return the sorted first rows of distinct topologies, `(distinct,)`, and each row's index in them."""
     if not len(children):
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     _, first, index = np.unique(children.reshape(len(children), -1), axis=0, return_index=True, return_inverse=True)
@@ -112,7 +112,7 @@ class Topologies:
         if self.children.shape != expected or len(self.taxa) < 3:
             raise ShapeError(
                 f"children: shape {self.children.shape} does not fit {len(self.taxa)} taxa. Remedy: make topologies "
-                "by Topologies.from_trees or TreeSample.from_file."
+                "with Topologies.from_trees or TreeSample.from_file."
             )
 
     @classmethod
@@ -165,12 +165,12 @@ class Topologies:
         theirs, order = Topologies.from_edges(*edge_orders.edges_of_trees(trees, self.taxa), rooted=False)
         if self.rooted or not np.array_equal(theirs.children, self.children):
             raise TreeError(
-                f"The {len(trees)} trees have other topologies than these {len(self)}. Remedy: give the trees that the "
-                "topologies were made of, in their order."
+                f"The {len(trees)} trees have other topologies than these {len(self)} topologies. Remedy: give the "
+                "trees from which the topologies were made, in the same order."
             )
         lengths = edge_orders.stacked_lengths(trees)
         if lengths is None:
-            raise TreeError("The trees have no branch lengths. Remedy: give trees that have.")
+            raise TreeError("The trees have no branch lengths. Remedy: give trees with branch lengths.")
         return lengths.take_along_dim(torch.from_numpy(order).to(lengths.device), dim=1)
 
     @classmethod
@@ -189,7 +189,7 @@ class Topologies:
         Raises
         ------
         TreeError
-            If the sets of a topology are not nested as those of a binary tree.
+            If the sets of a topology do not form a binary tree.
         """
         first = 0 if rooted else 1
         if below.ndim != 3 or below.shape[1:] != (len(taxa) - 1 - first, clades.num_words(len(taxa))):
@@ -218,12 +218,12 @@ class Topologies:
         topologies : Topologies
         order : ndarray
             Index of the given edge for each edge of the topologies, shape `(topologies, edges)`. Convert values of the
-            edges by `np.take_along_axis(lengths, order, axis=1)`.
+            edges with `np.take_along_axis(lengths, order, axis=1)`.
 
         Raises
         ------
         TreeError
-            If the sets are not those of binary trees.
+            If the sets do not form binary trees.
 
         Examples
         --------
@@ -250,7 +250,7 @@ class Topologies:
         return len(self.children)
 
     def __getitem__(self, index: int | slice | np.ndarray | Sequence[int]) -> Topologies:
-        """Select topologies; a single number gives one."""
+        """Select topologies; an integer gives `Topologies` of length one."""
         rows = [index] if isinstance(index, (int, np.integer)) else index
         return Topologies(self.taxa, self.children[rows], self.rooted)
 
@@ -334,7 +334,7 @@ class Topologies:
     def _written(self, index: int) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
         """Return nodes and children of one unrooted topology in the order of a tree."""
         if self.rooted:
-            raise TreeError("A rooted topology is no unrooted tree. Remedy: call to_newick, or unrooted() first.")
+            raise TreeError("A rooted topology is not an unrooted tree. Remedy: call to_newick, or unrooted() first.")
         if not -len(self) <= index < len(self):
             raise TreeError(f"There is no topology {index}. Remedy: use numbers from 0 to {len(self) - 1}.")
         *children, last = self.children[index].tolist()
@@ -409,7 +409,7 @@ class Topologies:
         >>> topologies.with_taxa("DCBA")[0].to_newick(0)
         '(D,C,(B,A));'
         """
-        check_same_taxa(self.taxa, taxa, "the topologies", "the order asked for")
+        check_same_taxa(self.taxa, taxa, "the topologies", "the requested order")
         number = {taxon: position for position, taxon in enumerate(taxa)}
         tips = clades.single(len(taxa))[[number[taxon] for taxon in self.taxa]]
         below = clades.below(self.children, len(taxa), np.broadcast_to(tips, (len(self), *tips.shape)))
@@ -515,8 +515,8 @@ def all_topologies(taxa: Sequence[str], rooted: bool = False) -> Topologies:
     largest = 8 if rooted else 9
     if not 3 <= len(taxa) <= largest:
         raise TreeError(
-            f"{len(taxa)} taxa: every topology is listed of 3 to {largest} taxa. Remedy: for more, use those of a "
-            "sample, TreeSample.from_file(...).topologies."
+            f"{len(taxa)} taxa: all topologies are listed for 3 to {largest} taxa only. Remedy: for more taxa, use the "
+            "topologies of a sample, TreeSample.from_file(...).topologies."
         )
     # An unrooted topology is a rooted topology of all taxa but the first, with the first attached to its root.
     first = 0 if rooted else 1

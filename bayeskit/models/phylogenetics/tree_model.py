@@ -143,7 +143,7 @@ class TreeModel:
         self._plan = make_plan(schedule, kind(schedule))
         allowed = (patterns.long()[:, None] >> torch.arange(4)[:, None]) & 1
         self._sites = Sites(allowed.to(self._like), alignment.weights.to(self._like))
-        # A root row stands for patterns that are equal up to a renaming of the bases; any of them will do.
+        # A root row represents patterns that are equal up to a renaming of the bases; any of these may be used.
         first = torch.zeros(len(schedule.root_weights), dtype=torch.int64, device=self.device)
         first[schedule.root_of_pattern] = torch.arange(alignment.num_patterns, device=self.device)
         self._constant_patterns = self._sites.tips.amin(0).T
@@ -307,7 +307,7 @@ class TreeModel:
         return branch_derivatives(self.tree, self._sites, lengths, state.substitution, categories)
 
     def _inputs(self, state: _State) -> Tensor:
-        """Return what the plan's transport takes."""
+        """Return the inputs of the plan's transport."""
         uniform = state.substitution.is_uniform
         return state.lengths if uniform else state.substitution.transition_matrices(state.lengths)
 
@@ -322,7 +322,7 @@ class TreeModel:
         if parameters.keys() != self.priors.keys():
             raise SettingsError(
                 f"The model's parameters are {sorted(self.priors)}, but values are given for {sorted(parameters)}. "
-                "Remedy: give one for each, by name; fixed parameters are set where the model is made."
+                "Remedy: give a value for each parameter, by name; set fixed parameters when making the model."
             )
         # Negative and NaN lengths give NaN: a value of -inf would look like an impossible length.
         lengths = branch_lengths.to(self._like)
@@ -352,7 +352,7 @@ class TreeModel:
 def _check_arguments(
     alignment: object, tree: object, substitution: object, branch_length_prior: object, site_rates: object
 ) -> None:
-    """Refuse arguments of another kind."""
+    """Raise SettingsError for arguments of the wrong type."""
     if isinstance(alignment, Tree) and isinstance(tree, Alignment):
         raise SettingsError("alignment and tree are swapped. Remedy: give the alignment first.")
     if isinstance(branch_length_prior, SiteRates):
@@ -361,23 +361,23 @@ def _check_arguments(
             f"branch_length_prior: {kind} is a model of site rates. Remedy: pass site_rates={kind}(...)."
         )
     expected = (
-        ("alignment", alignment, Alignment, "read a file by Alignment.from_file(path)"),
-        ("tree", tree, Tree, "read a file by Tree.from_file(path); of Topologies take one by .tree(0)"),
+        ("alignment", alignment, Alignment, "read a file with Alignment.from_file(path)"),
+        ("tree", tree, Tree, "read a file with Tree.from_file(path); for Topologies, give topologies.tree(0)"),
         ("substitution", substitution, SubstitutionModel | None, "give an instance such as JC69(), HKY85() or GTR()"),
         ("site_rates", site_rates, SiteRates | None, "give an instance such as GammaRates() or InvariantSites()"),
     )
     for name, given, kinds, remedy in expected:
         if not isinstance(given, kinds):
             what = f"the class {given.__name__}" if isinstance(given, type) else f"{type(given).__name__} {given!r:.60}"
-            raise SettingsError(f"{name}: {what} does not fit. Remedy: {remedy}.")
+            raise SettingsError(f"{name}: {what} has the wrong type. Remedy: {remedy}.")
 
 
 def _check_tensors(values: Mapping[str, object]) -> None:
-    """Refuse branch lengths and parameters that are no tensors."""
+    """Raise ShapeError for branch lengths and parameters that are not tensors."""
     for name, value in values.items():
         if not isinstance(value, Tensor):
             raise ShapeError(
-                f"{name}: {type(value).__name__} is no tensor. Remedy: give torch.tensor(..., dtype=torch.float64)."
+                f"{name}: {type(value).__name__} is not a tensor. Remedy: give torch.tensor(..., dtype=torch.float64)."
             )
 
 

@@ -98,7 +98,7 @@ class Tree:
         translate : mapping of str to str, optional
             Taxon names by the labels of the text.
         resolve : bool, default False
-            Resolve polytomies at random by edges of length zero, all resolutions equally likely; if False, a
+            Resolve polytomies at random with edges of length zero, all resolutions equally likely; if False, a
             polytomy is an error.
         seed : int or torch.Generator, default 0
             Used by `resolve`.
@@ -292,7 +292,7 @@ class Tree:
 
 
 def check_same_taxa(one: Sequence[str], other: Sequence[str], name: str, other_name: str) -> None:
-    """Raise TreeError if two lists of taxa differ in more than their order, or one names a taxon twice."""
+    """Raise TreeError if two lists of taxa differ in more than their order, or a list repeats a taxon."""
     check_once(one, name)
     check_once(other, other_name)
     missing, extra = sorted(set(one) - set(other)), sorted(set(other) - set(one))
@@ -301,8 +301,8 @@ def check_same_taxa(one: Sequence[str], other: Sequence[str], name: str, other_n
         problems = [f"{side}: {_some(names)}" for side, names in sides if names]
         raise TreeError(
             f"The taxa of {name} and {other_name} differ; {'; '.join(problems)}. "
-            "Remedy: prune or rename so that both have the same taxa (letter case and underscores count; a FASTA name "
-            "ends at its first blank)."
+            "Remedy: prune or rename taxa so that both have the same taxa (letter case and underscores count; a FASTA "
+            "name ends at its first blank)."
         )
 
 
@@ -311,17 +311,17 @@ def _some(names: list[str]) -> str:
 
 
 def _check_text(text: object) -> None:
-    """Refuse what is no text of a tree, such as the path of one."""
+    """Raise TreeError for anything but text, and for a path."""
     if not isinstance(text, str):
-        raise TreeError(f"text: {type(text).__name__} is no text. Remedy: of a path, use Tree.from_file.")
+        raise TreeError(f"text: {type(text).__name__} is not text. Remedy: for a path, use Tree.from_file.")
     if "(" not in text and re.fullmatch(r"\S*[/\\]\S*|\S+\.[A-Za-z]\w*", text.strip()):
-        raise TreeError(f"Newick text: {text!r} is a path, not a tree. Remedy: read the file by Tree.from_file.")
+        raise TreeError(f"Newick text: {text!r} is a path, not a tree. Remedy: read the file with Tree.from_file.")
 
 
 def _build(
     parsed: ParsedTree, where: str, translate: Mapping[str, str], generator: torch.Generator | None = None
 ) -> Tree:
-    """Check a parsed description and number its nodes; resolve multifurcations where there is a generator."""
+    """Check a parsed description and number its nodes; resolve polytomies if a generator is given."""
     children = [list(below) for below in parsed.children]
     lengths = list(parsed.lengths)
     names = [tip_name(parsed, node, where, translate) if not below else "" for node, below in enumerate(children)]
@@ -362,7 +362,7 @@ def _build(
 
 
 def tip_name(parsed: ParsedTree, node: int, where: str, translate: Mapping[str, str]) -> str:
-    """Return the name of a tip; refuse one without."""
+    """Return the name of a tip; TreeError if it has none."""
     label = parsed.labels[node]
     if not label:
         raise TreeError(f"{where}: a tip has no name. Remedy: name every tip.")
@@ -370,23 +370,23 @@ def tip_name(parsed: ParsedTree, node: int, where: str, translate: Mapping[str, 
 
 
 def check_taxa(taxa: list[str], where: str) -> None:
-    """Refuse too few taxa, and names that stand twice."""
+    """Raise TreeError for fewer than three taxa or a repeated name."""
     if len(taxa) < 3:
         raise TreeError(f"{where}: the tree has {len(taxa)} taxa. Remedy: give a tree of at least 3 taxa.")
     check_once(taxa, where)
 
 
 def check_once(taxa: Sequence[str], where: str) -> None:
-    """Refuse names of taxa that stand twice."""
+    """Raise TreeError for a repeated name."""
     seen: set[str] = set()
     for name in taxa:
         if name in seen:
-            raise TreeError(f"{where}: the taxon {name!r} stands twice. Remedy: make names unique.")
+            raise TreeError(f"{where}: the taxon {name!r} occurs twice. Remedy: make names unique.")
         seen.add(name)
 
 
 def check_lengths(parsed: ParsedTree, names: list[str], where: str) -> bool:
-    """Tell whether the tree has branch lengths; refuse a mixture and impossible values."""
+    """Tell whether all edges have lengths; TreeError if only some have, or a length is negative or not finite."""
     given = [node for node in range(1, len(names)) if parsed.lengths[node] is not None]
     for node in given:
         length = parsed.lengths[node]
@@ -398,8 +398,8 @@ def check_lengths(parsed: ParsedTree, names: list[str], where: str) -> bool:
     if given and len(given) < len(names) - 1:
         node = next(node for node in range(1, len(names)) if parsed.lengths[node] is None)
         raise TreeError(
-            f"{where}: the edge above {describe_node(parsed.children, names, node)} has no length, but others "
-            "have. Remedy: give a length for every edge, or for none."
+            f"{where}: the edge above {describe_node(parsed.children, names, node)} has no length, but other "
+            "edges have lengths. Remedy: give a length for every edge, or for none."
         )
     return bool(given)
 
@@ -445,14 +445,14 @@ def describe_node(children: Sequence[Sequence[int]], names: Sequence[str], node:
 def edges_of_trees(trees: Sequence[Tree], taxa: Sequence[str] | None = None) -> tuple[tuple[str, ...], clades.Bits]:
     """Return the order of taxa and the taxa below every edge, `(trees, edges, words)`; TreeError if taxa differ."""
     if isinstance(trees, Tree) or not isinstance(trees, Sequence):
-        raise TreeError(f"trees: {type(trees).__name__} is no list of trees. Remedy: give a list of Tree.")
+        raise TreeError(f"trees: {type(trees).__name__} is not a list of trees. Remedy: give a list of Tree.")
     if not trees:
-        raise TreeError("There is no tree. Remedy: give at least one.")
+        raise TreeError("There is no tree. Remedy: give at least one tree.")
     for place, tree in enumerate(trees, start=1):
         if not isinstance(tree, Tree):
-            remedy = "read text by Tree.from_newick, files by Tree.from_file or TreeSample.from_file"
+            remedy = "read text with Tree.from_newick, files with Tree.from_file or TreeSample.from_file"
             raise TreeError(f"Tree {place} of the list is of type {type(tree).__name__}. Remedy: {remedy}.")
-    given = "tree 1" if taxa is None else "the order asked for"
+    given = "tree 1" if taxa is None else "the requested order"
     taxa = trees[0].taxa if taxa is None else tuple(taxa)
     for place, tree in enumerate(trees, start=1):
         check_same_taxa(taxa, tree.taxa, given, f"tree {place}")
@@ -467,7 +467,10 @@ def stacked_lengths(trees: Sequence[Tree]) -> Tensor | None:
     """Return branch lengths `(trees, edges)`, None where no tree has any; TreeError if only some have."""
     lengths = [tree.branch_lengths for tree in trees if tree.branch_lengths is not None]
     if len(lengths) not in (0, len(trees)):
-        raise TreeError(f"Only {len(lengths)} of {len(trees)} trees have branch lengths. Remedy: give all, or none.")
+        raise TreeError(
+            f"Only {len(lengths)} of {len(trees)} trees have branch lengths. Remedy: give lengths for all trees, or "
+            "for none."
+        )
     return torch.stack(lengths) if lengths else None
 
 
@@ -482,8 +485,8 @@ def chosen_edges(
     given = np.asarray(edge)
     if not np.issubdtype(given.dtype, np.integer) or given.shape not in ((), (num_topologies,)):
         raise TreeError(
-            f"edge: {given.dtype} of shape {given.shape} names no edges. Remedy: give a taxon, an integer, or one "
-            f"for each of the {num_topologies} topologies."
+            f"edge: an array of {given.dtype} with shape {given.shape} does not select edges. Remedy: give a taxon, an "
+            f"integer, or one integer for each of the {num_topologies} topologies."
         )
     if ((given < 0) | (given >= num_edges)).any():
         raise TreeError(f"There is no such edge. Remedy: use numbers from 0 to {num_edges - 1}.")

@@ -212,11 +212,11 @@ def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype = torch.float32
 def _check_labels(labels: Tensor, num_classes: int) -> None:
     """Raise a ``DataError`` unless labels are whole numbers from 0 to ``num_classes - 1``."""
     if labels.dtype != torch.int64:
-        raise DataError(f"labels are {labels.dtype}; convert them with labels.long()")
+        raise DataError(f"labels have dtype {labels.dtype}, but must be int64; convert them with labels.long()")
     if labels.numel() and not (int(labels.min()) >= 0 and int(labels.max()) < num_classes):
         raise DataError(
             f"labels range from {int(labels.min())} to {int(labels.max())}, but must lie between 0 and "
-            f"{num_classes - 1}; renumber them, or make the model with more classes"
+            f"{num_classes - 1}; renumber the labels, or create the model with more classes"
         )
 
 
@@ -323,10 +323,10 @@ class ConditionalVAE(GenerativeModel):
         if y.shape != (*batch_shape, self.condition_dim):
             raise ShapeError(
                 f"y has shape {tuple(y.shape)}, but must have {(*batch_shape, self.condition_dim)}: one row of "
-                "conditions for each datum; turn labels into rows with one_hot"
+                "conditions per observation; encode class labels with one_hot"
             )
         if is_validation_enabled() and not bool(y.isfinite().all()):
-            raise DataError("y has values that are not finite; take out their rows")
+            raise DataError("y has values that are not finite; remove their rows")
 
 
 def beside(first: Tensor, second: Tensor) -> Tensor:
@@ -420,8 +420,8 @@ class HierarchicalVAE(GenerativeModel):
         counts = len(encoders), len(priors) + 1, len(latent_dims)
         if len(set(counts)) > 1 or len(encoders) < 2:
             raise SettingsError(
-                f"{counts[0]} encoders, {counts[1] - 1} priors and {counts[2]} dimensions; L >= 2 layers need L "
-                "encoders, L - 1 priors and L dimensions"
+                f"the model has {counts[0]} encoders, {counts[1] - 1} priors and {counts[2]} dimensions; L >= 2 layers "
+                "need L encoders, L - 1 priors and L dimensions"
             )
         check_sizes(*latent_dims)
         self.latent_dims = tuple(latent_dims)
@@ -509,7 +509,9 @@ def hierarchical_vae(
     """
     likelihood = Bernoulli() if likelihood is None else likelihood
     if len(hidden) != len(latent_dims):
-        raise SettingsError(f"hidden has {len(hidden)} layers, latent_dims has {len(latent_dims)}; give as many")
+        raise SettingsError(
+            f"hidden has {len(hidden)} entries and latent_dims has {len(latent_dims)}; give both the same length"
+        )
     check_sizes(data_dim, *latent_dims)
     for units in hidden:
         check_hidden(units)
@@ -606,9 +608,11 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
             If ``mask`` is not boolean.
         """
         if mask.dtype != torch.bool:
-            raise DataError(f"the mask is {mask.dtype}; give bool, True where an entry is observed: mask.bool()")
+            raise DataError(
+                f"mask has dtype {mask.dtype}, but must be bool, True for observed entries; convert it with mask.bool()"
+            )
         if mask.shape != x.shape:
-            raise ShapeError(f"the mask has shape {tuple(mask.shape)}, but the data have {tuple(x.shape)}")
+            raise ShapeError(f"mask has shape {tuple(mask.shape)}, but must have the shape of x, {tuple(x.shape)}")
         return torch.where(mask, x, 0.0)
 
     def impute(
@@ -720,7 +724,7 @@ class SemiSupervisedVAE(GenerativeModel):
         if num_classes < 2:
             raise SettingsError(f"num_classes must be at least 2, not {num_classes}")
         if not classification_weight >= 0:
-            raise SettingsError(f"classification_weight must not be negative, not {classification_weight}")
+            raise SettingsError(f"classification_weight must be at least 0, not {classification_weight}")
         self.latent_dim, self.num_classes = latent_dim, num_classes
         self.classification_weight = classification_weight
         self.classifier, self.encoder, self.decoder = classifier, encoder, decoder
@@ -800,7 +804,7 @@ class SemiSupervisedVAE(GenerativeModel):
         if y is not None:
             _check_labels(y, self.num_classes)
             if y.shape != (n,):
-                raise ShapeError(f"y has shape {tuple(y.shape)}, but must have one label for each of {n} data")
+                raise ShapeError(f"y has shape {tuple(y.shape)}, but must have one label for each observation, ({n},)")
         with self.drawing(seed, "generate"):
             label = dist.Categorical(logits=self.class_logits).sample((n,)) if y is None else y
             return self.draw(self.decoder(beside(self.prior().sample((n,)), self._one_hot(label))))
@@ -815,7 +819,9 @@ class SemiSupervisedVAE(GenerativeModel):
         if y is None:
             return
         if y.shape != x.shape[:-1]:
-            raise ShapeError(f"y has shape {tuple(y.shape)}, but must have one label for each of {tuple(x.shape[:-1])}")
+            raise ShapeError(
+                f"y has shape {tuple(y.shape)}, but must have one label for each observation, {tuple(x.shape[:-1])}"
+            )
         _check_labels(y, self.num_classes)
 
 

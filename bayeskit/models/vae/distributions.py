@@ -1,4 +1,4 @@
-"""Distributions that torch and Pyro lack."""
+"""Distributions missing from torch and Pyro."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class DiscretizedLogisticMixture(TorchDistribution):  # type: ignore[misc]
         return (weights + self._log_mass(value.unsqueeze(-1))).logsumexp(-1)
 
     def _log_mass(self, value: Tensor) -> Tensor:
-        # The outermost levels take the tails, so that the masses sum to one.
-        # With edges a < b in units of the scale: F(b) - F(a) = F(b) F(-a) (1 - exp(a - b)), which cancels nowhere.
+        # The outermost levels include the tails, so the masses sum to one.
+        # With edges a < b in units of the scale, F(b) - F(a) = F(b) F(-a) (1 - exp(a - b)) has no cancellation.
         spacing, inverse_scale = 1 / (self.num_levels - 1), (-self.log_scale).exp()
         level = (value / spacing).round()
         centre = (level * spacing - self.loc) * inverse_scale
@@ -76,7 +76,7 @@ class DiscretizedLogisticMixture(TorchDistribution):  # type: ignore[misc]
 
     @property
     def mean(self) -> Tensor:
-        """Mean of the levels, ``(*batch)``: the sum of the probabilities of lying above each gap between them."""
+        """Mean, ``(*batch)``: the probability of exceeding a midpoint between adjacent levels, averaged over these."""
         top = self.num_levels - 1
         gaps = (torch.arange(top, dtype=self.loc.dtype, device=self.loc.device) + 0.5) / top
         above = ((self.loc.unsqueeze(-1) - gaps) * (-self.log_scale).exp().unsqueeze(-1)).sigmoid().mean(-1)

@@ -167,8 +167,8 @@ def flow_vae(
     check_sizes(data_dim, latent_dim)
     if min(posterior_transforms, prior_transforms) < 0:
         raise SettingsError(
-            f"numbers of transforms must not be negative, but are {posterior_transforms} of the posterior and "
-            f"{prior_transforms} of the prior"
+            f"posterior_transforms and prior_transforms must be at least 0, not {posterior_transforms} and "
+            f"{prior_transforms}"
         )
     width = hidden[-1]
     head: nn.Module = DiagonalNormal(width, latent_dim)

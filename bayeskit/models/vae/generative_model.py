@@ -38,7 +38,7 @@ class GenerativeModel(PyroModule):  # type: ignore[misc]
     def __init__(self, data_shape: tuple[int, ...], likelihood: Likelihood) -> None:
         super().__init__()
         if not data_shape or min(data_shape) < 1:
-            raise SettingsError(f"data_shape must name at least one dimension, each at least 1, not {data_shape}")
+            raise SettingsError(f"data_shape must have at least one dimension, each at least 1, not {data_shape}")
         self.data_shape = tuple(data_shape)
         self.likelihood = likelihood
 
@@ -72,14 +72,14 @@ class GenerativeModel(PyroModule):  # type: ignore[misc]
         """Check shape and dtype as in :meth:`check`, but not values."""
         if x.shape[-self.event_dim :] != self.data_shape:
             raise ShapeError(
-                f"x has shape {tuple(x.shape)}, but data must have shape (*batch, {self._shape_text}); reshape them, "
-                "or make the model with another data_shape"
+                f"x has shape {tuple(x.shape)}, but must have shape (*batch, {self._shape_text}); reshape it, or "
+                "create the model with another data_shape"
             )
         dtype = next(self.parameters()).dtype
         if x.dtype != dtype:
             raise DataError(
-                f"x is {x.dtype}, but the parameters are {dtype}; convert the data with x.to({dtype}) or the model "
-                f"with .to({x.dtype})"
+                f"x has dtype {x.dtype}, but the parameters have {dtype}; convert the data with x.to({dtype}) or the "
+                f"model with .to({x.dtype})"
             )
 
     def data_plate(self, x: Tensor, num_items: int | None) -> Any:
@@ -98,7 +98,10 @@ class GenerativeModel(PyroModule):  # type: ignore[misc]
         if num_items is None or num_items == size:
             return pyro.plate("data", size, dim=-1)
         if num_items < size:
-            raise SettingsError(f"num_items is {num_items}, but the minibatch alone has {size}; give the whole number")
+            raise SettingsError(
+                f"num_items is {num_items}, but the minibatch has {size} observations; give the size of the full data "
+                "set"
+            )
         return pyro.plate("data", num_items, subsample=torch.arange(size, device=x.device), dim=-1)
 
     def observe(self, x: Tensor, outputs: Tensor) -> None:
@@ -106,11 +109,11 @@ class GenerativeModel(PyroModule):  # type: ignore[misc]
         pyro.sample("x", self.likelihood(outputs, self.event_dim), obs=x)
 
     def draw(self, outputs: Tensor) -> Tensor:
-        """Draw data from the likelihood, given a decoder's outputs."""
+        """Draw data from the likelihood given the decoder's outputs."""
         return self.likelihood(outputs, self.event_dim).sample()
 
     def expectation(self, outputs: Tensor) -> Tensor:
-        """Return the mean of the likelihood, given a decoder's outputs."""
+        """Return the mean of the likelihood given the decoder's outputs."""
         return self.likelihood(outputs, self.event_dim).mean
 
     @contextmanager

@@ -135,13 +135,13 @@ def binarize(images: Tensor, *, seed: int = 0) -> Tensor:
     >>> binarize(torch.tensor([0.0, 1.0]))
     tensor([0., 1.])
     """
-    check_unit_interval(images, "an intensity that is a probability")
+    check_unit_interval(images, "a Bernoulli probability")
     uniform = torch.rand(images.shape, generator=new_generator(seed, stream="binarize"))
     return (uniform.to(images.device) < images).to(images.dtype)
 
 
 def _split(pixels: Tensor, labels: Tensor, test_fraction: float = 0.2, seed: int = 0) -> Images:
-    """Put a fraction of each class aside, and shuffle both parts."""
+    """Split off a test set, stratified by class, and shuffle both sets."""
     generator = new_generator(seed, stream="split")
     order = torch.randperm(len(labels), generator=generator)
     held_out = torch.zeros(len(labels), dtype=torch.bool)
@@ -156,7 +156,7 @@ def _split(pixels: Tensor, labels: Tensor, test_fraction: float = 0.2, seed: int
 
 def _missing(function: str, package: str) -> MissingPackageError:
     return MissingPackageError(
-        f"{function} reads data that come with {package}, which is not installed; install it with "
+        f"{function} reads images shipped with {package}, which is not installed; install it with "
         f"pip install 'bayeskit[images]' or pip install {package}"
     )
 
@@ -195,8 +195,8 @@ def plot_images(images: Tensor, ax: Axes) -> Axes:
         images = images.unflatten(-1, (math.isqrt(images.shape[-1]),) * 2)
     if images.dim() != 4:
         raise ShapeError(
-            f"images have shape {tuple(images.shape)}; give (rows, columns, height, width), or (rows, columns, "
-            "pixels) where images are square"
+            f"images have shape {tuple(images.shape)}, but must have (rows, columns, height, width), or (rows, "
+            "columns, pixels) for square images"
         )
     # Pad each image with one white pixel.
     framed = torch.nn.functional.pad(images, (1, 1, 1, 1))
@@ -284,7 +284,7 @@ def plot_traversal(
     parameter = next(vae.parameters())
     base = parameter.new_zeros(vae.latent_dim) if centre is None else centre.to(parameter)
     if base.shape != (vae.latent_dim,):
-        raise ShapeError(f"centre has shape {tuple(base.shape)}; give one code, ({vae.latent_dim},)")
+        raise ShapeError(f"centre has shape {tuple(base.shape)}, but must be one code, ({vae.latent_dim},)")
     dims = min(dims, vae.latent_dim)
     codes = base.repeat(dims, steps, 1)
     for dim in range(dims):

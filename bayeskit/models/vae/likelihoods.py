@@ -50,7 +50,7 @@ class Likelihood(nn.Module):
         """Raise a ``DataError`` if a value of ``x`` is outside the support."""
 
     def forward(self, outputs: Tensor, event_dim: int) -> Any:
-        """Return the distribution of data with ``event_dim`` dimensions, given a decoder's outputs."""
+        """Return the distribution of data with ``event_dim`` dimensions given the decoder's outputs."""
         parameters = (outputs,) if self.num_parameters == 1 else outputs.chunk(self.num_parameters, -event_dim)
         return independent(self.entries(*parameters), event_dim)
 
@@ -208,8 +208,8 @@ class DiscretizedLogistic(Likelihood):
         scaled = x * (self.num_levels - 1)
         if bool(((scaled - scaled.round()).abs() > 1e-3).any()):
             raise DataError(
-                f"values lie between the {self.num_levels} levels 0, 1/{self.num_levels - 1}, ..., 1; round them, "
-                "or set num_levels to the number that the data have"
+                f"x has values between the {self.num_levels} levels 0, 1/{self.num_levels - 1}, ..., 1; round them, "
+                "or set num_levels to the number of levels of the data"
             )
 
 
@@ -218,8 +218,8 @@ def check_unit_interval(x: Tensor, where: str) -> None:
     if not bool(((x >= 0) & (x <= 1)).all()):
         _check_finite(x)
         raise DataError(
-            f"values of x range from {float(x.min()):.4g} to {float(x.max()):.4g}, but {where} needs them in [0, 1]; "
-            "divide by the largest possible intensity, or take a Gaussian likelihood"
+            f"values of x range from {float(x.min()):.4g} to {float(x.max()):.4g}, but {where} needs values in [0, 1]; "
+            "divide by the largest possible intensity, or use a Gaussian likelihood"
         )
 
 
@@ -228,5 +228,5 @@ def _check_finite(x: Tensor) -> None:
     if not bool(x.isfinite().all()):
         count = int((~x.isfinite()).sum())
         raise DataError(
-            f"x has {count} values that are not finite; take out their rows, or mark them as missing by MissingDataVAE"
+            f"x has {count} values that are not finite; remove their rows, or use MissingDataVAE with a mask"
         )

@@ -95,9 +95,9 @@ class LinearVAE(Autoencoder):
             If values are not finite, or the data lie in a subspace of ``latent_dim`` dimensions (unbounded likelihood).
         """
         if x.dim() != 2:
-            raise ShapeError(f"x has shape {tuple(x.shape)}; give (n, data_dim)")
+            raise ShapeError(f"x has shape {tuple(x.shape)}, but must have shape (n, data_dim)")
         if latent_dim >= x.shape[1]:
-            raise SettingsError(f"latent_dim is {latent_dim}; it must be less than the {x.shape[1]} of the data")
+            raise SettingsError(f"latent_dim is {latent_dim}, but must be less than {x.shape[1]}, the data dimension")
         model = cls(x.shape[1], latent_dim).to(x)
         model.likelihood.check(x)
         mean = x.mean(0)
@@ -105,7 +105,7 @@ class LinearVAE(Autoencoder):
         variance = eigenvalues[:-latent_dim].mean()
         if not variance > eigenvalues[-1] * torch.finfo(x.dtype).eps * len(eigenvalues):
             raise DataError(
-                f"the data lie in a space of {latent_dim} dimensions, so the likelihood has no bound; "
+                f"the data lie in a subspace of {latent_dim} dimensions, so the likelihood is unbounded; "
                 "lower latent_dim, or add data"
             )
         largest = eigenvalues[-latent_dim:]

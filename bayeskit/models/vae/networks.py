@@ -50,7 +50,7 @@ def mlp(sizes: Sequence[int], activation: Activation = nn.Tanh) -> nn.Sequential
     torch.Size([3, 10])
     """
     if len(sizes) < 2 or min(sizes) < 1:
-        raise SettingsError(f"sizes must name inputs and outputs, each at least 1, not {list(sizes)}")
+        raise SettingsError(f"sizes must have at least two entries, each at least 1, not {list(sizes)}")
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), activation()]
@@ -205,8 +205,8 @@ def _smallest_shape(image_shape: tuple[int, int, int], channels: Sequence[int]) 
     _, height, width = image_shape
     if not channels or height % factor or width % factor:
         raise SettingsError(
-            f"images of {height} x {width} cannot be halved {len(channels)} times; give at least one and at most so "
-            "many channels as height and width are divisible by two, or pad the images"
+            f"images of {height} x {width} pixels cannot be halved {len(channels)} times; channels needs at least one "
+            "entry, and 2 ** len(channels) must divide height and width; give fewer entries, or pad the images"
         )
     return channels[-1], height // factor, width // factor
 
@@ -220,5 +220,5 @@ def check_sizes(*sizes: int) -> None:
 def check_hidden(hidden: Sequence[int]) -> None:
     """Raise a ``SettingsError`` unless there is a hidden layer and every width is positive."""
     if not hidden:
-        raise SettingsError("hidden names no layer; give at least one, such as (200,)")
+        raise SettingsError("hidden is empty; give the width of at least one layer, such as (200,)")
     check_sizes(*hidden)

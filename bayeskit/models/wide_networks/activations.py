@@ -178,11 +178,11 @@ class PiecewiseLinear(Activation):
         return NormalMoments(nngp, slope, self._gap(k, gap, sine, acute, a, b, nngp) if known else None)
 
     def _gap(self, k: Tensor, gap: Tensor, sine: Tensor, acute: Tensor, a: Tensor, b: Tensor, nngp: Tensor) -> Tensor:
-        """Return the gap between the function's own moments, from that between its arguments'."""
+        """Return the gap of the function's moments, given the gap of its arguments."""
         odd, even = (0.5 * (self.right + self.left)) ** 2, (0.5 * (self.right - self.left)) ** 2
         size = k.abs()
         parallel = torch.addcmul(sine, acute, size, value=-1)
-        # The excess of the negative covariance is that of its size, plus what they differ by.
+        # The excess of a negative covariance is the excess of its absolute value plus their difference.
         missing = torch.add((odd + even) * excess_of_size(size, gap, a, b), parallel, alpha=-2 * even / math.pi)
         if odd:
             missing = missing + odd * (size - k)
@@ -221,7 +221,7 @@ class Step(Activation):
         """Return moments of the function of two jointly normal variables."""
         middle, height = 0.5 * (self.left + self.right), 0.5 * (self.right - self.left)
         between = angle(root(gap_of(k, a, b) if gap is None else gap), k)
-        # A number without variance is zero, where the function is half way: as if at a right angle to all.
+        # A variable with variance zero lies at the step, where the function is ``middle``: equivalent to a right angle.
         between = where_zero(a, b, between, 0.5 * math.pi, 0.5 * math.pi)
         nngp = middle**2 + height**2 * (1 - (2 / math.pi) * between)
         return NormalMoments(nngp, torch.zeros_like(nngp) if derivative else None)
@@ -237,8 +237,8 @@ class Step(Activation):
 
 # Polynomials as activations: monomials, Hermite polynomials and any other.
 
-_LARGEST_DEGREE = 150  # factorials of numbers somewhat larger leave the range of float64
-_LARGEST_HERMITE = 40  # of higher degrees, powers cancel to less than ten digits
+_LARGEST_DEGREE = 150  # factorials of somewhat larger numbers overflow float64
+_LARGEST_HERMITE = 40  # at higher degrees cancellation of powers leaves fewer than ten digits
 
 
 @dataclass(frozen=True)
@@ -268,11 +268,11 @@ class PolynomialActivation(Activation):
     def __post_init__(self) -> None:
         """Check settings."""
         if not self.coefficients or not all(math.isfinite(x) for x in self.coefficients):
-            raise SettingsError(f"a polynomial needs coefficients that are finite, not {self.coefficients!r}")
+            raise SettingsError(f"a polynomial needs one or more finite coefficients, not {self.coefficients!r}")
         if len(self.coefficients) > _LARGEST_DEGREE + 1:
             raise SettingsError(
-                f"a polynomial may have degree {_LARGEST_DEGREE} at most, not {len(self.coefficients) - 1}; take "
-                "Quadrature(function) with as many terms as its degree"
+                f"the degree of a polynomial must be at most {_LARGEST_DEGREE}, not {len(self.coefficients) - 1}; use "
+                "Quadrature(function) with num_terms equal to the degree plus one"
             )
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -363,7 +363,9 @@ def hermite(degree: int) -> PolynomialActivation:
     """
     degree = whole_number("degree", degree, least=0)
     if degree > _LARGEST_HERMITE:
-        raise SettingsError(f"degree must be {_LARGEST_HERMITE} at most, not {degree}: powers of higher ones cancel")
+        raise SettingsError(
+            f"degree must be at most {_LARGEST_HERMITE}, not {degree}; higher degrees lose accuracy to cancellation"
+        )
     basis = np.zeros(degree + 1)
     basis[degree] = 1.0
     return PolynomialActivation(
@@ -372,7 +374,7 @@ def hermite(degree: int) -> PolynomialActivation:
 
 
 def _factorial(number: int) -> float:
-    return float(math.factorial(number))  # torch multiplies by no integer of more than 64 bits
+    return float(math.factorial(number))  # torch cannot multiply by integers of more than 64 bits
 
 
 def _series(coefficients: list[Tensor], k: Tensor) -> Tensor:
@@ -387,14 +389,14 @@ def _series(coefficients: list[Tensor], k: Tensor) -> Tensor:
 
 # Any other activation: moments from its expansion in Hermite polynomials, by Gauss-Hermite quadrature.
 
-_NEGLIGIBLE = 1e-300  # weights of nodes that are left out, beyond 37 standard deviations: float64 has lost their digits
+_NEGLIGIBLE = 1e-300  # smaller quadrature weights, beyond 37 standard deviations, have lost digits and are left out
 
 CHUNK = 1 << 12  # variances whose expansion is computed at once
 _FINE_NODES = 1 << 13  # nodes of the trapezoidal rule that estimates the quadrature error
-_FINEST = 1e-3  # standard deviations within which its nodes are evenly spaced, a few millionths apart
-_ROUNDING = 1e-13  # relative differences of second moments that count as rounding errors
-_REACH = 37.5  # standard deviations to which it extends; squares of functions that have moments are finite there
-SAME = 1e-5  # relative differences of an elementwise function's values that are rounding errors, be it in float32
+_FINEST = 1e-3  # standard deviations around zero in which these nodes are evenly spaced, a few millionths apart
+_ROUNDING = 1e-13  # largest relative difference of second moments that counts as a rounding error
+_REACH = 37.5  # range of the trapezoidal rule in standard deviations; squares of functions with moments are finite
+SAME = 1e-5  # largest relative difference of function values that counts as a rounding error, also in float32
 
 
 @dataclass(frozen=True)
@@ -481,8 +483,8 @@ class Quadrature(Activation):
         size = SAME * float(whole.abs().nan_to_num(0, 0, 0).max())
         if not torch.allclose(whole[rows][:, columns], part, rtol=SAME, atol=size, equal_nan=True):
             raise ModelError(
-                f"{_name(self.function)} is not elementwise: its values at some numbers are others in part of a "
-                "tensor, or in another order; networks with such layers have another limit, or none"
+                f"{_name(self.function)} is not elementwise: its value at one entry depends on other entries or their "
+                "order, or changes between calls; networks with such layers have a different limit, or none"
             )
 
     def error_bound(self, a: Tensor, b: Tensor | None = None, c: float = 1.0, derivative: bool = True) -> NormalMoments:
@@ -528,7 +530,7 @@ class Quadrature(Activation):
         return c**self.num_terms * root(first.rest * second.rest) + quadrature + root(first.missed * second.missed)
 
     def _parts(self, a: Tensor) -> _Parts:
-        """Return how long the series is, what it leaves out, and by how much other nodes change it."""
+        """Return the norm of the series, its truncation error, and its quadrature errors."""
         finer = replace(self, num_nodes=2 * self.num_nodes)
         nodes, polynomials = (x.to(a.device) for x in _rule(finer.num_nodes, self.num_terms))
         values = self._values(root(a)[..., None] * nodes)
@@ -560,7 +562,7 @@ class Quadrature(Activation):
             values = self.function(x.clone())
         except BayeskitError:
             raise
-        except Exception as error:  # whatever the function's own code raises on its tensors
+        except Exception as error:  # the function's own code may raise any error
             raise ModelError(f"{_name(self.function)} fails on a tensor of shape {tuple(x.shape)}: {error}") from error
         if not isinstance(values, Tensor) or values.shape != x.shape:
             raise ModelError(f"{_name(self.function)} is not elementwise: it must return a tensor of its input's shape")
@@ -569,7 +571,7 @@ class Quadrature(Activation):
 
 @dataclass(frozen=True)
 class _Parts:
-    """Of a truncated series: its length, the squared length of what is missing, and by how much nodes move both."""
+    """Norm of a truncated series, squared norm of the remainder, and quadrature errors of series and second moment."""
 
     length: Tensor
     rest: Tensor
@@ -579,7 +581,7 @@ class _Parts:
 
 @dataclass(frozen=True)
 class _Derivative:
-    """The derivative of an elementwise function, as torch finds it: zero at jumps."""
+    """Derivative of an elementwise function by automatic differentiation; zero at jumps."""
 
     function: Callable[[Tensor], Tensor]
 
@@ -588,10 +590,10 @@ class _Derivative:
         try:
             values, pull, *_ = vjp(lambda u: self.function(u.clone()), x)
             slopes: Tensor = pull(torch.ones_like(values))[0]
-        except Exception as error:  # torch raises whatever the function's own code raises on its tensors
+        except Exception as error:  # the function's own code may raise any error
             raise ModelError(
-                f"{_name(self.function)} has no derivative that torch.func finds: {error}. Write it with torch's "
-                "operations; or take the nngp kernel only, which needs none"
+                f"torch.func cannot differentiate {_name(self.function)}: {error}. Remedy: write it with torch "
+                "operations, or compute only the nngp kernel, which needs no derivative"
             ) from error
         return slopes
 
@@ -608,7 +610,7 @@ class _Gain:
 
 
 def _hermite_series(first: Tensor, second: Tensor, cosine: Tensor) -> Tensor:
-    """Return a power series in the correlation, whose coefficients are products, by Horner's rule."""
+    """Return the power series in the correlation with coefficients ``first * second``, by Horner's rule."""
     if not (visible(first) and visible(second)):
         return _horner(first, second, cosine, first.shape[-1])
     largest = [x.detach().abs().reshape(-1, x.shape[-1]).amax(0) for x in (first, second)]
@@ -632,12 +634,12 @@ def _name(function: object) -> str:
 
 @lru_cache(maxsize=8)
 def _rule(num_nodes: int, num_terms: int) -> tuple[Tensor, Tensor]:
-    """Return the nodes for a standard normal law, and weights times normalised Hermite polynomials at them."""
+    """Return nodes for the standard normal distribution, and weights times normalised Hermite polynomials there."""
     nodes, weights = roots_hermitenorm(num_nodes)
     weights = weights / weights.sum()
     nodes, weights = nodes[weights > _NEGLIGIBLE], weights[weights > _NEGLIGIBLE]
     values = np.empty((len(nodes), num_terms))
-    # The recurrence is linear, so that it may begin with the weights; polynomials alone would overflow.
+    # The recurrence is linear, so it can start from the weights; the polynomials alone would overflow.
     values[:, 0] = weights
     if num_terms > 1:
         values[:, 1] = nodes * weights
@@ -648,7 +650,7 @@ def _rule(num_nodes: int, num_terms: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=1)
 def _fine_rule() -> tuple[Tensor, Tensor]:
-    """Return nodes and weights of the trapezoidal rule for a standard normal law, in steps of a hyperbolic sine."""
+    """Return nodes and weights of the trapezoidal rule for a standard normal variable, spaced by a hyperbolic sine."""
     end = math.asinh(_REACH / _FINEST)
     step = 2 * end / _FINE_NODES
     place = (torch.arange(_FINE_NODES, dtype=torch.float64) + 0.5) * step - end
@@ -718,7 +720,7 @@ class Gelu(Smooth):
         if gap is None:
             gap = gap_of(k, a, b)
         determinant = 1 + a + b + gap
-        both = 0.25 + torch.atan2(k, determinant.sqrt()) / (2 * math.pi)  # of two distribution functions
+        both = 0.25 + torch.atan2(k, determinant.sqrt()) / (2 * math.pi)  # E Phi(u) Phi(v)
         density = determinant.rsqrt() / (2 * math.pi)
         nngp = k * both + density * (gap + square / first + square / second)
         slope = None
@@ -862,9 +864,9 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 
 def activation_of_function(target: Any, settings: tuple[Any, ...], options: dict[str, Any]) -> Activation | None:
-    """Return the activation of a function, or of the name of a tensor's method, or None if none is known.
+    """Return the activation of a function, or of a tensor method given by name; None if it is unknown.
 
-    ``settings`` and ``options`` are the positional and keyword arguments behind the tensor.
+    ``settings`` and ``options`` are the positional and keyword arguments after the tensor.
     """
     if target is functional.gelu:
         return Gelu() if options.get("approximate", "none") == "none" else Quadrature(_Bound(target, (), options))
@@ -877,14 +879,14 @@ def activation_of_function(target: Any, settings: tuple[Any, ...], options: dict
 
 
 def _power(exponent: Any) -> Activation | None:
-    """Return a monomial; other powers are not finite at zero, or no functions of negative numbers."""
+    """Return a monomial, or None for other powers, which are infinite at zero or undefined for negative numbers."""
     whole = isinstance(exponent, int | float) and float(exponent).is_integer() and exponent >= 0
     return monomial(int(exponent)) if whole else None
 
 
 @dataclass(frozen=True)
 class _Bound:
-    """A function with some of its settings chosen."""
+    """A function with fixed further arguments."""
 
     function: Callable[..., Any]
     settings: tuple[Any, ...]
@@ -897,7 +899,7 @@ class _Bound:
 
 # Activations as torch modules, and the activation of a torch module.
 
-_PROBES = (-2.3, -0.4, 0.0, 0.7, 1.1, 2.6, 3.9)  # at which functions are tried out
+_PROBES = (-2.3, -0.4, 0.0, 0.7, 1.1, 2.6, 3.9)  # test points of the check for elementwise functions
 _MODULES: tuple[type[nn.Module], ...] = (
     nn.Tanh,
     nn.Sigmoid,
@@ -948,7 +950,7 @@ class Elementwise(nn.Module):
 
 
 def activation_of_module(module: nn.Module) -> Activation | None:
-    """Return the activation that a module is, or None."""
+    """Return the activation that a module computes, or None."""
     if isinstance(module, Elementwise):
         return module.activation
     if isinstance(module, nn.ReLU) and _unchanged(module, nn.ReLU):
@@ -961,7 +963,7 @@ def activation_of_module(module: nn.Module) -> Activation | None:
 
 
 def _unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module does what its parent class does."""
+    """Whether a module has the forward method of class ``kind``."""
     return type(module).forward is kind.forward
 
 
@@ -972,8 +974,8 @@ def _activation_of(function: Activation | Callable[[Tensor], Tensor]) -> Activat
     if isinstance(function, nn.Module):
         if any(parameter.requires_grad for parameter in function.parameters()):
             raise SettingsError(
-                f"{type(function).__name__} has parameters that are trained, which a fixed function of single numbers "
-                "has not; freeze them with requires_grad_(False)"
+                f"{type(function).__name__} has trainable parameters, but an activation must be a fixed function; "
+                "freeze them with requires_grad_(False)"
             )
         known = activation_of_module(function)
     elif callable(function) and isinstance(function, Hashable):
@@ -986,8 +988,8 @@ def _activation_of(function: Activation | Callable[[Tensor], Tensor]) -> Activat
 
 @torch.no_grad()
 def _check_elementwise(function: Callable[[Tensor], Tensor]) -> None:
-    """Refuse functions that mix the entries of a tensor, or are random."""
-    # Repeated: noise of two values would agree by chance on few entries.
+    """Raise a ``ModelError`` if a function mixes the entries of a tensor or is random."""
+    # Repeated, because two-valued noise could agree by chance on few entries.
     x = torch.tensor(_PROBES, dtype=torch.float64).repeat(8)
     part = len(x) - 4
     try:
@@ -1001,6 +1003,6 @@ def _check_elementwise(function: Callable[[Tensor], Tensor]) -> None:
         alike = torch.allclose(again, values[:part].double(), rtol=1e-9, equal_nan=True)
     if not alike:
         raise ModelError(
-            "an activation must be elementwise, a function of each number by itself; this one mixes a tensor's "
-            "entries, or is random: softmax, normalization and dropout are layers of their own"
+            "an activation must be elementwise and deterministic, but this function mixes the entries of a tensor or "
+            "is random; use separate layers for softmax, normalization and dropout"
         )

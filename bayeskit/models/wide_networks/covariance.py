@@ -64,8 +64,8 @@ class Covariance:
     channels: int  # of the finite network
     num_axes: int = 0  # of the grid: 0 for vectors, 2 for images
     all_pairs: bool = False  # whether all pairs of sites are present, or each site with itself only
-    gap: Tensor | None = None  # product of variances minus squared covariance, if known beyond the difference's digits
-    mean: Tensor | None = None  # first moments that are not zero, (*batch, *sites); for an input with itself only
+    gap: Tensor | None = None  # product of variances minus squared covariance, if known better than by subtraction
+    mean: Tensor | None = None  # nonzero first moments, (*batch, *sites); only for pairs of an input with itself
     gain: bool = False  # features were just multiplied by trainable gains, whose gradients the next layer adds to ntk
     mixed: bool = False  # ntk includes gradients of gains, averaged over channels
 
@@ -92,7 +92,7 @@ class Covariance:
 
     @property
     def same_site(self) -> Tensor | float:
-        """One where both sites of a pair are the same, and zero elsewhere, ``(*sites, *sites)``."""
+        """Indicator of pairs of equal sites, ``(*sites, *sites)``."""
         if not self.all_pairs:
             return 1.0
         size = self.sites.numel()
@@ -100,26 +100,26 @@ class Covariance:
         return ones.reshape(*self.sites, *self.sites)
 
     def settled(self) -> Covariance:
-        """Return the same with gradients of gains added to the others; there is a gain for each channel and site."""
+        """Return a copy with the gradients of gains, one per channel and site, added to ``ntk``."""
         if not self.gain:
             return self
         ntk = None if self.ntk is None else self.ntk + self.nngp * self.same_site
         return replace(self, ntk=ntk, gain=False, mixed=True)
 
     def with_values(self, nngp: Tensor, ntk: Tensor | None, **changes: object) -> Covariance:
-        """Return other moments of the same layout; a gap that is not given is forgotten."""
+        """Return a copy with other moments of the same layout; ``gap`` is None unless given."""
         return replace(self, nngp=nngp, ntk=ntk, **({"gap": None, "gain": False} | changes))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What each layer needs to know of single inputs: second and first moments of its features, ``(n, *sites)``."""
+    """Second and first moments of each layer's features at single inputs, ``(n, *sites)``."""
 
     variance: Mapping[str, Tensor]
     mean: Mapping[str, Tensor] = field(default_factory=dict)
 
     def rows(self, chosen: Tensor | slice) -> Profile:
-        """Return the profile of some of the inputs."""
+        """Return the profile of the chosen inputs."""
         return Profile({k: v[chosen] for k, v in self.variance.items()}, {k: v[chosen] for k, v in self.mean.items()})
 
 
@@ -132,7 +132,7 @@ class Joint(NamedTuple):
     gap: Tensor
 
     def scaled(self, factor: float) -> Joint:
-        """Return all times a factor."""
+        """Return the moments of covariances multiplied by a factor."""
         return Joint(factor * self.k, factor * self.a, factor * self.b, factor * factor * self.gap)
 
     def plus(self, other: Joint) -> Joint:
@@ -141,7 +141,7 @@ class Joint(NamedTuple):
 
 
 def gap_of(k: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a b - k**2``, zero where rounding errors alone could have made it."""
+    """Return ``a b - k**2``, set to zero where it is within rounding error."""
     product = a * b
     gap = torch.addcmul(product, k, k, value=-1)
     noise = _SNAP * torch.finfo(k.dtype).eps * product
@@ -159,7 +159,7 @@ def root(x: Tensor) -> Tensor:
 
 
 def angle(sine: Tensor, cosine: Tensor) -> Tensor:
-    """Return the angle of a vector with such parts, of any length; zero, with gradient zero, if that is zero."""
+    """Return the angle with the given sine and cosine, up to a common factor; zero, also its gradient, if both are."""
     if tracked(sine, cosine):
         cosine = torch.where((sine == 0) & (cosine == 0), 1, cosine)
     return torch.atan2(sine, cosine)
@@ -176,7 +176,7 @@ def acute_angle(sine: Tensor, cosine: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gap_of_sum(one: Joint, other: Joint) -> Tensor:
-    """Return the gap of the sum of two covariances, with as many digits as theirs have."""
+    """Return the gap of the sum of two covariances, as accurately as their gaps."""
     apart = (root(one.a) * root(other.b) - root(other.a) * root(one.b)).square()
     alike = one.k * other.k > 0
     first, second = (torch.where(alike, x.k.abs(), x.k) for x in (one, other))
@@ -186,13 +186,13 @@ def _gap_of_sum(one: Joint, other: Joint) -> Tensor:
 
 
 def excess(k: Tensor, gap: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return ``sqrt(a b) - k`` with as many digits as the gap has."""
+    """Return ``sqrt(a b) - k`` as accurately as the gap."""
     size = k.abs()
     return excess_of_size(size, gap, a, b) + (size - k)
 
 
 def excess_of_size(size: Tensor, gap: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return the excess where the covariance is not negative."""
+    """Return the excess for a non-negative covariance."""
     below = torch.addcmul(size, root(a), root(b))
     if tracked(below):
         return gap / torch.where(below > 0, below, 1)
@@ -200,7 +200,7 @@ def excess_of_size(size: Tensor, gap: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def where_zero(a: Tensor, b: Tensor, values: Tensor, one: float, both: float) -> Tensor:
-    """Return other values for pairs of which one number has no variance, or both have none."""
+    """Return ``values``, replaced by ``one`` or ``both`` where one or both variances are zero."""
     if all(_plain(x) and int(x.count_nonzero()) == x.numel() for x in (a, b)):
         return values
     first, second = a == 0, b == 0
@@ -208,19 +208,19 @@ def where_zero(a: Tensor, b: Tensor, values: Tensor, one: float, both: float) ->
 
 
 def tracked(*tensors: Tensor) -> bool:
-    """Whether derivatives may be wanted; within transforms of functions tensors do not tell."""
+    """Whether derivatives may be needed; always True in function transforms, where tensors do not show it."""
     if transformed() or any(unpack_dual(x).tangent is not None for x in tensors):
         return True
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def transformed() -> bool:
-    """Whether a transform such as a derivative or a batch is under way."""
+    """Whether a function transform, such as differentiation or batching, is active."""
     return batching_level() is not None
 
 
 def visible(x: Tensor) -> bool:
-    """Whether a tensor's values can be looked at: not those of a batch that a transform hides."""
+    """Whether a tensor's values can be read: not in a batching transform, and not while compiling."""
     while is_wrapped(x):
         if is_batched(x):
             return False
@@ -229,7 +229,7 @@ def visible(x: Tensor) -> bool:
 
 
 def _plain(x: Tensor) -> bool:
-    """Whether one may look at values: not while a graph is recorded, and not where looking waits for a device."""
+    """Whether values can be read cheaply: on the CPU, and not in a function transform or while compiling."""
     return x.device.type == "cpu" and x.numel() > 0 and not (transformed() or torch.compiler.is_compiling())
 
 
@@ -243,15 +243,15 @@ def check_out(out: Sequence[Tensor | None], shape: tuple[int, int], inputs: Sequ
         if matrix is None:
             continue
         if not isinstance(matrix, Tensor):
-            raise SettingsError(f"out must be a tensor, not {type(matrix).__name__}; torch.from_numpy makes one")
+            raise SettingsError(f"out must be a tensor, not {type(matrix).__name__}; convert it by torch.from_numpy")
         if matrix.shape != shape or matrix.dtype != dtype:
             raise ShapeError(f"out must be {shape} {dtype}, not {tuple(matrix.shape)} {matrix.dtype}")
         if matrix.requires_grad:
-            raise SettingsError("out requires gradients, and results have none; pass out.detach()")
+            raise SettingsError("out requires gradients, but results have no gradients; pass out.detach()")
         if _overlaps_itself(matrix):
-            raise SettingsError("entries of out share memory, as those of expanded tensors do; pass out.contiguous()")
+            raise SettingsError("entries of out share memory, as in expanded tensors; pass out.contiguous()")
         if any(_overlap(matrix, x) for x in taken):
-            raise SettingsError("out shares memory with the inputs or another result; pass a tensor of its own")
+            raise SettingsError("out shares memory with the inputs or another result; pass a separate tensor")
         taken.append(matrix)
 
 
@@ -259,18 +259,18 @@ def check_paths(*paths: str | Path | None) -> None:
     """Raise a ``SettingsError`` unless there is a path, every path ends in ``.npy``, and no two are the same file."""
     named = [Path(path) for path in paths if path is not None]
     if not named:
-        raise SettingsError("name a file for at least one kernel: save(x, nngp=..., ntk=...)")
+        raise SettingsError("no file is given; name a file for at least one kernel: save(x, nngp=..., ntk=...)")
     for path in named:
         if path.suffix != ".npy":
             raise SettingsError(
-                f"files are in NumPy's format: name it {str(path.with_suffix('.npy'))!r}, not {str(path)!r}"
+                f"file names must end in .npy: use {str(path.with_suffix('.npy'))!r} instead of {str(path)!r}"
             )
     if len({path.resolve() for path in named}) < len(named):
-        raise SettingsError(f"{str(named[0])!r} is named for both kernels; each needs a file of its own")
+        raise SettingsError(f"{str(named[0])!r} is the file of both kernels; name a separate file for each kernel")
 
 
 def _overlaps_itself(x: Tensor) -> bool:
-    """Whether steps along one axis of a matrix lead into what those along another have passed."""
+    """Whether entries of a matrix may share memory, according to its strides."""
     passed = 0
     for step, count in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
         if step <= passed:
@@ -280,7 +280,7 @@ def _overlaps_itself(x: Tensor) -> bool:
 
 
 def _overlap(x: Tensor, y: Tensor) -> bool:
-    """Whether the stretches of memory in which two tensors lie have a part in common."""
+    """Whether the memory ranges of two tensors overlap."""
     if x.device != y.device or not (x.numel() and y.numel()):
         return False
     (first, last), (start, end) = _stretch(x), _stretch(y)
@@ -302,7 +302,7 @@ def new_matrix(path: str | Path, shape: tuple[int, int], dtype: torch.dtype) -> 
     try:
         numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
     except TypeError as error:
-        raise DataError(f"files of NumPy's format cannot hold {dtype}; convert inputs to torch.float32") from error
+        raise DataError(f"files in NumPy's format cannot store {dtype}; convert inputs to torch.float32") from error
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
     try:
         try:
@@ -324,7 +324,7 @@ def new_matrix(path: str | Path, shape: tuple[int, int], dtype: torch.dtype) -> 
 
 
 def _reserve(path: Path) -> None:
-    """Take the space on the disk now: a memory map that meets a full one ends the process."""
+    """Reserve the disk space, because writing to a memory map on a full disk ends the process."""
     if hasattr(os, "posix_fallocate"):
         with open(path, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
@@ -332,9 +332,9 @@ def _reserve(path: Path) -> None:
 
 # Matrices of pairs of inputs, block by block, so that intermediate results of layers stay in the cache.
 
-SIZE = 1 << 16  # covariances of pairs of sites that one block holds
+SIZE = 1 << 16  # number of covariances of pairs of sites per block
 WIDE_SIZE = 1 << 18  # the same for large matrices shared among threads: small blocks contend for the interpreter's lock
-WIDE_BLOCKS = 8  # least number of wide blocks per thread; with fewer, blocks are small
+WIDE_BLOCKS = 8  # smallest number of wide blocks per thread; with fewer, small blocks are used
 GROUP = 16  # blocks per side of a square that is completed before the next one, so that pages of files fill up
 _BATCH = 32  # blocks for each thread before threads wait for each other
 
@@ -350,18 +350,18 @@ class Block(NamedTuple):
 
 
 def shared_size(num_covariances: int, device: torch.device) -> int:
-    """Return how many covariances a block of a matrix of so many holds, all threads working."""
+    """Return the number of covariances per block of a matrix with ``num_covariances``, if all threads work."""
     workers = torch.get_num_threads() if device.type == "cpu" else 1
     return WIDE_SIZE if workers > 1 and num_covariances >= WIDE_BLOCKS * workers * WIDE_SIZE else SIZE
 
 
 def side(num_pairs_of_sites: int, size: int) -> int:
-    """Return how many inputs a block's side has, each pair of which has so many covariances."""
+    """Return the number of inputs per side of a block of ``size`` covariances, given their number per pair."""
     return max(int(math.sqrt(size / max(num_pairs_of_sites, 1))), 1)
 
 
 def matrix_blocks(num_rows: int, num_columns: int, symmetric: bool, length: int) -> Iterator[Block]:
-    """Yield the blocks of a matrix, or those on and above the diagonal of a symmetric one."""
+    """Yield the blocks of a matrix; only those on and above the diagonal if it is symmetric."""
     wide = GROUP * length
     for top in range(0, num_rows, wide):
         for left in range(top if symmetric else 0, num_columns, wide):
@@ -374,9 +374,9 @@ def matrix_blocks(num_rows: int, num_columns: int, symmetric: bool, length: int)
 
 def each(function: Callable[[Block], Result], chosen: Sequence[Block], device: torch.device) -> Iterator[Result]:
     """Yield ``function(block)`` of each block, in order."""
-    # One block per thread on a CPU: operations that fit into the cache are too small to be shared among threads.
+    # One block per thread on a CPU: operations that fit in the cache are too small to be shared among threads.
     workers = min(torch.get_num_threads(), len(chosen)) if device.type == "cpu" else 1
-    # Between batches, when the caller's code runs, torch's number of threads is restored.
+    # torch's number of threads is restored between batches, when the caller's code runs.
     for first in range(0, len(chosen), _BATCH * workers):
         batch = chosen[first : first + _BATCH * workers]
         if workers == 1:

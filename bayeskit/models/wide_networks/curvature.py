@@ -134,13 +134,13 @@ class FlatNetwork:
             found = torch.stack([self._pull_one(row, c) for row, c in zip(x.split(1), cotangents, strict=True)])
             if not _add_up(found, weights, total):
                 raise ModelError(
-                    "gradients at single inputs do not add up to those of all of them, so that outputs at one input "
-                    "depend on others; let the module's first dimension be that of inputs"
+                    "gradients at single inputs do not add up to the gradient at all inputs, because outputs at one "
+                    "input depend on other inputs; let each row of outputs depend only on the same row of inputs"
                 )
         return found
 
     def _batched(self, x: Tensor, cotangents: Tensor) -> Tensor | None:
-        """Return gradients of all inputs at once, None where torch cannot batch a function of the module."""
+        """Return the gradients at all inputs, or None if torch cannot batch a function of the module."""
 
         def one(row: Tensor, columns: Tensor) -> Tensor:
             back = vjp(lambda vector: self._call(vector, row.unsqueeze(0)).squeeze(0), self.vector)[1]
@@ -177,7 +177,7 @@ class FlatNetwork:
 
     @property
     def _has_plain_forward_mode(self) -> bool:
-        """Whether no embedding has rows that get no gradient, or less of it, of which forward mode knows nothing."""
+        """Whether no embedding has a padding row or scales gradients by frequency; forward mode ignores both."""
         kinds = (nn.Embedding, nn.EmbeddingBag)
         embeddings = [m for m in self.module.modules() if isinstance(m, kinds)]
         return all(m.padding_idx is None and not m.scale_grad_by_freq for m in embeddings)
@@ -194,7 +194,7 @@ class FlatNetwork:
             result: Any = functional_call(self.module, {**named, **constants}, (x,))
         if not isinstance(result, Tensor) or result.dim() not in (1, 2) or len(result) != len(x):
             found = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-            raise ShapeError(f"the module must return one row of outputs an input, ({len(x)}, k), not {found}")
+            raise ShapeError(f"the module must return one row of outputs per input, ({len(x)}, k), not {found}")
         return result.unsqueeze(1) if result.dim() == 1 else result
 
 
@@ -204,7 +204,7 @@ def flat_network(module: nn.Module) -> FlatNetwork:
     No such parameters, mixed dtypes or devices, and BatchNorm or dropout in training mode raise ``ModelError``.
     """
     if not isinstance(module, nn.Module):
-        raise ModelError(f"a curvature is of a torch.nn.Module, not a {type(module).__name__}")
+        raise ModelError(f"the module must be a torch.nn.Module, not {type(module).__name__}")
     for name, layer in module.named_modules():
         if layer.training and isinstance(layer, nn.modules.batchnorm._BatchNorm | nn.modules.dropout._DropoutNd):
             raise ModelError(
@@ -224,7 +224,7 @@ def flat_network(module: nn.Module) -> FlatNetwork:
         module = copy.deepcopy(module)
     except (RuntimeError, TypeError) as error:
         raise ModelError(
-            f"the module cannot be copied: {error}; let it hold no tensors with a graph, which detach() takes away"
+            f"the module cannot be copied: {error}; apply detach() to stored tensors that have an autograd graph"
         ) from error
     return FlatNetwork(module, vector, {name: p.shape for name, p in learned.items()}, fixed)
 
@@ -232,10 +232,10 @@ def flat_network(module: nn.Module) -> FlatNetwork:
 def _check_data(network: FlatNetwork, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the detached inputs ``(n, ...)`` and outputs ``(n, k)``, or raise if either is not finite or does not fit.
 
-    Outputs at an input that depend on other inputs, or on chance, raise a ``ModelError``.
+    Outputs that are random, or depend on other inputs, raise a ``ModelError``.
     """
     if not isinstance(x, Tensor) or x.dim() < 1 or not len(x):
-        raise ShapeError(f"x must be a tensor of at least one input, (n, ...), not {getattr(x, 'shape', type(x))}")
+        raise ShapeError(f"x must be a tensor with at least one input, (n, ...), not {getattr(x, 'shape', type(x))}")
     if x.is_floating_point() and x.dtype != network.vector.dtype:
         raise DataError(f"x is {x.dtype} but the parameters are {network.vector.dtype}; convert one of them")
     if x.device != network.vector.device:
@@ -249,7 +249,7 @@ def _check_data(network: FlatNetwork, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _add_up(rows: Tensor, weights: Tensor, total: Tensor) -> bool:
-    """Whether gradients, ``(n, r, p)``, weighted by ``(n, r)``, are in all those of all inputs, ``(p,)``."""
+    """Whether gradients ``(n, r, p)``, weighted by ``(n, r)``, sum to the gradient at all inputs, ``(p,)``."""
     largest = max(float(rows.abs().max()), float(total.abs().max()))
     wrong = float((torch.tensordot(weights, rows, 2) - total).abs().max())
     return wrong <= torch.finfo(rows.dtype).eps ** 0.5 * largest * weights.numel() ** 0.5
@@ -280,7 +280,7 @@ class OutputLikelihood(ABC):
 
     @abstractmethod
     def targets(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return data in the form that other methods take; raise ``DataError`` or ``ShapeError`` if they do not fit."""
+        """Return data in the form that other methods need; raise ``DataError`` or ``ShapeError`` if they do not fit."""
 
     @abstractmethod
     def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -322,7 +322,7 @@ class _Independent(OutputLikelihood):
         if y.dim() == 1 and outputs.shape[1] == 1:
             y = y.unsqueeze(1)
         if y.shape != outputs.shape:
-            raise ShapeError(f"y must be {tuple(outputs.shape)} as the outputs are, not {tuple(y.shape)}")
+            raise ShapeError(f"y must be {tuple(outputs.shape)}, the shape of the outputs, not {tuple(y.shape)}")
         y = y.to(outputs)
         _refuse_rows(~torch.isfinite(y), "y has values that are not finite")
         return y
@@ -435,7 +435,7 @@ class Poisson(_Independent):
     def targets(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return counts, ``(n, k)``."""
         y = super().targets(outputs, y)
-        _refuse_rows((y < 0) | (y != y.round()), "y must be counts, whole numbers from zero")
+        _refuse_rows((y < 0) | (y != y.round()), "y must be counts, that is non-negative whole numbers")
         return y
 
     def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -472,13 +472,13 @@ class Categorical(OutputLikelihood):
     def targets(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return class indices, ``(n,)``."""
         if outputs.shape[1] < 2:
-            raise ShapeError("a categorical likelihood needs two or more outputs; for one logit take Bernoulli()")
+            raise ShapeError("a categorical likelihood needs two or more outputs; for one logit use BernoulliOutputs()")
         if y.shape != outputs.shape[:1]:
-            raise ShapeError(f"y must be the numbers of classes, ({len(outputs)},), not {tuple(y.shape)}")
+            raise ShapeError(f"y must be class indices, ({len(outputs)},), not {tuple(y.shape)}")
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-            raise DataError(f"y must be the numbers of classes, in an integer dtype, not {y.dtype}")
+            raise DataError(f"y must be class indices in an integer dtype, not {y.dtype}")
         wrong = (y < 0) | (y >= outputs.shape[1])
-        _refuse_rows(wrong.unsqueeze(1), f"y must be classes from 0 to {outputs.shape[1] - 1}")
+        _refuse_rows(wrong.unsqueeze(1), f"y must be class indices from 0 to {outputs.shape[1] - 1}")
         return y.to(outputs.device, torch.long)
 
     def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -510,10 +510,11 @@ class Categorical(OutputLikelihood):
 
 
 def _checked_likelihood(likelihood: OutputLikelihood) -> OutputLikelihood:
-    """Return a likelihood as it is, or say that it is none."""
+    """Return the likelihood, or raise a ``SettingsError`` if it is not an ``OutputLikelihood``."""
     if not isinstance(likelihood, OutputLikelihood):
         raise SettingsError(
-            f"likelihood must be an object such as Gaussian(0.1), Bernoulli() or Categorical(), not {likelihood!r}"
+            "likelihood must be an object such as GaussianOutputs(0.1), BernoulliOutputs() or Categorical(), not "
+            f"{likelihood!r}"
         )
     return likelihood
 
@@ -521,7 +522,7 @@ def _checked_likelihood(likelihood: OutputLikelihood) -> OutputLikelihood:
 def _refuse_rows(wrong: Tensor, message: str) -> None:
     rows = wrong.any(1).nonzero()
     if len(rows):
-        raise DataError(f"{message}; the first that is not is in row {int(rows[0])}")
+        raise DataError(f"{message}; the first invalid row is row {int(rows[0])}")
 
 
 # A symmetric matrix: the identity plus a low-rank term.
@@ -569,7 +570,7 @@ class System:
         return (inside if self.basis is None or outside is None else outside + self.basis @ inside).mT
 
     def _parts(self, columns: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return coordinates in the span, and what lies outside of it."""
+        """Return the coordinates in the span of ``basis``, and the components orthogonal to it (or None)."""
         if self.basis is None:
             return columns, None
         inside = self.basis.mT @ columns
@@ -666,7 +667,9 @@ class Curvature:
     def __matmul__(self, v: Tensor) -> Tensor:
         """Multiply by a vector ``(p,)`` or by the columns of a matrix ``(p, m)``, without forming the curvature."""
         if v.dim() not in (1, 2) or len(v) != self.shape[0]:
-            raise ShapeError(f"can be multiplied by ({self.shape[0]},) or ({self.shape[0]}, m), not {tuple(v.shape)}")
+            raise ShapeError(
+                f"the curvature can be multiplied by ({self.shape[0]},) or ({self.shape[0]}, m), not {tuple(v.shape)}"
+            )
         if not bool(torch.isfinite(v).all()):
             raise DataError("v has values that are not finite")
         v = v.detach().to(self.network.vector)
@@ -675,7 +678,7 @@ class Curvature:
         return self._batched_products(v)
 
     def _batched_products(self, v: Tensor) -> Tensor:
-        """Multiply by all columns at once, or one by one if that is not the same."""
+        """Multiply by all columns at once, or one by one if batched products fail or are wrong."""
         weights = torch.arange(1.0, v.shape[1] + 1, dtype=torch.float64).cos().to(v)
         try:
             found = torch.vmap(self._product, in_dims=1, out_dims=1, chunk_size=_COLUMNS)(v)
@@ -695,7 +698,7 @@ class Curvature:
         SettingsError
             If there are too many parameters.
         """
-        p = _formed("the curvature", self.shape[0], "multiply by vectors (@), or take dual()")
+        p = _formed("the curvature", self.shape[0], "multiply by vectors (@), or use dual()")
         result = self.network.vector.new_zeros(p, p)
         for rows, signs in self._rows():
             result.addmm_((rows if signs is None else rows * signs.unsqueeze(1)).mT, rows)
@@ -719,17 +722,17 @@ class Curvature:
 
     def rows(self) -> Tensor:
         """Return ``G``, ``(n r, p)``, if the matrix is ``scale * G^T G``; errors are the same as for :meth:`dual`."""
-        _formed("the dual", self.dual_size, "multiply by vectors (@), or take matrix()")
+        _formed("the dual", self.dual_size, "multiply by vectors (@), or use matrix()")
         if self.dual_size * self.shape[0] > LARGEST**2:
             raise SettingsError(
-                f"gradients would be {self.dual_size} x {self.shape[0]} numbers, more than {LARGEST**2}; multiply by "
-                "vectors (@), freeze parameters, or take fewer data"
+                f"the gradients would be {self.dual_size} x {self.shape[0]} numbers, more than {LARGEST**2}; multiply "
+                "by vectors (@), freeze parameters, or use fewer observations"
             )
         result = self.network.vector.new_empty(self.dual_size, self.shape[0])
         first = 0
         for rows, signs in self._rows():
             if signs is not None and bool((signs < 0).any()):
-                raise ModelError(f"the {self.name} is indefinite at these data; take the Fisher information instead")
+                raise ModelError(f"the {self.name} is indefinite at these data; use the Fisher information instead")
             result[first : first + len(rows)] = rows if signs is None else rows * signs.unsqueeze(1)
             first += len(rows)
         return result
@@ -867,7 +870,7 @@ class Curvature:
             yield rows.flatten(0, 1), None if signs is None else signs.flatten()
 
     def _length(self, numbers: int, most: int) -> int:
-        """Return how many inputs a block has, if there are so many numbers for each input and column of a factor."""
+        """Return the number of inputs per block, given the numbers held per input and column of a factor."""
         return max(min(BLOCK_SIZE // (numbers * self.rank), most), 1)
 
 
@@ -886,7 +889,7 @@ def _positive_solve(matrix: Tensor, v: Tensor, name: str) -> Tensor:
     # Rounding often makes a singular matrix factorisable; its pivots are then tiny.
     pivots = factor.diagonal().square() / matrix.diagonal()
     if bool(failed) or float(pivots.min()) < 8 * len(matrix) * torch.finfo(matrix.dtype).eps:
-        raise SettingsError(f"the {name} with this damping is not positive definite; give a larger damping")
+        raise SettingsError(f"the {name} with this damping is not positive definite; use a larger damping")
     return torch.cholesky_solve(v.unsqueeze(1), factor).squeeze(1)
 
 
@@ -936,24 +939,24 @@ def _empirical_problems(
 
 
 def _problems(ratio: Tensor, noise: Tensor, diagnostics: dict[str, float]) -> list[str]:
-    remedy = "take fisher() or gauss_newton()"
+    remedy = "use fisher() or gauss_newton()"
     found = []
     unlike = (torch.maximum(ratio, 1 / ratio) > _LARGEST_RATIO) & (((ratio - 1) / noise).abs() > _LARGEST_Z)
     if bool(unlike.any()) or not bool(torch.isfinite(ratio).all()):
         worst = float(ratio[ratio.log().abs().argmax()])
         found.append(
-            f"residuals do not look like the model: along a random direction the empirical Fisher is {worst:.3g} times "
-            f"the Fisher information; {remedy}"
+            f"the residuals disagree with the model: along a random direction the empirical Fisher is {worst:.3g} "
+            f"times the Fisher information; {remedy}"
         )
     if diagnostics["gradient"] > _LARGEST_GRADIENT:
         found.append(
-            f"the parameters are no optimum: the squared gradient is {diagnostics['gradient']:.3g} times what the "
-            f"model expects; {remedy}"
+            f"the parameters are not at an optimum: the squared gradient is {diagnostics['gradient']:.3g} times its "
+            f"expectation under the model; {remedy}"
         )
     if diagnostics["noise"] > _LARGEST_NOISE:
         found.append(
-            f"there are too few data: even of data of the model, the empirical Fisher would be off by "
-            f"{100 * diagnostics['noise']:.0f} %; {remedy}"
+            f"there are too few observations: even for data from the model, the empirical Fisher would have a relative "
+            f"error of {100 * diagnostics['noise']:.0f} %; {remedy}"
         )
     return found
 
@@ -1122,7 +1125,7 @@ def empirical_fisher(
 
 
 def _fisher_of(network: FlatNetwork, likelihood: OutputLikelihood, x: Tensor, mean: bool = False) -> Curvature:
-    """Return the Fisher information of a linearised network."""
+    """Return the Fisher information of a flat network."""
     x, outputs = _check_data(network, x)
 
     def factor(rows: slice) -> OutputCurvature:
@@ -1136,7 +1139,7 @@ def _fisher_of(network: FlatNetwork, likelihood: OutputLikelihood, x: Tensor, me
 def gauss_newton_of(
     network: FlatNetwork, likelihood: OutputLikelihood, x: Tensor, y: Tensor, mean: bool = False
 ) -> Curvature:
-    """Return the generalized Gauss-Newton matrix of a linearised network."""
+    """Return the generalized Gauss-Newton matrix of a flat network."""
     x, outputs = _check_data(network, x)
     targets = likelihood.targets(outputs, y)
 
@@ -1153,7 +1156,7 @@ def gauss_newton_of(
 def _empirical_fisher_of(
     network: FlatNetwork, likelihood: OutputLikelihood, x: Tensor, y: Tensor, mean: bool = False
 ) -> Curvature:
-    """Return the empirical Fisher of a linearised network, untested."""
+    """Return the empirical Fisher of a flat network, without the test."""
     x, outputs = _check_data(network, x)
     targets = likelihood.targets(outputs, y)
 
@@ -1303,7 +1306,9 @@ def gradient_fields(
     """
     likelihood, network = _checked_likelihood(likelihood), flat_network(module)
     if network.num_parameters != 2:
-        raise ModelError(f"a field can be drawn of 2 parameters, not of {network.num_parameters}; freeze the others")
+        raise ModelError(
+            f"the module must have 2 parameters that require gradients, not {network.num_parameters}; freeze the others"
+        )
     if first.dim() != 1 or second.dim() != 1:
         raise ShapeError(f"first and second must be (n1,) and (n2,), not {tuple(first.shape)}, {tuple(second.shape)}")
     points = torch.stack(torch.meshgrid(first, second, indexing="ij"), 2).to(network.vector)
@@ -1442,7 +1447,7 @@ class LaplacePosterior:
         count = whole_number("num_samples", num_samples, least=1)
         if not isinstance(self.likelihood, BernoulliOutputs | Categorical):
             name = type(self.likelihood).__name__
-            raise SettingsError(f"probabilities are those of Bernoulli or Categorical data, not {name}; call predict()")
+            raise SettingsError(f"the likelihood must be BernoulliOutputs or Categorical, not {name}; call predict()")
         mean, covariance = self.predict(x)
         if isinstance(self.likelihood, BernoulliOutputs):
             return _mean_sigmoid(mean, covariance.diagonal(dim1=1, dim2=2).sqrt())
@@ -1532,9 +1537,9 @@ def laplace_posterior(
     distance = _newton_step(curvature, system, likelihood, y, prior)[1]
     if not distance <= real_number("tolerance", tolerance, between=(0, math.inf)):
         raise ModelError(
-            f"the module is not at a mode of this posterior: a Newton step leads {distance:.3g} posterior standard "
-            f"deviations away, more than {tolerance:g}; train it further with the same likelihood and prior, for "
-            "example by find_parameter_mode"
+            f"the module is not at a mode of this posterior: the length of a Newton step is {distance:.3g} posterior "
+            f"standard deviations, more than {tolerance:g}; train the module further with the same likelihood and "
+            "prior, for example by find_parameter_mode"
         )
     outputs = network.outputs(curvature.x)
     value = float(likelihood.log_likelihood(outputs, likelihood.targets(outputs, y)).sum())
@@ -1552,7 +1557,8 @@ def find_parameter_mode(
 ) -> nn.Module:
     """Return a copy of a module at a posterior mode, found by L-BFGS and, for small matrices, Gauss-Newton steps.
 
-    Arguments are those of :func:`laplace_posterior`; a search that ends too far away warns with ``AccuracyWarning``.
+    Arguments are the same as for :func:`laplace_posterior`; a search that does not converge warns with
+    ``AccuracyWarning``.
     """
     likelihood, network = _checked_likelihood(likelihood), flat_network(module)
     prior = _checked_precision(prior_precision, network.vector)
@@ -1574,10 +1580,10 @@ def find_parameter_mode(
     network = network.at(torch.as_tensor(found.x).to(network.vector))
     network, distance = _polished(network, likelihood, x, y, prior)
     if found.status == 1 if distance is None else not distance <= _CLOSE:
-        far = "" if distance is None else f", {distance:.3g} posterior standard deviations from where a step leads"
+        far = "" if distance is None else f" (length of the next step: {distance:.3g} posterior standard deviations)"
         warnings.warn(
-            f"the search for a mode ended after {found.nit} iterations before it was there{far}; raise max_iterations, "
-            "or train the module further first",
+            f"the search for a mode did not converge in {found.nit} iterations{far}; raise max_iterations, or train "
+            "the module further first",
             AccuracyWarning,
             stacklevel=2,
         )
@@ -1589,7 +1595,7 @@ def find_parameter_mode(
 
 
 def _in_double(network: FlatNetwork, x: Tensor, prior: Tensor) -> tuple[FlatNetwork, Tensor, Tensor]:
-    """Return the same in double precision if the module works there, for gradients' digits limit a search."""
+    """Return the arguments in double precision if the module supports it; gradient errors limit the search."""
     wide = x.double() if x.is_floating_point() else x
     try:
         converted = flat_network(copy.deepcopy(network.module).double())
@@ -1602,7 +1608,7 @@ def _in_double(network: FlatNetwork, x: Tensor, prior: Tensor) -> tuple[FlatNetw
 def _polished(
     network: FlatNetwork, likelihood: OutputLikelihood, x: Tensor, y: Tensor, prior: Tensor
 ) -> tuple[FlatNetwork, float | None]:
-    """Take Gauss-Newton steps; return also how far another one would lead, None if there are no such steps."""
+    """Take Gauss-Newton steps; also return the length of the last step computed, or None without steps."""
     outputs = network.outputs(x)
     p, dual = network.num_parameters, outputs.numel()
     if min(p, dual) > POLISHED or p * min(p, dual) > POLISHED**2:
@@ -1669,8 +1675,8 @@ def _factorised(curvature: Curvature, prior: Tensor) -> System:
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if bool(failed):
         raise ModelError(
-            "the posterior precision is not positive definite at these parameters, which happens where outputs are no "
-            "natural parameters of the likelihood; train further, or raise prior_precision"
+            "the posterior precision is not positive definite at these parameters; this can happen if outputs are not "
+            "natural parameters of the likelihood. Remedy: train further, or raise prior_precision"
         )
     return System(factor, basis)
 

@@ -52,7 +52,7 @@ __all__ = [
 
 
 def relative_change(kernel: Tensor, first: Tensor) -> Tensor:
-    """Return the Frobenius norm of the difference of two kernels, by that of the first."""
+    """Return the Frobenius norm of the difference of two kernels, relative to the norm of ``first``."""
     return (kernel - first).double().norm() / first.double().norm()
 
 
@@ -61,10 +61,10 @@ def as_targets(y: Tensor, outputs: Tensor) -> Tensor:
     if not isinstance(y, Tensor) or y.is_complex():
         raise DataError(f"y must be a tensor of real numbers, not {getattr(y, 'dtype', type(y).__name__)}")
     if y.dim() == 0:
-        raise ShapeError(f"y must be {tuple(outputs.shape)}, like outputs, not one number")
+        raise ShapeError(f"y must be {tuple(outputs.shape)}, the shape of the outputs, not one number")
     y = y[:, None] if y.dim() == 1 else y.flatten(1)
     if y.shape != outputs.shape:
-        raise ShapeError(f"y must be {tuple(outputs.shape)}, like outputs, not {tuple(y.shape)}")
+        raise ShapeError(f"y must be {tuple(outputs.shape)}, the shape of the outputs, not {tuple(y.shape)}")
     if not bool(torch.isfinite(y).all()):
         raise DataError("y has values that are not finite")
     return y.detach().to(outputs)
@@ -113,7 +113,7 @@ class _Recording:
     opaque: set[nn.Module] = field(default_factory=set)  # layers with a call that could not be recorded
 
     def note(self, expected: Mapping[str, Tensor], layer: nn.Module, entered: tuple[Any, ...], left: Any) -> None:
-        """Note a call; a hook."""
+        """Record a call; this is a forward hook."""
         known = len(entered) == 1 and isinstance(entered[0], Tensor) and isinstance(left, Tensor)
         if not known or any(layer._parameters.get(name) is not x for name, x in expected.items()):
             self.opaque.add(layer)
@@ -123,16 +123,16 @@ class _Recording:
             )
 
     def unchanged(self) -> None:
-        """Refuse layers whose inputs were changed in place later."""
+        """Raise a ``ModelError`` if the input of a layer was changed in place later."""
         for call in self.calls:
             if call.entered._version != call.version:
                 raise ModelError(
-                    f"what enters a {type(call.layer).__name__} is changed in place later, so that gradients with "
+                    f"the input of a {type(call.layer).__name__} layer is changed in place later, so gradients with "
                     "respect to its weights are lost; write x = x + h instead of x += h"
                 )
 
     def gradients(self, extra: Sequence[Tensor] = ()) -> list[Tensor | None]:
-        """Return gradients of each output at all calls, ``(k, n, ...)``, None where there are none."""
+        """Return gradients of each output at all calls, ``(k, n, ...)``; None for calls without effect."""
         n, k = self.outputs.shape
         edges: list[Any] = [*(call.left for call in self.calls), *extra]
         if not edges or not self.outputs.requires_grad:
@@ -147,9 +147,9 @@ class _Recording:
 
 
 def _record(module: nn.Module, layers: Sequence[nn.Module], x: Tensor) -> _Recording:
-    """Run a module on inputs ``(n, ...)`` with hooks on ``layers``; its buffers stay as they are.
+    """Run a module on inputs ``(n, ...)`` with hooks on ``layers``; its buffers are not changed.
 
-    Inputs that it cannot take, or outputs without one row per input, raise a ``ShapeError``.
+    Inputs that do not fit, or outputs without one row per input, raise a ``ShapeError``.
     """
     result = _Recording()
     with ExitStack() as stack:
@@ -169,7 +169,7 @@ def _record(module: nn.Module, layers: Sequence[nn.Module], x: Tensor) -> _Recor
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Let torch compute attention from functions that it can differentiate twice, along vectors, and in batches."""
+    """Context: compute attention by torch functions that support double, forward-mode and batched differentiation."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -188,7 +188,7 @@ def functional_outputs(module: nn.Module, parameters: dict[str, Tensor], x: Tens
     if not isinstance(y, Tensor) or not y.is_floating_point():
         raise ModelError(f"the module must return a real tensor, not {getattr(y, 'dtype', type(y).__name__)}")
     if not y.dim() or len(y) != len(x):
-        raise ShapeError(f"the module must return one row an input, not {tuple(y.shape)} for {len(x)} inputs")
+        raise ShapeError(f"the module must return one row per input, not {tuple(y.shape)} for {len(x)} inputs")
     return y.reshape(len(y), -1)
 
 
@@ -198,7 +198,7 @@ CHUNK = 1 << 22  # largest number of entries of an intermediate result
 
 
 class _Outputs(Enum):
-    """Which pairs of a network's outputs a kernel is of."""
+    """Pairs of a network's outputs that a kernel contains."""
 
     FULL = "full"  # all pairs, (k, n1, k, n2)
     TRACE = "trace"  # each output with itself, summed, (n1, n2)
@@ -219,10 +219,10 @@ class _Sites:
     activations: Tensor  # the layer's inputs, (n, sites, features); or integer row indices, (n, sites)
     gradients: Tensor  # with respect to the layer's outputs, (k, n, sites, channels)
     weight: float = 1.0  # squared factor of the weights in the forward pass, zero if absent or frozen
-    bias: float = 0.0  # likewise of the bias
+    bias: float = 0.0  # the same for the bias
 
     def rows(self, start: int, end: int) -> _Sites:
-        """Return the factors of some of the inputs."""
+        """Return the factors of inputs ``start`` to ``end``."""
         return _Sites(self.activations[start:end], self.gradients[:, start:end], self.weight, self.bias)
 
 
@@ -325,7 +325,7 @@ def _add_by_sites(result: Tensor, first: _Sites, second: _Sites, outputs: _Outpu
 
 
 def _add_by_gradients(result: Tensor, first: _Sites, second: _Sites, outputs: _Outputs, upper: bool) -> None:
-    """Form gradients with respect to weights, for some of the layer's channels at a time."""
+    """Form gradients with respect to weights, for a block of the layer's channels at a time."""
     k, n1, _, channels = first.gradients.shape
     n2, features = second.gradients.shape[1], first.activations.shape[2]
     step = max(CHUNK // (k * max(n1, n2) * features), 1)
@@ -338,7 +338,7 @@ def _add_by_gradients(result: Tensor, first: _Sites, second: _Sites, outputs: _O
 
 
 def _weight_gradients(sites: _Sites, start: int, end: int) -> Tensor:
-    """Return ``(k, n, channels * features)`` for some of the channels."""
+    """Return ``(k, n, channels * features)`` for channels ``start`` to ``end``."""
     chosen = sites.gradients[..., start:end]
     return (chosen.mT @ (sites.activations * sites.weight**0.5)).flatten(2)
 
@@ -357,7 +357,7 @@ def factors(layer: nn.Module, calls: Calls) -> list[LayerGradients]:
 
 
 def _has_factors(layer: nn.Module) -> bool:
-    """Whether a layer is known, as torch has it; of subclasses, and of what a user has put onto it, nothing is."""
+    """Whether a layer is a supported torch layer without changes: no subclass, hooks or further parameters."""
     hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
     if "forward" in layer.__dict__ or any(hooks):
         return False
@@ -371,7 +371,7 @@ def _trains(parameter: Tensor | None) -> bool:
 
 
 def _matrix(layer: Any, activations: list[Tensor], gradients: list[Tensor]) -> list[LayerGradients]:
-    """Return the factors of a weight matrix, whose sites are those of all calls."""
+    """Return the factors of a weight matrix, with the sites of all calls."""
     g = gradients[0] if len(gradients) == 1 else torch.cat(gradients, 2)
     weight = float(getattr(layer, "weight_scale", 1.0)) ** 2 if _trains(layer.weight) else 0.0
     bias = float(getattr(layer, "bias_scale", 1.0)) ** 2 if _trains(getattr(layer, "bias", None)) else 0.0
@@ -412,7 +412,7 @@ def _convolution(layer: Any, calls: Calls) -> list[LayerGradients]:
 
 
 def _patches(layer: Any, x: Tensor) -> Tensor:
-    """Return what a convolution sees at each site of its outputs, ``(n, sites, features)``."""
+    """Return the input patch of a convolution at each site of its outputs, ``(n, sites, features)``."""
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     x = functional.pad(x, layer._reversed_padding_repeated_twice, mode)
     size, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
@@ -424,7 +424,7 @@ def _patches(layer: Any, x: Tensor) -> Tensor:
 def _gain_and_shift(
     layer: Any, calls: Calls, normalized: Callable[[Tensor], Tensor], axis: int
 ) -> list[LayerGradients]:
-    """Return gradients with respect to factors and summands of the features that follow ``axis``, one dimension."""
+    """Return gradients with respect to the gains and shifts of normalised features, which lie along ``axis``."""
     result: list[LayerGradients] = []
     size = layer.weight.numel()
 
@@ -450,7 +450,7 @@ def _group_norm(layer: Any, calls: Calls) -> list[LayerGradients]:
 
 
 def _batch_norm(layer: Any, calls: Calls) -> list[LayerGradients]:
-    """Return the factors of a batch normalisation that uses the averages that it has learnt."""
+    """Return the gradients of a batch normalisation that uses its running averages."""
 
     def normalized(a: Tensor) -> Tensor:
         return functional.batch_norm(a, layer.running_mean, layer.running_var, eps=layer.eps)
@@ -492,7 +492,7 @@ class GradientPlan:
         Names of all other parameters.
     num_outputs : int
     num_numbers : int
-        How many numbers are held for each input.
+        Number of values held for each input.
     """
 
     module: nn.Module
@@ -521,7 +521,7 @@ def _first_trainable(module: nn.Module) -> nn.Parameter:
 def make_gradient_plan(module: nn.Module, x: Tensor) -> GradientPlan:
     """Return the plan for a module's gradients, found by a trial on the first two inputs of ``x`` ``(n, ...)``.
 
-    It raises ``ModelError`` if outputs at an input depend on others, on chance, or on no trainable parameter.
+    It raises ``ModelError`` if outputs are random, mix inputs, or do not depend on a trainable parameter.
     """
     _check_module(module)
     _check_module_inputs(module, x)
@@ -533,7 +533,7 @@ def make_gradient_plan(module: nn.Module, x: Tensor) -> GradientPlan:
     trial = _record(module, candidates, pair)
     if any(not torch.equal(a, b) for a, b in zip(before, _random_state(x), strict=True)):
         _restore(before, x)
-        raise ModelError("the module draws random numbers, so that it has no fixed kernel; call module.eval() first")
+        raise ModelError("the module draws random numbers, so it has no fixed kernel; call module.eval() first")
     trial.unchanged()
     check_finite(trial.outputs, "the network's output")
     used, uses = _uses(trial.outputs)
@@ -565,7 +565,7 @@ def _check_module_inputs(module: nn.Module, x: Tensor, name: str = "x1") -> None
     parameter = _first_trainable(module)
     if x.device != parameter.device or (x.is_floating_point() and x.dtype != parameter.dtype):
         raise DataError(
-            f"{name} is {x.dtype} on {x.device}, the module {parameter.dtype} on {parameter.device}; "
+            f"{name} is {x.dtype} on {x.device}, but the module is {parameter.dtype} on {parameter.device}; "
             f"use {name}.to(device, dtype)"
         )
     check_finite(x, name)
@@ -573,19 +573,19 @@ def _check_module_inputs(module: nn.Module, x: Tensor, name: str = "x1") -> None
 
 def _check_module(module: nn.Module) -> None:
     if not isinstance(module, nn.Module):
-        raise ModelError(f"an empirical kernel is of a torch.nn.Module, not a {type(module).__name__}")
+        raise ModelError(f"the module must be a torch.nn.Module, not {type(module).__name__}")
     if not any(p.requires_grad for p in module.parameters()):
-        raise ModelError("the module has no trainable parameter; call requires_grad_(True) on those that matter")
+        raise ModelError("the module has no trainable parameter; call requires_grad_(True) on parameters to include")
     for name, layer in module.named_modules():
         if isinstance(layer, _BATCH_NORM) and (layer.training or layer.running_mean is None):
             raise ModelError(
-                f"layer {name!r} normalises over the batch, so that outputs at one input depend on all others; "
+                f"layer {name!r} normalises over the batch, so outputs at one input depend on all other inputs; "
                 "call module.eval() first, or use LayerNorm"
             )
 
 
 def _candidates(module: nn.Module) -> list[nn.Module]:
-    """Return layers of known kinds that share their parameters with no other."""
+    """Return the supported layers that do not share parameters."""
     owners = Counter(id(p) for m in module.modules() for p in m._parameters.values() if p is not None)
     return [
         m
@@ -610,7 +610,7 @@ def _restore(state: list[Tensor], x: Tensor) -> None:
 
 
 def _uses(outputs: Tensor) -> tuple[set[Node], Counter[int]]:
-    """Return the nodes of a graph, and how often it uses each parameter itself."""
+    """Return the nodes of the autograd graph, and the number of uses of each parameter."""
     start = outputs.grad_fn
     found: set[Node] = set() if start is None else {start}
     uses: Counter[int] = Counter()
@@ -627,7 +627,7 @@ def _uses(outputs: Tensor) -> tuple[set[Node], Counter[int]]:
 
 
 def _rows_that_mix(trial: _Recording, pair: Tensor) -> set[nn.Module]:
-    """Return layers whose first dimension is not that of inputs; refuse modules that mix inputs themselves."""
+    """Return layers whose first dimension is not the input; raise ``ModelError`` if outputs mix inputs."""
     if not trial.outputs.requires_grad:
         return set()
     k = trial.outputs.shape[1]
@@ -645,14 +645,14 @@ def _rows_that_mix(trial: _Recording, pair: Tensor) -> set[nn.Module]:
     layers = {call.layer for call, mixed in zip(trial.calls, wrong, strict=False) if mixed}
     if wrong[-1] if tracked else bool(layers):
         raise ModelError(
-            "outputs at one input depend on other inputs, so that the module has no kernel of pairs; let its first "
-            "dimension be that of inputs, and normalise features, not batches"
+            "outputs at one input depend on other inputs, so the kernel of a pair of inputs is undefined; let each row "
+            "of outputs depend only on the same row of inputs, and normalise over features, not over the batch"
         )
     return layers
 
 
 def _patch(layer: nn.Module) -> int:
-    """Return at how many sites at most a convolution sees each number that enters it."""
+    """Return the largest number of sites at which a convolution uses an entry of its input; zero for other layers."""
     return math.prod(getattr(layer, "kernel_size", (0,)))
 
 
@@ -713,7 +713,7 @@ def ntk_vector_product(
         raise ShapeError(f"x1 and x2 must have inputs of one shape and dtype, not {x1.shape[1:]} and {x2.shape[1:]}")
     if not isinstance(v, Tensor) or tuple(v.shape) != (len(x2), plan.num_outputs):
         found = tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__
-        raise ShapeError(f"v must be {(len(x2), plan.num_outputs)}, inputs and outputs, not {found}")
+        raise ShapeError(f"v must be {(len(x2), plan.num_outputs)}, one entry per input and output, not {found}")
     check_finite(v, "v")
     length = max(len(x1), len(x2)) if block_size is None else whole_number("block_size", block_size, least=1)
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -735,8 +735,8 @@ def _backward(module: nn.Module, parameters: _Parameters, x: Tensor, weights: Te
 
 def _change(module: nn.Module, parameters: _Parameters, x: Tensor, total: _Parameters, shared: bool) -> Tensor:
     """Return the derivative of the outputs along a change ``total`` of the parameters, ``(n, k)``."""
-    # With shared parameters torch's forward mode may differ from the transpose of its gradients: it does not know that
-    # an embedding's padding row has none.
+    # With shared parameters torch's forward mode may differ from the transpose of its gradients: it ignores that an
+    # embedding's padding row has no gradient.
     if shared:
         return _twice_or_by_rows(module, parameters, x, total)
     start = {name: p.detach() for name, p in parameters.items()}
@@ -749,7 +749,7 @@ def _change(module: nn.Module, parameters: _Parameters, x: Tensor, total: _Param
 
 
 def _twice_or_by_rows(module: nn.Module, parameters: _Parameters, x: Tensor, total: _Parameters) -> Tensor:
-    """Return the change of outputs by gradients, of gradients where torch has them."""
+    """Return the change of outputs by double differentiation, or input by input if torch cannot."""
     try:
         return _twice_backward(module, parameters, x, total)
     except (RuntimeError, NotImplementedError):  # the gradient of a function of the module has none
@@ -757,7 +757,7 @@ def _twice_or_by_rows(module: nn.Module, parameters: _Parameters, x: Tensor, tot
 
 
 def _of_one(module: nn.Module, parameters: _Parameters, row: Tensor, total: _Parameters) -> Tensor:
-    """Return the change of outputs at one input, ``(1, k)``, by a gradient of each."""
+    """Return the change of outputs at one input, ``(1, k)``, from the gradient of each output."""
     with torch.enable_grad():
         y = functional_outputs(module, {}, row)[0]
         if not y.requires_grad:
@@ -770,7 +770,7 @@ def _of_one(module: nn.Module, parameters: _Parameters, row: Tensor, total: _Par
 
 
 def _twice_backward(module: nn.Module, parameters: _Parameters, x: Tensor, total: _Parameters) -> Tensor:
-    """Return the change of outputs by the gradient of a gradient, which is linear in the weights of outputs."""
+    """Return the change of outputs by differentiating their gradient, which is linear in the weights of outputs."""
     with torch.enable_grad():
         y = functional_outputs(module, {}, x)
         weights = torch.zeros_like(y, requires_grad=True)
@@ -889,7 +889,7 @@ def empirical_ntk(
     length = _block_size(plan, which, x1, block_size, max_memory)
     try:
         result = _fill(plan, x1.detach(), x2.detach(), which, symmetric, length)
-    except _Disagreement:  # the module treats these inputs differently from the two that were tried before
+    except _Disagreement:  # the module treats these inputs differently from the two inputs of the trial
         plan = plan.by_single_inputs()
         length = _block_size(plan, which, x1, block_size, max_memory)
         result = _fill(plan, x1.detach(), x2.detach(), which, symmetric, length)
@@ -899,7 +899,7 @@ def empirical_ntk(
 
 
 def _block_size(plan: GradientPlan, outputs: _Outputs, x: Tensor, block_size: int | None, max_memory: int) -> int:
-    """Return how many rows and columns a block has: so many that both factors and a product of them fit."""
+    """Return the number of rows and columns per block such that both factors and a product fit in memory."""
     if block_size is not None:
         return whole_number("block_size", block_size, least=1)
     allowed = whole_number("max_memory", max_memory, least=1) / plan.parameter.element_size()
@@ -911,7 +911,7 @@ def _block_size(plan: GradientPlan, outputs: _Outputs, x: Tensor, block_size: in
 
 
 def _fill(plan: GradientPlan, x1: Tensor, x2: Tensor, outputs: _Outputs, symmetric: bool, length: int) -> Tensor:
-    """Compute a matrix block by block; of a symmetric one, both halves from one."""
+    """Compute the kernel block by block; a symmetric kernel is computed by halves and mirrored."""
     k, n1, n2 = plan.num_outputs, len(x1), len(x2)
     shape = {_Outputs.FULL: (k, n1, k, n2), _Outputs.TRACE: (n1, n2), _Outputs.DIAGONAL: (k, n1, n2)}[outputs]
     result = torch.zeros(shape, dtype=plan.parameter.dtype, device=plan.parameter.device)
@@ -966,7 +966,7 @@ def gradient_factors(plan: GradientPlan, x: Tensor) -> list[LayerGradients]:
 
 
 class _Disagreement(Exception):
-    """Factors of gradients are not those of the module at these inputs."""
+    """The factors of gradients do not give the module's gradients at these inputs."""
 
 
 def _check(
@@ -975,8 +975,8 @@ def _check(
     found: dict[torch.nn.Module, list[LayerGradients]],
     rest: list[LayerGradients],
 ) -> None:
-    """Raise unless the gradient of a weighted sum of all outputs is that from the gradients of single inputs."""
-    # Hooks do not know the input of each row: a module may sort or route the rows that enter a layer.
+    """Raise an error unless gradients at single inputs add up to the gradient of a weighted sum of all outputs."""
+    # Hooks cannot assign rows to inputs if a module sorts or routes the rows that enter a layer.
     weights = _weights(trial.outputs)
     named = {name: p for name, p in plan.module.named_parameters() if p.requires_grad}
     total = torch.autograd.grad(trial.outputs, list(named.values()), weights, allow_unused=True, retain_graph=True)
@@ -994,18 +994,18 @@ def _check(
     if plan.layers:
         raise _Disagreement
     raise ModelError(
-        "gradients at single inputs do not add up to those of all of them, so that outputs at one input depend on "
-        "others; let the module's first dimension be that of inputs"
+        "gradients at single inputs do not add up to the gradient at all inputs, because outputs at one input depend "
+        "on other inputs; let each row of outputs depend only on the same row of inputs"
     )
 
 
 def _weights(outputs: Tensor) -> Tensor:
-    """Return numbers for all outputs that look random."""
+    """Return fixed, irregular weights for all outputs, in their shape."""
     return torch.arange(1.0, outputs.numel() + 1, dtype=torch.float64).cos().to(outputs).view_as(outputs)
 
 
 def _rest(plan: GradientPlan, x: Tensor) -> list[LayerGradients]:
-    """Return gradients with respect to the parameters whose gradients have no factors."""
+    """Return gradients with respect to the parameters without factors."""
     if not plan.rest:
         return []
     parameters = {name: plan.module.get_parameter(name).detach() for name in plan.rest}
@@ -1037,7 +1037,7 @@ def _add_up(plan: GradientPlan, found: dict[str, Tensor], x: Tensor) -> bool:
 
 
 def _one_by_one(plan: GradientPlan, x: Tensor) -> list[LayerGradients]:
-    """Return gradients with respect to the parameters whose gradients have no factors, without torch's batching."""
+    """Return gradients with respect to the parameters without factors, without torch's batching."""
     chosen = [plan.module.get_parameter(name) for name in plan.rest]
     rows = []
     for row in x.split(1):
@@ -1069,7 +1069,9 @@ class Linearized(nn.Module):
         self.network = copy.deepcopy(module)
         self._names = [name for name, p in module.named_parameters() if p.requires_grad]
         if not self._names:
-            raise ModelError("the module has no trainable parameter; call requires_grad_(True) on those that matter")
+            raise ModelError(
+                "the module has no trainable parameter; call requires_grad_(True) on parameters to include"
+            )
         for i, name in enumerate(self._names):
             self.register_buffer(f"start_{i}", module.get_parameter(name).detach().clone())
 

@@ -28,21 +28,21 @@ Arguments = TypeVar("Arguments", Tensor, dict[str, Tensor])
 
 
 def along(function: Callable[[Arguments], Tensor], at: Arguments, change: Arguments) -> Any:
-    """Return a function's value, and how it changes as its argument does."""
+    """Return a function's value and its derivative along ``change``."""
     _load()
     return jvp(function, (at,), (change,))
 
 
 @functools.cache
 def _load() -> None:
-    """Let torch load what it needs, without its warnings about itself."""
+    """Trigger torch's lazy imports for forward mode once, without its deprecation warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
 
 
 class ScaledLinear(nn.Linear):
-    """A dense layer whose weights have unit variance and are scaled as they are used."""
+    """A dense layer whose weights have unit variance and are scaled in the forward pass."""
 
     weight_scale: float = 1.0
     bias_scale: float = 1.0
@@ -54,7 +54,7 @@ class ScaledLinear(nn.Linear):
 
 
 class ScaledConv1d(nn.Conv1d):
-    """A convolution whose weights have unit variance and are scaled as they are used."""
+    """A convolution whose weights have unit variance and are scaled in the forward pass."""
 
     weight_scale: float = 1.0
     bias_scale: float = 1.0
@@ -66,7 +66,7 @@ class ScaledConv1d(nn.Conv1d):
 
 
 class ScaledConv2d(nn.Conv2d):
-    """A convolution whose weights have unit variance and are scaled as they are used."""
+    """A convolution whose weights have unit variance and are scaled in the forward pass."""
 
     weight_scale: float = 1.0
     bias_scale: float = 1.0
@@ -79,7 +79,7 @@ class ScaledConv2d(nn.Conv2d):
 
 @dataclass(frozen=True)
 class _Channels:
-    """How many channels a layer has in the module, and in the network of another width."""
+    """Number of channels of a layer in the module, and in the network of another width."""
 
     before: int
     after: int
@@ -116,7 +116,7 @@ def finite_network(
             found[node.name] = _Channels(_sizes(old)[1], leaving)
         elif isinstance(layer, LayerNormalization):
             channels = sources[0] if sources else _Channels(1, 1)
-            # A layer without parameters may be called again under a name that no module has, because it was replaced.
+            # A repeated call of a layer without parameters has a node name to which no module belongs.
             if node.name in names:
                 result.set_submodule(node.name, _normalization(result.get_submodule(node.name), channels))
             found[node.name] = channels
@@ -128,7 +128,7 @@ def finite_network(
 
 
 def _widths(graph: Graph, width: int | None) -> dict[str, int]:
-    """Return the widths of layers that change; what is joined keeps its proportions, for they stand in the limit."""
+    """Return the new widths of hidden layers; concatenated layers keep their proportions, which enter the limit."""
     if width is None:
         return {}
     data = {INPUT}
@@ -136,8 +136,8 @@ def _widths(graph: Graph, width: int | None) -> dict[str, int]:
         if not isinstance(node.layer, Dense | Convolution) and not data.isdisjoint(node.inputs):
             if len(node.inputs) > 1:
                 raise SettingsError(
-                    f"layer {node.name!r} adds or joins features of the input itself, whose number does not grow; "
-                    "leave width out, or put a layer with weights between"
+                    f"layer {node.name!r} adds or concatenates features of the input itself, whose number does not "
+                    "grow with the width; omit width, or put a layer with weights between them"
                 )
             data.add(node.name)
     last = _last_layers(graph)
@@ -151,14 +151,14 @@ def _widths(graph: Graph, width: int | None) -> dict[str, int]:
     largest = max(sizes.values(), default=1)
     if any(width * size % largest for size in sizes.values()):
         raise SettingsError(
-            f"width is that of the widest layer where features are joined, and others keep their proportion to it, "
-            f"{sorted(set(sizes.values()))}; with {width} they would not be whole numbers"
+            "the network concatenates features, so width is the width of the widest layer and all layers keep their "
+            f"proportions, {sorted(set(sizes.values()))}; with width {width} their widths would not be whole numbers"
         )
     return {name: width * size // largest for name, size in sizes.items()}
 
 
 def _last_layers(graph: Graph) -> frozenset[str]:
-    """Return the layers with weights whose outputs enter no other."""
+    """Return the layers with weights that no other layer with weights follows."""
     behind = {graph.nodes[-1].name}
     last = set()
     for node in reversed(graph.nodes):

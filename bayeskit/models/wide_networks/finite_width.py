@@ -118,10 +118,10 @@ class PowerLaw:
     def __repr__(self) -> str:
         low, high = self.interval
         if self.is_open:
-            return "no rate to be told: the numbers drown in their errors"
-        interval = f"rate in {low:.3f} to {high:.3f} at 95 %"
+            return "no rate can be estimated: the values are small relative to their standard errors"
+        interval = f"95 % interval of the rate {low:.3f} to {high:.3f}"
         unknown = math.isnan(self.p_value)
-        fit = "too few widths for a goodness of fit" if unknown else f"goodness of fit p = {self.p_value:.2g}"
+        fit = "too few widths for a goodness-of-fit test" if unknown else f"goodness of fit p = {self.p_value:.2g}"
         return f"width**({-self.rate:.3f}) ({interval}, {fit})"
 
 
@@ -149,7 +149,7 @@ def fit_power_law(widths: Tensor, values: Tensor, covariance: Tensor) -> PowerLa
     >>> round(fit_power_law(widths, (3 / widths.square())[:, None], error).rate, 4)
     2.0
     """
-    # Widths are relative to their geometric mean, so that amplitudes have the scale of the values.
+    # Widths are relative to their geometric mean, so amplitudes have the scale of the values.
     middle = widths.log().mean()
     scale = widths.log() - middle
     precision, num_directions = precisions(covariance)
@@ -181,7 +181,7 @@ def fit_power_law(widths: Tensor, values: Tensor, covariance: Tensor) -> PowerLa
 
 
 def precisions(covariance: Tensor) -> tuple[Tensor, list[int]]:
-    """Return inverses of covariances, in the directions that have variance, and how many these are."""
+    """Return pseudo-inverses of covariances, without directions of variance zero, and their ranks."""
     variance, direction = torch.linalg.eigh(covariance)
     kept = variance > _DEGENERATE * variance[..., -1:]
     inverse = torch.where(kept, variance, 1).reciprocal() * kept
@@ -189,7 +189,7 @@ def precisions(covariance: Tensor) -> tuple[Tensor, list[int]]:
 
 
 def _crossing(misfit: Callable[[float], float], bound: float, start: float, step: float) -> float:
-    """Return where the misfit rises above a bound, from a rate within it; infinite where it never does."""
+    """Return the rate at which the misfit exceeds ``bound``, searching from ``start``; infinite if there is none."""
     end = start + step
     while misfit(end) <= bound:
         if not _RATES[0] <= end <= _RATES[1]:
@@ -200,7 +200,7 @@ def _crossing(misfit: Callable[[float], float], bound: float, start: float, step
 
 # Kernels of many random networks of the same width at once.
 
-CHUNK = 1 << 22  # numbers in the gradients of a chunk of networks; a larger chunk does not fit the cache
+CHUNK = 1 << 22  # number of gradient entries of a chunk of networks; a larger chunk does not fit in the cache
 
 Parameters = Mapping[str, Tensor]
 
@@ -274,7 +274,7 @@ class RandomNetworks:
         return max(CHUNK // (numbers * len(x) * self._num_outputs(x, all_outputs)), 1)
 
     def _num_outputs(self, x: Tensor, all_outputs: bool = False) -> int:
-        """Return how many outputs there are, or over how many kernels are averaged."""
+        """Return the number of outputs used: one if all have the same distribution, unless ``all_outputs``."""
         if self.alike and not all_outputs:
             return 1
         with torch.no_grad():
@@ -291,7 +291,7 @@ class RandomNetworks:
         return total
 
     def _gradients(self, parameters: Parameters, x: Tensor, names: Sequence[str], num_outputs: int) -> Iterator[Tensor]:
-        """Yield the gradients with respect to one parameter after another, ``(networks, outputs, n, numbers)``."""
+        """Yield the gradients with respect to each parameter in turn, ``(networks, outputs, n, numbers)``."""
         chosen = {name: parameters[name] for name in names}
         others = {name: value for name, value in parameters.items() if name not in names}
 
@@ -306,11 +306,11 @@ class RandomNetworks:
 
 
 def random_networks(kernel: InfiniteWidth, width: int | None, dtype: torch.dtype) -> RandomNetworks:
-    """Return the law of ``kernel.network(width)``, which must have no dropout and end in weights (``ModelError``)."""
+    """Return the distribution of ``kernel.network(width)``; it must have no dropout and end in layers with weights."""
     last = _last_layers(kernel)
     standard = kernel.parameterization == "standard"
     template = kernel.network(width).to(dtype)
-    # The same network with torch's layers, from which the limit at these widths is read.
+    # The same network with torch's layers, to read the limit at these widths.
     plain = finite_network(kernel.module, kernel.graph, kernel.variances, True, width, 0)
     variances = kernel.variances
     limit = infinite_width(plain, kernel.parameterization, dict(variances.weight), dict(variances.bias))
@@ -329,20 +329,20 @@ def random_networks(kernel: InfiniteWidth, width: int | None, dtype: torch.dtype
 
 
 def _last_layers(kernel: InfiniteWidth) -> frozenset[str]:
-    """Return the layers in whose weights outputs are linear."""
+    """Return the names of the layers in whose weights outputs are linear."""
     nodes = kernel.graph.nodes
     behind, last = {nodes[-1].name}, set()
     for node in reversed(nodes):
         if isinstance(node.layer, Dropout):
-            raise ModelError(f"layer {node.name!r} draws noise of its own; put the module into evaluation mode")
+            raise ModelError(f"layer {node.name!r} draws random noise; put the module into evaluation mode")
         if node.name not in behind:
             continue
         if isinstance(node.layer, Dense | Convolution):
             last.add(node.name)
         elif isinstance(node.layer, Nonlinearity | LayerNormalization) or INPUT in node.inputs:
             raise ModelError(
-                f"outputs depend on {node.name!r} by no layer with weights; end the network with a dense layer, so "
-                "that outputs are normal given the layers before"
+                f"no layer with weights follows layer {node.name!r}; end the network with a dense layer, so that "
+                "outputs are normal given the preceding layers"
             )
         else:
             behind.update(node.inputs)
@@ -429,7 +429,7 @@ def _kernel_moments(
     if which not in _KERNELS:
         raise SettingsError(f'which must be "nngp" or "ntk", not {which!r}')
     if isinstance(seed, torch.Generator):
-        raise SettingsError("seed must be a whole number: every block of networks has a stream of its own")
+        raise SettingsError("seed must be a whole number, because each block of networks has its own random stream")
     x = check_inputs(x, "x", kernel.graph.num_axes).detach()
     blocks = min(_NUM_BLOCKS, num_networks)
     sizes = [num_networks // blocks + (i < num_networks % blocks) for i in range(blocks)]
@@ -450,7 +450,7 @@ def _kernel_moments(
 
 
 class _Task(NamedTuple):
-    """Some networks of one width, with a random stream of their own."""
+    """A block of networks of one width, with its own random stream."""
 
     networks: RandomNetworks
     limit: Tensor
@@ -459,16 +459,18 @@ class _Task(NamedTuple):
 
 
 def _limit(networks: RandomNetworks, x: Tensor, which: str) -> Tensor:
-    """Return the kernel of infinite width, ``(n, n)`` in float64: its rounding errors must not pass for a bias."""
+    """Return the infinite-width kernel ``(n, n)`` in float64, so that its rounding errors are not taken for a bias."""
     result: Tensor = (networks.limit.nngp if which == "nngp" else networks.limit.ntk)(x.double())
     if not bool((result.diagonal() > 0).all()):
         row = int((result.diagonal() <= 0).nonzero()[0])
-        raise DataError(f"the kernel of row {row} of x with itself is zero, so that there is nothing to compare")
+        raise DataError(
+            f"the kernel of row {row} of x with itself is zero, so its relative bias is undefined; remove this row"
+        )
     return result
 
 
 def _block(x: Tensor, which: str, seed: int, task: _Task) -> Tensor:
-    """Return sums over some networks: entries, their products and squared distances, in one vector."""
+    """Return sums over a block of networks in one vector: entries, their products, squared distances and squares."""
     networks = task.networks
     generator = new_generator(seed, x.device, stream=task.stream)
     rows, columns = _pairs_of(len(x))
@@ -543,7 +545,7 @@ class FiniteWidthBias:
             If there is only one width or one input.
         """
         if len(self.moments) < 2 or len(self.moments[0].limit) < 2:
-            raise SettingsError("a rate needs two widths and two inputs at least")
+            raise SettingsError("a rate needs at least two widths and two inputs")
         chosen = ~self.moments[0].is_diagonal
         values, errors = zip(*[_relative(m, chosen) for m in self.moments], strict=True)
         return fit_power_law(torch.tensor(self.widths, dtype=torch.float64), torch.stack(values), torch.stack(errors))
@@ -599,7 +601,7 @@ class FiniteWidthBias:
         off = table[table["first"] != table["second"]]
         for i, ((first, second), rows) in enumerate(off.groupby(["first", "second"])):
             ax.errorbar(
-                rows["width"] * (1 + 0.02 * i),  # offset, so that bars do not overlap
+                rows["width"] * (1 + 0.02 * i),  # offset, to keep bars from overlapping
                 rows["relative_bias"].abs(),
                 1.96 * rows["relative_standard_error"],
                 color=CHAIN_COLOURS[i % len(CHAIN_COLOURS)],
@@ -615,19 +617,19 @@ class FiniteWidthBias:
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         ax.set_xlabel("width")
-        ax.set_ylabel(f"relative bias of the {self.which.upper()}, size")
+        ax.set_ylabel(f"absolute relative bias of the {self.which.upper()}")
         ax.legend(frameon=False, fontsize="small")
         ax.grid(alpha=0.25)
         return ax
 
     def __repr__(self) -> str:
         number = self.moments[0].num_networks
-        lines = [f"bias of the {self.which.upper()} of {number} networks of widths {', '.join(map(str, self.widths))}"]
+        lines = [f"bias of the {self.which.upper()}, widths {', '.join(map(str, self.widths))}, {number} networks each"]
         if len(self.moments[0].limit) > 1:
             if len(self.moments) > 1:
                 lines.append(f"  off the diagonal: {self.rate}")
-            lines.append(f"  none off the diagonal: p = {self.off_diagonal_p_value:.2g}")
-        lines.append(f"  none on the diagonal: p = {self.diagonal_p_value:.2g}")
+            lines.append(f"  test of zero bias off the diagonal: p = {self.off_diagonal_p_value:.2g}")
+        lines.append(f"  test of zero bias on the diagonal: p = {self.diagonal_p_value:.2g}")
         return "\n".join(lines)
 
     def _p_value(self, chosen: Tensor) -> float:
@@ -638,7 +640,7 @@ class FiniteWidthBias:
 
 
 def _relative(moments: DeviationMoments, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return biases by the size of both inputs' own kernels, which is never zero, and their covariance."""
+    """Return biases relative to the root of the product of both diagonal entries (positive), and their covariance."""
     rows, columns = _pairs_of(len(moments.limit))
     diagonal = moments.limit.diagonal()
     size = (diagonal[rows] * diagonal[columns]).sqrt()[chosen]
@@ -726,7 +728,7 @@ def finite_width_bias(
     """
     found = sorted({whole_number("widths", width, least=1) for width in widths})
     if not found:
-        raise SettingsError("widths must have one entry at least")
+        raise SettingsError("widths must have at least one entry")
     num_networks = whole_number("num_networks", num_networks, least=2)
     return FiniteWidthBias(
         which, tuple(_kernel_moments(kernel, x, found, num_networks, which, seed, num_jobs, progress))
@@ -783,8 +785,8 @@ class NTKDrift:
 
     def __repr__(self) -> str:
         when = f"over {len(self.steps)} snapshots" if self.loss is None else f"in {self.steps[-1]} steps"
-        fall = "" if self.loss is None else f", the loss from {float(self.loss[0]):.3g} to {float(self.loss[-1]):.3g}"
-        return f"NTK changed by {float(self.relative_change[-1]):.3g} of its size {when}{fall}"
+        fall = "" if self.loss is None else f"; loss from {float(self.loss[0]):.3g} to {float(self.loss[-1]):.3g}"
+        return f"relative change of the NTK {float(self.relative_change[-1]):.3g} {when}{fall}"
 
 
 @dataclass(frozen=True)
@@ -827,7 +829,7 @@ class DriftAgainstWidth:
         """
         rows = [row for row, width in enumerate(self.widths) if width is not None]
         if len(rows) < 2:
-            raise SettingsError("a rate needs two widths at least, beside the module's own")
+            raise SettingsError("a rate needs at least two widths besides the module's own")
         return fit_power_law(
             torch.tensor([self.widths[row] for row in rows], dtype=torch.float64),
             self.typical[rows, None],
@@ -877,7 +879,7 @@ class DriftAgainstWidth:
         return ax
 
     def __repr__(self) -> str:
-        lines = [f"change of the NTK of {self.relative_change.shape[1]} trained networks a width"]
+        lines = [f"relative change of the NTK, {self.relative_change.shape[1]} trained networks per width"]
         if len(self.widths) - (None in self.widths) > 1:
             lines.append(f"  {self.rate}")
         for width, value, error in zip(self.widths, self.typical.tolist(), self.standard_error.tolist(), strict=True):
@@ -953,7 +955,7 @@ def ntk_drift(
         for step in range(num_steps + 1):
             loss = 0.5 * (flat_outputs(model, x) - y).square().sum()
             if not bool(torch.isfinite(loss)):
-                raise LossError(f"the loss of step {step} is not finite; lower learning_rate, now {rate:.3g}")
+                raise LossError(f"the loss of step {step} is not finite; lower learning_rate (now {rate:.3g})")
             if step in recorded:
                 changes.append(relative_change(empirical_ntk(model, x), first))
                 losses.append(loss.detach())
@@ -999,7 +1001,7 @@ def ntk_drift_of_snapshots(module: nn.Module, x: Tensor, snapshots: Sequence[Map
     [0.0, 0.0]
     """
     if not snapshots:
-        raise SettingsError("snapshots must have one entry at least")
+        raise SettingsError("snapshots must have at least one entry")
     model = copy.deepcopy(module).eval()
     kernels = []
     for i, snapshot in enumerate(snapshots):
@@ -1085,7 +1087,7 @@ def ntk_drift_against_width(
     num_steps = whole_number("num_steps", num_steps, least=1)
     given = {None if width is None else whole_number("widths", width, least=1) for width in widths}
     if not given:
-        raise SettingsError("widths must have one entry at least")
+        raise SettingsError("widths must have at least one entry")
     refuse_module(kernel)
     x = check_inputs(x, "x", kernel.graph.num_axes).detach()
     changes, losses = [], []
@@ -1098,7 +1100,7 @@ def ntk_drift_against_width(
             change, loss = _trained(networks, x, y, num_networks, rate, num_steps, generator)
         if not bool(torch.isfinite(loss).all() and torch.isfinite(change).all()):
             raise LossError(
-                f"training diverges for a network of width {width}; lower learning_rate, now {rate:.3g}, or leave out "
+                f"training diverges for a network of width {width}; lower learning_rate (now {rate:.3g}), or leave out "
                 "small widths"
             )
         changes.append(change)
@@ -1231,16 +1233,19 @@ class KernelRegime:
         """Verdict in one sentence: whether this width is in the kernel regime, with reason and remedy."""
         width = "random networks of " + (f"width {self.width}" if self.width is not None else self._own_widths)
         if self.trusted:
-            text = f"{width} are in the kernel regime: all of {', '.join(self.numbers)} are below {self.tolerance:g}"
-            return text if self.drift is not None else f"{text} (at initialisation; give y for the drift)"
+            text = f"{width} are in the kernel regime: {', '.join(self.numbers)} are all below {self.tolerance:g}"
+            return text if self.drift is not None else f"{text} (at initialisation; give y to measure the drift)"
         large = [f"{name} {number}" for name, number in self.numbers.items() if number.lower > self.tolerance]
         if large:
             return (
                 f"{width} are not in the kernel regime: {', '.join(large)} above {self.tolerance:g}; about "
-                f"{_rounded(self.factor)} times the width would be{self._remedy}"
+                f"{_rounded(self.factor)} times the width is needed{self._remedy}"
             )
         open_ones = [f"{name} {number}" for name, number in self.numbers.items() if number.upper > self.tolerance]
-        return f"{width} are undecided: {', '.join(open_ones)} about {self.tolerance:g}; take more networks"
+        return (
+            f"{width} are undecided: the 95 % interval contains {self.tolerance:g} for {', '.join(open_ones)}; use "
+            "more networks"
+        )
 
     @property
     def _own_widths(self) -> str:
@@ -1253,8 +1258,8 @@ class KernelRegime:
         if self.he_variance is None or self.drift is None or self.drift.lower <= self.tolerance:
             return ""
         return (
-            f". The drift also shrinks with weight_variance={self.he_variance:g} (He), with which the kernel does not "
-            "get smaller from layer to layer"
+            f". The drift is also smaller with weight_variance={self.he_variance:g} (He), because the kernel then does "
+            "not shrink from layer to layer"
         )
 
     def to_pandas(self) -> pd.DataFrame:
@@ -1376,7 +1381,7 @@ def kernel_regime(
     if weight_variance is not None or bias_variance is not None:
         kernel = kernel.with_variances(weight_variance, bias_variance)
     if not isinstance(x, Tensor) or x.dim() < 2 or len(x) < 2:
-        raise ShapeError("x must hold two inputs at least, (n, ...): the bias is that of pairs")
+        raise ShapeError("x must have at least two inputs, (n, ...), because the bias is measured for pairs")
     width = None if width is None else whole_number("width", width, least=1)
     tolerance = real_number("tolerance", tolerance, between=(0.0, math.inf))
     num_networks = whole_number("num_networks", num_networks, least=2)
@@ -1416,7 +1421,7 @@ def _widths(kernel: InfiniteWidth) -> tuple[int, ...]:
 
 
 def _law(kernel: InfiniteWidth) -> str:
-    """Return the law of random weights, in words."""
+    """Describe the distribution of the random weights in words."""
     weight, bias = (_numbers(x) for x in (kernel.variances.weight, kernel.variances.bias))
     which = "NTK" if kernel.parameterization == "ntk" else kernel.parameterization
     return f"weight variance {weight} over the number of inputs, bias variance {bias}, {which} parametrisation"
@@ -1428,7 +1433,7 @@ def _numbers(variances: Mapping[str, float | Tensor]) -> str:
 
 
 def _he_variance(kernel: InfiniteWidth) -> float | None:
-    """Return the weight variance with which activations with a kink keep second moments, if one is smaller."""
+    """Return the weight variance that preserves second moments with ReLU-like activations; None if none is smaller."""
     layers = [node.layer for node in kernel.graph.nodes]
     functions = [layer.activation for layer in layers if isinstance(layer, Nonlinearity)]
     slopes = {(f.left, f.right) for f in functions if isinstance(f, PiecewiseLinear) and f.left != f.right}
@@ -1452,7 +1457,7 @@ def _bias(moments: DeviationMoments) -> Interval:
     rows, columns = _pairs_of(len(moments.limit))
     size = float(moments.limit[rows, columns][chosen].square().sum())
     if size == 0:
-        raise DataError("the tangent kernel is zero for all pairs of inputs, so that there is no relative bias")
+        raise DataError("the tangent kernel is zero for all pairs of inputs, so the relative bias is undefined")
     # The squared estimate overestimates the squared bias by its variance; subtract it.
     square = float(value @ value - error.trace())
     twice = 2 * float(error.square().sum())  # variance of the squared estimate if the bias is zero

@@ -40,7 +40,7 @@ __all__ = ["InfiniteWidth", "KernelBlock", "Kernels", "Variance", "infinite_widt
 
 # Kernels of a graph's output for pairs of inputs: profiles of single inputs first, then block by block.
 
-_MARGIN = 1e-3  # share of the largest number with a finite square: layers scale products of variances by small factors
+_MARGIN = 1e-3  # safety factor below overflow of squares, because layers multiply products of variances by factors
 
 
 class KernelBlock(NamedTuple):
@@ -51,7 +51,7 @@ class KernelBlock(NamedTuple):
     rows, columns : slice
         Position in the matrix.
     mirrored : bool
-        Whether the transpose is a block of the matrix, too; it is not yielded separately.
+        Whether the transpose is also a block of the matrix; it is not yielded separately.
     nngp : Tensor
         Block of the covariance of outputs.
     ntk : Tensor or None
@@ -66,7 +66,7 @@ class KernelBlock(NamedTuple):
 
 
 class _Singles(NamedTuple):
-    """Inputs one by one: themselves, what layers need of them, and the output's covariance of each with itself."""
+    """Single inputs, their profile, and the covariance of the output with itself at each input."""
 
     x: Tensor
     profile: Profile
@@ -83,10 +83,10 @@ class _Evaluation:
     second: _Singles
     symmetric: bool  # whether both sets are the same
     ntk: bool  # whether to compute the tangent kernel
-    dtype: torch.dtype  # of results; computations use double precision where its range does not suffice
+    dtype: torch.dtype  # of results; computations use double precision if its range is too small
 
     def whole(self) -> tuple[Tensor, Tensor | None]:
-        """Return whole matrices at once, through which derivatives flow."""
+        """Return the whole matrices at once; gradients flow through them."""
         profiles = self.first.profile, self.second.profile
         found = self.graph.cross(self.first.x, self.second.x, profiles, self.variances, self.ntk)
         nngp, ntk = found.nngp, found.ntk
@@ -98,7 +98,7 @@ class _Evaluation:
         return nngp.to(self.dtype), None if ntk is None else ntk.to(self.dtype)
 
     def fill(self, out: Sequence[Tensor | None]) -> None:
-        """Write matrices into tensors, block by block; both halves of symmetric ones from one."""
+        """Write the matrices into tensors block by block; a symmetric matrix is computed by halves and mirrored."""
         chosen = self._blocks()
 
         def store(block: tiles.Block) -> None:
@@ -115,7 +115,7 @@ class _Evaluation:
                 bar.update(i + 1)
 
     def blocks(self) -> Iterator[KernelBlock]:
-        """Yield both matrices block by block; of symmetric ones those on and above the diagonal."""
+        """Yield both matrices block by block; only blocks on and above the diagonal if they are symmetric."""
         yield from tiles.each(self._block, self._blocks(), self.first.x.device)
 
     def _blocks(self) -> list[tiles.Block]:
@@ -143,9 +143,9 @@ class _Evaluation:
 def _evaluation(
     graph: Graph, variances: Variances, x1: Tensor, x2: Tensor | None, ntk: bool, derivatives: bool
 ) -> _Evaluation:
-    """Return the kernels of checked inputs, to be computed; ``x2`` None stands for ``x1``.
+    """Return the kernels of checked inputs, not yet computed; ``x2`` None means ``x1``.
 
-    No inputs raise a ``ShapeError``, second moments outside the dtype's range a ``DataError``.
+    Empty inputs raise a ``ShapeError``, second moments outside the dtype's range a ``DataError``.
     """
     with torch.set_grad_enabled(derivatives and torch.is_grad_enabled()):
         first = _singles(graph, variances, x1, ntk)
@@ -157,7 +157,7 @@ def _evaluation(
 
 
 def _singles(graph: Graph, variances: Variances, x: Tensor, ntk: bool) -> _Singles:
-    """Return what layers need of single inputs, in double precision where the range of another does not suffice."""
+    """Return the profile of single inputs, in double precision if the range of their dtype is too small."""
     if not len(x):
         raise ShapeError("there must be at least one input")
     try:
@@ -169,7 +169,7 @@ def _singles(graph: Graph, variances: Variances, x: Tensor, ntk: bool) -> _Singl
 
 
 def _checked(graph: Graph, variances: Variances, x: Tensor, ntk: bool, dtype: torch.dtype) -> _Singles:
-    """Return what layers need of single inputs, or say which layer's moments have lost their digits."""
+    """Return the profile of single inputs; moments outside the dtype's range raise a ``DataError``."""
     x = _centred(graph, x)
     result = _Singles(x, *_profile(graph, variances, x, ntk))
     if all(visible(y) for y in result.profile.variance.values()) and visible(x):
@@ -199,13 +199,13 @@ def _check_range(graph: Graph, found: _Singles, dtype: torch.dtype) -> None:
 
 
 def _extremes(x: Tensor) -> tuple[float, float]:
-    """Return the least number that is not zero, and the largest."""
+    """Return the smallest and the largest number, with zeros replaced by one."""
     low, high = torch.where(x == 0, 1, x).aminmax()
     return float(low), float(high)
 
 
 def _vanished(x: Tensor, variance: Tensor) -> bool:
-    """Whether squares of inputs are zero that are not."""
+    """Whether squares of nonzero inputs underflow to zero."""
     if int(variance.count_nonzero()) == variance.numel():
         return False
     return bool(((variance == 0) & (x.detach() != 0).any(1)).any())
@@ -214,13 +214,13 @@ def _vanished(x: Tensor, variance: Tensor) -> bool:
 def _out_of_range(name: str, value: float, dtype: torch.dtype, direction: str) -> DataError:
     what = "the inputs" if name == INPUT else f"layer {name!r}"
     return DataError(
-        f"second moments of {what} reach {value:.3g}, and their products leave the range of {dtype}; scale inputs, or "
-        f"variances of weights, {direction}"
+        f"second moments of {what} reach {value:.3g}, and their products are outside the range of {dtype}; scale the "
+        f"inputs or the weight variances {direction}"
     )
 
 
 def _centred(graph: Graph, x: Tensor) -> Tensor:
-    """Return inputs without their mean if all that reads them takes it away: squares would lose the rest's digits."""
+    """Subtract the mean of the inputs if every layer that reads them does so; otherwise squares may lose digits."""
     same, readers = {INPUT}, []
     for node in graph.nodes:
         if same.isdisjoint(node.inputs):
@@ -240,7 +240,7 @@ def _centred(graph: Graph, x: Tensor) -> Tensor:
 
 
 def _profile(graph: Graph, variances: Variances, x: Tensor, ntk: bool) -> tuple[Profile, Covariance]:
-    """Return what layers need of single inputs, in pieces that fit into the cache."""
+    """Return the profile of single inputs and the output's covariances, computed in pieces that fit in the cache."""
     length = max(tiles.side(_pairs_of_sites(graph, x), tiles.SIZE) ** 2, 1)
     if len(x) <= length or _derivatives_wanted(variances, x):
         return graph.profile(x, variances, ntk)
@@ -257,13 +257,13 @@ def _profile(graph: Graph, variances: Variances, x: Tensor, ntk: bool) -> tuple[
 
 
 def _derivatives_wanted(variances: Variances, *x: Tensor) -> bool:
-    """Whether derivatives are wanted, of inputs or variances, or a transform of functions is under way."""
+    """Whether derivatives with respect to inputs or variances may be needed."""
     numbers = (*x, *variances.weight.values(), *variances.bias.values())
     return tracked(*(y for y in numbers if isinstance(y, Tensor)))
 
 
 def _pairs_of_sites(graph: Graph, x: Tensor) -> int:
-    """Return how many covariances a pair of inputs has at the network's beginning."""
+    """Return the number of covariances per pair of inputs at the network's input."""
     sites = x.shape[2:].numel()
     return sites * sites if INPUT in graph.all_pairs else sites
 
@@ -368,7 +368,7 @@ class InfiniteWidth:
             isinstance(out, tuple | list) and len(out) == 2 and all(isinstance(y, Tensor) for y in out)
         ):
             raise SettingsError(
-                "out must be a pair of tensors, for the nngp and the ntk; one kernel alone has its method"
+                "out must be a pair of tensors, (nngp, ntk); for a single kernel call the method nngp or ntk"
             )
         nngp, ntk = self._matrices(x1, x2, ntk=True, out=out)
         assert nngp is not None and ntk is not None
@@ -412,7 +412,7 @@ class InfiniteWidth:
             If no file is given, both files are the same, or a name does not end in ``.npy``.
         """
         if isinstance(x2, str | Path):
-            raise SettingsError(f"x2 is {str(x2)!r}, not a tensor; files have names: save(x, nngp=..., ntk=...)")
+            raise SettingsError(f"x2 is {str(x2)!r}, not a tensor; pass files by name: save(x, nngp=..., ntk=...)")
         check_paths(nngp, ntk)
         first, second = self._checked_pair(x1, x2)
         shape = len(first), len(first if second is None else second)
@@ -476,7 +476,7 @@ class InfiniteWidth:
         return check_inputs(x, name, self.graph.num_axes)
 
     def _checked_pair(self, x1: Tensor, x2: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return both sets of inputs, the second as None if they are one."""
+        """Return both sets of inputs; the second is None if both are the same."""
         x1 = self._checked(x1, "x1")
         if x2 is None or x2 is x1:
             return x1, None
@@ -495,7 +495,9 @@ class InfiniteWidth:
         inputs = (x1,) if x2 is None else (x1, x2)
         if _derivatives_wanted(self.variances, *inputs):
             if out is not None:
-                raise SettingsError("out keeps no gradients, which inputs or variances require; use torch.no_grad()")
+                raise SettingsError(
+                    "out cannot be used if inputs or variances require gradients; use torch.no_grad(), or omit out"
+                )
             return self._evaluation(x1, x2, ntk, derivatives=True).whole()
         shape = len(x1), len(inputs[-1])
         if out is None:
@@ -584,7 +586,7 @@ def weighted_layers(graph: Graph) -> tuple[str, ...]:
 
 
 def _by_layer(name: str, variance: Variance, names: tuple[str, ...]) -> dict[str, float | Tensor]:
-    """Return one variance a layer."""
+    """Return one variance per layer."""
     if isinstance(variance, Mapping):
         if set(variance) != set(names):
             raise SettingsError(f"{name} must have an entry for each of {list(names)}, not for {list(variance)}")
@@ -596,7 +598,7 @@ def _by_layer(name: str, variance: Variance, names: tuple[str, ...]) -> dict[str
 
 
 def _range(variances: Iterable[float | Tensor]) -> str:
-    """Return one number in words, or the least and the largest of several."""
+    """Format variances: one number, or the smallest and the largest."""
     numbers = sorted(float(x) for x in variances if not isinstance(x, Tensor) or visible(x))
     if not numbers:
         return "unknown"
@@ -606,10 +608,12 @@ def _range(variances: Iterable[float | Tensor]) -> str:
 def _variance(name: str, value: float | Tensor) -> float | Tensor:
     if isinstance(value, Tensor):
         if value.dim() or (visible(value) and not 0 <= float(value.detach()) < float("inf")):
-            raise SettingsError(f"{name} must be one number that is finite and not negative, not {value!r}")
+            raise SettingsError(f"{name} must be a single number, finite and not negative, not {value!r}")
         return value
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise SettingsError(f"{name} must be a number, a tensor or a mapping of layers' names to such, not {value!r}")
+        raise SettingsError(
+            f"{name} must be a number, a tensor, or a mapping from layer names to numbers or tensors, not {value!r}"
+        )
     number = float(value)
     if not 0 <= number < float("inf"):
         raise SettingsError(f"{name} must be finite and not negative, not {value!r}")

@@ -46,19 +46,19 @@ __all__ = [
 class Pairs:
     """Pairing of inputs: all of one set with all of another, or one by one."""
 
-    first: Profile | None  # None while each input is paired with itself and its profile is being made
+    first: Profile | None  # None while each input is paired with itself to compute its profile
     second: Profile | None
     outer: bool  # whether all pairs of inputs are present, so that covariances begin with two dimensions
 
     def variances(self, name: str, state: Covariance) -> tuple[Tensor, Tensor]:
-        """Return the second moments of one layer's features, to be broadcast against its covariances."""
+        """Return the second moments of one layer's features, shaped to broadcast against its covariances."""
         if self.first is None or self.second is None:
             own = state.variance()
             return self.spread(own, own, state)
         return self.spread(self.first.variance[name], self.second.variance[name], state)
 
     def means(self, name: str, state: Covariance) -> tuple[Tensor, Tensor] | None:
-        """Return the first moments likewise, where they are not zero."""
+        """Return the first moments in the same shapes, or None if they are zero."""
         if self.first is None or self.second is None:
             return None if state.mean is None else self.spread(state.mean, state.mean, state)
         if name not in self.first.mean:
@@ -66,7 +66,7 @@ class Pairs:
         return self.spread(self.first.mean[name], self.second.mean[name], state)
 
     def spread(self, first: Tensor, second: Tensor, state: Covariance) -> tuple[Tensor, Tensor]:
-        """Return two sets of numbers, one a site, such that they broadcast against covariances."""
+        """Reshape values per input and site such that they broadcast against covariances."""
         if state.all_pairs:
             ones = (1,) * state.num_axes
             batch = first.dim() - state.num_axes
@@ -84,16 +84,16 @@ class Variances:
 
 
 class Layer(Protocol):
-    """A layer of a network, in the limit of infinite width."""
+    """A layer of a network in the limit of infinite width."""
 
     def needs_all_pairs(self, wanted: bool) -> bool:
-        """Return whether covariances between different sites of its input are needed, if those of its output are."""
+        """Whether covariances between sites of the input are needed; those of the output are if ``wanted``."""
         ...
 
     def propagate(
         self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
     ) -> Covariance:
-        """Return the covariances of its output; inputs come with the names of the layers that made them."""
+        """Return the covariances of the output; inputs are paired with the names of their layers."""
         ...
 
 
@@ -107,7 +107,7 @@ class SumOfBranches:
     scale: tuple[float, ...]  # one factor per input
 
     def needs_all_pairs(self, wanted: bool) -> bool:
-        """Each pair of sites goes by itself."""
+        """Return ``wanted``: pairs of sites are processed separately."""
         return wanted
 
     def propagate(
@@ -131,20 +131,20 @@ class SumOfBranches:
 
 @dataclass(frozen=True)
 class Concatenate:
-    """Channels of several layers side by side."""
+    """Concatenation of the channels of several layers."""
 
     def needs_all_pairs(self, wanted: bool) -> bool:
-        """Each pair of sites goes by itself."""
+        """Return ``wanted``: pairs of sites are processed separately."""
         return wanted
 
     def propagate(
         self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
     ) -> Covariance:
-        """Average covariances, each with its share of the channels."""
+        """Average covariances, weighted by the numbers of channels."""
         states = [state.settled() for _, state in inputs]
         layouts = {(state.num_axes, tuple(state.sites)) for state in states}
         if len(layouts) > 1:
-            raise ShapeError(f"layer {name!r} joins features on different grids: {sorted(layouts)}")
+            raise ShapeError(f"layer {name!r} concatenates features on different grids: {sorted(layouts)}")
         channels = sum(state.channels for state in states)
         shares = [state.channels / channels for state in states]
         return replace(
@@ -159,7 +159,7 @@ class Concatenate:
 
 
 def _gap(inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, weights: Sequence[float]) -> Tensor | None:
-    """Return the gap of a weighted sum of covariances, if those of all are known."""
+    """Return the gap of a weighted sum of covariances, or None if a gap is unknown."""
     total: Joint | None = None
     for (source, state), weight in zip(inputs, weights, strict=True):
         if state.gap is None:
@@ -188,7 +188,7 @@ def _combined_tangents(tensors: Sequence[Tensor | None], weights: Sequence[float
 class Dense:
     """A dense layer."""
 
-    fan_in: int  # of the finite layer, as the channels
+    fan_in: int  # of the finite layer, as channels
     channels: int
     bias: bool
     standard: bool  # whether gradients are those of the weights themselves, or of weights with unit variance (NTK)
@@ -196,17 +196,17 @@ class Dense:
     trains_bias: bool = True
 
     def needs_all_pairs(self, wanted: bool) -> bool:
-        """Each site goes by itself."""
+        """Return ``wanted``: sites are processed separately."""
         return wanted
 
     def propagate(
         self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
     ) -> Covariance:
-        """Scale by the variance of the weights, and add that of the bias."""
+        """Multiply by the weight variance and add the bias variance."""
         ((source, state),) = inputs
         if state.num_axes:
             raise ShapeError(
-                f"layer {name!r}: a dense layer needs vectors, not features on a grid with {state.num_axes} axes; put "
+                f"layer {name!r}: a dense layer needs vectors, not features on a grid with {state.num_axes} axes; add "
                 "Flatten or an average over the grid before it"
             )
         state = state.settled()
@@ -227,7 +227,7 @@ class Dense:
         bias: Tensor | float,
         gap: Tensor | None,
     ) -> Covariance:
-        """Return what random weights make of averages over all that enters an output."""
+        """Return the covariances after random weights, given averages over the inputs of an output."""
         result = weight * nngp
         tangent: Tensor | None = None
         if ntk is not None:
@@ -243,7 +243,7 @@ class Dense:
 
 
 def _padding_gap(state: Covariance, a: Tensor, b: Tensor, weight: Tensor | float, bias: Tensor | float) -> Tensor:
-    """Return the gap of covariances that are scaled and shifted."""
+    """Return the gap of ``weight * k + bias``."""
     assert state.gap is not None
     gap = weight * weight * state.gap
     if isinstance(bias, float) and bias == 0:
@@ -253,7 +253,7 @@ def _padding_gap(state: Covariance, a: Tensor, b: Tensor, weight: Tensor | float
 
 
 def _plus(x: Tensor, y: Tensor, factor: Tensor | float) -> Tensor:
-    """Return ``x + factor * y``, in one operation where that is possible."""
+    """Return ``x + factor * y``, in one operation if possible."""
     return x + factor * y if isinstance(factor, Tensor) else torch.add(x, y, alpha=factor)
 
 
@@ -261,15 +261,15 @@ def _plus(x: Tensor, y: Tensor, factor: Tensor | float) -> Tensor:
 class Convolution:
     """A convolution over one or two axes."""
 
-    dense: Dense  # its inputs are all numbers beneath the window
-    window: tuple[int, ...]  # one entry per axis, as in the following
+    dense: Dense  # its inputs are all entries in the window
+    window: tuple[int, ...]  # one entry per axis, as in the following fields
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]  # sites added before and after
     mode: str = "zeros"  # of the padding: "zeros", "circular", "reflect" or "replicate"
 
     def needs_all_pairs(self, wanted: bool) -> bool:
-        """Pass on what is wanted: the window moves over both inputs alike, and sites stay as far apart as they are."""
+        """Return ``wanted``: the window shifts both sites of a pair equally."""
         return wanted
 
     def propagate(
@@ -279,7 +279,7 @@ class Convolution:
         ((_, state),) = inputs
         state = state.settled()
         if state.num_axes != len(self.window):
-            raise ShapeError(f"layer {name!r} moves over {len(self.window)} axes, and its input has {state.num_axes}")
+            raise ShapeError(f"layer {name!r} convolves {len(self.window)} axes, but its input has {state.num_axes}")
         entering = state.channels * math.prod(self.window)
         if entering != self.dense.fan_in:
             raise ShapeError(
@@ -292,7 +292,7 @@ class Convolution:
         return self.dense.weigh(state, nngp, ntk, variances.weight[name], bias, None)
 
     def average(self, state: Covariance, x: Tensor, name: str = "") -> Tensor:
-        """Return averages over windows about each site, or about both of each pair of sites."""
+        """Return averages over the window at each site, or at both sites of each pair."""
         first = x.dim() - state.num_axes * (2 if state.all_pairs else 1)
         for axis in range(state.num_axes):
             axes = (first + axis, first + state.num_axes + axis) if state.all_pairs else (first + axis,)
@@ -301,8 +301,8 @@ class Convolution:
                 most = x.shape[axes[0]] - (self.mode == "reflect")
                 if self.mode != "replicate" and max(width) > most:
                     raise ShapeError(
-                        f"layer {name!r} adds {max(width)} sites to {x.shape[axes[0]]}; {self.mode} padding can add "
-                        f"{most} at most"
+                        f"layer {name!r} adds {max(width)} sites to {x.shape[axes[0]]} as padding; {self.mode} padding "
+                        f"can add {most} at most"
                     )
                 for one in axes:
                     x = padded(x, one, width, self.mode)
@@ -311,13 +311,14 @@ class Convolution:
         return x.div_(math.prod(self.window))
 
     def _slide(self, x: Tensor, axes: tuple[int, ...], axis: int, width: tuple[int, int], name: str) -> Tensor:
-        """Return sums over one axis of the window, which moves along one axis of each site of a pair."""
+        """Return sums over one axis of the window, along this axis of each site of a pair."""
         window, stride, dilation = self.window[axis], self.stride[axis], self.dilation[axis]
         entering = x.shape[axes[0]]
         size = (entering + sum(width) - dilation * (window - 1) - 1) // stride + 1
         if size < 1:
             raise ShapeError(
-                f"layer {name!r}: its window is larger than its input, {entering + sum(width)} with padding"
+                f"layer {name!r}: the window is larger than the input, which has {entering + sum(width)} sites with "
+                "padding"
             )
         total = _zeros_like(x, [size if i in axes else length for i, length in enumerate(x.shape)])
         for step in range(window):
@@ -353,7 +354,7 @@ def padded(x: Tensor, axis: int, width: tuple[int, int], mode: str) -> Tensor:
 
 
 def _zeros_like(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return zeros whose dimensions lie in memory in the order of another tensor's."""
+    """Return zeros with the memory order of the dimensions of ``x``."""
     order = sorted(range(x.dim()), key=lambda i: -x.stride()[i])
     zeros = x.new_zeros([shape[i] for i in order])
     return zeros.permute(sorted(range(x.dim()), key=order.__getitem__))
@@ -366,10 +367,10 @@ _NO_WEIGHTS = Dense(1, 1, bias=False, standard=False)
 
 @dataclass(frozen=True)
 class Flatten:
-    """Each site's channels become channels of their own."""
+    """Flattening of channels and sites to channels."""
 
     def needs_all_pairs(self, wanted: bool) -> bool:
-        """Pair each site with itself only."""
+        """Return False: only covariances of each site with itself are needed."""
         return False
 
     def propagate(
@@ -401,7 +402,7 @@ class GlobalAverage:
     keeps_grid: bool = False  # whether the output lies on a grid of one site, instead of being a vector
 
     def needs_all_pairs(self, wanted: bool) -> bool:
-        """Averages are correlated through all pairs of sites."""
+        """Return True: the covariance of averages involves all pairs of sites."""
         return True
 
     def propagate(
@@ -428,12 +429,12 @@ class GlobalAverage:
 class AveragePool:
     """Averages over windows."""
 
-    window: tuple[int, ...]  # one entry per axis, as in the following
+    window: tuple[int, ...]  # one entry per axis, as in the following fields
     stride: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]  # zeros added before and after, which count in the average
+    padding: tuple[tuple[int, int], ...]  # zeros added before and after, included in the average
 
     def needs_all_pairs(self, wanted: bool) -> bool:
-        """Averages are correlated through all pairs of sites."""
+        """Return True: the covariance of averages involves all pairs of sites."""
         return True
 
     def propagate(
@@ -467,7 +468,7 @@ class AveragePool:
 
 def _check_axes(name: str, num_axes: int, state: Covariance) -> None:
     if state.num_axes != num_axes:
-        raise ShapeError(f"layer {name!r} averages over {num_axes} axes, and its input has {state.num_axes}")
+        raise ShapeError(f"layer {name!r} averages over {num_axes} axes, but its input has {state.num_axes}")
 
 
 def _apply(function: Callable[[Tensor], Tensor], x: Tensor | None) -> Tensor | None:
@@ -482,12 +483,12 @@ _PROBES = 8  # variances at which errors are bounded, from the smallest to the l
 
 @dataclass(frozen=True)
 class Nonlinearity:
-    """A function applied to every feature, whose inputs are normal in the limit."""
+    """A function applied to every feature; the features are normal in the limit."""
 
     activation: Activation
 
     def needs_all_pairs(self, wanted: bool) -> bool:
-        """Each pair of sites goes by itself."""
+        """Return ``wanted``: pairs of sites are processed separately."""
         return wanted
 
     def propagate(
@@ -497,9 +498,9 @@ class Nonlinearity:
         ((source, state),) = inputs
         if state.mixed and state.ntk is not None:
             raise ModelError(
-                f"layer {name!r} is a nonlinearity of what sums or averages of a LayerNorm with trainable gains have "
-                "made; its tangent kernel has no limit here: give that LayerNorm elementwise_affine=False, or put a "
-                "layer with weights behind it"
+                f"layer {name!r} applies a nonlinearity to a sum or average of outputs of a LayerNorm with trainable "
+                "gains; this limit of the tangent kernel is not implemented. Remedy: set elementwise_affine=False in "
+                "the LayerNorm, or add a layer with weights after it"
             )
         if pairs.first is None and isinstance(self.activation, Quadrature):
             self.activation.check_elementwise()
@@ -519,7 +520,7 @@ class Nonlinearity:
         return state.with_values(moments.nngp, ntk, gap=moments.gap, mean=mean)
 
     def _check_accuracy(self, name: str, variance: Tensor, derivative: bool) -> None:
-        """Warn if moments by quadrature may be off; those of an input with itself are the worst."""
+        """Warn if moments by quadrature may be inaccurate; errors are largest for an input with itself."""
         if not isinstance(self.activation, Quadrature):
             return
         if not visible(variance):
@@ -536,16 +537,16 @@ class Nonlinearity:
                 continue
             if not bool(torch.isfinite(value).all() and torch.isfinite(bound).all()):
                 raise ModelError(
-                    f"layer {name!r}: moments of its function's {kind} are not finite at variances of its features "
+                    f"layer {name!r}: moments of the {kind} of its function are not finite for features with variances "
                     f"up to {float(ordered[-1]):.3g}"
                 )
             # 0 / 0 counts as no error; an infinite ratio is real: the quadrature misses the whole function.
             relative = float(torch.where(bound > 0, bound / value.abs(), 0).max())
             if relative > _ACCURACY:
                 warnings.warn(
-                    f"layer {name!r}: second moments of its function's {kind} may be off by a relative "
-                    f"{relative:.0e}, for it is not smooth on the scale of its features; more terms and nodes help, "
-                    "Elementwise(Quadrature(function, num_terms=512, num_nodes=2048)), or smaller variances",
+                    f"layer {name!r}: second moments of the {kind} of its function may have a relative error of "
+                    f"{relative:.0e}, because the function is not smooth on the scale of its features; use more terms "
+                    "and nodes, Elementwise(Quadrature(function, num_terms=512, num_nodes=2048)), or smaller variances",
                     AccuracyWarning,
                     stacklevel=2,
                 )
@@ -560,12 +561,12 @@ class LayerNormalization:
 
     shape: tuple[int, ...]  # channels and sites of the finite layer
     epsilon: float  # added to the variance
-    trains_gain: bool = False  # of gains for each channel and site, one at first
-    trains_shift: bool = False  # of shifts for each channel and site, zero at first
-    any_sites: bool = False  # ``shape`` has channels only; any number of sites, which share gains and shifts
+    trains_gain: bool = False  # whether gains for each channel and site, initially one, are trained
+    trains_shift: bool = False  # whether shifts for each channel and site, initially zero, are trained
+    any_sites: bool = False  # whether ``shape`` has channels only, and all sites share gains and shifts
 
     def needs_all_pairs(self, wanted: bool) -> bool:
-        """Each input has one mean and one variance."""
+        """Return ``wanted``: each input has a single mean and variance."""
         return wanted
 
     def propagate(
@@ -578,12 +579,12 @@ class LayerNormalization:
         if self.shape != (state.channels, *sites):
             raise ShapeError(
                 f"layer {name!r} normalizes {self.shape} and receives {(state.channels, *sites)}; the limit is "
-                "known of a LayerNorm over all channels and sites"
+                "implemented only for a LayerNorm over all channels and sites"
             )
         if self.any_sites and state.num_axes and state.ntk is not None and (self.trains_gain or self.trains_shift):
             raise ModelError(
-                f"layer {name!r} (GroupNorm) trains gains or shifts that all sites share; its tangent kernel has no "
-                "limit here: give it affine=False, or take LayerNorm over channels and sites"
+                f"layer {name!r} (GroupNorm) trains gains or shifts that all sites share; this limit of the tangent "
+                "kernel is not implemented. Remedy: set affine=False, or use LayerNorm over channels and sites"
             )
         a, b = pairs.variances(source, state)
         means = pairs.means(source, state)
@@ -609,7 +610,7 @@ class LayerNormalization:
         )
 
     def _centred(self, state: Covariance) -> Tensor:
-        """Return what is left of the mean at each site once the mean over sites is gone."""
+        """Return the mean at each site after normalisation over sites."""
         assert state.mean is not None
         axes = tuple(range(-state.num_axes, 0))
         centre = state.mean.mean(axes, keepdim=True)
@@ -624,13 +625,13 @@ class Dropout:
     rate: float  # probability of zero
 
     def needs_all_pairs(self, wanted: bool) -> bool:
-        """Each pair of sites goes by itself."""
+        """Return ``wanted``: pairs of sites are processed separately."""
         return wanted
 
     def propagate(
         self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
     ) -> Covariance:
-        """Scale the variance of an input's own features up; covariances stay."""
+        """Scale up the variances of each input's features; covariances between inputs are unchanged."""
         ((_, state),) = inputs
         state = state.settled()
         if pairs.first is not None:
@@ -645,41 +646,43 @@ CHUNK = 1 << 22  # largest number of entries held at once for the exact computat
 
 
 def check_inputs(x: Tensor, name: str, num_axes: int | None) -> Tensor:
-    """Return inputs as they are, or say what is wrong with them."""
+    """Return the inputs unchanged, or raise a ``DataError`` or ``ShapeError``."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise DataError(f"{name} must be a tensor of floating-point numbers, not {_kind(x)}")
     if x.dim() < 2 or (num_axes is not None and x.dim() != 2 + num_axes):
         wanted = {0: "(n, features)", 1: "(n, channels, length)", 2: "(n, channels, height, width)"}
         raise ShapeError(f"{name} must be {wanted.get(num_axes or 0, '(n, channels, ...)')}, not {tuple(x.shape)}")
     if x.dtype not in (torch.float32, torch.float64):
-        raise DataError(f"{name} is {x.dtype}, whose range products of variances leave; pass {name}.float()")
+        raise DataError(
+            f"{name} has dtype {x.dtype}, whose range is too small for products of variances; pass {name}.float()"
+        )
     check_finite(x, name)
     return x
 
 
 def check_vectors(x: Tensor, name: str) -> Tensor:
-    """Return inputs of Pyro's and GPyTorch's kernels as they are, ``(n, features)``, or say what is wrong."""
+    """Return inputs of Pyro's and GPyTorch's kernels unchanged, ``(n, features)``, or raise an error."""
     if isinstance(x, Tensor) and x.dim() != 2:
         raise ShapeError(f"{name} must be (n, features), not {tuple(x.shape)}; flatten images, and pass input_shape")
     return check_inputs(x, name, 0)
 
 
 def check_targets(x: Tensor, y: Tensor, one_output: bool = False) -> Tensor:
-    """Return values at inputs as they are, ``(n, *outputs)`` or only ``(n,)``, or say what is wrong with them."""
+    """Return the targets ``(n, *outputs)``, or ``(n,)`` with ``one_output``, unchanged, or raise an error."""
     if not isinstance(y, Tensor) or not y.is_floating_point():
         raise DataError(f"y must be a tensor of floating-point numbers, not {_kind(y)}")
     if y.dim() < 1 or len(y) != len(x) or not len(y):
         raise ShapeError(f"y must have one row for each of the {len(x)} training inputs, not shape {tuple(y.shape)}")
     if one_output and y.dim() > 1:
-        raise ShapeError(f"y must have one value an input, ({len(x)},), not {tuple(y.shape)}")
+        raise ShapeError(f"y must have one value per input, ({len(x)},), not {tuple(y.shape)}")
     if x.is_floating_point() and (x.dtype != y.dtype or x.device != y.device):
-        raise DataError(f"x is {x.dtype} on {x.device}, y {y.dtype} on {y.device}; convert one of them")
+        raise DataError(f"x is {x.dtype} on {x.device}, but y is {y.dtype} on {y.device}; convert one of them")
     check_finite(y, "y")
     return y
 
 
 def check_finite(x: Tensor, name: str) -> None:
-    """Refuse values that are not finite, naming the first row that has one."""
+    """Raise a ``DataError`` that names the first row with a value that is not finite, if any."""
     if not visible(x):
         return
     finite = torch.isfinite(x.detach()).unsqueeze(-1).flatten(1).all(1)
@@ -688,7 +691,7 @@ def check_finite(x: Tensor, name: str) -> None:
 
 
 def _kind(x: object) -> str:
-    """Return what something is instead of a tensor of floating-point numbers, and how to make it one."""
+    """Describe the type of a value that is not a floating-point tensor, with a remedy."""
     if isinstance(x, Tensor):
         return str(x.dtype)
     kind = type(x)
@@ -718,7 +721,7 @@ def cross_covariance(
 
     They are ``(n1, n2, *sites)``, or ``(n1, n2, *sites, *sites)`` with ``all_pairs``; ``variances`` are of each set.
     """
-    # On a grid the inputs of the second set are contiguous in memory, so that slices of the grid are contiguous, too.
+    # On a grid the inputs of the second set are contiguous in memory, so slices of the grid are contiguous too.
     num_axes, channels = x1.dim() - 2, x1.shape[1]
     gap = None
     if not num_axes:
@@ -766,7 +769,7 @@ def _places(x: Tensor) -> Tensor:
 
 
 def _residual(x: Tensor, y: Tensor) -> Tensor:
-    """Return the squared length of what is left of each ``y`` once its part along ``x`` is gone."""
+    """Return the squared norm of the component of each ``y`` orthogonal to ``x``."""
     size = x.square().sum(1)
     along = (x * y).sum(1) / torch.where(size > 0, size, 1)
     left = y - along[:, None] * x

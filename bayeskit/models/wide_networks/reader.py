@@ -48,18 +48,18 @@ from bayeskit.models.wide_networks.layers import (
 
 __all__ = ["Features", "Graph", "INPUT", "Node", "Refusal", "check_limit", "given", "read", "readable", "trace_module"]
 
-# Parts of a network without a limit, and their remedies.
+# Unsupported parts of a network, and their remedies.
 
 _ATTENTION = (
     *(nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder),
     *(nn.TransformerEncoderLayer, nn.TransformerDecoderLayer),
 )
 _SOFTMAX = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)
-_EMPIRICAL = "take empirical_ntk of the module as it is"
+_EMPIRICAL = "use empirical_ntk for the module as it is"
 
 
 class Refusal(ModelError):
-    """A part of a network without a limit: its ``place``, and the ``reason`` or remedy."""
+    """Error for an unsupported part of a network: its ``place``, and the ``reason`` with a remedy."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
@@ -67,73 +67,73 @@ class Refusal(ModelError):
 
 
 class _Refusals:
-    """All that has been refused in a network, to be told at once."""
+    """Collected errors of a network, raised together."""
 
     def __init__(self) -> None:
         self._places: dict[str, list[str]] = {}
 
     def add(self, error: ModelError) -> None:
-        """Note one; those with the same reason are told together."""
+        """Add an error; places with the same reason are reported together."""
         if isinstance(error, Refusal):
             self._places.setdefault(error.reason, []).append(error.place)
         else:
             self._places.setdefault(str(error), [])
 
     def check(self) -> None:
-        """Raise an error if there is any."""
+        """Raise a ``ModelError`` with all collected errors, if any."""
         found = [f"{', '.join(places)}: {reason}" if places else reason for reason, places in self._places.items()]
         if len(found) == 1:
             raise ModelError(found[0])
         if found:
-            raise ModelError("these parts of the network have no limit here:\n" + "\n".join(f"- {x}" for x in found))
+            raise ModelError("these parts of the network are not supported:\n" + "\n".join(f"- {x}" for x in found))
 
 
 def _check_plain(place: str, module: nn.Module) -> None:
-    """Refuse modules that do not do what their class says."""
+    """Raise ``Refusal`` for a module whose computation differs from that of its class."""
     if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
-        raise Refusal(place, "its number of inputs is not known yet; run the module once on data")
+        raise Refusal(place, "its number of inputs is not yet known; run the module once on data")
     if nn.utils.parametrize.is_parametrized(module):
         raise Refusal(
             place,
-            "its weights are functions of others, such as spectral_norm or weight_norm, so that they do not have the "
-            "law of random weights; take the layer without parametrization",
+            "its weights are functions of other parameters, as with spectral_norm or weight_norm, so they do not have "
+            "the distribution of random weights; use the layer without parametrization",
         )
     if module._forward_hooks or module._forward_pre_hooks:
-        raise Refusal(place, "hooks change what it does, which cannot be read; write it without hooks")
+        raise Refusal(place, "hooks change its computation and cannot be read; write the layer without hooks")
 
 
 def _reason_against(module: nn.Module) -> str:
-    """Return why a module has no limit, and what to take instead."""
+    """Return the reason why a module is not supported, with a remedy."""
     kind = type(module).__name__
     if "MaxPool" in kind:
-        return "the maximum of correlated normal numbers has no closed limit; use AvgPool"
+        return "the maximum of correlated normal variables has no closed form; use AvgPool"
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         return _against_batch_normalization(module)
     if "InstanceNorm" in kind:
         return (
-            "it normalizes each channel by itself, after which channels are not normal; "
+            "it normalizes each channel separately, and normalized channels do not have a normal distribution; "
             f"use {_replacements(getattr(module, 'num_features', 'C'), 1 if '1d' in kind else 2)}"
         )
     if isinstance(module, nn.GroupNorm):
-        return f"only one group, of all channels, has a limit here; use nn.GroupNorm(1, {module.num_channels})"
+        return f"only a single group of all channels is supported; use nn.GroupNorm(1, {module.num_channels})"
     if isinstance(module, nn.PReLU):
         return "its slope is trained; use LeakyReLU"
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        return f"a recurrent network shares its weights over time, which has no limit here; {_EMPIRICAL}"
+        return f"a recurrent network shares its weights over time, which is not supported; {_EMPIRICAL}"
     if isinstance(module, _ATTENTION):
-        return f"attention multiplies features by one another, which has no limit here; {_EMPIRICAL}"
+        return f"attention multiplies features by one another, which is not supported; {_EMPIRICAL}"
     if isinstance(module, _SOFTMAX):
         return _SOFTMAX_REASON
     return (
-        "it has no limit of infinite width here; the nearest are Linear, Conv1d, Conv2d, AvgPool, LayerNorm and "
-        f"Flatten; for an elementwise function use Elementwise(function), which goes by quadrature; for anything else "
-        f"{_EMPIRICAL}"
+        "its infinite-width limit is not implemented; the nearest supported layers are Linear, Conv1d, Conv2d, "
+        "AvgPool, LayerNorm and Flatten; for an elementwise function use Elementwise(function), which uses quadrature; "
+        f"otherwise {_EMPIRICAL}"
     )
 
 
 _SOFTMAX_REASON = (
-    "a softmax divides by a sum over channels, which has no limit here; leave one at the network's end to the "
-    f"likelihood, as ClassificationModel does; elsewhere {_EMPIRICAL}"
+    "a softmax divides by a sum over channels, which is not supported; move a softmax at the network's end to the "
+    f"likelihood, as in ClassificationModel; otherwise {_EMPIRICAL}"
 )
 
 
@@ -141,9 +141,11 @@ def _against_batch_normalization(module: nn.Module) -> str:
     channels = getattr(module, "num_features", "C")
     axes = {"BatchNorm1d": 0, "BatchNorm3d": 3}.get(type(module).__name__, 2)
     if module.training:
-        reason = "it couples the inputs of a batch, so that there is no kernel between two of them"
+        reason = "it couples the inputs of a batch, so the kernel of a pair of inputs is undefined"
     else:
-        reason = "in eval mode it scales channels by statistics of past data, which have no law at initialization"
+        reason = (
+            "in eval mode it scales channels by statistics of past data, which have no distribution at initialization"
+        )
     return f"{reason}; use {_replacements(channels, axes)}"
 
 
@@ -155,23 +157,23 @@ def _replacements(channels: Any, num_axes: int) -> str:
 
 
 def _reason_against_function(target: Any) -> str:
-    """Return why a function has no limit, and what to take instead."""
+    """Return the reason why a function is not supported, with a remedy."""
     called = _called_as(target)
     if "softmax" in called:
         return _SOFTMAX_REASON
     if "scaled_dot_product" in called:
-        return f"attention multiplies features by one another, which has no limit here; {_EMPIRICAL}"
+        return f"attention multiplies features by one another, which is not supported; {_EMPIRICAL}"
     if "max_pool" in called:
-        return "the maximum of correlated normal numbers has no closed limit; use an average"
+        return "the maximum of correlated normal variables has no closed form; use an average"
     if called in ("detach", "detach_"):
-        return "it keeps gradients from the layers before; freeze them with requires_grad_(False)"
+        return "it blocks gradients to the preceding layers; freeze these layers with requires_grad_(False)"
     if called in ("sum", "amax", "amin", "max", "min"):
-        return f"of functions over a grid only the mean has a limit here; {_EMPIRICAL}"
+        return f"the mean is the only supported reduction over a grid; otherwise {_EMPIRICAL}"
     if called in ("clamp", "clip", "maximum", "minimum", "where", "threshold", "hardshrink", "softshrink"):
-        return "write it as Elementwise(function), which goes by quadrature"
+        return "write it as Elementwise(function), which uses quadrature"
     return (
-        "it has no limit of infinite width here; for an elementwise function use Elementwise(function), which goes by "
-        f"quadrature; for anything else {_EMPIRICAL}"
+        "its infinite-width limit is not implemented; for an elementwise function use Elementwise(function), which "
+        f"uses quadrature; otherwise {_EMPIRICAL}"
     )
 
 
@@ -204,7 +206,7 @@ class Graph:
 
     @property
     def all_pairs(self) -> frozenset[str]:
-        """The nodes of which covariances between different sites are needed."""
+        """Names of the nodes whose covariances between different sites are needed."""
         wanted: set[str] = set()
         for node in reversed(self.nodes):
             if node.layer.needs_all_pairs(node.name in wanted):
@@ -212,7 +214,7 @@ class Graph:
         return frozenset(wanted)
 
     def profile(self, x: Tensor, variances: Variances, ntk: bool) -> tuple[Profile, Covariance]:
-        """Return what layers need to know of single inputs, and the covariance of each with itself."""
+        """Return the profile of single inputs, and the covariance of the output with itself at each input."""
         state = own_covariance(x, INPUT in self.all_pairs, ntk)
         states = self._run(state, Pairs(None, None, outer=False), variances)
         return (
@@ -256,7 +258,7 @@ class Graph:
 
 
 def _axes_before(layer: Layer) -> int | None:
-    """Return how many axes the grid has on which a layer's inputs lie, where the layer tells."""
+    """Return the number of grid axes of a layer's inputs, or None if the layer does not determine it."""
     match layer:
         case Dense():
             return 0
@@ -270,7 +272,7 @@ def _axes_before(layer: Layer) -> int | None:
 
 
 def _axes_behind(name: str, nodes: Mapping[str, Node], of_input: int | None) -> int | None:
-    """Return how many axes the grid has on which a node's features lie, where it or those before it tell."""
+    """Return the number of grid axes of a node's features, or None if neither it nor its inputs determine it."""
     if name == INPUT:
         return of_input
     layer = nodes[name].layer
@@ -283,25 +285,25 @@ def _axes_behind(name: str, nodes: Mapping[str, Node], of_input: int | None) -> 
     return next((axes for axes in known if axes is not None), None)
 
 
-# From a torch module to a list of the operations in its forward method.
+# Conversion of a torch module to a list of the operations in its forward method.
 
 _LONGEST = 70  # characters of a line of code in a message
 _LINE = "line"  # key of the line of the user's code in a node's metadata
 
 
 class _Tracer(fx.Tracer):
-    """Traces a module down to torch's own layers, and notes the lines of code that call them."""
+    """Traces a module down to torch's own layers, and records the lines of code that call them."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Take torch's modules, except containers, and elementwise functions as they are."""
+        """Treat torch's modules, except containers, and elementwise functions as leaves."""
         return isinstance(m, Elementwise) or super().is_leaf_module(m, module_qualified_name)
 
     def create_node(self, kind: str, *arguments: Any, **options: Any) -> fx.Node:
-        """Return a node that knows the line of code it comes from."""
+        """Return a node that stores its line of code."""
         if kind.startswith("call") and not torch.is_grad_enabled():
             raise ModelError(
-                "a part of the forward method runs without gradients, under torch.no_grad(); freeze its layers with "
-                "requires_grad_(False), which leaves them out of the tangent kernel"
+                "a part of the forward method runs without gradients, under torch.no_grad(); instead freeze its layers "
+                "with requires_grad_(False), which excludes them from the tangent kernel"
             )
         node = super().create_node(kind, *arguments, **options)
         node.meta[_LINE] = _line_of_code()
@@ -317,16 +319,16 @@ def trace_module(module: nn.Module) -> fx.Graph:
             return _Tracer().trace(module)
     except ModelError:
         raise
-    except Exception as error:  # fx passes on any error of the module's own code on symbolic values
+    except Exception as error:  # the module's own code may raise any error on symbolic values
         _check_layers(module)
         raise ModelError(
-            f"{type(module).__name__} cannot be traced: {error}. Build it from nn.Sequential, or write a forward "
-            "method without branches on values"
+            f"{type(module).__name__} cannot be traced: {error}. Remedy: build it with nn.Sequential, or write a "
+            "forward method without branches on values"
         ) from error
 
 
 def _place_of(node: fx.Node) -> str:
-    """Return where an operation stands: in which module, and on which line of code."""
+    """Return the module and the line of code of an operation, for messages."""
     modules = [path for path in node.meta.get("nn_module_stack") or {} if path]
     inside = f"in module {modules[-1]!r}" if modules and node.op != "call_module" else ""
     known = [x for x in (inside, node.meta.get(_LINE, "")) if x]
@@ -334,7 +336,7 @@ def _place_of(node: fx.Node) -> str:
 
 
 def _check_layers(module: nn.Module) -> None:
-    """Name the layers on which tracing may have failed, for what fails is often what is done with their results."""
+    """Raise a ``ModelError`` that names layers with several results, after which tracing often fails."""
     refusals = _Refusals()
     for name, layer in module.named_modules():
         if type(layer).__module__.startswith("torch.nn") and _returns_several(layer):
@@ -348,7 +350,7 @@ def _returns_several(module: nn.Module) -> bool:
 
 @contextmanager
 def _recorded_lengths(module: nn.Module) -> Iterator[None]:
-    """Let ``len`` of a tensor be recorded where the forward methods call it, as Python lets it return numbers only."""
+    """Replace ``len`` in forward methods by a traceable function, because Python's ``len`` must return a number."""
     scopes = [getattr(type(layer).forward, "__globals__", {}) for layer in module.modules()]
     borrowed = {id(x): x for x in scopes if "len" not in x and not str(x.get("__name__", "torch")).startswith("torch")}
     for scope in borrowed.values():
@@ -365,7 +367,7 @@ def _length(x: Any) -> Any:
 
 
 def _line_of_code() -> str:
-    """Return the line of the forward method that is being traced, or nothing if it is torch's own."""
+    """Return the line of the forward method being traced, or an empty text if it is torch's own."""
     frame = sys._getframe(1)
     while frame is not None:
         scope = frame.f_globals.get("__name__", "")
@@ -385,7 +387,7 @@ _IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
 def _place_of_call(node: fx.Node) -> str:
-    """Return how messages call a function."""
+    """Return the description of a function call in messages."""
     called = _called_as(node.target)
     return f"{node.name!r}" + (f" ({called})" if called != node.name else "") + _place_of(node)
 
@@ -403,14 +405,14 @@ def _is_in_place(node: fx.Node) -> bool:
 
 
 def _operands(node: fx.Node) -> tuple[Any, Any]:
-    """Return what a function of two takes, by position or by name."""
+    """Return the two operands of a function, given by position or by name."""
     named = [node.kwargs[key] for key in ("input", "other") if key in node.kwargs]
     found: list[Any] = [*node.args, *named, None]
     return found[0], found[1]
 
 
 def _pool_of(node: fx.Node) -> nn.AvgPool1d | nn.AvgPool2d:
-    """Return the module that does what a function does."""
+    """Return the pooling module equivalent to a function call."""
     settings = {"kernel_size": None, "stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True}
     if node.target is functional.avg_pool1d:
         return nn.AvgPool1d(**given(node, **settings))
@@ -418,7 +420,7 @@ def _pool_of(node: fx.Node) -> nn.AvgPool1d | nn.AvgPool2d:
 
 
 def given(node: fx.Node, **settings: Any) -> dict[str, Any]:
-    """Return what a function is called with behind the tensor, by position or by name."""
+    """Return the arguments after the tensor, given by position or by name; ``settings`` are the defaults."""
     by_position = dict(zip(settings, node.args[1:], strict=False))
     named = {"dim" if key == "axis" else key: value for key, value in node.kwargs.items()}
     return settings | by_position | {key: value for key, value in named.items() if key in settings}
@@ -431,7 +433,7 @@ _WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.LayerNorm, nn.GroupNorm)
 
 
 def _layer_of(name: str, module: nn.Module, standard: bool) -> Layer:
-    """Return the infinite-width layer of a module that is no nonlinearity; without one raise a ``ModelError``."""
+    """Return the infinite-width layer of a module other than a nonlinearity, or raise a ``ModelError``."""
     place = _place_of_module(name, module)
     _check_plain(place, module)
     if isinstance(module, nn.Linear):
@@ -440,7 +442,7 @@ def _layer_of(name: str, module: nn.Module, standard: bool) -> Layer:
         return _convolution(place, module, standard)
     if isinstance(module, nn.Flatten):
         if module.start_dim != 1 or module.end_dim != -1:
-            raise Refusal(place, "only a Flatten of all but the first dimension has a limit here")
+            raise Refusal(place, "only a Flatten of all dimensions except the first is supported")
         return Flatten()
     if isinstance(module, nn.AvgPool1d | nn.AvgPool2d):
         return _average_pool(place, module)
@@ -452,7 +454,7 @@ def _layer_of(name: str, module: nn.Module, standard: bool) -> Layer:
         return LayerNormalization((module.num_channels,), module.eps, *_trained(module), any_sites=True)
     if isinstance(module, nn.Dropout):
         if module.training and module.p == 1:
-            raise Refusal(place, "it drops everything; give it a rate below one")
+            raise Refusal(place, "it sets all features to zero; use a rate below one")
         return Dropout(module.p) if module.training and module.p else _IDENTITY
     if isinstance(module, nn.Identity):
         return _IDENTITY
@@ -460,7 +462,7 @@ def _layer_of(name: str, module: nn.Module, standard: bool) -> Layer:
 
 
 def _place_of_module(name: str, module: nn.Module) -> str:
-    """Return how messages call a module."""
+    """Return the description of a module in messages."""
     return f"layer {name!r} ({type(module).__name__})"
 
 
@@ -469,11 +471,11 @@ def _average_pool(place: str, module: nn.AvgPool1d | nn.AvgPool2d) -> AveragePoo
     axes = 1 if isinstance(module, nn.AvgPool1d) else 2
     padding = _whole_tuple(module.padding, axes)
     if getattr(module, "divisor_override", None) is not None:
-        raise Refusal(place, "averages with a divisor of their own have no limit here; scale the output")
+        raise Refusal(place, "averages with divisor_override are not supported; scale the output")
     if module.ceil_mode:
-        raise Refusal(place, "averages with ceil_mode=True have no limit here")
+        raise Refusal(place, "averages with ceil_mode=True are not supported")
     if any(padding) and not module.count_include_pad:
-        raise Refusal(place, "averages whose padding does not count have no limit here")
+        raise Refusal(place, "padded averages with count_include_pad=False are not supported")
     stride = module.stride if module.stride is not None else module.kernel_size
     return AveragePool(
         _whole_tuple(module.kernel_size, axes), _whole_tuple(stride, axes), tuple((size, size) for size in padding)
@@ -483,17 +485,17 @@ def _average_pool(place: str, module: nn.AvgPool1d | nn.AvgPool2d) -> AveragePoo
 def _global_average(place: str, num_axes: int, output_size: Any) -> GlobalAverage:
     """Return an adaptive average, which must be over the whole grid."""
     if any(size != 1 for size in (output_size if isinstance(output_size, list | tuple) else (output_size,))):
-        raise Refusal(place, "of adaptive averages only those over the whole grid have a limit here")
+        raise Refusal(place, "only adaptive averages over the whole grid are supported")
     return GlobalAverage(num_axes, keeps_grid=True)
 
 
 def _whole_tuple(x: Any, axes: int) -> tuple[int, ...]:
-    """Return one whole number an axis."""
+    """Return one whole number per axis."""
     return tuple(int(y) for y in x) if isinstance(x, list | tuple) else (int(x),) * axes
 
 
 def _trained(module: nn.LayerNorm | nn.GroupNorm) -> tuple[bool, bool]:
-    """Return whether gains and shifts take part in gradients."""
+    """Return whether gains and shifts are trained."""
     gain, shift = module.weight, getattr(module, "bias", None)
     return gain is not None and gain.requires_grad, shift is not None and shift.requires_grad
 
@@ -512,7 +514,7 @@ def _dense(module: nn.Linear | nn.Conv1d | nn.Conv2d, fan_in: int, channels: int
 
 def _convolution(place: str, module: nn.Conv1d | nn.Conv2d, standard: bool) -> Convolution:
     if module.groups != 1:
-        raise Refusal(place, "convolutions in groups have no limit here; use groups=1")
+        raise Refusal(place, "convolutions with groups are not supported; use groups=1")
     window = tuple(module.kernel_size)
     if isinstance(module.padding, str):
         total = [d * (k - 1) if module.padding == "same" else 0 for d, k in zip(module.dilation, window, strict=True)]
@@ -523,7 +525,7 @@ def _convolution(place: str, module: nn.Conv1d | nn.Conv2d, standard: bool) -> C
     return Convolution(dense, window, tuple(module.stride), tuple(module.dilation), padding, module.padding_mode)
 
 
-# Checks that a network's layers fit together, and have the limit that their kernels assume.
+# Checks that a network's layers fit together and satisfy the assumptions of their kernels.
 
 
 @dataclass(frozen=True)
@@ -535,7 +537,7 @@ class Features:
     terms: frozenset[str | None]  # layers with weights in which they are linear, one per term; None for any other term
     ancestors: frozenset[str]  # all layers with weights on which they depend
     channels: int | None = None  # None if the layers before do not determine it
-    num_axes: int | None = None  # of the grid; None likewise
+    num_axes: int | None = None  # of the grid; None if the layers before do not determine it
 
 
 def check_limit(graph: Graph) -> Features:
@@ -550,7 +552,7 @@ def check_limit(graph: Graph) -> Features:
 
 
 def _shape(node: Node, inputs: list[Features]) -> tuple[int | None, int | None]:
-    """Return the number of channels and of axes that a layer makes, if it can take its inputs."""
+    """Return the numbers of channels and axes of a layer's output; inputs that do not fit raise a ``ShapeError``."""
     layer, first = node.layer, inputs[0]
     channels, wanted = first.channels, _axes_before(layer)
     match layer:
@@ -572,7 +574,7 @@ def _shape(node: Node, inputs: list[Features]) -> tuple[int | None, int | None]:
     if first.num_axes is not None and first.num_axes != wanted:
         raise ShapeError(
             f"layer {node.name!r}{node.place} needs {_grid(wanted)} and receives {_grid(first.num_axes)} from "
-            f"{_called(node.inputs[0])}" + ("; put Flatten or an average over the grid before it" if not wanted else "")
+            f"{_called(node.inputs[0])}" + ("; add Flatten or an average over the grid before it" if not wanted else "")
         )
     return channels, 0 if isinstance(layer, GlobalAverage) and not layer.keeps_grid else wanted
 
@@ -635,19 +637,19 @@ def _features(node: Node, inputs: list[Features]) -> Features:
 def _check_nonlinearity(node: Node, features: Features) -> None:
     if not features.normal:
         raise ModelError(
-            f"layer {node.name!r}{node.place} is a nonlinearity of features that are not normal in the limit; put a "
-            "layer with weights before it, or apply it to the data; behind a residual sum, x + f(x), put one on the "
-            "shortcut, too, or let the block begin with its nonlinearity, x + Conv2d(relu(x))"
+            f"layer {node.name!r}{node.place} applies a nonlinearity to features that are not normal in the limit. "
+            "Remedy: add a layer with weights before it, or apply it to the data; after a residual sum, x + f(x), add "
+            "a layer with weights to the shortcut too, or start the block with the nonlinearity, x + Conv2d(relu(x))"
         )
     if not features.alike:
         raise ModelError(
-            f"layer {node.name!r}{node.place} is a nonlinearity of channels with different laws; apply it before they "
-            "are joined or flattened"
+            f"layer {node.name!r}{node.place} applies a nonlinearity to channels with different distributions; apply "
+            "it before the channels are concatenated or flattened"
         )
 
 
 def _check_sum(node: Node, inputs: list[Features]) -> None:
-    """Refuse sums of features that are correlated."""
+    """Raise a ``ModelError`` for a sum of correlated features."""
     for i, one in enumerate(inputs):
         for other in inputs[:i]:
             # A product of terms has mean zero if one is linear in weights on which the other does not depend.
@@ -658,8 +660,8 @@ def _check_sum(node: Node, inputs: list[Features]) -> None:
             )
             if not free:
                 raise ModelError(
-                    f"layer {node.name!r}{node.place} adds features that are correlated, such as h + f(h); put a "
-                    "layer with weights at the end of one branch, h + Linear(f(h))"
+                    f"layer {node.name!r}{node.place} adds correlated features, such as h + f(h); add a layer with "
+                    "weights at the end of one branch, h + Linear(f(h))"
                 )
 
 
@@ -676,14 +678,14 @@ def readable(module: nn.Module) -> nn.Module:
     """Return a module whose layers have names: a single layer of torch becomes a ``Sequential``."""
     if not isinstance(module, nn.Module):
         raise SettingsError(
-            f"infinite_width takes a torch.nn.Module, not {type(module).__name__}; Elementwise makes one of a function "
-            "of single numbers, and a class with a forward method of anything else"
+            f"infinite_width takes a torch.nn.Module, not {type(module).__name__}; wrap an elementwise function in "
+            "Elementwise, and any other function in a module with a forward method"
         )
     return nn.Sequential(module) if _Tracer().is_leaf_module(module, "") else module
 
 
 def read(module: nn.Module, standard: bool) -> Graph:
-    """Return the graph of a module; a ``ModelError`` names all layers without a limit, a ``ShapeError`` misfits."""
+    """Return the graph of a module; unsupported layers raise a ``ModelError``, mismatched shapes a ``ShapeError``."""
     reading = _Reading(dict(module.named_modules()), standard)
     for node in trace_module(module).nodes:
         reading.add(node)
@@ -692,7 +694,7 @@ def read(module: nn.Module, standard: bool) -> Graph:
 
 @dataclass
 class _Reading:
-    """What has been read so far."""
+    """State of the conversion of a traced module."""
 
     modules: dict[str, nn.Module]
     standard: bool
@@ -709,7 +711,7 @@ class _Reading:
     output: str = ""
 
     def add(self, node: fx.Node) -> None:
-        """Read one node of a trace."""
+        """Convert one node of a trace."""
         if any(x.name in self.lost for x in node.all_input_nodes):
             self._skip(node)  # its input was refused before
             return
@@ -723,7 +725,7 @@ class _Reading:
     def _read(self, node: fx.Node) -> None:
         if node.op == "placeholder":
             if self.names:
-                raise ModelError(f"the network takes a second input, {node.name!r}; kernels are of one input")
+                raise ModelError(f"the network takes a second input, {node.name!r}; kernels support one input")
             self.names[node.name] = INPUT
         elif node.op == "output":
             (result,) = node.args
@@ -731,7 +733,7 @@ class _Reading:
                 raise ModelError("the network must return one tensor")
             self.output = self.names[result.name]
         elif node.op == "get_attr":
-            raise ModelError(f"the network uses a tensor of its own, {node.target!r}, in a way that has no limit here")
+            raise ModelError(f"the network uses the tensor {node.target!r} outside of a layer, which is not supported")
         elif node.op == "call_module":
             module = self.modules[str(node.target)]
             self._module(node, str(node.target), module)
@@ -743,7 +745,7 @@ class _Reading:
                 self._overwrite(node)
 
     def _skip(self, node: fx.Node) -> None:
-        """Read on behind what has been refused, as if it were not there."""
+        """Continue after an unsupported node as if it were absent."""
         sources = [self.names[x.name] for x in node.all_input_nodes if x.name in self.names]
         if sources:
             self.names[node.name] = sources[0]
@@ -751,7 +753,7 @@ class _Reading:
             self.lost.add(node.name)
 
     def graph(self) -> Graph:
-        """Return the graph, once all nodes are read."""
+        """Return the graph after all nodes are converted."""
         self.refusals.check()
         if self.output == INPUT:
             raise ModelError("the network has no layers")
@@ -778,19 +780,19 @@ class _Reading:
             self.memory[node] = self._memory(node.all_input_nodes[0])
 
     def _append(self, name: str, layer: Layer, inputs: Sequence[str], place: str) -> str:
-        """Append a layer; one without weights may be used more than once, and gets a number each time."""
+        """Append a layer; repeated calls of a layer without weights are numbered."""
         uses = self.uses[name] = self.uses.get(name, 0) + 1
         name = name if uses == 1 else f"{name} ({uses})"
         self.nodes[name] = Node(name, layer, tuple(inputs), place)
         return name
 
     def _check_weights(self, name: str, module: nn.Module) -> None:
-        """Refuse weights that another layer has, or the same layer in another place."""
+        """Raise a ``ModelError`` if a layer shares weights with another layer or is called twice."""
         for parameter in module.parameters():
             if self.owners.setdefault(parameter, f"{name!r}") != f"{name!r}" or name in self.uses:
                 raise ModelError(
-                    f"layer {name!r} is used twice, or has the weights of layer {self.owners[parameter]}; networks "
-                    "with shared weights have no limit here"
+                    f"layer {name!r} is used twice, or has the weights of layer {self.owners[parameter]}; shared "
+                    "weights are not supported"
                 )
 
     def _module(self, node: fx.Node, name: str, module: nn.Module) -> None:
@@ -810,7 +812,7 @@ class _Reading:
         self.names[node.name] = self._apply(name, activation, source, _place_of(node))
 
     def _apply(self, name: str, activation: Activation, source: str, place: str) -> str:
-        """Append a nonlinearity, on each part of what a concatenation joins, or joined with one before."""
+        """Append a nonlinearity: to each part of a concatenation, or composed with a preceding nonlinearity."""
         made = self.nodes.get(source)
         if made is not None and made.layer == _IDENTITY:
             return self._apply(name, activation, made.inputs[0], place)
@@ -824,7 +826,7 @@ class _Reading:
         return self._append(name, Nonlinearity(activation), (source,), place)
 
     def _size(self, node: fx.Node) -> bool:
-        """Note which dimension's size a node asks for, if it does; what reshapes needs to know."""
+        """Record which dimension's size a node returns, for reshapes; return False for any other node."""
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node):
             return False
@@ -870,7 +872,7 @@ class _Reading:
             size = given(node, output_size=None)["output_size"]
             self.put(node, node.name, _global_average(_place_of_call(node), 1 + _ADAPTIVE_POOLS.index(target), size))
         elif target is functional.dropout:
-            raise Refusal(_place_of_call(node), "use nn.Dropout, whose mode says whether there is noise")
+            raise Refusal(_place_of_call(node), "use nn.Dropout, whose training mode determines whether there is noise")
         else:
             self._function_of_features(node)
 
@@ -879,7 +881,7 @@ class _Reading:
         source = given(node, input=None)["input"] if not node.args else node.args[0]
         options = {key: value for key, value in node.kwargs.items() if key not in ("inplace", "input", "out")}
         if node.kwargs.get("out") is not None:
-            raise Refusal(_place_of_call(node), "it writes to a tensor of its own; leave out= out")
+            raise Refusal(_place_of_call(node), "it writes to another tensor; remove the argument out=")
         target = node.target.rstrip("_") if isinstance(node.target, str) else node.target
         activation = None
         if [source] == node.all_input_nodes:
@@ -889,13 +891,13 @@ class _Reading:
         self._activation(node, node.name, activation)
 
     def _reshape(self, node: fx.Node) -> None:
-        """Read a reshaping, if it is a flattening."""
+        """Convert a reshape that is a flattening; raise ``Refusal`` for any other."""
         source: Any = node.args[0]
         sizes: Any = node.args[1:] or (node.kwargs.get("shape", ()),)
         sizes = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], list | tuple) else sizes
         whole = len(sizes) == 2 and sizes[1] == -1 and isinstance(sizes[0], fx.Node)
         if not (whole and self.sizes.get(sizes[0].name) == 0):
-            raise Refusal(_place_of_call(node), f"of reshapings only a flattening has a limit here; {_WRITE_FLATTEN}")
+            raise Refusal(_place_of_call(node), f"flattening is the only supported reshaping; {_WRITE_FLATTEN}")
         self.put(node, node.name, Flatten(), [self.names[source.name]])
 
     def _flatten(self, node: fx.Node) -> None:
@@ -905,19 +907,19 @@ class _Reading:
         if first != 1 or last not in (-1, None if axes is None else axes + 1):
             raise Refusal(
                 _place_of_call(node),
-                f"only a flattening of all but the first dimension has a limit here; {_WRITE_FLATTEN}",
+                f"only flattening of all dimensions except the first is supported; {_WRITE_FLATTEN}",
             )
         self.put(node, node.name, Flatten())
 
     def _squeeze(self, node: fx.Node) -> None:
-        """Read a squeeze of the only channel of outputs, which leaves their kernel as it is."""
+        """Convert a squeeze of single-channel outputs, which does not change their kernel."""
         (dim,) = self._dimensions(node, (given(node, dim=None)["dim"],))
         ends = all(user.op == "output" for user in node.users)
         if self._axes_of(node) != 0 or dim != 1 or not ends:
             raise Refusal(
                 _place_of_call(node),
-                "only squeeze(-1) of vectors at the network's end has a limit here; leave it out, or write "
-                "x.flatten(1) behind an average over the grid",
+                "only squeeze(-1) of vectors at the network's end is supported; remove it, or write x.flatten(1) after "
+                "an average over the grid",
             )
         self.put(node, node.name, _IDENTITY)
 
@@ -927,7 +929,7 @@ class _Reading:
         (dim,) = self._dimensions(node, (chosen,))
         if dim != 1:
             raise ModelError(
-                f"{_place_of_call(node)}: only a concatenation of channels (dim=1) has a limit here, not dim={chosen}"
+                f"{_place_of_call(node)}: only concatenation of channels (dim=1) is supported, not dim={chosen}"
             )
         self.put(node, node.name, Concatenate(), [self.names[x.name] for x in parts])
 
@@ -936,13 +938,11 @@ class _Reading:
         dims = chosen["dim"]
         wanted = sorted(self._dimensions(node, _whole_tuple(dims, 1))) if dims is not None else []
         if wanted not in ([2], [-1], [2, 3], [-2, -1]):
-            raise Refusal(
-                _place_of_call(node), f"only a mean over the whole grid has a limit here, not over dim={dims}"
-            )
+            raise Refusal(_place_of_call(node), f"only a mean over the whole grid is supported, not over dim={dims}")
         self.put(node, node.name, GlobalAverage(len(wanted), keeps_grid=bool(chosen["keepdim"])))
 
     def _dimensions(self, node: fx.Node, dims: Sequence[Any]) -> list[Any]:
-        """Return dimensions counted from the first, where their number is known."""
+        """Return non-negative dimension indices, if the number of dimensions is known."""
         axes = self._axes_of(node)
         return [
             dim + axes + 2 if axes is not None and isinstance(dim, int) and -axes - 2 <= dim < 0 else dim
@@ -950,12 +950,12 @@ class _Reading:
         ]
 
     def _axes_of(self, node: fx.Node) -> int | None:
-        """Return on what grid the first of a node's inputs lie that is known to lie on one."""
+        """Return the number of grid axes of the first of a node's inputs for which it is known, or None."""
         known = (_axes_behind(self.names[x.name], self.nodes, self.num_axes) for x in node.all_input_nodes)
         return next((axes for axes in known if axes is not None), None)
 
     def _item(self, node: fx.Node) -> None:
-        """Read a part of something, which may be a part of what a refused layer returns."""
+        """Skip an item of the result of an unsupported layer; raise ``Refusal`` for other indexing."""
         source = node.args[0]
         if isinstance(source, fx.Node) and source.name in self.refused:
             self._skip(node)
@@ -963,7 +963,7 @@ class _Reading:
             return
         raise Refusal(
             _place_of_call(node),
-            "it takes a part of the features, which has no limit here; leave it out at the network's end, for all "
+            "it selects a part of the features, which is not supported; leave it out at the network's end, because all "
             "outputs have the same kernel",
         )
 
@@ -971,7 +971,8 @@ class _Reading:
         left, right = _operands(node)
         if not (isinstance(left, fx.Node) and isinstance(right, fx.Node)):
             raise Refusal(
-                _place_of_call(node), "it adds a constant, whose limit is not normal; give the layer before a bias"
+                _place_of_call(node),
+                "it adds a constant, which is not normal in the limit; use a bias in the preceding layer",
             )
         scale: Any = node.kwargs.get("alpha", 1.0)
         self.put(
@@ -981,22 +982,20 @@ class _Reading:
     def _scale(self, node: fx.Node, inverse: bool) -> None:
         left, right = _operands(node)
         if node.kwargs.get("rounding_mode") is not None:
-            raise Refusal(
-                _place_of_call(node), "it rounds; write it as Elementwise(function), which goes by quadrature"
-            )
+            raise Refusal(_place_of_call(node), "it rounds; write it as Elementwise(function), which uses quadrature")
         numbers = [x for x in (left, right) if not isinstance(x, fx.Node)]
         if inverse and (isinstance(right, fx.Node) or right == 0):
-            raise Refusal(_place_of_call(node), "it divides by features or by zero, which has no limit here")
+            raise Refusal(_place_of_call(node), "it divides by features or by zero, which is not supported")
         if len(numbers) != 1 or not isinstance(numbers[0], int | float):
             raise Refusal(
                 _place_of_call(node),
-                "it multiplies features by one another, which has no limit here; a product such as h * sigmoid(h) is "
-                "one function of h: write nn.SiLU, or Elementwise(lambda h: h * torch.sigmoid(h)) and the like",
+                "it multiplies features by one another, which is not supported; write a product such as h * sigmoid(h) "
+                "as a single function of h: nn.SiLU, or Elementwise(lambda h: h * torch.sigmoid(h))",
             )
         self.put(node, node.name, SumOfBranches((1 / float(numbers[0]) if inverse else float(numbers[0]),)))
 
     def _overwrite(self, node: fx.Node) -> None:
-        """Let all who know the memory that a node writes to read what it has written."""
+        """Let all aliases of the memory to which an in-place node writes refer to its result."""
         source = node.all_input_nodes[0]
         home = self._memory(source)
         before, after = self.names[source.name], self.names[node.name]
@@ -1006,7 +1005,8 @@ class _Reading:
                 self.names[alias.name] = after
             elif any(user.name not in seen for user in alias.users):
                 raise Refusal(
-                    _place_of_call(node), "it overwrites features that are used later in another shape; not in place"
+                    _place_of_call(node),
+                    "it overwrites features that are used later in another shape; do not write in place",
                 )
         self.memory[node] = home
 
@@ -1014,12 +1014,12 @@ class _Reading:
         return self.memory.get(node, node)
 
 
-_WRITE_FLATTEN = "write x.flatten(1) to make vectors of images, and nothing at a network's end"
+_WRITE_FLATTEN = "write x.flatten(1) to convert images to vectors, and no reshaping at the network's end"
 
 
 @dataclass(frozen=True)
 class _Composed:
-    """One function after another."""
+    """Composition of two activations."""
 
     first: Activation
     second: Activation

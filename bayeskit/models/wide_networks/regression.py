@@ -72,7 +72,7 @@ _INACCURATE = 0.25  # power of the machine precision: relative error of a mean a
 
 
 def _not_negative(name: str, value: float | Tensor) -> float:
-    """Return a number, or say that it must not be negative."""
+    """Return a number, or raise a ``SettingsError`` if it is negative."""
     number = real_number(name, value.detach() if isinstance(value, Tensor) else value)
     if not number >= 0:
         raise SettingsError(f"{name} must not be negative, but is {value!r}")
@@ -80,9 +80,9 @@ def _not_negative(name: str, value: float | Tensor) -> float:
 
 
 def _check_finite_matrix(matrix: Tensor, name: str) -> None:
-    """Refuse a kernel matrix with entries that are not finite."""
+    """Raise a ``DataError`` if a kernel matrix is not finite."""
     if not bool(torch.isfinite(matrix.detach()).all()):
-        raise DataError(f"the {name} matrix of the training inputs is not finite; make variances of weights smaller")
+        raise DataError(f"the {name} matrix of the training inputs is not finite; reduce the weight variances")
 
 
 def needed_jitter(
@@ -140,17 +140,18 @@ def needed_jitter(
         allowed = _not_negative("max_jitter", max_jitter) * scale
     if not missing <= allowed or scale <= 0:
         raise KernelError(
-            f"the {name} matrix of the training inputs is not positive definite to rounding: its smallest eigenvalue "
-            f"is {smallest:.3g}, its largest {largest:.3g}; beside a ridge or noise variance of {ridge:g}, "
-            f"{max(missing, 0.0):.3g} is missing on its diagonal, and {allowed:.3g} may be added. Look for repeated "
-            "inputs, give a ridge or noise variance, take float64, or raise max_jitter"
+            f"the {name} matrix of the training inputs is not positive definite to working precision: its smallest "
+            f"eigenvalue is {smallest:.3g}, its largest {largest:.3g}; with a ridge or noise variance of {ridge:g} the "
+            f"jitter needed is {max(missing, 0.0):.3g}, and the largest jitter allowed is {allowed:.3g}. Remedy: "
+            "remove repeated inputs, give a ridge or noise variance, use float64, or raise max_jitter"
         )
     jitter = min(10.0 ** math.ceil(math.log10(missing)), allowed)
     warnings.warn(
-        f"the {name} matrix of the training inputs is not positive definite to rounding; {jitter:.0e} was added to its "
-        "diagonal, as the attribute jitter tells. Look for repeated inputs, or give a ridge or noise variance",
+        f"the {name} matrix of the training inputs is not positive definite to working precision; jitter {jitter:.0e} "
+        "was added to its diagonal (attribute jitter). Remedy: remove repeated inputs, or give a ridge or noise "
+        "variance",
         JitterWarning,
-        stacklevel=5,  # the call that asks for a posterior
+        stacklevel=5,  # the call that creates a posterior
     )
     return jitter
 
@@ -165,9 +166,9 @@ def _check_accuracy(coefficients: Tensor, y: Tensor, largest: float, name: str) 
     error = precision * largest * float(coefficients.detach().norm())
     if not error <= precision**_INACCURATE * size:
         warnings.warn(
-            f"means by the {name} matrix may be off by about {error / size:.0e} of the targets' size, for inputs that "
-            "are equal or nearly so have different targets and no noise to explain it. Give a ridge or noise variance, "
-            "or take float64 if they are not equal",
+            f"means computed from the {name} matrix may have errors of about {error / size:.0e} relative to the "
+            "targets, because equal or nearly equal inputs have different targets without noise. Remedy: give a ridge "
+            "or noise variance, or use float64 if the inputs are not equal",
             AccuracyWarning,
             stacklevel=4,
         )
@@ -252,7 +253,9 @@ def cholesky(matrix: Tensor, ridge: float | Tensor, name: str, max_jitter: float
     jitter = needed_jitter(eigenvalues, diagonal.detach(), added, name, max_jitter)
     lower, failed = torch.linalg.cholesky_ex(torch.diagonal_scatter(matrix, diagonal + ridge + jitter))
     if bool(failed):
-        raise KernelError(f"the {name} matrix of the training inputs has no Cholesky factor; take float64, or a ridge")
+        raise KernelError(
+            f"the Cholesky factorisation of the {name} matrix of the training inputs failed; use float64, or a ridge"
+        )
     return Cholesky(lower, jitter)
 
 
@@ -333,7 +336,7 @@ class PrecomputedKernel:
     def ntk(self, x1: Tensor, x2: Tensor | None = None) -> Tensor:
         """Return rows ``x1`` and columns ``x2`` of the tangent kernel, ``(n1, n2)``."""
         if self.ntk_matrix is None:
-            raise DataError("the tangent kernel is needed, and no ntk_matrix was given")
+            raise DataError("the tangent kernel is needed, but ntk_matrix is missing; pass ntk_matrix")
         return _chosen(self.ntk_matrix, x1, x2)
 
 
@@ -348,7 +351,7 @@ def refuse_module(kernel: object) -> None:
     """Raise a ``ModelError`` if a torch module without a kernel method is given as a kernel."""
     if isinstance(kernel, nn.Module) and not any(callable(getattr(kernel, name, None)) for name in ("nngp", "ntk")):
         raise ModelError(
-            f"{type(kernel).__name__} is a torch module, and a kernel is wanted; wrap it: infinite_width(module, "
+            f"{type(kernel).__name__} is a torch module, not a kernel; wrap it: infinite_width(module, "
             "weight_variance=..., bias_variance=...)"
         )
 
@@ -374,9 +377,9 @@ def _chosen(matrix: Tensor, x1: Tensor, x2: Tensor | None) -> Tensor:
     x2 = x1 if x2 is None else x2
     for name, x in (("x1", x1), ("x2", x2)):
         if x.dim() != 1 or x.is_floating_point() or x.dtype == torch.bool:
-            raise DataError(f"{name} must be the numbers of rows of the matrix, a vector of integers such as arange(4)")
+            raise DataError(f"{name} must be row indices of the matrix, a vector of integers such as arange(4)")
         if len(x) and not 0 <= int(x.min()) <= int(x.max()) < len(matrix):
-            raise ShapeError(f"{name} has numbers of rows outside 0 to {len(matrix) - 1}")
+            raise ShapeError(f"{name} has row indices outside 0 to {len(matrix) - 1}")
     return matrix[x1[:, None], x2]
 
 
@@ -449,13 +452,13 @@ class GaussianProcess(ABC):
 
 
 def _root(covariance: Tensor, scale: float) -> Tensor:
-    """Return a matrix whose product with its transpose is the covariance, which may be singular."""
+    """Return ``R`` with ``R R^T`` the covariance, which may be singular."""
     values, vectors = torch.linalg.eigh(covariance)
     # The remaining variance is a difference; its rounding errors scale with the prior variance.
     if float(values[0]) < -(torch.finfo(covariance.dtype).eps ** 0.5) * len(values) * scale:
         raise KernelError(
-            f"the covariance at new inputs has the eigenvalue {float(values[0]):.3g}; take float64, or a kernel "
-            "that is positive definite on training and new inputs together"
+            f"the covariance at new inputs has the negative eigenvalue {float(values[0]):.3g}; use float64, or a "
+            "kernel that is positive definite on training and new inputs together"
         )
     return vectors * values.clamp_min(0).sqrt()
 
@@ -468,19 +471,20 @@ def remaining_variance(prior: Tensor, change: Tensor) -> Tensor:
     smallest, scale = float(result.detach().min()), float(prior.detach().max())
     if smallest < -(torch.finfo(result.dtype).eps ** 0.5) * scale:
         raise KernelError(
-            f"the variance at a new input is {smallest:.3g}, beside {scale:.3g} before any data; take float64, or a "
-            "kernel that is positive definite on training and new inputs together"
+            f"the variance at a new input is {smallest:.3g}, with prior variances up to {scale:.3g}; use float64, or "
+            "a kernel that is positive definite on training and new inputs together"
         )
     return result.clamp_min(0)
 
 
 def _check_kernel(matrix: Tensor, x: Tensor, y: Tensor, name: str) -> Tensor:
-    """Return a kernel matrix of training inputs, or say what is wrong with it."""
+    """Return the kernel matrix of the training inputs, or raise an error if shape, dtype or device do not fit."""
     if matrix.shape != (len(x), len(x)):
         raise ShapeError(f"the {name} matrix of {len(x)} training inputs has shape {tuple(matrix.shape)}")
     if matrix.dtype != y.dtype or matrix.device != y.device:
         raise DataError(
-            f"the {name} matrix is {matrix.dtype} on {matrix.device}, y {y.dtype} on {y.device}; convert one of them"
+            f"the {name} matrix is {matrix.dtype} on {matrix.device}, but y is {y.dtype} on {y.device}; convert one of "
+            "them"
         )
     return matrix
 
@@ -526,8 +530,8 @@ class Posterior(GaussianProcess):
     def random(self) -> str:
         """Source of the variance, in words."""
         if self.prior == "NNGP":
-            return "all weights of a wide network, from their prior given the data"
-        return "the weights of a network linear in its gradients and zero at their prior's mean, given the data"
+            return "all weights of a wide network, from their posterior"
+        return "the coefficients of a linear model in a network's gradients, from their posterior"
 
     @property
     def trained(self) -> str:
@@ -558,7 +562,7 @@ class Posterior(GaussianProcess):
         return remaining_variance(self.prior_variance(x_new), -self._whitened(x_new).square().sum(0))
 
     def _whitened(self, x_new: Tensor) -> Tensor:
-        """Return covariances of white observations with new values, ``(n, n_new)``."""
+        """Return covariances of whitened observations with values at new inputs, ``(n, n_new)``."""
         return self.cholesky.whitened(self.kernel(x_new, self.x).mT)
 
     def __repr__(self) -> str:
@@ -790,7 +794,7 @@ class GradientFlow:
         return -torch.expm1(-self.learning_rate * self.time * curvature)
 
     def __str__(self) -> str:
-        end = "in the limit" if math.isinf(self.time) else f"to time {self.time:g}"
+        end = "to infinite time" if math.isinf(self.time) else f"to time {self.time:g}"
         return f"gradient flow {end}, learning rate {self.learning_rate:g}"
 
 
@@ -833,8 +837,8 @@ class GradientDescent:
         step = self.learning_rate * curvature
         if float(step.max()) > 2:
             raise SettingsError(
-                f"gradient descent diverges with learning rate {self.learning_rate:g}; it must be at most "
-                f"{2 / float(curvature.max()):.4g}, two over the largest curvature"
+                f"gradient descent diverges with learning rate {self.learning_rate:g}; the learning rate must be at "
+                f"most {2 / float(curvature.max()):.4g}, two over the largest curvature"
             )
         small = step < 0.5
         slowly = -torch.expm1(self.num_steps * torch.log1p(-torch.where(small, step, 0)))
@@ -1011,8 +1015,8 @@ def _regression(kernel: WideKernel, x: Tensor, y: Tensor, ridge: float, max_jitt
 
 def _no_law(what: str) -> NoReturn:
     raise ModelError(
-        f"kernel regression finds one function, which has no {what}; take ntk_ensemble for the spread of trained "
-        "networks, nngp_posterior for that of a Bayesian network, or ntk_posterior"
+        f"kernel regression is a point estimate, which has no {what}; use ntk_ensemble for the distribution of trained "
+        "networks, nngp_posterior for the posterior of a Bayesian network, or ntk_posterior"
     )
 
 
@@ -1139,7 +1143,7 @@ class Ensemble(GaussianProcess):
             raise SettingsError("times must not be negative")
         curvature = self._curvature()
         remaining = torch.exp(-self.training.learning_rate * times.to(curvature)[:, None] * curvature)
-        # With a ridge, or jitter in its place, the training error does not go to zero.
+        # With a ridge or jitter, the training error does not go to zero.
         error = remaining + (self.ridge + self.jitter) / curvature * (1 - remaining)
         return 0.5 * error.square() @ start
 
@@ -1150,7 +1154,7 @@ class Ensemble(GaussianProcess):
         return self.initial + self.target_noise * torch.eye(len(self.y), dtype=self.y.dtype, device=self.y.device)
 
     def _smoother(self, cross: Tensor) -> Tensor:
-        """Return what each direction of the targets adds to new outputs, ``(n_new, n)``."""
+        """Return the weights of the rotated targets in the outputs at new inputs, ``(n_new, n)``."""
         curvature = self._curvature()
         return self.spectrum.rotated(cross) * (self.training.learned(curvature) / curvature)
 
@@ -1251,7 +1255,7 @@ def ntk_ensemble(
     >>> x = torch.tensor([[-1.0], [0.5], [1.0]], dtype=torch.float64)
     >>> ensemble = ntk_ensemble(kernel, x, torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64))
     >>> ensemble
-    NTK ensemble on 3 inputs: gradient flow in the limit, learning rate 1
+    NTK ensemble on 3 inputs: gradient flow to infinite time, learning rate 1
     >>> ensemble.mean(x).round(decimals=9).abs()  # they interpolate
     tensor([1.0000, 0.0000, 0.5000], dtype=torch.float64)
     >>> ensemble.at(0.0).variance(x) == kernel.nngp_diagonal(x)
@@ -1307,7 +1311,7 @@ def last_layer_ensemble(
     if isinstance(kernel, InfiniteWidth) and kernel.parameterization != "ntk":
         raise ModelError(
             f"the kernel is in the {kernel.parameterization} parametrisation, in which the last layer's products of "
-            'gradients grow with the width; take infinite_width(module, "ntk", ...)'
+            'gradients grow with the width; use infinite_width(module, "ntk", ...)'
         )
     flow = GradientFlow(learning_rate, time)
     return _ensemble(kernel, x, y, True, flow, ridge, target_noise, max_jitter)
@@ -1394,7 +1398,7 @@ class GaussianProcessComparison:
 
     def __getitem__(self, name: str) -> ProcessPrediction:
         if name not in self.predictions:
-            raise UnknownNameError(f"there is no {name!r}; known are: {', '.join(self.predictions)}")
+            raise UnknownNameError(f"there is no process {name!r}; the names are: {', '.join(self.predictions)}")
         return self.predictions[name]
 
     def __iter__(self) -> Iterator[ProcessPrediction]:
@@ -1494,13 +1498,14 @@ class GaussianProcessComparison:
             targets = self.y.reshape(len(self.y), -1)[:, output]
             x = self.x[:, 0].cpu().numpy()
             ax.plot(x, targets.cpu().numpy(), "o", markersize=4, color=VERMILION, label="data")
-        ax.set_xlabel("input" if line else "new inputs, in order")
-        ax.set_title(one.name + ("\n(one function, nothing random)" if one.variance is None else ""), fontsize="medium")
+        ax.set_xlabel("input" if line else "new inputs, ordered by NNGP mean")
+        ax.set_title(one.name + ("\n(point estimate, no variance)" if one.variance is None else ""), fontsize="medium")
         ax.grid(alpha=0.25)
 
     def __repr__(self) -> str:
         lines = [
-            f"{len(self.x_new)} new inputs from {len(self.y)}; noise variance, or ridge, {self.noise_variance:g}",
+            f"{len(self.x_new)} new inputs, {len(self.y)} training inputs, noise variance or ridge "
+            f"{self.noise_variance:g}",
             f"  {'':16}{'distance':>10}{'sd':>10}",
         ]
         for row in self.summary().itertuples():
@@ -1528,7 +1533,7 @@ def compare_gaussian_processes(
     - NNGP posterior: posterior of a Bayesian network.
     - NTK ensemble: distribution of networks trained by gradient flow.
     - NTK regression: point estimate of kernel regression, without a variance.
-    - NTK posterior: posterior with the tangent kernel as prior covariance; its variance is that of no wide network.
+    - NTK posterior: posterior with the tangent kernel as prior covariance; its variance describes no wide network.
 
     After infinite training time the last three have the same mean.
 
@@ -1590,7 +1595,9 @@ def compare_gaussian_processes(
     refuse_module(kernel)
     check_targets(x, y)
     if x.dtype != x_new.dtype or x.device != x_new.device:
-        raise DataError(f"x is {x.dtype} on {x.device}, x_new {x_new.dtype} on {x_new.device}; convert one of them")
+        raise DataError(
+            f"x is {x.dtype} on {x.device}, but x_new is {x_new.dtype} on {x_new.device}; convert one of them"
+        )
     if x.shape[1:] != x_new.shape[1:]:
         raise ShapeError(f"x and x_new must have inputs of one shape, not {tuple(x.shape)} and {tuple(x_new.shape)}")
     shared = PrecomputedKernel.of(kernel, torch.cat([x, x_new]))

@@ -94,14 +94,14 @@ _ANGLE = math.atan(_END)
 
 
 def share_of_tail(num_edges: int) -> float:
-    """Return the share of the heavy tail in one length, such that any of `num_edges` has it with share `_DEFENCE`."""
+    """Return the tail share of one length for which any of `num_edges` is from the tail with probability `_DEFENCE`."""
     return -math.expm1(math.log1p(-_DEFENCE) / num_edges)
 
 
 def defended_draws(near: Tensor, prior: TorchDistribution, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Mix draws with the prior and a heavy tail; return `(draws, *batch, edges)` and the part of each, `(draws,)`.
+    """Mix draws with the prior and a heavy tail; return `(draws, *batch, edges)` and mixture components `(draws,)`.
 
-    `near` are draws `(draws, *batch, edges)` to be defended; SettingsError if the prior cannot be drawn from.
+    `near` are draws `(draws, *batch, edges)` of the proposal; SettingsError if the prior cannot be sampled.
     """
     # Numbers of draws per component are stratified (fixed up to rounding), so the standard error needs no term for
     # random component sizes: see `stratified_log_mean_exp_error`.
@@ -113,8 +113,8 @@ def defended_draws(near: Tensor, prior: TorchDistribution, generator: torch.Gene
             before = prior.sample(near.shape[:-1] if prior.event_shape else near.shape).to(near)
     except NotImplementedError as error:
         raise SettingsError(
-            f"branch_length_prior: {type(prior).__name__} cannot be drawn from, and may be improper. Remedy: give a "
-            "proper one with a method sample, such as Exponential(torch.tensor(10.0))."
+            f"branch_length_prior: {type(prior).__name__} cannot be sampled, and may be improper. Remedy: give a "
+            "proper distribution with a method sample, such as Exponential(torch.tensor(10.0))."
         ) from error
     limits = torch.finfo(near.dtype)
     before = before.clamp(limits.tiny, limits.max)
@@ -146,7 +146,7 @@ def defended_log_prob(log_near: Tensor, lengths: Tensor, prior: TorchDistributio
 
 
 def _share_of_half(prior: TorchDistribution) -> float:
-    """Nothing where branch lengths are not independent of each other, and cannot be drawn one by one."""
+    """Return the share of draws with half of their lengths from the prior, zero for dependent branch lengths."""
     return 0.0 if prior.event_shape else HALF
 
 
@@ -156,7 +156,7 @@ def _share_of_half(prior: TorchDistribution) -> float:
 def unrooted_topologies(trees: TreeSample | Topologies | Sequence[Tree], alignment: Alignment) -> Topologies:
     """Return topologies without roots, with taxa in the order of an alignment; TreeError if they differ.
 
-    Of rooted ones only distinct unrooted topologies remain, with a ConversionWarning; other types raise SettingsError.
+    Rooted topologies become distinct unrooted topologies, with a ConversionWarning; other types raise SettingsError.
     """
     if isinstance(trees, TreeSample):
         trees = trees.topologies
@@ -164,8 +164,8 @@ def unrooted_topologies(trees: TreeSample | Topologies | Sequence[Tree], alignme
         trees = Topologies.from_trees(_only_trees(trees))
     if trees.rooted:
         warnings.warn(
-            "The topologies are rooted; they are unrooted here, as a time-reversible model cannot tell where a root "
-            "stands.",
+            "The topologies are rooted. They are unrooted here, because the likelihood of a time-reversible model does "
+            "not depend on the root.",
             ConversionWarning,
             stacklevel=3,
         )
@@ -176,24 +176,29 @@ def unrooted_topologies(trees: TreeSample | Topologies | Sequence[Tree], alignme
 def check_models(
     alignment: Alignment, substitution: SubstitutionModel | None, site_rates: SiteRates | None
 ) -> SubstitutionModel:
-    """Return the substitution model, JC69 by default; SettingsError if an argument is no alignment or model."""
+    """Return the substitution model, JC69 by default; SettingsError if an argument has the wrong type."""
     if not isinstance(alignment, Alignment):
-        raise SettingsError(f"alignment: {alignment!r:.80} is none. Remedy: give Alignment.from_file(path).")
+        raise SettingsError(
+            f"alignment: {alignment!r:.80} is not an Alignment. Remedy: give Alignment.from_file(path)."
+        )
     substitution = JC69() if substitution is None else substitution
     if not isinstance(substitution, SubstitutionModel):
         raise SettingsError(
-            f"substitution: {substitution!r:.80} is no substitution model. Remedy: give an object, such as "
+            f"substitution: {substitution!r:.80} is not a substitution model. Remedy: give an object such as "
             "HKY85(kappa=2.0, base_frequencies=[0.3, 0.2, 0.2, 0.3])."
         )
     if not isinstance(site_rates, (SiteRates, type(None))):
-        raise SettingsError(f"site_rates: {site_rates!r:.80} is none. Remedy: give an object such as GammaRates(0.5).")
+        raise SettingsError(
+            f"site_rates: {site_rates!r:.80} is not a model of site rates. Remedy: give an object such as "
+            "GammaRates(0.5)."
+        )
     return substitution
 
 
 def _only_trees(trees: Sequence[Tree]) -> list[Tree]:
     remedy = "Remedy: give a TreeSample, Topologies, or a list of Tree, such as [Tree.from_newick(text), ...]."
     if isinstance(trees, (str, bytes)) or not isinstance(trees, Sequence):
-        raise SettingsError(f"trees: {trees!r:.80} is none of these. {remedy}")
+        raise SettingsError(f"trees: {trees!r:.80} has the wrong type. {remedy}")
     for place, tree in enumerate(trees):
         if not isinstance(tree, Tree):
             raise SettingsError(f"tree {place + 1} is a {type(tree).__name__}. {remedy}")
@@ -229,7 +234,7 @@ class BranchLengthProposal:
         return cls(shape, shape / mode, prior)
 
     def sample(self, num_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw points, `(num_draws, *batch, edges)`, and tell the part of the mixture of each, `(num_draws,)`."""
+        """Draw points, `(num_draws, *batch, edges)`, and return the mixture component of each, `(num_draws,)`."""
         full = (num_draws, *self.shape.shape)
         # torch's function accepts a generator, its distribution does not.
         near = standard_gamma(self.shape.expand(full), generator=generator) / self.rate
@@ -483,13 +488,15 @@ def _check_distinct(found: Topologies) -> None:
     for place, number in enumerate(index):
         first = index.index(number)
         if first < place:
-            raise SettingsError(f"tree {first + 1} and tree {place + 1} are the same topology. Remedy: give each once.")
+            raise SettingsError(
+                f"tree {first + 1} and tree {place + 1} are the same topology. Remedy: give each topology once."
+            )
     if len(found) < 2:
         raise SettingsError(f"give at least two topologies to compare, not {len(found)}")
 
 
 def _in_order(topologies: Topologies, place: int) -> Tree:
-    """Return a tree whose edges are in the order of `Topologies`, so that a prior of all means the same ones."""
+    """Return a tree whose edges are in the order of `Topologies`, which is also that of a joint prior."""
     *inner, last = topologies.children[place].tolist()
     return Tree(topologies.taxa, (*map(tuple, inner), (0, *last)))
 
@@ -498,22 +505,23 @@ def _weights(given: Sequence[float] | None, names: list[str]) -> dict[str, float
     values = [1.0] * len(names) if given is None else [real_number("prior_probabilities", value) for value in given]
     if len(values) != len(names) or not all(0 <= v < math.inf for v in values) or sum(values) <= 0:
         raise SettingsError(
-            f"prior_probabilities must give each of the {len(names)} topologies a nonnegative number, some above zero"
+            f"prior_probabilities must give each of the {len(names)} topologies a nonnegative number, at least one of "
+            "them positive"
         )
     return {name: value / sum(values) for name, value in zip(names, values, strict=True)}
 
 
 def _check_method(method: str, unused: dict[str, Any]) -> None:
-    """Refuse an unknown method, and settings that it does not use."""
+    """Raise an error for an unknown method, or for settings that it does not use."""
     if method != _IN_ONE_BATCH and method not in METHODS:
         raise unknown_name("method", method, [_IN_ONE_BATCH, *METHODS])
     for name, value in unused.items():
         if value is not None:
-            raise SettingsError(f"{name} is not used by the method {method}. Remedy: leave it out.")
+            raise SettingsError(f"{name} is not used by the method {method}. Remedy: omit it.")
 
 
 def _warn(comparison: ModelComparison) -> None:
-    """Say once for all topologies what makes estimates doubtful."""
+    """Issue one warning for all topologies with an untrusted estimate."""
     reasons: dict[str, list[str]] = {}
     for name, found in comparison.results.items():
         if not found.trusted:
@@ -526,15 +534,15 @@ def _warn(comparison: ModelComparison) -> None:
     why = next(reason for reason, group in reasons.items() if most in group)
     some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     warnings.warn(
-        f"the evidence of {len(names)} of {len(comparison.results)} topologies, which have {probability:.2g} of the "
-        f"posterior probability, is not to be trusted: {some}. Of {most}: {why}",
+        f"the evidence of {len(names)} of {len(comparison.results)} topologies, with total posterior probability "
+        f"{probability:.2g}, is not trusted: {some}. Reason for {most}: {why}",
         SamplingWarning,
         stacklevel=3,
     )
 
 
 class _Model(NamedTuple):
-    """All but the topology."""
+    """Arguments of a tree model other than the topology."""
 
     alignment: Alignment
     substitution: SubstitutionModel
@@ -566,7 +574,7 @@ def _gamma_laplus_importance_sampling(
                 proposal = proposal.refitted(x, log_density(x) - proposal.log_prob(x))
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         step = max(1, _VECTORS // len(topologies))
-        with torch.no_grad(), progress_bar("weighing topologies", num_draws, progress) as bar:
+        with torch.no_grad(), progress_bar("importance sampling of topologies", num_draws, progress) as bar:
             for first in range(0, num_draws, step):
                 size = min(step, num_draws - first)
                 x, part = proposal.sample(size, generator)
@@ -585,7 +593,7 @@ def _gamma_laplus_importance_sampling(
 def _first_proposal(
     log_density: Callable[[Tensor], Tensor], prior: dist.TorchDistribution, topologies: Topologies
 ) -> tuple[Modes, BranchLengthProposal]:
-    """Return modes and the gamma distributions that are matched there."""
+    """Return modes and the gamma distributions matched to them."""
     start = allowed_lengths(prior, topologies.num_edges).expand(len(topologies), -1)
     if not _is_infinite_at_zero(prior, topologies.num_edges):
         modes = climb_to_modes(log_density, start)

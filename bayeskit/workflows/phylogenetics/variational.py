@@ -312,7 +312,7 @@ _COLUMN = 10
 
 
 class FoundTopologies(NamedTuple):
-    """Places of some topologies in a network: options and features."""
+    """Options and features of topologies in a network."""
 
     choices: EveryRoot  # for `log_prob_of_choices`
     # For each edge, (topologies, edges, features of an edge), int64: its split and, optionally, the primary subsplit
@@ -321,19 +321,19 @@ class FoundTopologies(NamedTuple):
 
 
 class Places:
-    """Index of topologies in a network, each distinct one found once; TreeError if the network is of rooted ones.
+    """Cache of the options and features of topologies in a network; TreeError if the network is over rooted topologies.
 
     A primary subsplit pair is the split of an edge together with the further split of one side of it.
     """
 
-    # Both are options of the network: with its root on the edge, the split is a root split, and the pairs are those of
-    # the root's children. So the features of every topology that the network can draw occur in its support.
+    # Both are options of the network: with the root on the edge, the split is a root split, and the pairs are options
+    # of the root's children. Therefore all features of the topologies that the network can draw occur in its support.
 
     def __init__(self, network: SubsplitBayesianNetwork, with_pairs: bool) -> None:
         if not network.graph.of_rootings:
             raise TreeError(
-                "The support is a network over rooted topologies. Remedy: give a sample of unrooted ones, such as "
-                "sample.unrooted(), or the network made from it."
+                "The support is a network over rooted topologies. Remedy: give a sample of unrooted topologies, such "
+                "as sample.unrooted(), or the network made from this sample."
             )
         self._network = SubsplitBayesianNetwork(network.graph)
         self._kinds = [ROOT, BELOW, ABOVE] if with_pairs else [ROOT]
@@ -356,7 +356,7 @@ class Places:
         return self._assemble(np.stack([self._known[key] for key in keys], axis=-1).astype(np.int64))
 
     def _learn(self, keys: list[bytes], topologies: Topologies) -> None:
-        """Keep a column of numbers for each topology, from which `_assemble` makes arrays for any number of them."""
+        """Cache a column of integers for each topology, from which `_assemble` makes arrays."""
         choices = self._network.choices(topologies)
         if not isinstance(choices, EveryRoot):
             raise TypeError("a network of rootings has options of every rooting")
@@ -379,12 +379,12 @@ class Places:
         )
         features = self._feature_of[slots[self._kinds][:, self._edges]]
         if (features[0] == self.num_features).any():
-            raise TreeError("A topology has an edge that no tree of the support has. Remedy: give the support it.")
+            raise TreeError("A topology has an edge that no tree of the support has. Remedy: add it to the support.")
         return FoundTopologies(choices, torch.from_numpy(np.ascontiguousarray(features.transpose(2, 1, 0))))
 
 
 def _features(graph: SubsplitGraph, with_pairs: bool) -> tuple[Numbers, int]:
-    """Return the feature that each option of a graph is, `(options + 2,)`, and the number of features."""
+    """Return the feature index of each option of a graph, `(options + 2,)`, and the number of features."""
     everything = graph.clades[-1]
     root = graph.group_sister < 0
     # The two children of a root contain all taxa.
@@ -513,7 +513,7 @@ class _Contents(NamedTuple):
 
 
 def _write(path: str | Path, contents: _Contents) -> None:
-    """Write a file, whole or not at all; SettingsError for classes that it cannot name, OutputError if it fails."""
+    """Write a file atomically; SettingsError for classes that cannot be stored, OutputError if it fails."""
     network, likelihood = contents.family.network, contents.target.likelihood
     data = {
         "alignment": likelihood.alignment,
@@ -530,25 +530,27 @@ def _write(path: str | Path, contents: _Contents) -> None:
         coded = encode(data, tensors, _TYPES, "the approximation")
     except CheckpointError as error:
         raise SettingsError(
-            f"{path}: the approximation cannot be saved, as it holds something that is not of bayeskit ({error}). "
-            "Remedy: fit with `checkpoint`, with which the same call returns the same approximation again."
+            f"{path}: the approximation cannot be saved, because it contains an object from outside bayeskit "
+            f"({error}). Remedy: fit with `checkpoint`; the same call then returns the same approximation again."
         ) from error
     save_tensors(path, tensors, {"kind": _KIND, "version": _VERSION, "data": coded})
 
 
 def _read(path: str | Path) -> _Contents:
-    """Read a file without running its code; CheckpointError if it is missing, truncated or of something else."""
+    """Read a file without running its code; CheckpointError if it is missing, truncated or has other contents."""
     tensors, facts = load_tensors(path)
     if facts.get("kind") != _KIND or facts.get("version") != _VERSION:
-        raise CheckpointError(f"{path} holds {facts.get('kind')}, not a {_KIND} of this version; load it as what it is")
+        raise CheckpointError(
+            f"{path} holds {facts.get('kind')}, not a {_KIND} of this version; load it with its own class"
+        )
     try:
         return _restored(decode(facts["data"], tensors, _TYPES))
     except (BayeskitError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: its contents do not fit together ({error}); write it again") from error
+        raise CheckpointError(f"{path}: its contents do not fit together ({error}); save it again") from error
 
 
 def _prior_parameters(prior: dist.TorchDistribution) -> dict[str, Any]:
-    """Return the parameters that tell a distribution from others of its class, those of its base if it has one."""
+    """Return the parameters of a distribution, or of its base distribution if it is `Independent`."""
     if isinstance(prior, torch.distributions.Independent):
         base = prior.base_dist
         return {
@@ -581,7 +583,7 @@ def _stored_prior(prior: dist.TorchDistribution) -> _Prior:
 def _restored_prior(stored: _Prior) -> dist.TorchDistribution:
     kind = next((kind for kind in _PRIORS if kind.__name__ == stored.name), None)
     if kind is None:
-        raise CheckpointError(f"there is no prior {stored.name}")
+        raise CheckpointError(f"the prior {stored.name} is unknown")
     prior = kind(**stored.parameters)
     return prior.to_event(stored.event_dims) if stored.event_dims else prior
 
@@ -593,9 +595,9 @@ def _restored(data: dict[str, Any]) -> _Contents:
     parameters, bounds, ending = data["parameters"], data["bounds"], data["ending"]
     expected = family.start(torch.Generator().manual_seed(0)).shape
     if parameters.shape != expected or parameters.dtype != torch.float64 or bounds.dim() != 1:
-        raise CheckpointError(f"parameters of shape {tuple(parameters.shape)} for a family with {tuple(expected)}")
+        raise CheckpointError(f"the shape of the parameters is {tuple(parameters.shape)}, not {tuple(expected)}")
     if ending not in get_args(Ending):
-        raise CheckpointError(f"a run does not end as {ending!r}")
+        raise CheckpointError(f"the ending {ending!r} is unknown")
     target = TreeTarget(likelihood, _restored_prior(data["prior"]))
     return _Contents(family, target, parameters, bounds, ending, float(data["seconds"]), dict(data["settings"]))
 
@@ -689,7 +691,7 @@ class VariationalPosterior:
         return self._weighed(num_draws, seed, "weighed" if defended else "drawn", defended=defended)
 
     def _weighed(self, num_draws: int, seed: int, purpose: str, *, defended: bool) -> WeighedTrees:
-        """Draw and weigh trees; those for one purpose are independent of those for another."""
+        """Draw trees with importance weights; draws for different purposes are independent."""
         num_draws = whole_number("num_draws", num_draws, 1)
         generator = new_generator(seed, stream=f"trees of a variational posterior, {purpose}")
         draw = partial(self.family.draw_defended, self.target.branch_length_prior) if defended else self.family.draw
@@ -866,7 +868,7 @@ class VariationalPosterior:
 
 
 def _checked(log_weight: Tensor) -> tuple[Tensor, list[str], dict[str, float]]:
-    """Return log weights without NaN, what is wrong with them, and the numbers behind that."""
+    """Return log weights without NaN, their problems, and their diagnostics."""
     usable, problems = without_nan(log_weight)
     shape, effective = pareto_shape(usable[None]), float(weight_effective_sample_size(usable))
     if not shape <= MAX_PARETO_SHAPE:
@@ -877,12 +879,10 @@ def _checked(log_weight: Tensor) -> tuple[Tensor, list[str], dict[str, float]]:
 
 
 def _trusted_weights(log_weight: Tensor) -> Tensor:
-    """Return weights that add up to one; warn if they are not to be trusted."""
+    """Return weights that sum to one; warn if they are not trusted."""
     usable, problems, _ = _checked(log_weight)
     if problems:
-        warnings.warn(
-            f"the importance weights are not to be trusted: {'; '.join(problems)}", SamplingWarning, stacklevel=3
-        )
+        warnings.warn(f"the importance weights are not trusted: {'; '.join(problems)}", SamplingWarning, stacklevel=3)
     return usable.softmax(0)
 
 
@@ -928,13 +928,18 @@ class LearningRates:
     def __post_init__(self) -> None:
         for name in ("topologies", "branch_lengths"):
             if not 0 <= real_number(name, getattr(self, name)) < float("inf"):
-                raise SettingsError(f"learning rates: {name}={getattr(self, name)}. Remedy: give such as 0.001.")
+                raise SettingsError(
+                    f"learning rates: {name}={getattr(self, name)} is negative or not finite. Remedy: give a number "
+                    "such as 0.001."
+                )
         if not 0 < real_number("factor", self.factor) <= 1:
-            raise SettingsError(f"learning rates: factor={self.factor} lies outside (0, 1]. Remedy: give such as 0.75.")
+            raise SettingsError(
+                f"learning rates: factor={self.factor} lies outside (0, 1]. Remedy: give a number such as 0.75."
+            )
         whole_number("every", self.every, 1)
 
     def __call__(self, step: int) -> tuple[float, float]:
-        """Return both at a step counted from zero."""
+        """Return both step sizes at a step counted from zero."""
         scale = self.factor ** (step // self.every)
         return self.topologies * scale, self.branch_lengths * scale
 
@@ -961,7 +966,7 @@ class Training:
     description: str = "fitting trees"
 
     def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint must agree with."""
+        """Return the facts that a checkpoint must match."""
         return self.identity
 
     def start(self, generator: torch.Generator) -> TrainingState:
@@ -1015,11 +1020,11 @@ class Training:
         return TrainingState(state.parameters + step, first, second)
 
     def ending(self, state: TrainingState, iteration: int, records: Records) -> Ending | None:
-        """Say whether to end."""
+        """Return the reason to end, or None to continue."""
         return "finished" if iteration >= self.num_steps else None
 
     def note(self, state: TrainingState, iteration: int, records: Records) -> str:
-        """Return what is shown behind the bar."""
+        """Return the text behind the progress bar."""
         return f"bound {float(records['bound'][-_SHOWN:].mean()):.2f}"
 
 
@@ -1175,12 +1180,12 @@ def variational_inference(
         if default_annealing and "annealing" in str(error):
             raise CheckpointError(
                 f"{error}. By default the likelihood is annealed over half of num_steps. Remedy: resume with the "
-                f"num_steps of before, or give annealing=Linear(half of them, start={_HOTTEST})."
+                f"previous num_steps, or give annealing=Linear(half of the previous num_steps, start={_HOTTEST})."
             ) from error
         raise
     done = f"after {outcome.num_iterations} of {num_steps} steps"
     if outcome.num_iterations and (weight := annealing(outcome.num_iterations - 1)) < 1:
-        done += f", with {100 * weight:.2g} % of the log likelihood: the trees are not yet those of the posterior"
+        done += f", with {100 * weight:.2g} % of the log likelihood: the trees do not yet approximate the posterior"
     say_early(outcome.ending, control, "variational inference", done)
     bounds = outcome.records["bound"].clone() if "bound" in outcome.records else torch.zeros(0, dtype=torch.float64)
     return VariationalPosterior(
@@ -1189,21 +1194,23 @@ def variational_inference(
 
 
 def _check_options(learning_rates: object, annealing: object, lengths: object) -> None:
-    """Refuse what has another type than the settings need."""
+    """Raise SettingsError for settings of the wrong type."""
     if not isinstance(learning_rates, LearningRates):
         raise SettingsError(
-            f"learning_rates: {learning_rates!r:.80} is none. Remedy: give LearningRates(0.001, 0.001)."
+            f"learning_rates: {learning_rates!r:.80} has the wrong type. Remedy: give LearningRates(0.001, 0.001)."
         )
     if not callable(annealing):
         raise SettingsError(
-            f"annealing: {annealing!r:.80} is no schedule. Remedy: give such as Linear(1000, start=0.01)."
+            f"annealing: {annealing!r:.80} is not a schedule. Remedy: give a schedule such as Linear(1000, start=0.01)."
         )
     if isinstance(lengths, type) or not hasattr(lengths, "rsample"):
-        raise SettingsError(f"lengths: {lengths!r:.80} is no object of a family. Remedy: give LogNormalLengths().")
+        raise SettingsError(
+            f"lengths: {lengths!r:.80} is not an object of a length family. Remedy: give LogNormalLengths()."
+        )
 
 
 def _check_prior(prior: dist.TorchDistribution, alignment: Alignment, network: SubsplitBayesianNetwork) -> None:
-    """Refuse a prior of something else, and one of all edges where the order of taxa leaves it open which is which."""
+    """Raise SettingsError for an invalid prior, or for a joint prior if the order of taxa makes its edges ambiguous."""
     num_edges = 2 * alignment.num_taxa - 3
     check_branch_length_prior(prior, num_edges)
     tips = [alignment.taxa.index(taxon) for taxon in network.taxa]
@@ -1212,8 +1219,8 @@ def _check_prior(prior: dist.TorchDistribution, alignment: Alignment, network: S
     # Summation in another order changes the rounding.
     if not torch.allclose(log_prior_of_lengths(prior, probes), moved, rtol=1e-9, atol=1e-9):
         raise SettingsError(
-            "branch_length_prior tells taxa apart, but the support has them in another order than the alignment. "
-            "Remedy: make the network of topologies.with_taxa(alignment.taxa)[0], or give these topologies."
+            "branch_length_prior depends on the order of the taxa, which differs between the support and the "
+            "alignment. Remedy: make the network of topologies.with_taxa(alignment.taxa)[0], or give these topologies."
         )
 
 
@@ -1225,19 +1232,21 @@ def _probes(num_edges: int) -> Tensor:
 
 def _checked_settings(objective: IWAE | ReweightedWakeSleep) -> IWAE | ReweightedWakeSleep:
     if not isinstance(objective, (IWAE, ReweightedWakeSleep)):
-        raise SettingsError(f"objective: {objective!r:.80} has no trees. Remedy: give IWAE or ReweightedWakeSleep.")
+        raise SettingsError(
+            f"objective: {objective!r:.80} is not supported for trees. Remedy: give IWAE or ReweightedWakeSleep."
+        )
     if objective.num_particles < 2:
         raise SettingsError(
-            f"objective: num_particles={objective.num_particles} leaves nothing to compare a topology with. Remedy: "
-            "give at least 2, such as 10."
+            f"objective: num_particles={objective.num_particles} is too small, because each topology is compared with "
+            "the other particles. Remedy: give at least 2, such as 10."
         )
     if isinstance(objective, ReweightedWakeSleep) and objective.sleep_phi:
-        raise SettingsError("objective: there is no sleep update of trees. Remedy: leave sleep_phi at 0.")
+        raise SettingsError("objective: the sleep update is not supported for trees. Remedy: leave sleep_phi at 0.")
     return objective
 
 
 def _fingerprint(target: TreeTarget, network: SubsplitBayesianNetwork) -> object:
-    """Return data, support and model as JSON that differs where they do."""
+    """Return data, support and model as JSON that identifies them."""
     graph, likelihood, prior = network.graph, target.likelihood, target.branch_length_prior
     arrays = [graph.clades.view("int64"), graph.group_clade, graph.group_sister, graph.starts, graph.parts]
     parts = [

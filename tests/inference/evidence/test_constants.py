@@ -78,7 +78,7 @@ def test_a_constant_moves_the_integral_by_exactly_that(dim, drawing, constant, l
 def test_the_dropped_normal_constant_is_named(limit):
     report = check_constants(functions(lambda u: -0.5 * u.square().sum(-1), 2, normal_draws(2)))
     assert abs(z_of(report, math.log(2 * math.pi))) < limit()
-    assert "a constant was dropped; add -1.8" in report.warnings[0] and "log_prior" in report.warnings[0]
+    assert "a constant is missing; add -1.8" in report.warnings[0] and "log_prior" in report.warnings[0]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -183,7 +183,7 @@ def test_draws_from_elsewhere_are_noticed(seed):
     for draws in (normal_draws(2, 1.3), lambda n, g: normal_draws(2)(n, g) + 0.3):
         report = check_constants(functions(normal(), 2, draws), seed=seed)
         assert any("do not follow log_prior" in text for text in report.warnings)
-        assert not any("constant was dropped" in text for text in report.warnings)
+        assert not any("constant is missing" in text for text in report.warnings)
         assert abs(report.log_prior_integral) < 0.1
 
 
@@ -257,7 +257,7 @@ def test_improper_sites_are_refused_by_name():
         a = pyro.sample("a", dist.ImproperUniform(constraints.real, (), ()))
         pyro.sample("y", dist.Normal(a, 1.0), obs=torch.tensor(0.3))
 
-    assert any("improper, without end along a" in text for text in check_constants(bk.Target.from_pyro(model)).warnings)
+    assert any("improper along a" in text for text in check_constants(bk.Target.from_pyro(model)).warnings)
 
 
 def test_a_loss_posterior_under_a_flat_prior_is_improper():
@@ -354,7 +354,7 @@ def test_what_cannot_be_summed_is_noted():
         pyro.sample("y", Wide(a, torch.eye(2, dtype=F64)), obs=Y[:2])
 
     report = check_constants(bk.Target.from_pyro(model))
-    assert report.fine and report.notes == ("whether Wide of the observed site 'y' is normalised could not be checked",)
+    assert report.fine and report.notes == ("the normalisation of Wide of the observed site 'y' could not be checked",)
 
 
 def test_an_unnormalised_prior_is_found_by_name():
@@ -423,7 +423,7 @@ def test_a_likelihood_of_functions_is_noted_and_never_judged():
         for c in (0.0, 50.0)
     ]
     assert reports[0] == reports[1] and reports[0].fine
-    assert "nothing can show one that was left out" in reports[0].notes[0]
+    assert "a missing constant cannot be detected" in reports[0].notes[0]
 
 
 def test_enumerated_models_are_read():

@@ -93,7 +93,7 @@ def test_the_shift_is_measured_where_the_likelihood_is_mild(limit):
     off = z.log_evidence - case.log_evidence
     shift, doubt = z.diagnostics["shift"], z.diagnostics["shift_error"]
     assert off > 0.005 and abs(off - shift) < limit() * math.hypot(doubt, z.standard_error)
-    assert any(f"to first order by {shift:+.2g}" in warning for warning in z.warnings)
+    assert any(f"by {shift:+.2g}" in warning and "to first order" in warning for warning in z.warnings)
     # With few imagined draws the same posterior is as good as the harmonic mean, which works here.
     few = stabilised_harmonic_mean(target, draws, delta=1e-4)
     assert few.trusted and abs(few.log_evidence - case.log_evidence) < limit() * few.standard_error
@@ -116,7 +116,7 @@ def test_neither_is_trusted_where_it_is_off(estimate, linear):
         assert z.log_evidence - case.log_evidence > 3 * z.standard_error and not z.trusted
         assert z.diagnostics["missed_prior"] > 0.9
         if estimate is stabilised_harmonic_mean:  # a first order of 1.6, where all of 20 nats are missing
-            assert any("by a nat or more" in warning for warning in z.warnings)
+            assert any("by at least a nat" in warning for warning in z.warnings)
 
 
 @pytest.mark.parametrize("estimate", [harmonic_mean, stabilised_harmonic_mean])
@@ -169,7 +169,7 @@ def test_without_prior_draws_the_limit_is_unknown():
     u = torch.randn(4, 500, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / math.sqrt(1.02)
     draws = Draws(u, *target.evaluate(u), torch.ones(4, dtype=torch.float64), target=target)
     z = stabilised_harmonic_mean(target, draws)
-    assert not z.trusted and len(z.warnings) == 1 and "cannot be told" in z.warnings[0]
+    assert not z.trusted and len(z.warnings) == 1 and "asymptotic bias of the estimate is unknown" in z.warnings[0]
 
 
 def test_a_constant_in_the_likelihood_moves_the_estimate_by_just_that(beta):

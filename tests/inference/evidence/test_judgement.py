@@ -155,7 +155,7 @@ SCORES = {name for name, method in METHODS.items() if method.kind == "score"}
 @pytest.mark.parametrize("name", sorted(set(METHODS) - SCORES))
 def test_improper_priors_are_refused_by_each(name, material):
     """Before the runs of another target are looked at."""
-    with pytest.raises(SettingsError, match="the site 'few' is improper, so that no marginal likelihood exists"):
+    with pytest.raises(SettingsError, match="the site 'few' is improper, so no marginal likelihood exists"):
         target = bk.Target.from_pyro(masked)
         getattr(evidence, name)(target, *_runs(name, material))
 

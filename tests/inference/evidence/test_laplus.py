@@ -212,7 +212,7 @@ def test_another_mode_off_all_coordinate_axes_is_noticed():
 
     for seed in range(3):
         z = gamma_laplus_importance_sampling(bk.Target.from_pyro(model, compile=False), seed=seed)
-        assert any("a peak that holds" in warning for warning in z.warnings), z.warnings
+        assert any("a mode with a mass of" in warning for warning in z.warnings), z.warnings
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -302,7 +302,7 @@ def test_tails_too_heavy_for_a_beta_prime_say_so():
 
     z = beta_prime_laplus(bk.Target.from_pyro(heavy, torch.zeros((), dtype=DOUBLE), compile=False))
     assert not z.trusted
-    assert math.isfinite(z.log_evidence) or any("no such distribution" in warning for warning in z.warnings)
+    assert math.isfinite(z.log_evidence) or any("no distribution of this family" in warning for warning in z.warnings)
 
 
 @pytest.mark.parametrize(

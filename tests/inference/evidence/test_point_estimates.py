@@ -92,7 +92,7 @@ def test_proportions_with_an_edge():
 def test_a_density_without_bound_is_named(estimator):
     """One observation, of unknown mean and scale: the smaller the scale, the larger the density."""
     z = estimator(read(normal_of_unknown_scale, double([0.7])))
-    assert len(z.warnings) == 2 and "in scale" in z.warnings[1] and "without bound" in z.warnings[1]
+    assert len(z.warnings) == 2 and "in scale" in z.warnings[1] and "unbounded" in z.warnings[1]
     assert len(estimator(read(normal_of_unknown_scale, double([0.7, 1.5]))).warnings) == 1
 
 

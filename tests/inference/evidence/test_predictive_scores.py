@@ -269,7 +269,7 @@ def test_what_has_no_observations_is_refused_with_a_reason(make, reason):
 @pytest.mark.parametrize("weight", [1.0, 0.8])
 def test_a_loss_that_is_no_log_density_is_refused(weight):
     target = GibbsPosterior(dist.Normal(0.0, 3.0), losses.Absolute(), Y, weight=weight)
-    assert "no density of the data" in scores_refusal(target)
+    assert "not a density of the data" in scores_refusal(target)
     assert scores_refusal(bk.Target.from_pyro(target)) == scores_refusal(target)
 
 
@@ -277,7 +277,7 @@ def test_minus_a_log_density_is_a_loss_with_scores():
     loss = losses.NegativeLogLikelihood(lambda mean: dist.Normal(mean, 1.0))
     prior = dist.Normal(torch.zeros((), dtype=torch.float64), 1.0)
     target, plain = GibbsPosterior(prior, loss, Y), bk.Target.from_pyro(normal_model, Y)
-    assert "no density of the data" in scores_refusal(target.with_weight(0.5))
+    assert "not a density of the data" in scores_refusal(target.with_weight(0.5))
     u = torch.randn(4, 50, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     first, second = (
         conditional_predictive_ordinates(

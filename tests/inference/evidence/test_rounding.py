@@ -119,10 +119,22 @@ def test_a_target_of_functions_rounds_nothing():
     assert math.isfinite(float(change.sum()))
 
 
-@pytest.mark.parametrize("method", ["stepping_stone", "path_sampling", "bridge_sampling", "smc"])
+SLOW_CHANGE = BetaBernoulli(a=4.06, b=0.028, weight=0.109, y=(0.0,))
+"""A likelihood to the power of a tenth loses little by one unit of rounding, and all of 4 % of the mass by 30."""
+
+
+def test_a_slow_change_far_beyond_the_end_counts_by_its_distance():
+    target = SLOW_CHANGE.case().target()
+    u = torch.linspace(-20, 1200, 200_001, dtype=F64).unsqueeze(1)
+    log_weights = target.log_density(u)  # on a grid, so without Monte Carlo error
+    beyond = float(log_weights.softmax(0)[u[:, 0] > -math.log(torch.finfo(F64).eps)].sum())
+    (warning,), share = rounding_problems(target, u, log_weights, 0.02)
+    assert 0.03 < share < beyond < 0.05 and "'p'" in warning and "rounded to an end" in warning
+    assert rounding_problems(target, u, log_weights, 0.05) == ([], share)
+
+
+@pytest.mark.parametrize("method", ["stepping_stone", "path_sampling", "smc"])
 def test_a_slow_change_far_beyond_the_end_is_refused(method):
-    """A likelihood to the power of a tenth loses little by one unit of rounding, and all of 4 % of the mass by 30."""
-    problem = BetaBernoulli(a=4.06, b=0.028, weight=0.109, y=(0.0,)).case()
     budget = evidence.Budget(32, 150, 150, num_temperatures=20, ladder_samples=300)
-    table = evidence.compare(problem.target(), [method], seed=1, budget=budget, progress=False)
+    table = evidence.compare(SLOW_CHANGE.case().target(), [method], seed=1, budget=budget, progress=False)
     assert any("rounded to an end" in warning for warning in table[method].warnings), str(table[method])

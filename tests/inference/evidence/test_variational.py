@@ -209,7 +209,7 @@ def test_other_optima_are_flagged(case):
     q = fit_mean_field(target)
     assert q.others
     z = variational_importance_sampling(target, mean_field=q)
-    assert not z.trusted and any("hardly reaches" in warning for warning in z.warnings)
+    assert not z.trusted and any("hardly covers" in warning for warning in z.warnings)
 
 
 def test_posterior_draws_outside_the_proposal_are_noticed(monkeypatch):

@@ -168,9 +168,9 @@ def test_bad_input_is_refused():
         aggregate_kl(model, lambda x: None, X)
     with pytest.raises(SettingsError, match="threshold"):
         active_units(guide, X, threshold=0.0)
-    with pytest.raises(DataError, match="one datum"):
+    with pytest.raises(DataError, match="at least two observations"):
         active_units(guide, X[:1])
-    with pytest.raises(GuideError, match="discrete.*continuous codes only"):
+    with pytest.raises(GuideError, match="discrete.*continuous sites only"):
         active_units(coin, X)
     with pytest.raises(ModelError, match="no plate"):
         active_units(lambda x: pyro.sample("z", dist.Normal(0.0, 1.0)), X)

@@ -74,11 +74,12 @@ def test_a_chain_that_did_not_come_home_is_told_from_a_mode(noise, target):
     x = noise.clone()
     x[2, :, 2] += 50.0
     (said,) = problems(draws_of(x, target), 256)
-    assert "R-hat" in said and "in 'slope'" in said and "several modes; use sample_ladder with exchange=True" in said
+    assert "R-hat" in said and "for 'slope'" in said and "different modes, at " in said
+    assert "use sample_ladder with exchange=True" in said
     level = torch.zeros(4, 500, dtype=DOUBLE)
     level[2] = -1e5
     (said,) = problems(draws_of(x, target, level), 256)
-    assert "chains [2] have not come home from their start" in said and "farthest in 'slope'" in said
+    assert "chains [2] have not reached the posterior" in said and "farthest away in 'slope'" in said
 
 
 def test_an_angle_is_known_by_its_density():
@@ -96,10 +97,10 @@ def test_slow_chains_are_told_from_funnels_and_from_trajectories_at_the_limit(no
     (said,) = problems(draws_of(slow, target), 256)
     assert "'mean'" in said and "run longer" in said and "funnel" not in said
     (said,) = problems(draws_of(slow, target, steps=250), 256)
-    assert "limit of 256 steps" in said and "'mean' varies on another scale" in said
+    assert "limit of 256 steps" in said and "the scale of 'mean' differs" in said
     for power, how, remedy in (
-        (2, "grows with 'scale'", "write what it is the scale of as location"),
-        (-2, "shrinks where 'scale' grows", "let them be the sites themselves"),
+        (2, "grows with 'scale'", "write the variables that it scales as location"),
+        (-2, "shrinks as 'scale' grows", "sample them directly"),
     ):
         neck = sticky(noise, 1)
         neck[..., [0, 2]] *= (power * neck[..., 1:2]).exp()
@@ -111,9 +112,9 @@ def test_slow_chains_are_told_from_long_tails(noise, target):
     x = sticky(noise, 1)
     x[..., 1] = -x[..., 1].exp()
     (said,) = problems(draws_of(x, target), 256)
-    assert "long tail where they are small" in said and "give 'scale' a prior" in said
+    assert "'scale' has a long tail at small values" in said and "give it a prior" in said
     (said,) = problems(draws_of(-x, target), 256)
-    assert "long tail where they are large" in said
+    assert "long tail at large values" in said
     (said,) = problems(draws_of(sticky(noise, 1), target), 256)
     assert "tail" not in said
 
@@ -131,6 +132,6 @@ def test_a_sampler_says_it_on_the_line_of_its_caller():
 
     target = bk.Target.from_pyro(model)
     start = torch.tensor([[3.1], [-3.1], [3.0], [-3.0]], dtype=DOUBLE)
-    with pytest.warns(SamplingWarning, match="'angle' is an angle, and chains stay") as said:
+    with pytest.warns(SamplingWarning, match="'angle' is an angle, and chains are separated") as said:
         bk.sample(target, num_warmup=50, num_samples=200, initial=start, progress=False)
     assert said[0].filename == __file__

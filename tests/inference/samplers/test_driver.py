@@ -285,7 +285,7 @@ def test_a_time_budget_too_short_for_the_warm_up_says_so(tmp_path):
     target = exact.get("linreg10").target()
     with pytest.raises(BudgetError, match="iteration 1 of the 50 of the warm-up.*give more time, or a checkpoint"):
         bk.sample(target, 4, 50, 50, time_budget=1e-9, progress=False)
-    with pytest.raises(BudgetError, match="the same call goes on from the checkpoint"):
+    with pytest.raises(BudgetError, match="the same call resumes from the checkpoint"):
         bk.sample(target, 4, 50, 50, time_budget=1e-9, checkpoint=tmp_path / "state", progress=False)
     resumed = bk.sample(target, 4, 50, 50, checkpoint=tmp_path / "state", progress=False)
     assert torch.equal(resumed.unconstrained, bk.sample(target, 4, 50, 50, progress=False).unconstrained)

@@ -77,7 +77,7 @@ def minibatch(**settings):
 def test_a_time_budget_that_leaves_nothing_is_an_error(run, tmp_path):
     with pytest.raises(BudgetError, match="before there was anything to return; give more time, or a checkpoint"):
         run(time_budget=1e-9)
-    with pytest.raises(BudgetError, match="the same call goes on from the checkpoint"):
+    with pytest.raises(BudgetError, match="the same call resumes from the checkpoint"):
         run(time_budget=1e-9, checkpoint=tmp_path / "state")
     run(checkpoint=tmp_path / "state")
 
@@ -102,7 +102,7 @@ def test_what_smc_has_done_is_returned(phase, clock, monkeypatch, tmp_path):
     whole = smc()
     with monkeypatch.context() as patch:
         before_step(patch, phase, 2, clock)
-        with pytest.warns(SamplingWarning, match="time budget of 50 s.*the same call goes on from the checkpoint"):
+        with pytest.warns(SamplingWarning, match="time budget of 50 s.*the same call resumes from the checkpoint"):
             cut = smc(time_budget=50.0, checkpoint=tmp_path / "state")
     assert cut.ending == "time budget" and len(cut.beta) == 2
     assert 0 < float(cut.draws.beta[0]) < 1 and (cut.schedule is None) == (phase is Pilot)

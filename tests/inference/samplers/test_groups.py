@@ -160,7 +160,7 @@ def test_groups_resume_from_a_folder(quick, tmp_path):
     assert len(calls) == 45 + 60 - 44  # nothing but the step that failed was repeated
     with pytest.raises(CheckpointError, match="seed"):
         bk.sample(quick, **SHORT | {"seed": 4}, num_groups=2, checkpoint=folder)
-    with pytest.raises(CheckpointError, match="is a folder, as runs in groups use"):
+    with pytest.raises(CheckpointError, match="is a folder, such as a run in groups writes"):
         bk.sample(quick, **SHORT, checkpoint=folder)
     with pytest.raises(CheckpointError, match="num_groups=2, this run has num_groups=4; resume with num_groups=2"):
         bk.sample(quick, **SHORT, num_groups=4, checkpoint=folder)
@@ -275,7 +275,7 @@ def test_a_time_budget_that_leaves_nothing_names_all_of_it(quick, tmp_path, monk
             bk.sample(quick, **SHORT, **limited)
     with monkeypatch.context() as patch:
         passes_time({15: 8.0, 30: 8.0}, patch)
-        with pytest.raises(BudgetError, match="the same call goes on from what the checkpoint holds"):
+        with pytest.raises(BudgetError, match="the same call resumes from the checkpoints of the groups"):
             bk.sample(quick, **SHORT, **limited, checkpoint=tmp_path / "run")
     resumed = bk.sample(quick, **SHORT, num_groups=2, checkpoint=tmp_path / "run")
     assert same(resumed, bk.sample(quick, **SHORT, num_groups=2))
@@ -342,7 +342,7 @@ def test_starting_points_go_to_their_chains(target):
         bk.sample(target, **SHORT, num_groups=2, num_jobs=2, initial=points),
     )
     for wrong in (points[:3], points[0, :3], points[0, 0], points[:2]):
-        with pytest.raises(ShapeError, match=r"needed is \(10,\) or \(4, 10\)"):
+        with pytest.raises(ShapeError, match=r"must have shape \(10,\) or \(4, 10\)"):
             bk.sample(target, **SHORT, num_groups=2, initial=wrong)
 
 

@@ -354,11 +354,11 @@ def _discrete_outside(y):
         (_full_plate, {}, ModelError, "no plate of the model subsamples"),
         (_full_plate, {"batch_size": 4}, ModelError, "index every observation with rows"),
         (_full_plate, {"batch_size": 4, "plate": "rows"}, ModelError, "no plate 'rows'; it has 'data'"),
-        (_local, {}, UnsupportedSiteError, "latent site 'own' stands inside"),
+        (_local, {}, UnsupportedSiteError, "latent site 'own' is inside"),
         (_two, {}, ModelError, "only one may"),
         (_own_rows, {}, ModelError, "its own subsample"),
         (_too_many, {}, ModelError, "take at most 24"),
-        (_discrete_outside, {}, UnsupportedSiteError, "'which' stand outside"),
+        (_discrete_outside, {}, UnsupportedSiteError, "'which' are outside"),
         (mixture, {"batch_size": 25}, SettingsError, "between 1 and the 24 rows"),
         (mixture, {"batch_size": 0}, SettingsError, "between 1 and the 24 rows"),
         (3, {}, ModelError, "a Pyro model is a callable"),
@@ -372,7 +372,7 @@ def test_models_without_honest_minibatches_are_refused(model, settings, error, m
 def test_other_batch_sizes_than_the_models_are_refused():
     with pytest.raises(SettingsError, match="subsample_size=4, but batch_size=5"):
         MinibatchTarget.from_pyro(with_subsample_statement, X, Y, batch_size=5)
-    with pytest.raises(ModelError, match="say with plate="):
+    with pytest.raises(ModelError, match="name the plate of the minibatches by plate="):
         MinibatchTarget.from_pyro(hierarchical, X, Y, batch_size=4)
 
 
@@ -390,7 +390,7 @@ def test_missing_data_are_refused():
     [
         ({"batch_size": 25}, SettingsError, "between 1 and the 24 rows"),
         ({"data": (X, Y[:5])}, DataError, "equal length"),
-        ({"log_likelihood": lambda output, y: -(output - y).square()}, ModelError, "one value a row"),
+        ({"log_likelihood": lambda output, y: -(output - y).square()}, ModelError, "one value per row"),
         ({"prior_scale": -1.0}, SettingsError, "must be positive"),
         ({"prior_scale": {"weight": 1.0}}, SettingsError, "must name each parameter"),
         ({"module": torch.nn.Tanh()}, ModelError, "no parameter"),

@@ -318,7 +318,7 @@ def test_a_prior_that_does_not_draw_from_itself_is_named():
     target = bk.Target.from_functions(
         lambda u: torch.where(u[..., 0] > 0, -u[..., 0], -torch.inf), lambda u: u[..., 0], 1, draw_normal(1)
     )
-    with pytest.raises(InitializationError, match="its own draws"):
+    with pytest.raises(InitializationError, match="draws of sample_prior"):
         sample_nested(target, 20, seed=0, progress=False)
 
 

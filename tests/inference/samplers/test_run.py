@@ -167,7 +167,7 @@ def test_finished_draws_are_returned_though_the_last_checkpoint_cannot_be_writte
 
 def test_bad_starts_are_named():
     target = exact.get("linreg10").target()
-    with pytest.raises(ShapeError, match="initial has shape"):
+    with pytest.raises(ShapeError, match="initial must have shape"):
         bk.sample(target, initial=torch.zeros(3), progress=False)
 
     def log_prior(u):
@@ -178,7 +178,7 @@ def test_bad_starts_are_named():
     with pytest.raises(InitializationError, match=r"chains \[2\] hold NaN"):
         bk.sample(target, initial=wild, progress=False)
     outside = bk.Target.from_functions(log_prior, lambda u: 0 * u[..., 0], 1)
-    with pytest.raises(InitializationError, match="outside the prior"):
+    with pytest.raises(InitializationError, match="outside the support of the prior"):
         bk.sample(outside, initial=-torch.ones(1, dtype=torch.float64), progress=False)
 
 

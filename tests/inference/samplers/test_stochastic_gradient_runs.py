@@ -172,14 +172,14 @@ def test_a_hot_chain_is_named(target):
 
 
 def test_noise_is_not_taken_out_twice(epochs):
-    with pytest.warns(SamplingWarning, match="those of an epoch cancel in part"):
+    with pytest.warns(SamplingWarning, match="the noise of one epoch cancels in part"):
         sample_stochastic_gradient(epochs, SGHMC(0.01, friction=8.0, gradient_noise=NOISE), 2, 5, 5, progress=False)
 
 
 def test_bad_starts_are_named(target):
     with pytest.raises(InitializationError, match="hold NaN or infinit"):
         sample_stochastic_gradient(target, SGLD(0.01), 2, initial=torch.tensor([math.inf]), progress=False)
-    with pytest.raises(ShapeError, match="initial has shape"):
+    with pytest.raises(ShapeError, match="initial must have shape"):
         sample_stochastic_gradient(target, SGLD(0.01), 2, initial=torch.zeros(3), progress=False)
     initial = torch.tensor([[0.0], [math.nan], [1.0]])
     with pytest.raises(InitializationError, match=r"chains \[1\] hold NaN"):

@@ -116,7 +116,7 @@ def test_patience_compares_what_stays_the_same():
     # The guide starts where it is best without any weight on the divergence.
     settings = {"num_epochs": 60, "patience": 5, "validation": columns(16, seed=1), "start": (0.5, -4.0)}
     objective = ELBO(4, kl_weight=Linear(120))
-    with pytest.warns(BayeskitWarning, match="changes in training even where.*give validation_objective"):
+    with pytest.warns(BayeskitWarning, match="changes in training even if.*give validation_objective"):
         moving = run(objective, **settings)
     # The weight rises faster than the guide learns: the first loss looks best.
     assert moving.ending == "early stopping" and moving.best_epoch == 0

@@ -128,7 +128,7 @@ def test_what_the_checkpoint_holds_matters(tmp_path, lost):
 
 def test_a_run_that_was_stopped_goes_on(tmp_path):
     path = tmp_path / "checkpoint"
-    with pytest.warns(SamplingWarning, match="the same call goes on from the checkpoint"):
+    with pytest.warns(SamplingWarning, match="the same call resumes from the checkpoint"):
         first = run(path, num_epochs=4000, time_budget=0.2)[1]
     assert first.ending == "time budget"
     result = run(path, num_epochs=first.num_epochs + 2)
@@ -173,7 +173,7 @@ def test_damaged_and_foreign_files_are_refused(finished, tmp_path):
         with pytest.raises(CheckpointError, match="truncated or not a file of bayeskit"):
             run(finished)
     save_tensors(finished, {"x": torch.zeros(1)}, {"kind": "draws"})
-    with pytest.raises(CheckpointError, match="no checkpoint of training"):
+    with pytest.raises(CheckpointError, match="no training checkpoint"):
         run(finished)
     with pytest.raises(OutputError, match="cannot write"):
         run(tmp_path / "missing" / "checkpoint")

@@ -175,9 +175,9 @@ BAD = {
     "not latin": (">a\nac\u0416t\n>b\nacgt\n", "unknown character '\u0416'"),
     "repeated name": (
         ">a\nacgt\n>b\nACGT\n>a\nACGT\n",
-        r"line 5: the taxon 'a' stands twice \(first in line 1\)",
+        r"line 5: the taxon 'a' occurs twice \(first in line 1\)",
     ),
-    "names that end at a blank": (">a one\nacgt\n>a two\nACGT\n", "line 3: the taxon 'a' stands twice.*first blank"),
+    "names that end at a blank": (">a one\nacgt\n>a two\nACGT\n", "line 3: the taxon 'a' occurs twice.*first blank"),
     "no name": (">\nacgt\n", "line 1: a sequence has no name"),
     "no sites": (">a\n>b\n", "there is no site"),
     "nexus character": (nexus("a acgt\nb AC!T"), r"line 7: unknown character '!' in taxon 'b' at site 3"),
@@ -189,7 +189,7 @@ BAD = {
     "nexus too short": (nexus("a acg\nb ACGT"), r"line 6: taxon 'a' has 3 sites, but nchar=4"),
     "nexus last too short": (nexus("a acgt\nb ACG"), r"line 7: taxon 'b' has 3 sites, but nchar=4"),
     "nexus too long": (nexus("a acgt\nb ACGTT"), r"line 7: taxon 'b' has 5 sites"),
-    "nexus repeated": (nexus("a acgt\na ACGT"), r"line 7: the taxon 'a' stands twice \(first in line 6\)"),
+    "nexus repeated": (nexus("a acgt\na ACGT"), r"line 7: the taxon 'a' occurs twice \(first in line 6\)"),
     "nexus ntax": (
         nexus("a acgt\nb ACGT").replace("ntax=2", "ntax=3"),
         "line 5: the matrix has 2 taxa, but ntax=3",
@@ -285,7 +285,7 @@ def test_some_of_the_taxa_make_an_alignment_of_their_own():
     assert chosen.taxa == ("C", "A") and torch.equal(chosen.patterns, expected.patterns)
     assert torch.equal(chosen.weights, expected.weights)
     assert torch.equal(chosen.site_patterns, expected.site_patterns)
-    for wrong, message in ((["A", "X"], "no taxon 'X'"), (["A", "A"], "named once"), ([], "one at least")):
+    for wrong, message in ((["A", "X"], "no taxon 'X'"), (["A", "A"], "each taxon once"), ([], "at least one taxon")):
         with pytest.raises(AlignmentError, match=f"{message}.*Remedy"):
             alignment.select(wrong)
     with pytest.raises(AlignmentError, match=r"'A' is one name.*\['A'\]"):

@@ -211,7 +211,7 @@ def test_an_outgroup_keeps_supports_and_lengths(tmp_path):
 @pytest.mark.parametrize("wrong", ["run.t", None, Tree.from_newick("(A,B,C);")])
 def test_only_samples_have_a_consensus(wrong):
     for call in (majority_rule_consensus, greedy_consensus, plot_credible_set):
-        with pytest.raises(TreeError, match=r"is no sample of trees.*TreeSample\.from_file"):
+        with pytest.raises(TreeError, match=r"is not a sample of trees.*TreeSample\.from_file"):
             call(wrong)
 
 
@@ -221,7 +221,7 @@ def test_what_is_refused(threshold):
     with pytest.raises(SettingsError, match="greedy_consensus"):
         majority_rule_consensus(sample, threshold)
     for minimum in itertools.chain([-0.1, 1.1], [threshold] if threshold != 0.49 else []):
-        with pytest.raises(SettingsError, match="no frequency"):
+        with pytest.raises(SettingsError, match="not a frequency"):
             greedy_consensus(sample, minimum)
 
 

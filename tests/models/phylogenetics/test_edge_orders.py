@@ -82,8 +82,8 @@ def test_what_is_refused():
     for wrong, message in (
         (["((A,B),C,D);"], "Tree 1 of the list is of type str.*from_newick"),
         ("((A,B),C,D);", "Tree 1 of the list is of type str"),
-        (trees[0], "Tree is no list of trees"),
-        (None, "NoneType is no list"),
+        (trees[0], "Tree is not a list of trees"),
+        (None, "NoneType is not a list"),
     ):
         with pytest.raises(TreeError, match=message):
             Topologies.from_trees(wrong)

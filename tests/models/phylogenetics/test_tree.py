@@ -174,7 +174,7 @@ BAD = {
     "((A,B,E),C,D);": r"above \(A, B, E\) joins 3 subtrees",
     "((A),C,D);": "joins 1 subtrees",
     "((A,B,C,D,E,F),G,H);": r"\(A, B, C, D, \.\.\.\)",
-    "(A,B,A);": "'A' stands twice",
+    "(A,B,A);": "'A' occurs twice",
     "(A,B,);": "missing before",
     "(A,B,'');": "no name",
     "(A:1,B,C:1);": r"above \(B\) has no length",
@@ -215,7 +215,7 @@ def test_malformed_newick(text):
     [
         ("", "file is empty"),
         ("((A,B),\nC,(D);\n", r"line 2"),
-        ("\n\n((A,B),C,A);\n", r"bad, line 3.*'A' stands twice"),
+        ("\n\n((A,B),C,A);\n", r"bad, line 3.*'A' occurs twice"),
         ("#NEXUS\nbegin data;\nend;\n", "holds no tree"),
         ("#NEXUS\nbegin trees;\ntree a = (A,B,C);\n", "truncated"),
         ("#NEXUS\nbegin trees;\ntree a = (A,B,C)\n", "truncated"),

@@ -178,9 +178,9 @@ def test_runs_given_one_by_one_or_as_paths():
     for call in (lambda: asdsf(four, four), lambda: asdsf(four), lambda: asdsf([four, four], four)):
         with pytest.raises(SettingsError, match=r"asdsf\(\[one, other\]\)"):
             call()
-    with pytest.raises(TreeError, match=r"str is no sample of trees.*TreeSample\.from_file"):
+    with pytest.raises(TreeError, match=r"str is not a sample of trees.*TreeSample\.from_file"):
         asdsf(["one.t", "other.t"])
-    with pytest.raises(TreeError, match="PosixPath is no sample"):
+    with pytest.raises(TreeError, match="PosixPath is not a sample"):
         split_frequencies(pathlib.PosixPath("one.t"))
 
 
@@ -196,7 +196,7 @@ def test_what_is_refused():
         with pytest.raises(SettingsError, match=f"samples: {number} given"):
             asdsf([four] * number)
     for minimum in (-0.1, 1.1, float("nan")):
-        with pytest.raises(SettingsError, match="no frequency"):
+        with pytest.raises(SettingsError, match="not a frequency"):
             asdsf([four, four], minimum)
     with pytest.raises(SettingsError, match="no split is that frequent"):
         asdsf([four, four], 0.9)
@@ -208,8 +208,8 @@ def test_what_is_refused():
     with pytest.raises(TreeError, match="no sample"):
         split_frequencies([])
     rooted = all_topologies("ABCD", rooted=True)
-    with pytest.raises(TreeError, match="Only one of the two is rooted"):
+    with pytest.raises(TreeError, match="Only one of the two arguments is rooted"):
         robinson_foulds(four.topologies, rooted)
-    with pytest.raises(TreeError, match="only in the order asked for: 'D'"):
+    with pytest.raises(TreeError, match="only in the requested order: 'D'"):
         robinson_foulds(all_topologies("ABCD"), all_topologies("ABCE"))
     assert tree_distances.comparable([four, four.with_taxa("DCBA")])[1].taxa == four.taxa

@@ -237,7 +237,7 @@ def test_divergence_is_that_of_the_sums_and_infinite_outside_the_support():
     assert SampleFrequencies.fit(reference).kl_from(reference) == pytest.approx(0.0, abs=1e-14)
 
     some = SampleFrequencies.fit(SimpleNamespace(topologies=reference.topologies[:14], weights=np.ones(14)))
-    missing = rf"1 of the reference's 15 topologies, with probability {reference.weights[14]:.3g} together.*Smoothed"
+    missing = rf"1 of the reference's 15 topologies, with total probability {reference.weights[14]:.3g},.*Smoothed"
     with pytest.warns(AccuracyWarning, match=missing):
         assert some.kl_from(reference) == math.inf
     weights = reference.weights

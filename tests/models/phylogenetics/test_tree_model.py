@@ -74,15 +74,15 @@ def test_different_taxa_are_named_on_both_sides():
 
 
 WRONG = {
-    "a name": (lambda: TreeModel(ALIGNMENT, TREE, "HKY85"), "substitution: str 'HKY85' does not fit.*HKY85"),
-    "a class": (lambda: TreeModel(ALIGNMENT, TREE, GTR), "substitution: the class GTR does not fit.*GTR()"),
+    "a name": (lambda: TreeModel(ALIGNMENT, TREE, "HKY85"), "substitution: str 'HKY85' has the wrong type.*HKY85"),
+    "a class": (lambda: TreeModel(ALIGNMENT, TREE, GTR), "substitution: the class GTR has the wrong type.*GTR()"),
     "rates as a name": (lambda: TreeModel(ALIGNMENT, TREE, site_rates="gamma"), "site_rates: str.*GammaRates()"),
     "rates of another kind": (lambda: TreeModel(ALIGNMENT, TREE, site_rates=JC69()), "site_rates: JC69"),
     "rates as the prior": (lambda: TreeModel(ALIGNMENT, TREE, JC69(), GammaRates()), "site_rates=GammaRates"),
-    "a number as the prior": (lambda: TreeModel(ALIGNMENT, TREE, branch_length_prior=10.0), "no distribution"),
+    "a number as the prior": (lambda: TreeModel(ALIGNMENT, TREE, branch_length_prior=10.0), "not a distribution"),
     "a prior below zero": (
         lambda: TreeModel(ALIGNMENT, TREE, branch_length_prior=dist.Normal(0.1, 0.1)),
-        "Normal is not over positive numbers",
+        "Normal is discrete or allows negative numbers",
     ),
     "a path": (lambda: TreeModel("a.fasta", TREE), r"alignment: str 'a\.fasta'.*Alignment\.from_file"),
     "another path": (lambda: TreeModel(ALIGNMENT, "a.nwk"), r"tree: str.*Tree\.from_file"),
@@ -104,9 +104,9 @@ def test_only_tensors_are_evaluated():
     model = TreeModel(ALIGNMENT, TREE)
     for wrong in ([0.1] * 5, np.full(5, 0.1), None, 0.1):
         for call in (model.log_likelihood, model.pattern_log_likelihoods, model.branch_derivatives):
-            with pytest.raises(ShapeError, match=f"branch_lengths: {type(wrong).__name__} is no tensor.*torch.tensor"):
+            with pytest.raises(ShapeError, match=f"branch_lengths: {type(wrong).__name__} is not a tensor.*torch"):
                 call(wrong)
-    with pytest.raises(ShapeError, match="shape: float is no tensor"):
+    with pytest.raises(ShapeError, match="shape: float is not a tensor"):
         TreeModel(ALIGNMENT, TREE, site_rates=GammaRates()).log_likelihood(torch.ones(5), shape=1.0)
 
 

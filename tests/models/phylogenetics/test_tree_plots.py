@@ -113,7 +113,7 @@ def test_credible_set():
     assert [bar.get_height() for bar in ax.patches] == pytest.approx([0.5, 0.3, 0.1], abs=1e-15)
     assert ax.lines[0].get_ydata().tolist() == pytest.approx([0.5, 0.8, 0.9], abs=1e-15)
     assert ax.get_title() == "3 of 5 topologies have probability 0.900"
-    with pytest.raises(SettingsError, match="no probability"):
+    with pytest.raises(SettingsError, match="not a probability"):
         plot_credible_set(sample, 0.0, Figure().subplots())
 
 
@@ -133,5 +133,5 @@ def test_new_axes_go_through_pyplot():
 
 def test_several_topologies_are_no_tree_to_plot():
     for topologies in (all_topologies("ABCD"), all_topologies("ABCD", rooted=True)):
-        with pytest.raises(TreeError, match=r"no single tree.*\.tree\(0\).*greedy_consensus"):
+        with pytest.raises(TreeError, match=r"not a single tree.*\.tree\(0\).*greedy_consensus"):
             plot_tree(topologies)

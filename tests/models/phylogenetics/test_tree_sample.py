@@ -102,7 +102,7 @@ def test_pooling_gives_each_run_the_same_weight():
     assert pooled.branch_lengths[:, 0].tolist() == [1, 1, 2, 2, 2, 2]
     bare = TreeSample.from_topologies(every[[2]])
     assert TreeSample.pooled([one, bare]).branch_lengths is None
-    with pytest.raises(TreeError, match="Sample 2 and sample 1: only one is rooted"):
+    with pytest.raises(TreeError, match="Only one of sample 1 and sample 2 is rooted"):
         TreeSample.pooled([one, TreeSample.from_topologies(every.rooted_at(0))])
     with pytest.raises(TreeError, match="only in sample 2: 'E'"):
         TreeSample.pooled([one, TreeSample.from_topologies(all_topologies("ABCE"))])
@@ -213,7 +213,7 @@ def test_what_is_refused(tmp_path):
         TreeSample.from_trees([Tree.from_newick(TEXTS[0]), Tree.from_newick("((A,B),C,D);")])
     sample = TreeSample.from_topologies(every)
     for level in (0.0, 1.1, float("nan")):
-        with pytest.raises(SettingsError, match="no probability"):
+        with pytest.raises(SettingsError, match="not a probability"):
             sample.credible_set(level)
     with pytest.raises(SettingsError, match="at least one"):
         sample.top(0)

@@ -256,14 +256,14 @@ def test_only_multifurcations_are_resolved(tmp_path):
         ("#NEXUS\nbegin trees;\nend;\n", "holds no tree"),
         (MRBAYES[:-6], r"bad, line \d+: the file ends inside TREES.*truncated"),
         (MRBAYES[:-30], "truncated"),
-        (MRBAYES.replace("4 D", "3 D"), "line 5: the translate key '3' stands twice"),
-        (MRBAYES.replace("4 D", "4 C"), "line 10: the taxon 'C' stands twice"),
+        (MRBAYES.replace("4 D", "3 D"), "line 5: the translate key '3' occurs twice"),
+        (MRBAYES.replace("4 D", "4 C"), "line 10: the taxon 'C' occurs twice"),
         ("((A,B),C,D);\n\n((A,B),C,E);", r"bad, line 1 and .*bad, line 3 differ.*'D'.*'E'"),
         ("((A,B),C,D);\n((A,B),C,D,(E,F));", "bad, line 2 differ.*'E', 'F'"),
-        ("((A,B),C,D);\n((A,B),C,C);", "line 2.*'C' stands twice"),
+        ("((A,B),C,D);\n((A,B),C,C);", "line 2.*'C' occurs twice"),
         ("((A,B),C,D);\n((A,B),C);", "bad, line 2 differ.*'D'"),
-        ("0.5 ((A,B),C,D);\n((A,C),B,D);", "line 2: the tree has no weight, but that of line 1 has"),
-        ("((A,C),B,D);\n0.5 ((A,B),C,D);", "line 1: the tree has no weight, but that of line 2 has"),
+        ("0.5 ((A,B),C,D);\n((A,C),B,D);", "line 2: the tree has no weight, but the tree in line 1 has"),
+        ("((A,C),B,D);\n0.5 ((A,B),C,D);", "line 1: the tree has no weight, but the tree in line 2 has"),
         ("((A,C),B,D);\n-0.5 ((A,B),C,D);", r"line 2: '&W -0\.5' gives no weight"),
         ("nan ((A,B),C,D);", "line 1: '&W nan' gives no weight"),
         (TRPROBS.replace("0.723277", "-0.7"), r"line 14: '&W -0\.7' gives no weight"),
@@ -318,7 +318,7 @@ def test_other_files_are_told_apart(tmp_path):
     for text in ("tree.nwk", "/data/tree", "a/b.tre"):
         with pytest.raises(TreeError, match=r"is a path, not a tree.*Tree\.from_file"):
             Tree.from_newick(text)
-    with pytest.raises(TreeError, match=r"PosixPath is no text.*Tree\.from_file"):
+    with pytest.raises(TreeError, match=r"PosixPath is not text.*Tree\.from_file"):
         Tree.from_newick(tmp_path)
     with pytest.raises(CheckpointError, match="not a file of bayeskit") as error:
         SampleFrequencies.load(write(tmp_path, MRBAYES))
@@ -330,9 +330,9 @@ def test_other_files_are_told_apart(tmp_path):
 
 
 def test_taxa_asked_for_must_be_those_of_the_trees(tmp_path):
-    with pytest.raises(TreeError, match=r"order asked for and .*run\.nex, line 1 differ; only in the order .*: 'X'"):
+    with pytest.raises(TreeError, match=r"requested order and .*run\.nex, line 1 differ; only in the .*: 'X'"):
         TreeSample.from_file(write(tmp_path, "((A,B),C,D);"), taxa="ABCX")
-    with pytest.raises(TreeError, match="'A' stands twice"):
+    with pytest.raises(TreeError, match="'A' occurs twice"):
         TreeSample.from_file(write(tmp_path, "((A,B),C,D);"), taxa="AACX")
 
 
@@ -390,7 +390,7 @@ def test_numbers_of_numpy_leave_out_trees_and_other_things_do_not(tmp_path):
 def test_trees_that_say_they_are_unrooted_are_not_read_as_rooted(tmp_path):
     texts = ("[&R] ((A,B),(C,D));", "[&U] ((A,B),(C,D));", "((A,B),(C,D));")
     path = write(tmp_path, "\n".join(texts))
-    with pytest.raises(TreeError, match="line 2: the tree is unrooted, but rooted ones are read"):
+    with pytest.raises(TreeError, match="line 2: the tree is unrooted, but rooted trees are read"):
         TreeSample.from_file(path)
     assert TreeSample.from_file(path, rooted=True).rooted
     one, other = write(tmp_path, texts[0], "one"), write(tmp_path, texts[1], "other")

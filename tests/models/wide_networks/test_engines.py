@@ -305,7 +305,7 @@ def test_probabilities_of_classes(limit):
     assert ((found[:, 0] - right) / spread).abs().max() < limit(6)
     draw = copy.deepcopy(mode)
     nn.utils.vector_to_parameters(posterior.sample(seed=1)[0], [p for p in draw.parameters() if p.requires_grad])
-    with pytest.raises(SettingsError, match="Bernoulli or Categorical"):
+    with pytest.raises(SettingsError, match="BernoulliOutputs or Categorical"):
         laplace_posterior(mode, GaussianOutputs(), x, points(6, 2), 0.5, tolerance=1e9).predict_probabilities(x)
 
 

@@ -361,7 +361,7 @@ def test_bad_settings_of_the_others_are_named():
         ntk_regression(PrecomputedKernel(KERNEL.nngp(X)), torch.arange(4), Y)
     with pytest.raises(ShapeError, match="outside 0 to 3"):
         PrecomputedKernel(KERNEL.nngp(X)).nngp(torch.tensor([4]))
-    with pytest.raises(DataError, match="numbers of rows"):
+    with pytest.raises(DataError, match="row indices"):
         PrecomputedKernel(KERNEL.nngp(X)).nngp(X)
     with pytest.raises(ShapeError, match="one shape"):
         PrecomputedKernel(KERNEL.nngp(X), KERNEL.nngp(NEW))

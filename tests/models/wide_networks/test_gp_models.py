@@ -186,7 +186,7 @@ def test_bad_data_and_draws(data):
         model(x.index_fill(0, torch.tensor([1]), float("nan")), y)
     with pytest.raises(ShapeError, match="one row for each of the 9"):
         model(x, y[:4])
-    with pytest.raises(ShapeError, match="one value an input"):
+    with pytest.raises(ShapeError, match="one value per input"):
         model(x, y[:, None].expand(-1, 2))
     with pytest.raises(ShapeError, match="inputs of x"):
         model(x[:, None], y)

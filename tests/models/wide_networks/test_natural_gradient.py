@@ -157,7 +157,7 @@ def test_plot_puts_the_first_parameter_on_the_horizontal_axis():
 
 
 def test_fields_need_two_parameters():
-    with pytest.raises(ModelError, match="not of 3"):
+    with pytest.raises(ModelError, match="not 3"):
         gradient_fields(nn.Linear(2, 1).double(), GaussianOutputs(), X, Y, Y, Y)
     with pytest.raises(ShapeError, match="n1"):
         gradient_fields(nn.Linear(2, 1, bias=False).double(), GaussianOutputs(), X, Y, X, Y)

@@ -103,7 +103,7 @@ def test_it_draws_a_panel_a_process(features):
     figure = table.plot(output=1)
     assert [ax.get_title() for ax in figure.axes] == [
         *NAMES[:2],
-        "NTK regression\n(one function, nothing random)",
+        "NTK regression\n(point estimate, no variance)",
         NAMES[3],
     ]
     lines = [ax.lines[0].get_xydata() for ax in figure.axes]

@@ -121,7 +121,7 @@ def test_kinked_functions_warn(module):
 
 
 def test_large_variances_warn_and_smooth_functions_do_not():
-    with pytest.warns(AccuracyWarning, match="may be off"):
+    with pytest.warns(AccuracyWarning, match="relative error"):
         infinite_width(network(nn.Tanh()), weight_variance=300.0).nngp(X)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -345,10 +345,10 @@ def test_padding_is_no_wider_than_the_input(mode, most):
 @pytest.mark.parametrize(
     "function, message",
     [
-        (nn.Softmax(-1), "each number by itself"),
-        (lambda x: x / x.std(), "each number by itself"),
+        (nn.Softmax(-1), "mixes the entries"),
+        (lambda x: x / x.std(), "mixes the entries"),
         (nn.Dropout(0.5), "random"),
-        (nn.PReLU(), "trained"),
+        (nn.PReLU(), "trainable"),
     ],
 )
 def test_functions_of_several_numbers_are_no_activations(function, message):

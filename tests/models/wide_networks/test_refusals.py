@@ -85,7 +85,7 @@ def tied():
 UNREADABLE = {
     "maximum": (convolved(nn.MaxPool2d(2)), r"'2' \(MaxPool2d\).*maximum.*AvgPool"),
     "batch norm": (between(nn.BatchNorm1d(8)), r"'1' \(BatchNorm1d\).*couples the inputs of a batch.*LayerNorm"),
-    "instance norm": (convolved(nn.InstanceNorm2d(4)), r"each channel by itself.*GroupNorm\(1, 4\)"),
+    "instance norm": (convolved(nn.InstanceNorm2d(4)), r"each channel separately.*GroupNorm\(1, 4\)"),
     "trained slope": (between(nn.PReLU()), "'1'.*slope is trained.*LeakyReLU"),
     "unknown layer": (between(nn.GLU()), r"'1' \(GLU\).*nearest.*Elementwise.*empirical_ntk"),
     "groups": (nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(4, 1)), "'0'.*groups"),
@@ -123,7 +123,7 @@ UNREADABLE = {
             norm=nn.LayerNorm(16, elementwise_affine=False),
             last=nn.Linear(16, 1),
         ),
-        "'relu'.*different laws",
+        "'relu'.*different distributions",
     ),
     "second input": (TwoInputs(), "second input, 'y'"),
     "branches on values": (Branching(), "Branching cannot be traced"),

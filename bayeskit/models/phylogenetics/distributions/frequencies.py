@@ -44,7 +44,7 @@ class SampleFrequencies(TopologyDistribution):
     Raises
     ------
     SettingsError
-        If the weights are not such probabilities, or a topology is repeated.
+        If the weights are not positive or do not sum to one, or a topology is repeated.
 
     Examples
     --------
@@ -60,11 +60,13 @@ class SampleFrequencies(TopologyDistribution):
     def __init__(self, topologies: Topologies, weights: Floats) -> None:
         if weights.shape != (len(topologies),) or not (weights > 0).all() or abs(weights.sum() - 1) > 1e-9:
             raise SettingsError(
-                f"weights: they do not sum to one over {len(topologies)} topologies, or one is not above zero. "
-                "Remedy: use SampleFrequencies.fit."
+                f"weights must be {len(topologies)} positive numbers, one for each topology, that sum to one. Remedy: "
+                "use SampleFrequencies.fit."
             )
         if len(topologies.distinct()[0]) < len(topologies):
-            raise SettingsError("topologies: one stands twice. Remedy: use SampleFrequencies.fit, which pools them.")
+            raise SettingsError(
+                "topologies: a topology occurs twice. Remedy: use SampleFrequencies.fit, which pools equal topologies."
+            )
         self.topologies, self.weights = topologies, weights
         super().__init__(topologies.taxa, topologies.rooted)
 
@@ -163,7 +165,7 @@ def log_num_topologies(num_taxa: int, rooted: bool = False) -> float:
 def uniform_topologies(
     taxa: Sequence[str], rooted: bool, num_samples: int, generator: torch.Generator | None
 ) -> Topologies:
-    """Draw uniform topologies by attaching each taxon to an edge drawn uniformly from those present."""
+    """Draw uniform topologies by attaching each taxon to an edge drawn uniformly."""
     num_taxa, first = len(taxa), 0 if rooted else 1
     alone = clades.single(num_taxa)
     sets = np.repeat((alone[first] | alone[first + 1])[None, None], num_samples, axis=0)
@@ -273,7 +275,7 @@ class Smoothed(TopologyDistribution):
 
 
 def _graft(sets: clades.Bits, taxon: int, place: Numbers, num_taxa: int, first: int) -> clades.Bits:
-    """Let a taxon join the edge above a node, a tip or an internal node, of each tree `(trees, internal, words)`."""
+    """Attach a taxon to the edge above a tip or internal node of each tree, `(trees, internal, words)`."""
     alone = clades.single(num_taxa)
     tips = np.broadcast_to(alone[first:taxon], (len(sets), taxon - first, sets.shape[-1]))
     sister = np.concatenate([tips, sets], axis=1)[np.arange(len(sets)), place][:, None]

@@ -64,7 +64,7 @@ class RowNumbers:
         self._sorted = keys[self._order]
 
     def find(self, rows: NDArray[Any]) -> Numbers:
-        """Return the number of each row `(*batch, columns)` in the table, -1 where it is not there: `(*batch,)`."""
+        """Return the number of each row `(*batch, columns)` in the table, -1 if absent: `(*batch,)`."""
         keys = _keys(rows)
         if not len(self._sorted):
             return np.full(rows.shape[:-1], -1)
@@ -85,7 +85,7 @@ def add_up(places: Numbers, values: Floats, count: int) -> Floats:
 
 
 def _keys(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return one value a row that can be compared: a word, or the bytes of a longer row."""
+    """Return one comparable value per row: a 64-bit word, or the bytes of a longer row."""
     flat = np.ascontiguousarray(rows.reshape(-1, rows.shape[-1]))
     size = flat.itemsize * flat.shape[1]
     return flat.view(np.uint64 if size == 8 else f"S{size}").ravel()
@@ -108,9 +108,9 @@ class SubsplitGraph:
     A *group* is a clade to split, with its sister if the split depends on it; its *options* are its splits.
     """
 
-    # Options stand group after group, and groups ascend by the size of their clades, so that an option leads to earlier
-    # groups only and the last group is the root. A group with a sister and an option of it are a parent-child subsplit
-    # pair of the literature; the options of the root are the root splits.
+    # Options are stored group by group, and groups ascend by the size of their clades, so that an option leads only to
+    # earlier groups and the last group is the root. In the literature, a group with a sister and an option of this
+    # group are a parent-child subsplit pair; the options of the root are the root splits.
 
     taxa: tuple[str, ...]
     rooted: bool
@@ -144,8 +144,8 @@ class SubsplitGraph:
     def __post_init__(self) -> None:
         if not (self._is_ordered() and self._leads_down()):
             raise TreeError(
-                "The splits do not make whole trees: a part is no clade, or is never split itself. Remedy: make the "
-                "graph from whole topologies."
+                "The splits do not form complete trees: a part is not a clade, or is never split. Remedy: make the "
+                "graph from complete topologies."
             )
 
     def _is_ordered(self) -> bool:
@@ -163,7 +163,7 @@ class SubsplitGraph:
 
     @property
     def of_rootings(self) -> bool:
-        """Whether the graph makes rooted trees that stand for unrooted ones, whose roots are summed out."""
+        """Whether the graph describes the rootings of unrooted trees, over which probabilities are summed."""
         return not self.rooted and bool(clades.contains(self.clades[-1], 0))
 
     @property
@@ -183,12 +183,12 @@ class SubsplitGraph:
 
     @property
     def missing(self) -> int:
-        """Number that stands for an option that is not there, one past the last."""
+        """Index of an absent option, one past the last option."""
         return self.num_options
 
     @property
     def no_choice(self) -> int:
-        """Number that stands for a place where there is nothing to choose, two past the last."""
+        """Index of a slot without a choice, two past the last option."""
         return self.num_options + 1
 
     @cached_property
@@ -225,11 +225,11 @@ class SubsplitGraph:
         return self.group_of * len(self.clades) + self.parts[:, 0]
 
     def find_clade(self, sets: Bits) -> Numbers:
-        """Return the number of each clade `(*batch, words)`, -1 where it is not there: `(*batch,)`."""
+        """Return the number of each clade `(*batch, words)`, -1 if absent: `(*batch,)`."""
         return self._clade_numbers.find(sets)
 
     def find_group(self, clade: Numbers, sister: Numbers) -> Numbers:
-        """Return the number of the group of a clade and its sister, -1 where it is not there; shapes are equal."""
+        """Return the number of the group of a clade and its sister, -1 if absent; shapes are equal."""
         return _find_sorted(self._group_keys, np.where(clade < 0, -1, clade * (len(self.clades) + 1) + sister + 1))
 
     def find_option(self, clade: Numbers, sister: Numbers, first: Numbers) -> Numbers:
@@ -241,7 +241,7 @@ class SubsplitGraph:
         return np.where(found < 0, self.missing, found)
 
     def table(self, values: Floats, missing: float, no_choice: float = 0.0) -> Floats:
-        """Return values of options, `(options,)`, with those of `missing` and `no_choice` behind."""
+        """Append the values of `missing` and `no_choice` to values of options, `(options,)`."""
         return np.concatenate([values, [missing, no_choice]])
 
     def sum_groups(self, values: Floats) -> Floats:
@@ -255,7 +255,7 @@ class SubsplitGraph:
         return shifted - np.log(self.sum_groups(np.exp(shifted)))[self.group_of]
 
     def shares(self, counts: Floats) -> Floats:
-        """Return the log share of each option in the count of its group, `(options,)`; equal where there is none."""
+        """Return the log share of each option in its group's count, `(options,)`; equal shares if the count is zero."""
         totals = self.sum_groups(counts)
         sizes = np.diff(self.starts)
         shares = np.where(totals > 0, 0.0, 1 / sizes)[self.group_of]
@@ -275,7 +275,7 @@ class SubsplitGraph:
         return reversed(self.levels)
 
 
-# The options of a graph that make a topology: those of its one root, or those of all root positions.
+# The options of a graph that make a topology, for one root or for all root positions.
 
 
 class Choices(Protocol):
@@ -289,12 +289,12 @@ class Choices(Protocol):
         # It is also the gradient of the weighted sum of log probabilities with respect to those of the options.
 
     def equal_rootings(self) -> Floats:
-        """Return in place of what `log_prob` saves that every place of a root is equally probable."""
+        """Return saved values for `counts` with all root positions equally probable."""
 
 
 @dataclass(frozen=True)
 class OneRoot:
-    """Options of topologies with one place for the root."""
+    """Options of topologies with one root position."""
 
     slots: Numbers  # option of each internal node, (internal, topologies)
     num_options: int  # of the graph
@@ -311,19 +311,19 @@ class OneRoot:
         return add_up(self.slots, everywhere, self.num_options + 2)[: self.num_options]
 
     def equal_rootings(self) -> Floats:
-        """Return that there is nothing to average; see `Choices`."""
+        """Return zeros, as there is one root position; see `Choices`."""
         return np.zeros(self.slots.shape[1])
 
 
 class _Hanging(NamedTuple):
-    """Neighbours of every node: shapes `(topologies, nodes)`; nodes without one name themselves."""
+    """Neighbours of every node, `(topologies, nodes)`; a node without a neighbour refers to itself."""
 
     parent: Numbers
     sibling: Numbers
 
 
 def _hang(topologies: Topologies) -> _Hanging:
-    """Return parent and sibling of every node of topologies as they hang in their canonical form."""
+    """Return parent and sibling of every node in the canonical form of topologies."""
     count, internal = topologies.children.shape[:2]
     nodes = topologies.num_taxa + internal
     parent = np.broadcast_to(np.arange(nodes), (count, nodes)).copy()
@@ -336,7 +336,7 @@ def _hang(topologies: Topologies) -> _Hanging:
 
 
 def hanging_sets(topologies: Topologies) -> clades.Bits:
-    """Return the taxa below every node, the last one included: `(topologies, nodes, words)`."""
+    """Return the taxa below every node, including the last node: `(topologies, nodes, words)`."""
     return clades.below(topologies.children, topologies.num_taxa)
 
 
@@ -365,19 +365,19 @@ def one_root(graph: SubsplitGraph, topologies: Topologies) -> OneRoot:
     return OneRoot(graph.find_option(*np.moveaxis(choices, -1, 0)), graph.num_options)
 
 
-#: What the six kinds of slots of a node choose, when the root is placed somewhere: the split of the root on its edge;
-#: of the clades on both sides of such a root; of the clade below it under its sibling, when the root is above its
-#: parent; and, when the root is inside it, of its sibling and of what is above its parent, which are then sisters.
+#: The six slots of a node. For a root on the node's edge: the root split, and the splits of the clades on both sides.
+#: For a root above its parent: the split of the node's clade, with its sibling as sister. For a root on or below
+#: the node's edge: the splits of its sibling and of the clade above its parent, which are then sisters.
 ROOT, BELOW, ABOVE, CHILD, BESIDE, BEYOND = range(6)
 
 
 @dataclass(frozen=True)
 class EveryRoot:
-    """Options of unrooted topologies with their root in every possible place, each stored once per topology."""
+    """Options of unrooted topologies with their root in every possible position, each stored once per topology."""
 
-    # A topology of `n` taxa has `2n - 3` places for its root, which need `n - 1` options each, but only about `11 n`
-    # different ones. Sums over the rootings pass twice over the nodes, for all topologies at once: up from the tips for
-    # the splits below each node, and down for those above it.
+    # A topology of `n` taxa has `2n - 3` root positions with `n - 1` options each, but only about `11 n` different
+    # options. Sums over the rootings pass twice over the nodes, for all topologies at once: up from the tips for the
+    # splits below each node, and down for the splits above it.
 
     slots: Numbers  # options of the six kinds for every node, (6, nodes, topologies)
     children: Numbers  # of each internal node, as flat positions in (nodes, topologies), (internal, 2, topologies)
@@ -387,7 +387,7 @@ class EveryRoot:
 
     @cached_property
     def _inner(self) -> range:
-        """The internal nodes below the last one, which hang from others."""
+        """The internal nodes other than the last."""
         nodes = self.slots.shape[1]
         return range(nodes - len(self.children), nodes - 1)
 
@@ -447,7 +447,7 @@ class EveryRoot:
 
 
 def _every_root_sets(topologies: Topologies) -> clades.Bits:
-    """Return the taxa below every node and, behind, those above it, shape `(topologies, 2 * nodes, words)`."""
+    """Return the taxa below every node, then the taxa above every node, `(topologies, 2 * nodes, words)`."""
     below = hanging_sets(topologies)
     return np.concatenate([below, clades.everything(topologies.num_taxa) & ~below], axis=1)
 
@@ -520,14 +520,14 @@ _PAIRS = 4_000_000
 
 
 def graph_of_hanging(topologies: Topologies, with_sisters: bool) -> SubsplitGraph:
-    """Return the graph of choices of rooted topologies, or of unrooted ones as rooted at their first taxon."""
+    """Return the graph of choices of rooted topologies, or of unrooted topologies rooted at their first taxon."""
     sets, numbers = clades.identify(hanging_sets(topologies))
     choices = _hanging_choices(topologies, numbers, with_sisters).reshape(-1, 3)
     return SubsplitGraph.from_choices(topologies.taxa, topologies.rooted, with_sisters, sets, choices)
 
 
 def graph_of_rootings(topologies: Topologies) -> SubsplitGraph:
-    """Return the graph of choices of unrooted topologies with their root in every place."""
+    """Return the graph of choices of unrooted topologies with their root in every position."""
     met = _every_root_sets(topologies)
     everything = np.broadcast_to(clades.everything(topologies.num_taxa), (len(met), 1, met.shape[-1]))
     sets, numbers = clades.identify(np.concatenate([met, everything], axis=1))
@@ -589,14 +589,14 @@ def clade_probabilities(graph: SubsplitGraph, probabilities: Floats) -> Floats:
 
 
 def entropy(graph: SubsplitGraph, log_probabilities: Floats) -> float:
-    """Return the entropy in nats of the trees that the options make, their roots counted."""
+    """Return the entropy in nats of the rooted trees."""
     probabilities = np.exp(log_probabilities)
     surprise = np.where(probabilities > 0, -log_probabilities, 0.0) * probabilities
     return float(reach(graph, probabilities) @ graph.sum_groups(surprise))
 
 
 def most_probable_tree(graph: SubsplitGraph, log_probabilities: Floats) -> tuple[Topologies, float]:
-    """Return the tree whose product is largest, and its log; the first of those that tie."""
+    """Return the tree with the largest product of option probabilities, and its log; the first tree of a tie."""
     best = np.zeros(graph.num_groups + 1)
     choice = np.empty(graph.num_groups, dtype=np.int64)
     for groups, options in graph.levels:
@@ -642,7 +642,7 @@ def cumulate(graph: SubsplitGraph, probabilities: Floats) -> tuple[Floats, Numbe
 
 
 def _assemble(graph: SubsplitGraph, options: Numbers) -> Topologies:
-    """Make topologies from the options chosen for them, the root's first: `(trees, choices)`."""
+    """Make topologies from their options `(trees, choices)`, the option of the root first."""
     inner = graph.clades[graph.group_clade[graph.group_of[options]]]
     if graph.of_rootings:
         inner = _without_root(graph, options, inner)
@@ -650,19 +650,19 @@ def _assemble(graph: SubsplitGraph, options: Numbers) -> Topologies:
 
 
 def _without_root(graph: SubsplitGraph, options: Numbers, inner: clades.Bits) -> clades.Bits:
-    """Turn the clades of rooted trees, the root's first, into those that hang from the first taxon."""
+    """Convert the clades of rooted trees, the root's first, to the sets without the first taxon."""
     everything = graph.clades[-1]
     rest = everything & ~clades.single(len(graph.taxa))[0]
     has_first = clades.contains(inner, 0)
     flipped = np.where(has_first[..., None], everything & ~inner, inner)
-    # The part of the root split that holds the first taxon says the same as the other part. So, if it is a clade of
-    # its own, the two are one set, and its place is free for the set of all taxa but the first; if it is that taxon
-    # alone, this set is there already.
+    # The part of the root split with the first taxon is the complement of the other part, so both become one set. If
+    # it has several taxa, its row is free for the set of all taxa but the first; if it is the first taxon alone, that
+    # set is there already.
     sides = graph.clades[graph.parts[options[:, 0]]]
     near = np.where(clades.contains(sides[:, 0], 0)[:, None], sides[:, 0], sides[:, 1])
     place = (inner == near[:, None]).all(axis=-1)
     flipped[place] = rest
-    # The root's own place is free too; what it would hold is one taxon fewer.
+    # The row of the root is dropped: the unrooted tree has one internal node fewer.
     return flipped[:, 1:]
 
 
@@ -672,8 +672,8 @@ def _without_root(graph: SubsplitGraph, options: Numbers, inner: clades.Bits) ->
 def describe_missing(
     graph: SubsplitGraph, choices: Choices, topology: Topologies, log_probabilities: Floats
 ) -> str | None:
-    """Describe the split nearest to the root that one topology has and the graph lacks; None if there is none."""
-    # Options with probability zero count as lacking.
+    """Describe the split nearest to the root that one topology has and the graph lacks; None if it has all splits."""
+    # Options with probability zero count as absent.
     lacks = graph.table(np.isneginf(log_probabilities).astype(np.float64), missing=1.0)
     if isinstance(choices, EveryRoot):
         sets, triple = _of_best_rooting(choices, lacks, topology)
@@ -689,7 +689,7 @@ def describe_missing(
             return f"no tree of the support has the clade {graph.describe_clade(each)}"
     split = f"the clade {graph.describe_clade(sets[clade])} split into "
     split += f"{graph.describe_clade(one)} and {graph.describe_clade(other)}"
-    beside = f" beside {graph.describe_clade(sets[sister])}" if graph.with_sisters and sister >= 0 else ""
+    beside = f" with the sister {graph.describe_clade(sets[sister])}" if graph.with_sisters and sister >= 0 else ""
     return f"no tree of the support has {split}{beside}"
 
 

@@ -69,7 +69,7 @@ class NetworkFit(NamedTuple):
 
 
 def simple_average(graph: SubsplitGraph, choices: Choices, weights: Floats) -> NetworkFit:
-    """Return the fit with all places of a root equally probable, from topologies with weights `(topologies,)`."""
+    """Return the fit with all root positions equally probable, from topologies with weights `(topologies,)`."""
     # For rooted topologies this is the maximum of the likelihood.
     log_probabilities = graph.shares(choices.counts(choices.equal_rootings(), weights))
     log_prob, _ = choices.log_prob(graph.table(log_probabilities, missing=-np.inf))
@@ -86,7 +86,7 @@ def prior_counts(graph: SubsplitGraph, choices: Choices, weights: Floats, alpha:
 
 
 class _Point(NamedTuple):
-    """Log probabilities, their mean log likelihood, that with the log prior, and where a step of EM leads."""
+    """Log probabilities, their mean log likelihood, its sum with the log prior, and the result of an EM step."""
 
     log_probabilities: Floats
     log_likelihood: float
@@ -117,8 +117,8 @@ def _expectation_maximization(
 
     # Plain EM raises the probability of a newly useful option by the same small factor in each iteration. Steps are
     # therefore overrelaxed in the log probabilities by a growing factor, until the objective decreases and the step is
-    # rejected. That is a cycle; the next one starts with plain steps. The objective never decreases; with a prior, the
-    # likelihood alone may. A small gain does not bound the distance to the maximum.
+    # rejected. These steps are a cycle; the next cycle starts with plain steps. The objective never decreases; with a
+    # prior, the likelihood alone may. A small gain does not bound the distance to the maximum.
     point = evaluate(simple_average(graph, choices, weights).log_probabilities)
     history, stretch, start, gain = [point.log_likelihood], 1.0, point.objective, np.inf
     for iteration in range(1, max_iterations + 1):
@@ -134,11 +134,11 @@ def _expectation_maximization(
             gain, start, stretch = point.objective - start, point.objective, 1.0
             if stands or gain < tolerance:
                 return _fit(graph, point, history)
-    # The gain of the truncated cycle, or of the last complete one if that has just ended.
+    # The gain of the truncated cycle, or of the last complete cycle if it has just ended.
     gain = point.objective - start or gain
     warnings.warn(
-        f"EM stopped after {max_iterations} iterations while it still gained {gain:.1e} nats a tree in a cycle. "
-        "Remedy: raise max_iterations, or tolerance if that is near enough.",
+        f"EM stopped after {max_iterations} iterations without convergence: the last cycle still gained {gain:.1e} "
+        "nats per tree. Remedy: raise max_iterations, or raise tolerance if this precision is sufficient.",
         AccuracyWarning,
         stacklevel=3,
     )
@@ -146,12 +146,12 @@ def _expectation_maximization(
 
 
 def _fit(graph: SubsplitGraph, point: _Point, history: list[float]) -> NetworkFit:
-    """Return the point with every option possible; what this moves is far below rounding."""
+    """Return the point with log probabilities of at least `_LEAST`; the change is far below rounding."""
     return NetworkFit(graph.normalised(np.maximum(point.log_probabilities, _LEAST)), np.array(history))
 
 
 def _stretched(graph: SubsplitGraph, point: _Point, stretch: float) -> Floats:
-    """Go further than EM would; options that are or become impossible stay so."""
+    """Return an overrelaxed EM step; impossible options stay impossible."""
     possible = np.isfinite(point.log_probabilities) & np.isfinite(point.target)
     step = np.zeros_like(point.target)
     np.subtract(point.target, point.log_probabilities, out=step, where=possible)
@@ -176,9 +176,9 @@ class GraphDistribution(TopologyDistribution):
     Raises
     ------
     SettingsError
-        If the logits are no floating-point tensor.
+        If the logits are not a floating-point tensor.
     ShapeError
-        If the number of logits differs from that of options.
+        If the number of logits differs from the number of options.
     """
 
     def __init__(self, graph: SubsplitGraph, logits: Tensor) -> None:
@@ -223,7 +223,7 @@ class GraphDistribution(TopologyDistribution):
         return self._current().log_probabilities
 
     def _current(self) -> _State:
-        """Return what follows from the logits, computed again where these have changed, by whatever means."""
+        """Return the state of the logits, recomputed if their values have changed."""
         # Fused optimisers and writes to `.data` do not change the version counter, so values are compared.
         if self._state is None or not _same(self._state.logits, self.logits):
             _check_logits(self.logits, self.graph)
@@ -246,7 +246,7 @@ class GraphDistribution(TopologyDistribution):
         """
         topologies = self.read(tree)
         if len(topologies) != 1:
-            raise ShapeError(f"tree: there are {len(topologies)} topologies. Remedy: give one.")
+            raise ShapeError(f"tree: there are {len(topologies)} topologies. Remedy: give one topology.")
         return describe_missing(self.graph, self.choices(topologies), topologies, self.log_probabilities)
 
     def _draw(self, num_samples: int, generator: torch.Generator | None) -> Topologies:
@@ -313,7 +313,9 @@ class GraphDistribution(TopologyDistribution):
 def _check_logits(logits: Tensor, graph: SubsplitGraph) -> None:
     if not (isinstance(logits, Tensor) and logits.is_floating_point()):
         kind = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
-        raise SettingsError(f"logits: {kind} is no tensor of real numbers. Remedy: give torch.as_tensor(...).double().")
+        raise SettingsError(
+            f"logits must be a floating-point tensor, not {kind}. Remedy: give torch.as_tensor(...).double()."
+        )
     if tuple(logits.shape) != (graph.num_options,):
         raise ShapeError(
             f"logits: shape {tuple(logits.shape)} does not fit. Remedy: give shape ({graph.num_options},), one "
@@ -327,7 +329,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 class _State:
-    """What follows from logits, as numbers."""
+    """Probabilities and tables computed from logits."""
 
     def __init__(self, graph: SubsplitGraph, logits: Tensor) -> None:
         self.logits = logits
@@ -335,8 +337,8 @@ class _State:
             self.log_probabilities = graph.normalised(logits.to("cpu", torch.float64).numpy())
         if np.isnan(self.log_probabilities).any():
             raise SettingsError(
-                "logits: one is not a number, or all of a group are minus infinity. Remedy: lower the learning rate "
-                "if they are being trained; -inf may stand for an impossible option, but not for all of a group."
+                "logits: a logit is not a number, or all logits of a group are -inf. Remedy: lower the learning rate "
+                "if the logits are being trained; -inf may mark an impossible option, but not all options of a group."
             )
         self.probabilities = np.exp(self.log_probabilities)
         self.table = graph.table(self.log_probabilities, missing=-np.inf)
@@ -434,7 +436,7 @@ class ConditionalCladeDistribution(GraphDistribution):
             If `order` is not 0, 1 or 2.
         """
         if order not in (0, 1, 2):
-            raise SettingsError(f"order: {order!r} is none. Remedy: give 0, 1 or 2.")
+            raise SettingsError(f"order: {order!r} is unknown. Remedy: give 0, 1 or 2.")
         topologies, weights = weighted_topologies(sample)
         if order == 0:
             graph = graph_of_all_splits(topologies)
@@ -447,7 +449,7 @@ class ConditionalCladeDistribution(GraphDistribution):
 
 
 def _by_clades(graph: SubsplitGraph, topologies: Topologies, weights: Floats) -> Floats:
-    """Return the log probabilities of options when trees are as probable as the product of their clades' shares."""
+    """Return log probabilities of options, where trees are weighted by the product of their clade frequencies."""
     met = graph.find_clade(hanging_sets(topologies)[:, topologies.num_taxa :])
     each = np.broadcast_to(weights[:, None], met.shape)
     frequencies = add_up(met, each, len(graph.clades))
@@ -624,8 +626,9 @@ class SubsplitBayesianNetwork(GraphDistribution):
         missed = (1 - min(probability, 1.0)) ** _CANDIDATES
         if missed > 1e-6:
             warnings.warn(
-                f"The best topology found has probability {probability:.1e}; {_CANDIDATES} draws miss one that is as "
-                f"probable with chance {missed:.1e}, so there may be a better one. Remedy: take it as one of many.",
+                f"The best topology found has probability {probability:.1e}. With probability {missed:.1e}, "
+                f"{_CANDIDATES} draws miss an equally probable topology, so a better topology may exist. Remedy: treat "
+                "the topology as one of many probable topologies.",
                 AccuracyWarning,
                 stacklevel=2,
             )
@@ -645,13 +648,13 @@ class SubsplitBayesianNetwork(GraphDistribution):
 
 def _check_settings(method: str, alpha: float, max_iterations: int, tolerance: float) -> None:
     if method not in ("em", "simple_average"):
-        raise SettingsError(f"method: {method!r} is none. Remedy: give 'em' or 'simple_average'.")
+        raise SettingsError(f"method: {method!r} is unknown. Remedy: give 'em' or 'simple_average'.")
     if not 0.0 <= alpha < math.inf:
         raise SettingsError(f"alpha: {alpha} is negative or not finite. Remedy: give a small number such as 1e-4.")
     if alpha and method == "simple_average":
-        raise SettingsError("alpha: the simple average has no prior. Remedy: use method='em', or leave alpha out.")
+        raise SettingsError("alpha: the simple average has no prior. Remedy: use method='em', or omit alpha.")
     if max_iterations < 1 or not tolerance >= 0:
         raise SettingsError(
-            f"max_iterations={max_iterations}, tolerance={tolerance}: out of their domain. Remedy: give at least one "
-            "iteration and a tolerance that is not negative."
+            f"max_iterations={max_iterations} or tolerance={tolerance} is invalid. Remedy: give at least one iteration "
+            "and a nonnegative tolerance."
         )

@@ -61,14 +61,14 @@ class _Equal(NamedTuple):
 
 
 def check_topologies(topologies: object, empty: bool = False) -> None:
-    """Raise TreeError unless the argument is `Topologies`, and not empty where `empty` is false."""
+    """Raise TreeError unless the argument is `Topologies`, and not empty unless `empty` is true."""
     if not isinstance(topologies, Topologies):
         raise TreeError(
-            f"{type(topologies).__name__} is not Topologies. Remedy: give Topologies.from_trees(trees), or those of a "
-            "sample, sample.topologies."
+            f"{type(topologies).__name__} is not Topologies. Remedy: give Topologies.from_trees(trees), or the "
+            "topologies of a sample, sample.topologies."
         )
     if not (empty or len(topologies)):
-        raise TreeError("There is no topology. Remedy: give at least one.")
+        raise TreeError("There is no topology. Remedy: give at least one topology.")
 
 
 def weighted_topologies(sample: WeightedTopologies | Topologies) -> tuple[Topologies, Floats]:
@@ -81,17 +81,20 @@ def weighted_topologies(sample: WeightedTopologies | Topologies) -> tuple[Topolo
         return weighted_topologies(_Equal(sample, np.ones(len(sample))))
     if not (hasattr(sample, "topologies") and hasattr(sample, "weights")):
         raise TreeError(
-            f"{type(sample).__name__} holds no weighted topologies. Remedy: make a sample by TreeSample.from_trees or "
-            "TreeSample.from_topologies; to fit to a distribution, fit to draws of it, .sample(1000, seed=0)."
+            f"{type(sample).__name__} holds no weighted topologies. Remedy: make a sample with TreeSample.from_trees "
+            "or TreeSample.from_topologies; to fit another distribution, give its draws, .sample(1000, seed=0)."
         )
     check_topologies(sample.topologies)
     topologies, given = sample.topologies, torch.as_tensor(sample.weights).detach().cpu().numpy().astype(np.float64)
     if given.shape != (len(topologies),):
         raise ShapeError(
-            f"weights: shape {given.shape} does not fit {len(topologies)} topologies. Remedy: give one weight for each."
+            f"weights: shape {given.shape} does not fit {len(topologies)} topologies. Remedy: give one weight for each "
+            "topology."
         )
     if not np.isfinite(given).all() or (given < 0).any() or not given.sum() > 0:
-        raise TreeError("weights: one is negative or not finite, or all are zero. Remedy: give frequencies of trees.")
+        raise TreeError(
+            "weights: a weight is negative or not finite, or all weights are zero. Remedy: give frequencies of trees."
+        )
     distinct, index = topologies.distinct()
     weights = add_up(index, given, len(distinct))
     return distinct[weights > 0], weights[weights > 0] / given.sum()
@@ -146,7 +149,7 @@ class SplitProbabilities:
 def most_probable_splits(
     taxa: tuple[str, ...], rooted: bool, sets: clades.Bits, probabilities: Floats
 ) -> SplitProbabilities:
-    """Keep the splits that some but not all trees can have, with a probability above zero, most probable first."""
+    """Keep nontrivial splits with positive probability, in descending order of probability."""
     sizes = clades.size(sets)
     kept = (sizes > 1) & (sizes < len(taxa) - (0 if rooted else 1)) & (probabilities > 0)
     if not rooted:
@@ -170,7 +173,7 @@ class Estimate(NamedTuple):
 
 
 class _TopologyConstraint(constraints.Constraint):
-    """The topologies that a distribution gives a probability above zero."""
+    """Topologies with positive probability under a distribution."""
 
     is_discrete = True
     event_dim = 2
@@ -179,7 +182,7 @@ class _TopologyConstraint(constraints.Constraint):
         self._distribution = distribution
 
     def check(self, value: Tensor) -> Tensor:
-        """Tell which of the topologies `(*batch, internal, 2)` are among them, `(*batch)`."""
+        """Tell which topologies `(*batch, internal, 2)` are in the support, `(*batch)`."""
         with torch.no_grad():
             return self._distribution.log_prob(value) > -math.inf
 
@@ -251,7 +254,7 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         generator = None if seed is None else new_generator(seed, stream="topologies")
         if isinstance(sample_shape, int):
             if sample_shape < 0:
-                raise SettingsError(f"sample_shape: {sample_shape} is negative. Remedy: give how many topologies.")
+                raise SettingsError(f"sample_shape: {sample_shape} is negative. Remedy: give a number of topologies.")
             return self._draw(sample_shape, generator)
         shape = torch.Size(sample_shape) + self.batch_shape
         drawn = self._draw(shape.numel(), generator)
@@ -291,7 +294,7 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         if isinstance(value, Tree):
             if self.rooted:
                 raise TreeError(
-                    "A Tree has no root, the distribution is over rooted topologies. Remedy: give Topologies."
+                    "A Tree has no root, but the distribution is over rooted topologies. Remedy: give Topologies."
                 )
             return Topologies.from_trees([value], self.taxa)
         if isinstance(value, Tensor):
@@ -306,8 +309,8 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         if value.rooted != self.rooted:
             kinds = ("unrooted", "rooted")
             raise TreeError(
-                f"The topologies are {kinds[value.rooted]}, the distribution is over {kinds[self.rooted]} ones. "
-                "Remedy: fit the distribution to topologies of the same kind, or convert these."
+                f"The topologies are {kinds[value.rooted]}, but the distribution is over {kinds[self.rooted]} "
+                "topologies. Remedy: fit the distribution to topologies of the same kind, or convert the topologies."
             )
         return value if value.taxa == self.taxa else value.with_taxa(self.taxa)[0]
 
@@ -316,8 +319,8 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
             return torch.broadcast_shapes(self.batch_shape, batch)
         except RuntimeError as error:
             raise ShapeError(
-                f"value: its batch {tuple(batch)} does not fit the distribution's, {tuple(self.batch_shape)}. Remedy: "
-                "give as many topologies."
+                f"value: its batch shape {tuple(batch)} does not broadcast with the batch shape "
+                f"{tuple(self.batch_shape)} of the distribution. Remedy: give as many topologies."
             ) from error
 
     def entropy(  # type: ignore[override]  # with its error
@@ -393,7 +396,7 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
             If the divergence is infinite; the message gives the number of topologies outside the support.
         """
         if not 0.0 <= floor <= 1.0:
-            raise SettingsError(f"floor: {floor} is no probability. Remedy: give zero, or a tiny number.")
+            raise SettingsError(f"floor: {floor} is not a probability. Remedy: give zero, or a tiny number.")
         if isinstance(reference, TopologyDistribution) and not hasattr(reference, "weights"):
             return self._estimated_kl(reference, floor, num_samples, seed)
         topologies, weights = weighted_topologies(reference)
@@ -418,14 +421,15 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         return Estimate(float(ratios.mean()), float(ratios.std(ddof=1)) / math.sqrt(num_samples))
 
     def _log_ratios(self, log_reference: Floats, topologies: Topologies, weights: Floats, floor: float) -> Floats:
-        """Return the log of a reference's probabilities over this one's; warn where it is infinite."""
+        """Return log ratios of a reference's probabilities to those of `self`; warn if any is infinite."""
         log_prob = self._log_prob_array(topologies)
         outside = np.isneginf(log_prob)
         if outside.any() and floor == 0.0:
             warnings.warn(
                 f"The divergence is infinite: {outside.sum()} of the reference's {len(topologies)} topologies, with "
-                f"probability {weights[outside].sum():.3g} together, have none in this {type(self).__name__}. Remedy: "
-                "compare Smoothed(distribution, epsilon=1e-6), or give a floor; why_not(topologies) tells the reason.",
+                f"total probability {weights[outside].sum():.3g}, have probability zero under this "
+                f"{type(self).__name__}. Remedy: compare Smoothed(distribution, epsilon=1e-6), or give a floor; "
+                "why_not(topologies) gives the reason.",
                 AccuracyWarning,
                 stacklevel=3,
             )
@@ -474,7 +478,7 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         try:
             return kind._restore(tensors, facts)
         except (BayeskitError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path}: its contents do not fit together ({error}); write it again") from error
+            raise CheckpointError(f"{path}: its contents do not fit together ({error}); save it again") from error
 
     def most_probable_tree(self) -> Topologies:
         """Return the most probable topology as `Topologies` of length one; `.tree(0)` makes an unrooted `Tree`."""
@@ -494,7 +498,7 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         raise NotImplementedError
 
     def _size(self) -> str:
-        """Return what `repr` says about how large the distribution is."""
+        """Return the size of the distribution for `repr`."""
         raise NotImplementedError
 
     def _facts(self) -> dict[str, Any]:
@@ -502,13 +506,13 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
 
     @classmethod
     def _of_kind(cls, name: object) -> type[Self]:
-        """Return this class or the one below it that has a name; nothing but what was defined is ever found."""
+        """Return this class or its subclass called `name`; CheckpointError if there is none."""
         kinds = [cls]
         for kind in kinds:
             if kind.__name__ == name:
                 return kind
             kinds += kind.__subclasses__()
-        raise CheckpointError(f"{name}, not {cls.__name__}; load it as what it is")
+        raise CheckpointError(f"{name}, not {cls.__name__}; load it with its own class")
 
     @classmethod
     def _restore(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Self:

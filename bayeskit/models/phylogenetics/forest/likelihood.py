@@ -54,7 +54,7 @@ class _Evaluation:
             empty = inputs.new_zeros((*sample, count))
             return (empty, *(torch.zeros_like(tensor) for tensor in tensors)) if slopes else (empty,)
         tensors = tuple(tensor.reshape(sample.numel(), *tensor.shape[len(sample) :]) for tensor in tensors)
-        # Code that traces tensor operations must be given tensor operations.
+        # Tracing records tensor operations only.
         recorded = is_traced() or torch.compiler.is_compiling()
         native = self._compile and not recorded and forest_native.can_run(inputs.dtype, inputs.device)
         step = self._patterns.num_topologies
@@ -63,7 +63,7 @@ class _Evaluation:
         parts = []
         for first in range(0, count, step):
             group = slice(first, min(first + step, count))
-            # The whole object has cached its parents and clades already.
+            # The whole object keeps its cached parents and clades.
             topologies = self._topologies if step >= count else self._topologies[group]
             # Another thread's plan would take slots away from this one.
             with self._patterns.lock:
@@ -73,7 +73,7 @@ class _Evaluation:
 
 
 def _run(plan: ForestPlan, native: bool, slopes: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Run the passes, the vectors of branch lengths in parts where tables would become large."""
+    """Run the passes, in parts of the vectors of branch lengths if tables would become large."""
     inputs, frequencies, *rates = tensors
     if native and not rates:
         return forest_native.native_log_likelihoods(plan, inputs, frequencies, slopes)
@@ -98,7 +98,7 @@ def _run_rates(
     frequencies: Tensor,
     *rates: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Return values and gradients where the rate of a site is one of several."""
+    """Return values and gradients for several rates of sites."""
     number = inputs.shape[2]
     # Vectors at each rate are treated as separate vectors.
     lengths = inputs.movedim(2, 0).flatten(0, 1)
@@ -157,7 +157,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(evaluation: _Evaluation, count: int, cotangent: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Take the first `count` tensors by which to differentiate, and the gradients if they are there."""
+        """Return the products; `tensors` are `count` inputs and then, if computed before, their gradients."""
         slopes = tensors[count:] or evaluation.run(True, *tensors)[1:]
         dims = (slope.dim() - cotangent.dim() for slope in slopes)
         lines = (cotangent.reshape(*cotangent.shape, *(1,) * more) for more in dims)
@@ -310,16 +310,16 @@ class ForestLikelihood:
         return evaluation.log_likelihood(*self._tensors(lengths, parameters))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the tables, mostly empty memory, behind; they fill again."""
+        """Omit the cached tables, which are rebuilt on use."""
         return {**self.__dict__, "_patterns": None}
 
     def _tensors(self, lengths: Tensor, parameters: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return what an evaluation takes."""
+        """Return the inputs of an evaluation."""
         if parameters.keys() != self._free:
             raise SettingsError(
                 f"Values are needed for the parameters {sorted(self._free)}, but given for {sorted(parameters)}. "
-                "Remedy: give one for each, by name; fixed parameters are set where the substitution model and the "
-                "site rates are made."
+                "Remedy: give a value for each parameter, by name; set fixed parameters when making the substitution "
+                "model and the site rates."
             )
         values = {name: value.to(dtype=lengths.dtype, device=lengths.device) for name, value in parameters.items()}
         substitution = self.substitution.with_parameters(values)
@@ -339,10 +339,10 @@ class ForestLikelihood:
         """Return the tables in the order of the topologies' taxa."""
         if topologies.rooted:
             raise TreeError(
-                "The topologies are rooted, but where a root stands does not change the likelihood. Remedy: make them "
-                "unrooted by topologies.unrooted(), and add the lengths of the two edges at the root."
+                "The topologies are rooted, but the likelihood does not depend on the root. Remedy: use "
+                "topologies.unrooted(), and add the lengths of the two edges at the root."
             )
-        # Another thread may replace the tables by those of another order of taxa at any time.
+        # Another thread may replace the tables by tables for another order of taxa at any time.
         patterns = self._patterns
         if patterns is None or patterns.taxa != topologies.taxa:
             check_same_taxa(self.alignment.taxa, topologies.taxa, "the alignment", "the topologies")
@@ -365,6 +365,6 @@ def _common_batch(lengths: Tensor, substitution: SubstitutionModel, site_rates: 
         if batch[-1] == lengths.shape[-2]:
             return batch
     raise ShapeError(
-        f"The parameters do not broadcast with branch lengths of shape {tuple(lengths.shape)}. Remedy: give them the "
-        f"batch dimensions (*sample, {lengths.shape[-2]}), the last one for topologies, or none."
+        f"The parameters do not broadcast with branch lengths of shape {tuple(lengths.shape)}. Remedy: give all "
+        f"parameters the batch dimensions (*sample, {lengths.shape[-2]}), the last for topologies, or none."
     )

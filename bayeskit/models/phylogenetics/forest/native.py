@@ -34,7 +34,7 @@ __all__ = [
 
 # The compiled code: made on first use by the machine's C++ compiler, and kept for the next process.
 
-#: What is compiled, and what it includes.
+#: The source file and its header.
 _SOURCES = (Path(__file__).with_name("kernel.cpp"), Path(__file__).with_name("lanes.h"))
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 _COMPILE_SECONDS = 120
@@ -43,7 +43,7 @@ _lock = Lock()
 
 def load(size_of_task: int) -> ctypes.CDLL | None:
     """Load the compiled code, whose argument struct has `size_of_task` bytes; warn once and return None on failure."""
-    # Threads that come while one compiles wait for it.
+    # Other threads wait while one thread compiles.
     with _lock:
         return _load_once(size_of_task)
 
@@ -59,13 +59,13 @@ def _load_once(size_of_task: int) -> ctypes.CDLL | None:
             library = _library(compiler)
             if library.size_of_task() == size_of_task:
                 return library
-            problem = "the compiled code takes other arguments than it is given; install bayeskit anew"
+            problem = "the compiled code takes other arguments than this version of bayeskit passes; reinstall bayeskit"
         except subprocess.SubprocessError as error:
             problem = f"{compiler} failed ({str(getattr(error, 'stderr', '') or error)[:200]})"
         except OSError as error:
             problem = f"the compiled code cannot be stored or loaded ({error})"
     warnings.warn(
-        f"the likelihood of many topologies runs as plain tensor operations, many times slower: {problem}",
+        f"the likelihood of many topologies runs as tensor operations, many times slower than compiled code: {problem}",
         CompilationWarning,
         stacklevel=_level_of_caller(),
     )
@@ -73,7 +73,7 @@ def _load_once(size_of_task: int) -> ctypes.CDLL | None:
 
 
 def _level_of_caller() -> int:
-    """Return how many calls up there is the first line that is neither ours nor torch's."""
+    """Return the stack level of the first caller outside bayeskit and torch."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("bayeskit", "torch"):
         frame, level = frame.f_back, level + 1
@@ -81,9 +81,9 @@ def _level_of_caller() -> int:
 
 
 def _library(compiler: str) -> ctypes.CDLL:
-    """Load the code from the first folder that holds it or can be written to."""
+    """Load the code from the first folder that holds it or is writable."""
     identity = _identity(compiler)
-    problem = OSError("there is no folder for it")
+    problem = OSError("no folder can hold it")
     for folder in _folders():
         try:
             return ctypes.CDLL(str(_kept(folder, identity) or _made(folder, identity, compiler)))
@@ -110,22 +110,22 @@ def _digest(content: bytes) -> str:
 def _folders() -> Iterator[Path]:
     """Yield the user's cache folder, and a folder of the user's own among temporary files."""
     cache = os.environ.get("XDG_CACHE_HOME")
-    with suppress(RuntimeError):  # nobody knows a home
+    with suppress(RuntimeError):  # the home folder is unknown
         yield (Path(cache) if cache else Path.home() / ".cache") / "bayeskit"
     if hasattr(os, "getuid"):
         folder = Path(tempfile.gettempdir()) / f"bayeskit_{os.getuid()}"
         with suppress(OSError):
             folder.mkdir(mode=0o700, exist_ok=True)
             status = folder.lstat()
-            # Everybody may write there; code that others made is not run.
+            # All users can write to the temporary folder; code of other users is not run.
             if status.st_uid == os.getuid() and not status.st_mode & 0o022:
                 yield folder
 
 
 def _kept(folder: Path, identity: str) -> Path | None:
-    """Return the library that a folder holds, and remove what is left of damaged ones."""
+    """Return the library in a folder, if any, and delete damaged libraries."""
     for path in folder.glob(f"forest_{identity}_*.so"):
-        # Loading what was cut short could end the process.
+        # Loading a truncated library could crash the process.
         if path.stem.rpartition("_")[2] == _digest(path.read_bytes()):
             return path
         path.unlink()
@@ -133,7 +133,7 @@ def _kept(folder: Path, identity: str) -> Path | None:
 
 
 def _made(folder: Path, identity: str, compiler: str) -> Path:
-    """Compile the library into a folder, under a name that tells whether it is whole."""
+    """Compile the library into a folder, under a name with the hash of its content."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / "forest.so"
@@ -207,7 +207,7 @@ def _call(
     results: Mapping[str, Tensor],
     row_weights: Tensor | None = None,
 ) -> None:
-    """Fill some results, by their names in the struct."""
+    """Run the compiled code and fill `results`, whose keys are their names in the struct."""
     inputs, frequencies = inputs.detach().contiguous(), frequencies.detach().contiguous()
     samples, topologies = inputs.shape[:2]
     patterns, hanging = plan.patterns, plan.hanging

@@ -23,7 +23,7 @@ __all__ = [
     "tensor_row_values",
 ]
 
-# The likelihood of sites of unknown rate, from that of each row of the root at each rate.
+# The likelihood of sites of unknown rate, from the likelihood of each root row at each rate.
 
 
 class Rates(NamedTuple):
@@ -74,7 +74,7 @@ def mix_rows(logs: Tensor, rates: Rates, frequencies: Tensor, counts: Tensor, co
     return Mixed(values, by_weight * weights, tuple(by_rates), by_frequency)
 
 
-# The two passes over many topologies as tensor operations, on any device. All rows of all topologies stand in one
+# The two passes over many topologies as tensor operations, on any device. All rows of all topologies are stored in one
 # table, ordered by their height above the tips, so that one gather and one product serve a level of all topologies.
 # Vectors of branch lengths are the last dimension.
 
@@ -103,7 +103,7 @@ class Tables(NamedTuple):
 
 
 def tabulate(plan: ForestPlan, dtype: torch.dtype, device: torch.device) -> Tables:
-    """List the rows of all topologies and where their factors stand."""
+    """List the rows of all topologies and the positions of their factors."""
     patterns, hanging, slots = plan
     count, num_edges = slots.shape
     num_taxa = len(patterns.taxa)
@@ -114,7 +114,7 @@ def tabulate(plan: ForestPlan, dtype: torch.dtype, device: torch.device) -> Tabl
         height[trees, hanging.order[:, position]] = 1 + below
     factors = np.zeros((count, num_edges, 2), dtype=np.int64)
     np.put_along_axis(factors, hanging.order[..., None].astype(np.int64), hanging.factors, axis=1)
-    # Blocks of rows in the order in which they stand in the table.
+    # Blocks of rows in the order of the table.
     order = np.argsort(height.ravel(), kind="stable")
     sizes = patterns.counts[slots.ravel()[order]]
     ends = np.cumsum(sizes)
@@ -250,7 +250,7 @@ def _upward(tables: Tables, inputs: Tensor, frequencies: Tensor) -> _Upward:
         one, other = (_gather(messages, lines) for lines in level.factors)
         partials = one * other
         scaler = partials.amax(1)
-        # Nothing is divided by zero, nor by numbers so small that their inverse would overflow.
+        # Divisors are neither zero nor so small that their inverse would overflow.
         smallest = torch.finfo(scaler.dtype).tiny
         scaler = torch.where(scaler > 0, scaler.clamp(min=smallest), torch.ones_like(scaler))
         scalers.append(scaler)
@@ -264,7 +264,7 @@ def _upward(tables: Tables, inputs: Tensor, frequencies: Tensor) -> _Upward:
 def _downward(tables: Tables, upward: _Upward, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return gradients by inputs and frequencies of the root's rows with weights `(topologies or 1, rows, samples)`."""
     last, messages, scalers, frequencies, (one, other, third), sites = upward
-    # Adjoints of sites of hardly any likelihood stay finite, even if all rows add up; no message is above two.
+    # Adjoints of sites with very small likelihoods stay finite, even summed over all rows; messages are at most two.
     limit = torch.finfo(sites.dtype).max / (64 * sites.shape[1])
     share = torch.where(sites > 0, (weights / sites).clamp(max=limit), torch.zeros_like(sites))[:, :, None]
     by_frequency = (share * one * other * third).sum(1)

@@ -1,4 +1,4 @@
-"""How to go through many topologies: distinct sub-patterns of sets of taxa, and which rows stand at which node."""
+"""Plans for the passes over many topologies: distinct sub-patterns of sets of taxa, and the rows of each node."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = [
     "tip_rows",
 ]
 
-# Distinct sub-patterns of sets of taxa, found once and kept: the *taxa* below a node alone decide whether two site
-# patterns are alike there, so that a new topology made of known sets costs no search. Where all changes between bases
-# are equally likely, patterns that differ only by a renaming of the bases count as alike, too. The renamings that leave
-# a sub-pattern as it is are those that permute bases within the blocks of one of the fifteen partitions of the bases.
+# Distinct sub-patterns of sets of taxa, cached: whether two site patterns are equal at a node depends only on the
+# *taxa* below it, so that a new topology made of known sets needs no search. If all changes between bases are equally
+# likely, patterns that differ only by a renaming of the bases count as equal. The renamings that leave a sub-pattern
+# unchanged permute bases within the blocks of one of the fifteen partitions of the bases.
 
 #: A code is `row * CODE_BASE + renaming`.
 CODE_BASE = 32
@@ -40,13 +40,13 @@ _PARTITIONS = [labels for labels in itertools.product(range(4), repeat=4) if lab
 class Renamings(NamedTuple):
     """A group of renamings of the four bases, with lookup tables."""
 
-    # A set of renamings is a bit mask; a *stabiliser* is the number of one of the groups in `stabilizers`.
+    # A set of renamings is a bit mask; a *stabiliser* is the index of a group in `stabilizers`.
 
     images: NDArray[np.int64]  # [g, i]: image of base i under renaming g; renaming 0 is the identity
     relative: NDArray[np.int64]  # [g, h]: h first, then the inverse of g
     stabilizers: NDArray[np.int64]  # each stabiliser as a set, ascending
     coset: NDArray[np.int64]  # [s, t, g]: smallest product a g b with a in s and b in t, b applied first
-    carriers: NDArray[np.int64]  # [s, g, h]: set of all renamings that turn h x into g x, where s leaves x as it is
+    carriers: NDArray[np.int64]  # [s, g, h]: set of all renamings that turn h x into g x, if s leaves x unchanged
     first: NDArray[np.int64]  # [bit % 37]: number of the renaming with that bit; 37 tells powers of two apart
     tips: NDArray[np.int64]  # [a, b]: set of all renamings that turn the set of bases a into b
     reading: NDArray[np.int64]  # [g, i]: base that renaming g turns into i
@@ -54,7 +54,7 @@ class Renamings(NamedTuple):
     @classmethod
     @lru_cache
     def of(cls, interchangeable: bool) -> Renamings:
-        """Return all renamings, or the one that changes nothing."""
+        """Return all renamings if bases are interchangeable, else the identity only."""
         images = np.array(list(itertools.permutations(range(4)))[: 24 if interchangeable else 1])
         number = {tuple(image): place for place, image in enumerate(images.tolist())}
         product = np.array([[number[tuple(g[h].tolist())] for h in images] for g in images])
@@ -96,7 +96,7 @@ class Rows(NamedTuple):
 
 def tip_rows(masks: NDArray[np.uint8], group: Renamings) -> Rows:
     """Find the rows of a single taxon from the set of bases that each pattern shows."""
-    smallest = (group.tips != 0).argmax(axis=1)  # any renamed set tells which sets are alike
+    smallest = (group.tips != 0).argmax(axis=1)  # sets are equal up to renaming if their smallest renamed sets are
     _, first, row = np.unique(smallest[masks], return_index=True, return_inverse=True)
     renaming = group.smallest(group.tips[masks[first][row], masks])
     own = group.tips[masks[first], masks[first]]
@@ -105,11 +105,11 @@ def tip_rows(masks: NDArray[np.uint8], group: Renamings) -> Rows:
 
 def join_rows(one: Rows, other: Rows, group: Renamings) -> Rows:
     """Find the rows of the union of two disjoint sets of taxa."""
-    # Codes may be stored in 32 bits, which the keys of pairs of rows leave.
+    # Codes may be stored in 32 bits, which the keys of pairs of rows exceed.
     row_a, renaming_a = np.divmod(one.codes.astype(np.int64), CODE_BASE)
     row_b, renaming_b = np.divmod(other.codes.astype(np.int64), CODE_BASE)
     kept_a, kept_b = one.stabilizers[row_a], other.stabilizers[row_b]
-    # Two pairs of sub-patterns are alike if their parts are, and one renaming serves both parts.
+    # Two pairs of sub-patterns are equal if the same renaming maps both parts.
     between = group.coset[kept_a, kept_b, group.relative[renaming_a, renaming_b]]
     keys = (row_a * len(other.representatives) + row_b) * CODE_BASE + between
     _, first, row = np.unique(keys, return_index=True, return_inverse=True)
@@ -124,7 +124,7 @@ def join_rows(one: Rows, other: Rows, group: Renamings) -> Rows:
     )
 
 
-# Plans of traversal of many topologies: the node that each hangs from, and the rows at each of its edges.
+# Plans of traversal of many topologies: the root of each topology, and the rows of each of its edges.
 
 #: Bytes that one pattern takes in a slot: a code, a representative, a weight and a stabiliser.
 _BYTES = 4 + 4 + 8 + 1
@@ -132,25 +132,25 @@ _MOST_SLOTS = 2**16
 
 
 class Hanging(NamedTuple):
-    """Unrooted topologies, hung from the internal node in their middle."""
+    """Unrooted topologies with their central internal node as root."""
 
-    order: NDArray[np.int32]  # internal edges, those below first, (topologies, n - 3)
-    factors: NDArray[np.int32]  # the two edges below each of them, (topologies, n - 3, 2)
+    order: NDArray[np.int32]  # internal edges, lower edges first, (topologies, n - 3)
+    factors: NDArray[np.int32]  # the two edges below each edge of `order`, (topologies, n - 3, 2)
     roots: NDArray[np.int32]  # the three edges at the root, (topologies, 3)
     sets: clades.Bits  # taxa below each edge of `order`, (topologies, n - 3, words), uint64
 
 
 def hang(topologies: Topologies) -> Hanging:
-    """Hang topologies from the node with at most half of the taxa on any one side of it."""
+    """Root topologies at the node with at most half of the taxa on each side."""
     num_taxa, num_edges = topologies.num_taxa, topologies.num_edges
     trees = np.arange(len(topologies))
-    # Edge i has node i at its lower end while the tree hangs from its last node, which is no edge's lower end.
+    # With the last node as root, edge i has node i at its lower end; the last node is not the lower end of an edge.
     internal = topologies.below[:, num_taxa:]
     large = 2 * clades.size(internal) >= num_taxa
     root = num_taxa + np.where(large.any(axis=1), large.argmax(axis=1) if num_taxa > 3 else 0, num_edges - num_taxa)
     last = root == num_edges
     inside = internal[trees, np.minimum(root, num_edges - 1) - num_taxa] if num_taxa > 3 else internal[:, 0:0]
-    # Edges from the new root up to the old one are turned round.
+    # Edges from the new root up to the old root are reversed.
     turned = ((inside[:, None] & ~internal) == 0).all(axis=-1) & ~last[:, None] if num_taxa > 3 else large
     edges = np.arange(num_taxa, num_edges)
     order = np.argsort(np.where(turned, 2 * num_edges - edges, edges), axis=1, kind="stable")
@@ -170,9 +170,9 @@ def hang(topologies: Topologies) -> Hanging:
 
 
 class SubPatterns:
-    """Cache of the rows of sets of taxa, in slots of fixed tables; a full table drops the set used longest ago.
+    """Cache of the rows of sets of taxa, in slots of fixed tables; a full table drops the least recently used set.
 
-    Hold `lock` from the making of a plan until its last use, as the next plan takes slots from it.
+    Hold `lock` from the making of a plan until its last use, because the next plan may reuse its slots.
     """
 
     def __init__(
@@ -193,12 +193,12 @@ class SubPatterns:
         self.capacity = max(fixed + num_taxa, min(num_bytes // (num_patterns * _BYTES), _MOST_SLOTS))
         shape = (self.capacity, num_patterns)
         # Slot i belongs to taxon i, slot n to all n taxa. By slot: the code of each pattern, and for each row a pattern
-        # that shows it and its number of sites; the first `counts` of a slot are used. The system gives the memory of
-        # an empty table only when it is written to.
+        # that shows it and its number of sites; the first `counts` of a slot are used. The operating system allocates
+        # the memory of an empty table only when it is written.
         self.codes, self.representatives = np.empty(shape, dtype=np.int32), np.empty(shape, dtype=np.int32)
         self.weights, self._stabilizers = np.empty(shape), np.empty(shape, dtype=np.uint8)
         self.counts = np.zeros(self.capacity, dtype=np.int64)  # number of rows of each slot
-        self._used = np.full(self.capacity, -1)  # number of the call that asked last
+        self._used = np.full(self.capacity, -1)  # number of the last call that used the slot
         self._used[:fixed] = np.iinfo(np.int64).max
         self._calls = 0
         self._slot_of: dict[bytes, int] = {}
@@ -214,7 +214,7 @@ class SubPatterns:
         self._next = fixed
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the lock, which cannot be copied, behind."""
+        """Omit the lock, which cannot be copied."""
         return {name: value for name, value in self.__dict__.items() if name != "lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -222,7 +222,7 @@ class SubPatterns:
 
     @property
     def num_topologies(self) -> int:
-        """How many topologies fit into the tables at a time, even if they share no set."""
+        """Number of topologies that fit into the tables at a time, even if they share no set."""
         num_taxa = len(self.taxa)
         return (self.capacity - num_taxa - 1) // max(1, num_taxa - 3)
 
@@ -276,7 +276,7 @@ class SubPatterns:
             slot = int(self._used.argmin())
             self._slot_of.pop(self._key_of.pop(slot, b""), None)
         self._store(slot, rows)
-        # Last, so that after an interruption no key leads to a slot that is half filled.
+        # Keys are stored last, so that after an interruption no key refers to an incomplete slot.
         self._key_of[slot] = key
         self._slot_of[key] = slot
         return slot
@@ -295,7 +295,7 @@ class SubPatterns:
 
 
 class ForestPlan(NamedTuple):
-    """Topologies hung up, and the rows at their edges."""
+    """Rooted topologies and the rows of their edges."""
 
     patterns: SubPatterns
     hanging: Hanging
@@ -303,6 +303,6 @@ class ForestPlan(NamedTuple):
 
 
 def make_forest_plan(topologies: Topologies, patterns: SubPatterns) -> ForestPlan:
-    """Hang up at most `patterns.num_topologies` unrooted topologies and find their rows, with `patterns.lock` held."""
+    """Root at most `patterns.num_topologies` unrooted topologies and find their rows, with `patterns.lock` held."""
     hanging = hang(topologies)
     return ForestPlan(patterns, hanging, patterns.find(hanging))

@@ -51,7 +51,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs GPyTorch once it is asked for."""
+    """Import names that need GPyTorch on first use."""
     if name not in LAZY:
         return answer_to_old_names(__name__)(name)
     return getattr(importlib.import_module(f"{__name__}.{LAZY[name]}"), name)

@@ -116,7 +116,7 @@ class GPyTorchKernel(Kernel):
     ) -> Tensor:
         """Return the covariance matrix, ``(*batch, n, m)``, or with ``diag`` its diagonal, ``(*batch, n)``."""
         if last_dim_is_batch:
-            raise ShapeError("a network takes all features at once; last_dim_is_batch has no meaning for its kernel")
+            raise ShapeError("last_dim_is_batch is not supported, because a network takes all features at once")
         network = self.current_network(x1.dtype)
         batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
         first, second = (x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (x1, x2))

@@ -97,7 +97,7 @@ class InducingPoints:
 
 
 class _Model(gpytorch.models.ExactGP):
-    """GPyTorch's regression with mean zero."""
+    """GPyTorch's exact regression model with prior mean zero."""
 
     def __init__(self, x: Tensor, y: Tensor, likelihood: Any, kernel: Any) -> None:
         super().__init__(x, y, likelihood)
@@ -105,7 +105,7 @@ class _Model(gpytorch.models.ExactGP):
         self.covar_module = kernel
 
     def forward(self, x: Tensor) -> Any:
-        """Return the prior at some inputs."""
+        """Return the prior distribution at inputs ``(n, features)``."""
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
@@ -200,7 +200,7 @@ def large_regression(
     bound, jitter = None, 0.0
     if isinstance(method, InducingPoints):
         if method.num_points > len(x):
-            raise SettingsError(f"num_points must be at most the number of data, {len(x)}, not {method.num_points}")
+            raise SettingsError(f"num_points must be at most the number of inputs, {len(x)}, not {method.num_points}")
         generator = new_generator(method.seed, stream="inducing points")
         chosen = torch.randperm(len(x), generator=generator)[: method.num_points].to(x.device)
         model = _Model(x, y, likelihood, gpytorch.kernels.InducingPointKernel(kernel, x[chosen].clone(), likelihood))
@@ -214,7 +214,7 @@ def large_regression(
 
 
 def _climb(model: _Model, likelihood: Any, x: Tensor, y: Tensor, method: InducingPoints) -> float:
-    """Raise the lower bound, and return where it ends."""
+    """Maximise the lower bound, and return its final value."""
     objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
     model.train()
     likelihood.train()
@@ -231,7 +231,7 @@ def _climb(model: _Model, likelihood: Any, x: Tensor, y: Tensor, method: Inducin
 
 @torch.no_grad()
 def _jitter(kernel: Any) -> float:
-    """Return what GPyTorch adds to the covariance of inducing points before it has a Cholesky factor."""
+    """Return the jitter that GPyTorch adds to the covariance of inducing points before its Cholesky factorisation."""
     prior = kernel.base_kernel(kernel.inducing_points, kernel.inducing_points).to_dense()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)  # the jitter is returned instead
@@ -242,7 +242,7 @@ def _jitter(kernel: Any) -> float:
 
 @contextmanager
 def _settings(method: ConjugateGradients | InducingPoints) -> Iterator[None]:
-    """Borrow GPyTorch's global switches."""
+    """Context: set GPyTorch's global switches for ``method``."""
     settings = gpytorch.settings
     with ExitStack() as stack:
         stack.enter_context(settings.fast_pred_var(False))

@@ -56,7 +56,7 @@ class MarginalLikelihoodObjective:
 
     @property
     def first(self) -> Tensor:
-        """The logarithms of the variances at which the network begins, those of the noise last."""
+        """Logarithms of the network's initial variances, and last of the noise variance if it is learned."""
         parts = [self.parameters.weight.reshape(-1)]
         if self.parameters.bias is not None:
             parts.append(self.parameters.bias.reshape(-1))
@@ -71,7 +71,7 @@ class MarginalLikelihoodObjective:
 
     @property
     def names(self) -> list[str]:
-        """What the logarithms are of."""
+        """Names of the variances, in the order of the logarithms."""
         found = []
         for kind, value in (("weight_variance", self.parameters.weight), ("bias_variance", self.parameters.bias)):
             if value is not None:
@@ -79,7 +79,7 @@ class MarginalLikelihoodObjective:
         return found + (["noise_variance"] if self.noise is None else [])
 
     def bounds(self) -> list[tuple[float, float]]:
-        """Return between what the logarithms may lie."""
+        """Return lower and upper bounds of the logarithms."""
         found = [(float(v) - math.log(_REACH), float(v) + math.log(_REACH)) for v in self.first]
         if self.noise is None:
             centre = float(self.scale.log())
@@ -87,7 +87,7 @@ class MarginalLikelihoodObjective:
         return found
 
     def network(self, logarithms: Tensor) -> InfiniteWidth:
-        """Return the network with such variances."""
+        """Return the network with variances ``exp(logarithms)``."""
         values = logarithms.exp().to(self.x)
         weight, bias = self.parameters.weight, self.parameters.bias
         end = weight.numel() + (0 if bias is None else bias.numel())
@@ -97,7 +97,7 @@ class MarginalLikelihoodObjective:
         )
 
     def posterior(self, logarithms: Tensor) -> Posterior:
-        """Return the posterior with such variances."""
+        """Return the posterior with variances ``exp(logarithms)``."""
         noise = logarithms[-1].exp().to(self.x) if self.noise is None else self.noise
         posterior = nngp_posterior if self.covariance == "nngp" else ntk_posterior
         return posterior(self.network(logarithms), self.x, self.y, noise, max_jitter=_MAX_JITTER)
@@ -123,8 +123,8 @@ class MarginalLikelihoodObjective:
 
     @torch.no_grad()
     def _by_differences(self, at: Tensor, num_variances: int) -> tuple[Tensor, Tensor]:
-        """Return the log evidence and its gradient, matrices by central differences and the rest exactly."""
-        # On a grid matrices take nearly all the time; without gradients they are computed block by block in the cache.
+        """Return the log evidence and its gradient; only derivatives of kernel matrices are central differences."""
+        # On a grid kernel matrices take nearly all the time; without gradients they are computed in cache-sized blocks.
         posterior = self.posterior(at)
         lower = posterior.cholesky.lower
         solved = torch.cholesky_solve(self.y[:, None], lower)
@@ -293,7 +293,7 @@ def fit_variances(
     if noise_variance is not None:
         noise_variance = real_number("noise_variance", noise_variance, between=(-1e-300, float("inf")))
     elif not bool((y != 0).any()):
-        raise DataError("y is zero everywhere, so that no noise variance can be found; give noise_variance")
+        raise DataError("y is zero everywhere, so the noise variance cannot be estimated; give noise_variance")
     _check_mean(y)
     objective = MarginalLikelihoodObjective(parameters, covariance, x, y, noise_variance)
     generator = new_generator(seed, stream="starts")
@@ -309,7 +309,7 @@ def fit_variances(
 
 
 class _Search:
-    """Climb from several starts, until time is up."""
+    """Maximise from several starts, until the time limit."""
 
     def __init__(
         self, objective: MarginalLikelihoodObjective, max_iterations: int, time_budget: float | None, bar: Bar
@@ -351,7 +351,7 @@ class _Search:
         gradient = float(np.abs(best.jac[~edge]).max(initial=0.0))
         if not best.finished:
             warnings.warn(
-                f"the search ended before it had found the maximum, with a gradient of {gradient:.2g}; raise "
+                f"the search ended before it converged, with a gradient of {gradient:.2g}; raise "
                 f"{'time_budget' if self.out_of_time else 'max_iterations'}",
                 AccuracyWarning,
                 stacklevel=3,
@@ -382,11 +382,12 @@ class _Search:
 
 
 def _check_mean(y: Tensor) -> None:
-    """Warn of data whose mean is no part of the model."""
+    """Warn if the mean of ``y`` is far from the prior mean, zero."""
     mean = float(y.mean())
     if len(y) > 1 and abs(mean) > float(y.std()):
         warnings.warn(
-            f"y has mean {mean:.4g} and standard deviation {float(y.std()):.3g}; the prior mean is zero: subtract it",
+            f"y has mean {mean:.4g} and standard deviation {float(y.std()):.3g}, but the prior mean is zero; subtract "
+            "the mean of y",
             AccuracyWarning,
             stacklevel=3,
         )
@@ -507,7 +508,7 @@ def fit_depths(
     3
     """
     if not len(depths):
-        raise SettingsError("depths must name at least one depth")
+        raise SettingsError("depths must have at least one entry")
     fits = {}
     for depth in depths:
         made = make_network(depth)

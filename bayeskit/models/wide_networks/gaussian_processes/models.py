@@ -74,7 +74,7 @@ class NormalMixture(NamedTuple):
 def _predict_each(
     function: Callable[..., _Laws], values: Mapping[str, Tensor], x: Tensor, *rest: Tensor
 ) -> NormalMixture:
-    """Return the normals ``function(x, *rest)``, means and variances, at each draw of its sites; new inputs come last.
+    """Return means and variances ``function(x, *rest)`` at each draw of its sites; new inputs come last.
 
     ``values`` maps sites to ``(*batch, *shape)``; missing ones raise ``DrawsError``, a failed Cholesky ``KernelError``.
     """
@@ -102,13 +102,13 @@ def _law(function: Callable[[dict[str, Tensor]], _Laws], row: dict[str, Tensor],
         return function(row)
     except torch.linalg.LinAlgError as error:
         raise KernelError(
-            f"the covariance of the data is not positive definite at draw {number}; look for repeated inputs, or give "
-            "the model more jitter"
+            f"the covariance of the data is not positive definite at draw {number}; remove repeated inputs, or raise "
+            "the jitter of the model"
         ) from error
 
 
 def _event_dims(function: Callable[..., _Laws], x: Tensor, *rest: Tensor) -> dict[str, int]:
-    """Return how many dimensions one draw of each site has."""
+    """Return the number of dimensions of one draw of each site."""
 
     def run() -> None:  # a trace does not accept every type of result
         with suppress(torch.linalg.LinAlgError):  # the variances are arbitrary
@@ -124,14 +124,17 @@ def _flat(values: Mapping[str, Tensor], event_dims: Mapping[str, int]) -> dict[s
     """Return draws of all sites with one leading dimension."""
     missing = sorted(set(event_dims) - set(values))
     if missing:
-        raise DrawsError(f"draws must have a value of each site, and have none of {missing}; given: {sorted(values)}")
+        raise DrawsError(f"draws must have values of each site, but {missing} are missing; given: {sorted(values)}")
     batch, flat = None, {}
     for name, event_dim in event_dims.items():
         value = values[name]
         found = value.shape[: value.dim() - event_dim]
         batch = found if batch is None else batch
         if found != batch:
-            raise DrawsError(f"site {name!r} has shape {tuple(value.shape)}, which does not begin with {tuple(batch)}")
+            raise DrawsError(
+                f"site {name!r} has shape {tuple(value.shape)}, which does not begin with the batch shape "
+                f"{tuple(batch)} of the other sites"
+            )
         if not batch.numel():
             raise DrawsError(f"there are no draws: site {name!r} has shape {tuple(value.shape)}")
         flat[name] = value.reshape(batch.numel(), *value.shape[len(batch) :])
@@ -261,7 +264,7 @@ class PyroKernel(Kernel):
         """Return vectors in the shape of the network's inputs."""
         if self.input_shape is None:
             raise ShapeError(
-                f"{name} must be images, (n, channels, ...), not {tuple(x.shape)}; flat ones need "
+                f"{name} must be images, (n, channels, ...), not {tuple(x.shape)}; for flattened images set "
                 "input_shape=(channels, *grid)"
             )
         features = x.shape[1] if x.dim() == 2 else 1
@@ -269,18 +272,22 @@ class PyroKernel(Kernel):
         if features < least or (features > least and not self._chosen):
             raise ShapeError(
                 f"{name} must have {'at least ' if self._chosen else ''}{least} features, not {features}"
-                + ("; active_dims chooses some" if features > least else "")
+                + ("; active_dims selects features" if features > least else "")
             )
         return self._slice_input(x).reshape(len(x), *self.input_shape)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Take a prior for a variance, or a number that fixes it."""
+        """Set an attribute; a variance may be given a prior, or a number that fixes it."""
         if name in ("weight_variance", "bias_variance"):
             value = positive_number(name, value)
             if isinstance(value, Tensor):
                 first = getattr(self.parameters_of_network, name.removesuffix("_variance"))
                 if first is None or value.dim() and value.shape != first.shape:
-                    wanted = "not be there" if first is None else f"have shape {tuple(first.shape)}"
+                    wanted = (
+                        "be absent for a network without biases"
+                        if first is None
+                        else f"have shape {tuple(first.shape)}"
+                    )
                     raise ShapeError(f"{name} must {wanted}, not {tuple(value.shape)}")
                 value = value.expand(first.shape)
                 if name in self._pyro_samples:
@@ -292,7 +299,7 @@ class PyroKernel(Kernel):
 
 
 def kernel_in_words(kernel: Any) -> str:
-    """Return the network and the variances of a kernel for Pyro or GPyTorch in one line."""
+    """Describe a kernel for Pyro or GPyTorch in one line, with its network and variances."""
     parameters = kernel.parameters_of_network
     variances = []
     for kind, first in (("weight_variance", parameters.weight), ("bias_variance", parameters.bias)):
@@ -310,14 +317,14 @@ def _digits(value: Tensor) -> str:
 
 
 def _log_normal(median: Tensor, spread: float, module: object) -> Any:
-    """Return a log-normal law; the last argument is the module that Pyro passes on."""
-    # Priors have torch's default dtype, as numbers in a model do; the kernel uses the dtype of its inputs.
+    """Return a log-normal distribution; Pyro passes the module as the last argument."""
+    # Priors have torch's default dtype, like numbers in a model; the kernel uses the dtype of its inputs.
     median = median.to(torch.get_default_dtype())
     return dist.LogNormal(median.log(), spread).to_event(median.dim())
 
 
 def _first_features(network: InfiniteWidth) -> torch.Size | None:
-    """Return the shape of the network's inputs if they are vectors and its layers tell how long."""
+    """Return the shape of the network's inputs if they are vectors whose length its layers determine."""
     for node in network.graph.nodes:
         if INPUT in node.inputs and isinstance(node.layer, Dense):
             return torch.Size((node.layer.fan_in,))
@@ -460,7 +467,7 @@ class RegressionModel(PyroModule):
         return _predict_each(partial(self._conditional, noise), values, x, one_target(x, y), x_new)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Take a prior for the noise variance, or a number that fixes it."""
+        """Set an attribute; the noise variance may be given a prior, or a number that fixes it."""
         super().__setattr__(name, positive_number(name, value) if name == "noise_variance" else value)
 
     @pyro_method
@@ -475,16 +482,18 @@ class RegressionModel(PyroModule):
 def _as_kernel(
     kernel: InfiniteWidth | Kernel, spread: float, tied: bool, covariance: str, input_shape: Sequence[int] | None
 ) -> Kernel:
-    """Return a kernel as it is, or that of a network, with priors."""
+    """Return a kernel unchanged, or the kernel of a network with log-normal priors."""
     if not isinstance(kernel, Kernel):
         return PyroKernel(kernel, tied, covariance, input_shape).with_log_normal_priors(spread)
     if not tied or covariance != "nngp" or input_shape is not None:
-        raise SettingsError("tied, covariance and input_shape are settings of a network; give them to its PyroKernel")
+        raise SettingsError(
+            "tied, covariance and input_shape are for networks; for a kernel, set them in its PyroKernel"
+        )
     return kernel
 
 
 def _check_data(kernel: Kernel, x: Tensor, name: str) -> None:
-    """Refuse inputs that a kernel cannot take, or that are not finite."""
+    """Raise an error if inputs do not fit a kernel or are not finite."""
     if isinstance(kernel, PyroKernel):
         kernel.shaped(x, name)
     else:
@@ -492,7 +501,7 @@ def _check_data(kernel: Kernel, x: Tensor, name: str) -> None:
 
 
 def one_target(x: Tensor, y: Tensor) -> Tensor:
-    """Return values at inputs, ``(n,)`` or ``(n, 1)``, as a vector, or say what is wrong with them."""
+    """Return targets, ``(n,)`` or ``(n, 1)``, as a vector, or raise an error if they do not fit."""
     if isinstance(y, Tensor) and y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
     return check_targets(x, y, one_output=True)
@@ -660,7 +669,7 @@ class ClassificationModel(PyroModule):
 
     @pyro_method
     def _whitened(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the triangle of the covariance and the white values."""
+        """Return the Cholesky factor of the covariance, and the whitened values."""
         prior = self.kernel(x)
         shape = (len(x),) if self.num_classes == 2 else (self.num_classes, len(x))
         white = pyro.sample(_WHITE, dist.Normal(x.new_zeros(shape), 1.0).to_event(len(shape)))
@@ -676,10 +685,10 @@ class ClassificationModel(PyroModule):
 
     def _check_labels(self, x: Tensor, labels: Tensor) -> None:
         if labels.shape != (len(x),):
-            raise ShapeError(f"labels must have one for each of {len(x)} inputs, not {tuple(labels.shape)}")
+            raise ShapeError(f"labels must have one entry per input, ({len(x)},), not {tuple(labels.shape)}")
         if labels.is_floating_point() or labels.is_complex():
             raise DataError(f"labels must be integers, not {labels.dtype}")
         if not bool(((labels >= 0) & (labels < self.num_classes)).all()):
             raise DataError(
-                f"labels must lie from 0 to {self.num_classes - 1}; those given reach {labels.min()} and {labels.max()}"
+                f"labels must be from 0 to {self.num_classes - 1}, but range from {labels.min()} to {labels.max()}"
             )

@@ -31,16 +31,18 @@ _COVARIANCES = ("nngp", "ntk")
 
 @dataclass(frozen=True)
 class Parameters:
-    """The variances of a network that can be learned; those of weights must be positive (``SettingsError``)."""
+    """Trainable variances of a network; weight variances must be positive (``SettingsError``)."""
 
-    network: InfiniteWidth  # its variances are the starting point; biases of variance zero stay zero
-    tied: bool = True  # whether all layers share one weight and one bias variance, which must be equal at first
+    network: InfiniteWidth  # its variances are the initial values; bias variances of zero stay zero
+    tied: bool = True  # whether all layers share one weight and one bias variance, which must be equal initially
 
     def __post_init__(self) -> None:
         _check_network(self.network)
         for name, value in self.network.variances.weight.items():
             if not _number(value) > 0:
-                raise SettingsError(f"the variance of weights of layer {name!r} is zero, and cannot be learned")
+                raise SettingsError(
+                    f"the weight variance of layer {name!r} is zero and cannot be learned; make it positive"
+                )
         _start("weight_variance", self._weights, self.tied)
         _start("bias_variance", self._biases, self.tied)
 
@@ -50,7 +52,7 @@ class Parameters:
 
     @property
     def _biases(self) -> dict[str, float]:
-        """The variances of the biases that are there."""
+        """Positive bias variances, by layer."""
         bias = self.network.variances.bias
         found = {}
         for node in self.network.graph.nodes:
@@ -61,14 +63,14 @@ class Parameters:
 
     @property
     def weight(self) -> Tensor:
-        """The variances of weights at first, ``()`` if they are tied, else ``(layers,)``."""
+        """Initial weight variances, ``()`` if tied, else ``(layers,)``."""
         found = _start("weight_variance", self._weights, self.tied)
         assert found is not None
         return found
 
     @property
     def bias(self) -> Tensor | None:
-        """The variances of biases likewise, of layers that have one; None if none has."""
+        """Initial positive bias variances, ``()`` if tied, else ``(layers,)``; None if there are none."""
         return _start("bias_variance", self._biases, self.tied)
 
     def at(self, weight: Tensor, bias: Tensor | None) -> InfiniteWidth:
@@ -93,27 +95,27 @@ def _start(name: str, values: Mapping[str, float], tied: bool) -> Tensor | None:
     if not tied:
         return torch.tensor(list(values.values()), dtype=torch.float64)
     if len(set(values.values())) > 1:
-        raise SettingsError(f"{name} differs between layers, {dict(values)}; pass tied=False, or one number for all")
+        raise SettingsError(f"{name} differs between layers, {dict(values)}; pass tied=False, or use a single number")
     return torch.tensor(next(iter(values.values())), dtype=torch.float64)
 
 
 def _check_network(network: object) -> InfiniteWidth:
-    """Return a network as it is, or raise a ``ModelError`` unless it is of infinite width with a normal output."""
+    """Return the network, or raise a ``ModelError`` unless it is an ``InfiniteWidth`` with normal output."""
     if not isinstance(network, InfiniteWidth):
         remedy = (
-            "wrap it: infinite_width(module)" if isinstance(network, torch.nn.Module) else "infinite_width makes one"
+            "wrap it: infinite_width(module)" if isinstance(network, torch.nn.Module) else "use infinite_width(module)"
         )
-        raise ModelError(f"the network must be one of infinite width, not {type(network).__name__}; {remedy}")
+        raise ModelError(f"the network must be an InfiniteWidth, not {type(network).__name__}; {remedy}")
     if not check_limit(network.graph).normal:
         raise ModelError(
-            f"the network's output, layer {network.graph.nodes[-1].name!r}, is not normal in the limit, so it is no "
-            "Gaussian process; end it with a dense layer"
+            f"the network's output, layer {network.graph.nodes[-1].name!r}, is not normal in the limit, so it is not a "
+            "Gaussian process; end the network with a dense layer"
         )
     return network
 
 
 def positive_number(name: str, value: object) -> object:
-    """Return a number as a float64 tensor ``()``, and any other value, such as a prior, as it is.
+    """Return a number as a float64 tensor ``()``, and any other value, such as a prior, unchanged.
 
     Numbers and tensors that are not positive raise ``SettingsError``; parameters are not checked.
     """
@@ -125,24 +127,24 @@ def positive_number(name: str, value: object) -> object:
 
 
 def check_covariance(covariance: str) -> str:
-    """Return the name of a kernel as it is, or say which there are."""
+    """Return the name of a kernel, or raise a ``SettingsError`` that lists the names."""
     if covariance not in _COVARIANCES:
         raise SettingsError(f'covariance must be "nngp" or "ntk", not {covariance!r}')
     return covariance
 
 
 def matrix(network: InfiniteWidth, covariance: str, x1: Tensor, x2: Tensor | None = None) -> Tensor:
-    """Return a kernel's matrix at once, with checks of inputs; blocks where no gradient is wanted."""
+    """Return a kernel matrix, with checks of inputs; computed in blocks if no gradients are needed."""
     return network.nngp(x1, x2) if covariance == "nngp" else network.ntk(x1, x2)
 
 
 def diagonal(network: InfiniteWidth, covariance: str, x: Tensor) -> Tensor:
-    """Return a kernel's values at pairs of equal inputs, ``(n,)``."""
+    """Return the diagonal of a kernel matrix, ``(n,)``."""
     return network.nngp_diagonal(x) if covariance == "nngp" else network.ntk_diagonal(x)
 
 
 def traced_matrix(network: InfiniteWidth, covariance: str, x1: Tensor, x2: Tensor | None = None) -> Tensor:
-    """Return a kernel's matrix by pure functions of the variances, which can be traced and batched."""
+    """Return a kernel matrix as a pure function of the variances, which can be traced and batched."""
     ntk = covariance == "ntk"
     first, own = network.graph.profile(x1, network.variances, ntk)
     second = first if x2 is None else network.graph.profile(x2, network.variances, ntk)[0]
@@ -163,7 +165,7 @@ def _input_covariance(graph: Graph, x1: Tensor, x2: Tensor, ntk: bool) -> Covari
 
 
 def traced_diagonal(network: InfiniteWidth, covariance: str, x: Tensor) -> Tensor:
-    """Return a kernel's values at pairs of equal inputs likewise, ``(n,)``."""
+    """Return the diagonal of a kernel matrix as a pure function of the variances, ``(n,)``."""
     own = network.graph.profile(x, network.variances, covariance == "ntk")[1]
     found = own.ntk if covariance == "ntk" else own.nngp
     assert found is not None
