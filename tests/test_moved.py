@@ -94,7 +94,7 @@ def test_a_name_that_has_become_private_is_found():
 def test_results_that_were_stored_under_an_old_name_are_read():
     types = {qualified_name(SiteRates): SiteRates}
     stored = {"type": "bayeskit.models.phylogenetics.substitution.site_rates.GammaRates", "fields": {}}
-    with pytest.raises(CheckpointError, match=r"site_rates\.GammaRates; name it"):
+    with pytest.raises(CheckpointError, match=r"site_rates\.GammaRates; name this type"):
         decode(stored, {}, types)
     fields = encode(GammaRates(num_categories=3), {}, {qualified_name(GammaRates): GammaRates})["fields"]
     found = decode(stored | {"fields": fields}, {}, types | {qualified_name(GammaRates): GammaRates})

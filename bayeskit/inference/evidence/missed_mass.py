@@ -58,6 +58,8 @@ _TARGET_ACCEPTANCE = 0.8
 #: Tail shares whose limits moved draws may cross, the step of these moves over that of the run, and their number. If
 #: no flow has more than this many standard errors after the first two, there are no others.
 _TAILS, _SHORTER, _MOST_MOVES, _DOUBT = (1 / 256, 1 / 64, 1 / 16, 1 / 4, 1 / 2), 0.25, 4, 3.0
+#: Fewest draws in a tail: how much of the posterior lies beyond an extreme draw is too uncertain.
+_FEWEST_IN_TAIL = 8
 #: Probability that draws of the posterior appear not to be, and share of a standard error that a flow has to have:
 #: a few moves find only a part of what is missing.
 _FALSE_ALARM, _PART_OF_ERROR = 1e-4, 1 / 3
@@ -239,8 +241,8 @@ def _net_flow(seen: Sequence[Tensor]) -> _Flow:
     n, k = seen[0].shape
     first, *others = (torch.cat([x, -x], 1) for x in seen)
     ordered, best = first.sort(0).values, _Flow(0.0, 0.0, 0, False)
-    for tail in _TAILS:
-        limit = ordered[min(max(1, round(tail * n)), n - 1)]
+    for tail in (tail for tail in _TAILS if tail * n >= _FEWEST_IN_TAIL):
+        limit = ordered[round(tail * n)]
         change = sum(x < limit for x in others) / len(others) - (first < limit).to(torch.float64)
         errors = change.sum(0) / change.square().sum(0).clamp(min=1.0).sqrt()
         at = int(errors.argmax())

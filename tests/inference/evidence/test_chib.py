@@ -219,7 +219,7 @@ def test_a_peak_that_no_chain_has_found_is_reported():
     off = torch.full((5,), 0.7, dtype=F64)
     z = chib(bk.Target.from_pyro(spike_in_a_slab), blocks, at={"a": off, "b": off}, seed=0)
     assert abs(z.log_evidence) < 0.1 * math.log(1 + HELD)  # all chains are in the slab, and agree
-    assert [warning.split(" that")[0] for warning in z.warnings] == ["a peak"], z.warnings
+    assert [warning.split(" with")[0] for warning in z.warnings] == ["a mode"], z.warnings
 
 
 def test_conditionals_of_another_model_are_refused(regression):
@@ -248,7 +248,7 @@ def test_bad_input_is_refused(regression):
     with pytest.raises(SettingsError, match="no value for b, tau"):
         chib(target, blocks, at={"a": 0.0}, **SMALL)
     point = {"a": 0.0, "b": 0.0, "tau": 1.0}
-    for at, match in (({"mu": 0.0}, "mu"), ({"a": "x"}, "numbers"), ({"b": None}, "numbers")):
+    for at, match in (({"mu": 0.0}, "mu"), ({"a": "x"}, "numeric"), ({"b": None}, "numeric")):
         with pytest.raises(SettingsError, match=match):
             chib(target, blocks, at=point | at, **SMALL)
     with pytest.raises(SettingsError, match="mapping"):

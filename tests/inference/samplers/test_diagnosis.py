@@ -89,7 +89,7 @@ def test_an_angle_is_known_by_its_density():
     (said,) = problems(draws_of(x, target), 256)
     assert "'angle' is an angle" in said and "dist.ProjectedNormal" in said
     other = target_of(["angle", "slope"])
-    assert "several modes" in problems(draws_of(x, other), 256)[0]
+    assert "different modes" in problems(draws_of(x, other), 256)[0]
 
 
 def test_slow_chains_are_told_from_funnels_and_from_trajectories_at_the_limit(noise, target):

@@ -205,7 +205,7 @@ def test_bad_input():
         categorical_vae(num_categories=1)
     with pytest.raises(SettingsError, match="at least 1"):
         binary_vae(num_bits=0)
-    with pytest.raises(SettingsError, match="no layer"):
+    with pytest.raises(SettingsError, match="hidden is empty"):
         binary_vae(hidden=())
     vae = binary_vae(data_dim=4, hidden=(5,), num_bits=3)
     with pytest.raises(ShapeError, match="codes have shape"):

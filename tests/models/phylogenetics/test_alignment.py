@@ -215,13 +215,16 @@ BAD = {
     ),
     "interleaved too long": (
         nexus("a ac\nb AC\n\na gt\nb GTA", " interleave"),
-        r"line \d+: the matrix is not 2 sequences of 4 sites",
+        r"line \d+: the matrix does not consist of 2 sequences of 4 sites",
     ),
     "interleaved too long by one block": (
         nexus("a ac\nb AC\n\na gt\nb GT\n\na a\nb b", " interleave"),
-        r"line \d+: the matrix is not 2 sequences of 4 sites",
+        r"line \d+: the matrix does not consist of 2 sequences of 4 sites",
     ),
-    "nexus short name": (nexus("a\nac\ng\nb\nACGT"), r"line \d+: the matrix is not 2 sequences of 4 sites"),
+    "nexus short name": (
+        nexus("a\nac\ng\nb\nACGT"),
+        r"line \d+: the matrix does not consist of 2 sequences of 4 sites",
+    ),
     "no nchar": (nexus("a acgt\nb ACGT").replace("nchar=4", ""), "line 5: nchar is not announced"),
     "open comment": (nexus("a [acgt\nb ACGT"), "line 6: a comment is never closed"),
     "phylip too short": ("2 4\na  acgt\nb  act\n", r"line 3: taxon 'b' has 3 sites, but 4"),
