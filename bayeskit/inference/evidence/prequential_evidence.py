@@ -20,20 +20,20 @@ from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.sequential import (
-    PLANNED_CALLS,
-    PopulationMoves,
     average,
     crossed_metrics,
     fewer_and_larger,
     finished_run,
-    first_step_size,
     next_step,
 )
 from bayeskit.inference.samplers.smc import (
+    PLANNED_CALLS,
+    PopulationMoves,
     SMCInfo,
     SMCState,
     count_distinct,
     effective_share,
+    first_step_size,
     resample,
     reweighted,
     start_populations,

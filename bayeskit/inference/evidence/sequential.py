@@ -26,29 +26,22 @@ from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.driver import Control, Ending, Outcome, Records, drive, obey
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.smc import (
-    GRADIENTS_PER_STEP,
-    LEARNING_RATE,
-    MAX_SEARCH,
-    MIN_STEP_SIZE,
-    TRAJECTORY,
-    WORTHWHILE,
-    PopulationHMC,
+    PopulationMoves,
     SMCInfo,
     SMCRun,
     SMCState,
+    at_temperatures,
     conditional_share,
-    correlation_left,
     count_distinct,
     effective_share,
+    first_step_size,
     learn_metric,
     next_temperature,
-    num_trajectory_steps,
     resample,
     reweighted,
     sample_smc,
     start_populations,
 )
-from bayeskit.logdensity.compiling import Evaluation, Evaluator
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -56,14 +49,10 @@ __all__ = [
     "AdaptivePopulations",
     "AdaptiveState",
     "MIN_REPLICATES",
-    "MovedPopulations",
-    "PLANNED_CALLS",
-    "PopulationMoves",
     "adaptive_smc",
     "average",
     "crossed_metrics",
     "finished_run",
-    "first_step_size",
     "next_step",
     "sequential_refusal",
     "smc",
@@ -227,87 +216,7 @@ def _problems(run: SMCRun) -> tuple[list[str], dict[str, float]]:
     }
 
 
-# Populations of particles that move in one batch, each with its own density and step size.
-
-PLANNED_CALLS = 200
-
-
-class MovedPopulations(NamedTuple):
-    """Populations after their moves."""
-
-    particles: SMCState
-    step_size: Tensor  # (r,)
-    num_moves: int
-    correlation: Tensor  # (), of the log likelihood with its value before
-    acceptance_rate: Tensor  # (r,), of the last move
-    diverging: Tensor  # (r,), of the last move
-    num_evaluations: int
-
-
-@dataclass(frozen=True)
-class PopulationMoves:
-    """Moves of populations by HMC, equally many for all, each at its own step size (Buchholz et al. 2021)."""
-
-    # Moves end if no coordinate, nor the log likelihood, has a correlation above this with its value before the moves,
-    # or if the last move lowered no such correlation by a tenth.
-    max_correlation: float = 0.5
-    max_moves: int = 20
-    target_acceptance: float = 0.9
-
-    def __post_init__(self) -> None:
-        for name in ("max_correlation", "target_acceptance"):
-            object.__setattr__(self, name, real_number(name, getattr(self, name), between=(0, 1)))
-        object.__setattr__(self, "max_moves", whole_number("max_moves", self.max_moves, 1))
-
-    def run(
-        self, evaluate: Evaluator, particles: SMCState, metric: Metric, step_size: Tensor, generator: torch.Generator
-    ) -> MovedPopulations:
-        """Move ``r`` populations of ``n`` until little is left of where they were, and tune ``step_size (r,)``.
-
-        ``evaluate`` maps ``(r * n, d)`` and ones ``(r * n,)`` to the density reached; ``metric`` has ``r`` entries.
-        """
-        r, n, d = particles.position.shape
-        weight = particles.log_weight.exp()
-        before = _summaries(particles.position, particles.log_likelihood)
-        pooled = particles.log_weight.flatten() - math.log(r)
-        target = _Evaluated(evaluate)
-        kernel = _kernel(metric, step_size)
-        chains = kernel.init(target, particles.position.reshape(r * n, d))
-        calls, moves, busy = 1, 0, True
-        correlation = torch.ones_like(before[0])
-        while busy and moves < self.max_moves:
-            kernel = _kernel(metric, step_size)
-            chains, info = kernel.step(target, chains, generator=generator)
-            calls += GRADIENTS_PER_STEP * kernel.num_steps
-            acceptance = (weight * info.acceptance_rate.reshape(r, n)).sum(-1)
-            step_size = step_size * (LEARNING_RATE * (acceptance - self.target_acceptance)).exp()
-            step_size = step_size.clamp(MIN_STEP_SIZE, TRAJECTORY)
-            if float(acceptance.mean()) < 0.5 * self.target_acceptance and calls < MAX_SEARCH:
-                continue  # step sizes that are far off, as they may be at first, say nothing on how many are needed
-            now = correlation_left(
-                before, _summaries(chains.position.reshape(r, n, d), chains.log_likelihood.reshape(r, n)), pooled
-            )
-            # More moves are not worth their cost for a coordinate that cannot mix, such as one with two separate modes.
-            busy = bool(((now >= self.max_correlation) & (now < WORTHWHILE * correlation)).any())
-            moves, correlation = moves + 1, now
-        return MovedPopulations(
-            particles._replace(
-                position=chains.position.reshape(r, n, d),
-                log_prior=chains.log_prior.reshape(r, n),
-                log_likelihood=chains.log_likelihood.reshape(r, n),
-            ),
-            step_size,
-            moves,
-            correlation[-1],
-            acceptance,
-            (weight * info.diverging.reshape(r, n)).sum(-1),
-            calls * r * n,
-        )
-
-
-def first_step_size(particles: SMCState) -> Tensor:
-    """Return where the tuning of each population's step size starts, ``(r,)``."""
-    return torch.full_like(particles.log_weight[:, 0], TRAJECTORY / 2)
+# Steps and metrics that all populations have in common.
 
 
 def next_step(log_weight: Tensor, log_ratio: Tensor, covered: Tensor, threshold: float) -> Tensor:
@@ -362,32 +271,6 @@ def finished_run(
         target,
     )
     return SMCRun(draws, None, torch.ones(info.log_increment.shape[1]), info, float(particles.undefined_share))
-
-
-class _Evaluated:
-    """What a kernel needs of a target."""
-
-    def __init__(self, evaluate: Evaluator) -> None:
-        self._evaluate = evaluate
-
-    def evaluator(self, num_vectors: int, num_calls: int = 1) -> Evaluator:
-        return self._evaluate
-
-
-def _kernel(metric: Metric, step_size: Tensor) -> PopulationHMC:
-    """Return a kernel whose metrics hold the step sizes; a trajectory has as many steps as they need on average."""
-    steps = num_trajectory_steps(float(step_size.log().mean().exp()))
-    scale = step_size.to(metric.factor.dtype).reshape(-1, *(1,) * (metric.factor.dim() - 1))
-    scaled = Metric(metric.factor * scale, metric.is_dense)
-    return PopulationHMC(1.0, steps, scaled, 1.0, len(step_size), planned_calls=PLANNED_CALLS)
-
-
-def _summaries(position: Tensor, log_likelihood: Tensor) -> Tensor:
-    """Return what must be forgotten, ``(r * n, d + 1)``: where each particle is within its population."""
-    columns = torch.cat([position, log_likelihood.unsqueeze(-1)], -1)
-    # Populations differ in their temperature, which moves do not change.
-    centred = columns - columns.median(1, keepdim=True).values
-    return centred.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf).flatten(0, 1)
 
 
 # Adaptive sequential Monte Carlo: temperatures are chosen during the run, without a pilot.
@@ -537,7 +420,8 @@ class AdaptivePopulations:
         share = effective_share(particles.log_weight)
         metric = crossed_metrics(particles)
         particles = resample(particles, generator)
-        moved = self.moves.run(self._at(particles.beta), particles, metric, state.step_size, generator)
+        evaluate = at_temperatures(self.target, particles.beta, self.num_particles)
+        moved = self.moves.run(evaluate, particles, metric, state.step_size, generator)
         ancestors = count_distinct(moved.particles.ancestor)
         info = SMCInfo(increment, left, share, moved.acceptance_rate, moved.diverging, ancestors)
         learnt = {
@@ -565,16 +449,6 @@ class AdaptivePopulations:
         settings = {"sampler": "adaptive SMC", "seed": self.seed, "ending": outcome.ending}
         run = finished_run(self.target, outcome.state.particles, info, outcome.state.step_size, spent, settings)
         return replace(run, beta=records["beta"].mean(1), correlation=records["correlation"])
-
-    def _at(self, beta: Tensor) -> Evaluator:
-        """Return the evaluation of all particles at the temperatures of their populations, ``(r, 1)``."""
-        rows = beta.to(self.target.dtype).expand(-1, self.num_particles).flatten()
-        evaluate = self.target.evaluator(len(rows), PLANNED_CALLS)
-
-        def tempered(u: Tensor, _: Tensor) -> Evaluation:
-            return evaluate(u, rows)
-
-        return tempered
 
 
 def sequential_refusal(target: Target) -> str | None:

@@ -32,15 +32,16 @@ from bayeskit.inference.samplers.driver import (
 )
 from bayeskit.inference.samplers.hmc import integrate
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.logdensity.compiling import Evaluator
+from bayeskit.logdensity.compiling import Evaluation, Evaluator
 from bayeskit.logdensity.target import Target
 
 __all__ = [
     "GRADIENTS_PER_STEP",
     "HasEvaluator",
-    "LEARNING_RATE",
-    "MAX_SEARCH",
     "MIN_STEP_SIZE",
+    "MovedPopulations",
+    "PLANNED_CALLS",
+    "PopulationMoves",
     "MoveInfo",
     "MoveState",
     "MovedParticles",
@@ -53,13 +54,12 @@ __all__ = [
     "SMCSchedule",
     "SMCState",
     "Stage",
-    "TRAJECTORY",
-    "WORTHWHILE",
+    "at_temperatures",
     "bounded",
     "conditional_share",
-    "correlation_left",
     "count_distinct",
     "effective_share",
+    "first_step_size",
     "learn_metric",
     "next_temperature",
     "num_trajectory_steps",
@@ -572,14 +572,140 @@ class SMCSchedule:
         return digest.hexdigest()[:32]
 
 
-# The pilot run of tempered sequential Monte Carlo: one population tunes every stage.
+# Populations of particles that move in one batch, each with its own density and step size.
 
-_MAX_DENSE_DIMENSION = 200
+PLANNED_CALLS = 200
 TRAJECTORY = math.pi / 2  # a quarter period of a whitened normal posterior
 LEARNING_RATE = 2.0  # of the log step size, per unit of acceptance
 WORTHWHILE = 0.9  # a move that leaves more than this of a correlation is not
 MAX_SEARCH = 200  # gradient calls, in one stage, for a step size that is accepted at all
 MIN_STEP_SIZE, _MAX_STEPS = 1e-6, 64
+
+
+class MovedPopulations(NamedTuple):
+    """Populations after their moves."""
+
+    particles: SMCState
+    step_size: Tensor  # (r,)
+    num_moves: int
+    correlation: Tensor  # (), of the log likelihood with its value before
+    acceptance_rate: Tensor  # (r,), of the last move
+    diverging: Tensor  # (r,), of the last move
+    num_evaluations: int
+
+
+@dataclass(frozen=True)
+class PopulationMoves:
+    """Moves of populations by HMC, equally many for all, each at its own step size (Buchholz et al. 2021)."""
+
+    # Moves end if no coordinate, nor the log likelihood, has a correlation above this with its value before the moves,
+    # or if the last move lowered no such correlation by a tenth.
+    max_correlation: float = 0.5
+    max_moves: int = 20
+    target_acceptance: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name in ("max_correlation", "target_acceptance"):
+            object.__setattr__(self, name, real_number(name, getattr(self, name), between=(0, 1)))
+        object.__setattr__(self, "max_moves", whole_number("max_moves", self.max_moves, 1))
+
+    def run(
+        self, evaluate: Evaluator, particles: SMCState, metric: Metric, step_size: Tensor, generator: torch.Generator
+    ) -> MovedPopulations:
+        """Move ``r`` populations of ``n`` until little is left of where they were, and tune ``step_size (r,)``.
+
+        ``evaluate`` maps ``(r * n, d)`` and ones ``(r * n,)`` to the density reached; ``metric`` has ``r`` entries.
+        """
+        r, n, d = particles.position.shape
+        weight = particles.log_weight.exp()
+        before = _summaries(particles.position, particles.log_likelihood)
+        pooled = particles.log_weight.flatten() - math.log(r)
+        target = _Evaluated(evaluate)
+        num_steps = num_trajectory_steps(float(_typical(step_size)))
+        chains = _kernel(metric, step_size, num_steps).init(target, particles.position.reshape(r * n, d))
+        calls, moves, busy = 1, 0, 1.0
+        correlation = torch.ones_like(before[0])
+        while busy and moves < self.max_moves:
+            chains, info = _kernel(metric, step_size, num_steps).step(target, chains, generator=generator)
+            calls += GRADIENTS_PER_STEP * num_steps
+            acceptance = (weight * info.acceptance_rate.reshape(r, n)).sum(-1)
+            step_size = step_size * (LEARNING_RATE * (acceptance - self.target_acceptance)).exp()
+            step_size = step_size.clamp(MIN_STEP_SIZE, TRAJECTORY)
+            now = correlation_left(
+                before, _summaries(chains.position.reshape(r, n, d), chains.log_likelihood.reshape(r, n)), pooled
+            )
+            # More moves are not worth their cost for a coordinate that cannot mix, such as one with two separate modes.
+            worth = ((now >= self.max_correlation) & (now < WORTHWHILE * correlation)).any()
+            # One transfer from the device for all three.
+            seen = torch.stack([_typical(step_size), acceptance.mean(), worth.to(step_size)]).tolist()
+            num_steps, accepted, more = num_trajectory_steps(seen[0]), seen[1], seen[2]
+            if accepted < 0.5 * self.target_acceptance and calls < MAX_SEARCH:
+                continue  # step sizes that are far off, as they may be at first, say nothing on how many are needed
+            moves, busy, correlation = moves + 1, more, now
+        return MovedPopulations(
+            particles._replace(
+                position=chains.position.reshape(r, n, d),
+                log_prior=chains.log_prior.reshape(r, n),
+                log_likelihood=chains.log_likelihood.reshape(r, n),
+            ),
+            step_size,
+            moves,
+            correlation[-1],
+            acceptance,
+            (weight * info.diverging.reshape(r, n)).sum(-1),
+            calls * r * n,
+        )
+
+
+def first_step_size(particles: SMCState) -> Tensor:
+    """Return where the tuning of each population's step size starts, ``(r,)``."""
+    return torch.full_like(particles.log_weight[:, 0], TRAJECTORY / 2)
+
+
+def at_temperatures(target: Target, beta: Tensor, num_particles: int, planned_calls: int = PLANNED_CALLS) -> Evaluator:
+    """Return the evaluation of all particles at the temperatures of their populations, ``(r, 1)``."""
+    rows = beta.to(target.dtype).expand(-1, num_particles).flatten()
+    evaluate = target.evaluator(len(rows), planned_calls)
+
+    def tempered(u: Tensor, _: Tensor) -> Evaluation:
+        return evaluate(u, rows)
+
+    return tempered
+
+
+class _Evaluated:
+    """What a kernel needs of a target."""
+
+    def __init__(self, evaluate: Evaluator) -> None:
+        self._evaluate = evaluate
+
+    def evaluator(self, num_vectors: int, num_calls: int = 1) -> Evaluator:
+        return self._evaluate
+
+
+def _typical(step_size: Tensor) -> Tensor:
+    """Return the geometric mean of step sizes, ``(r,) -> ()``."""
+    return step_size.log().mean().exp()
+
+
+def _kernel(metric: Metric, step_size: Tensor, num_steps: int) -> PopulationHMC:
+    """Return a kernel whose metrics, ``r`` of them, are scaled by the step sizes, ``(r,)``."""
+    scale = step_size.to(metric.factor.dtype).reshape(-1, *(1,) * (metric.factor.dim() - 1))
+    scaled = Metric(metric.factor * scale, metric.is_dense)
+    return PopulationHMC(1.0, num_steps, scaled, 1.0, len(step_size), planned_calls=PLANNED_CALLS)
+
+
+def _summaries(position: Tensor, log_likelihood: Tensor) -> Tensor:
+    """Return what must be forgotten, ``(r * n, d + 1)``: where each particle is within its population."""
+    columns = torch.cat([position, log_likelihood.unsqueeze(-1)], -1)
+    # Populations differ in their temperature, which moves do not change.
+    centred = columns - columns.median(1, keepdim=True).values
+    return centred.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf).flatten(0, 1)
+
+
+# The pilot run of tempered sequential Monte Carlo: one population tunes every stage.
+
+_MAX_DENSE_DIMENSION = 200
 _PLANNED_CALLS = 500
 
 
@@ -636,12 +762,21 @@ class Pilot:
         share = effective_share(particles.log_weight)
         metric = learn_metric(particles.position[0], particles.log_weight[0])
         particles = resample(particles, generator)
-        tuned = self._move(particles, metric, state.step_size, generator)
+        moves = PopulationMoves(self.max_correlation, self.max_moves, self.target_acceptance)
+        evaluate = at_temperatures(self.target, beta.reshape(1, 1), self.num_particles, _PLANNED_CALLS)
+        own = Metric(metric.factor.unsqueeze(0), metric.is_dense)
+        moved = moves.run(evaluate, particles, own, state.step_size.reshape(1), generator)
         ancestors = count_distinct(particles.ancestor)
-        info = SMCInfo(increment, left, share, tuned.acceptance_rate, tuned.diverging, ancestors)
-        learnt = {name: getattr(tuned, name) for name in ("step_size", "num_moves", "correlation", "gradients")}
-        row = info._asdict() | learnt | {"beta": beta, "factor": metric.factor}
-        return PilotState(tuned.particles, tuned.step_size), row
+        info = SMCInfo(increment, left, share, moved.acceptance_rate, moved.diverging, ancestors)
+        learnt = {
+            "step_size": moved.step_size[0],
+            "num_moves": torch.tensor(moved.num_moves),
+            "correlation": moved.correlation,
+            "gradients": torch.tensor(moved.num_evaluations),
+            "beta": beta,
+            "factor": metric.factor,
+        }
+        return PilotState(moved.particles, moved.step_size[0]), info._asdict() | learnt
 
     def ending(self, state: PilotState, iteration: int, records: Records) -> Ending | None:
         """End at the posterior."""
@@ -665,56 +800,6 @@ class Pilot:
     def spent(self, records: Records) -> int:
         """Return the gradient evaluations so far; values count as gradients."""
         return self.num_particles + (int(records["gradients"].sum()) if "gradients" in records else 0)
-
-    def _move(self, particles: SMCState, metric: Metric, step_size: Tensor, generator: torch.Generator) -> _Tuned:
-        """Move until nothing is left of where the particles were; tune the step size meanwhile."""
-        log_weight = particles.log_weight[0]
-        weight = log_weight.exp()
-        before = _summaries(particles.position[0], particles.log_likelihood[0])
-        beta, step = torch.stack([particles.beta, step_size]).tolist()  # one look at the device for both
-        kernel = PopulationHMC(1.0, 1, metric, beta, planned_calls=_PLANNED_CALLS)
-        chains = kernel.init(self.target, particles.position[0])
-        calls, moves = 1, 0
-        correlation, busy = torch.ones_like(before[0]), 1.0
-        while busy and moves < self.max_moves:
-            kernel = replace(kernel, step_size=step, num_steps=num_trajectory_steps(step))
-            chains, info = kernel.step(self.target, chains, generator=generator)
-            calls += GRADIENTS_PER_STEP * kernel.num_steps
-            acceptance = (weight * info.acceptance_rate).sum()
-            step_size = step_size * (LEARNING_RATE * (acceptance - self.target_acceptance)).exp()
-            step_size = step_size.clamp(MIN_STEP_SIZE, TRAJECTORY)
-            now = correlation_left(before, _summaries(chains.position, chains.log_likelihood), log_weight)
-            # More moves are not worth their cost for a coordinate that cannot mix, such as one with two separate modes.
-            worth = ((now >= self.max_correlation) & (now < WORTHWHILE * correlation)).any()
-            step, accepted, more = torch.stack([step_size, acceptance, worth.to(step_size)]).tolist()
-            if accepted < 0.5 * self.target_acceptance and calls < MAX_SEARCH:
-                continue  # the step size is far off, as it may be at first, and says nothing on how many are needed
-            moves, busy, correlation = moves + 1, more, now
-        return _Tuned(
-            particles._replace(
-                position=chains.position.unsqueeze(0),
-                log_prior=chains.log_prior.unsqueeze(0),
-                log_likelihood=chains.log_likelihood.unsqueeze(0),
-            ),
-            step_size,
-            torch.tensor(moves),
-            correlation[-1],
-            acceptance.unsqueeze(0),
-            (weight * info.diverging).sum().unsqueeze(0),
-            torch.tensor(calls * self.num_particles),
-        )
-
-
-class _Tuned(NamedTuple):
-    """Particles after their moves, and what was learnt from them."""
-
-    particles: SMCState
-    step_size: Tensor  # ()
-    num_moves: Tensor  # ()
-    correlation: Tensor  # (), of the log likelihood
-    acceptance_rate: Tensor  # (1,)
-    diverging: Tensor  # (1,)
-    gradients: Tensor  # ()
 
 
 def num_trajectory_steps(step_size: float) -> int:
@@ -740,10 +825,6 @@ def learn_metric(position: Tensor, log_weight: Tensor) -> Metric:
     factor, failed = torch.linalg.cholesky_ex(torch.lerp(correlation, identity, shrinkage + 1e-9))
     factor = torch.where(failed == 0, factor, identity)
     return Metric((deviation * scale).unsqueeze(-1) * factor, True)
-
-
-def _summaries(position: Tensor, log_likelihood: Tensor) -> Tensor:
-    return torch.cat([position, log_likelihood.unsqueeze(-1)], -1)
 
 
 def correlation_left(before: Tensor, after: Tensor, log_weight: Tensor) -> Tensor:
