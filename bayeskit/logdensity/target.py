@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -55,6 +56,19 @@ def can_be_batched(density: PyroDensity, probe: Tensor) -> bool:
             SlowModelWarning,
             stacklevel=3,
         )
+        return False
+    return True
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called with two positional arguments; True where Python cannot tell."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return True
+    try:
+        signature.bind(1, 2)
+    except TypeError:
         return False
     return True
 
@@ -214,6 +228,8 @@ class Target:
 
         Raises
         ------
+        SettingsError
+            If ``dim`` is less than one, or ``sample_prior`` does not take two positional arguments.
         ShapeError
             If a function does not map ``(2, dim)`` to ``(2,)``.
 
@@ -238,6 +254,11 @@ class Target:
                     f"{name} maps (2, {dim}) to {shape} instead of (2,); sum over the last dimension only, "
                     "or wrap a function of one vector in torch.func.vmap"
                 )
+        if sample_prior is not None and not _takes_two(sample_prior):
+            raise SettingsError(
+                "sample_prior cannot be called as sample_prior(n, generator). Remedy: wrap it, such as "
+                "lambda n, generator: other.sample_prior(n, seed=generator)"
+            )
         density = FunctionDensity(log_prior, log_likelihood, dim, dtype, device)
         return cls(density, compile=compile, batched=True, sample_prior=sample_prior)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 #: Rooms in the order in which a reader meets them; those of one part share a heading in the table of contents.
 PARTS = {
-    "The hinge": (
+    "Targets and draws": (
         "bayeskit",
         "bayeskit.logdensity.target",
         "bayeskit.draws",

@@ -317,3 +317,11 @@ def test_a_forked_process_that_cannot_compute_gradients_is_told_to_spawn():
 
     with pytest.raises(ModelError, match=r"forked process .*\('spawn'\)"):
         Target.from_pyro(model)
+
+
+def test_a_prior_sampler_that_takes_no_generator_is_refused():
+    other = Target.from_functions(
+        lambda u: -u.square().sum(-1), lambda u: 0 * u.sum(-1), 1, lambda n, g: torch.ones(n, 1)
+    )
+    with pytest.raises(SettingsError, match="seed=generator"):
+        Target.from_functions(other.log_prior, other.log_likelihood, 1, other.sample_prior)
