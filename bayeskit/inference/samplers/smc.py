@@ -38,22 +38,24 @@ from bayeskit.logdensity.target import Target
 __all__ = [
     "GRADIENTS_PER_STEP",
     "HasEvaluator",
+    "LEARNING_RATE",
     "MIN_STEP_SIZE",
-    "MovedPopulations",
-    "PLANNED_CALLS",
-    "PopulationMoves",
     "MoveInfo",
     "MoveState",
     "MovedParticles",
+    "MovedPopulations",
+    "PLANNED_CALLS",
     "Pilot",
     "PilotState",
     "PopulationHMC",
+    "PopulationMoves",
     "Replicates",
     "SMCInfo",
     "SMCRun",
     "SMCSchedule",
     "SMCState",
     "Stage",
+    "TRAJECTORY",
     "at_temperatures",
     "bounded",
     "conditional_share",
@@ -577,8 +579,8 @@ class SMCSchedule:
 PLANNED_CALLS = 200
 TRAJECTORY = math.pi / 2  # a quarter period of a whitened normal posterior
 LEARNING_RATE = 2.0  # of the log step size, per unit of acceptance
-WORTHWHILE = 0.9  # a move that leaves more than this of a correlation is not
-MAX_SEARCH = 200  # gradient calls, in one stage, for a step size that is accepted at all
+_WORTHWHILE = 0.9  # a move that leaves more than this of a correlation is not
+_MAX_SEARCH = 200  # gradient calls, in one stage, for a step size that is accepted at all
 MIN_STEP_SIZE, _MAX_STEPS = 1e-6, 64
 
 
@@ -631,15 +633,15 @@ class PopulationMoves:
             acceptance = (weight * info.acceptance_rate.reshape(r, n)).sum(-1)
             step_size = step_size * (LEARNING_RATE * (acceptance - self.target_acceptance)).exp()
             step_size = step_size.clamp(MIN_STEP_SIZE, TRAJECTORY)
-            now = correlation_left(
+            now = _correlation_left(
                 before, _summaries(chains.position.reshape(r, n, d), chains.log_likelihood.reshape(r, n)), pooled
             )
             # More moves are not worth their cost for a coordinate that cannot mix, such as one with two separate modes.
-            worth = ((now >= self.max_correlation) & (now < WORTHWHILE * correlation)).any()
+            worth = ((now >= self.max_correlation) & (now < _WORTHWHILE * correlation)).any()
             # One transfer from the device for all three.
             seen = torch.stack([_typical(step_size), acceptance.mean(), worth.to(step_size)]).tolist()
             num_steps, accepted, more = num_trajectory_steps(seen[0]), seen[1], seen[2]
-            if accepted < 0.5 * self.target_acceptance and calls < MAX_SEARCH:
+            if accepted < 0.5 * self.target_acceptance and calls < _MAX_SEARCH:
                 continue  # step sizes that are far off, as they may be at first, say nothing on how many are needed
             moves, busy, correlation = moves + 1, more, now
         return MovedPopulations(
@@ -827,7 +829,7 @@ def learn_metric(position: Tensor, log_weight: Tensor) -> Metric:
     return Metric((deviation * scale).unsqueeze(-1) * factor, True)
 
 
-def correlation_left(before: Tensor, after: Tensor, log_weight: Tensor) -> Tensor:
+def _correlation_left(before: Tensor, after: Tensor, log_weight: Tensor) -> Tensor:
     """Return the correlation of each column before and after, tails cut off."""
     weight = log_weight.exp().to(before.dtype).unsqueeze(-1)
     x, y = (bounded(column, log_weight)[0] for column in (before, after))
