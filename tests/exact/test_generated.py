@@ -78,13 +78,13 @@ def test_a_missing_observation_against_a_multivariate_normal_density():
     problem = generated.LocalLevel(0.6, (0.5, -0.3, 1.2, 2.0), 1)
     seen, y = [0, 2, 3], np.array([0.5, 1.2, 2.0])
 
-    def f(a, b):
-        walk = np.exp(2 * a) * np.minimum.outer(np.array(seen) + 1, np.array(seen) + 1)
-        density = multivariate_normal.logpdf(y, np.zeros(3), walk + np.exp(2 * b) * np.eye(3))
-        return math.exp(density + norm.logpdf(a, scale=0.6) + norm.logpdf(b, scale=0.6))
-
     grid = np.arange(-4.0, 4.0, 0.1)  # the rule of trapezoids, exact to rounding
-    value = math.log(0.01 * sum(f(a, b) for a in grid for b in grid))
+    a, b = (part.ravel()[:, None, None] for part in np.meshgrid(grid, grid))
+    walk = np.exp(2 * a) * np.minimum.outer(np.array(seen) + 1, np.array(seen) + 1)
+    noisy = torch.from_numpy(walk + np.exp(2 * b) * np.eye(3))
+    density = torch.distributions.MultivariateNormal(torch.zeros(3).double(), noisy).log_prob(torch.from_numpy(y))
+    priors = (norm.logpdf(a, scale=0.6) + norm.logpdf(b, scale=0.6)).ravel()
+    value = math.log(0.01) + logsumexp(density.numpy() + priors)
     assert value == pytest.approx(problem.log_evidence()[0], abs=1e-7)
 
 
@@ -228,14 +228,15 @@ def test_shares_and_regressions_against_other_formulas():
                 covariance[i, i] += mpf(problem.noise) ** 2
             vector = mp.matrix(y.tolist())
             quadratic = (vector.T * mp.lu_solve(covariance, vector))[0]
-            log_det = 2 * sum(mp.log(d) for d in [mp.cholesky(covariance)[i, i] for i in range(len(y))])
+            factor = mp.cholesky(covariance)
+            log_det = 2 * sum(mp.log(factor[i, i]) for i in range(len(y)))
             value = -(quadratic + log_det + len(y) * mp.log(2 * mp.pi)) / 2
         assert problem.log_evidence()[0] == pytest.approx(float(value), rel=1e-8, abs=1e-6)
 
 
 def test_every_problem_of_many_seeds_is_known():
     seen = set()
-    for seed in range(200):
+    for seed in range(100):
         problem = generate(seed)
         value, error = problem.log_evidence()
         assert math.isfinite(value) and error <= generated.MAX_ERROR

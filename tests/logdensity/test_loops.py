@@ -68,8 +68,8 @@ def kalman_filter(p, y):
 
 def many_states(p, y):
     """More than for which matrices of slopes are made."""
-    weights = torch.outer(torch.linspace(-1, 1, 20, dtype=p.dtype), torch.ones(20, dtype=p.dtype)) * p[0] + p[1]
-    return (lambda h, v: (torch.tanh(0.1 * weights @ h + v),) * 2), p[2] + torch.zeros(20, dtype=p.dtype), y
+    weights = torch.outer(torch.linspace(-1, 1, 17, dtype=p.dtype), torch.ones(17, dtype=p.dtype)) * p[0] + p[1]
+    return (lambda h, v: (torch.tanh(0.1 * weights @ h + v),) * 2), p[2] + torch.zeros(17, dtype=p.dtype), y
 
 
 def factorised(p, y):

@@ -1,6 +1,8 @@
 """Small densities as C++ over rows: what the graph says, for any number of rows, and only where that is so."""
 
 import math
+from functools import lru_cache
+from types import SimpleNamespace
 
 import pyro
 import pyro.distributions as dist
@@ -10,10 +12,29 @@ import torch
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.logdensity import engine as _engine
-from bayeskit.logdensity.native import row_source
+from bayeskit.logdensity.compiling import library_of
+from bayeskit.logdensity.native import NativeEvaluator, row_source
 from bayeskit.logdensity.tracing import fail_apart, traced
 
 pytestmark = pytest.mark.compiler
+
+
+@pytest.fixture(autouse=True)
+def traced_once(monkeypatch):
+    """Let an engine interpret and compile the same graph: tracing takes most of the time."""
+    monkeypatch.setattr(_engine.Engine, "_trace", lru_cache(_engine.Engine._trace))
+
+
+def compiled_together(sources):
+    """Compile several sources in one call of the compiler; return the library of each by its text."""
+    texts = list(dict.fromkeys(source.text for source in sources))
+    included = dict.fromkeys(line for text in texts for line in text.splitlines() if line.startswith("#include"))
+    parts = []
+    for k, text in enumerate(texts):
+        own = [line for line in text.splitlines() if line not in included]
+        parts += [f"namespace part{k} {{", *(line.replace("void loop(", f"void loop_{k}(") for line in own), "}"]
+    library = library_of("\n".join([*included, *parts, ""]))
+    return {text: SimpleNamespace(loop=library[f"loop_{k}"]) for k, text in enumerate(texts)}
 
 
 def assert_close(found, expected, dtype):
@@ -42,29 +63,35 @@ def is_native(target):
     return bool(target._engine._row_source())
 
 
-@pytest.mark.parametrize("name", [case.name if isinstance(case, exact.ExactCase) else case for case in exact.CASES])
-def test_exact_cases_have_the_values_and_gradients_of_their_graphs(name):
-    target = exact.get(name).target()
-    target.compile = True
-    generator = torch.Generator().manual_seed(1)
-    u = 0.5 * torch.randn(7, target.dim, generator=generator, dtype=torch.float64)
-    beta = torch.linspace(0, 1, 7, dtype=torch.float64)
-    graph = target._engine.evaluator(7, 1, False)
-    assert_close(target._engine.evaluator(7, 1, True)(u, beta), graph(u, beta), torch.float64)
+def test_exact_cases_have_the_values_and_gradients_of_their_graphs(monkeypatch):
+    names = [case.name if isinstance(case, exact.ExactCase) else case for case in exact.CASES]
+    engines = {name: exact.get(name).target()._engine for name in names}
+    libraries = compiled_together([source for engine in engines.values() if (source := engine._row_source())])
+    assert len(libraries) > len(names) / 2
+    monkeypatch.setattr(
+        _engine, "over_rows", lambda source, *how: NativeEvaluator(libraries[source.text], source.data, *how)
+    )
+    for name, engine in engines.items():
+        print(name)  # of the case that fails
+        generator = torch.Generator().manual_seed(1)
+        u = 0.5 * torch.randn(7, engine._dim, generator=generator, dtype=torch.float64)
+        beta = torch.linspace(0, 1, 7, dtype=torch.float64)
+        graph = engine.evaluator(7, 1, False)
+        assert_close(engine.evaluator(7, 1, True)(u, beta), graph(u, beta), torch.float64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("rows", [1, 4, 33])
-def test_a_hierarchy_is_native_for_any_number_of_rows(rows, dtype):
+def test_a_hierarchy_is_native_for_any_number_of_rows(dtype):
     target = of_schools(dtype)
     assert is_native(target)
-    u = torch.randn(rows, target.dim, generator=torch.Generator().manual_seed(rows)).to(dtype)
-    beta = torch.ones(rows, dtype=dtype)
-    found = target._engine.evaluator(rows, 1, True)(u, beta)
-    assert_close(found, target._engine.evaluator(rows, 1, False)(u, beta), dtype)
-    alone = [target._engine.evaluator(1, 1, True)(u[i : i + 1], beta[:1]) for i in range(rows)]
-    for column, parts in zip(found, zip(*alone, strict=True), strict=True):
-        assert torch.equal(column, torch.cat(parts))  # a row does not hear of the others
+    for rows in (1, 4, 33):
+        u = torch.randn(rows, target.dim, generator=torch.Generator().manual_seed(rows)).to(dtype)
+        beta = torch.ones(rows, dtype=dtype)
+        found = target._engine.evaluator(rows, 1, True)(u, beta)
+        assert_close(found, target._engine.evaluator(rows, 1, False)(u, beta), dtype)
+        alone = [target._engine.evaluator(1, 1, True)(u[i : i + 1], beta[:1]) for i in range(rows)]
+        for column, parts in zip(found, zip(*alone, strict=True), strict=True):
+            assert torch.equal(column, torch.cat(parts))  # a row does not hear of the others
 
 
 def test_infinite_and_missing_numbers_are_those_of_the_graph():
@@ -213,26 +240,32 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("name", list(WRITTEN))
-def test_an_operation_is_that_of_torch(name):
+def test_operations_are_those_of_torch():
     x = torch.randn(1, 18, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     one = torch.ones(1, dtype=torch.float64)
-    expected = WRITTEN[name](x).to(x.dtype)
-    assert expected.dtype == x.dtype and expected.numel() > 1
-    # All of its numbers, one after the other in the place of a vector's.
-    width = expected.numel()
-    padded = torch.cat([x, x.new_zeros(1, max(0, width - 18))], 1)
 
-    def result(y, one):
-        found = WRITTEN[name](y[:, :18]).to(y.dtype).reshape(1, -1)
-        return one, one, one, torch.cat([found, y[:, width:]], 1)
+    def written(operation):
+        expected = operation(x).to(x.dtype)
+        assert expected.dtype == x.dtype and expected.numel() > 1
+        # All of its numbers, one after the other in the place of a vector's.
+        width = expected.numel()
+        padded = torch.cat([x, x.new_zeros(1, max(0, width - 18))], 1)
 
-    graph = traced(result, padded, one)
-    fail_apart(graph)
-    source = row_source(graph, (padded, one), _engine.RESULTS)
-    assert source
-    found = _engine.over_rows(source, padded.shape[1], x.dtype)(padded, one).gradient[0, :width]
-    torch.testing.assert_close(found, expected.reshape(-1), rtol=1e-12, atol=1e-12)
+        def result(y, one):
+            found = operation(y[:, :18]).to(y.dtype).reshape(1, -1)
+            return one, one, one, torch.cat([found, y[:, width:]], 1)
+
+        graph = traced(result, padded, one)
+        fail_apart(graph)
+        return expected, padded, row_source(graph, (padded, one), _engine.RESULTS)
+
+    cases = {name: written(operation) for name, operation in WRITTEN.items()}
+    assert all(source for *_, source in cases.values()), cases
+    libraries = compiled_together([source for *_, source in cases.values()])
+    for name, (expected, padded, source) in cases.items():
+        evaluator = NativeEvaluator(libraries[source.text], source.data, padded.shape[1], x.dtype)
+        found = evaluator(padded, one).gradient[0, : expected.numel()]
+        assert torch.allclose(found, expected.reshape(-1), rtol=1e-12, atol=1e-12), name
 
 
 def test_digamma_is_exact_at_its_ends_and_on_both_sides():
@@ -308,30 +341,37 @@ LARGE = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", list(LARGE))
-def test_many_numbers_are_arrays_and_loops(name, dtype):
-    def function(x):
-        if dtype == torch.float64:
-            return LARGE[name](x)
-        return LARGE[name](x.double()).float()  # the design stays double
-
-    def both(x, one):
-        def total(x):
-            found = function(x)
-            return (found * torch.linspace(0.5, 1.5, found.numel(), dtype=dtype).reshape(found.shape)).sum()
-
-        found = function(x)
-        return found.mean().reshape(1), one, found.flatten()[-1:].clone(), torch.func.grad(total)(x)
-
+def test_many_numbers_are_arrays_and_loops(dtype):
     x = torch.randn(1, 96, generator=torch.Generator().manual_seed(4)).to(dtype)
     one = torch.ones(1, dtype=dtype)
-    graph = traced(both, x, one)
-    source = row_source(graph, (x, one), _engine.RESULTS)
-    assert "for (int64_t i = 0" in source.text and source.text.count("\n") < 3000
-    found, expected = _engine.over_rows(source, 96, dtype)(x, one), graph(x, one)
-    for a, b in zip(found, expected, strict=True):
+
+    def graph_of(operation):
+        def function(x):
+            if dtype == torch.float64:
+                return operation(x)
+            return operation(x.double()).float()  # the design stays double
+
+        def both(x, one):
+            def total(x):
+                found = function(x)
+                return (found * torch.linspace(0.5, 1.5, found.numel(), dtype=dtype).reshape(found.shape)).sum()
+
+            found = function(x)
+            return found.mean().reshape(1), one, found.flatten()[-1:].clone(), torch.func.grad(total)(x)
+
+        return traced(both, x, one)
+
+    graphs = {name: graph_of(operation) for name, operation in LARGE.items()}
+    sources = {name: row_source(graph, (x, one), _engine.RESULTS) for name, graph in graphs.items()}
+    for name, source in sources.items():
+        assert "for (int64_t i = 0" in source.text and source.text.count("\n") < 3000, name
+    libraries = compiled_together(sources.values())
+    for name, source in sources.items():
+        found = NativeEvaluator(libraries[source.text], source.data, 96, dtype)(x, one)
         near = 100 * torch.finfo(dtype).eps
-        torch.testing.assert_close(a, b, rtol=near, atol=near * float(b.abs().max()))
+        for a, b in zip(found, graphs[name](x, one), strict=True):
+            assert a.dtype == b.dtype and a.shape == b.shape, name
+            assert torch.allclose(a, b, rtol=near, atol=near * float(b.abs().max())), name
 
 
 def test_data_are_not_in_the_code_which_others_of_their_shape_share():

@@ -11,14 +11,19 @@ import pytest
 from bayeskit import cli, exact
 from bayeskit.cli import print_generated_exam
 from bayeskit.errors import CheckpointError, DataError, SettingsError
-from bayeskit.inference.evidence import Evidence
+from bayeskit.inference.evidence import Budget, Evidence
 from bayeskit.workflows import exam as exam_module
 from bayeskit.workflows import run_generated_exam
 from bayeskit.workflows.exam import SMALL, Exam, ExamRow
 
+#: What is quickly sampled, where any problems do.
+SIMPLE = (exact.generated.BetaBernoulli, exact.generated.GammaPoisson)
+
 
 def test_methods_that_draw_from_the_prior_are_right_or_say_that_they_are_not():
-    exam = run_generated_exam(6, ["naive_monte_carlo", "laplace_importance_sampling"], seed=5, progress=False)
+    exam = run_generated_exam(
+        6, ["naive_monte_carlo", "laplace_importance_sampling"], seed=5, budget=SMALL, progress=False
+    )
     counts = exam.by_method().set_index("method")
     assert (counts.sum(axis=1) == 6).all() and (counts[["trusted and wrong", "failed"]] == 0).all(axis=None)
     assert counts.loc["laplace_importance_sampling", "right"] >= 3
@@ -28,7 +33,7 @@ def test_methods_that_draw_from_the_prior_are_right_or_say_that_they_are_not():
 
 def test_the_same_seed_gives_the_same_exam_and_another_one_others():
     one, same, other = (
-        run_generated_exam(2, ["naive_monte_carlo"], seed=seed, progress=False).rows for seed in (1, 1, 2)
+        run_generated_exam(2, ["naive_monte_carlo"], seed=seed, budget=SMALL, progress=False).rows for seed in (1, 1, 2)
     )
     assert one == same and [row.case for row in one] != [row.case for row in other]
 
@@ -118,7 +123,8 @@ def test_a_biased_method_is_found(monkeypatch):
 
     monkeypatch.setattr(exam_module, "compare", biased)
     monkeypatch.setattr(exam_module, "MAX_TRIALS", 1)  # how small a form still fails is not asked here
-    assert run_generated_exam(4, ["laplace_importance_sampling"], seed=5, progress=False).has_false_comfort
+    exam = run_generated_exam(2, ["laplace_importance_sampling"], seed=5, progress=False, families=SIMPLE)
+    assert exam.has_false_comfort
 
 
 def test_from_the_command_line(tmp_path, monkeypatch, capsys):
@@ -134,7 +140,9 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
 
 def test_a_killed_exam_goes_on_where_it_was(tmp_path, monkeypatch):
     methods, right, asked = ["naive_monte_carlo", "smc"], exam_module.compare, []
-    whole = run_generated_exam(3, methods, seed=1, budget=SMALL, progress=False)
+    budget = Budget(4, 30, 40, num_particles=16, num_replicates=4)
+    settings = {"budget": budget, "progress": False, "families": SIMPLE}
+    whole = run_generated_exam(3, methods, seed=1, **settings)
 
     def killed_at_the_third(*given, **named):
         if len(asked) == 2:
@@ -142,7 +150,7 @@ def test_a_killed_exam_goes_on_where_it_was(tmp_path, monkeypatch):
         asked.append(given)
         return right(*given, **named)
 
-    run = partial(run_generated_exam, 3, methods, seed=1, budget=SMALL, progress=False, checkpoint=tmp_path / "kept")
+    run = partial(run_generated_exam, 3, methods, seed=1, checkpoint=tmp_path / "kept", **settings)
     monkeypatch.setattr(exam_module, "compare", killed_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         run()
@@ -154,7 +162,7 @@ def test_a_killed_exam_goes_on_where_it_was(tmp_path, monkeypatch):
         )
         assert len(asked) == 3
     with pytest.raises(CheckpointError):
-        run_generated_exam(3, methods, seed=2, budget=SMALL, progress=False, checkpoint=tmp_path / "kept")
+        run_generated_exam(3, methods, seed=2, checkpoint=tmp_path / "kept", **settings)
 
 
 @pytest.mark.parametrize("ignored", [["--cases", "linreg10"], ["--table", "calibration"], ["--replicates", "3"]])

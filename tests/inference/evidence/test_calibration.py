@@ -12,7 +12,7 @@ from bayeskit.inference.evidence.budget import LEAST
 from bayeskit.workflows.calibration import calibrations
 
 FAILURE_RATE = 1e-5
-LADDER = Budget(4, 120, 200, num_temperatures=24, ladder_chains=4, ladder_warmup=100, ladder_samples=120)
+LADDER = Budget(8, 80, 100, num_temperatures=24, ladder_chains=8, ladder_warmup=60, ladder_samples=60)
 
 
 def check(z):
@@ -36,7 +36,7 @@ def test_bridge_on_autocorrelated_draws(correlation):
 
 def test_bridge_path_and_stepping_stone_on_sampled_draws():
     methods = ("bridge_sampling", "modified_path_sampling", "stepping_stone")
-    result = calibrate(methods, "linreg10", 32, budget=LADDER, progress=False)
+    result = calibrate(methods, "linreg10", 20, budget=LADDER, progress=False)
     for method in methods:
         check(result.z(method))
     table = result.to_pandas()

@@ -41,6 +41,12 @@ def linear():
     return case, case.target()
 
 
+@pytest.fixture(scope="module")
+def several(beta, linear):
+    """Draws of each posterior, the same for every estimator, so that other peaks are looked for once."""
+    return [[independent(*one, (4, 250), seed) for seed in range(n)] for one, n in ((beta, 100), (linear, 20))]
+
+
 def limit_of(delta):
     """Log of the estimator's limit on beta_binomial, by quadrature and bisection."""
     p = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000
@@ -66,13 +72,13 @@ def test_newton_and_rafterys_equation_holds(linear):
 
 
 @pytest.mark.parametrize("delta", [0.01, 0.2])
-def test_error_bars_are_those_of_the_limit(delta, beta, limit):
+def test_error_bars_are_those_of_the_limit(delta, beta, several, limit):
     """The estimate is consistent for another number than the evidence, and scatters about that as it says."""
     case, target = beta
     known, scores = limit_of(delta), []
     assert known > case.log_evidence + 0.1
-    for seed in range(100):
-        z = stabilised_harmonic_mean(target, independent(case, target, (4, 250), seed), delta=delta)
+    for draws in several[0]:
+        z = stabilised_harmonic_mean(target, draws, delta=delta)
         scores.append((z.log_evidence - known) / z.standard_error)
         assert not z.trusted
     scores = np.array(scores)
@@ -109,10 +115,10 @@ def test_few_imagined_draws_lead_to_the_harmonic_mean(beta):
 
 
 @pytest.mark.parametrize("estimate", [harmonic_mean, stabilised_harmonic_mean])
-def test_neither_is_trusted_where_it_is_off(estimate, linear):
+def test_neither_is_trusted_where_it_is_off(estimate, linear, several):
     case, target = linear
-    for seed in range(20):
-        z = estimate(target, independent(case, target, (4, 250), seed), seed=seed)
+    for seed, draws in enumerate(several[1]):
+        z = estimate(target, draws, seed=seed)
         assert z.log_evidence - case.log_evidence > 3 * z.standard_error and not z.trusted
         assert z.diagnostics["missed_prior"] > 0.9
         if estimate is stabilised_harmonic_mean:  # a first order of 1.6, where all of 20 nats are missing
@@ -142,8 +148,7 @@ def test_a_peak_that_no_draw_found_is_missed(estimate):
     assert not z.trusted
 
 
-@pytest.mark.parametrize("estimate", [harmonic_mean, stabilised_harmonic_mean])
-def test_weights_near_infinite_variance_do_not_pass_for_finite(estimate):
+def test_weights_near_infinite_variance_do_not_pass_for_finite():
     """Likelihoods whose reciprocals have Pareto k of 0.6: trusted by the luck of the largest draw only, and rarely."""
     precision = 1.5  # of the likelihood, so that 1 / L = exp(precision u^2 / 2) has k = precision / (1 + precision)
     normal = torch.distributions.Normal(torch.tensor(0.0, dtype=torch.float64), 1.0)
@@ -153,14 +158,15 @@ def test_weights_near_infinite_variance_do_not_pass_for_finite(estimate):
         1,
         lambda n, generator: torch.randn(n, 1, generator=generator, dtype=torch.float64),
     )
-    known, wrong = -0.5 * math.log(1 + precision), 0
+    known, wrong = -0.5 * math.log(1 + precision), {harmonic_mean: 0, stabilised_harmonic_mean: 0}
     for seed in range(60):
         u = torch.randn(4, 250, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         u = u / math.sqrt(1 + precision)
         draws = Draws(u, *target.evaluate(u), torch.ones(4, dtype=torch.float64), target=target)
-        z = estimate(target, draws)
-        wrong += z.trusted and abs(z.log_evidence - known) > 3 * z.standard_error
-    assert wrong <= 2
+        for estimate in wrong:
+            z = estimate(target, draws)
+            wrong[estimate] += z.trusted and abs(z.log_evidence - known) > 3 * z.standard_error
+    assert max(wrong.values()) <= 2
 
 
 def test_without_prior_draws_the_limit_is_unknown():

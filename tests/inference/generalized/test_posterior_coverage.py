@@ -8,7 +8,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from scipy.optimize import brentq
-from scipy.stats import norm
+from scipy.stats import chi2, norm
 from torch import Tensor
 
 from bayeskit.errors import DataError, SettingsError
@@ -95,13 +95,13 @@ def test_one_over_the_variance_in_the_limit(limit) -> None:
     assert abs(found.weight * float(x.var(correction=0)) - 1) < limit() * found.standard_error / found.weight
 
 
-def test_standard_error_is_the_spread_over_seeds(limit) -> None:
+def test_standard_error_is_the_spread_over_seeds() -> None:
     x = data()
     found = [posterior_coverage(flat_location(x), num_replicates=100, num_draws=64, seed=s) for s in range(24)]
     weight = torch.tensor([f.weight for f in found])
     error = torch.tensor([f.standard_error for f in found]).square().mean().sqrt()
-    # The logarithm of a sample variance has a standard error of sqrt(2 / (m - 1)).
-    assert abs(math.log(float(weight.var()) / float(error) ** 2)) < limit() * math.sqrt(2 / 23)
+    low, high = chi2.interval(1 - 1e-5, 23)
+    assert low < 23 * float(weight.var()) / float(error) ** 2 < high
 
 
 def test_rescaled_losses_and_other_weights() -> None:

@@ -57,7 +57,7 @@ def skewed_ten():
 @pytest.mark.parametrize("metric", ["diagonal", "dense"])
 def test_a_skewed_correlated_target_in_ten_dimensions(skewed_ten, limit, metric):
     target, mean, covariance = skewed_ten
-    draws = bk.sample(target, 32, 300, 1000, seed=1, metric=metric, progress=False)
+    draws = bk.sample(target, 256, 200, 150, seed=1, metric=metric, progress=False)
     check(draws.unconstrained, mean, covariance, limit)
 
 
@@ -68,7 +68,7 @@ def test_a_wrong_jacobian_is_noticed(skewed_ten, limit):
     wrong = bk.Target.from_functions(
         lambda u: target.log_prior(u) - 0.05 * (u @ inverse.T).sum(-1), lambda u: 0 * u[..., 0], 10
     )
-    draws = bk.sample(wrong, 32, 300, 1000, seed=1, progress=False)
+    draws = bk.sample(wrong, 256, 200, 150, seed=1, progress=False)
     score, count = largest_score(draws.unconstrained, mean, covariance)
     assert score > limit(count)
 
@@ -83,8 +83,9 @@ def test_an_ill_conditioned_normal_in_a_hundred_dimensions(limit):
     target = bk.Target.from_functions(
         lambda u: -0.5 * (((u - mean) @ precision) * (u - mean)).sum(-1), lambda u: 0 * u[..., 0], 100
     )
-    draws = bk.sample(target, 32, 500, 300, seed=1, progress=False)
-    check(draws.unconstrained, mean, covariance, limit)
+    draws = bk.sample(target, 32, 300, 150, seed=1, progress=False)
+    some = axes[:, ::3]  # all pairs of a third of the axes, the shortest and the longest among them
+    check(draws.unconstrained @ some, mean @ some, some.T @ covariance @ some, limit)
 
 
 def funnel(centred):
@@ -105,7 +106,7 @@ def funnel(centred):
 
 def test_a_funnel_without_centres(limit):
     """The logarithm of |x| is v / 2 + log |z|, whose moments are known."""
-    draws = bk.sample(funnel(centred=False), 32, 300, 1000, seed=2, progress=False)
+    draws = bk.sample(funnel(centred=False), 128, 200, 250, seed=2, progress=False)
     values = draws.values()
     v, size = values["v"].unsqueeze(-1), values["x"].abs().log()
     mean = torch.tensor([0.0] + [-0.5 * (np.euler_gamma + math.log(2))] * 9, dtype=torch.float64)
@@ -130,7 +131,7 @@ def test_a_posterior_on_the_simplex(limit):
         p = pyro.sample("p", dist.Dirichlet(prior))
         pyro.sample("counts", dist.Multinomial(int(y.sum()), p), obs=y)
 
-    draws = bk.sample(bk.Target.from_pyro(model, counts), 32, 300, 1000, seed=4, progress=False)
+    draws = bk.sample(bk.Target.from_pyro(model, counts), 128, 200, 250, seed=4, progress=False)
     alpha = prior + counts
     total = alpha.sum()
     mean = alpha / total
@@ -148,7 +149,7 @@ def test_a_correlation_matrix_with_a_tilted_prior(limit):
         pyro.sample("y", dist.Normal(torch.zeros_like(y), 1.0), obs=y)
 
     target = bk.Target.from_pyro(model, torch.zeros((), dtype=torch.float64))
-    factor = bk.sample(target, 32, 300, 1000, seed=5, progress=False).values()["factor"]
+    factor = bk.sample(target, 128, 200, 250, seed=5, progress=False).values()["factor"]
     matrix = factor @ factor.mT
     rows, columns = torch.tril_indices(4, 4, offset=-1)
     correlations = matrix[..., rows, columns]
@@ -166,7 +167,7 @@ def test_a_correlation_given_data_against_quadrature(limit):
         with pyro.plate("data", len(y)):
             pyro.sample("y", dist.MultivariateNormal(torch.zeros(2).double(), scale_tril=factor), obs=y)
 
-    factor = bk.sample(bk.Target.from_pyro(model, data), 32, 300, 1000, seed=7, progress=False).values()["factor"]
+    factor = bk.sample(bk.Target.from_pyro(model, data), 128, 200, 250, seed=7, progress=False).values()["factor"]
     squares, cross = float(data.square().sum()), float((data[:, 0] * data[:, 1]).sum())
 
     def density(r):

@@ -51,7 +51,7 @@ def compiled_anew(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(forest_library, "_FLAGS", ("-O1", *forest_library._FLAGS[1:]))
+    monkeypatch.setattr(forest_library, "_FLAGS", ("-O0", *forest_library._FLAGS[1:]))
     forest_library._load_once.cache_clear()
     yield
     forest_library._load_once.cache_clear()
