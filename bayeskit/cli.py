@@ -267,12 +267,12 @@ Chains = Annotated[int | None, typer.Option(min=1, help="Chains of the posterior
 Warmup = Annotated[int | None, typer.Option(min=20, help="Warm-up iterations of each chain of the posterior run.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Draws of each chain of the posterior run.")]
 Acceptance = Annotated[float | None, typer.Option(min=0.1, max=0.999, help="Target acceptance rate.")]
-Temperatures = Annotated[int | None, typer.Option(min=2, help="Number of temperatures of the tempered ladder.")]
+Temperatures = Annotated[int | None, typer.Option(min=2, help="Number of steps of the tempered ladder.")]
 LadderChains = Annotated[int | None, typer.Option(min=1, help="Chains at each temperature.")]
 LadderWarmup = Annotated[int | None, typer.Option(min=20, help="Warm-up iterations of the ladder.")]
 LadderSamples = Annotated[int | None, typer.Option(min=1, help="Draws of each chain of the ladder.")]
 ReferenceTemperatures = Annotated[
-    int | None, typer.Option(min=2, help="Number of temperatures of the generalised stepping stone from a reference.")
+    int | None, typer.Option(min=2, help="Number of steps of the generalised stepping stone from a reference.")
 ]
 Particles = Annotated[int | None, typer.Option(min=2, help="Particles of each population of sequential Monte Carlo.")]
 SMCReplicates = Annotated[int | None, typer.Option(min=1, help="Populations of sequential Monte Carlo.")]

@@ -16,7 +16,7 @@ from bayeskit.errors import AccuracyWarning, BayeskitError, ModelError
 from bayeskit.logdensity.compiling import Evaluator, with_gradient_loop
 from bayeskit.logdensity.pyro_density import Site
 from bayeskit.logdensity.pyro_runs import place_of, tensors_in
-from bayeskit.logdensity.tracing import UNTRACEABLE, first_line
+from bayeskit.logdensity.tracing import UNTRACEABLE, first_line, raise_if_forked
 
 __all__ = [
     "Constrained",
@@ -181,11 +181,7 @@ def raise_if_not_differentiable(density: Density, u: Tensor) -> None:
     except UNTRACEABLE as error:
         if isinstance(error, torch.linalg.LinAlgError):
             return
-        if "fork" in str(error):
-            raise ModelError(
-                "a forked process cannot compute gradients after its parent has computed one, where there is a CUDA "
-                "device. Remedy: start processes by multiprocessing.get_context('spawn') or by joblib"
-            ) from error
+        raise_if_forked(error)
         raise ModelError(
             f"the gradient of the model's density fails{place_of(error)}: {first_line(error)}; a frequent cause is a "
             "tensor changed in place after its use. Remedy: replace x.add_(y) by x = x + y, and assignments to "

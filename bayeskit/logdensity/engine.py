@@ -16,7 +16,7 @@ from bayeskit.errors import CompilationWarning
 from bayeskit.logdensity import compiling as _evaluation
 from bayeskit.logdensity.compiling import Cost, Evaluator, Joint, recorded
 from bayeskit.logdensity.native import NativeEvaluator, RowSource, over_rows, row_source
-from bayeskit.logdensity.tracing import UNTRACEABLE, first_line, interpreted
+from bayeskit.logdensity.tracing import UNTRACEABLE, first_line, interpreted, raise_if_forked
 
 __all__ = ["Compile", "Engine", "Evaluators", "RESULTS", "ROW_SECONDS"]
 
@@ -176,6 +176,7 @@ class Engine:
         return graph
 
     def _give_up(self, error: Exception) -> Evaluator:
+        raise_if_forked(error)
         if self._eager is None:
             self._eager = torch.no_grad()(_evaluation.with_gradient(self._joint))
             warnings.warn(

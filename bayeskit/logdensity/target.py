@@ -62,6 +62,8 @@ def can_be_batched(density: PyroDensity, probe: Tensor) -> bool:
 
 def _takes_two(function: Callable[..., Any]) -> bool:
     """Whether a function can be called with two positional arguments; True where Python cannot tell."""
+    if not callable(function):
+        return False
     try:
         signature = inspect.signature(function)
     except ValueError:

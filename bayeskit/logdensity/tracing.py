@@ -31,6 +31,7 @@ from bayeskit.core.torch_internals import (
     unoptimised,
     use_lazy_graph_module,
 )
+from bayeskit.errors import ModelError
 
 __all__ = [
     "FailingApart",
@@ -44,6 +45,7 @@ __all__ = [
     "interpreted",
     "is_traced",
     "name_of",
+    "raise_if_forked",
     "safe",
     "traced",
 ]
@@ -53,6 +55,15 @@ __all__ = [
 
 UNTRACEABLE = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)
 """Errors of a density that branches on values, or calls functions that cannot be batched or traced."""
+
+
+def raise_if_forked(error: Exception) -> None:
+    """Raise ModelError if an error is torch's refusal of gradients in a forked process."""
+    if "fork-based multiprocessing" in str(error):
+        raise ModelError(
+            "a forked process cannot compute gradients after its parent has computed one, where there is a CUDA "
+            "device. Remedy: start processes by multiprocessing.get_context('spawn') or by joblib"
+        ) from error
 
 
 def first_line(error: Exception) -> str:

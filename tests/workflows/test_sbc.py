@@ -75,12 +75,12 @@ def test_a_sampler_that_ignores_the_data_is_noticed_by_the_log_likelihood_alone(
 
 
 def short(target, seed):
-    return bk.sample(target, 12, 40, 15, seed=seed, progress=False)
+    return bk.sample(target, 12, 80, 15, seed=seed, progress=False)
 
 
 def test_hamiltonian_monte_carlo_on_a_binomial():
     case = exact.get("beta_binomial")
-    result = sbc(case.model, short, args=case.args, num_replicates=20, num_draws=7, seed=4, progress=False)
+    result = sbc(case.model, short, args=case.args, num_replicates=32, num_draws=7, seed=4, progress=False)
     assert set(result.ranks) == {"p", "log_likelihood"} and not result.warnings
     assert result.smallest_p_value > FAILURE_RATE, result
 
@@ -97,7 +97,7 @@ def counts_model(x, count):
 def test_hamiltonian_monte_carlo_on_a_mixture_of_counts():
     x = torch.linspace(-1, 1, 12, dtype=torch.float64)
     args = (x, torch.zeros(12, dtype=torch.int64))
-    result = sbc(counts_model, short, args=args, num_replicates=20, num_draws=7, seed=1, progress=False)
+    result = sbc(counts_model, short, args=args, num_replicates=32, num_draws=7, seed=1, progress=False)
     assert set(result.ranks) == {"slope", "share", "log_likelihood"} and not result.warnings
     assert result.smallest_p_value > FAILURE_RATE, result
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bayeskit.core.randomness import new_generator
+from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import weight_effective_sample_size
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import SEARCH_ERRORS, rounding_problems
@@ -58,8 +59,8 @@ _TARGET_ACCEPTANCE = 0.8
 #: Tail shares whose limits moved draws may cross, the step of these moves over that of the run, and their number. If
 #: no flow has more than this many standard errors after the first two, there are no others.
 _TAILS, _SHORTER, _MOST_MOVES, _DOUBT = (1 / 256, 1 / 64, 1 / 16, 1 / 4, 1 / 2), 0.25, 4, 3.0
-#: Fewest draws in a tail: how much of the posterior lies beyond an extreme draw is too uncertain.
-_FEWEST_IN_TAIL = 8
+#: Fewest draws beyond a limit, in the half of the draws that the limit comes from.
+_FEWEST_IN_TAIL = 4
 #: Probability that draws of the posterior appear not to be, and share of a standard error that a flow has to have:
 #: a few moves find only a part of what is missing.
 _FALSE_ALARM, _PART_OF_ERROR = 1e-4, 1 / 3
@@ -191,39 +192,49 @@ def moved_draws(
 def unreached_by_moves(target: Target, draws: Draws, standard_error: float, calls: float) -> tuple[list[str], int]:
     """Return a warning if shorter steps take draws to where the run's moves did not, and evaluations.
 
-    ``calls`` are the run's gradient evaluations per draw; this check spends no more.
+    ``calls`` are the run's gradient evaluations per draw. This check spends no more, and is left out where that is less
+    than one move, or where the draws have no step size.
     """
     # Moves whose step suits most of the posterior are rejected in a narrow part, such as where a scale is small. No
     # replicate gets there, so that their spread does not show what is missing. Under detailed balance as many draws
     # enter a set as leave it, whatever the moves; a net flow means that the draws are not yet of the posterior.
-    x = draws.unconstrained.flatten(0, 1)
-    even = torch.full((len(x),), -math.log(len(x)), dtype=torch.float64, device=x.device)
-    step = _SHORTER * float(draws.sample_stats["step_size"].mean())
+    alive = draws.log_likelihood.flatten().isfinite()
+    x, step_size = draws.unconstrained.flatten(0, 1)[alive], draws.sample_stats.get("step_size")
+    if step_size is None or len(x) * max(_TAILS) < 2 * _FEWEST_IN_TAIL or not math.isfinite(standard_error):
+        return [], 0
+    step = _SHORTER * float(step_size.mean())
     num_steps = num_trajectory_steps(step)
-    limit = int(calls / (GRADIENTS_PER_STEP * num_steps))
-    num_moves = min(_MOST_MOVES, max(1, limit))
-    num_calls = 1 + GRADIENTS_PER_STEP * num_steps * num_moves
-    kernel = PopulationHMC(step, num_steps, learn_metric(x, even), 1.0, planned_calls=num_calls)
+    num_moves = min(_MOST_MOVES, int(calls / (GRADIENTS_PER_STEP * num_steps)))
+    if num_moves < 1:
+        return [], 0
+    even = torch.full((len(x),), -math.log(len(x)), dtype=torch.float64, device=x.device)
+    # As many planned calls as the run had, so that what was compiled for it is used.
+    kernel = PopulationHMC(step, num_steps, learn_metric(x, even), 1.0, planned_calls=max(1, int(calls)))
     generator = new_generator(0, x.device, stream="shorter steps")
-    state = kernel.init(target, x)
-    seen, flow = [torch.cat([x, state.log_likelihood.unsqueeze(1)], 1)], _Flow(0.0, 0.0, 0, False)
-    for move in range(num_moves):
-        state, _ = kernel.step(target, state, generator=generator)
-        seen.append(torch.cat([state.position, state.log_likelihood.unsqueeze(1)], 1))
-        if move == 1 or move == num_moves - 1:
-            flow = _net_flow(seen)
-            if flow.errors < _DOUBT:
-                break
+    with one_thread(), torch.no_grad():
+        state = kernel.init(target, x)
+        seen, flow = [torch.cat([x, state.log_likelihood.unsqueeze(1)], 1)], _Flow(0.0, 0.0, 0, False)
+        for move in range(num_moves):
+            state, _ = kernel.step(target, state, generator=generator)
+            seen.append(torch.cat([state.position, state.log_likelihood.unsqueeze(1)], 1))
+            if move == 1 or move == num_moves - 1:
+                flow = _net_flow(seen)
+                if flow.errors < _DOUBT:
+                    break
     spent = (1 + GRADIENTS_PER_STEP * num_steps * (len(seen) - 1)) * len(x)
     num_flows = 2 * len(_TAILS) * seen[0].shape[1]
     surprising = -float(torch.special.ndtri(torch.tensor(_FALSE_ALARM / num_flows, dtype=torch.float64)))
     if not (flow.errors > surprising and flow.share > _PART_OF_ERROR * standard_error):
         return [], spent
-    name = (*target.names, "the log likelihood")[flow.column]
+    side = "low" if flow.is_low else "high"
+    seen_there = f"with shorter steps {100 * flow.share:.2g} % of the particles move to {side} values of"
+    if flow.column == target.dim:
+        return [
+            f"{seen_there} the log likelihood that the run did not reach: use stepping_stone or nested_sampling"
+        ], spent
     return [
-        f"with shorter steps {100 * flow.share:.2g} % of the particles go where {name} is "
-        f"{'small' if flow.is_low else 'large'}, which the run's moves did not reach: use stepping_stone, a higher "
-        "target_acceptance, or, if it is a scale, write what it governs as location + scale * standard normal"
+        f"{seen_there} {target.names[flow.column]} (unconstrained) that the run did not reach: use stepping_stone or "
+        "nested_sampling, or, if it is a scale, write what it governs as location + scale * standard normal"
     ], spent
 
 
@@ -238,16 +249,25 @@ class _Flow(NamedTuple):
 
 def _net_flow(seen: Sequence[Tensor]) -> _Flow:
     """Return the most significant net flow into a tail of a column, from the first of several ``(n, k)`` on."""
-    n, k = seen[0].shape
-    first, *others = (torch.cat([x, -x], 1) for x in seen)
-    ordered, best = first.sort(0).values, _Flow(0.0, 0.0, 0, False)
-    for tail in (tail for tail in _TAILS if tail * n >= _FEWEST_IN_TAIL):
-        limit = ordered[round(tail * n)]
-        change = sum(x < limit for x in others) / len(others) - (first < limit).to(torch.float64)
-        errors = change.sum(0) / change.square().sum(0).clamp(min=1.0).sqrt()
-        at = int(errors.argmax())
-        if float(errors[at]) > best.errors:
-            best = _Flow(float(change[:, at].mean()), float(errors[at]), at % k, at < k)
+    first, *others = seen
+    n, k = first.shape
+    half = n // 2
+    # Copies, which resampling makes and puts next to each other, enter and leave together.
+    distinct = torch.cat([first.new_zeros(1, dtype=torch.bool), (first.diff(dim=0) != 0).any(1)]).cumsum(0)
+    best = _Flow(0.0, 0.0, 0, False)
+    for column, is_low in product(range(k), (True, False)):
+        sign = 1.0 if is_low else -1.0
+        start, moved = sign * first[:, column], sign * torch.stack([x[:, column] for x in others])
+        # Limits of one half come from the other: a limit from the same draws would have a known number beyond it.
+        ordered = [part.sort().values for part in (start[half:], start[:half])]
+        for tail in (tail for tail in _TAILS if tail * half >= _FEWEST_IN_TAIL):
+            limits = torch.stack([part[round(tail * len(part))] for part in ordered])
+            limit = limits.repeat_interleave(torch.tensor([half, n - half], device=limits.device))
+            change = (moved < limit).to(torch.float64).mean(0) - (start < limit).to(torch.float64)
+            together = torch.zeros(n, dtype=torch.float64, device=change.device).index_add(0, distinct, change)
+            errors = float(change.sum() / together.square().sum().clamp(min=1.0).sqrt())
+            if errors > best.errors:
+                best = _Flow(float(change.mean()), errors, column, is_low)
     return best
 
 

@@ -36,7 +36,7 @@ def test_bridge_on_autocorrelated_draws(correlation):
 
 def test_bridge_path_and_stepping_stone_on_sampled_draws():
     methods = ("bridge_sampling", "modified_path_sampling", "stepping_stone")
-    result = calibrate(methods, "linreg10", 20, budget=LADDER, progress=False)
+    result = calibrate(methods, "linreg10", 32, budget=LADDER, progress=False)
     for method in methods:
         check(result.z(method))
     table = result.to_pandas()
