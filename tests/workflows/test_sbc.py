@@ -44,7 +44,7 @@ class Conjugate:
         return bk.Draws(u, log_prior, log_likelihood, torch.ones(4, dtype=torch.float64), target=target)
 
 
-def study(sampler, num_replicates=60, **settings):
+def study(sampler, num_replicates=300, **settings):
     return sbc(normal_model, sampler, args=(Y,), num_replicates=num_replicates, progress=False, **settings)
 
 
@@ -52,14 +52,14 @@ def study(sampler, num_replicates=60, **settings):
 
 
 def test_exact_draws_pass():
-    result = study(Conjugate(), 150)
+    result = study(Conjugate())
     assert set(result.ranks) == {"mean", "log_likelihood"}
     assert result.smallest_p_value > FAILURE_RATE and not result.warnings
     assert result.ranks["mean"].min() >= 0 and result.ranks["mean"].max() <= 63
 
 
 @pytest.mark.parametrize(
-    ("sampler", "sign"), [(Conjugate(shift=1.5), -1), (Conjugate(shift=-1.5), 1), (Conjugate(scale=0.2), 0)]
+    ("sampler", "sign"), [(Conjugate(shift=0.65), -1), (Conjugate(shift=-0.65), 1), (Conjugate(scale=0.5), 0)]
 )
 def test_draws_that_are_shifted_or_too_narrow_are_noticed(sampler, sign, limit):
     result = study(sampler)
@@ -69,18 +69,18 @@ def test_draws_that_are_shifted_or_too_narrow_are_noticed(sampler, sign, limit):
 
 
 def test_a_sampler_that_ignores_the_data_is_noticed_by_the_log_likelihood_alone():
-    result = study(Conjugate(ignores_data=True), 100)
+    result = study(Conjugate(ignores_data=True))
     assert result.p_values.loc["mean"].min() > FAILURE_RATE
     assert result.p_values.loc["log_likelihood"].min() < FAILURE_RATE and not result.passed
 
 
 def short(target, seed):
-    return bk.sample(target, 12, 80, 15, seed=seed, progress=False)
+    return bk.sample(target, 4, 120, 80, seed=seed, progress=False)
 
 
 def test_hamiltonian_monte_carlo_on_a_binomial():
     case = exact.get("beta_binomial")
-    result = sbc(case.model, short, args=case.args, num_replicates=32, num_draws=7, seed=4, progress=False)
+    result = sbc(case.model, short, args=case.args, num_replicates=24, num_draws=15, seed=4, progress=False)
     assert set(result.ranks) == {"p", "log_likelihood"} and not result.warnings
     assert result.smallest_p_value > FAILURE_RATE, result
 
@@ -97,7 +97,7 @@ def counts_model(x, count):
 def test_hamiltonian_monte_carlo_on_a_mixture_of_counts():
     x = torch.linspace(-1, 1, 12, dtype=torch.float64)
     args = (x, torch.zeros(12, dtype=torch.int64))
-    result = sbc(counts_model, short, args=args, num_replicates=32, num_draws=7, seed=1, progress=False)
+    result = sbc(counts_model, short, args=args, num_replicates=24, num_draws=15, seed=1, progress=False)
     assert set(result.ranks) == {"slope", "share", "log_likelihood"} and not result.warnings
     assert result.smallest_p_value > FAILURE_RATE, result
 
@@ -134,13 +134,13 @@ def simulate_normal(values, generator):
 
 
 def simulate_too_wide(values, generator):
-    return (values["mean"] + 4 * torch.randn(NUM_DATA, generator=generator, dtype=torch.float64),)
+    return (values["mean"] + 2 * torch.randn(NUM_DATA, generator=generator, dtype=torch.float64),)
 
 
 def test_a_factor_needs_a_simulator_of_its_own():
     with pytest.raises(UnsupportedSiteError, match=r"factor 'data'.*simulate="):
         sbc(factor_model, Conjugate(), args=(Y,), progress=False)
-    settings = {"args": (Y,), "num_replicates": 60, "progress": False}
+    settings = {"args": (Y,), "num_replicates": 100, "progress": False}
     right = sbc(factor_model, Conjugate(), simulate=simulate_normal, **settings)
     wrong = sbc(factor_model, Conjugate(), simulate=simulate_too_wide, **settings)
     assert right.smallest_p_value > FAILURE_RATE > wrong.smallest_p_value
