@@ -58,7 +58,7 @@ NUM_MOVED, _NUM_MOVES, _TRAJECTORY, _MAX_STEPS = 500, 20, 1.5, 8
 _TARGET_ACCEPTANCE = 0.8
 #: Tail shares whose limits moved draws may cross, the step of these moves over that of the run, and their number. If
 #: no flow has more than this many standard errors after the first two, there are no others.
-_TAILS, _SHORTER, _MOST_MOVES, _DOUBT = (1 / 256, 1 / 64, 1 / 16, 1 / 4, 1 / 2), 0.25, 4, 3.0
+_TAILS, _SHORTER, _MOST_MOVES, _DOUBT = (1 / 256, 1 / 64, 1 / 16, 1 / 4, 1 / 2), 0.25, 4, 2.0
 #: Fewest draws beyond a limit, in the half of the draws that the limit comes from.
 _FEWEST_IN_TAIL = 4
 #: Probability that draws of the posterior appear not to be, and share of a standard error that a flow has to have:
