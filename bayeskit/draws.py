@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import xarray as xr
 from torch import Tensor
 
 from bayeskit.core.compatibility import as_inference_data, to_datasets
 from bayeskit.core.storage import load_tensors, save_tensors
 from bayeskit.errors import DrawsError, ModelError
 from bayeskit.logdensity.target import Target
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 __all__ = ["Draws", "as_numpy"]
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 
 from bayeskit.core.page import rendered
@@ -25,6 +24,7 @@ from bayeskit.inference.evidence.comparison import comparison_facts, own_seconds
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 __all__ = ["posterior_summary", "write_report"]
@@ -60,6 +60,8 @@ def posterior_summary(draws: Draws) -> pd.DataFrame:
 
 
 def _summary(names: list[str], values: torch.Tensor) -> pd.DataFrame:
+    import pandas as pd
+
     count = values.shape[-1]
     flat = values.flatten(1)
     sd = flat.std(1)

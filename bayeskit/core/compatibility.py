@@ -1,4 +1,4 @@
-"""Interfaces to other packages: ArviZ 0.x and 1.x, and zuko without its change of a torch global."""
+"""Interface to ArviZ 0.x and 1.x, by xarray."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import warnings
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import xarray as xr
 from torch import Tensor
 
-from bayeskit.core.randomness import validation_kept
 from bayeskit.errors import OutputError
 
-# Interface to ArviZ 0.x and 1.x, by xarray.
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["as_inference_data", "plain_attributes", "to_datasets", "write_netcdf"]
 
 
 def to_datasets(groups: dict[str, dict[str, Tensor]], attributes: dict[str, Any]) -> dict[str, xr.Dataset]:
@@ -33,6 +34,8 @@ def plain_attributes(facts: dict[str, Any]) -> dict[str, str | int | float]:
 
 def as_inference_data(datasets: dict[str, xr.Dataset]) -> Any:
     """Return ``InferenceData`` where the installed ArviZ is 0.x, else the ``DataTree`` itself."""
+    import xarray as xr
+
     tree = xr.DataTree.from_dict(datasets)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.23 announces 1.x at import
@@ -44,6 +47,8 @@ def as_inference_data(datasets: dict[str, xr.Dataset]) -> Any:
 
 def write_netcdf(datasets: dict[str, xr.Dataset], path: str | Path) -> None:
     """Write each dataset as a group, whole or not at all; raise ``OutputError`` if the file cannot be written."""
+    import xarray as xr
+
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -57,6 +62,8 @@ def write_netcdf(datasets: dict[str, xr.Dataset], path: str | Path) -> None:
 
 
 def _dataset(variables: dict[str, Tensor], attributes: dict[str, Any]) -> xr.Dataset:
+    import xarray as xr
+
     data: dict[str, Any] = {}
     for site, tensor in variables.items():
         # A slash becomes a dot, ``chain`` and ``draw`` take an underscore; the attribute ``site`` keeps the name.
@@ -76,11 +83,3 @@ def _allowed(site: str, taken: Iterable[str]) -> str:
     while name in taken or name in ("chain", "draw"):
         name += "_"
     return name
-
-
-# zuko, with torch's validation restored after the import.
-
-with validation_kept():  # zuko switches torch's validation of distributions off globally
-    import zuko
-
-__all__ = ["as_inference_data", "plain_attributes", "to_datasets", "write_netcdf", "zuko"]

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+import scipy
 import torch
-from scipy.special import gammaincinv
 from torch import Tensor
 
 from bayeskit.core.inputs import whole_number
@@ -156,5 +156,5 @@ def student_points(num_points: int, dim: int, degrees_of_freedom: float, generat
     uniform = uniform_points(num_points, dim + 1, generator)
     half = 0.5 * degrees_of_freedom
     # Quantile of a chi-squared variable, divided by its degrees of freedom.
-    mixing = torch.as_tensor(gammaincinv(half, uniform[:, :1].numpy())) / half
+    mixing = torch.as_tensor(scipy.special.gammaincinv(half, uniform[:, :1].numpy())) / half
     return torch.special.ndtri(uniform[:, 1:]) * mixing.rsqrt()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
+import scipy
 import torch
-from scipy.fft import next_fast_len
-from scipy.stats import norm
-from scipy.stats import t as student
 from torch import Tensor
 
 __all__ = [
@@ -136,11 +135,18 @@ def effective_within_chains(x: Tensor) -> Tensor:
     return _of_finite(x, torch.where(covariance[..., 0] > 0, result, torch.full_like(result, n))).to(dtype)
 
 
+@functools.cache
+def _fft_size(n: int) -> int:
+    """Return the smallest number from ``n`` on without prime factors above five, whose Fourier transform is fast."""
+    odd = (3**i * 5**j for i in range(n.bit_length()) for j in range(n.bit_length()))
+    return min(k << (-(-n // k) - 1).bit_length() for k in odd)
+
+
 def _autocovariance(x: Tensor) -> Tensor:
     """Mean over chains of the autocovariance at each lag, ``(*batch, chains, n) -> (*batch, n)``."""
     n = x.shape[-1]
     centred = x - x.mean(-1, keepdim=True)
-    size = next_fast_len(2 * n, real=True)
+    size = _fft_size(2 * n)
     spectrum = torch.view_as_real(torch.fft.rfft(centred, n=size)).square().sum(-1)
     return torch.fft.irfft(spectrum, n=size)[..., :n].mean(-2) / (n - 1)
 
@@ -230,7 +236,7 @@ def replicates_log_mean_error(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
     if r < 2:
         return torch.full_like(by_values, math.nan), torch.full_like(by_values, math.nan)
     # Widened so that 1.96 errors reach the 97.5 % quantile of Student's distribution.
-    widened = float(student.ppf(0.975, groups * (r - 1)) / norm.ppf(0.975))
+    widened = float(scipy.special.stdtrit(groups * (r - 1), 0.975) / scipy.special.ndtri(0.975))
     return widened * torch.maximum(by_values, by_logarithms).sqrt() / math.sqrt(r), by_values.sqrt()
 
 

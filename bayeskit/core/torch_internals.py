@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as cur
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 __all__ = [
+    "DispatchMode",
     "FakeTensorMode",
     "OpOverload",
-    "TorchDispatchMode",
     "TracingContext",
     "TreeSpec",
     "batching_level",
@@ -50,6 +50,15 @@ __all__ = [
     "use_lazy_graph_module",
     "without_overrides",
 ]
+
+
+class DispatchMode(TorchDispatchMode):
+    """Mode that sees each operation; unlike torch's, its first operation does not import torch's compiler (1.5 s)."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
 
 #: The ``__torch_function__`` of a tensor's subclass whose results are plain tensors.
 without_overrides: Any = torch._C._disabled_torch_function_impl

@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from bayeskit.core.progress import look
 from bayeskit.core.randomness import one_thread, validation_kept
-from bayeskit.core.torch_internals import FakeTensorMode, TorchDispatchMode, TracingContext, tracing, tree_leaves
+from bayeskit.core.torch_internals import DispatchMode, FakeTensorMode, TracingContext, tracing, tree_leaves
 from bayeskit.errors import CompilationWarning
 from bayeskit.logdensity.tracing import fail_apart, safe, traced
 
@@ -350,7 +350,7 @@ def is_view(operation: Any) -> bool:
     return bool(returns) and returns[0].alias_info is not None and not operation._schema.is_mutable and not lifted
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     """Recorder of the inputs and the written bytes of each operation, below gradients and batching."""
 
     def __init__(self) -> None:
@@ -484,7 +484,6 @@ def tempered(log_prior: Tensor, log_likelihood: Tensor, beta: Tensor) -> Tensor:
 
 def with_gradient(joint: Joint) -> Evaluator:
     """Return the eager evaluation of ``joint`` and its gradient by automatic differentiation."""
-    import torch._dynamo  # noqa: F401  torch.func imports it at its first gradient, which may be inside a mode of ours
 
     def total(u: Tensor, beta: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         log_prior, log_likelihood = joint(u)
@@ -492,8 +491,11 @@ def with_gradient(joint: Joint) -> Evaluator:
         return log_density.sum(), (log_prior, log_likelihood, log_density)
 
     def evaluate(u: Tensor, beta: Tensor) -> Evaluation:
-        gradient, (log_prior, log_likelihood, log_density) = torch.func.grad(total, has_aux=True)(u, beta)
-        return Evaluation(log_prior, log_likelihood, log_density, gradient)
+        u = u.detach().requires_grad_()
+        with torch.enable_grad():
+            value, parts = total(u, beta)
+        (gradient,) = torch.autograd.grad(value, u)
+        return Evaluation(*(x.detach() for x in parts), gradient)
 
     return evaluate
 

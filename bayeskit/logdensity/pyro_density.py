@@ -289,8 +289,7 @@ class PyroDensity:
             try:
                 _refuse_discrete(record.name, fn)
                 transform = bijection(support_of(fn))
-                unconstrained = transform.inverse_shape(record.value.shape)
-                transform.inv(record.value)
+                unconstrained = transform.inv(record.value).shape
                 if not transform(record.value.new_zeros(unconstrained)).isfinite().all():
                     raise NotImplementedError("an interval of infinite length")  # torch: GeneralizedPareto
             except (NotImplementedError, KeyError) as error:

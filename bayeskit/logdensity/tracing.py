@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from bayeskit.core.torch_internals import (
+    DispatchMode,
     OpOverload,
-    TorchDispatchMode,
     TreeSpec,
     batching_level,
     current_dispatch_modes,
@@ -89,7 +89,7 @@ def is_traced() -> bool:
     return get_proxy_mode() is not None or any(isinstance(x, _Tracer) for x in current_dispatch_modes())
 
 
-class _Tracer(TorchDispatchMode):
+class _Tracer(DispatchMode):
     """Recorder of operations as nodes of a graph; tensors made elsewhere become buffers of its root."""
 
     def __init__(self, arguments: Sequence[Tensor]) -> None:
@@ -148,7 +148,7 @@ class _Tracer(TorchDispatchMode):
     def _note(self, result: Any, node: Node, unknown: bool) -> None:
         if isinstance(result, Tensor):
             if result.layout is torch.strided:
-                node.meta["tensor_meta"] = extract_tensor_metadata(result)
+                node.meta["tensor_meta"] = extract_tensor_metadata(result, include_contiguity=False)
             self._nodes[result] = node
             if unknown:
                 self._unknown[result] = True

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from scipy.special import logsumexp
 
 from bayeskit.core.inputs import real_number, whole_number
@@ -25,6 +24,7 @@ from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
 __all__ = ["ModelComparison", "compare_models"]
@@ -255,6 +255,8 @@ class ModelComparison:
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row per model, in descending order of evidence; Bayes factors are against the best model."""
+        import pandas as pd
+
         rows = []
         for name in sorted(self.results, key=lambda name: -_or_nothing(self.results[name].log_evidence)):
             z, (factor, factor_error) = self[name], self.log_bayes_factor(name)

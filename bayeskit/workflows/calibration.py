@@ -7,13 +7,15 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from bayeskit.core.storage import as_output_folder, write_atomically
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import Budget, Calibration, Problem, calibrate
 from bayeskit.inference.evidence.calibration import SMALL, Answered, applicable, as_problem
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["calibration_in_folder", "calibrations"]
 
@@ -99,6 +101,8 @@ def calibrations(
 
     With a folder, each problem has a resumable subfolder, and ``calibration.csv`` and ``.svg`` show all problems.
     """
+    import pandas as pd
+
     # Inapplicable methods are reported before any replication.
     out = None if folder is None else as_output_folder(folder)
     known = [as_problem(problem) for problem in problems]
@@ -162,6 +166,8 @@ def _save_plot(found: Sequence[Calibration], path: Path) -> None:
 
 def _replicates_of(found: Calibration) -> pd.DataFrame:
     """Return a row per method and replicate: case, method, seed, estimate, standard error, z, trusted, seconds."""
+    import pandas as pd
+
     parts = [
         pd.DataFrame(
             {

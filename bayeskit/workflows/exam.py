@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from bayeskit import exact
 from bayeskit.core.inputs import whole_number
@@ -23,6 +21,9 @@ from bayeskit.core.storage import write_atomically
 from bayeskit.errors import BayeskitError, SamplingWarning, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, compare, select
 from bayeskit.parallel import map_tasks
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "Exam",
@@ -153,6 +154,8 @@ class Exam:
 
     def by_method(self) -> pd.DataFrame:
         """Return counts by method: right, refused though right, flagged, trusted and wrong, failed, refused, n/a."""
+        import pandas as pd
+
         columns = ["right", "refused though right", "flagged", "trusted and wrong", "failed", _REFUSED_WHOLE, _REFUSED]
         counts: dict[str, list[int]] = {}
         for row in self.rows:
@@ -174,6 +177,8 @@ class Exam:
 
         ``remarks`` holds the warnings of a method, or the reason why it was not run; rows of methods not run come last.
         """
+        import pandas as pd
+
         columns = "case method estimate standard_error exact z trusted seconds verdict remarks".split()
         rows: list[tuple[Any, ...]] = []
         for row in self.rows:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -30,6 +29,7 @@ from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 __all__ = ["MIN_REPLICATES", "SBCResult", "Sampler", "Simulate", "sbc"]
@@ -89,6 +89,8 @@ class SBCResult:
     @functools.cached_property
     def p_values(self) -> pd.DataFrame:
         """Unadjusted p-values of each quantity: columns ``chi_square`` and ``ecdf``."""
+        import pandas as pd
+
         rows = {
             name: {
                 "chi_square": chi_square_p_value(ranks, self.num_draws),

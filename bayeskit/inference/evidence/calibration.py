@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import pandas as pd
+import scipy
 import torch
-from scipy.stats import norm
 
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
@@ -27,6 +26,7 @@ from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
 __all__ = ["Answered", "Calibration", "Problem", "SMALL", "applicable", "as_problem", "calibrate"]
@@ -46,7 +46,7 @@ _COMPILE_FROM = 16
 _NORMAL_CASE = "linreg10"
 #: Errors below this, in nats, are rounding errors.
 _EXACT = 1e-10
-_COVERED = float(norm.ppf(0.975))
+_COVERED = float(scipy.special.ndtri(0.975))
 
 
 class Answered(Protocol):
@@ -143,6 +143,8 @@ class Calibration:
         ``false_comfort`` is the share of replicates with ``|z| > 3`` that were trusted. ``failed`` is the share of
         replicates without an estimate, which enter no other column but ``trusted``.
         """
+        import pandas as pd
+
         rows = []
         for method in self.estimates:
             known = np.isfinite(self.estimates[method])

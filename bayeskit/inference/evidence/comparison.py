@@ -12,9 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-import xarray as xr
-from scipy.stats import norm
+import scipy
 
 from bayeskit.core.compatibility import as_inference_data, plain_attributes, write_netcdf
 from bayeskit.core.inputs import real_number, whole_number
@@ -33,6 +31,8 @@ from bayeskit.inference.samplers import Ladder
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
     from matplotlib.axes import Axes
 
     from bayeskit.inference.evidence.conditionals import ConjugateBlock
@@ -188,7 +188,7 @@ def judge(
     common = {"untrusted": untrusted, "refused": dict(refused or {}), "notes": notes}
     if not trusted:
         return Verdict(None, **common)  # type: ignore[arg-type]
-    limit = float(norm.isf(_FALSE_ALARM / (2 * max(1, len(trusted) - 1))))
+    limit = -float(scipy.special.ndtri(_FALSE_ALARM / (2 * max(1, len(trusted) - 1))))
     gaps = [[_gap(one, other) for other in trusted] for one in trusted]
     agree = [[gap <= limit for gap in row] for row in gaps]
     place = next((i for i in range(len(trusted)) if _speaks(i, trusted, agree)), None)
@@ -376,6 +376,8 @@ class EvidenceComparison:
         Columns are ``method``, ``log_evidence``, ``standard_error``, ``num_evaluations``, ``seconds``, ``trusted``,
         ``warnings`` and ``predictive_score`` (scores only). Methods that do not apply come last.
         """
+        import pandas as pd
+
         rows: list[tuple[Any, ...]] = [
             (z.method, z.log_evidence, z.standard_error, *_spent(z), math.nan) for z in self.results.values()
         ]
@@ -398,6 +400,8 @@ class EvidenceComparison:
 
     def to_datasets(self) -> dict[str, xr.Dataset]:
         """Return the group ``evidence``, with dimension ``estimator``, and any groups of the posterior draws."""
+        import xarray as xr
+
         groups = {} if self.draws is None else self.draws.to_datasets()
         table = self.to_pandas()
         columns = {

@@ -8,11 +8,10 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import scipy
 import torch
-from scipy.stats import chi2
 from torch import Tensor, nn
 
-from bayeskit.core.compatibility import zuko
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.core.statistics import (
@@ -354,6 +353,8 @@ def _whitening(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _new_transform(dim: int, bound: float, generator: torch.Generator) -> nn.Module:
     """Create pairs of couplings with complementary random masks; together they are the identity."""
+    from bayeskit.core.flows import zuko
+
     shapes = [(_BINS,), (_BINS,), (_BINS - 1,)]
     # The splines cover all draws; beyond them they are the identity, which keeps the tails of the noise.
     spline = partial(zuko.transforms.MonotonicRQSTransform, bound=bound)
@@ -684,7 +685,7 @@ class _Narrow(NamedTuple):
     share: float
 
     def radius(self, dim: int) -> float:
-        return math.sqrt(self.temperature * float(chi2.ppf(self.share, dim)))
+        return math.sqrt(self.temperature * 2 * float(scipy.special.gammaincinv(dim / 2, self.share)))
 
     def log_prob(self, noise: Tensor, log_volume: Tensor) -> Tensor:
         density = log_volume + _normal_density(noise, self.temperature) - math.log(self.share)

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
-from scipy.optimize import minimize
-from scipy.stats import chi2
 from torch import Tensor
 
 from bayeskit.core.randomness import new_generator, one_thread
@@ -236,7 +235,7 @@ def find_modes(
     with one_thread():
         for point in start:
             first = point.double().cpu().numpy() / unit
-            outcome = minimize(loss, first, jac=True, method="L-BFGS-B", options=options)
+            outcome = scipy.optimize.minimize(loss, first, jac=True, method="L-BFGS-B", options=options)
             found.append((float(outcome.fun), unit * outcome.x))
     ends = [x for value, x in sorted(found, key=lambda pair: pair[0]) if value < _NOTHING]
     if not ends:
@@ -449,7 +448,7 @@ def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | N
     generator = new_generator(seed, factor.device, stream="mass of a peak")
     like = {"dtype": factor.dtype, "device": factor.device, "generator": generator}
     noise = torch.randn(_PEAK_DRAWS, target.dim, **like)  # type: ignore[call-overload]
-    radius = math.sqrt(float(chi2.ppf(_PEAK_SHARE, target.dim)))
+    radius = math.sqrt(2 * float(scipy.special.gammaincinv(target.dim / 2, _PEAK_SHARE)))
     x = mode + torch.linalg.solve_triangular(factor.mT, noise.mT, upper=True).mT
     constant = factor.diagonal().log().sum() - 0.5 * target.dim * math.log(2 * math.pi)
     log_weight = target.log_density(x) + 0.5 * noise.square().sum(-1) - constant

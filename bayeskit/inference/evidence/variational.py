@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from bayeskit.core.inputs import real_number, whole_number
@@ -348,7 +348,7 @@ class _Objective:
             return -value, gradient
 
         options = {"maxiter": MAX_ITERATIONS, "maxfun": 2 * MAX_ITERATIONS, "maxls": 50, "maxcor": 20}
-        outcome = minimize(
+        outcome = scipy.optimize.minimize(
             loss, np.zeros(2 * d), jac=True, method="L-BFGS-B", options=options | {"ftol": 1e-13, "gtol": 1e-6}
         )
         end, log_scale = location + scale * outcome.x[:d], start + outcome.x[d:]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
@@ -27,6 +26,7 @@ from bayeskit.inference.gradients.space import LIMIT, Factorised, Space, space_o
 from bayeskit.inference.gradients.without_replacement import RaoBlackwell, UnorderedSet
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
 __all__ = ["GradientComparison", "GradientStatistics", "compare_estimators"]
@@ -130,6 +130,8 @@ class GradientComparison:
         covariance; `num_evaluations` per gradient estimate; `variance_per_cost`, the product of variance and
         evaluations; `seconds` per gradient estimate; `unbiased`, as stated by the estimator.
         """
+        import pandas as pd
+
         rows = [
             {
                 "estimator": name,

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import pyro
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from bayeskit.errors import DataError, ModelError, SettingsError
 from bayeskit.inference.objectives.drawing import Compatibility, Layout, Particles, plate_nesting, run_particles
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
 __all__ = [
@@ -230,6 +230,8 @@ class HeldOut:
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row per observation: log_likelihood, standard_error and, if available, pareto_k."""
+        import pandas as pd
+
         columns = {"log_likelihood": self.log_likelihood, "standard_error": self.pointwise_standard_error}
         if self.pareto_k is not None:
             columns["pareto_k"] = self.pareto_k

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -16,6 +15,9 @@ from bayeskit.errors import DataError, GuideError, SettingsError
 from bayeskit.inference.held_out.importance import Minibatches, already_validated, draw_particles, positive
 from bayeskit.inference.objectives.drawing import Layout, Site
 from bayeskit.inference.objectives.latent_density import LatentDensity
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["ActiveUnits", "Information", "ROWS", "active_units", "aggregate_kl", "mutual_information"]
 
@@ -58,6 +60,8 @@ class ActiveUnits:
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row per coordinate: site, coordinate, variance, standard_error, active."""
+        import pandas as pd
+
         rows = [
             (name, i, float(v), float(self.standard_error[name][i]), bool(v > self.threshold))
             for name, variance in self.variance.items()

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
-from scipy.stats import beta as beta_distribution
 from torch import Tensor
 
 from bayeskit.core.compatibility import as_inference_data
@@ -289,7 +289,7 @@ def _levels(num_temperatures: int, beta: Sequence[float] | Tensor | None) -> Ten
     if beta is None:
         num_temperatures = whole_number("num_temperatures", num_temperatures, 2)
         grid = torch.linspace(0, 1, num_temperatures + 1, dtype=torch.float64)
-        return torch.as_tensor(beta_distribution.ppf(grid.numpy(), 0.3, 1.0))
+        return torch.as_tensor(scipy.special.betaincinv(0.3, 1.0, grid.numpy()))
     try:
         levels = torch.as_tensor(beta, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import scipy
 import torch
-from scipy.stats import kstest
 from torch import Tensor
 
 from bayeskit.core.compatibility import as_inference_data
@@ -532,7 +532,7 @@ class NestedRun:
 
 
 def _uniform_p_value(x: Tensor) -> float:
-    return float(kstest(x.cpu().numpy(), "uniform").pvalue) if len(x) else 1.0
+    return float(scipy.stats.kstest(x.cpu().numpy(), "uniform").pvalue) if len(x) else 1.0
 
 
 def log_shells(log_volume: Tensor) -> Tensor:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import pyro
 import torch
 import torch.distributed as dist
-import xarray as xr
 from pyro import poutine
 from pyro.nn import PyroModule
 from pyro.optim import PyroOptim
@@ -220,6 +219,8 @@ class Fit:
             Group ``optimization`` holds ``loss`` over ``step``, ``epoch_loss`` over ``epoch`` and, with validation
             data, ``validation_loss`` over ``epoch``.
         """
+        import xarray as xr
+
         history = {"loss": ("step", self.losses.numpy()), "epoch_loss": ("epoch", self.epoch_losses.numpy())}
         if len(self.validation_losses):
             history["validation_loss"] = ("epoch", self.validation_losses.numpy())

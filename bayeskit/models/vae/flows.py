@@ -10,7 +10,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from bayeskit.core.compatibility import zuko
+from bayeskit.core.flows import zuko
 from bayeskit.errors import SettingsError
 from bayeskit.models.vae.autoencoders import VAE, features
 from bayeskit.models.vae.distributions import Shape

@@ -11,7 +11,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pandas as pd
 import pyro.distributions as dist
 import torch
 from pyro.distributions import TorchDistribution
@@ -58,6 +57,7 @@ from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topo
 from bayeskit.workflows.bayes_factors import ModelComparison, compare_models
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
 __all__ = [

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Protocol, Self, get_args
 import numpy as np
 import pyro.distributions as dist
 import torch
-import xarray as xr
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from bayeskit.core.compatibility import as_inference_data, to_datasets, zuko
+from bayeskit.core.compatibility import as_inference_data, to_datasets
+from bayeskit.core.flows import zuko
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.core.statistics import (
@@ -804,6 +804,8 @@ class VariationalPosterior:
         SamplingWarning
             If the weights are not trusted.
         """
+        import xarray as xr
+
         drawn = self.weighed_trees(num_draws, seed=seed, defended=weighted)
         rows = torch.arange(num_draws)
         if weighted:
