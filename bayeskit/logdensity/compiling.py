@@ -23,7 +23,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from bayeskit.core.progress import look
 from bayeskit.core.randomness import one_thread, validation_kept
-from bayeskit.core.torch_internals import DispatchMode, FakeTensorMode, TracingContext, tracing, tree_leaves
+from bayeskit.core.torch_internals import (
+    DispatchMode,
+    FakeTensorMode,
+    TracingContext,
+    gradient_and_rest,
+    tracing,
+    tree_leaves,
+)
 from bayeskit.errors import CompilationWarning
 from bayeskit.logdensity.tracing import fail_apart, safe, traced
 
@@ -491,11 +498,8 @@ def with_gradient(joint: Joint) -> Evaluator:
         return log_density.sum(), (log_prior, log_likelihood, log_density)
 
     def evaluate(u: Tensor, beta: Tensor) -> Evaluation:
-        u = u.detach().requires_grad_()
-        with torch.enable_grad():
-            value, parts = total(u, beta)
-        (gradient,) = torch.autograd.grad(value, u)
-        return Evaluation(*(x.detach() for x in parts), gradient)
+        gradient, log_prior, log_likelihood, log_density = gradient_and_rest(total, u, beta)
+        return Evaluation(log_prior, log_likelihood, log_density, gradient)
 
     return evaluate
 

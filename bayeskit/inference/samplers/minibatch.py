@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from bayeskit.core.randomness import new_generator, validation_kept
+from bayeskit.core.torch_internals import gradient_and_rest
 from bayeskit.errors import CompilationWarning, DataError, ModelError, SettingsError, ShapeError, SlowModelWarning
 from bayeskit.logdensity import compiling as _evaluation
 from bayeskit.logdensity.compiling import Evaluation
@@ -347,7 +348,7 @@ class _MinibatchEngine:
             log_density = log_prior + log_likelihood
             return log_density.sum(), (log_prior, log_likelihood, log_density)
 
-        gradient, (log_prior, log_likelihood, log_density) = torch.func.grad(total, has_aux=True)(u)
+        gradient, log_prior, log_likelihood, log_density = gradient_and_rest(total, u)
         return Evaluation(log_prior, log_likelihood, log_density, gradient)
 
     def _one_by_one(self, u: Tensor, rows: Tensor) -> Evaluation:
