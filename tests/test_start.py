@@ -1,0 +1,60 @@
+"""What a process imports, and when."""
+
+import subprocess
+import sys
+
+import pytest
+
+import bayeskit
+
+HEAVY = (
+    "arviz",
+    "gpytorch",
+    "matplotlib",
+    "pandas",
+    "scipy.stats",
+    "sympy",
+    "torch._dynamo",
+    "torch._inductor",
+    "xarray",
+)
+"""Packages that take a third of a second or more, and are of use to some calls only."""
+
+SAMPLE = """
+import torch, pyro, pyro.distributions as dist, bayeskit as bk
+def model(y):
+    scale = pyro.sample("scale", dist.HalfNormal(2.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(pyro.sample("mean", dist.Normal(0.0, 5.0)), scale), obs=y)
+target = bk.Target.from_pyro(model, torch.tensor([1.2, 0.4, 2.1], dtype=torch.float64))
+draws = bk.sample(target, num_chains=2, num_warmup=20, num_samples=20, seed=0, progress=False)
+"""
+
+
+def loaded_by(*arguments):
+    """Return the names of the modules that a process imports."""
+    command = [sys.executable, "-X", "importtime", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+
+
+@pytest.mark.parametrize("arguments", [("-c", "import bayeskit"), ("-m", "bayeskit", "--help")], ids=["import", "help"])
+def test_neither_import_nor_help_loads_torch(arguments):
+    assert not loaded_by(*arguments) & {"torch", "pyro", "numpy", *HEAVY}
+
+
+def test_sampling_loads_only_what_it_needs():
+    found = loaded_by("-c", SAMPLE)
+    assert "torch" in found and not found & set(HEAVY)
+
+
+def test_every_public_name_is_found():
+    assert set(bayeskit.__all__) <= set(dir(bayeskit))
+    assert all(getattr(bayeskit, name) is not None for name in bayeskit.__all__)
+    assert bayeskit.workflows.sbc is bayeskit.sbc  # rooms as well
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'smaple'"):
+        _ = bayeskit.smaple
