@@ -18,8 +18,8 @@ from bayeskit.core.randomness import derived_seed
 from bayeskit.core.storage import digest, write_atomically
 from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, compare
-from bayeskit.inference.evidence.material import Material
 from bayeskit.inference.evidence.methods import Method, Part, select
+from bayeskit.inference.evidence.shared_runs import SharedRuns
 from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
 
@@ -527,7 +527,7 @@ def _check_method(method: Method, models: Mapping[str, Target | Callable[[], Tar
         return  # the method applies to every target, so no target is built here
     for name, model in models.items():
         target = _built(name, model)
-        reason = method.refusal(target, Material(target))
+        reason = method.refusal(target, SharedRuns(target))
         if reason is not None:
             raise SettingsError(
                 f"{method.name} does not apply to model {name!r}: {reason}; choose a method that applies to all models"

@@ -36,7 +36,6 @@ from bayeskit.inference.evidence.laplus import (
     lognormal_laplus,
 )
 from bayeskit.inference.evidence.likelihood_weights import harmonic_mean, naive_monte_carlo, stabilised_harmonic_mean
-from bayeskit.inference.evidence.material import Material
 from bayeskit.inference.evidence.methods import METHODS, Method, Part, select
 from bayeskit.inference.evidence.modes import Mode, find_mode
 from bayeskit.inference.evidence.nested_evidence import nested_sampling
@@ -44,6 +43,7 @@ from bayeskit.inference.evidence.predictive import conditional_predictive_ordina
 from bayeskit.inference.evidence.prequential_evidence import PrequentialEvidence, prequential
 from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 from bayeskit.inference.evidence.sequential import adaptive_smc, smc
+from bayeskit.inference.evidence.shared_runs import SharedRuns
 from bayeskit.inference.evidence.variational import (
     MeanField,
     evidence_lower_bound,
@@ -62,7 +62,7 @@ __all__ = [
     "FittedFlow",
     "LadderBudget",
     "METHODS",
-    "Material",
+    "SharedRuns",
     "MeanField",
     "Method",
     "Mode",

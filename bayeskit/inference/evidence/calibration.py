@@ -20,8 +20,8 @@ from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitWarning, SettingsError
 from bayeskit.inference.evidence.budget import Budget
 from bayeskit.inference.evidence.comparison import compare
-from bayeskit.inference.evidence.material import Material
 from bayeskit.inference.evidence.methods import METHODS, Part, select
+from bayeskit.inference.evidence.shared_runs import SharedRuns
 from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
 
@@ -328,10 +328,10 @@ def _exact_target(name: str) -> Target:
 
 def applicable(methods: str | Sequence[str], target: Target) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the names of the methods that can be calibrated on a target, and for the others the reason, by name."""
-    names, refused, material = [], {}, Material(target)
+    names, refused, runs = [], {}, SharedRuns(target)
     for method in select(methods):
         score = "it is a predictive score, not a log evidence" if method.kind == "score" else None
-        reason = score or method.refusal(target, material)
+        reason = score or method.refusal(target, runs)
         if reason is None:
             names.append(method.name)
         else:

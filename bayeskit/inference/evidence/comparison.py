@@ -24,9 +24,9 @@ from bayeskit.inference.evidence.budget import Budget
 from bayeskit.inference.evidence.checks import belongs
 from bayeskit.inference.evidence.diagnostics import Diagnostics
 from bayeskit.inference.evidence.judgement import comparison
-from bayeskit.inference.evidence.material import Material
 from bayeskit.inference.evidence.methods import METHODS, Method, Part, select
 from bayeskit.inference.evidence.result import Evidence, PredictiveScore
+from bayeskit.inference.evidence.shared_runs import SharedRuns
 from bayeskit.inference.samplers import Ladder
 from bayeskit.logdensity.target import Target
 
@@ -572,28 +572,28 @@ def compare(
         belongs(draws, target)
     if ladder is not None:
         belongs(ladder.draws, target, posterior=False)
-    material = Material(
+    runs = SharedRuns(
         target, budget, seed=seed, draws=draws, ladder=ladder, blocks=given, checkpoint=checkpoint, progress=progress
     )
     constants = Diagnostics(target).check_target(proper=any(method.kind != "score" for method in chosen))
-    refusals = {method.name: method.refusal(target, material) for method in chosen}
+    refusals = {method.name: method.refusal(target, runs) for method in chosen}
     refused = {name: reason for name, reason in refusals.items() if reason is not None}
     applied = [method for method in chosen if method.name not in refused]
     for part in (Part.POSTERIOR, Part.LADDER):
         # The most expensive parts come first: if they fail, there is little to compare.
         if any(part in method.needs for method in applied):
-            material.part(part)
+            runs.part(part)
     with comparison():
-        answers = {method.name: _answer(method, material, seed) for method in applied}
+        answers = {method.name: _answer(method, runs, seed) for method in applied}
     return EvidenceComparison(
         {name: answer for name, answer in answers.items() if isinstance(answer, Evidence)},
-        material.draws_if_there,
-        material.ladder if material.has("ladder") else None,
-        {"seed": seed} | material.budget.words(),
+        runs.draws_if_there,
+        runs.ladder if runs.has("ladder") else None,
+        {"seed": seed} | runs.budget.words(),
         {name: answer for name, answer in answers.items() if isinstance(answer, PredictiveScore)},
         refused,
         {method.name: method.needs for method in applied},
-        dict(material.seconds),
+        dict(runs.seconds),
         constants.warnings + constants.notes,
     )
 
@@ -609,11 +609,11 @@ def _as_blocks(blocks: ConjugateBlock | Sequence[ConjugateBlock]) -> tuple[Conju
     return tuple(several)
 
 
-def _answer(method: Method, material: Material, seed: int) -> Evidence | PredictiveScore:
-    begin, made = time.monotonic(), sum(material.seconds.values())
+def _answer(method: Method, runs: SharedRuns, seed: int) -> Evidence | PredictiveScore:
+    begin, made = time.monotonic(), sum(runs.seconds.values())
     result: Evidence | PredictiveScore
     try:
-        result = method.estimate(material.target, material, seed)
+        result = method.estimate(runs.target, runs, seed)
     except (CheckpointError, OutputError):
         raise  # the files of another run affect every method
     except (BayeskitError, ArithmeticError, RuntimeError, ValueError) as error:
@@ -624,6 +624,6 @@ def _answer(method: Method, material: Material, seed: int) -> Evidence | Predict
             result = PredictiveScore(method.name, math.nan, math.nan, 0, failure)
         else:
             result = Evidence(method.name, math.nan, math.nan, 0, failure)
-    own = time.monotonic() - begin - (sum(material.seconds.values()) - made)
-    shared = math.fsum(material.seconds.get(part, 0.0) for part in method.needs)
+    own = time.monotonic() - begin - (sum(runs.seconds.values()) - made)
+    shared = math.fsum(runs.seconds.get(part, 0.0) for part in method.needs)
     return replace(result, seconds=max(0.0, own, result.seconds) + shared)

@@ -24,7 +24,7 @@ from bayeskit.errors import ConstantsWarning, InitializationError, SettingsError
 from bayeskit.inference.evidence.checks import SEARCH_ERRORS, rounding_problems
 from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
 from bayeskit.inference.evidence.improper_priors import improper
-from bayeskit.inference.evidence.missed_mass import MIN_MISSING, is_more_than, same_likelihood
+from bayeskit.inference.evidence.missed_mass import MIN_MISSING, exceeds_error, same_likelihood
 from bayeskit.inference.evidence.modes import (
     STARTS_BESIDE_DRAWS,
     Peak,
@@ -264,7 +264,7 @@ class Diagnostics:
         outside = ((at < low - margin) | (at > high + margin)).any(-1)
         log_terms = torch.where(outside, log_terms, -torch.inf).reshape(len(WIDER), LOOKS)
         least = max(estimate.standard_error, MIN_MISSING)
-        if not any(is_more_than(terms, LOOKS, least) for terms in log_terms):
+        if not any(exceeds_error(terms, LOOKS, least) for terms in log_terms):
             return [], len(at)
         return [
             "there is mass around the posterior draws, outside their range, so they miss a part of the posterior; "

@@ -33,7 +33,7 @@ from bayeskit.inference.evidence.laplus import PositiveDensity, climb_to_modes
 from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.missed_mass import (
     NUM_MOVED,
-    is_more_than,
+    exceeds_error,
     missed_mass,
     moved_draws,
     same_likelihood,
@@ -494,7 +494,7 @@ def _missed_around(
         spent += _NUM_PROBES
         # Only if no draw of the proposal had as large a weight.
         outside = log_density - proposal.log_prob(x) > largest
-        if is_more_than((log_density - probe.log_prob(x) - log_z)[outside], _NUM_PROBES, standard_error):
+        if exceeds_error((log_density - probe.log_prob(x) - log_z)[outside], _NUM_PROBES, standard_error):
             problem = "wider draws find mass that the proposal does not cover: use bridge sampling or stepping stone"
             return [problem], spent
     axes = torch.cat([main.factor.T, torch.diag(main.factor.norm(dim=1))])

@@ -84,10 +84,10 @@ class Method:
     needs : frozenset of Part
         Shared parts; ``Part.PRIOR`` if the method draws from the prior.
     estimate : callable
-        ``(target, material, seed) -> Evidence`` or ``PredictiveScore``.
+        ``(target, runs, seed) -> Evidence`` or ``PredictiveScore``.
     kind : {"consistent", "unstable", "approximation", "bound", "score"}
     refuses : callable, optional
-        ``(target, material)``: the reason why the method does not apply, or None.
+        ``(target, runs)``: the reason why the method does not apply, or None.
     has_own_run : bool
         True if the method makes its own run within the budget.
     """
@@ -105,13 +105,13 @@ class Method:
         order = (Part.POSTERIOR, Part.LADDER, Part.MODE, Part.POSITIVE_MODE, Part.MEAN_FIELD)
         return next((part.value for part in order if part in self.needs), self.name)
 
-    def refusal(self, target: Target, material: Parts) -> str | None:
+    def refusal(self, target: Target, runs: Parts) -> str | None:
         """Return the reason why the method does not apply to a target, or None."""
-        if self.kind != "score" and material.improper is not None:
-            return material.improper
+        if self.kind != "score" and runs.improper is not None:
+            return runs.improper
         if self.needs & {Part.PRIOR, Part.LADDER} and not target.can_sample_prior:
             return NO_PRIOR_DRAWS
-        return None if self.refuses is None else self.refuses(target, material)
+        return None if self.refuses is None else self.refuses(target, runs)
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -141,11 +141,11 @@ def register(
     arguments = inspect.signature(function).parameters
     parts = frozenset(needs)
 
-    def estimate(target: Target, material: Parts, seed: int) -> Evidence | PredictiveScore:
-        given = {_ARGUMENTS[part]: material.part(part) for part in parts if part in _ARGUMENTS}
+    def estimate(target: Target, runs: Parts, seed: int) -> Evidence | PredictiveScore:
+        given = {_ARGUMENTS[part]: runs.part(part) for part in parts if part in _ARGUMENTS}
         if "draws" in arguments and "draws" not in given:
             # Never draws made for another method: the result must not depend on the other methods selected.
-            given["draws"] = material.given_draws
+            given["draws"] = runs.given_draws
         if "seed" in arguments:
             given["seed"] = seed
         found: Evidence | PredictiveScore = function(target, **given)

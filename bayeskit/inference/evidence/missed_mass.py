@@ -30,7 +30,7 @@ from bayeskit.logdensity.target import Target
 __all__ = [
     "MIN_MISSING",
     "NUM_MOVED",
-    "is_more_than",
+    "exceeds_error",
     "missed_mass",
     "moved_draws",
     "same_likelihood",
@@ -107,7 +107,7 @@ def missed_mass(
             margin = (100 * torch.finfo(prior.dtype).eps * log_density.abs()).clamp(min=_ROUNDING)
             # Only if no draw of the proposal had as large a weight.
             outside = log_density - log_prob(prior) > log_weights.max() + margin
-            if is_more_than((log_likelihood - log_z)[outside], looks, standard_error):
+            if exceeds_error((log_likelihood - log_z)[outside], looks, standard_error):
                 problems.append("draws from the prior find mass that the proposal does not cover: use nested_sampling")
     if others is not None:
         starts.append(others)
@@ -271,7 +271,7 @@ def _net_flow(seen: Sequence[Tensor]) -> _Flow:
     return best
 
 
-def is_more_than(log_terms: Tensor, num_draws: int, standard_error: float) -> bool:
+def exceeds_error(log_terms: Tensor, num_draws: int, standard_error: float) -> bool:
     """Tell whether some of ``num_draws`` terms add more to their mean than an error, with room for their own error."""
     terms = log_terms.exp() / num_draws
     # Minus twice its error, so that a few hits in a thin tail are not significant.

@@ -13,7 +13,7 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import DataError, SettingsError, UnknownNameError
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, Material
+from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, SharedRuns
 from bayeskit.inference.evidence.comparison import COLUMNS
 from bayeskit.inference.evidence.conditionals import ConjugateBlock
 
@@ -21,11 +21,13 @@ BUDGET = Budget(4, 100, 100, num_temperatures=12, ladder_chains=4, ladder_warmup
 
 
 def test_each_part_is_made_once(monkeypatch):
-    from bayeskit.inference.evidence import material
+    from bayeskit.inference.evidence import shared_runs
 
     made = []
-    for name, maker in list(material.MAKERS.items()):
-        monkeypatch.setitem(material.MAKERS, name, lambda m, name=name, maker=maker: (made.append(name), maker(m))[1])
+    for name, maker in list(shared_runs.MAKERS.items()):
+        monkeypatch.setitem(
+            shared_runs.MAKERS, name, lambda m, name=name, maker=maker: (made.append(name), maker(m))[1]
+        )
     target = exact.get("three_taxon_tree").target()
     methods = [
         "harmonic_mean",
@@ -77,12 +79,12 @@ def test_a_part_that_fails_says_so_again():
         1,
         lambda n, g: torch.randn(n, 1, generator=g),
     )
-    material = Material(target, BUDGET)
+    runs = SharedRuns(target, BUDGET)
     for _ in range(2):
         with pytest.raises(DataError, match="NaN"):
-            material.part("posterior")
+            runs.part("posterior")
     with pytest.raises(SettingsError, match="no shared part"):
-        material.part("dessert")
+        runs.part("dessert")
 
 
 def test_the_files_hold_the_table(tmp_path):

@@ -11,7 +11,7 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import DrawsError, SettingsError, UnknownNameError
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence import Budget, Material
+from bayeskit.inference.evidence import Budget, SharedRuns
 from bayeskit.inference.evidence.comparison import COLUMNS
 from bayeskit.inference.samplers import Ladder, sample_ladder
 
@@ -214,7 +214,7 @@ def test_unknown_methods_are_refused_with_the_nearest_name():
     with pytest.raises(UnknownNameError, match="did you mean 'bridge_sampling'"):
         evidence.select(["bridge_samplin"])
     with pytest.raises(SettingsError, match="no shared part 'dessert'"):
-        Material(exact.get("beta_binomial").target()).part("dessert")
+        SharedRuns(exact.get("beta_binomial").target()).part("dessert")
 
 
 def test_a_target_without_prior_draws_still_has_bridge_and_laplace(limit):

@@ -13,7 +13,7 @@ import torch
 import bayeskit as bk
 from bayeskit.errors import ConstantsWarning, SettingsError
 from bayeskit.inference import evidence
-from bayeskit.inference.evidence import METHODS, Budget, ConjugateBlock, Evidence, Material, Part
+from bayeskit.inference.evidence import METHODS, Budget, ConjugateBlock, Evidence, Part, SharedRuns
 from bayeskit.inference.evidence.diagnostics import Diagnostics
 from bayeskit.inference.samplers import sample_nested, sample_smc
 
@@ -108,8 +108,8 @@ def together():
 
 
 @pytest.fixture(scope="module")
-def material():
-    return Material(bk.Target.from_pyro(counts), BUDGET, seed=SEED)
+def runs():
+    return SharedRuns(bk.Target.from_pyro(counts), BUDGET, seed=SEED)
 
 
 def test_every_method_is_here(together):
@@ -118,27 +118,27 @@ def test_every_method_is_here(together):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_who_asks_makes_no_difference(name, together, material):
+def test_who_asks_makes_no_difference(name, together, runs):
     row = _row(together, name)
     assert _numbers(_row(_compared([name]), name)) == _numbers(row)
-    direct = DIRECT.get(name, _with_its_parts)(getattr(evidence, name), material.target, material)
+    direct = DIRECT.get(name, _with_its_parts)(getattr(evidence, name), runs.target, runs)
     assert _numbers(direct) == _numbers(row)
     assert direct.trusted == row.trusted and direct.seconds > 0
 
 
-def test_seconds_are_those_of_the_estimate_and_of_the_draws_it_was_given(material):
-    draws, ladder = replace(material.draws, seconds=1000.0), material.ladder
+def test_seconds_are_those_of_the_estimate_and_of_the_draws_it_was_given(runs):
+    draws, ladder = replace(runs.draws, seconds=1000.0), runs.ladder
     slow = replace(ladder, draws=replace(ladder.draws, seconds=2000.0))
-    assert 1000 < evidence.bridge_sampling(material.target, draws).seconds < 2000
-    assert 2000 < evidence.path_sampling(material.target, slow).seconds < 3000
-    z = evidence.laplace(material.target, draws=draws)
+    assert 1000 < evidence.bridge_sampling(runs.target, draws).seconds < 2000
+    assert 2000 < evidence.path_sampling(runs.target, slow).seconds < 3000
+    z = evidence.laplace(runs.target, draws=draws)
     assert 1000 < z.seconds < 2000
 
 
-def test_draws_that_the_caller_gives_are_looked_at(material):
+def test_draws_that_the_caller_gives_are_looked_at(runs):
     """As in a direct call; those that were made for other methods are not."""
-    table = evidence.compare(material.target, ["laplace"], seed=SEED, draws=material.draws, progress=False)
-    direct = evidence.laplace(material.target, draws=material.draws, seed=SEED)
+    table = evidence.compare(runs.target, ["laplace"], seed=SEED, draws=runs.draws, progress=False)
+    direct = evidence.laplace(runs.target, draws=runs.draws, seed=SEED)
     assert _numbers(table["laplace"]) == _numbers(direct)
 
 
@@ -153,17 +153,17 @@ SCORES = {name for name, method in METHODS.items() if method.kind == "score"}
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - SCORES))
-def test_improper_priors_are_refused_by_each(name, material):
+def test_improper_priors_are_refused_by_each(name, runs):
     """Before the runs of another target are looked at."""
     with pytest.raises(SettingsError, match="the site 'few' is improper, so no marginal likelihood exists"):
         target = bk.Target.from_pyro(masked)
-        getattr(evidence, name)(target, *_runs(name, material))
+        getattr(evidence, name)(target, *_runs(name, runs))
 
 
-def _runs(name, material):
+def _runs(name, runs):
     if "posterior" in METHODS[name].needs:
-        return (material.draws,)
-    return (material.ladder,) if name in ("path_sampling", "modified_path_sampling", "stepping_stone") else ()
+        return (runs.draws,)
+    return (runs.ladder,) if name in ("path_sampling", "modified_path_sampling", "stepping_stone") else ()
 
 
 def _function(log_prior, dim=2):
@@ -214,9 +214,9 @@ def test_what_is_no_target_is_refused():
             function(7)
 
 
-def test_the_estimate_of_an_estimator_within_another_is_not_judged_again(material):
+def test_the_estimate_of_an_estimator_within_another_is_not_judged_again(runs):
     """The ladder from a reference is one of a target of its own, of whose prior nobody should be warned."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        z = evidence.generalised_stepping_stone(material.target, material.draws, num_temperatures=4, **LADDER)
+        z = evidence.generalised_stepping_stone(runs.target, runs.draws, num_temperatures=4, **LADDER)
     assert isinstance(z, Evidence) and math.isfinite(z.log_evidence)

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from bayeskit.inference.evidence.modes import Mode
     from bayeskit.inference.evidence.variational import MeanField
 
-__all__ = ["MAKERS", "Material"]
+__all__ = ["MAKERS", "SharedRuns"]
 
 
 # Draws, a ladder, fits and modes shared by estimators, each made once and on demand.
 
 
-class Material:
+class SharedRuns:
     """Parts shared by the estimators of one target.
 
     Parameters
@@ -56,11 +56,11 @@ class Material:
     Examples
     --------
     >>> import bayeskit as bk
-    >>> from bayeskit.inference.evidence import Budget, Material
-    >>> material = Material(bk.exact.get("beta_binomial").target(), Budget(2, 50, 20))
-    >>> material.draws
+    >>> from bayeskit.inference.evidence import Budget, SharedRuns
+    >>> runs = SharedRuns(bk.exact.get("beta_binomial").target(), Budget(2, 50, 20))
+    >>> runs.draws
     Draws(2 chains x 20 draws, dim 1, sites: p)
-    >>> list(material.seconds)
+    >>> list(runs.seconds)
     ['posterior']
     """
 
@@ -166,61 +166,61 @@ class Material:
         return self.part("flow")
 
 
-def _posterior(material: Material) -> Draws:
-    spend = material.budget
+def _posterior(runs: SharedRuns) -> Draws:
+    spend = runs.budget
     draws = sample(
-        material.target,
+        runs.target,
         **asdict(spend.posterior),
-        seed=material.seed,
+        seed=runs.seed,
         target_acceptance=spend.target_acceptance,
-        checkpoint=material.file("posterior"),
-        progress=material.progress,
+        checkpoint=runs.file("posterior"),
+        progress=runs.progress,
     )
     obey(draws.settings.get("ending"))
     return draws
 
 
-def _ladder(material: Material) -> Ladder:
-    settings = asdict(material.budget.ladder)
+def _ladder(runs: SharedRuns) -> Ladder:
+    settings = asdict(runs.budget.ladder)
     del settings["num_reference_temperatures"]
     ladder = sample_ladder(
-        material.target,
+        runs.target,
         **settings,
-        seed=material.seed,
-        target_acceptance=material.budget.target_acceptance,
-        checkpoint=material.file("ladder"),
-        progress=material.progress,
+        seed=runs.seed,
+        target_acceptance=runs.budget.target_acceptance,
+        checkpoint=runs.file("ladder"),
+        progress=runs.progress,
     )
     obey(ladder.draws.settings.get("ending"))
     return ladder
 
 
-def _mode(material: Material) -> Mode:
+def _mode(runs: SharedRuns) -> Mode:
     from bayeskit.inference.evidence.modes import find_mode
 
     # Without draws made for other methods: the result must not depend on the other methods selected.
-    return find_mode(material.target, draws=material.given_draws, seed=material.seed)
+    return find_mode(runs.target, draws=runs.given_draws, seed=runs.seed)
 
 
-def _positive_mode(material: Material) -> PositiveMode:
+def _positive_mode(runs: SharedRuns) -> PositiveMode:
     from bayeskit.inference.evidence.laplus import PositiveDensity
 
-    return PositiveDensity(material.target).mode(seed=material.seed)
+    return PositiveDensity(runs.target).mode(seed=runs.seed)
 
 
-def _mean_field(material: Material) -> MeanField:
+def _mean_field(runs: SharedRuns) -> MeanField:
     from bayeskit.inference.evidence.variational import fit_mean_field
 
-    return fit_mean_field(material.target, seed=material.seed)
+    return fit_mean_field(runs.target, seed=runs.seed)
 
 
-def _flow(material: Material) -> FittedFlow:
+def _flow(runs: SharedRuns) -> FittedFlow:
     from bayeskit.inference.evidence.flows import fit_flow
 
-    return fit_flow(material.target, material.draws, seed=material.seed)
+    return fit_flow(runs.target, runs.draws, seed=runs.seed)
 
 
-MAKERS: dict[str, Callable[[Material], Any]] = {
+MAKERS: dict[str, Callable[[SharedRuns], Any]] = {
     "posterior": _posterior,
     "ladder": _ladder,
     "mode": _mode,
