@@ -67,9 +67,6 @@ def loss_likelihood_bootstrap(
         ``c``, positive; the weights have variance of about ``1 / c``.
     prior_weight : float, default 0.0
         Weight of minus the log prior density (over unconstrained space), which is added to the loss.
-    seed : int, default 0
-    progress : bool, default True
-        Whether to show a progress bar after two seconds.
 
     Returns
     -------
@@ -90,12 +87,8 @@ def loss_likelihood_bootstrap(
     References
     ----------
     Newton, M. A., Raftery, A. E. (1994). Approximate Bayesian inference with the weighted likelihood bootstrap. JRSS B
-    56, 3-48.
-
-    Lyddon, S. P., Holmes, C. C., Walker, S. G. (2019). General Bayesian updating and the loss-likelihood bootstrap.
-    Biometrika 106, 465-478.
-
-    Rubin, D. B. (1981). The Bayesian bootstrap. Annals of Statistics 9, 130-134.
+    56, 3-48. Lyddon, S. P., Holmes, C. C., Walker, S. G. (2019). General Bayesian updating and the loss-likelihood
+    bootstrap. Biometrika 106, 465-478. Rubin, D. B. (1981). The Bayesian bootstrap. Annals of Statistics 9, 130-134.
 
     Examples
     --------
@@ -224,9 +217,6 @@ def posterior_bootstrap(
         ``T``; larger values approximate the Dirichlet process better.
     num_restarts : int, default 0
         Number of prior draws from which each replicate is minimised again; the best minimum is kept.
-    seed : int, default 0
-    progress : bool, default True
-        Whether to show a progress bar after two seconds.
 
     Returns
     -------
@@ -251,10 +241,8 @@ def posterior_bootstrap(
     References
     ----------
     Lyddon, S., Walker, S., Holmes, C. (2018). Nonparametric learning from Bayesian models with randomized objective
-    functions. NeurIPS.
-
-    Fong, E., Lyddon, S., Holmes, C. (2019). Scalable nonparametric sampling from multimodal posteriors with the
-    posterior bootstrap. ICML.
+    functions. NeurIPS. Fong, E., Lyddon, S., Holmes, C. (2019). Scalable nonparametric sampling from multimodal
+    posteriors with the posterior bootstrap. ICML.
 
     Examples
     --------

@@ -497,7 +497,6 @@ def bootstrap_score_matching(
     resamples : Tensor, optional
         Counts of each observation in each resample, ``(R, n)``, in place of random resamples; for instance
         :func:`~bayeskit.inference.generalized.calibrate.all_resamples` for the exact bootstrap.
-    seed : int, default 0
 
     Returns
     -------
@@ -624,7 +623,6 @@ def held_out_predictive(
         distributions``; by default the model of a ``NegativeLogLikelihood``.
     num_draws : int, default 512
         Importance-sampling draws for each fold and weight.
-    seed : int, default 0
 
     Returns
     -------
@@ -747,7 +745,6 @@ def holmes_walker(
         :class:`~bayeskit.inference.generalized.losses.log_likelihood.NegativeLogLikelihood`.
     num_draws : int, default 4096
         Number of prior draws, each with a simulated data set.
-    seed : int, default 0
 
     Returns
     -------
@@ -957,7 +954,6 @@ def posterior_coverage(
         default the highest-posterior-density region of the whole parameter, in unconstrained coordinates.
     num_draws : int, default 1024
         Draws for each replicate.
-    seed : int, default 0
 
     Returns
     -------
@@ -977,8 +973,8 @@ def posterior_coverage(
 
     References
     ----------
-    Syring, N., Martin, R. (2019). Calibrating general posterior credible regions. Biometrika 106, 479-486 (which
-    uses stochastic approximation).
+    Syring, N., Martin, R. (2019). Calibrating general posterior credible regions. Biometrika 106, 479-486 (which uses
+    stochastic approximation).
 
     Examples
     --------
@@ -1146,7 +1142,6 @@ def safe_bayes(
         the number of unknowns.
     num_draws : int, default 256
         Importance-sampling draws for each observation and weight.
-    seed : int, default 0
 
     Returns
     -------
@@ -1233,7 +1228,6 @@ def weighted_likelihood_bootstrap_matching(
         The determinant is invariant to linear changes of coordinates; the trace is not.
     num_replicates : int, default 1000
         Number of random weightings, minimised in one batch.
-    seed : int, default 0
 
     Returns
     -------

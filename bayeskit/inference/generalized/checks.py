@@ -110,14 +110,8 @@ def propriety_check(posterior: GibbsPosterior, *, num_directions: int = 32, seed
 
     Parameters
     ----------
-    posterior : GibbsPosterior
     num_directions : int, default 32
         Number of random directions, at least one.
-    seed : int, default 0
-
-    Returns
-    -------
-    ProprietyReport
 
     Notes
     -----
@@ -387,15 +381,9 @@ def coherence_check(
 
     Parameters
     ----------
-    posterior : GibbsPosterior
     splits : int or sequence of sequences of int, default 5
         Number of random divisions of the data, the first into single data if ``n <= 1000``; or divisions as sizes of
         consecutive parts, such as ``[(1, 2), (1, 1, 1)]`` for three data.
-    seed : int, default 0
-
-    Returns
-    -------
-    CoherenceReport
 
     Raises
     ------
@@ -561,10 +549,6 @@ def residual_mismatch(
         Level of the intervals whose coverage is reported.
     found : InformationMatrices, optional
         Precomputed :func:`~bayeskit.inference.generalized.minimizer.information` of the same loss and data.
-
-    Returns
-    -------
-    ResidualMismatch
 
     Raises
     ------

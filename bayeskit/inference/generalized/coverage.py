@@ -450,7 +450,6 @@ class ReplicatePosteriors:
 
         Parameters
         ----------
-        functional : Functional
         value : Tensor
             Shape ``(k,)``.
         weight : float or Tensor, optional
@@ -553,11 +552,6 @@ def replicate_posteriors(
         Learning rate, scalar or ``(R,)``; by default ``posterior.weight``.
     num_draws : int, default 1024
         Quasi-random draws for each replicate, at least 32; preferably a power of two.
-    seed : int, default 0
-
-    Returns
-    -------
-    ReplicatePosteriors
 
     Raises
     ------
@@ -569,10 +563,8 @@ def replicate_posteriors(
     References
     ----------
     Geweke, J. (1989). Bayesian inference in econometric models using Monte Carlo integration. Econometrica 57,
-    1317-1339.
-
-    Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed importance sampling. Journal of
-    Machine Learning Research 25(72).
+    1317-1339. Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed importance sampling.
+    Journal of Machine Learning Research 25(72).
 
     Examples
     --------
@@ -826,11 +818,6 @@ def coverage_report(
         Function of the parameter of the loss, returning ``()`` or ``(k,)``; by default every entry of every site.
     num_draws : int, default 1024
         Draws for each data set.
-    seed : int, default 0
-
-    Returns
-    -------
-    CoverageReport
 
     Raises
     ------

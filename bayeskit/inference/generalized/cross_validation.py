@@ -396,11 +396,8 @@ class Carriage:
 
         Parameters
         ----------
-        data : WeightedData
-        state : DataParticles
         weights : Tensor
             New data weights, ``(r, n)``.
-        generator : torch.Generator
 
         Returns
         -------
@@ -711,12 +708,6 @@ def prequential_score(
         Settings of the SMC steps.
     groups : Tensor, optional
         Integer label of each observation, ``(num_observations,)``; observations with equal labels form one datum.
-    seed : int, default 0
-    progress : bool, default True
-
-    Returns
-    -------
-    Prequential
 
     Raises
     ------
@@ -732,9 +723,7 @@ def prequential_score(
     References
     ----------
     Dawid, A. P. (1984). Statistical theory: the prequential approach. Journal of the Royal Statistical Society A 147,
-    278-292.
-
-    Chopin, N. (2002). A sequential particle filter method for static models. Biometrika 89, 539-552.
+    278-292. Chopin, N. (2002). A sequential particle filter method for static models. Biometrika 89, 539-552.
 
     Examples
     --------
@@ -1176,11 +1165,6 @@ def cross_validation_evidence(
         Integer label of each observation, ``(num_observations,)``; observations with equal labels form one datum.
     max_sets : int, default 1024
         Maximum number of sets to enumerate, over all sizes.
-    seed : int, default 0
-
-    Returns
-    -------
-    CrossValidation
 
     Raises
     ------
@@ -1198,10 +1182,9 @@ def cross_validation_evidence(
 
     References
     ----------
-    Fong, E., Holmes, C. C. (2020). On the marginal likelihood and cross-validation. Biometrika 107, 489-496.
-
-    Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed importance sampling. Journal of
-    Machine Learning Research 25(72).
+    Fong, E., Holmes, C. C. (2020). On the marginal likelihood and cross-validation. Biometrika 107, 489-496. Vehtari,
+    A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed importance sampling. Journal of Machine
+    Learning Research 25(72).
 
     Examples
     --------

@@ -209,10 +209,8 @@ def gaussian_posterior(posterior: GibbsPosterior) -> GaussianPosterior:
     References
     ----------
     Bissiri, P. G., Holmes, C. C., Walker, S. G. (2016). A general framework for updating belief distributions. JRSS B
-    78, 1103-1130.
-
-    Matsubara, T., Knoblauch, J., Briol, F.-X., Oates, C. J. (2022). Robust generalised Bayesian inference for
-    intractable likelihoods. JRSS B 84, 997-1022.
+    78, 1103-1130. Matsubara, T., Knoblauch, J., Briol, F.-X., Oates, C. J. (2022). Robust generalised Bayesian
+    inference for intractable likelihoods. JRSS B 84, 997-1022.
 
     Examples
     --------
@@ -445,10 +443,6 @@ def grid_posterior(
     weight : float, default 1.0
         Learning rate, positive.
     pooling : {"sum", "mean", "max"} or Pooling, default "sum"
-
-    Returns
-    -------
-    GridPosterior
 
     Raises
     ------

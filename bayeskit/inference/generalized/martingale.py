@@ -178,9 +178,8 @@ class ScoreDriven(Predictive):
     References
     ----------
     Holmes, C. C., Walker, S. G. (2023). Statistical inference with exchangeability and martingales. Philosophical
-    Transactions of the Royal Society A 381, 20220143.
-
-    Fong, E., Yiu, A. (2024). Asymptotics for parametric martingale posteriors. arXiv:2410.17692.
+    Transactions of the Royal Society A 381, 20220143. Fong, E., Yiu, A. (2024). Asymptotics for parametric martingale
+    posteriors. arXiv:2410.17692.
 
     Examples
     --------
@@ -343,7 +342,6 @@ class CopulaUpdate(Predictive):
         with spacing that grows with the distance from its mean.
     num_permutations : int, default 10
         Number of random orders of the data over which the predictive distribution is averaged.
-    seed : int, default 0
 
     Raises
     ------
@@ -356,9 +354,8 @@ class CopulaUpdate(Predictive):
 
     References
     ----------
-    Fong, E., Holmes, C., Walker, S. G. (2023). Martingale posterior distributions. JRSS B 85, 1357-1391.
-
-    Hahn, P. R., Martin, R., Walker, S. G. (2018). On recursive Bayesian predictive distributions. JASA 113, 1085-1093.
+    Fong, E., Holmes, C., Walker, S. G. (2023). Martingale posterior distributions. JRSS B 85, 1357-1391. Hahn, P. R.,
+    Martin, R., Walker, S. G. (2018). On recursive Bayesian predictive distributions. JASA 113, 1085-1093.
 
     Examples
     --------
@@ -580,13 +577,6 @@ def martingale_posterior(
         Number of replicates ``R``.
     horizon : int, optional
         Number of future data, at least two. The default ``20 * n`` omits about 1/21 of the variance.
-    seed : int, default 0
-    progress : bool, default True
-        Whether to show a progress bar after two seconds.
-
-    Returns
-    -------
-    MartingalePosterior
 
     Raises
     ------
@@ -601,9 +591,8 @@ def martingale_posterior(
 
     References
     ----------
-    Fong, E., Holmes, C., Walker, S. G. (2023). Martingale posterior distributions. JRSS B 85, 1357-1391.
-
-    Doob, J. L. (1949). Application of the theory of martingales. Colloques Internationaux du CNRS 13, 23-27.
+    Fong, E., Holmes, C., Walker, S. G. (2023). Martingale posterior distributions. JRSS B 85, 1357-1391. Doob, J. L.
+    (1949). Application of the theory of martingales. Colloques Internationaux du CNRS 13, 23-27.
 
     Examples
     --------

@@ -88,11 +88,6 @@ def minimize(
     start : Tensor, optional
         Starting point, ``(d,)`` or ``(R, d)``. By default the best five of zero and 20 prior draws for the posterior's
         data. Weightings start from the resulting minimum, each data set from the best of it and the 21 candidates.
-    seed : int, default 0
-
-    Returns
-    -------
-    Minimum
 
     Raises
     ------
@@ -407,13 +402,8 @@ def information(posterior: GibbsPosterior, at: Tensor | None = None) -> Informat
 
     Parameters
     ----------
-    posterior : GibbsPosterior
     at : Tensor, optional
         Unconstrained vector, ``(d,)``; by default the minimiser of the loss.
-
-    Returns
-    -------
-    InformationMatrices
 
     Raises
     ------

@@ -212,8 +212,7 @@ class GibbsPosterior(Target):
         Function that combines the pointwise losses, in place of the sum.
     name : str, default "theta"
         Name of the parameter if ``prior`` is a distribution.
-    compile : bool or "auto", default "auto"
-    seed : int, default 0
+    compile, seed
         As in :meth:`bayeskit.Target.from_pyro`.
 
     Attributes

@@ -179,10 +179,8 @@ class RenyiDivergence(Divergence):
     References
     ----------
     van Erven, T., Harremoes, P. (2014). Renyi divergence and Kullback-Leibler divergence. IEEE Transactions on
-    Information Theory 60, 3797-3820.
-
-    Gil, M., Alajaji, F., Linder, T. (2013). Renyi divergence measures for commonly used univariate continuous
-    distributions. Information Sciences 249, 124-131.
+    Information Theory 60, 3797-3820. Gil, M., Alajaji, F., Linder, T. (2013). Renyi divergence measures for commonly
+    used univariate continuous distributions. Information Sciences 249, 124-131.
 
     Examples
     --------

@@ -161,10 +161,6 @@ class GradientComparison:
     def plot(self, axes: Sequence[Axes] | None = None) -> Sequence[Axes]:
         """Plot variance times evaluations and the largest absolute z-score; filled markers are stated unbiased.
 
-        Parameters
-        ----------
-        axes : sequence of two Axes, optional
-
         Returns
         -------
         sequence of Axes
@@ -275,15 +271,8 @@ def compare_estimators(
         set with and without its baseline, Rao-Blackwellized top-k and, for bits, DisARM. Small supports use fewer.
     num_replicates : int, default 10,000
         Number of gradient estimates per estimator, at least 2.
-    seed : int, default 0
     limit : int, default 65,536
         Maximum number of enumerated points.
-    progress : bool, default True
-        Show a progress bar for runs over two seconds.
-
-    Returns
-    -------
-    GradientComparison
 
     Raises
     ------

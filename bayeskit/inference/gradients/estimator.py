@@ -76,13 +76,8 @@ class GradientEstimator(ABC):
 
         Parameters
         ----------
-        space : Space
         generator : torch.Generator, optional
             Random generator; torch's global generator by default.
-
-        Returns
-        -------
-        WeightedPoints
         """
 
     @abstractmethod
@@ -102,7 +97,6 @@ class GradientEstimator(ABC):
         f : callable
             Function from values `(points, *batch, *event)` to `(points, *batch)`. Values of a Categorical are indices;
             relaxed estimators pass relaxed one-hot vectors.
-        generator : torch.Generator, optional
 
         Returns
         -------
@@ -149,7 +143,6 @@ class GradientEstimator(ABC):
             As in :meth:`surrogate`.
         f : callable or Tensor
             Function, or its values at the categories.
-        seed : int, default 0
 
         Returns
         -------

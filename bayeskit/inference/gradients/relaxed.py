@@ -55,7 +55,6 @@ class ExponentialDecay:
     ----------
     rate : float
         Decrease of the log value per step, positive.
-    start, end : float, default 1.0 and 0.5
 
     Raises
     ------
@@ -187,7 +186,6 @@ class GumbelSoftmax(GradientEstimator):
     ----------
     temperature : float, Tensor, or callable, default 0.5
         Positive temperature. A callable without arguments, such as :class:`Annealed`, is evaluated at each draw.
-    num_samples : int, default 1
     hard : bool, default False
         Round points to discrete values and use the relaxation only for gradients (straight-through Gumbel).
 
@@ -198,10 +196,8 @@ class GumbelSoftmax(GradientEstimator):
 
     References
     ----------
-    Jang, E., Gu, S., Poole, B. (2017). Categorical reparameterization with Gumbel-Softmax. ICLR.
-
-    Maddison, C. J., Mnih, A., Teh, Y. W. (2017). The Concrete distribution: a continuous relaxation of discrete random
-    variables. ICLR.
+    Jang, E., Gu, S., Poole, B. (2017). Categorical reparameterization with Gumbel-Softmax. ICLR. Maddison, C. J., Mnih,
+    A., Teh, Y. W. (2017). The Concrete distribution: a continuous relaxation of discrete random variables. ICLR.
 
     Examples
     --------
@@ -245,10 +241,6 @@ class StraightThrough(GradientEstimator):
 
     **Biased**, unless the function is linear in each variable for fixed values of the others; the value is unbiased.
     The bias is of the order of the function's curvature between discrete points and cannot be reduced by a setting.
-
-    Parameters
-    ----------
-    num_samples : int, default 1
 
     Raises
     ------
@@ -373,7 +365,6 @@ class Tunable(GradientEstimator):
             As in :meth:`surrogate`; its logits must require a gradient.
         f : callable or Tensor
             Must be twice differentiable at relaxed points if evaluated there.
-        generator : torch.Generator, optional
 
         Returns
         -------
@@ -404,7 +395,6 @@ class REBAR(Tunable):
         As in :class:`GumbelSoftmax`. A tensor can be learned with :meth:`variance_loss`.
     scale : float or Tensor, default 1.0
         Scale of the control variate; zero disables it.
-    num_samples : int, default 1
 
     Raises
     ------
@@ -490,7 +480,6 @@ class RELAX(Tunable):
         As in :class:`GumbelSoftmax`.
     scale : float or Tensor, default 1.0
         Weight of the function in its control variate.
-    num_samples : int, default 1
 
     Raises
     ------

@@ -108,7 +108,6 @@ class ScoreFunction(GradientEstimator):
 
     Parameters
     ----------
-    num_samples : int, default 1
     baseline : callable, optional
         Subtracted from function values, such as :class:`MovingAverage`.
 
@@ -217,7 +216,6 @@ class ControlVariate(GradientEstimator):
         Control variate, correlated with the integrand: from values `(points, *batch, *event)` to `(points, *batch)`.
     mean : callable
         Function from the distribution to the differentiable expectation of `function`, `(*batch)`.
-    num_samples : int, default 1
 
     Raises
     ------
@@ -378,10 +376,6 @@ class VIMCO(GradientEstimator):
 @dataclass(frozen=True)
 class _Antithetic(GradientEstimator):
     """Pairs of draws made of one uniform number `u` for each bit and of `1 - u`.
-
-    Parameters
-    ----------
-    num_pairs : int, default 1
 
     Raises
     ------

@@ -42,7 +42,6 @@ class Space(ABC):
     ----------
     distribution : Distribution
         Distribution that defines the event shape and the type of values.
-    num_variables : int
     num_categories : int
         Number of categories of every variable.
 
@@ -365,7 +364,6 @@ class Autoregressive(TorchDistribution):  # type: ignore[misc]
     logits : callable
         Function from the preceding codes, `(points, *batch, preceding)`, int64, to the logits of the next variable,
         `(points, *batch, categories)` or broadcastable to it.
-    num_variables, num_categories : int
     batch_shape : sequence of int, default ()
 
     Raises

@@ -40,7 +40,6 @@ class MeanSquaredError:
 
     Parameters
     ----------
-    site : str
     tolerance : float
         Largest allowed error per observation, averaged over its dimensions or summed.
     summed : bool, default False
@@ -86,7 +85,6 @@ class LogLikelihoodConstraint:
 
     Parameters
     ----------
-    site : str
     tolerance : float
         Largest allowed value per observation.
 
@@ -137,7 +135,6 @@ class GECO(Objective):
     constraint : callable
         :class:`MeanSquaredError`, :class:`LogLikelihoodConstraint`, or a function that takes
         :class:`~bayeskit.inference.objectives.drawing.Particles` and returns ``C``, ``(K, *batch)``.
-    num_particles : int, default 1
     smoothing : float, default 0.99
         Weight of previous steps in the moving average, in ``[0, 1)``.
     rate : float, default 0.01
@@ -290,7 +287,6 @@ class InfoVAE(Objective):
         Weight of the aggregate divergence. ``alpha = 0`` and ``weight = 1`` give the ELBO.
     kernel : Kernel, optional
         Kernel from :mod:`bayeskit.inference.kernel_discrepancy`; an inverse multiquadric by default.
-    num_particles : int, default 1
     analytic_kl : bool, default True
         Use the closed form of a site's divergence if available.
     max_plate_nesting, data_plate

@@ -117,7 +117,6 @@ class ELBO(Objective):
 
     Parameters
     ----------
-    num_particles : int, default 1
     analytic_kl : bool, default True
         Use the closed form of a site's divergence if available.
     kl_weight : float or Schedule, default 1.0
@@ -141,13 +140,10 @@ class ELBO(Objective):
 
     References
     ----------
-    Higgins, I. et al. (2017). beta-VAE: learning basic visual concepts with a constrained variational framework.
-    ICLR.
-
-    Kingma, D. P. et al. (2016). Improved variational inference with inverse autoregressive flow. NeurIPS.
-
-    Rezaabad, A. L., Vishwanath, S. (2020). Learning representations by maximizing mutual information in variational
-    autoencoders. ISIT.
+    Higgins, I. et al. (2017). beta-VAE: learning basic visual concepts with a constrained variational framework. ICLR.
+    Kingma, D. P. et al. (2016). Improved variational inference with inverse autoregressive flow. NeurIPS. Rezaabad, A.
+    L., Vishwanath, S. (2020). Learning representations by maximizing mutual information in variational autoencoders.
+    ISIT.
 
     Examples
     --------

@@ -56,7 +56,6 @@ class AuxiliaryELBO(Objective):
         distribution of ``a`` (semi-implicit variational inference); set ``num_auxiliary > 0`` with None. The module
         ``objective(model, guide)`` holds only the parameters of model and guide: make the reverse model a submodule
         of the guide, or pass its parameters to the optimizer.
-    num_particles : int, default 1
     num_auxiliary : int, default 0
         Number of additional auxiliary draws ``J`` per particle. With a reverse model, 0 gives the bound of
         hierarchical variational models and auxiliary deep generative models, larger values importance-weighted
@@ -73,13 +72,9 @@ class AuxiliaryELBO(Objective):
 
     References
     ----------
-    Ranganath, R., Tran, D., Blei, D. (2016). Hierarchical variational models. ICML.
-
-    Maaloe, L. et al. (2016). Auxiliary deep generative models. ICML.
-
-    Yin, M., Zhou, M. (2018). Semi-implicit variational inference. ICML.
-
-    Sobolev, A., Vetrov, D. (2019). Importance weighted hierarchical variational inference. NeurIPS.
+    Ranganath, R., Tran, D., Blei, D. (2016). Hierarchical variational models. ICML. Maaloe, L. et al. (2016). Auxiliary
+    deep generative models. ICML. Yin, M., Zhou, M. (2018). Semi-implicit variational inference. ICML. Sobolev, A.,
+    Vetrov, D. (2019). Importance weighted hierarchical variational inference. NeurIPS.
 
     Examples
     --------

@@ -36,9 +36,8 @@ class IWAE(Objective):
 
     References
     ----------
-    Burda, Y., Grosse, R., Salakhutdinov, R. (2016). Importance weighted autoencoders. ICLR.
-
-    Mnih, A., Rezende, D. (2016). Variational inference for Monte Carlo objectives. ICML.
+    Burda, Y., Grosse, R., Salakhutdinov, R. (2016). Importance weighted autoencoders. ICLR. Mnih, A., Rezende, D.
+    (2016). Variational inference for Monte Carlo objectives. ICML.
 
     Examples
     --------
@@ -105,8 +104,8 @@ class DReG(Objective):
 
     References
     ----------
-    Tucker, G., Lawson, D., Gu, S., Maddison, C. J. (2019). Doubly reparameterized gradient estimators for Monte
-    Carlo objectives. ICLR.
+    Tucker, G., Lawson, D., Gu, S., Maddison, C. J. (2019). Doubly reparameterized gradient estimators for Monte Carlo
+    objectives. ICLR.
 
     Examples
     --------

@@ -72,8 +72,6 @@ class LatentDensity:
 
     Parameters
     ----------
-    model, guide : callable
-    args : tuple
     kwargs : mapping
         Arguments of model and guide.
     particles : Particles
@@ -162,9 +160,6 @@ class LatentDensity:
 
         Parameters
         ----------
-        model, guide : callable
-        args : tuple
-        kwargs : mapping, optional
         num_particles : int, default 1
             Rows per observation.
         nesting : int, optional

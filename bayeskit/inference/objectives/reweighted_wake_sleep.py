@@ -61,10 +61,8 @@ class ReweightedWakeSleep(Objective):
 
     References
     ----------
-    Bornschein, J., Bengio, Y. (2015). Reweighted wake-sleep. ICLR.
-
-    Le, T. A., Kosiorek, A. R., Siddharth, N., Teh, Y. W., Wood, F. (2019). Revisiting reweighted wake-sleep for models
-    with stochastic control flow. UAI.
+    Bornschein, J., Bengio, Y. (2015). Reweighted wake-sleep. ICLR. Le, T. A., Kosiorek, A. R., Siddharth, N., Teh, Y.
+    W., Wood, F. (2019). Revisiting reweighted wake-sleep for models with stochastic control flow. UAI.
 
     Examples
     --------

@@ -45,7 +45,6 @@ class ReciprocalTail:
 
     Parameters
     ----------
-    switch : int, default 80
     decay : float, default 0.9
         Ratio of successive survival probabilities beyond ``switch``.
     cap : int, optional
@@ -135,7 +134,6 @@ class GeometricTail:
 
     Parameters
     ----------
-    decay : float, default 0.9
     cap : int, optional
         As in :class:`ReciprocalTail`.
 

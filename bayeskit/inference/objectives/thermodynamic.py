@@ -68,10 +68,6 @@ class LogUniform:
 class EqualMoments:
     """Inverse temperatures with equal increments of the expected log weight, averaged over the batch.
 
-    Parameters
-    ----------
-    num_intervals : int, default 2
-
     References
     ----------
     Grosse, R., Maddison, C. J., Salakhutdinov, R. (2013). Annealing between distributions by averaging moments.

@@ -64,7 +64,6 @@ class VCD(Objective):
 
     Parameters
     ----------
-    num_particles : int, default 1
     num_steps : int, default 8
         Number ``t`` of kernel steps, at least zero.
     kernel : Kernel, optional
@@ -95,8 +94,7 @@ class VCD(Objective):
 
     References
     ----------
-    Ruiz, F. J. R., Titsias, M. K. (2019). A contrastive divergence for combining variational inference and MCMC.
-    ICML.
+    Ruiz, F. J. R., Titsias, M. K. (2019). A contrastive divergence for combining variational inference and MCMC. ICML.
 
     Examples
     --------

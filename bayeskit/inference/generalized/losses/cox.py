@@ -62,8 +62,8 @@ class CoxPartialLikelihood(Loss):
     ----------
     Cox, D. R. (1975). Partial likelihood. Biometrika 62, 269-276. Breslow, N. (1974). Covariance analysis of censored
     survival data. Biometrics 30, 89-99. Efron, B. (1977). The efficiency of Cox's likelihood function for censored
-    data. JASA 72, 557-565. Bissiri, P. G., Holmes, C. C., Walker, S. G. (2016). A general framework for updating
-    belief distributions. JRSS B 78, 1103-1130.
+    data. JASA 72, 557-565. Bissiri, P. G., Holmes, C. C., Walker, S. G. (2016). A general framework for updating belief
+    distributions. JRSS B 78, 1103-1130.
 
     Examples
     --------

@@ -249,10 +249,8 @@ class BetaDivergence(PointwiseLoss):
     References
     ----------
     Basu, A., Harris, I. R., Hjort, N. L., Jones, M. C. (1998). Robust and efficient estimation by minimising a density
-    power divergence. Biometrika 85, 549-559.
-
-    Ghosh, A., Basu, A. (2016). Robust Bayes estimation using the density power divergence. Annals of the Institute of
-    Statistical Mathematics 68, 413-437.
+    power divergence. Biometrika 85, 549-559. Ghosh, A., Basu, A. (2016). Robust Bayes estimation using the density
+    power divergence. Annals of the Institute of Statistical Mathematics 68, 413-437.
 
     Examples
     --------
@@ -326,10 +324,8 @@ class GammaDivergence(PointwiseLoss):
     References
     ----------
     Fujisawa, H., Eguchi, S. (2008). Robust parameter estimation with a small bias against heavy contamination. Journal
-    of Multivariate Analysis 99, 2053-2081.
-
-    Nakagawa, T., Hashimoto, S. (2020). Robust Bayesian inference via gamma-divergence. Communications in Statistics -
-    Theory and Methods 49, 343-360.
+    of Multivariate Analysis 99, 2053-2081. Nakagawa, T., Hashimoto, S. (2020). Robust Bayesian inference via
+    gamma-divergence. Communications in Statistics - Theory and Methods 49, 343-360.
 
     Examples
     --------
@@ -478,10 +474,9 @@ class AlphaDivergence(Loss):
 
     References
     ----------
-    Hooker, G., Vidyashankar, A. N. (2014). Bayesian model robustness via disparities. TEST 23, 556-584.
-
-    Jewson, J., Smith, J. Q., Holmes, C. (2018). Principles of Bayesian inference using general divergence criteria.
-    Entropy 20, 442.
+    Hooker, G., Vidyashankar, A. N. (2014). Bayesian model robustness via disparities. TEST 23, 556-584. Jewson, J.,
+    Smith, J. Q., Holmes, C. (2018). Principles of Bayesian inference using general divergence criteria. Entropy 20,
+    442.
 
     Examples
     --------

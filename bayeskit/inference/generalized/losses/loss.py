@@ -55,7 +55,6 @@ class Loss(ABC):
 
         Parameters
         ----------
-        parameter : Tensor or return value of the prior
         data : Tensor or tuple of Tensor
             Shapes ``(n, ...)``.
         weights : Tensor, optional
@@ -103,7 +102,6 @@ class PointwiseLoss(Loss):
 
         Parameters
         ----------
-        parameter : Tensor or return value of the prior
         data : Tensor or tuple of Tensor
             Shapes ``(n, ...)``.
         """

@@ -36,10 +36,8 @@ class MeanEmbedding(ABC):
 
         Parameters
         ----------
-        parameter : Tensor or return value of the prior
         x : Tensor
             Data, ``(n, ...)``.
-        kernel : Kernel
         typical : Tensor
             Median squared distance between data, for kernels without a bandwidth.
         statistic : {"V", "U"}
@@ -62,7 +60,6 @@ class Simulated(MeanEmbedding):
         Number of draws ``m``, at least two.
     noise : Distribution, optional
         Distribution of the noise of one draw; scalar standard normal by default.
-    seed : int, default 0
 
     Raises
     ------
@@ -218,10 +215,8 @@ class MaximumMeanDiscrepancy(Loss):
     References
     ----------
     Gretton, A., Borgwardt, K. M., Rasch, M. J., Schoelkopf, B., Smola, A. (2012). A kernel two-sample test. JMLR 13,
-    723-773.
-
-    Cherief-Abdellatif, B.-E., Alquier, P. (2020). MMD-Bayes: robust Bayesian estimation via maximum mean discrepancy.
-    Symposium on Advances in Approximate Bayesian Inference.
+    723-773. Cherief-Abdellatif, B.-E., Alquier, P. (2020). MMD-Bayes: robust Bayesian estimation via maximum mean
+    discrepancy. Symposium on Advances in Approximate Bayesian Inference.
 
     Examples
     --------

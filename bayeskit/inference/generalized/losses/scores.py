@@ -231,11 +231,9 @@ class ScoreMatching(PointwiseLoss):
 
     References
     ----------
-    Hyvarinen, A. (2005). Estimation of non-normalized statistical models by score matching. JMLR 6, 695-709.
-
-    Hyvarinen, A. (2007). Some extensions of score matching. Computational Statistics and Data Analysis 51, 2499-2512.
-
-    Yu, S., Drton, M., Shojaie, A. (2019). Generalized score matching for non-negative data. JMLR 20, 76.
+    Hyvarinen, A. (2005). Estimation of non-normalized statistical models by score matching. JMLR 6, 695-709. Hyvarinen,
+    A. (2007). Some extensions of score matching. Computational Statistics and Data Analysis 51, 2499-2512. Yu, S.,
+    Drton, M., Shojaie, A. (2019). Generalized score matching for non-negative data. JMLR 20, 76.
 
     Examples
     --------
@@ -317,12 +315,10 @@ class KernelSteinDiscrepancy(Loss):
 
     References
     ----------
-    Liu, Q., Lee, J., Jordan, M. (2016). A kernelized Stein discrepancy for goodness-of-fit tests. ICML.
-
-    Barp, A., Briol, F.-X., Duncan, A., Girolami, M., Mackey, L. (2019). Minimum Stein discrepancy estimators. NeurIPS.
-
-    Matsubara, T., Knoblauch, J., Briol, F.-X., Oates, C. J. (2022). Robust generalised Bayesian inference for
-    intractable likelihoods. JRSS B 84, 997-1022.
+    Liu, Q., Lee, J., Jordan, M. (2016). A kernelized Stein discrepancy for goodness-of-fit tests. ICML. Barp, A.,
+    Briol, F.-X., Duncan, A., Girolami, M., Mackey, L. (2019). Minimum Stein discrepancy estimators. NeurIPS. Matsubara,
+    T., Knoblauch, J., Briol, F.-X., Oates, C. J. (2022). Robust generalised Bayesian inference for intractable
+    likelihoods. JRSS B 84, 997-1022.
 
     Examples
     --------
