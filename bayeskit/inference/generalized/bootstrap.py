@@ -198,15 +198,13 @@ def posterior_bootstrap(
     The data distribution has a Dirichlet process prior with ``concentration`` :math:`c` and centring model :math:`F`;
     its posterior is :math:`\mathrm{DP}(c + n, \frac{c F + \sum_i \delta_{x_i}}{c + n})`. Each draw minimises the loss
     of the data and :math:`T` pseudo-samples from :math:`F` with :math:`\mathrm{Dirichlet}(1, \dots, 1, c/T, \dots,
-    c/T)` weights. The parameter is defined as the minimiser of the expected loss, so no model has to hold.
+    c/T)` weights. The parameter is defined as the minimiser of the expected loss, so no model has to hold. Result and
+    warnings are those of :func:`loss_likelihood_bootstrap`.
 
     Parameters
     ----------
-    posterior : GibbsPosterior
-        Loss and data; its weight has no effect, its prior only defines the shape and support of the parameter and the
-        starting points of restarts.
-    num_draws : int, default 1000
-        Number of draws ``R``.
+    posterior, num_draws
+        As for :func:`loss_likelihood_bootstrap`; restarts start from the prior of ``posterior``.
     concentration : float, default 0.0
         ``c``, the prior sample size of the centring model. Zero is the loss-likelihood bootstrap.
     centring : callable or distribution, optional
@@ -218,11 +216,6 @@ def posterior_bootstrap(
     num_restarts : int, default 0
         Number of prior draws from which each replicate is minimised again; the best minimum is kept.
 
-    Returns
-    -------
-    Draws
-        One chain of ``R`` independent draws, with the convergence of each in ``sample_stats["converged"]``.
-
     Raises
     ------
     SettingsError
@@ -232,11 +225,6 @@ def posterior_bootstrap(
         If the shapes of pseudo-samples do not fit the data.
     DataError
         If pseudo-samples are not finite.
-
-    Warns
-    -----
-    SamplingWarning
-        If minimisations did not converge.
 
     References
     ----------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -72,12 +71,7 @@ class ProprietyReport:
     description: str
 
     def raise_if_improper(self) -> None:
-        """Raise an error that names the direction if ``proper`` is false.
-
-        Raises
-        ------
-        ImproperPosteriorError
-        """
+        """Raise ImproperPosteriorError, which names the direction, if ``proper`` is false."""
         if not self.proper:
             raise ImproperPosteriorError(repr(self))
 
@@ -156,7 +150,7 @@ class _Search:
         self.starts = starts[finite] if bool(finite.any()) else starts
         self.ends = self._climb(self.starts)
         self.centre = self.starts[0]
-        self.curved = self._curved()
+        self.curved = posterior.prior.curved(self.centre)
         stayed = (self.ends.abs() < torch.where(self.curved, self.limit / 4, _FAR**0.75)).all(-1)
         inside = self.ends[stayed] if bool(stayed.any()) else self.starts
         self.centre = inside[self.log_density(inside).argmax()]
@@ -171,15 +165,6 @@ class _Search:
     def _value_and_grad(self, u: Tensor) -> tuple[Tensor, Tensor]:
         value, gradient = self.posterior.value_and_grad(u)
         return _ordered(value), gradient.nan_to_num(0.0, 0.0, 0.0)
-
-    def _curved(self) -> Tensor:
-        """Return which coordinates have a transform other than the identity, ``(d,)``."""
-        found = torch.ones(self.dim, dtype=torch.bool, device=self.centre.device)
-        values = self.posterior.constrain(self.centre)
-        for site in self.posterior.sites:
-            own = self.centre[site.start : site.stop]
-            found[site.start : site.stop] = not torch.equal(values[site.name].reshape(-1), own)
-        return found
 
     # -- directions -------------------------------------------------------------------------
 
@@ -598,16 +583,7 @@ def residual_mismatch(
         contrasts=contrasts * largest.sign(),
         coverage=2 * normal.cdf(width * ratios) - 1,
         level=level,
-        names=_names(posterior),
+        names=posterior.names,
         posterior_covariance=ours,
         sandwich=theirs,
     )
-
-
-def _names(posterior: GibbsPosterior) -> tuple[str, ...]:
-    """Return the names of unconstrained coordinates."""
-    names: list[str] = []
-    for site in posterior.prior.sites:
-        indices = product(*(range(size) for size in site.unconstrained_shape))
-        names += [f"{site.name}[{','.join(map(str, index))}]" if index else site.name for index in indices]
-    return tuple(names)

@@ -67,16 +67,12 @@ def coarsened_posterior(
 
     Parameters
     ----------
-    prior : distribution or Pyro model
+    prior, data, name
         As for :class:`~bayeskit.inference.generalized.GibbsPosterior`.
     distribution : callable
         Model, as for :class:`~bayeskit.inference.generalized.losses.NegativeLogLikelihood`.
-    data : Tensor or tuple of Tensor
-        Shapes ``(n, ...)``.
     alpha : float
         As for :func:`coarsening_weight`; :func:`calibration_curve` helps to choose it.
-    name : str, default "theta"
-        Name of the parameter if ``prior`` is a distribution.
 
     Raises
     ------

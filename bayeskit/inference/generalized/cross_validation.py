@@ -221,15 +221,10 @@ class CrossValidation:
 
     @property
     def cumulative(self) -> Tensor:
-        """Cumulative sums of the scores of ``1, ..., p`` held-out data, ``(m,)``.
+        """Cumulative sums of the scores of ``1, ..., p`` held-out data, ``(m,)``; SettingsError for other sizes.
 
         The sum up to ``p`` is the mean, over held-out sets of ``p`` data, of their joint log predictive density given
         the remaining data: the log of the geometric intrinsic evidence.
-
-        Raises
-        ------
-        SettingsError
-            If the sizes are not ``1, ..., m``.
         """
         if self.held_out.tolist() != list(range(1, len(self.held_out) + 1)):
             raise SettingsError(
@@ -240,13 +235,7 @@ class CrossValidation:
 
     @property
     def log_evidence(self) -> float:
-        """Sum of all scores.
-
-        Raises
-        ------
-        SettingsError
-            If the sizes are not ``1, ..., n``.
-        """
+        """Sum of all scores; SettingsError if the sizes are not ``1, ..., n``."""
         self._check_complete()
         return float(self.cumulative[-1])
 
@@ -281,17 +270,7 @@ class CrossValidation:
         return pd.DataFrame(table, index=pd.Index(self.held_out.cpu().numpy(), name="held_out"))
 
     def plot(self, ax: Axes | None = None, *, cumulative: bool = False, label: str = "") -> Axes:
-        """Plot the scores or their cumulative sums against the number of data held out, with 95 % bands.
-
-        Parameters
-        ----------
-        ax : Axes, optional
-            By default axes of a new ``pyplot`` figure.
-        cumulative : bool, default False
-            Whether to plot the cumulative sums.
-        label : str, default ""
-            Label of the curve.
-        """
+        """Plot the scores or their cumulative sums against the number of data held out, with 95 % bands."""
         from bayeskit.core.plots import CHAIN_COLOURS
 
         value = self.cumulative if cumulative else self.score
@@ -324,11 +303,6 @@ class CrossValidation:
             if math.isfinite(s)
         )
         return f"cross-validation of {self.num_data} data, score by number held out: {scores}{flag}"
-
-
-def _no_error(sizes: tuple[int, ...]) -> Tensor:
-    """Return zero standard errors, ``(m,)``."""
-    return torch.zeros(len(sizes), dtype=torch.float64)
 
 
 # Populations of particles, moved between the posteriors of different training sets by SMC.
@@ -392,19 +366,7 @@ class Carriage:
     def carry(
         self, data: WeightedData, state: DataParticles, weights: Tensor, generator: torch.Generator
     ) -> tuple[DataParticles, Tensor]:
-        """Move each population to new data weights along a straight line.
-
-        Parameters
-        ----------
-        weights : Tensor
-            New data weights, ``(r, n)``.
-
-        Returns
-        -------
-        state : DataParticles
-        log_increment : Tensor
-            Estimated log ratios of normalising constants, ``(r,)``.
-        """
+        """Move populations to data weights ``(r, n)`` along a line; return also log ratios of constants, ``(r,)``."""
         origin, direction = state.data_weights, weights - state.data_weights
         covered = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
         total = torch.zeros_like(covered)
@@ -625,19 +587,8 @@ class Prequential:
     def plot(self, ax: Axes | None = None, *, against: Prequential | None = None, label: str = "") -> Axes:
         """Plot the cumulative log predictive density against the number of data, one curve for each order.
 
-        Parameters
-        ----------
-        ax : Axes, optional
-            By default axes of a new ``pyplot`` figure.
-        against : Prequential, optional
-            Scores of another model for the same orders; the log Bayes factor against it is plotted.
-        label : str, default ""
-            Label of the curves.
-
-        Raises
-        ------
-        SettingsError
-            If the orders of the other model differ.
+        ``against`` are scores of another model for the same orders (else SettingsError): the log Bayes factor is
+        plotted.
         """
         from bayeskit.core.plots import CHAIN_COLOURS, GREY
 
@@ -850,20 +801,6 @@ _DOUBT = 0.5  # share of the absolute shift that is added to the error if the sl
 _MAX_DISAGREEMENT = 5.0
 
 
-class _Scores(NamedTuple):
-    """Scores of ``m`` sizes of held-out sets, each ``(m,)``."""
-
-    score: Tensor
-    standard_error: Tensor
-    cumulative_standard_error: Tensor
-    num_sets: Tensor
-    problems: list[str]
-    num_evaluations: int
-    pareto_k: Tensor | None = None
-    num_rerun: Tensor | None = None
-    prequential: Evidence | None = None
-
-
 class _SetScores(NamedTuple):
     """Scores of held-out sets, each ``(sets,)``."""
 
@@ -884,7 +821,11 @@ class _LeaveOut:
     carriage: Carriage
     generator: torch.Generator
 
-    def by_orders(self, num_orders: int) -> _Scores:
+    def _result(self, method: str, score: Tensor, *rest: Tensor, problems: list[str], **more: Any) -> CrossValidation:
+        sizes, warnings = torch.tensor(self.sizes), tuple(problems + _impossible(score))
+        return CrossValidation(method, self.data.num_data, sizes, score, *rest, warnings=warnings, **more)
+
+    def by_orders(self, num_orders: int) -> CrossValidation:
         """Assimilate the data in ``num_orders`` random orders and predict the data not yet assimilated."""
         data, device = self.data, self.data.target.device
         orders = _as_orders(num_orders, data.num_data, self.generator).to(device)
@@ -895,7 +836,7 @@ class _LeaveOut:
         for column, size in reversed(list(enumerate(self.sizes))):
             seen = data.num_data - size
             state, _ = self.carriage.carry(data, state, _mask(orders[:, :seen], data.num_data), self.generator)
-            score[:, column], short = _held_out_mean(state, state.data_weights == 0)
+            score[:, column], short, _ = _held_out_mean(state, state.data_weights == 0)
             state, increments[:, column] = _admit(data, state, orders[:, seen], self.carriage, self.generator)
             surprising[column] = float(short.mean()) > _MAX_SHARE
         state, _ = self.carriage.carry(data, state, torch.ones_like(state.data_weights), self.generator)
@@ -924,8 +865,9 @@ class _LeaveOut:
                     f"the sum of the scores differs by {gap:.2g} nats from the prequential log evidence of the same "
                     "particles: use more num_particles"
                 )
-        problems += _impossible(score)
-        return _Scores(score, error, cumulative_error, count, problems, spent, prequential=sums)
+        return self._result(
+            "orders", score, error, cumulative_error, count, problems=problems, num_evaluations=spent, prequential=sums
+        )
 
     def _of_few_sets(self, num_orders: int) -> dict[int, _SetScores]:
         """Score every set of each size with at most ``num_orders`` sets, if the particles suffice."""
@@ -948,21 +890,19 @@ class _LeaveOut:
         columns = torch.tensor(self.sizes, device=orders.device) - 1
         return torch.where(first_only, along[:, columns], means[:, columns]), each.mean()
 
-    def by_tempering(self) -> _Scores:
+    def by_tempering(self) -> CrossValidation:
         """Temper one population, or several if sets are few, from the prior to the training data of every set."""
-        columns: list[_SetScores] = []
-        for size in self.sizes:
-            held = all_sets(self.data.num_data, size).to(self.data.target.device)
-            columns.append(self._scored(held, None, copies=math.ceil(_LEAST_POPULATIONS / len(held))))
+        sets = [all_sets(self.data.num_data, size).to(self.data.target.device) for size in self.sizes]
+        columns = [self._scored(held, None, copies=math.ceil(_LEAST_POPULATIONS / len(held))) for held in sets]
         score = torch.stack([x.score.mean() for x in columns])
         variance = torch.stack([x.variance.sum() / len(x.variance) ** 2 for x in columns])
-        count = torch.tensor([math.comb(self.data.num_data, p) for p in self.sizes])
+        count = torch.tensor([len(held) for held in sets])
         problems = _moved_problems(columns) + _short_problems(self.sizes, [float(x.short.mean()) for x in columns])
-        problems += _impossible(score)
         spent = sum(x.num_evaluations for x in columns)
-        return _Scores(score, variance.sqrt(), variance.cumsum(0).sqrt(), count, problems, spent)
+        errors = variance.sqrt(), variance.cumsum(0).sqrt()
+        return self._result("tempering", score, *errors, count, problems=problems, num_evaluations=spent)
 
-    def by_importance(self, draws: Draws, num_sets: int | None) -> _Scores:
+    def by_importance(self, draws: Draws, num_sets: int | None) -> CrossValidation:
         """Weight posterior draws by the inverse held-out likelihood, or use particles if Pareto ``k`` is large."""
         belongs(draws, self.data.target)
         problems, _ = posterior_problems(draws)
@@ -977,14 +917,14 @@ class _LeaveOut:
         influence = torch.stack([x.influence for x in columns]).unflatten(1, shape)
         own = torch.stack([x.variance for x in columns])
         score = torch.stack([x.score for x in columns])
-        problems += _impossible(score)
-        return _Scores(
+        return self._result(
+            "importance",
             score,
             (mean_error(influence).square() + own).sqrt(),
             (mean_error(influence.cumsum(0)).square() + own.cumsum(0)).sqrt(),
             torch.tensor([x.num_sets for x in columns]),
-            problems,
-            sum(x.num_evaluations for x in rerun),
+            problems=problems,
+            num_evaluations=sum(x.num_evaluations for x in rerun),
             pareto_k=torch.stack([x.pareto_k for x in columns]),
             num_rerun=torch.tensor([0 if x.rerun is None else len(x.rerun.score) for x in columns]),
         )
@@ -1038,11 +978,7 @@ class _LeaveOut:
             state = at(self.data, draws[chosen], 1.0)
         state, _ = self.carriage.carry(self.data, state, (~rows).to(torch.float64), self.generator)
         state = _merged(state, copies)
-        predictive = predict(state)
-        share = held / held.sum(1, keepdim=True)
-        influence = (predictive.influence * share.unsqueeze(1)).sum(-1)
-        short = ((predictive.effective < _MIN_EFFECTIVE) * share).sum(1)
-        score = (predictive.log_density * share).sum(1)
+        score, short, influence = _held_out_mean(state, held)
         return _SetScores(score, influence.square().sum(1), short, state.num_evaluations, state.acceptance)
 
 
@@ -1059,12 +995,12 @@ def _mask(rows: Tensor, num_data: int) -> Tensor:
     return torch.zeros(len(rows), num_data, dtype=torch.float64, device=rows.device).scatter(1, rows, 1.0)
 
 
-def _held_out_mean(state: DataParticles, held: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean log predictive density of held-out data, and their share with few effective particles."""
+def _held_out_mean(state: DataParticles, held: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean log predictive density of held-out data, their share with few particles, and the influences."""
     predictive = predict(state)
     share = held / held.sum(1, keepdim=True)
     short = ((predictive.effective < _MIN_EFFECTIVE) * share).sum(1)
-    return (predictive.log_density * share).sum(1), short
+    return (predictive.log_density * share).sum(1), short, (predictive.influence * share.unsqueeze(1)).sum(-1)
 
 
 def adjusted(score: Tensor, control: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
@@ -1092,8 +1028,7 @@ def widened_standard_error(values: Tensor) -> Tensor:
 
 
 def _moved_problems(scored: list[_SetScores]) -> list[str]:
-    found = [_carrying_problems(x.acceptance) for x in scored]
-    return max(found, key=len, default=[])
+    return max((_carrying_problems(x.acceptance) for x in scored), key=len, default=[])
 
 
 def _short_problems(sizes: tuple[int, ...], short: list[float]) -> list[str]:
@@ -1159,10 +1094,8 @@ def cross_validation_evidence(
         discrete, errors are widened for values that random sets may miss.
     num_particles : int, default 256
         Particles in each population, at least 8.
-    carriage : Carriage, optional
-        Settings of the SMC steps.
-    groups : Tensor, optional
-        Integer label of each observation, ``(num_observations,)``; observations with equal labels form one datum.
+    carriage, groups
+        As for :func:`prequential_score`.
     max_sets : int, default 1024
         Maximum number of sets to enumerate, over all sizes.
 
@@ -1218,26 +1151,10 @@ def cross_validation_evidence(
         new_generator(seed, target.device, stream="cross-validation"),
     )
     if draws is not None:
-        method, scores = "importance", leave_out.by_importance(draws, count)
-    elif count is not None:
-        method, scores = "orders", leave_out.by_orders(count)
+        found = leave_out.by_importance(draws, count)
     else:
-        method, scores = "tempering", leave_out.by_tempering()
-    return CrossValidation(
-        method,
-        data.num_data,
-        torch.tensor(sizes),
-        scores.score,
-        scores.standard_error,
-        scores.cumulative_standard_error,
-        scores.num_sets,
-        tuple(scores.problems),
-        scores.pareto_k,
-        scores.num_rerun,
-        scores.prequential,
-        scores.num_evaluations,
-        time.monotonic() - begin,
-    )
+        found = leave_out.by_tempering() if count is None else leave_out.by_orders(count)
+    return replace(found, seconds=time.monotonic() - begin)
 
 
 def enumerated_cross_validation(
@@ -1247,7 +1164,9 @@ def enumerated_cross_validation(
     *,
     max_sets: int = 2**16,
 ) -> CrossValidation:
-    """Exact leave-p-out scores by enumeration, for a model with known evidence of every subset of the data.
+    """Exact leave-p-out scores by enumeration, without error, for a model with known evidence of every subset of data.
+
+    The scores are those of Fong and Holmes (2020), as in :func:`cross_validation_evidence`.
 
     Parameters
     ----------
@@ -1256,15 +1175,8 @@ def enumerated_cross_validation(
         the empty subset.
     num_data : int
         Number of data ``n``.
-    p : int or iterable of int, optional
-        Number of data held out; by default all of ``1, ..., n``.
-    max_sets : int, default 65536
-        Maximum number of sets to enumerate, over all sizes.
-
-    Returns
-    -------
-    CrossValidation
-        Scores with standard errors zero.
+    p, max_sets
+        As for :func:`cross_validation_evidence`.
 
     Raises
     ------
@@ -1272,10 +1184,6 @@ def enumerated_cross_validation(
         If ``p`` is not between 1 and ``n``, or there are too many sets.
     ShapeError
         If ``log_evidence`` returns the wrong shape.
-
-    References
-    ----------
-    Fong, E., Holmes, C. C. (2020). On the marginal likelihood and cross-validation. Biometrika 107, 489-496.
 
     Examples
     --------
@@ -1298,8 +1206,8 @@ def enumerated_cross_validation(
         total = sum(float(_gains(log_evidence, block).sum()) for block in training.split(BLOCK))
         scores.append(total / (size * len(training)))
         counts.append(len(training))
-    exact = _no_error(sizes)
     score = torch.tensor(scores, dtype=torch.float64)
+    exact = torch.zeros_like(score)
     return CrossValidation("enumeration", num_data, torch.tensor(sizes), score, exact, exact, torch.tensor(counts))
 
 

@@ -53,14 +53,9 @@ __all__ = [
 
 
 class Completed(NamedTuple):
-    """Observed and simulated future data of each replicate.
+    """Observed and simulated future data of each replicate, ``(R, m, ...)``, and their weights ``(R, m)``.
 
-    Attributes
-    ----------
-    data : Tensor, tuple of Tensor or None
-        Shapes ``(R, m, ...)``; None for the observed data.
-    weights : Tensor or None
-        Weights of these data, ``(R, m)``; None for unit weights.
+    Data are None for the observed data, weights None for unit weights.
     """
 
     data: Data | None
@@ -279,40 +274,19 @@ class CopulaState(NamedTuple):
 
 
 def rate(size: int) -> float:
-    """Return the weight of the update by datum ``size + 1``, ``(2 - 1 / (size + 1)) / (size + 2)``.
-
-    Examples
-    --------
-    >>> rate(0), rate(1)
-    (0.5, 0.5)
-    """
+    """Return the weight of the update by datum ``size + 1``, ``(2 - 1 / (size + 1)) / (size + 2)``."""
     return (2 - 1 / (size + 1)) / (size + 2)
 
 
 def conditional(cdf: Tensor, at: Tensor, correlation: float | Tensor) -> Tensor:
-    """Return the conditional distribution function of the normal copula, both arguments in (0, 1).
-
-    Examples
-    --------
-    >>> import torch
-    >>> half = torch.tensor(0.5)
-    >>> conditional(half, half, 0.8).item()
-    0.5
-    """
+    """Return the conditional distribution function of the normal copula, both arguments in (0, 1)."""
     correlation = torch.as_tensor(correlation, dtype=cdf.dtype, device=cdf.device)
     x, y = ndtri(cdf.clamp(_EDGE, 1 - _EDGE)), ndtri(at.clamp(_EDGE, 1 - _EDGE))
     return ndtr((x - correlation * y) / (1 - correlation.square()).sqrt())
 
 
 def log_copula_density(cdf: Tensor, at: Tensor, correlation: float | Tensor) -> Tensor:
-    """Return the log density of the normal copula, both arguments in (0, 1).
-
-    Examples
-    --------
-    >>> import torch
-    >>> log_copula_density(torch.tensor(0.5), torch.tensor(0.5), 0.6).exp().item()
-    1.25
-    """
+    """Return the log density of the normal copula, both arguments in (0, 1)."""
     correlation = torch.as_tensor(correlation, dtype=cdf.dtype, device=cdf.device)
     x, y = ndtri(cdf.clamp(_EDGE, 1 - _EDGE)), ndtri(at.clamp(_EDGE, 1 - _EDGE))
     rest = 1 - correlation.square()
@@ -437,15 +411,7 @@ class CopulaUpdate(Predictive):
 
 
 def law_without_data(data: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of the initial normal distribution, ``(n,) -> (), ()``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> mean, scale = law_without_data(torch.cat([torch.linspace(-1, 1, 101), torch.tensor([1e4])]))
-    >>> round(mean.item(), 3), round(scale.item(), 3)
-    (0.01, 0.749)
-    """
+    """Return mean and standard deviation of the initial normal distribution, ``(n,) -> (), ()``."""
     quarter, median, three = data.quantile(torch.tensor([0.25, 0.5, 0.75]).to(data))
     robust, raw = (three - quarter) / _QUARTILES, data.std()
     return median, torch.where(robust > 0, robust.minimum(raw), raw)
@@ -569,8 +535,8 @@ def martingale_posterior(
 
     Parameters
     ----------
-    posterior : GibbsPosterior
-        Loss and data; its weight has no effect, its prior only defines the shape and support of the parameter.
+    posterior
+        As for :func:`~bayeskit.inference.generalized.loss_likelihood_bootstrap`.
     predictive : Predictive, default PolyaUrn()
         :class:`PolyaUrn`, :class:`ScoreDriven`, :class:`CopulaUpdate` or another subclass of :class:`Predictive`.
     num_draws : int, default 1000

@@ -153,17 +153,18 @@ class DeepSets(Pooling):
         return self.outer(self.inner(each).sum(0))
 
 
-def as_pooling(pooling: Pooling | Literal["sum", "mean", "max"] | Any) -> Pooling:
-    """Return a ``Pooling``, from an instance or a name 'sum', 'mean' or 'max'; SettingsError for anything else."""
-    if isinstance(pooling, Pooling):
-        return pooling
-    if pooling == "sum":
-        return Sum()
-    if pooling == "mean":
-        return Mean()
-    if pooling == "max":
-        return Max()
-    raise SettingsError(f"pooling must be 'sum', 'mean', 'max' or an object such as DeepSets(...), not {pooling!r:.80}")
+def as_pooling(pooling: Pooling | Literal["sum", "mean", "max"] | Any, loss: Loss) -> Pooling:
+    """Return a ``Pooling``, from an instance or a name; SettingsError for others, or if it does not fit the loss."""
+    named = {"sum": Sum(), "mean": Mean(), "max": Max()}.get(pooling) if isinstance(pooling, str) else pooling
+    if not isinstance(named, Pooling):
+        raise SettingsError(
+            f"pooling must be 'sum', 'mean', 'max' or an object such as DeepSets(...), not {pooling!r:.80}"
+        )
+    if not isinstance(loss, PointwiseLoss) and not isinstance(named, Sum):
+        raise SettingsError(
+            f"{type(loss).__name__} is not a sum over observations, so there is nothing to pool; leave pooling at 'sum'"
+        )
+    return named
 
 
 def check_pooled_by_sum(posterior: GibbsPosterior, what: str = "a learning rate is calibrated") -> None:
@@ -265,14 +266,10 @@ class GibbsPosterior(Target):
     ) -> None:
         self.data: Data = as_data(data)
         self.weight = real_number("weight", weight, between=(0.0, float("inf")))
-        self.loss, self.pooling = as_loss(loss), as_pooling(pooling)
+        self.loss = as_loss(loss)
+        self.pooling = as_pooling(pooling, self.loss)
         self.num_data = num_data(self.data)
         self._given = (prior, name, compile, seed)
-        if not isinstance(self.loss, PointwiseLoss) and not isinstance(self.pooling, Sum):
-            raise SettingsError(
-                f"{type(self.loss).__name__} is not a sum over observations, so there is nothing to pool; leave "
-                "pooling at 'sum'"
-            )
         self.loss.check(self.data)
         like = next((x for x in columns(self.data) if x.is_floating_point()), columns(self.data)[0])
         like = like if like.is_floating_point() else like.to(torch.get_default_dtype())
@@ -300,7 +297,7 @@ class GibbsPosterior(Target):
         parameter, drawn = self.prior.model()
         particles = drawn.particles(self.prior.sites)
         chosen = self._minibatch(data)
-        if not (isinstance(self.loss, PointwiseLoss) and isinstance(self.pooling, Sum)):
+        if not self._adds_up:
             if subsample_size is not None or num_data(chosen) != self.num_data:
                 raise SettingsError(
                     f"{type(self.loss).__name__} pooled by {type(self.pooling).__name__} is no sum over data, so "
@@ -353,6 +350,10 @@ class GibbsPosterior(Target):
             raise ShapeError(f"a minibatch of {len(given[0])} is larger than the {self.num_data} data")
         return given if isinstance(self.data, tuple) else given[0]
 
+    @property
+    def _adds_up(self) -> bool:
+        return isinstance(self.loss, PointwiseLoss) and isinstance(self.pooling, Sum)
+
     def pooled_loss(self, parameter: Any, data: Data) -> Tensor:
         """Return the pooled loss of data at one parameter of the prior, scalar."""
         if isinstance(self.loss, PointwiseLoss):
@@ -380,10 +381,9 @@ class GibbsPosterior(Target):
 
         Raises
         ------
-        CoherenceError
-            If the loss is not pointwise or not pooled by the sum, so that sequential and joint updates differ.
-        ShapeError
-            If the shapes of the new data do not fit the present data.
+        CoherenceError, ShapeError
+            If sequential and joint updates differ, since the loss is not pointwise or not pooled by the sum, or if
+            shapes of the new data do not fit.
         """
         if not (isinstance(self.loss, PointwiseLoss) and self.pooling.coherent):
             what = (
@@ -411,12 +411,9 @@ class GibbsPosterior(Target):
     def pointwise_log_likelihood(self, u: Tensor) -> dict[str, Tensor]:
         """Return minus the weighted loss of each observation, ``(*batch, d) -> {"loss": (*batch, n)}``.
 
-        Raises
-        ------
-        ModelError
-            If the loss is not pointwise or not pooled by the sum.
+        ModelError if the loss is not pointwise or not pooled by the sum.
         """
-        if not (isinstance(self.loss, PointwiseLoss) and isinstance(self.pooling, Sum)):
+        if not self._adds_up:
             raise ModelError("this loss is not a sum over data, so it has no pointwise values")
         return super().pointwise_log_likelihood(u)
 

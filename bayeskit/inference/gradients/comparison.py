@@ -159,12 +159,7 @@ class GradientComparison:
         return "\n".join([*lines, *self.notes])
 
     def plot(self, axes: Sequence[Axes] | None = None) -> Sequence[Axes]:
-        """Plot variance times evaluations and the largest absolute z-score; filled markers are stated unbiased.
-
-        Returns
-        -------
-        sequence of Axes
-        """
+        """Plot variance times evaluations and the largest absolute z-score; filled markers are stated unbiased."""
         figure = None
         if axes is None:
             from matplotlib.figure import Figure

@@ -34,14 +34,9 @@ __all__ = [
 
 
 class Beam(NamedTuple):
-    """Distinct points in the order of drawing.
+    """Distinct points in the order of drawing: codes ``(k, *batch, variables)``, and their perturbed log probabilities.
 
-    Attributes
-    ----------
-    codes : Tensor
-        Shape `(k, *batch, variables)`.
-    perturbed : Tensor
-        Log probabilities plus Gumbel noise in descending order, shape `(k, *batch)`.
+    The latter are log probabilities plus Gumbel noise in descending order, shape `(k, *batch)`.
     """
 
     codes: Tensor

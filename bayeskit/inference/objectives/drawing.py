@@ -818,16 +818,11 @@ class Particles:
 
     def culprit(self) -> str | None:
         """Return the name of the first site with a non-finite log density, or None."""
-        terms = [*self.guide_sites.items(), *self.model_sites.items()]
-        for name, site in terms:
-            if not bool(_finite(site)):
+        for name, site in (*self.guide_sites.items(), *self.model_sites.items()):
+            term = site["term"] if "term" in site else site["fn"].log_prob(site["value"])
+            if not bool(term.isfinite().all()):
                 return name
         return next((name for name, good in self.finite.items() if not bool(good)), None)
-
-
-def _finite(site: Site) -> Tensor:
-    term = site["term"] if "term" in site else site["fn"].log_prob(site["value"])
-    return term.isfinite().all()
 
 
 def _all_finite(runs: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -107,14 +107,7 @@ class CoxPartialLikelihood(Loss):
         return loss + _efron(num_events, shares).sum()
 
     def check(self, data: Data) -> None:
-        """Raise an error for data without events, negative times, and events other than 0 and 1.
-
-        Raises
-        ------
-        DataError
-            With the first such datum.
-        ShapeError
-        """
+        """Raise DataError or ShapeError for data without events, negative times, and events other than 0 and 1."""
         covariates, time, event = _parts(data)
         if time.dim() != 1 or event.dim() != 1 or (self.predict is linear and covariates.dim() != 2):
             raise ShapeError(

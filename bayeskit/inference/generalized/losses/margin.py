@@ -35,13 +35,7 @@ class MarginLoss(PredictionLoss):
         return self.of_margin(outcome * prediction)
 
     def check(self, data: Data) -> None:
-        """Raise an error for labels other than -1 and +1.
-
-        Raises
-        ------
-        DataError
-            With the first such datum.
-        """
+        """Raise DataError, with the first such datum, for labels other than -1 and +1."""
         labels = columns(data)[-1]
         wrong = ((labels != 1) & (labels != -1)).reshape(len(labels), -1).any(-1)
         if not bool(wrong.any()):
@@ -54,9 +48,6 @@ class MarginLoss(PredictionLoss):
         )
 
 
-# The hinge loss of support vector machines.
-
-
 @dataclass(frozen=True)
 class Hinge(MarginLoss):
     """Hinge loss ``max(0, 1 - label * score)`` of support vector machines, for labels -1 and +1.
@@ -64,11 +55,7 @@ class Hinge(MarginLoss):
     The loss is zero for margins of at least one. If the labels are separable, the posterior under an improper prior is
     improper.
 
-    Parameters
-    ----------
-    predict : callable, optional
-        Scores ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, labels)``; by default the parameter is
-        the score of every label.
+    Its parameter ``predict`` is that of :class:`MarginLoss`.
 
     References
     ----------
@@ -97,8 +84,8 @@ class SmoothHinge(MarginLoss):
 
     Parameters
     ----------
-    predict : callable, optional
-        As for :class:`Hinge`.
+    predict
+        As for :class:`MarginLoss`.
     width : float, default 1.0
         Smoothing width, positive.
 
@@ -118,9 +105,6 @@ class SmoothHinge(MarginLoss):
         return (z + (z.square() + width.square()).sqrt()) / 2
 
 
-# The logistic loss.
-
-
 @dataclass(frozen=True)
 class Logistic(MarginLoss):
     """Logistic loss ``log(1 + exp(-label * score))`` for labels -1 and +1.
@@ -128,11 +112,7 @@ class Logistic(MarginLoss):
     It is the negative log likelihood of logistic regression. If the labels are separable, the posterior under an
     improper prior is improper.
 
-    Parameters
-    ----------
-    predict : callable, optional
-        Scores ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, labels)``; by default the parameter is
-        the score of every label.
+    Its parameter ``predict`` is that of :class:`MarginLoss`.
 
     References
     ----------
@@ -151,9 +131,6 @@ class Logistic(MarginLoss):
         return -torch.nn.functional.logsigmoid(margin)
 
 
-# The exponential loss.
-
-
 @dataclass(frozen=True)
 class Exponential(MarginLoss):
     """Exponential loss ``exp(-label * score)`` of AdaBoost, for labels -1 and +1.
@@ -161,11 +138,7 @@ class Exponential(MarginLoss):
     The expected loss is minimised by half the log odds of the label. The loss grows exponentially in the negative
     margin, so it is less robust to wrong labels than :class:`Logistic`.
 
-    Parameters
-    ----------
-    predict : callable, optional
-        Scores ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, labels)``; by default the parameter is
-        the score of every label.
+    Its parameter ``predict`` is that of :class:`MarginLoss`.
 
     References
     ----------

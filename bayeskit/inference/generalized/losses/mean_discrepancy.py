@@ -34,14 +34,8 @@ class MeanEmbedding(ABC):
     ) -> tuple[Tensor, Tensor]:
         """Return the mean kernel between two draws, scalar, and between a draw and each datum, ``(n,)``.
 
-        Parameters
-        ----------
-        x : Tensor
-            Data, ``(n, ...)``.
-        typical : Tensor
-            Median squared distance between data, for kernels without a bandwidth.
-        statistic : {"V", "U"}
-            "V" includes pairs of a simulated draw with itself, "U" excludes them.
+        ``typical`` is the median squared distance between data ``x (n, ...)``, for kernels without a bandwidth.
+        Statistic "V" includes pairs of a simulated draw with itself, "U" excludes them.
         """
 
 
@@ -88,13 +82,7 @@ class Simulated(MeanEmbedding):
             object.__setattr__(self, "_noise", draw_values(law, (count,)))
 
     def draws(self, parameter: Any, like: Tensor) -> Tensor:
-        """Return draws ``(m, ...)`` with the trailing shape, dtype and device of data ``like``.
-
-        Raises
-        ------
-        ShapeError
-            If the simulator returns the wrong shape.
-        """
+        """Return draws ``(m, ...)`` like data, in shape, dtype and device; ShapeError for another shape."""
         noise = self._noise.to(like) if self._noise.is_floating_point() else self._noise.to(like.device)
         draws = self.simulate(parameter, noise)
         if draws.shape != (self.num_draws, *like.shape[1:]):
@@ -140,11 +128,9 @@ class GaussianEmbedding(MeanEmbedding):
 
         Raises
         ------
-        ModelError
-            If the distribution is not normal, or the kernel is not
-            :class:`~bayeskit.inference.kernel_discrepancy.RadialBasis`.
-        ShapeError
-            If the distribution does not fit the data.
+        ModelError, ShapeError
+            If the distribution or the kernel is not normal
+            (:class:`~bayeskit.inference.kernel_discrepancy.RadialBasis`), or the distribution does not fit the data.
         """
         if not isinstance(kernel, RadialBasis):
             raise ModelError(
@@ -203,8 +189,7 @@ class MaximumMeanDiscrepancy(Loss):
     model : MeanEmbedding
         :class:`Simulated` or :class:`GaussianEmbedding`.
     kernel : Kernel, optional
-        :class:`~bayeskit.inference.kernel_discrepancy.RadialBasis` by default. A kernel without a bandwidth uses the
-        median distance between data, so fewer than half of the pairs may be tied.
+        As for :class:`KernelSteinDiscrepancy`; :class:`~bayeskit.inference.kernel_discrepancy.RadialBasis` by default.
     statistic : {"V", "U"}, default "V"
 
     Raises
@@ -241,12 +226,7 @@ class MaximumMeanDiscrepancy(Loss):
             raise SettingsError(f"statistic must be 'V' or 'U', not {self.statistic!r}")
 
     def check(self, data: Data) -> None:
-        """Raise an error for covariates, integer data, one datum with "U", and ties without a bandwidth.
-
-        Raises
-        ------
-        DataError, ShapeError
-        """
+        """Raise DataError or ShapeError for covariates, integers, one datum with "U", and ties without a bandwidth."""
         check_pairs("MaximumMeanDiscrepancy", data, self.kernel, self.statistic)
 
     def total(self, parameter: Any, data: Data, weights: Tensor | None = None) -> Tensor:

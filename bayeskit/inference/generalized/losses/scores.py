@@ -11,8 +11,7 @@ from torch import Tensor
 
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.inference.generalized.losses.densities import unvalidated
-from bayeskit.inference.generalized.losses.loss import Data, Loss, PointwiseLoss, columns
+from bayeskit.inference.generalized.losses.loss import Data, Loss, PointwiseLoss, columns, unvalidated
 from bayeskit.inference.kernel_discrepancy import Kernel
 
 __all__ = [
@@ -248,12 +247,7 @@ class ScoreMatching(PointwiseLoss):
     bounded: bool = False
 
     def check(self, data: Data) -> None:
-        """Raise an error unless data have a floating dtype.
-
-        Raises
-        ------
-        DataError
-        """
+        """Raise DataError unless data have a floating dtype."""
         if not columns(data)[-1].is_floating_point():
             raise DataError("ScoreMatching needs data of a floating type; convert them if they are continuous")
 
@@ -340,12 +334,7 @@ class KernelSteinDiscrepancy(Loss):
             raise SettingsError(f"statistic must be 'V' or 'U', not {self.statistic!r}")
 
     def check(self, data: Data) -> None:
-        """Raise an error for covariates, integer data, one datum with "U", and ties without a bandwidth.
-
-        Raises
-        ------
-        DataError, ShapeError
-        """
+        """Raise DataError or ShapeError for covariates, integers, one datum with "U", and ties without a bandwidth."""
         check_pairs("KernelSteinDiscrepancy", data, self.kernel, self.statistic)
 
     def total(self, parameter: Any, data: Data, weights: Tensor | None = None) -> Tensor:
@@ -424,11 +413,10 @@ class DiscreteFisherDivergence(PointwiseLoss):
     .. math:: \ell(\theta, x) = \sum_j \left(\frac{p_\theta(x^{j-})}{p_\theta(x)}\right)^2
         - 2\,\frac{p_\theta(x)}{p_\theta(x^{j+})},
 
-    where :math:`x^{j\pm}` is :math:`x` with entry j increased or decreased by one. For counts,
-    :math:`p_\theta(x^{j-}) = 0` if entry j is zero; states ``0, ..., num_states - 1`` are cyclic, so with two states
-    entry j is flipped. Only ratios of probabilities are needed, so the normalising constant may be unknown. Up to a
-    constant, the mean loss is that of :math:`\sum_j (p_\theta(x^{j-})/p_\theta(x) - q(x^{j-})/q(x))^2` under the data
-    distribution :math:`q`.
+    where :math:`x^{j\pm}` is :math:`x` with entry j increased or decreased by one. For counts, :math:`p_\theta(x^{j-})
+    = 0` if entry j is zero; states ``0, ..., num_states - 1`` are cyclic, so with two states entry j is flipped. Only
+    ratios of probabilities are needed, so the normalising constant may be unknown. Up to a constant, the mean loss is
+    that of :math:`\sum_j (p_\theta(x^{j-})/p_\theta(x) - q(x^{j-})/q(x))^2` under the data distribution :math:`q`.
 
     Parameters
     ----------
@@ -470,13 +458,7 @@ class DiscreteFisherDivergence(PointwiseLoss):
             whole_number("num_states", self.num_states, least=2)
 
     def check(self, data: Data) -> None:
-        """Raise an error unless data are counts or states in range.
-
-        Raises
-        ------
-        DataError
-            With the first such datum.
-        """
+        """Raise DataError, with the first such datum, unless data are counts or states in range."""
         x = columns(data)[-1]
         wrong = (x < 0) | (x != x.round())
         if self.num_states is not None:
