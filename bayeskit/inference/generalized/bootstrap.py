@@ -31,7 +31,6 @@ __all__ = [
     "loss_likelihood_bootstrap",
     "minima_as_draws",
     "numbers_of",
-    "pooled_data",
     "posterior_bootstrap",
     "replicate_batches",
 ]
@@ -262,9 +261,7 @@ def posterior_bootstrap(
     with progress_bar("posterior bootstrap", count, progress) as bar:
         for size in replicate_batches(count, numbers):
             weights = (n + c) * dirichlet(concentrations.expand(size, -1), generator).to(first)
-            data = (
-                pooled_data(posterior, _pseudo_samples(posterior, centring, size, extra, generator)) if c > 0 else None
-            )
+            data = _completed(posterior, centring, size, extra, generator) if c > 0 else None
             starts = [first.expand(size, -1)]
             starts += [posterior.prior.start(size, generator).to(first) for _ in range(restarts)]
             found.append(_best([minimize(posterior, weights=weights, data=data, start=start) for start in starts]))
@@ -275,10 +272,10 @@ def posterior_bootstrap(
     return minima_as_draws(posterior, joined(found), time.monotonic() - begin, settings)
 
 
-def _pseudo_samples(
+def _completed(
     posterior: GibbsPosterior, centring: Any, replicates: int, count: int, generator: torch.Generator
-) -> tuple[Tensor, ...]:
-    """Draw pseudo-samples, columns ``(R, T, ...)``; ShapeError or DataError if they do not fit the data."""
+) -> Data:
+    """Return the data followed by each replicate's pseudo-samples, ``(R, n + T, ...)``; an error if they do not fit."""
     if isinstance(centring, Distribution):
         with global_stream(generator):
             drawn: Any = draw_values(centring, (replicates, count))
@@ -296,14 +293,7 @@ def _pseudo_samples(
         )
     if not all(bool(x.isfinite().all()) for x in given):
         raise DataError("the centring model draws data that are not finite; use a model with lighter tails")
-    return tuple(x.to(y) for x, y in zip(given, own, strict=True))
-
-
-def pooled_data(posterior: GibbsPosterior, pseudo: tuple[Tensor, ...]) -> Data:
-    """Return the data followed by the pseudo-samples of each replicate, ``(R, n + T, ...)``."""
-    both = tuple(
-        torch.cat([x.expand(len(y), *x.shape), y], 1) for x, y in zip(columns(posterior.data), pseudo, strict=True)
-    )
+    both = tuple(torch.cat([x.expand(len(y), *x.shape), y.to(x)], 1) for x, y in zip(own, given, strict=True))
     return both if isinstance(posterior.data, tuple) else both[0]
 
 

@@ -355,8 +355,7 @@ def all_resamples(num_data: int) -> Tensor:
     """
     if num_data < 1 or num_data**num_data > _MOST_RESAMPLES:
         raise SettingsError(f"the resamples of {num_data} observations cannot be enumerated; draw random ones")
-    grids = torch.meshgrid(*[torch.arange(num_data)] * num_data, indexing="ij")
-    chosen = torch.stack([x.reshape(-1) for x in grids], 1)
+    chosen = torch.cartesian_prod(*[torch.arange(num_data)] * num_data).reshape(-1, num_data)
     return torch.nn.functional.one_hot(chosen, num_data).sum(1).double()
 
 
@@ -711,8 +710,7 @@ def holmes_walker(
     posterior : GibbsPosterior
         Posterior with a proper prior and a pointwise loss; its weight has no effect.
     model : callable, optional
-        Model ``f``: ``parameter -> distribution`` of one observation, or ``(parameter, *covariates) -> distributions``;
-        by default the model of a :class:`~bayeskit.inference.generalized.losses.log_likelihood.NegativeLogLikelihood`.
+        Model ``f``, as for :func:`held_out_predictive`.
     num_draws : int, default 4096
         Number of prior draws, each with a simulated data set.
 
@@ -981,13 +979,16 @@ def posterior_coverage(
         # Importance weights are uneven far from the weight of the draws: redraw.
         weight = selected
         replicates = replicates.redrawn(weight, seed=seed)
+    around = selected * torch.logspace(-2, 2, 33, base=2.0, dtype=own.dtype, device=own.device)
+    share = (own[:, None] >= around).to(own).mean(0)
+    below, above = _neighbours(own, level)
     each = each._replace(trusted=each.trusted | _known_to_be_beyond(own, weight, selected, replicates))
     return Selection(
         selected,
         f"The coverage of {100 * level:g} % {region}, over bootstrap replicates of the data.",
         "posterior_coverage",
         posterior,
-        standard_error=_standard_error(own, level),
+        standard_error=0.5 * (above - below),
         diagnostics={
             "level": level,
             "coverage": float((own >= selected).double().mean()),
@@ -997,7 +998,7 @@ def posterior_coverage(
             "share_trusted": float(each.trusted.double().mean()),
         },
         warnings=_warnings(each, level) + on_kinks(posterior, found.position),
-        curve=_curve(own, selected),
+        curve=Curve(around, share, (share * (1 - share) / len(own)).sqrt(), "coverage of the bootstrap's truth"),
     )
 
 
@@ -1040,23 +1041,11 @@ def _check_replicates(level: float, num_replicates: int) -> None:
         )
 
 
-def _standard_error(own: Tensor, level: float) -> float:
-    """Return the standard error of a quantile from the quantiles one binomial standard error away."""
-    below, above = _neighbours(own, level)
-    return 0.5 * (above - below)
-
-
 def _neighbours(own: Tensor, level: float) -> tuple[float, float]:
+    """Return the quantiles one binomial standard error below and above the selected weight."""
     share = math.sqrt(level * (1 - level) / len(own))
     below, above = max(1 - level - share, 0.0), min(1 - level + share, 1.0)
     return float(own.quantile(below)), float(own.quantile(above))
-
-
-def _curve(own: Tensor, selected: float) -> Curve:
-    """Return coverage over bootstrap replicates at weights around the selected one."""
-    weights = selected * torch.logspace(-2, 2, 33, base=2.0, dtype=own.dtype, device=own.device)
-    share = (own[:, None] >= weights).to(own).mean(0)
-    return Curve(weights, share, (share * (1 - share) / len(own)).sqrt(), "coverage of the bootstrap's truth")
 
 
 def _warnings(each: OwnWeights, level: float) -> tuple[str, ...]:

@@ -60,7 +60,6 @@ class ProprietyReport:
         Whether the mass decreases along every ray.
     worst : Ray
         Ray with the largest slope.
-    rays : tuple of Ray
     description : str
         Description of the posterior.
     """
@@ -462,7 +461,6 @@ class ResidualMismatch:
         Linear functions as rows of unit length, in unconstrained coordinates, ``(d, d)``.
     coverage : Tensor
         Asymptotic coverage of central ``level`` intervals for the contrasts, ``(d,)``.
-    level : float
     names : tuple of str
         Names of the coordinates.
     posterior_covariance, sandwich : Tensor

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import grad, jacrev, vmap
 
 from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.plots import CHAIN_COLOURS, GREY
 from bayeskit.core.randomness import new_generator, one_thread, student_points
 from bayeskit.core.statistics import pareto_smoothed, weight_effective_sample_size
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
@@ -334,7 +335,6 @@ class ReplicatePosteriors:
 
     Attributes
     ----------
-    losses : ReplicateLosses
     weight : Tensor
         Learning rates of the proposals, ``(R,)``; importance weights become uneven far from them.
     fits : QuadraticFits
@@ -683,23 +683,13 @@ class CoverageReport:
         for name, covered in zip(self.names, self.coverage, strict=True):
             for level, share in zip(self.levels, covered.tolist(), strict=True):
                 lower, upper = binomial_band(round(share * self.num_replicates), self.num_replicates)
-                rows.append(
-                    {
-                        "region": name,
-                        "level": level,
-                        "coverage": share,
-                        "standard_error": math.sqrt(share * (1 - share) / self.num_replicates),
-                        "lower": lower,
-                        "upper": upper,
-                    }
-                )
-        return pd.DataFrame(rows)
+                error = math.sqrt(share * (1 - share) / self.num_replicates)
+                rows.append((name, level, share, error, lower, upper))
+        return pd.DataFrame(rows, columns=["region", "level", "coverage", "standard_error", "lower", "upper"])
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot the coverage of each region against the nominal level, with 95 % intervals, by default in new axes."""
         from matplotlib.figure import Figure
-
-        from bayeskit.core.plots import CHAIN_COLOURS, GREY
 
         if ax is None:
             ax = Figure(figsize=(5.0, 4.6), layout="constrained").subplots()
@@ -713,10 +703,8 @@ class CoverageReport:
             ax.errorbar(
                 x, rows["coverage"], [below, above], color=colour, marker="o", markersize=4, capsize=2, label=str(name)
             )
-        ax.set_xlim(0, 1.02)
-        ax.set_ylim(0, 1.02)
-        ax.set_xlabel("nominal level")
-        ax.set_ylabel(f"coverage over {self.num_replicates} data sets")
+        label = f"coverage over {self.num_replicates} data sets"
+        ax.set(xlim=(0, 1.02), ylim=(0, 1.02), xlabel="nominal level", ylabel=label)
         ax.legend(frameon=False)
         ax.grid(alpha=0.25)
         return ax

@@ -16,6 +16,7 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.plots import CHAIN_COLOURS, GREY
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import mean_error, pareto_smoothed, replicates_log_mean_error
@@ -172,7 +173,6 @@ class CrossValidation:
     ----------
     method : str
         Method of computing the predictive densities: "enumeration", "tempering", "orders" or "importance".
-    num_data : int
     held_out : Tensor
         Sizes ``p`` of held-out sets, increasing, ``(m,)``.
     score : Tensor
@@ -194,7 +194,6 @@ class CrossValidation:
         error is smaller, since it does not depend on the choice of held-out sets.
     num_evaluations : int
         Evaluations of the log density or its gradient, without those for the draws passed in.
-    seconds : float
 
     Examples
     --------
@@ -271,14 +270,9 @@ class CrossValidation:
 
     def plot(self, ax: Axes | None = None, *, cumulative: bool = False, label: str = "") -> Axes:
         """Plot the scores or their cumulative sums against the number of data held out, with 95 % bands."""
-        from bayeskit.core.plots import CHAIN_COLOURS
-
         value = self.cumulative if cumulative else self.score
         error = self.cumulative_standard_error if cumulative else self.standard_error
-        if ax is None:
-            from matplotlib import pyplot
-
-            _, ax = pyplot.subplots(figsize=(7.0, 4.0), layout="constrained")
+        ax = ax or _new_axes()
         size, band = self.held_out.cpu().numpy(), 1.96 * error.nan_to_num(0.0, 0.0).cpu()
         colour = CHAIN_COLOURS[len(ax.lines) % len(CHAIN_COLOURS)]
         few = len(size) <= 40
@@ -286,11 +280,8 @@ class CrossValidation:
         ax.plot(size, value.cpu().numpy(), color=colour, marker="o" if few else "", mfc=face, label=label or None)
         low, high = (value.cpu() - band).numpy(), (value.cpu() + band).numpy()
         ax.fill_between(size, low, high, color=colour, alpha=0.2, linewidth=0)
-        ax.set_xlabel("data held out")
-        ax.set_ylabel("cumulative score (nats)" if cumulative else "log predictive density of a datum (nats)")
-        if label:
-            ax.legend(frameon=False)
-        return ax
+        name = "cumulative score (nats)" if cumulative else "log predictive density of a datum (nats)"
+        return _named(ax, "data held out", name, bool(label))
 
     def __str__(self) -> str:
         flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
@@ -303,6 +294,19 @@ class CrossValidation:
             if math.isfinite(s)
         )
         return f"cross-validation of {self.num_data} data, score by number held out: {scores}{flag}"
+
+
+def _new_axes() -> Axes:
+    from matplotlib import pyplot
+
+    return pyplot.subplots(figsize=(7.0, 4.0), layout="constrained")[1]
+
+
+def _named(ax: Axes, x: str, y: str, legend: bool) -> Axes:
+    ax.set(xlabel=x, ylabel=y)
+    if legend:
+        ax.legend(frameon=False)
+    return ax
 
 
 # Populations of particles, moved between the posteriors of different training sets by SMC.
@@ -472,8 +476,7 @@ def predict(state: DataParticles) -> PredictiveDensity:
 
 def _kernel(step_size: float, metric: Metric, num_populations: int) -> PopulationHMC:
     steps = num_trajectory_steps(step_size)
-    kernel = PopulationHMC(step_size, steps, metric, 1.0, planned_calls=_PLANNED_CALLS)
-    return replace(kernel, num_populations=num_populations)
+    return PopulationHMC(step_size, steps, metric, 1.0, num_populations, planned_calls=_PLANNED_CALLS)
 
 
 def _shared_metric(state: DataParticles) -> Metric:
@@ -525,7 +528,6 @@ class Prequential:
         Standard error of each row of ``cumulative``, pooled over orders, ``(n,)``.
     log_evidence : float
         Log evidence of all data, from the populations of all orders.
-    log_evidence_standard_error : float
     num_populations : int
         Number of independent populations, over all orders.
     num_particles : int
@@ -536,7 +538,6 @@ class Prequential:
         Failed diagnostics, each with a remedy.
     diagnostics : dict of float
         ``"relative_spread"`` of the evidence over populations, and the lowest ``"acceptance_rate"`` of moves.
-    seconds : float
 
     Examples
     --------
@@ -572,17 +573,11 @@ class Prequential:
     def to_pandas(self) -> pd.DataFrame:
         """Return a table of the scores and their cumulative sums, one row for each order and position."""
         q, n = self.orders.shape
-        return pd.DataFrame(
-            {
-                "order": torch.arange(q).repeat_interleave(n).numpy(),
-                "position": torch.arange(1, n + 1).repeat(q).numpy(),
-                "datum": self.orders.flatten().cpu().numpy(),
-                "log_predictive": self.log_predictive.flatten().cpu().numpy(),
-                "standard_error": self.standard_error.flatten().cpu().numpy(),
-                "cumulative": self.cumulative.flatten().cpu().numpy(),
-                "cumulative_standard_error": self.cumulative_standard_error.repeat(q).cpu().numpy(),
-            }
-        )
+        columns = {"order": torch.arange(q).repeat_interleave(n), "position": torch.arange(1, n + 1).repeat(q)}
+        columns |= {"datum": self.orders, "log_predictive": self.log_predictive, "standard_error": self.standard_error}
+        columns |= {"cumulative": self.cumulative}
+        columns |= {"cumulative_standard_error": self.cumulative_standard_error.repeat(q)}
+        return pd.DataFrame({name: x.flatten().cpu().numpy() for name, x in columns.items()})
 
     def plot(self, ax: Axes | None = None, *, against: Prequential | None = None, label: str = "") -> Axes:
         """Plot the cumulative log predictive density against the number of data, one curve for each order.
@@ -590,14 +585,9 @@ class Prequential:
         ``against`` are scores of another model for the same orders (else SettingsError): the log Bayes factor is
         plotted.
         """
-        from bayeskit.core.plots import CHAIN_COLOURS, GREY
-
         if against is not None and not torch.equal(against.orders, self.orders):
             raise SettingsError("the curves have different orders of the data; give both models the same orders=")
-        if ax is None:
-            from matplotlib import pyplot
-
-            _, ax = pyplot.subplots(figsize=(7.0, 4.0), layout="constrained")
+        ax = ax or _new_axes()
         value, error = self.cumulative, self.cumulative_standard_error
         if against is not None:
             value, error = value - against.cumulative, torch.hypot(error, against.cumulative_standard_error)
@@ -609,11 +599,8 @@ class Prequential:
             ax.fill_between(seen, (curve - band).numpy(), (curve + band).numpy(), color=colour, alpha=0.15, linewidth=0)
         if against is not None:
             ax.axhline(0.0, color=GREY, linestyle="--", linewidth=1.0, zorder=0)
-        ax.set_xlabel("data seen")
-        ax.set_ylabel("cumulative log predictive density (nats)" if against is None else "log Bayes factor (nats)")
-        if label:
-            ax.legend(frameon=False)
-        return ax
+        name = "cumulative log predictive density (nats)" if against is None else "log Bayes factor (nats)"
+        return _named(ax, "data seen", name, bool(label))
 
     def __str__(self) -> str:
         flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
@@ -700,17 +687,10 @@ def prequential_score(
     state = prior_populations(data, len(rows), num_particles, generator)
     with progress_bar("prequential", data.num_data, progress) as bar:
         for k in range(data.num_data):
-            state, increments[:, k] = _admit(data, state, rows[:, k], carriage, generator)
+            weights = state.data_weights.scatter(1, rows[:, k : k + 1], 1.0)
+            state, increments[:, k] = carriage.carry(data, state, weights, generator)
             bar.update(k + 1)
     return _summarise(chosen, increments, state, num_particles, time.monotonic() - begin)
-
-
-def _admit(
-    data: WeightedData, state: DataParticles, datum: Tensor, carriage: Carriage, generator: torch.Generator
-) -> tuple[DataParticles, Tensor]:
-    """Assimilate ``datum[r]`` in population ``r``; return the state and the log predictive densities, ``(r,)``."""
-    weights = state.data_weights.scatter(1, datum.unsqueeze(1), 1.0)
-    return carriage.carry(data, state, weights, generator)
 
 
 def _as_orders(orders: Any, num_data: int, generator: torch.Generator) -> Tensor:
@@ -837,7 +817,8 @@ class _LeaveOut:
             seen = data.num_data - size
             state, _ = self.carriage.carry(data, state, _mask(orders[:, :seen], data.num_data), self.generator)
             score[:, column], short, _ = _held_out_mean(state, state.data_weights == 0)
-            state, increments[:, column] = _admit(data, state, orders[:, seen], self.carriage, self.generator)
+            weights = state.data_weights.scatter(1, orders[:, seen : seen + 1], 1.0)
+            state, increments[:, column] = self.carriage.carry(data, state, weights, self.generator)
             surprising[column] = float(short.mean()) > _MAX_SHARE
         state, _ = self.carriage.carry(data, state, torch.ones_like(state.data_weights), self.generator)
         # If few particles support the held-out data, use the tempered estimate for the next datum instead.

@@ -14,7 +14,7 @@ from torch import Tensor
 from bayeskit.core.inputs import real_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import CoherenceError, DataError, ImproperPosteriorError, ModelError, SettingsError, ShapeError
-from bayeskit.inference.generalized.losses.loss import Data, Loss, PointwiseLoss, as_data, columns, num_data
+from bayeskit.inference.generalized.losses.loss import Data, Loss, PointwiseLoss, as_data, columns, num_data, refuse
 from bayeskit.inference.generalized.posterior import GibbsPosterior, Pooling, as_loss, as_pooling
 
 __all__ = [
@@ -317,12 +317,7 @@ def _log_beta(a: Tensor, b: Tensor) -> Tensor:
 def _counts(weights: Tensor, outcomes: Tensor, dtype: torch.dtype) -> Tensor:
     if weights.shape != outcomes.shape:
         raise ShapeError(f"weights must have shape {tuple(outcomes.shape)}, not {tuple(weights.shape)}")
-    wrong = ~(weights.isfinite() & (weights >= 0))
-    if bool(wrong.any()):
-        first = int(wrong.nonzero()[0])
-        raise DataError(
-            f"weights must be finite and not negative, but that of datum {first} is {float(weights[first])}"
-        )
+    refuse("weights", weights, ~(weights.isfinite() & (weights >= 0)), "finite and not negative")
     return weights if weights.is_floating_point() else weights.to(dtype)
 
 
@@ -344,9 +339,6 @@ class GridPosterior:
         Normalised log probabilities, ``(m,)``.
     log_evidence : float
         Log prior mean of ``exp(-weight * loss)`` for all data.
-    loss : Loss
-    weight : float
-    pooling : Pooling
     """
 
     values: Tensor

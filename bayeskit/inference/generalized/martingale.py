@@ -21,7 +21,7 @@ from bayeskit.core.progress import Bar, progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.draws import Draws
 from bayeskit.errors import DataError, SamplingWarning, SettingsError, ShapeError
-from bayeskit.inference.generalized.bootstrap import joined, minima_as_draws, numbers_of, replicate_batches
+from bayeskit.inference.generalized.bootstrap import dirichlet, joined, minima_as_draws, numbers_of, replicate_batches
 from bayeskit.inference.generalized.losses.loss import Data, num_data
 from bayeskit.inference.generalized.minimizer import Minimum, minimize
 from bayeskit.inference.generalized.posterior import GibbsPosterior, check_pooling
@@ -608,10 +608,8 @@ def martingale_posterior(
 def _compare_with_bootstrap(posterior: GibbsPosterior, result: MartingalePosterior, start: Tensor, seed: int) -> None:
     """Warn if a standard deviation under a smooth predictive is far from that of the Bayesian bootstrap."""
     n, last = result.num_data, result.horizons[-1]
-    generator = new_generator(seed, posterior.device, stream="weightings of the data")
-    like = {"generator": generator, "device": generator.device, "dtype": posterior.dtype}
-    each = -torch.rand(_NUM_WEIGHTINGS, n, **like).clamp(min=1e-7).log()  # type: ignore[call-overload]
-    weights = n * each / each.sum(1, keepdim=True)
+    ones = torch.ones(_NUM_WEIGHTINGS, n, dtype=torch.float64)
+    weights = (n * dirichlet(ones, new_generator(seed, stream="weightings of the data"))).to(start)
     limit = minimize(posterior, weights=weights, start=start.expand(_NUM_WEIGHTINGS, -1)).position.std(0)
     expected = limit * math.sqrt(last / (n + last))
     if bool((expected <= _ROUNDING * start.abs()).all()):

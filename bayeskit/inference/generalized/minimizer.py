@@ -328,7 +328,6 @@ class InformationMatrices(NamedTuple):
         derivative of the total gradient with respect to the weight of a datum.
     mean_hessian : Tensor
         ``J``, Hessian of the total loss divided by ``n``, ``(d, d)``.
-    num_data : int
     """
 
     position: Tensor

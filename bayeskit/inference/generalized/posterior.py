@@ -218,12 +218,8 @@ class GibbsPosterior(Target):
 
     Attributes
     ----------
-    prior : Prior
-    loss : Loss
-    data : Tensor or tuple of Tensor
-    weight : float
-    pooling : Pooling
-    num_data : int
+    prior, loss, data, weight, pooling, num_data
+        What is given, as a prior, loss, tensors, number and pooling, and the number of data.
 
     Raises
     ------

@@ -48,7 +48,6 @@ class GradientStatistics:
 
     Attributes
     ----------
-    name : str
     mean, standard_error : Tensor
         Mean of the gradient estimates and its standard error by component, shape of the logits.
     exact : Tensor
@@ -107,7 +106,6 @@ class GradientComparison:
     ----------
     results : dict of GradientStatistics
         Statistics by estimator name, in input order.
-    num_replicates : int
     enough : float
         Smallest number of replicates for which every component is judged.
     notes : tuple of str

@@ -29,6 +29,7 @@ __all__ = [
     "impossible",
     "log_complement",
     "space_of",
+    "unwrapped",
 ]
 
 #: Default maximum number of enumerated points.
@@ -123,6 +124,14 @@ class Space(ABC):
         return codes.reshape(self.size, *ones, self.num_variables).expand(self.size, *self.batch_shape, -1)
 
 
+def unwrapped(fn: Distribution) -> tuple[Distribution, int]:
+    """Return the distribution inside ``.to_event`` and the number of event dimensions added by it."""
+    events = 0
+    while isinstance(fn, Independent):
+        fn, events = fn.base_dist, events + fn.reinterpreted_batch_ndims
+    return fn, events
+
+
 class _UnnormalisedCategorical(Categorical):
     """A Categorical with logits ``(*batch, categories)`` that are normalized on access and not validated."""
 
@@ -141,9 +150,7 @@ class Factorised(Space):
     """Independent variables of a Categorical, OneHotCategorical or Bernoulli; SettingsError for other types."""
 
     def __init__(self, distribution: Distribution) -> None:
-        base, events = distribution, 0
-        while isinstance(base, Independent):
-            base, events = base.base_dist, events + base.reinterpreted_batch_ndims
+        base, events = unwrapped(distribution)
         self.base = base
         logits = _logits(base)
         self._parameter = logits

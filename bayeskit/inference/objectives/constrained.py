@@ -5,20 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import pyro
 import torch
-from pyro import poutine
 from torch import Tensor
 
 from bayeskit.core.inputs import real_number
 from bayeskit.errors import GuideError, SettingsError, ShapeError
 from bayeskit.inference.kernel_discrepancy import Kernel, maximum_mean_discrepancy
-from bayeskit.inference.objectives.drawing import PARTICLES, Layout, Particles, Site, reduced, site_log_density
+from bayeskit.inference.objectives.drawing import Layout, Particles, Site, reduced, site_log_density, supplied_sites
 from bayeskit.inference.objectives.evidence_lower_bound import divergences, score_function_estimate
 from bayeskit.inference.objectives.objective import Draw, Objective
-from bayeskit.logdensity.pyro_distributions import MendedDraws
 from bayeskit.logdensity.pyro_distributions import draw_values as draw_from
 
 __all__ = [
@@ -352,12 +348,8 @@ def _prior_sites(draw: Draw, particles: Particles) -> dict[str, Site]:
         shape = site["value"].shape[: site["value"].dim() - site["fn"].event_dim]
         fn = site["fn"].expand(shape)
         return {name: {**site, "value": fn.rsample() if fn.has_rsample else draw_from(fn)}}
-    model, layout = draw.model, particles.layout
-    if layout.num_particles > 1:
-        model = pyro.plate(PARTICLES, layout.num_particles, dim=-layout.nesting - 1)(model)
-    with poutine.block(), MendedDraws():
-        nodes: Any = poutine.trace(model).get_trace(*draw.args, **draw.kwargs).nodes
-    return {name: nodes[name] for name in latent}
+    sites = supplied_sites(draw.model, draw.args, draw.kwargs, particles.layout, {}, lambda name, fn: None)
+    return {name: sites[name] for name in latent}
 
 
 def _code_vectors(sites: dict[str, Site], layout: Layout) -> Tensor:

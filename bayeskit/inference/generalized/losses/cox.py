@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.inference.generalized.losses.loss import Data, Loss
+from bayeskit.inference.generalized.losses.loss import Data, Loss, refuse
 from bayeskit.inference.generalized.losses.prediction import Predictor, linear
 
 __all__ = ["CoxPartialLikelihood"]
@@ -114,8 +114,8 @@ class CoxPartialLikelihood(Loss):
                 "data must be covariates (n, k), time (n,) and event (n,), not of shapes "
                 f"{[tuple(x.shape) for x in (covariates, time, event)]}"
             )
-        _refuse("event", event, (event != 0) & (event != 1), "1, or 0 where censored")
-        _refuse("time", time, time < 0, "zero or more")
+        refuse("event", event, (event != 0) & (event != 1), "1, or 0 where censored")
+        refuse("time", time, time < 0, "zero or more")
         if not bool((event == 1).any()):
             raise DataError(
                 f"all {len(event)} data are censored, from datum 0 at time {float(time[0]):g} on: without an event the "
@@ -128,15 +128,6 @@ def _parts(data: Data) -> tuple[Tensor, Tensor, Tensor]:
         given = f"{len(data)} tensors" if isinstance(data, tuple) else "one tensor"
         raise ShapeError(f"CoxPartialLikelihood takes data (covariates, time, event), not {given}")
     return data
-
-
-def _refuse(name: str, values: Tensor, wrong: Tensor, domain: str) -> None:
-    if bool(wrong.any()):
-        first = int(wrong.nonzero()[0])
-        raise DataError(
-            f"{name} must be {domain}, but that of datum {first} is {values[first].item():g} "
-            f"({int(wrong.sum())} such data in all)"
-        )
 
 
 def _efron(num_events: Tensor, shares: Tensor) -> Tensor:

@@ -16,7 +16,18 @@ from torch.distributions import Distribution
 from bayeskit.core.randomness import validation_kept
 from bayeskit.errors import DataError, ShapeError
 
-__all__ = ["Data", "FunctionLoss", "Loss", "PointwiseLoss", "as_data", "columns", "num_data", "taken", "unvalidated"]
+__all__ = [
+    "Data",
+    "FunctionLoss",
+    "Loss",
+    "PointwiseLoss",
+    "as_data",
+    "columns",
+    "num_data",
+    "refuse",
+    "taken",
+    "unvalidated",
+]
 
 Data = Tensor | tuple[Tensor, ...]
 """One tensor or a tuple of tensors, each with the data as leading dimension."""
@@ -43,6 +54,16 @@ def unvalidated() -> Iterator[None]:
     with validation_kept():
         Distribution.set_default_validate_args(False)
         yield
+
+
+def refuse(name: str, values: Tensor, wrong: Tensor, domain: str, remedy: str = "") -> None:
+    """Raise DataError, with the first such datum, if any datum is ``wrong (n, ...)``."""
+    rows = wrong.reshape(len(wrong), -1).any(-1)
+    if bool(rows.any()):
+        first = int(rows.nonzero()[0])
+        value = f"{values[first].item():g}" if values.dim() == 1 else values[first].tolist()
+        such = f"{value} ({int(rows.sum())} such data in all){remedy}"
+        raise DataError(f"{name} must be {domain}, but that of datum {first} is {such}")
 
 
 class Loss(ABC):

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayeskit.errors import DataError
-from bayeskit.inference.generalized.losses.loss import Data, Loss, columns
+from bayeskit.inference.generalized.losses.loss import Data, Loss, columns, refuse
 from bayeskit.inference.generalized.losses.prediction import PredictionLoss
 
 __all__ = ["Exponential", "Hinge", "Logistic", "MarginLoss", "SmoothHinge"]
@@ -37,15 +36,9 @@ class MarginLoss(PredictionLoss):
     def check(self, data: Data) -> None:
         """Raise DataError, with the first such datum, for labels other than -1 and +1."""
         labels = columns(data)[-1]
-        wrong = ((labels != 1) & (labels != -1)).reshape(len(labels), -1).any(-1)
-        if not bool(wrong.any()):
-            return
-        first = int(wrong.nonzero()[0])
         coded = bool(((labels == 0) | (labels == 1)).all())
-        raise DataError(
-            f"labels must be -1 or +1, but that of datum {first} is {labels[first].tolist()} "
-            f"({int(wrong.sum())} such data in all)" + ("; for labels 0 and 1 give 2 * labels - 1" if coded else "")
-        )
+        remedy = "; for labels 0 and 1 give 2 * labels - 1" if coded else ""
+        refuse("labels", labels, (labels != 1) & (labels != -1), "-1 or +1", remedy)
 
 
 @dataclass(frozen=True)

@@ -178,19 +178,24 @@ def score_of(log_density: LogDensity) -> Score:
 
     def score(parameter: Any, *data: Tensor) -> Tensor:
         def summed(x: Tensor) -> Tensor:
-            with unvalidated():
-                each = log_density(parameter, *data[:-1], x)
-            if each.shape != x.shape[:1]:
-                raise ShapeError(
-                    f"log_density returns shape {tuple(each.shape)} instead of ({len(x)},) for data of shape "
-                    f"{tuple(x.shape)}"
-                )
-            return each.sum()
+            return _of_each("log_density", log_density, parameter, *data[:-1], x).sum()
 
         gradient: Tensor = torch.func.grad(summed)(data[-1])
         return gradient
 
     return score
+
+
+def _of_each(name: str, function: LogDensity, parameter: Any, *data: Tensor) -> Tensor:
+    """Return a function of parameter and data, ``(n,)``; ShapeError for another shape."""
+    with unvalidated():
+        each = function(parameter, *data)
+    if each.shape != data[-1].shape[:1]:
+        raise ShapeError(
+            f"{name} returns shape {tuple(each.shape)} instead of ({len(data[-1])},) for data of shape "
+            f"{tuple(data[-1].shape)}"
+        )
+    return each
 
 
 def own_derivatives(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -477,14 +482,7 @@ class DiscreteFisherDivergence(PointwiseLoss):
         steps = torch.eye(entries, dtype=x.dtype, device=x.device).reshape(entries, 1, *x.shape[1:])
 
         def log_mass(y: Tensor) -> Tensor:
-            with unvalidated():
-                value = self.log_mass(parameter, *covariates, y)
-            if value.shape != y.shape[:1]:
-                raise ShapeError(
-                    f"log_mass returns shape {tuple(value.shape)} instead of ({len(y)},) for data of shape "
-                    f"{tuple(y.shape)}"
-                )
-            return value
+            return _of_each("log_mass", self.log_mass, parameter, *covariates, y)
 
         # Neighbours outside the support are replaced by the datum itself and masked afterwards.
         lower, higher = x - steps, x + steps
