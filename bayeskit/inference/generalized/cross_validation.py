@@ -801,9 +801,11 @@ class _LeaveOut:
     carriage: Carriage
     generator: torch.Generator
 
-    def _result(self, method: str, score: Tensor, *rest: Tensor, problems: list[str], **more: Any) -> CrossValidation:
+    def _result(
+        self, method: str, score: Tensor, errors: tuple[Tensor, Tensor], sets: Tensor, problems: list[str], **more: Any
+    ) -> CrossValidation:
         sizes, warnings = torch.tensor(self.sizes), tuple(problems + _impossible(score))
-        return CrossValidation(method, self.data.num_data, sizes, score, *rest, warnings=warnings, **more)
+        return CrossValidation(method, self.data.num_data, sizes, score, *errors, sets, warnings, **more)
 
     def by_orders(self, num_orders: int) -> CrossValidation:
         """Assimilate the data in ``num_orders`` random orders and predict the data not yet assimilated."""
@@ -846,9 +848,8 @@ class _LeaveOut:
                     f"the sum of the scores differs by {gap:.2g} nats from the prequential log evidence of the same "
                     "particles: use more num_particles"
                 )
-        return self._result(
-            "orders", score, error, cumulative_error, count, problems=problems, num_evaluations=spent, prequential=sums
-        )
+        errors = error, cumulative_error
+        return self._result("orders", score, errors, count, problems, num_evaluations=spent, prequential=sums)
 
     def _of_few_sets(self, num_orders: int) -> dict[int, _SetScores]:
         """Score every set of each size with at most ``num_orders`` sets, if the particles suffice."""
@@ -881,7 +882,7 @@ class _LeaveOut:
         problems = _moved_problems(columns) + _short_problems(self.sizes, [float(x.short.mean()) for x in columns])
         spent = sum(x.num_evaluations for x in columns)
         errors = variance.sqrt(), variance.cumsum(0).sqrt()
-        return self._result("tempering", score, *errors, count, problems=problems, num_evaluations=spent)
+        return self._result("tempering", score, errors, count, problems, num_evaluations=spent)
 
     def by_importance(self, draws: Draws, num_sets: int | None) -> CrossValidation:
         """Weight posterior draws by the inverse held-out likelihood, or use particles if Pareto ``k`` is large."""
@@ -898,13 +899,14 @@ class _LeaveOut:
         influence = torch.stack([x.influence for x in columns]).unflatten(1, shape)
         own = torch.stack([x.variance for x in columns])
         score = torch.stack([x.score for x in columns])
+        error = (mean_error(influence).square() + own).sqrt()
+        cumulative_error = (mean_error(influence.cumsum(0)).square() + own.cumsum(0)).sqrt()
         return self._result(
             "importance",
             score,
-            (mean_error(influence).square() + own).sqrt(),
-            (mean_error(influence.cumsum(0)).square() + own.cumsum(0)).sqrt(),
+            (error, cumulative_error),
             torch.tensor([x.num_sets for x in columns]),
-            problems=problems,
+            problems,
             num_evaluations=sum(x.num_evaluations for x in rerun),
             pareto_k=torch.stack([x.pareto_k for x in columns]),
             num_rerun=torch.tensor([0 if x.rerun is None else len(x.rerun.score) for x in columns]),

@@ -293,7 +293,7 @@ class GibbsPosterior(Target):
         parameter, drawn = self.prior.model()
         particles = drawn.particles(self.prior.sites)
         chosen = self._minibatch(data)
-        if not self._adds_up:
+        if not (isinstance(self.loss, PointwiseLoss) and isinstance(self.pooling, Sum)):
             if subsample_size is not None or num_data(chosen) != self.num_data:
                 raise SettingsError(
                     f"{type(self.loss).__name__} pooled by {type(self.pooling).__name__} is no sum over data, so "
@@ -345,10 +345,6 @@ class GibbsPosterior(Target):
         if len(given[0]) > self.num_data:
             raise ShapeError(f"a minibatch of {len(given[0])} is larger than the {self.num_data} data")
         return given if isinstance(self.data, tuple) else given[0]
-
-    @property
-    def _adds_up(self) -> bool:
-        return isinstance(self.loss, PointwiseLoss) and isinstance(self.pooling, Sum)
 
     def pooled_loss(self, parameter: Any, data: Data) -> Tensor:
         """Return the pooled loss of data at one parameter of the prior, scalar."""
@@ -409,7 +405,7 @@ class GibbsPosterior(Target):
 
         ModelError if the loss is not pointwise or not pooled by the sum.
         """
-        if not self._adds_up:
+        if not (isinstance(self.loss, PointwiseLoss) and isinstance(self.pooling, Sum)):
             raise ModelError("this loss is not a sum over data, so it has no pointwise values")
         return super().pointwise_log_likelihood(u)
 

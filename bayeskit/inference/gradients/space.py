@@ -128,7 +128,8 @@ def unwrapped(fn: Distribution) -> tuple[Distribution, int]:
     """Return the distribution inside ``.to_event`` and the number of event dimensions added by it."""
     events = 0
     while isinstance(fn, Independent):
-        fn, events = fn.base_dist, events + fn.reinterpreted_batch_ndims
+        events += fn.reinterpreted_batch_ndims
+        fn = fn.base_dist
     return fn, events
 
 

@@ -181,13 +181,11 @@ class LatentDensity:
 
     def flatten(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return values shaped as in a trace as rows ``(rows, d)``."""
-        if not self._unbounded:
-            transforms = self._transforms_at(values)
+        transforms = {} if self._unbounded else self._transforms_at(values)
         pieces = []
         for name, slot in self._slots.items():
-            x = values[name]
-            if not self._unbounded and (transform := transforms[name]) is not None:
-                x = transform.inv(x)
+            transform = transforms.get(name)
+            x = values[name] if transform is None else transform.inv(values[name])
             pieces.append(slot.to_rows(x.reshape(slot.full_shape)))
         return torch.cat(pieces, -1) if pieces else torch.empty(self.num_rows, 0)
 
