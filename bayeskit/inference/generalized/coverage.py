@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import beta
+from scipy.stats import binomtest
 from torch import Tensor
 from torch.func import grad, jacrev, vmap
 
@@ -397,11 +397,7 @@ class ReplicatePosteriors:
             return loss, self.losses.posterior.prior.log_density(u)
 
     def hpd_level(
-        self,
-        u: Tensor,
-        weight: float | Tensor | None = None,
-        *,
-        evaluated: tuple[Tensor, Tensor] | None = None,
+        self, u: Tensor, weight: float | Tensor | None = None, *, evaluated: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
         """Return the level at which a point ``u (d,)`` enters each highest-posterior-density region, ``(R,)``.
 
@@ -727,10 +723,8 @@ class CoverageReport:
 
 def binomial_band(successes: int, trials: int) -> tuple[float, float]:
     """Return the 95 % Clopper-Pearson interval of a probability."""
-    tail = (1 - _CONFIDENCE) / 2
-    lower = 0.0 if successes == 0 else float(beta.ppf(tail, successes, trials - successes + 1))
-    upper = 1.0 if successes == trials else float(beta.isf(tail, successes + 1, trials - successes))
-    return lower, upper
+    interval = binomtest(successes, trials).proportion_ci(_CONFIDENCE)
+    return float(interval.low), float(interval.high)
 
 
 def coverage_report(

@@ -321,9 +321,8 @@ class VIMCO(DrawsEstimator):
 
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
         """Draw points with equal weights."""
-        codes = space.sample(self.num_samples, generator)
-        log_probability = space.log_prob(codes)
-        return WeightedPoints(space.value(codes), torch.full_like(log_probability, 1 / self.num_samples))
+        drawn = _independent(space, self.num_samples, generator)
+        return drawn._replace(weights=drawn.weights.detach())
 
     def surrogate(
         self, distribution: Distribution | Space | Tensor, f: Function, generator: torch.Generator | None = None
