@@ -1177,7 +1177,7 @@ def weighted_likelihood_bootstrap_matching(
     criterion : {"trace", "determinant"}, default "trace"
         The determinant is invariant to linear changes of coordinates; the trace is not.
     num_replicates : int, default 1000
-        Number of random weightings.
+        Number of random weightings, minimised in one batch.
 
     Returns
     -------
