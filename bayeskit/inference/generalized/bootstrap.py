@@ -31,7 +31,6 @@ __all__ = [
     "loss_likelihood_bootstrap",
     "minima_as_draws",
     "numbers_of",
-    "pooled_data",
     "posterior_bootstrap",
     "replicate_batches",
 ]
@@ -67,9 +66,6 @@ def loss_likelihood_bootstrap(
         ``c``, positive; the weights have variance of about ``1 / c``.
     prior_weight : float, default 0.0
         Weight of minus the log prior density (over unconstrained space), which is added to the loss.
-    seed : int, default 0
-    progress : bool, default True
-        Whether to show a progress bar after two seconds.
 
     Returns
     -------
@@ -90,12 +86,8 @@ def loss_likelihood_bootstrap(
     References
     ----------
     Newton, M. A., Raftery, A. E. (1994). Approximate Bayesian inference with the weighted likelihood bootstrap. JRSS B
-    56, 3-48.
-
-    Lyddon, S. P., Holmes, C. C., Walker, S. G. (2019). General Bayesian updating and the loss-likelihood bootstrap.
-    Biometrika 106, 465-478.
-
-    Rubin, D. B. (1981). The Bayesian bootstrap. Annals of Statistics 9, 130-134.
+    56, 3-48. Lyddon, S. P., Holmes, C. C., Walker, S. G. (2019). General Bayesian updating and the loss-likelihood
+    bootstrap. Biometrika 106, 465-478. Rubin, D. B. (1981). The Bayesian bootstrap. Annals of Statistics 9, 130-134.
 
     Examples
     --------
@@ -205,15 +197,13 @@ def posterior_bootstrap(
     The data distribution has a Dirichlet process prior with ``concentration`` :math:`c` and centring model :math:`F`;
     its posterior is :math:`\mathrm{DP}(c + n, \frac{c F + \sum_i \delta_{x_i}}{c + n})`. Each draw minimises the loss
     of the data and :math:`T` pseudo-samples from :math:`F` with :math:`\mathrm{Dirichlet}(1, \dots, 1, c/T, \dots,
-    c/T)` weights. The parameter is defined as the minimiser of the expected loss, so no model has to hold.
+    c/T)` weights. The parameter is defined as the minimiser of the expected loss, so no model has to hold. Result and
+    warnings are those of :func:`loss_likelihood_bootstrap`.
 
     Parameters
     ----------
-    posterior : GibbsPosterior
-        Loss and data; its weight has no effect, its prior only defines the shape and support of the parameter and the
-        starting points of restarts.
-    num_draws : int, default 1000
-        Number of draws ``R``.
+    posterior, num_draws
+        As for :func:`loss_likelihood_bootstrap`; restarts start from the prior of ``posterior``.
     concentration : float, default 0.0
         ``c``, the prior sample size of the centring model. Zero is the loss-likelihood bootstrap.
     centring : callable or distribution, optional
@@ -224,14 +214,6 @@ def posterior_bootstrap(
         ``T``; larger values approximate the Dirichlet process better.
     num_restarts : int, default 0
         Number of prior draws from which each replicate is minimised again; the best minimum is kept.
-    seed : int, default 0
-    progress : bool, default True
-        Whether to show a progress bar after two seconds.
-
-    Returns
-    -------
-    Draws
-        One chain of ``R`` independent draws, with the convergence of each in ``sample_stats["converged"]``.
 
     Raises
     ------
@@ -243,18 +225,11 @@ def posterior_bootstrap(
     DataError
         If pseudo-samples are not finite.
 
-    Warns
-    -----
-    SamplingWarning
-        If minimisations did not converge.
-
     References
     ----------
     Lyddon, S., Walker, S., Holmes, C. (2018). Nonparametric learning from Bayesian models with randomized objective
-    functions. NeurIPS.
-
-    Fong, E., Lyddon, S., Holmes, C. (2019). Scalable nonparametric sampling from multimodal posteriors with the
-    posterior bootstrap. ICML.
+    functions. NeurIPS. Fong, E., Lyddon, S., Holmes, C. (2019). Scalable nonparametric sampling from multimodal
+    posteriors with the posterior bootstrap. ICML.
 
     Examples
     --------
@@ -286,9 +261,7 @@ def posterior_bootstrap(
     with progress_bar("posterior bootstrap", count, progress) as bar:
         for size in replicate_batches(count, numbers):
             weights = (n + c) * dirichlet(concentrations.expand(size, -1), generator).to(first)
-            data = (
-                pooled_data(posterior, _pseudo_samples(posterior, centring, size, extra, generator)) if c > 0 else None
-            )
+            data = _completed(posterior, centring, size, extra, generator) if c > 0 else None
             starts = [first.expand(size, -1)]
             starts += [posterior.prior.start(size, generator).to(first) for _ in range(restarts)]
             found.append(_best([minimize(posterior, weights=weights, data=data, start=start) for start in starts]))
@@ -299,10 +272,10 @@ def posterior_bootstrap(
     return minima_as_draws(posterior, joined(found), time.monotonic() - begin, settings)
 
 
-def _pseudo_samples(
+def _completed(
     posterior: GibbsPosterior, centring: Any, replicates: int, count: int, generator: torch.Generator
-) -> tuple[Tensor, ...]:
-    """Draw pseudo-samples, columns ``(R, T, ...)``; ShapeError or DataError if they do not fit the data."""
+) -> Data:
+    """Return the data followed by each replicate's pseudo-samples, ``(R, n + T, ...)``; an error if they do not fit."""
     if isinstance(centring, Distribution):
         with global_stream(generator):
             drawn: Any = draw_values(centring, (replicates, count))
@@ -320,14 +293,7 @@ def _pseudo_samples(
         )
     if not all(bool(x.isfinite().all()) for x in given):
         raise DataError("the centring model draws data that are not finite; use a model with lighter tails")
-    return tuple(x.to(y) for x, y in zip(given, own, strict=True))
-
-
-def pooled_data(posterior: GibbsPosterior, pseudo: tuple[Tensor, ...]) -> Data:
-    """Return the data followed by the pseudo-samples of each replicate, ``(R, n + T, ...)``."""
-    both = tuple(
-        torch.cat([x.expand(len(y), *x.shape), y], 1) for x, y in zip(columns(posterior.data), pseudo, strict=True)
-    )
+    both = tuple(torch.cat([x.expand(len(y), *x.shape), y.to(x)], 1) for x, y in zip(own, given, strict=True))
     return both if isinstance(posterior.data, tuple) else both[0]
 
 

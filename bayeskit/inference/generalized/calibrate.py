@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import grad, grad_and_value, jacrev, vmap
 
 from bayeskit.core.inputs import real_number, whole_number
-from bayeskit.core.randomness import global_stream, new_generator, one_thread, validation_kept
+from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference.generalized.bootstrap import dirichlet
 from bayeskit.inference.generalized.coverage import (
@@ -21,10 +21,11 @@ from bayeskit.inference.generalized.coverage import (
     ReplicatePosteriors,
     as_functional,
     replicate_posteriors,
+    unreliable_replicates,
 )
 from bayeskit.inference.generalized.losses.densities import Model, law_of
 from bayeskit.inference.generalized.losses.log_likelihood import NegativeLogLikelihood
-from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, columns, taken
+from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, columns, taken, unvalidated
 from bayeskit.inference.generalized.minimizer import (
     InformationMatrices,
     hessian_of_loss,
@@ -60,17 +61,7 @@ __all__ = [
 
 
 class Curve(NamedTuple):
-    """Criterion of a selector at each weight of a grid.
-
-    Attributes
-    ----------
-    weights, values : Tensor
-        Shape ``(g,)``.
-    standard_errors : Tensor or None
-        Shape ``(g,)``.
-    label : str
-        Name of the criterion, for the axis of a plot.
-    """
+    """Criterion of a selector at each ``weights (g,)`` of a grid: ``values`` and ``standard_errors``, and its name."""
 
     weights: Tensor
     values: Tensor
@@ -136,13 +127,7 @@ class Selection:
         return self.source.with_weight(self.weight)
 
     def plot(self, ax: Any = None) -> Any:
-        """Plot the criterion against the weight, on a logarithmic axis, and return the matplotlib axes.
-
-        Raises
-        ------
-        SettingsError
-            If the selector has no curve.
-        """
+        """Plot the criterion against the weight and return the axes; SettingsError if the selector has no curve."""
         if self.curve is None:
             raise SettingsError(f"there is no curve to plot: {self.method} does not compare several weights")
         if ax is None:
@@ -183,6 +168,11 @@ def _pointwise_loss(posterior: GibbsPosterior) -> PointwiseLoss:
     return posterior.loss
 
 
+def _model_of(loss: PointwiseLoss, model: Model | None) -> Model | None:
+    """Return the given model, by default that of a negative log likelihood."""
+    return loss.distribution if model is None and isinstance(loss, NegativeLogLikelihood) else model
+
+
 def _few_data(posterior: GibbsPosterior) -> tuple[str, ...]:
     """Return a warning if there are few observations per unknown."""
     if posterior.num_data >= _DATA_PER_UNKNOWN * posterior.dim:
@@ -195,14 +185,15 @@ def _few_data(posterior: GibbsPosterior) -> tuple[str, ...]:
 
 def _ill_conditioned(information: InformationMatrices) -> tuple[str, ...]:
     """Return a warning for each nearly singular information matrix."""
-    found = []
-    for name, matrix in (
-        ("mean Hessian of the loss", information.mean_hessian),
-        ("covariance of its gradients", information.gradient_covariance),
-    ):
-        if not bool(torch.linalg.cond(matrix) <= _MAX_CONDITION):
-            found.append(f"the {name} is nearly singular; rescale covariates, or drop collinear ones")
-    return tuple(found)
+    named = {
+        "mean Hessian of the loss": information.mean_hessian,
+        "covariance of its gradients": information.gradient_covariance,
+    }
+    return tuple(
+        f"the {name} is nearly singular; rescale covariates, or drop collinear ones"
+        for name, matrix in named.items()
+        if not bool(torch.linalg.cond(matrix) <= _MAX_CONDITION)
+    )
 
 
 def converged_rows(converged: Tensor) -> tuple[Tensor, tuple[str, ...]]:
@@ -246,8 +237,7 @@ def on_kinks(posterior: GibbsPosterior, position: Tensor) -> tuple[str, ...]:
 
 def _check_minimizers_vary(posterior: GibbsPosterior, position: Tensor, covariance: Tensor) -> None:
     """Raise DataError if the covariance ``(d, d)`` of bootstrap minimisers is far below the sandwich."""
-    with one_thread(), validation_kept():
-        torch.distributions.Distribution.set_default_validate_args(False)
+    with one_thread(), unvalidated():
         each, hessian = influence(posterior, position), hessian_of_loss(posterior, position)
     centred = each - each.mean(0)
     lower, failed = torch.linalg.cholesky_ex(centred.mT @ centred / len(each))
@@ -316,8 +306,7 @@ def _losses_at(posterior: GibbsPosterior, loss: PointwiseLoss, draws: Tensor, da
         return loss.pointwise(posterior.prior.parameter(u), own if isinstance(data, tuple) else own[0])
 
     size = columns(data)[0].shape[1] * draws.shape[1]
-    with one_thread(), validation_kept(), torch.no_grad():
-        torch.distributions.Distribution.set_default_validate_args(False)
+    with one_thread(), unvalidated(), torch.no_grad():
         batched = vmap(vmap(one, in_dims=(0, None)), chunk_size=max(1, _NUMBERS_AT_ONCE // size))
         result: Tensor = batched(draws, columns(data))
     return result
@@ -329,6 +318,11 @@ def _at_edge(grid: Tensor, chosen: int, *, lowest_only: bool = False) -> tuple[s
         side = "smallest" if chosen == 0 else "largest"
         return (f"the {side} weight of the grid, {float(grid[chosen]):.4g}, is best; extend the grid on that side",)
     return ()
+
+
+def _score_curve(weights: Tensor, scores: Tensor, total: Tensor, best: int, label: str) -> Curve:
+    """Return the curve of summed ``scores (g, n)``, with errors of the difference from the best weight."""
+    return Curve(weights, total, (scores - scores[best]).std(-1) * scores.shape[1] ** 0.5, label)
 
 
 # Resamples of the data, as counts of each observation.
@@ -344,17 +338,7 @@ def resampled(num_data: int, num_replicates: int, generator: torch.Generator) ->
 
 
 def all_resamples(num_data: int) -> Tensor:
-    """Return the counts of each observation in all ``n**n`` resamples: the exact bootstrap.
-
-    Parameters
-    ----------
-    num_data : int
-        Number of observations, 1 to 7.
-
-    Returns
-    -------
-    Tensor
-        Counts ``(n**n, n)``; all rows are equally probable.
+    """Return the counts of each observation in all ``n**n`` resamples, which are equally probable, ``(n**n, n)``.
 
     Raises
     ------
@@ -371,8 +355,7 @@ def all_resamples(num_data: int) -> Tensor:
     """
     if num_data < 1 or num_data**num_data > _MOST_RESAMPLES:
         raise SettingsError(f"the resamples of {num_data} observations cannot be enumerated; draw random ones")
-    grids = torch.meshgrid(*[torch.arange(num_data)] * num_data, indexing="ij")
-    chosen = torch.stack([x.reshape(-1) for x in grids], 1)
+    chosen = torch.cartesian_prod(*[torch.arange(num_data)] * num_data).reshape(-1, num_data)
     return torch.nn.functional.one_hot(chosen, num_data).sum(1).double()
 
 
@@ -383,16 +366,11 @@ _HALVINGS = 30
 
 
 class OwnWeights(NamedTuple):
-    """Own weight of each replicate: the largest learning rate at which its region covers the truth.
+    """Own weight of each replicate, ``(R,)``: the largest learning rate at which its region covers the truth.
 
-    Attributes
-    ----------
-    weight : Tensor
-        Shape ``(R,)``; zero if the region covers at none of the weights searched, infinite if it covers at all.
-    pareto_shape : Tensor
-        Pareto ``k`` of the importance weights there, or at the last weight searched, ``(R,)``.
-    trusted : Tensor
-        Boolean, ``(R,)``: whether that ``k`` is at most 0.7 and the mode was found.
+    It is zero if the region covers at none of the weights searched, and infinite if it covers at all. ``pareto_shape
+    (R,)`` is the Pareto ``k`` of the importance weights there, or at the last weight searched; ``trusted (R,)`` tells
+    whether it is at most 0.7 and the mode was found.
     """
 
     weight: Tensor
@@ -497,7 +475,6 @@ def bootstrap_score_matching(
     resamples : Tensor, optional
         Counts of each observation in each resample, ``(R, n)``, in place of random resamples; for instance
         :func:`~bayeskit.inference.generalized.calibrate.all_resamples` for the exact bootstrap.
-    seed : int, default 0
 
     Returns
     -------
@@ -523,7 +500,6 @@ def bootstrap_score_matching(
     --------
     >>> import torch
     >>> from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-    >>> from bayeskit.inference.generalized.calibrate import all_resamples
     >>> x = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
     >>> posterior = GibbsPosterior(Flat(), losses.HalfSquared(), x)
     >>> round(bootstrap_score_matching(posterior, resamples=all_resamples(4)).weight, 6)
@@ -541,8 +517,8 @@ def bootstrap_score_matching(
     found = minimize(posterior, weights=weights.to(centre), start=centre, seed=seed)
     rows, warnings = converged_rows(found.converged)
     _check_minimizers_vary(posterior, centre, _covariance(found.position[rows]))
-    trace, squared, along = _derivatives(posterior, centre, found.position[rows])
-    above, below = trace + along, squared
+    trace, below, along = _derivatives(posterior, centre, found.position[rows])
+    above = trace + along
     weight = float(above.sum() / below.sum())
     if not 0 < weight < float("inf"):
         raise DataError(
@@ -557,11 +533,7 @@ def bootstrap_score_matching(
         method="bootstrap_score_matching",
         source=posterior,
         standard_error=0.0 if resamples is not None else float(residual.std()) / len(rows) ** 0.5,
-        diagnostics={
-            "minimizers": found.position,
-            "converged": found.converged,
-            "num_replicates": len(weights),
-        },
+        diagnostics={"minimizers": found.position, "converged": found.converged, "num_replicates": len(weights)},
         warnings=_few_data(posterior) + warnings + on_kinks(posterior, centre),
     )
 
@@ -573,8 +545,7 @@ def _covariance(position: Tensor) -> Tensor:
 
 def _derivatives(posterior: GibbsPosterior, centre: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the Laplacian of the loss, its squared gradient norm and its gradient times the prior score, ``(R,)``."""
-    with one_thread(), validation_kept(), torch.no_grad():
-        torch.distributions.Distribution.set_default_validate_args(False)
+    with one_thread(), unvalidated(), torch.no_grad():
         total = smooth_total(posterior, centre)
 
         def first(u: Tensor) -> tuple[Tensor, Tensor]:
@@ -624,7 +595,6 @@ def held_out_predictive(
         distributions``; by default the model of a ``NegativeLogLikelihood``.
     num_draws : int, default 512
         Importance-sampling draws for each fold and weight.
-    seed : int, default 0
 
     Returns
     -------
@@ -664,8 +634,7 @@ def held_out_predictive(
     fold = torch.randperm(posterior.num_data, generator=generator).to(weights.device) % num_folds
     training = fold != torch.arange(num_folds, device=fold.device)[:, None]
     parts = _part_posteriors(posterior, training, weights, num_draws, seed)
-    if model is None and isinstance(loss, NegativeLogLikelihood):
-        model = loss.distribution
+    model = _model_of(loss, model)
     density = None if model is None else NegativeLogLikelihood(model)
     scores = torch.stack(
         [_scores(posterior, density or loss, parts, training, g, density is not None) for g in range(len(weights))]
@@ -677,7 +646,6 @@ def held_out_predictive(
             "the held-out score is not finite at any weight of the grid; check that the model's support contains the "
             "data"
         )
-    differences = scores - scores[best]
     caveat: tuple[str, ...] = ()
     if density is None:
         caveat = (
@@ -693,7 +661,7 @@ def held_out_predictive(
         standard_error=float("nan"),
         diagnostics={"scores": scores, "num_folds": num_folds},
         warnings=_at_edge(weights, best) + parts.warnings + caveat,
-        curve=Curve(weights, total, differences.std(-1) * posterior.num_data**0.5, f"{what} of held-out data"),
+        curve=_score_curve(weights, scores, total, best, f"{what} of held-out data"),
     )
 
 
@@ -742,18 +710,14 @@ def holmes_walker(
     posterior : GibbsPosterior
         Posterior with a proper prior and a pointwise loss; its weight has no effect.
     model : callable, optional
-        Model ``f``: ``parameter -> distribution`` of one observation, or ``(parameter, *covariates) ->
-        distributions``; by default the model of a
-        :class:`~bayeskit.inference.generalized.losses.log_likelihood.NegativeLogLikelihood`.
+        Model ``f``, as for :func:`held_out_predictive`.
     num_draws : int, default 4096
         Number of prior draws, each with a simulated data set.
-    seed : int, default 0
 
     Returns
     -------
     Selection
-        Diagnostics: ``"expected_gain"`` (under the model), ``"gain"`` (of the data at weight one) and
-        ``"minimizer"``.
+        Diagnostics: ``"expected_gain"`` (under the model), ``"gain"`` (of the data at weight one) and ``"minimizer"``.
 
     Raises
     ------
@@ -778,8 +742,7 @@ def holmes_walker(
     True
     """
     loss = _pointwise_loss(posterior)
-    if model is None and isinstance(loss, NegativeLogLikelihood):
-        model = loss.distribution
+    model = _model_of(loss, model)
     if model is None:
         raise SettingsError(
             f"{type(loss).__name__} does not define a model of the data; pass model=, such as "
@@ -790,8 +753,7 @@ def holmes_walker(
     num_draws = whole_number("num_draws", num_draws, least=2)
     found = minimize(posterior, seed=seed)
     generator = new_generator(seed, stream="holmes walker")
-    with one_thread(), validation_kept(), torch.no_grad():
-        torch.distributions.Distribution.set_default_validate_args(False)
+    with one_thread(), unvalidated(), torch.no_grad():
         draws = posterior.prior.start(num_draws, generator).to(posterior.dtype)
         simulated = _simulated(posterior, model, found.position, num_draws, generator)
         expected = _gains(posterior, NegativeLogLikelihood(model), draws, simulated)
@@ -957,7 +919,6 @@ def posterior_coverage(
         default the highest-posterior-density region of the whole parameter, in unconstrained coordinates.
     num_draws : int, default 1024
         Draws for each replicate.
-    seed : int, default 0
 
     Returns
     -------
@@ -977,8 +938,8 @@ def posterior_coverage(
 
     References
     ----------
-    Syring, N., Martin, R. (2019). Calibrating general posterior credible regions. Biometrika 106, 479-486 (which
-    uses stochastic approximation).
+    Syring, N., Martin, R. (2019). Calibrating general posterior credible regions. Biometrika 106, 479-486 (which uses
+    stochastic approximation).
 
     Examples
     --------
@@ -1018,13 +979,16 @@ def posterior_coverage(
         # Importance weights are uneven far from the weight of the draws: redraw.
         weight = selected
         replicates = replicates.redrawn(weight, seed=seed)
+    around = selected * torch.logspace(-2, 2, 33, base=2.0, dtype=own.dtype, device=own.device)
+    share = (own[:, None] >= around).to(own).mean(0)
+    below, above = _neighbours(own, level)
     each = each._replace(trusted=each.trusted | _known_to_be_beyond(own, weight, selected, replicates))
     return Selection(
         selected,
         f"The coverage of {100 * level:g} % {region}, over bootstrap replicates of the data.",
         "posterior_coverage",
         posterior,
-        standard_error=_standard_error(own, level),
+        standard_error=0.5 * (above - below),
         diagnostics={
             "level": level,
             "coverage": float((own >= selected).double().mean()),
@@ -1034,7 +998,7 @@ def posterior_coverage(
             "share_trusted": float(each.trusted.double().mean()),
         },
         warnings=_warnings(each, level) + on_kinks(posterior, found.position),
-        curve=_curve(own, selected),
+        curve=Curve(around, share, (share * (1 - share) / len(own)).sqrt(), "coverage of the bootstrap's truth"),
     )
 
 
@@ -1077,33 +1041,15 @@ def _check_replicates(level: float, num_replicates: int) -> None:
         )
 
 
-def _standard_error(own: Tensor, level: float) -> float:
-    """Return the standard error of a quantile from the quantiles one binomial standard error away."""
-    below, above = _neighbours(own, level)
-    return 0.5 * (above - below)
-
-
 def _neighbours(own: Tensor, level: float) -> tuple[float, float]:
+    """Return the quantiles one binomial standard error below and above the selected weight."""
     share = math.sqrt(level * (1 - level) / len(own))
     below, above = max(1 - level - share, 0.0), min(1 - level + share, 1.0)
     return float(own.quantile(below)), float(own.quantile(above))
 
 
-def _curve(own: Tensor, selected: float) -> Curve:
-    """Return coverage over bootstrap replicates at weights around the selected one."""
-    weights = selected * torch.logspace(-2, 2, 33, base=2.0, dtype=own.dtype, device=own.device)
-    share = (own[:, None] >= weights).to(own).mean(0)
-    return Curve(weights, share, (share * (1 - share) / len(own)).sqrt(), "coverage of the bootstrap's truth")
-
-
 def _warnings(each: OwnWeights, level: float) -> tuple[str, ...]:
-    found = []
-    share = float((~each.trusted).double().mean())
-    if share > _MAX_UNTRUSTED:
-        found.append(
-            f"importance sampling is unreliable for {100 * share:.1f} % of the replicates' posteriors; use more draws, "
-            "or reparametrise the model"
-        )
+    found = list(unreliable_replicates(each.trusted))
     below, above = _neighbours(each.weight, level)
     if above - below <= _TIED * above:
         found.append(
@@ -1146,7 +1092,6 @@ def safe_bayes(
         the number of unknowns.
     num_draws : int, default 256
         Importance-sampling draws for each observation and weight.
-    seed : int, default 0
 
     Returns
     -------
@@ -1200,7 +1145,7 @@ def safe_bayes(
         standard_error=float("nan"),
         diagnostics={"losses": scores, "first": first},
         warnings=_at_edge(weights, best, lowest_only=True) + parts.warnings,
-        curve=Curve(weights, total, (scores - scores[best]).std(-1) * scores.shape[1] ** 0.5, f"cumulative {kind}"),
+        curve=_score_curve(weights, scores, total, best, f"cumulative {kind}"),
     )
 
 
@@ -1233,7 +1178,6 @@ def weighted_likelihood_bootstrap_matching(
         The determinant is invariant to linear changes of coordinates; the trace is not.
     num_replicates : int, default 1000
         Number of random weightings, minimised in one batch.
-    seed : int, default 0
 
     Returns
     -------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -61,7 +60,6 @@ class ProprietyReport:
         Whether the mass decreases along every ray.
     worst : Ray
         Ray with the largest slope.
-    rays : tuple of Ray
     description : str
         Description of the posterior.
     """
@@ -72,12 +70,7 @@ class ProprietyReport:
     description: str
 
     def raise_if_improper(self) -> None:
-        """Raise an error that names the direction if ``proper`` is false.
-
-        Raises
-        ------
-        ImproperPosteriorError
-        """
+        """Raise ImproperPosteriorError, which names the direction, if ``proper`` is false."""
         if not self.proper:
             raise ImproperPosteriorError(repr(self))
 
@@ -110,14 +103,8 @@ def propriety_check(posterior: GibbsPosterior, *, num_directions: int = 32, seed
 
     Parameters
     ----------
-    posterior : GibbsPosterior
     num_directions : int, default 32
         Number of random directions, at least one.
-    seed : int, default 0
-
-    Returns
-    -------
-    ProprietyReport
 
     Notes
     -----
@@ -162,7 +149,7 @@ class _Search:
         self.starts = starts[finite] if bool(finite.any()) else starts
         self.ends = self._climb(self.starts)
         self.centre = self.starts[0]
-        self.curved = self._curved()
+        self.curved = posterior.prior.curved(self.centre)
         stayed = (self.ends.abs() < torch.where(self.curved, self.limit / 4, _FAR**0.75)).all(-1)
         inside = self.ends[stayed] if bool(stayed.any()) else self.starts
         self.centre = inside[self.log_density(inside).argmax()]
@@ -177,15 +164,6 @@ class _Search:
     def _value_and_grad(self, u: Tensor) -> tuple[Tensor, Tensor]:
         value, gradient = self.posterior.value_and_grad(u)
         return _ordered(value), gradient.nan_to_num(0.0, 0.0, 0.0)
-
-    def _curved(self) -> Tensor:
-        """Return which coordinates have a transform other than the identity, ``(d,)``."""
-        found = torch.ones(self.dim, dtype=torch.bool, device=self.centre.device)
-        values = self.posterior.constrain(self.centre)
-        for site in self.posterior.sites:
-            own = self.centre[site.start : site.stop]
-            found[site.start : site.stop] = not torch.equal(values[site.name].reshape(-1), own)
-        return found
 
     # -- directions -------------------------------------------------------------------------
 
@@ -387,15 +365,9 @@ def coherence_check(
 
     Parameters
     ----------
-    posterior : GibbsPosterior
     splits : int or sequence of sequences of int, default 5
         Number of random divisions of the data, the first into single data if ``n <= 1000``; or divisions as sizes of
         consecutive parts, such as ``[(1, 2), (1, 1, 1)]`` for three data.
-    seed : int, default 0
-
-    Returns
-    -------
-    CoherenceReport
 
     Raises
     ------
@@ -489,7 +461,6 @@ class ResidualMismatch:
         Linear functions as rows of unit length, in unconstrained coordinates, ``(d, d)``.
     coverage : Tensor
         Asymptotic coverage of central ``level`` intervals for the contrasts, ``(d,)``.
-    level : float
     names : tuple of str
         Names of the coordinates.
     posterior_covariance, sandwich : Tensor
@@ -562,10 +533,6 @@ def residual_mismatch(
     found : InformationMatrices, optional
         Precomputed :func:`~bayeskit.inference.generalized.minimizer.information` of the same loss and data.
 
-    Returns
-    -------
-    ResidualMismatch
-
     Raises
     ------
     DataError
@@ -614,16 +581,7 @@ def residual_mismatch(
         contrasts=contrasts * largest.sign(),
         coverage=2 * normal.cdf(width * ratios) - 1,
         level=level,
-        names=_names(posterior),
+        names=posterior.names,
         posterior_covariance=ours,
         sandwich=theirs,
     )
-
-
-def _names(posterior: GibbsPosterior) -> tuple[str, ...]:
-    """Return the names of unconstrained coordinates."""
-    names: list[str] = []
-    for site in posterior.prior.sites:
-        indices = product(*(range(size) for size in site.unconstrained_shape))
-        names += [f"{site.name}[{','.join(map(str, index))}]" if index else site.name for index in indices]
-    return tuple(names)

@@ -67,20 +67,12 @@ def coarsened_posterior(
 
     Parameters
     ----------
-    prior : distribution or Pyro model
+    prior, data, name
         As for :class:`~bayeskit.inference.generalized.GibbsPosterior`.
     distribution : callable
         Model, as for :class:`~bayeskit.inference.generalized.losses.NegativeLogLikelihood`.
-    data : Tensor or tuple of Tensor
-        Shapes ``(n, ...)``.
     alpha : float
         As for :func:`coarsening_weight`; :func:`calibration_curve` helps to choose it.
-    name : str, default "theta"
-        Name of the parameter if ``prior`` is a distribution.
-
-    Returns
-    -------
-    GibbsPosterior
 
     Raises
     ------
@@ -191,14 +183,6 @@ def calibration_curve(
         datum, summed over data.
     num_chains : int, default 16
         Chains at each ``alpha``, at least two; standard errors come from the variation between chains.
-    num_warmup, num_samples : int, default 300 and 500
-    seed : int, default 0
-    progress : bool, default True
-        Whether to show a progress bar after two seconds.
-
-    Returns
-    -------
-    CalibrationCurve
 
     Raises
     ------
@@ -211,7 +195,6 @@ def calibration_curve(
     References
     ----------
     Miller, J. W., Dunson, D. B. (2019). Robust Bayesian inference via coarsening. JASA 114, 1113-1125, section 4.
-
     Satopaa, V., Albrecht, J., Irwin, D., Raghavan, B. (2011). Finding a "kneedle" in a haystack: detecting knee points
     in system behavior. ICDCS workshops (the elbow).
 

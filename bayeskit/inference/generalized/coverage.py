@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import beta
+from scipy.stats import binomtest
 from torch import Tensor
 from torch.func import grad, jacrev, vmap
 
 from bayeskit.core.inputs import real_number, whole_number
-from bayeskit.core.randomness import new_generator, one_thread, student_points, validation_kept
+from bayeskit.core.plots import CHAIN_COLOURS, GREY
+from bayeskit.core.randomness import new_generator, one_thread, student_points
 from bayeskit.core.statistics import pareto_smoothed, weight_effective_sample_size
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
-from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, as_data, columns
+from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, as_data, columns, taken, unvalidated
 from bayeskit.inference.generalized.minimizer import hessian_of_loss, minimize
-from bayeskit.inference.generalized.posterior import GibbsPosterior, Sum
+from bayeskit.inference.generalized.posterior import GibbsPosterior, check_pooled_by_sum
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,6 +43,7 @@ __all__ = [
     "coverage_report",
     "replicate_posteriors",
     "row_pareto_shapes",
+    "unreliable_replicates",
 ]
 
 
@@ -73,8 +75,7 @@ def as_functional(posterior: GibbsPosterior, functional: Callable[[Any], Tensor]
     name = getattr(functional, "__name__", type(functional).__name__)
     name = "functional" if name == "<lambda>" else name
     probe = torch.zeros(posterior.dim, dtype=posterior.dtype, device=posterior.device)
-    with validation_kept(), torch.no_grad():
-        torch.distributions.Distribution.set_default_validate_args(False)
+    with unvalidated(), torch.no_grad():
         value = functional(prior.parameter(probe))
     if not isinstance(value, Tensor) or value.dim() > 1:
         what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -130,8 +131,7 @@ def _quadratic_fits(
     proper = posterior.prior.is_proper
     found = minimize(posterior, weights=weights, data=data, prior_weight=1 / weight if proper else 0.0, seed=seed)
     position = found.position
-    with one_thread(), validation_kept(), torch.no_grad():
-        torch.distributions.Distribution.set_default_validate_args(False)
+    with one_thread(), unvalidated(), torch.no_grad():
         mean_hessian = vmap(
             lambda u, w, x: hessian_of_loss(posterior, u, x, w),
             in_dims=(0, None if weights is None else 0, None if data is None else 0),
@@ -193,8 +193,7 @@ class ReplicateLosses:
         at_once = max(1, VALUES_AT_ONCE // self.posterior.num_data)
         few = max(1, at_once // num_points)
         result = points.new_empty(points.shape[:2])
-        with one_thread(), validation_kept(), torch.no_grad():
-            torch.distributions.Distribution.set_default_validate_args(False)
+        with one_thread(), unvalidated(), torch.no_grad():
             for i in range(0, len(points), few):
                 part = slice(i, i + few)
                 weights, data = _rows(self.weights, part), _rows(self.data, part)
@@ -231,8 +230,7 @@ def _adapted_draws(
 ) -> tuple[QuadraticFits, Points]:
     """Draw from proposals, refitted while that improves the effective sample size at ``weight (R,)``."""
     generator = new_generator(seed, stream="replicate posteriors")
-    with one_thread(), validation_kept(), torch.no_grad():
-        torch.distributions.Distribution.set_default_validate_args(False)
+    with one_thread(), unvalidated(), torch.no_grad():
         points = _drawn(losses, fits, weight, num_draws, generator)
         score = _score(points, weight)
         for _ in range(_ROUNDS):
@@ -247,8 +245,7 @@ def _adapted_draws(
             kept = rows[better]
             if len(kept) == 0:
                 break
-            fits = QuadraticFits(*(a.index_copy(0, kept, b[better]) for a, b in zip(fits, trial_fits, strict=True)))
-            points = Points(*(a.index_copy(0, kept, b[better]) for a, b in zip(points, trial, strict=True)))
+            fits, points = _put(fits, kept, _some(trial_fits, better)), _put(points, kept, _some(trial, better))
             score = score.index_copy(0, kept, trial_score[better])
     return fits, points
 
@@ -310,14 +307,18 @@ def _moments(points: Points, weight: Tensor) -> tuple[Tensor, Tensor]:
     return mean, covariance + ridge[:, None, None] * torch.eye(draws.shape[-1]).to(draws)
 
 
-def _some(points: Points, rows: Tensor) -> Points:
-    return Points(*(x[rows] for x in points))
+def _some(table: Any, rows: Tensor) -> Any:
+    """Return rows of all columns of a named tuple."""
+    return type(table)(*(x[rows] for x in table))
+
+
+def _put(table: Any, rows: Tensor, new: Any) -> Any:
+    """Return a named tuple with rows of all columns replaced."""
+    return type(table)(*(a.index_copy(0, rows, b) for a, b in zip(table, new, strict=True)))
 
 
 def _rows(x: Any, rows: Any) -> Any:
-    if x is None:
-        return None
-    return tuple(part[rows] for part in x) if isinstance(x, tuple) else x[rows]
+    return None if x is None else taken(x, rows)
 
 
 # Posteriors of many data sets or weightings, in one batch.
@@ -334,7 +335,6 @@ class ReplicatePosteriors:
 
     Attributes
     ----------
-    losses : ReplicateLosses
     weight : Tensor
         Learning rates of the proposals, ``(R,)``; importance weights become uneven far from them.
     fits : QuadraticFits
@@ -374,17 +374,14 @@ class ReplicatePosteriors:
 
     def taken(self, rows: Tensor) -> ReplicatePosteriors:
         """Return the replicates with indices ``rows``."""
-        fits = QuadraticFits(*(x[rows] for x in self.fits))
-        points = Points(*(x[rows] for x in self.points))
+        fits, points = _some(self.fits, rows), _some(self.points, rows)
         return ReplicatePosteriors(self.losses.taken(rows), self.weight[rows], fits, points)
 
     def replaced(self, rows: Tensor, new: ReplicatePosteriors) -> ReplicatePosteriors:
         """Return the posteriors with the fits and draws of replicates ``rows`` replaced by those of ``new``."""
+        weight = self.weight.index_copy(0, rows, new.weight)
         return ReplicatePosteriors(
-            self.losses,
-            self.weight.index_copy(0, rows, new.weight),
-            QuadraticFits(*(a.index_copy(0, rows, b) for a, b in zip(self.fits, new.fits, strict=True))),
-            Points(*(a.index_copy(0, rows, b) for a, b in zip(self.points, new.points, strict=True))),
+            self.losses, weight, _put(self.fits, rows, new.fits), _put(self.points, rows, new.points)
         )
 
     def redrawn(self, weight: float | Tensor, *, seed: int = 0) -> ReplicatePosteriors:
@@ -396,30 +393,17 @@ class ReplicatePosteriors:
     def evaluated_at(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss of each replicate, ``(R,)``, and the log prior, ``()``, at one vector ``(d,)``."""
         loss = self.losses(u.expand(self.num_replicates, 1, -1))[:, 0]
-        with validation_kept(), torch.no_grad():
-            torch.distributions.Distribution.set_default_validate_args(False)
+        with unvalidated(), torch.no_grad():
             return loss, self.losses.posterior.prior.log_density(u)
 
     def hpd_level(
-        self,
-        u: Tensor,
-        weight: float | Tensor | None = None,
-        *,
-        evaluated: tuple[Tensor, Tensor] | None = None,
+        self, u: Tensor, weight: float | Tensor | None = None, *, evaluated: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
-        """Return the level at which a point enters each highest-posterior-density region, ``(R,)``.
+        """Return the level at which a point ``u (d,)`` enters each highest-posterior-density region, ``(R,)``.
 
-        It is the posterior probability of a higher density, in unconstrained coordinates. If coverage is nominal at
-        all levels, it is uniform over replicates.
-
-        Parameters
-        ----------
-        u : Tensor
-            Unconstrained vector, ``(d,)``.
-        weight : float or Tensor, optional
-            Learning rate, scalar or ``(R,)``; by default ``self.weight``.
-        evaluated : (Tensor, Tensor), optional
-            Precomputed ``self.evaluated_at(u)``.
+        It is the posterior probability of a higher density, in unconstrained coordinates. If coverage is nominal at all
+        levels, it is uniform over replicates. ``weight`` is a number or ``(R,)``, by default ``self.weight``;
+        ``evaluated`` is ``self.evaluated_at(u)`` if known.
         """
         weight = self._weight(weight)
         level, approximate = self._normalised(weight)
@@ -434,8 +418,7 @@ class ReplicatePosteriors:
 
     def evaluated(self, functional: Functional) -> Tensor:
         """Return the values of a functional at the draws, ``(R, S, k)``."""
-        with validation_kept():
-            torch.distributions.Distribution.set_default_validate_args(False)
+        with unvalidated():
             return _in_chunks(functional, self.draws)
 
     def probability_below(
@@ -446,24 +429,15 @@ class ReplicatePosteriors:
         *,
         evaluated: Tensor | None = None,
     ) -> Tensor:
-        """Return the posterior probability that a functional is at most ``value``, ``(R, k)``.
+        """Return the posterior probability that a functional is at most ``value (k,)``, ``(R, k)``.
 
-        Parameters
-        ----------
-        functional : Functional
-        value : Tensor
-            Shape ``(k,)``.
-        weight : float or Tensor, optional
-            As in :meth:`hpd_level`.
-        evaluated : Tensor, optional
-            Precomputed ``self.evaluated(functional)``.
+        ``evaluated`` is ``self.evaluated(functional)`` if known; ``weight`` as in :meth:`hpd_level`.
         """
         each = self.evaluated(functional) if evaluated is None else evaluated
         weight = self._weight(weight)
         level, approximate = self._normalised(weight)
         mean, precision = self.fits.normal(weight)
-        with validation_kept():
-            torch.distributions.Distribution.set_default_validate_args(False)
+        with unvalidated():
             centre, slope = vmap(functional)(mean), vmap(functional.jacobian)(mean)
         linear = centre[:, None] + torch.einsum("rkd,rsd->rsk", slope, self.draws - mean[:, None])
         spread = (slope * torch.linalg.solve(precision, slope.mT).mT).sum(-1).sqrt()
@@ -485,13 +459,7 @@ class ReplicatePosteriors:
         *,
         evaluated: Tensor | None = None,
     ) -> Tensor:
-        """Return the level at which a value enters the equal-tailed interval of each component, ``(R, k)``.
-
-        Parameters
-        ----------
-        functional, value, weight, evaluated
-            As in :meth:`probability_below`.
-        """
+        """Return the level at which a value enters the equal-tailed interval of each component, ``(R, k)``."""
         return (2 * self.probability_below(functional, value, weight, evaluated=evaluated) - 1).abs()
 
     def mean(self, weight: float | Tensor | None = None) -> Tensor:
@@ -553,11 +521,6 @@ def replicate_posteriors(
         Learning rate, scalar or ``(R,)``; by default ``posterior.weight``.
     num_draws : int, default 1024
         Quasi-random draws for each replicate, at least 32; preferably a power of two.
-    seed : int, default 0
-
-    Returns
-    -------
-    ReplicatePosteriors
 
     Raises
     ------
@@ -569,10 +532,8 @@ def replicate_posteriors(
     References
     ----------
     Geweke, J. (1989). Bayesian inference in econometric models using Monte Carlo integration. Econometrica 57,
-    1317-1339.
-
-    Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed importance sampling. Journal of
-    Machine Learning Research 25(72).
+    1317-1339. Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed importance sampling.
+    Journal of Machine Learning Research 25(72).
 
     Examples
     --------
@@ -586,10 +547,7 @@ def replicate_posteriors(
     """
     if weights is None and data is None:
         raise SettingsError("give weights= or data=, a row or data set for each replicate")
-    if not isinstance(posterior.pooling, Sum):
-        raise SettingsError(
-            f"replicates need losses that add up, not losses pooled by {type(posterior.pooling).__name__}"
-        )
+    check_pooled_by_sum(posterior, "replicates are")
     num_draws = whole_number("num_draws", num_draws, least=32)
     losses = ReplicateLosses(posterior, weights, data)
     like = torch.zeros(losses.num_replicates, dtype=posterior.dtype, device=posterior.device)
@@ -612,6 +570,17 @@ def _as_weight(weight: float | Tensor, like: Tensor) -> Tensor:
     if not bool(((weight > 0) & weight.isfinite()).all()):
         raise SettingsError("every weight must be a positive number")
     return weight.to(like)
+
+
+def unreliable_replicates(trusted: Tensor) -> tuple[str, ...]:
+    """Return a warning if more than one in a hundred replicates is not ``trusted (R,)``."""
+    share = float((~trusted).double().mean())
+    if share <= _MAX_UNTRUSTED:
+        return ()
+    return (
+        f"importance sampling is unreliable for {100 * share:.1f} % of the replicates' posteriors; use more draws, "
+        "or reparametrise the model",
+    )
 
 
 # Coverage of the minimiser of the expected loss, by repeated sampling.
@@ -702,49 +671,21 @@ class CoverageReport:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Failed diagnostics, each with a remedy."""
-        share = float((~self.trusted).double().mean())
-        if share <= _MAX_UNTRUSTED:
-            return ()
-        return (
-            f"importance sampling is unreliable for {100 * share:.1f} % of the replicates' posteriors; use more draws, "
-            "or reparametrise the model",
-        )
+        return unreliable_replicates(self.trusted)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return coverage, standard error and 95 % Clopper-Pearson interval, one row for each region and level.
-
-        References
-        ----------
-        Clopper, C. J., Pearson, E. S. (1934). The use of confidence or fiducial limits illustrated in the case of the
-        binomial. Biometrika 26, 404-413.
-        """
+        """Return coverage, standard error and 95 % Clopper-Pearson interval, one row for each region and level."""
         rows = []
         for name, covered in zip(self.names, self.coverage, strict=True):
             for level, share in zip(self.levels, covered.tolist(), strict=True):
                 lower, upper = binomial_band(round(share * self.num_replicates), self.num_replicates)
-                rows.append(
-                    {
-                        "region": name,
-                        "level": level,
-                        "coverage": share,
-                        "standard_error": math.sqrt(share * (1 - share) / self.num_replicates),
-                        "lower": lower,
-                        "upper": upper,
-                    }
-                )
-        return pd.DataFrame(rows)
+                error = math.sqrt(share * (1 - share) / self.num_replicates)
+                rows.append((name, level, share, error, lower, upper))
+        return pd.DataFrame(rows, columns=["region", "level", "coverage", "standard_error", "lower", "upper"])
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot the coverage of each region against the nominal level, with 95 % intervals.
-
-        Parameters
-        ----------
-        ax : Axes, optional
-            By default new axes.
-        """
+        """Plot the coverage of each region against the nominal level, with 95 % intervals, by default in new axes."""
         from matplotlib.figure import Figure
-
-        from bayeskit.core.plots import CHAIN_COLOURS, GREY
 
         if ax is None:
             ax = Figure(figsize=(5.0, 4.6), layout="constrained").subplots()
@@ -758,10 +699,8 @@ class CoverageReport:
             ax.errorbar(
                 x, rows["coverage"], [below, above], color=colour, marker="o", markersize=4, capsize=2, label=str(name)
             )
-        ax.set_xlim(0, 1.02)
-        ax.set_ylim(0, 1.02)
-        ax.set_xlabel("nominal level")
-        ax.set_ylabel(f"coverage over {self.num_replicates} data sets")
+        label = f"coverage over {self.num_replicates} data sets"
+        ax.set(xlim=(0, 1.02), ylim=(0, 1.02), xlabel="nominal level", ylabel=label)
         ax.legend(frameon=False)
         ax.grid(alpha=0.25)
         return ax
@@ -784,10 +723,8 @@ class CoverageReport:
 
 def binomial_band(successes: int, trials: int) -> tuple[float, float]:
     """Return the 95 % Clopper-Pearson interval of a probability."""
-    tail = (1 - _CONFIDENCE) / 2
-    lower = 0.0 if successes == 0 else float(beta.ppf(tail, successes, trials - successes + 1))
-    upper = 1.0 if successes == trials else float(beta.isf(tail, successes + 1, trials - successes))
-    return lower, upper
+    interval = binomtest(successes, trials).proportion_ci(_CONFIDENCE)
+    return float(interval.low), float(interval.high)
 
 
 def coverage_report(
@@ -826,11 +763,6 @@ def coverage_report(
         Function of the parameter of the loss, returning ``()`` or ``(k,)``; by default every entry of every site.
     num_draws : int, default 1024
         Draws for each data set.
-    seed : int, default 0
-
-    Returns
-    -------
-    CoverageReport
 
     Raises
     ------
@@ -865,7 +797,9 @@ def coverage_report(
     numbers = as_functional(posterior, functional)
     generator = new_generator(seed, stream="coverage report")
     target = _truth(posterior, simulate, truth, generator)
-    data = _stacked([_simulated(posterior, simulate, generator) for _ in range(num_replicates)], posterior)
+    sets = [_simulated(posterior, simulate, generator) for _ in range(num_replicates)]
+    stacked = tuple(torch.stack(parts) for parts in zip(*map(columns, sets), strict=True))
+    data = stacked if isinstance(posterior.data, tuple) else stacked[0]
     weights = _weights(posterior, data, weight, num_replicates)
     replicates = replicate_posteriors(posterior, data=data, weight=weights, num_draws=num_draws, seed=seed)
     return CoverageReport(
@@ -921,11 +855,6 @@ def _simulated(posterior: GibbsPosterior, simulate: Simulate, generator: torch.G
     return data
 
 
-def _stacked(sets: list[Data], posterior: GibbsPosterior) -> Data:
-    stacked = tuple(torch.stack(parts) for parts in zip(*map(columns, sets), strict=True))
-    return stacked if isinstance(posterior.data, tuple) else stacked[0]
-
-
 def _weights(posterior: GibbsPosterior, data: Data, weight: Any, num_replicates: int) -> float | Tensor:
     """Return the learning rate, scalar or ``(R,)``."""
     if weight is None:
@@ -936,8 +865,7 @@ def _weights(posterior: GibbsPosterior, data: Data, weight: Any, num_replicates:
         return weight  # type: ignore[no-any-return]
     selected = []
     for i in range(num_replicates):
-        one = tuple(x[i] for x in data) if isinstance(data, tuple) else data[i]
-        found = weight(posterior.with_data(one))
+        found = weight(posterior.with_data(taken(data, i)))
         selected.append(float(found if isinstance(found, (float, int, Tensor)) else found.weight))
     return torch.tensor(selected, dtype=posterior.dtype, device=posterior.device)
 

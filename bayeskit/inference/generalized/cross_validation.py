@@ -16,6 +16,7 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.plots import CHAIN_COLOURS, GREY
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import mean_error, pareto_smoothed, replicates_log_mean_error
@@ -172,7 +173,6 @@ class CrossValidation:
     ----------
     method : str
         Method of computing the predictive densities: "enumeration", "tempering", "orders" or "importance".
-    num_data : int
     held_out : Tensor
         Sizes ``p`` of held-out sets, increasing, ``(m,)``.
     score : Tensor
@@ -194,7 +194,6 @@ class CrossValidation:
         error is smaller, since it does not depend on the choice of held-out sets.
     num_evaluations : int
         Evaluations of the log density or its gradient, without those for the draws passed in.
-    seconds : float
 
     Examples
     --------
@@ -221,15 +220,10 @@ class CrossValidation:
 
     @property
     def cumulative(self) -> Tensor:
-        """Cumulative sums of the scores of ``1, ..., p`` held-out data, ``(m,)``.
+        """Cumulative sums of the scores of ``1, ..., p`` held-out data, ``(m,)``; SettingsError for other sizes.
 
         The sum up to ``p`` is the mean, over held-out sets of ``p`` data, of their joint log predictive density given
         the remaining data: the log of the geometric intrinsic evidence.
-
-        Raises
-        ------
-        SettingsError
-            If the sizes are not ``1, ..., m``.
         """
         if self.held_out.tolist() != list(range(1, len(self.held_out) + 1)):
             raise SettingsError(
@@ -240,13 +234,7 @@ class CrossValidation:
 
     @property
     def log_evidence(self) -> float:
-        """Sum of all scores.
-
-        Raises
-        ------
-        SettingsError
-            If the sizes are not ``1, ..., n``.
-        """
+        """Sum of all scores; SettingsError if the sizes are not ``1, ..., n``."""
         self._check_complete()
         return float(self.cumulative[-1])
 
@@ -281,25 +269,10 @@ class CrossValidation:
         return pd.DataFrame(table, index=pd.Index(self.held_out.cpu().numpy(), name="held_out"))
 
     def plot(self, ax: Axes | None = None, *, cumulative: bool = False, label: str = "") -> Axes:
-        """Plot the scores or their cumulative sums against the number of data held out, with 95 % bands.
-
-        Parameters
-        ----------
-        ax : Axes, optional
-            By default axes of a new ``pyplot`` figure.
-        cumulative : bool, default False
-            Whether to plot the cumulative sums.
-        label : str, default ""
-            Label of the curve.
-        """
-        from bayeskit.core.plots import CHAIN_COLOURS
-
+        """Plot the scores or their cumulative sums against the number of data held out, with 95 % bands."""
         value = self.cumulative if cumulative else self.score
         error = self.cumulative_standard_error if cumulative else self.standard_error
-        if ax is None:
-            from matplotlib import pyplot
-
-            _, ax = pyplot.subplots(figsize=(7.0, 4.0), layout="constrained")
+        ax = ax or _new_axes()
         size, band = self.held_out.cpu().numpy(), 1.96 * error.nan_to_num(0.0, 0.0).cpu()
         colour = CHAIN_COLOURS[len(ax.lines) % len(CHAIN_COLOURS)]
         few = len(size) <= 40
@@ -307,11 +280,8 @@ class CrossValidation:
         ax.plot(size, value.cpu().numpy(), color=colour, marker="o" if few else "", mfc=face, label=label or None)
         low, high = (value.cpu() - band).numpy(), (value.cpu() + band).numpy()
         ax.fill_between(size, low, high, color=colour, alpha=0.2, linewidth=0)
-        ax.set_xlabel("data held out")
-        ax.set_ylabel("cumulative score (nats)" if cumulative else "log predictive density of a datum (nats)")
-        if label:
-            ax.legend(frameon=False)
-        return ax
+        name = "cumulative score (nats)" if cumulative else "log predictive density of a datum (nats)"
+        return _named(ax, "data held out", name, bool(label))
 
     def __str__(self) -> str:
         flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
@@ -326,9 +296,17 @@ class CrossValidation:
         return f"cross-validation of {self.num_data} data, score by number held out: {scores}{flag}"
 
 
-def _no_error(sizes: tuple[int, ...]) -> Tensor:
-    """Return zero standard errors, ``(m,)``."""
-    return torch.zeros(len(sizes), dtype=torch.float64)
+def _new_axes() -> Axes:
+    from matplotlib import pyplot
+
+    return pyplot.subplots(figsize=(7.0, 4.0), layout="constrained")[1]
+
+
+def _named(ax: Axes, x: str, y: str, legend: bool) -> Axes:
+    ax.set(xlabel=x, ylabel=y)
+    if legend:
+        ax.legend(frameon=False)
+    return ax
 
 
 # Populations of particles, moved between the posteriors of different training sets by SMC.
@@ -392,22 +370,7 @@ class Carriage:
     def carry(
         self, data: WeightedData, state: DataParticles, weights: Tensor, generator: torch.Generator
     ) -> tuple[DataParticles, Tensor]:
-        """Move each population to new data weights along a straight line.
-
-        Parameters
-        ----------
-        data : WeightedData
-        state : DataParticles
-        weights : Tensor
-            New data weights, ``(r, n)``.
-        generator : torch.Generator
-
-        Returns
-        -------
-        state : DataParticles
-        log_increment : Tensor
-            Estimated log ratios of normalising constants, ``(r,)``.
-        """
+        """Move populations to data weights ``(r, n)`` along a line; return also log ratios of constants, ``(r,)``."""
         origin, direction = state.data_weights, weights - state.data_weights
         covered = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
         total = torch.zeros_like(covered)
@@ -513,8 +476,7 @@ def predict(state: DataParticles) -> PredictiveDensity:
 
 def _kernel(step_size: float, metric: Metric, num_populations: int) -> PopulationHMC:
     steps = num_trajectory_steps(step_size)
-    kernel = PopulationHMC(step_size, steps, metric, 1.0, planned_calls=_PLANNED_CALLS)
-    return replace(kernel, num_populations=num_populations)
+    return PopulationHMC(step_size, steps, metric, 1.0, num_populations, planned_calls=_PLANNED_CALLS)
 
 
 def _shared_metric(state: DataParticles) -> Metric:
@@ -566,7 +528,6 @@ class Prequential:
         Standard error of each row of ``cumulative``, pooled over orders, ``(n,)``.
     log_evidence : float
         Log evidence of all data, from the populations of all orders.
-    log_evidence_standard_error : float
     num_populations : int
         Number of independent populations, over all orders.
     num_particles : int
@@ -577,7 +538,6 @@ class Prequential:
         Failed diagnostics, each with a remedy.
     diagnostics : dict of float
         ``"relative_spread"`` of the evidence over populations, and the lowest ``"acceptance_rate"`` of moves.
-    seconds : float
 
     Examples
     --------
@@ -613,43 +573,21 @@ class Prequential:
     def to_pandas(self) -> pd.DataFrame:
         """Return a table of the scores and their cumulative sums, one row for each order and position."""
         q, n = self.orders.shape
-        return pd.DataFrame(
-            {
-                "order": torch.arange(q).repeat_interleave(n).numpy(),
-                "position": torch.arange(1, n + 1).repeat(q).numpy(),
-                "datum": self.orders.flatten().cpu().numpy(),
-                "log_predictive": self.log_predictive.flatten().cpu().numpy(),
-                "standard_error": self.standard_error.flatten().cpu().numpy(),
-                "cumulative": self.cumulative.flatten().cpu().numpy(),
-                "cumulative_standard_error": self.cumulative_standard_error.repeat(q).cpu().numpy(),
-            }
-        )
+        columns = {"order": torch.arange(q).repeat_interleave(n), "position": torch.arange(1, n + 1).repeat(q)}
+        columns |= {"datum": self.orders, "log_predictive": self.log_predictive, "standard_error": self.standard_error}
+        columns |= {"cumulative": self.cumulative}
+        columns |= {"cumulative_standard_error": self.cumulative_standard_error.repeat(q)}
+        return pd.DataFrame({name: x.flatten().cpu().numpy() for name, x in columns.items()})
 
     def plot(self, ax: Axes | None = None, *, against: Prequential | None = None, label: str = "") -> Axes:
         """Plot the cumulative log predictive density against the number of data, one curve for each order.
 
-        Parameters
-        ----------
-        ax : Axes, optional
-            By default axes of a new ``pyplot`` figure.
-        against : Prequential, optional
-            Scores of another model for the same orders; the log Bayes factor against it is plotted.
-        label : str, default ""
-            Label of the curves.
-
-        Raises
-        ------
-        SettingsError
-            If the orders of the other model differ.
+        ``against`` are scores of another model for the same orders (else SettingsError): the log Bayes factor is
+        plotted.
         """
-        from bayeskit.core.plots import CHAIN_COLOURS, GREY
-
         if against is not None and not torch.equal(against.orders, self.orders):
             raise SettingsError("the curves have different orders of the data; give both models the same orders=")
-        if ax is None:
-            from matplotlib import pyplot
-
-            _, ax = pyplot.subplots(figsize=(7.0, 4.0), layout="constrained")
+        ax = ax or _new_axes()
         value, error = self.cumulative, self.cumulative_standard_error
         if against is not None:
             value, error = value - against.cumulative, torch.hypot(error, against.cumulative_standard_error)
@@ -661,11 +599,8 @@ class Prequential:
             ax.fill_between(seen, (curve - band).numpy(), (curve + band).numpy(), color=colour, alpha=0.15, linewidth=0)
         if against is not None:
             ax.axhline(0.0, color=GREY, linestyle="--", linewidth=1.0, zorder=0)
-        ax.set_xlabel("data seen")
-        ax.set_ylabel("cumulative log predictive density (nats)" if against is None else "log Bayes factor (nats)")
-        if label:
-            ax.legend(frameon=False)
-        return ax
+        name = "cumulative log predictive density (nats)" if against is None else "log Bayes factor (nats)"
+        return _named(ax, "data seen", name, bool(label))
 
     def __str__(self) -> str:
         flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
@@ -711,12 +646,6 @@ def prequential_score(
         Settings of the SMC steps.
     groups : Tensor, optional
         Integer label of each observation, ``(num_observations,)``; observations with equal labels form one datum.
-    seed : int, default 0
-    progress : bool, default True
-
-    Returns
-    -------
-    Prequential
 
     Raises
     ------
@@ -732,9 +661,7 @@ def prequential_score(
     References
     ----------
     Dawid, A. P. (1984). Statistical theory: the prequential approach. Journal of the Royal Statistical Society A 147,
-    278-292.
-
-    Chopin, N. (2002). A sequential particle filter method for static models. Biometrika 89, 539-552.
+    278-292. Chopin, N. (2002). A sequential particle filter method for static models. Biometrika 89, 539-552.
 
     Examples
     --------
@@ -760,17 +687,10 @@ def prequential_score(
     state = prior_populations(data, len(rows), num_particles, generator)
     with progress_bar("prequential", data.num_data, progress) as bar:
         for k in range(data.num_data):
-            state, increments[:, k] = _admit(data, state, rows[:, k], carriage, generator)
+            weights = state.data_weights.scatter(1, rows[:, k : k + 1], 1.0)
+            state, increments[:, k] = carriage.carry(data, state, weights, generator)
             bar.update(k + 1)
     return _summarise(chosen, increments, state, num_particles, time.monotonic() - begin)
-
-
-def _admit(
-    data: WeightedData, state: DataParticles, datum: Tensor, carriage: Carriage, generator: torch.Generator
-) -> tuple[DataParticles, Tensor]:
-    """Assimilate ``datum[r]`` in population ``r``; return the state and the log predictive densities, ``(r,)``."""
-    weights = state.data_weights.scatter(1, datum.unsqueeze(1), 1.0)
-    return carriage.carry(data, state, weights, generator)
 
 
 def _as_orders(orders: Any, num_data: int, generator: torch.Generator) -> Tensor:
@@ -861,20 +781,6 @@ _DOUBT = 0.5  # share of the absolute shift that is added to the error if the sl
 _MAX_DISAGREEMENT = 5.0
 
 
-class _Scores(NamedTuple):
-    """Scores of ``m`` sizes of held-out sets, each ``(m,)``."""
-
-    score: Tensor
-    standard_error: Tensor
-    cumulative_standard_error: Tensor
-    num_sets: Tensor
-    problems: list[str]
-    num_evaluations: int
-    pareto_k: Tensor | None = None
-    num_rerun: Tensor | None = None
-    prequential: Evidence | None = None
-
-
 class _SetScores(NamedTuple):
     """Scores of held-out sets, each ``(sets,)``."""
 
@@ -895,7 +801,13 @@ class _LeaveOut:
     carriage: Carriage
     generator: torch.Generator
 
-    def by_orders(self, num_orders: int) -> _Scores:
+    def _result(
+        self, method: str, score: Tensor, errors: tuple[Tensor, Tensor], sets: Tensor, problems: list[str], **more: Any
+    ) -> CrossValidation:
+        sizes, warnings = torch.tensor(self.sizes), tuple(problems + _impossible(score))
+        return CrossValidation(method, self.data.num_data, sizes, score, *errors, sets, warnings, **more)
+
+    def by_orders(self, num_orders: int) -> CrossValidation:
         """Assimilate the data in ``num_orders`` random orders and predict the data not yet assimilated."""
         data, device = self.data, self.data.target.device
         orders = _as_orders(num_orders, data.num_data, self.generator).to(device)
@@ -906,8 +818,9 @@ class _LeaveOut:
         for column, size in reversed(list(enumerate(self.sizes))):
             seen = data.num_data - size
             state, _ = self.carriage.carry(data, state, _mask(orders[:, :seen], data.num_data), self.generator)
-            score[:, column], short = _held_out_mean(state, state.data_weights == 0)
-            state, increments[:, column] = _admit(data, state, orders[:, seen], self.carriage, self.generator)
+            score[:, column], short, _ = _held_out_mean(state, state.data_weights == 0)
+            weights = state.data_weights.scatter(1, orders[:, seen : seen + 1], 1.0)
+            state, increments[:, column] = self.carriage.carry(data, state, weights, self.generator)
             surprising[column] = float(short.mean()) > _MAX_SHARE
         state, _ = self.carriage.carry(data, state, torch.ones_like(state.data_weights), self.generator)
         # If few particles support the held-out data, use the tempered estimate for the next datum instead.
@@ -935,8 +848,8 @@ class _LeaveOut:
                     f"the sum of the scores differs by {gap:.2g} nats from the prequential log evidence of the same "
                     "particles: use more num_particles"
                 )
-        problems += _impossible(score)
-        return _Scores(score, error, cumulative_error, count, problems, spent, prequential=sums)
+        errors = error, cumulative_error
+        return self._result("orders", score, errors, count, problems, num_evaluations=spent, prequential=sums)
 
     def _of_few_sets(self, num_orders: int) -> dict[int, _SetScores]:
         """Score every set of each size with at most ``num_orders`` sets, if the particles suffice."""
@@ -959,21 +872,19 @@ class _LeaveOut:
         columns = torch.tensor(self.sizes, device=orders.device) - 1
         return torch.where(first_only, along[:, columns], means[:, columns]), each.mean()
 
-    def by_tempering(self) -> _Scores:
+    def by_tempering(self) -> CrossValidation:
         """Temper one population, or several if sets are few, from the prior to the training data of every set."""
-        columns: list[_SetScores] = []
-        for size in self.sizes:
-            held = all_sets(self.data.num_data, size).to(self.data.target.device)
-            columns.append(self._scored(held, None, copies=math.ceil(_LEAST_POPULATIONS / len(held))))
+        sets = [all_sets(self.data.num_data, size).to(self.data.target.device) for size in self.sizes]
+        columns = [self._scored(held, None, copies=math.ceil(_LEAST_POPULATIONS / len(held))) for held in sets]
         score = torch.stack([x.score.mean() for x in columns])
         variance = torch.stack([x.variance.sum() / len(x.variance) ** 2 for x in columns])
-        count = torch.tensor([math.comb(self.data.num_data, p) for p in self.sizes])
+        count = torch.tensor([len(held) for held in sets])
         problems = _moved_problems(columns) + _short_problems(self.sizes, [float(x.short.mean()) for x in columns])
-        problems += _impossible(score)
         spent = sum(x.num_evaluations for x in columns)
-        return _Scores(score, variance.sqrt(), variance.cumsum(0).sqrt(), count, problems, spent)
+        errors = variance.sqrt(), variance.cumsum(0).sqrt()
+        return self._result("tempering", score, errors, count, problems, num_evaluations=spent)
 
-    def by_importance(self, draws: Draws, num_sets: int | None) -> _Scores:
+    def by_importance(self, draws: Draws, num_sets: int | None) -> CrossValidation:
         """Weight posterior draws by the inverse held-out likelihood, or use particles if Pareto ``k`` is large."""
         belongs(draws, self.data.target)
         problems, _ = posterior_problems(draws)
@@ -988,14 +899,15 @@ class _LeaveOut:
         influence = torch.stack([x.influence for x in columns]).unflatten(1, shape)
         own = torch.stack([x.variance for x in columns])
         score = torch.stack([x.score for x in columns])
-        problems += _impossible(score)
-        return _Scores(
+        error = (mean_error(influence).square() + own).sqrt()
+        cumulative_error = (mean_error(influence.cumsum(0)).square() + own.cumsum(0)).sqrt()
+        return self._result(
+            "importance",
             score,
-            (mean_error(influence).square() + own).sqrt(),
-            (mean_error(influence.cumsum(0)).square() + own.cumsum(0)).sqrt(),
+            (error, cumulative_error),
             torch.tensor([x.num_sets for x in columns]),
             problems,
-            sum(x.num_evaluations for x in rerun),
+            num_evaluations=sum(x.num_evaluations for x in rerun),
             pareto_k=torch.stack([x.pareto_k for x in columns]),
             num_rerun=torch.tensor([0 if x.rerun is None else len(x.rerun.score) for x in columns]),
         )
@@ -1049,11 +961,7 @@ class _LeaveOut:
             state = at(self.data, draws[chosen], 1.0)
         state, _ = self.carriage.carry(self.data, state, (~rows).to(torch.float64), self.generator)
         state = _merged(state, copies)
-        predictive = predict(state)
-        share = held / held.sum(1, keepdim=True)
-        influence = (predictive.influence * share.unsqueeze(1)).sum(-1)
-        short = ((predictive.effective < _MIN_EFFECTIVE) * share).sum(1)
-        score = (predictive.log_density * share).sum(1)
+        score, short, influence = _held_out_mean(state, held)
         return _SetScores(score, influence.square().sum(1), short, state.num_evaluations, state.acceptance)
 
 
@@ -1070,12 +978,12 @@ def _mask(rows: Tensor, num_data: int) -> Tensor:
     return torch.zeros(len(rows), num_data, dtype=torch.float64, device=rows.device).scatter(1, rows, 1.0)
 
 
-def _held_out_mean(state: DataParticles, held: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean log predictive density of held-out data, and their share with few effective particles."""
+def _held_out_mean(state: DataParticles, held: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean log predictive density of held-out data, their share with few particles, and the influences."""
     predictive = predict(state)
     share = held / held.sum(1, keepdim=True)
     short = ((predictive.effective < _MIN_EFFECTIVE) * share).sum(1)
-    return (predictive.log_density * share).sum(1), short
+    return (predictive.log_density * share).sum(1), short, (predictive.influence * share.unsqueeze(1)).sum(-1)
 
 
 def adjusted(score: Tensor, control: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
@@ -1103,8 +1011,7 @@ def widened_standard_error(values: Tensor) -> Tensor:
 
 
 def _moved_problems(scored: list[_SetScores]) -> list[str]:
-    found = [_carrying_problems(x.acceptance) for x in scored]
-    return max(found, key=len, default=[])
+    return max((_carrying_problems(x.acceptance) for x in scored), key=len, default=[])
 
 
 def _short_problems(sizes: tuple[int, ...], short: list[float]) -> list[str]:
@@ -1170,17 +1077,10 @@ def cross_validation_evidence(
         discrete, errors are widened for values that random sets may miss.
     num_particles : int, default 256
         Particles in each population, at least 8.
-    carriage : Carriage, optional
-        Settings of the SMC steps.
-    groups : Tensor, optional
-        Integer label of each observation, ``(num_observations,)``; observations with equal labels form one datum.
+    carriage, groups
+        As for :func:`prequential_score`.
     max_sets : int, default 1024
         Maximum number of sets to enumerate, over all sizes.
-    seed : int, default 0
-
-    Returns
-    -------
-    CrossValidation
 
     Raises
     ------
@@ -1198,10 +1098,9 @@ def cross_validation_evidence(
 
     References
     ----------
-    Fong, E., Holmes, C. C. (2020). On the marginal likelihood and cross-validation. Biometrika 107, 489-496.
-
-    Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed importance sampling. Journal of
-    Machine Learning Research 25(72).
+    Fong, E., Holmes, C. C. (2020). On the marginal likelihood and cross-validation. Biometrika 107, 489-496. Vehtari,
+    A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed importance sampling. Journal of Machine
+    Learning Research 25(72).
 
     Examples
     --------
@@ -1235,26 +1134,10 @@ def cross_validation_evidence(
         new_generator(seed, target.device, stream="cross-validation"),
     )
     if draws is not None:
-        method, scores = "importance", leave_out.by_importance(draws, count)
-    elif count is not None:
-        method, scores = "orders", leave_out.by_orders(count)
+        found = leave_out.by_importance(draws, count)
     else:
-        method, scores = "tempering", leave_out.by_tempering()
-    return CrossValidation(
-        method,
-        data.num_data,
-        torch.tensor(sizes),
-        scores.score,
-        scores.standard_error,
-        scores.cumulative_standard_error,
-        scores.num_sets,
-        tuple(scores.problems),
-        scores.pareto_k,
-        scores.num_rerun,
-        scores.prequential,
-        scores.num_evaluations,
-        time.monotonic() - begin,
-    )
+        found = leave_out.by_tempering() if count is None else leave_out.by_orders(count)
+    return replace(found, seconds=time.monotonic() - begin)
 
 
 def enumerated_cross_validation(
@@ -1264,7 +1147,9 @@ def enumerated_cross_validation(
     *,
     max_sets: int = 2**16,
 ) -> CrossValidation:
-    """Exact leave-p-out scores by enumeration, for a model with known evidence of every subset of the data.
+    """Exact leave-p-out scores by enumeration, without error, for a model with known evidence of every subset of data.
+
+    The scores are those of Fong and Holmes (2020), as in :func:`cross_validation_evidence`.
 
     Parameters
     ----------
@@ -1273,15 +1158,8 @@ def enumerated_cross_validation(
         the empty subset.
     num_data : int
         Number of data ``n``.
-    p : int or iterable of int, optional
-        Number of data held out; by default all of ``1, ..., n``.
-    max_sets : int, default 65536
-        Maximum number of sets to enumerate, over all sizes.
-
-    Returns
-    -------
-    CrossValidation
-        Scores with standard errors zero.
+    p, max_sets
+        As for :func:`cross_validation_evidence`.
 
     Raises
     ------
@@ -1289,10 +1167,6 @@ def enumerated_cross_validation(
         If ``p`` is not between 1 and ``n``, or there are too many sets.
     ShapeError
         If ``log_evidence`` returns the wrong shape.
-
-    References
-    ----------
-    Fong, E., Holmes, C. C. (2020). On the marginal likelihood and cross-validation. Biometrika 107, 489-496.
 
     Examples
     --------
@@ -1315,8 +1189,8 @@ def enumerated_cross_validation(
         total = sum(float(_gains(log_evidence, block).sum()) for block in training.split(BLOCK))
         scores.append(total / (size * len(training)))
         counts.append(len(training))
-    exact = _no_error(sizes)
     score = torch.tensor(scores, dtype=torch.float64)
+    exact = torch.zeros_like(score)
     return CrossValidation("enumeration", num_data, torch.tensor(sizes), score, exact, exact, torch.tensor(counts))
 
 

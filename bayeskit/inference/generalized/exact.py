@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pyro.distributions as dist
@@ -14,8 +14,8 @@ from torch import Tensor
 from bayeskit.core.inputs import real_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import CoherenceError, DataError, ImproperPosteriorError, ModelError, SettingsError, ShapeError
-from bayeskit.inference.generalized.losses.loss import Data, Loss, PointwiseLoss, as_data, columns, num_data
-from bayeskit.inference.generalized.posterior import GibbsPosterior, Pooling, Sum, as_loss, as_pooling
+from bayeskit.inference.generalized.losses.loss import Data, Loss, PointwiseLoss, as_data, columns, num_data, refuse
+from bayeskit.inference.generalized.posterior import GibbsPosterior, Pooling, as_loss, as_pooling
 
 __all__ = [
     "BetaPosterior",
@@ -60,13 +60,7 @@ class Quadratic:
 
     @property
     def minimizer(self) -> Tensor:
-        """Minimiser, ``(d,)``.
-
-        Raises
-        ------
-        ModelError
-            If the Hessian is not positive definite.
-        """
+        """Minimiser, ``(d,)``; ModelError if the Hessian is not positive definite."""
         factor, failed = torch.linalg.cholesky_ex(self.hessian)
         if bool(failed):
             raise ModelError("the quadratic function has no unique minimum: its Hessian is not positive definite")
@@ -138,7 +132,8 @@ class BetaPosterior:
 def quadratic_coefficients(loss: Loss, data: Data, at: Tensor, weights: Tensor | None = None) -> Quadratic:
     """Return the coefficients of a loss that is quadratic in its parameter.
 
-    They are computed from value, gradient and Hessian at ``at`` and checked at other points.
+    They are those of the total loss as a function of the flattened parameter, computed from value, gradient and Hessian
+    at ``at`` and checked at other points.
 
     Parameters
     ----------
@@ -151,11 +146,6 @@ def quadratic_coefficients(loss: Loss, data: Data, at: Tensor, weights: Tensor |
         Point of expansion, a parameter of any shape with ``d`` entries.
     weights : Tensor, optional
         Weights of the data, ``(n,)``.
-
-    Returns
-    -------
-    Quadratic
-        Total loss as a function of the flattened parameter.
 
     Raises
     ------
@@ -209,10 +199,8 @@ def gaussian_posterior(posterior: GibbsPosterior) -> GaussianPosterior:
     References
     ----------
     Bissiri, P. G., Holmes, C. C., Walker, S. G. (2016). A general framework for updating belief distributions. JRSS B
-    78, 1103-1130.
-
-    Matsubara, T., Knoblauch, J., Briol, F.-X., Oates, C. J. (2022). Robust generalised Bayesian inference for
-    intractable likelihoods. JRSS B 84, 997-1022.
+    78, 1103-1130. Matsubara, T., Knoblauch, J., Briol, F.-X., Oates, C. J. (2022). Robust generalised Bayesian
+    inference for intractable likelihoods. JRSS B 84, 997-1022.
 
     Examples
     --------
@@ -329,12 +317,7 @@ def _log_beta(a: Tensor, b: Tensor) -> Tensor:
 def _counts(weights: Tensor, outcomes: Tensor, dtype: torch.dtype) -> Tensor:
     if weights.shape != outcomes.shape:
         raise ShapeError(f"weights must have shape {tuple(outcomes.shape)}, not {tuple(weights.shape)}")
-    wrong = ~(weights.isfinite() & (weights >= 0))
-    if bool(wrong.any()):
-        first = int(wrong.nonzero()[0])
-        raise DataError(
-            f"weights must be finite and not negative, but that of datum {first} is {float(weights[first])}"
-        )
+    refuse("weights", weights, ~(weights.isfinite() & (weights >= 0)), "finite and not negative")
     return weights if weights.is_floating_point() else weights.to(dtype)
 
 
@@ -356,9 +339,6 @@ class GridPosterior:
         Normalised log probabilities, ``(m,)``.
     log_evidence : float
         Log prior mean of ``exp(-weight * loss)`` for all data.
-    loss : Loss
-    weight : float
-    pooling : Pooling
     """
 
     values: Tensor
@@ -380,19 +360,12 @@ class GridPosterior:
         return (weights * self.values).sum(0)
 
     def quantile(self, level: float) -> Tensor:
-        """Return the smallest grid value at which the distribution function reaches ``level``.
-
-        Parameters
-        ----------
-        level : float
-            In (0, 1).
+        """Return the smallest grid value at which the distribution function reaches ``level``, in (0, 1).
 
         Raises
         ------
-        SettingsError
-            If ``level`` is not in (0, 1).
-        ShapeError
-            If grid values are not scalars.
+        SettingsError, ShapeError
+            If ``level`` is not in (0, 1), or grid values are not scalars.
         """
         level = real_number("level", level, between=(0.0, 1.0))
         if self.values.dim() != 1:
@@ -404,13 +377,7 @@ class GridPosterior:
         return values[int(reached.int().argmax())]
 
     def update(self, new_data: Any) -> GridPosterior:
-        """Return the posterior given further data.
-
-        Raises
-        ------
-        CoherenceError
-            If the loss is not pointwise or not pooled by the sum, so that sequential and joint updates differ.
-        """
+        """Return the posterior of further data too; CoherenceError if sequential and joint updates differ."""
         if not (isinstance(self.loss, PointwiseLoss) and self.pooling.coherent):
             raise CoherenceError(
                 f"{type(self.loss).__name__} pooled by {type(self.pooling).__name__} cannot be updated sequentially: "
@@ -434,21 +401,12 @@ def grid_posterior(
 
     Parameters
     ----------
-    loss : Loss or callable
-        As for :class:`GibbsPosterior`; it is called with one grid value and may branch on it.
+    loss, data, weight, pooling
+        As for :class:`GibbsPosterior`; the loss is called with one grid value and may branch on it.
     grid : Tensor
         Parameter values, ``(m, ...)``.
-    data : Tensor or tuple of Tensor
-        Shapes ``(n, ...)``.
     log_prior : Tensor, optional
         Unnormalised log prior probabilities, ``(m,)``; ``-inf`` excludes a value. Uniform by default.
-    weight : float, default 1.0
-        Learning rate, positive.
-    pooling : {"sum", "mean", "max"} or Pooling, default "sum"
-
-    Returns
-    -------
-    GridPosterior
 
     Raises
     ------
@@ -477,12 +435,9 @@ def grid_posterior(
     (2.123869, 2.0)
     """
     data = as_data(data)
-    loss, pooling = as_loss(loss), as_pooling(pooling)
+    loss = as_loss(loss)
+    pooling = as_pooling(pooling, loss)
     weight = real_number("weight", weight, between=(0.0, float("inf")))
-    if not isinstance(loss, PointwiseLoss) and not isinstance(pooling, Sum):
-        raise SettingsError(
-            f"{type(loss).__name__} is not a sum over observations, so there is nothing to pool; leave pooling at 'sum'"
-        )
     values = _as_grid(grid, data)
     empty = GridPosterior(values, _as_masses(log_prior, values, data), 0.0, loss, weight, pooling)
     return _enumerated(empty, data)
@@ -532,24 +487,14 @@ def _enumerated(before: GridPosterior, data: Data) -> GridPosterior:
     allowed = before.log_probabilities > -torch.inf
     wrong = total.isnan() & allowed
     if bool(wrong.any()):
-        raise DataError(f"the loss is nan at value {int(wrong.nonzero()[0])} of the grid, {_at(before.values, wrong)}")
+        first = int(wrong.nonzero()[0])
+        raise DataError(f"the loss is nan at value {first} of the grid, {before.values[first].tolist()!r:.80}")
     # Excluded values stay excluded, even if their loss is nan or -inf.
     unnormalized = torch.where(allowed, before.log_probabilities - before.weight * total, -torch.inf)
     step = unnormalized.logsumexp(0)
     if not bool(step.isfinite()):
         raise DataError("the loss is infinite at every value of the grid that the prior allows; widen the grid")
-    return GridPosterior(
-        before.values,
-        unnormalized - step,
-        before.log_evidence + float(step),
-        before.loss,
-        before.weight,
-        before.pooling,
-    )
-
-
-def _at(values: Tensor, which: Tensor) -> str:
-    return f"{values[int(which.nonzero()[0])].tolist()!r:.80}"
+    return replace(before, log_probabilities=unnormalized - step, log_evidence=before.log_evidence + float(step))
 
 
 def _pooled(loss: Loss, pooling: Pooling, values: Tensor, data: Data) -> Tensor:

@@ -21,7 +21,7 @@ from bayeskit.core.progress import Bar, progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.draws import Draws
 from bayeskit.errors import DataError, SamplingWarning, SettingsError, ShapeError
-from bayeskit.inference.generalized.bootstrap import joined, minima_as_draws, numbers_of, replicate_batches
+from bayeskit.inference.generalized.bootstrap import dirichlet, joined, minima_as_draws, numbers_of, replicate_batches
 from bayeskit.inference.generalized.losses.loss import Data, num_data
 from bayeskit.inference.generalized.minimizer import Minimum, minimize
 from bayeskit.inference.generalized.posterior import GibbsPosterior, check_pooling
@@ -53,14 +53,9 @@ __all__ = [
 
 
 class Completed(NamedTuple):
-    """Observed and simulated future data of each replicate.
+    """Observed and simulated future data of each replicate, ``(R, m, ...)``, and their weights ``(R, m)``.
 
-    Attributes
-    ----------
-    data : Tensor, tuple of Tensor or None
-        Shapes ``(R, m, ...)``; None for the observed data.
-    weights : Tensor or None
-        Weights of these data, ``(R, m)``; None for unit weights.
+    Data are None for the observed data, weights None for unit weights.
     """
 
     data: Data | None
@@ -178,9 +173,8 @@ class ScoreDriven(Predictive):
     References
     ----------
     Holmes, C. C., Walker, S. G. (2023). Statistical inference with exchangeability and martingales. Philosophical
-    Transactions of the Royal Society A 381, 20220143.
-
-    Fong, E., Yiu, A. (2024). Asymptotics for parametric martingale posteriors. arXiv:2410.17692.
+    Transactions of the Royal Society A 381, 20220143. Fong, E., Yiu, A. (2024). Asymptotics for parametric martingale
+    posteriors. arXiv:2410.17692.
 
     Examples
     --------
@@ -280,40 +274,19 @@ class CopulaState(NamedTuple):
 
 
 def rate(size: int) -> float:
-    """Return the weight of the update by datum ``size + 1``, ``(2 - 1 / (size + 1)) / (size + 2)``.
-
-    Examples
-    --------
-    >>> rate(0), rate(1)
-    (0.5, 0.5)
-    """
+    """Return the weight of the update by datum ``size + 1``, ``(2 - 1 / (size + 1)) / (size + 2)``."""
     return (2 - 1 / (size + 1)) / (size + 2)
 
 
 def conditional(cdf: Tensor, at: Tensor, correlation: float | Tensor) -> Tensor:
-    """Return the conditional distribution function of the normal copula, both arguments in (0, 1).
-
-    Examples
-    --------
-    >>> import torch
-    >>> half = torch.tensor(0.5)
-    >>> conditional(half, half, 0.8).item()
-    0.5
-    """
+    """Return the conditional distribution function of the normal copula, both arguments in (0, 1)."""
     correlation = torch.as_tensor(correlation, dtype=cdf.dtype, device=cdf.device)
     x, y = ndtri(cdf.clamp(_EDGE, 1 - _EDGE)), ndtri(at.clamp(_EDGE, 1 - _EDGE))
     return ndtr((x - correlation * y) / (1 - correlation.square()).sqrt())
 
 
 def log_copula_density(cdf: Tensor, at: Tensor, correlation: float | Tensor) -> Tensor:
-    """Return the log density of the normal copula, both arguments in (0, 1).
-
-    Examples
-    --------
-    >>> import torch
-    >>> log_copula_density(torch.tensor(0.5), torch.tensor(0.5), 0.6).exp().item()
-    1.25
-    """
+    """Return the log density of the normal copula, both arguments in (0, 1)."""
     correlation = torch.as_tensor(correlation, dtype=cdf.dtype, device=cdf.device)
     x, y = ndtri(cdf.clamp(_EDGE, 1 - _EDGE)), ndtri(at.clamp(_EDGE, 1 - _EDGE))
     rest = 1 - correlation.square()
@@ -343,7 +316,6 @@ class CopulaUpdate(Predictive):
         with spacing that grows with the distance from its mean.
     num_permutations : int, default 10
         Number of random orders of the data over which the predictive distribution is averaged.
-    seed : int, default 0
 
     Raises
     ------
@@ -356,9 +328,8 @@ class CopulaUpdate(Predictive):
 
     References
     ----------
-    Fong, E., Holmes, C., Walker, S. G. (2023). Martingale posterior distributions. JRSS B 85, 1357-1391.
-
-    Hahn, P. R., Martin, R., Walker, S. G. (2018). On recursive Bayesian predictive distributions. JASA 113, 1085-1093.
+    Fong, E., Holmes, C., Walker, S. G. (2023). Martingale posterior distributions. JRSS B 85, 1357-1391. Hahn, P. R.,
+    Martin, R., Walker, S. G. (2018). On recursive Bayesian predictive distributions. JASA 113, 1085-1093.
 
     Examples
     --------
@@ -440,15 +411,7 @@ class CopulaUpdate(Predictive):
 
 
 def law_without_data(data: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of the initial normal distribution, ``(n,) -> (), ()``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> mean, scale = law_without_data(torch.cat([torch.linspace(-1, 1, 101), torch.tensor([1e4])]))
-    >>> round(mean.item(), 3), round(scale.item(), 3)
-    (0.01, 0.749)
-    """
+    """Return mean and standard deviation of the initial normal distribution, ``(n,) -> (), ()``."""
     quarter, median, three = data.quantile(torch.tensor([0.25, 0.5, 0.75]).to(data))
     robust, raw = (three - quarter) / _QUARTILES, data.std()
     return median, torch.where(robust > 0, robust.minimum(raw), raw)
@@ -572,21 +535,14 @@ def martingale_posterior(
 
     Parameters
     ----------
-    posterior : GibbsPosterior
-        Loss and data; its weight has no effect, its prior only defines the shape and support of the parameter.
+    posterior
+        As for :func:`~bayeskit.inference.generalized.loss_likelihood_bootstrap`.
     predictive : Predictive, default PolyaUrn()
         :class:`PolyaUrn`, :class:`ScoreDriven`, :class:`CopulaUpdate` or another subclass of :class:`Predictive`.
     num_draws : int, default 1000
         Number of replicates ``R``.
     horizon : int, optional
         Number of future data, at least two. The default ``20 * n`` omits about 1/21 of the variance.
-    seed : int, default 0
-    progress : bool, default True
-        Whether to show a progress bar after two seconds.
-
-    Returns
-    -------
-    MartingalePosterior
 
     Raises
     ------
@@ -601,9 +557,8 @@ def martingale_posterior(
 
     References
     ----------
-    Fong, E., Holmes, C., Walker, S. G. (2023). Martingale posterior distributions. JRSS B 85, 1357-1391.
-
-    Doob, J. L. (1949). Application of the theory of martingales. Colloques Internationaux du CNRS 13, 23-27.
+    Fong, E., Holmes, C., Walker, S. G. (2023). Martingale posterior distributions. JRSS B 85, 1357-1391. Doob, J. L.
+    (1949). Application of the theory of martingales. Colloques Internationaux du CNRS 13, 23-27.
 
     Examples
     --------
@@ -653,10 +608,8 @@ def martingale_posterior(
 def _compare_with_bootstrap(posterior: GibbsPosterior, result: MartingalePosterior, start: Tensor, seed: int) -> None:
     """Warn if a standard deviation under a smooth predictive is far from that of the Bayesian bootstrap."""
     n, last = result.num_data, result.horizons[-1]
-    generator = new_generator(seed, posterior.device, stream="weightings of the data")
-    like = {"generator": generator, "device": generator.device, "dtype": posterior.dtype}
-    each = -torch.rand(_NUM_WEIGHTINGS, n, **like).clamp(min=1e-7).log()  # type: ignore[call-overload]
-    weights = n * each / each.sum(1, keepdim=True)
+    ones = torch.ones(_NUM_WEIGHTINGS, n, dtype=torch.float64)
+    weights = (n * dirichlet(ones, new_generator(seed, stream="weightings of the data"))).to(start)
     limit = minimize(posterior, weights=weights, start=start.expand(_NUM_WEIGHTINGS, -1)).position.std(0)
     expected = limit * math.sqrt(last / (n + last))
     if bool((expected <= _ROUNDING * start.abs()).all()):

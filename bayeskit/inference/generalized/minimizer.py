@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, jacrev, vmap
 
-from bayeskit.core.randomness import one_thread, validation_kept
+from bayeskit.core.randomness import one_thread
 from bayeskit.errors import DataError, ShapeError
-from bayeskit.inference.generalized.losses.loss import Data, FunctionLoss, Loss, columns
+from bayeskit.inference.generalized.losses.loss import Data, FunctionLoss, Loss, columns, taken, unvalidated
 from bayeskit.inference.generalized.posterior import GibbsPosterior, check_pooled_by_sum, check_pooling
 
 __all__ = [
@@ -88,11 +88,6 @@ def minimize(
     start : Tensor, optional
         Starting point, ``(d,)`` or ``(R, d)``. By default the best five of zero and 20 prior draws for the posterior's
         data. Weightings start from the resulting minimum, each data set from the best of it and the 21 candidates.
-    seed : int, default 0
-
-    Returns
-    -------
-    Minimum
 
     Raises
     ------
@@ -112,8 +107,7 @@ def minimize(
     """
     check_pooling(posterior)
     rows = _num_rows(posterior, weights, data)
-    with one_thread(), validation_kept(), torch.no_grad():
-        torch.distributions.Distribution.set_default_validate_args(False)
+    with one_thread(), unvalidated(), torch.no_grad():
         problem = _Problem(posterior, posterior.loss, prior_weight, weights, data)
         start = _start(problem, seed) if start is None else start.to(posterior.dtype)
         if start.dim() not in (1, 2) or start.shape[-1] != posterior.dim or start.shape[:-1] not in ((), (rows or 1,)):
@@ -168,18 +162,13 @@ class _Problem:
 
     def of(self, rows: Tensor) -> _Problem:
         """Return the problem restricted to some rows."""
-        chosen = None if self.data is None else tuple(x[rows] for x in columns(self.data))
-        return replace(
-            self,
-            weights=None if self.weights is None else self.weights[rows],
-            data=chosen if chosen is None or isinstance(self.data, tuple) else chosen[0],
-        )
+        weights = None if self.weights is None else self.weights[rows]
+        return replace(self, weights=weights, data=None if self.data is None else taken(self.data, rows))
 
     def one(self, u: Tensor, weights: Tensor | None, data: Any) -> Tensor:
         """Return the loss of one row at one vector ``(d,)``."""
-        value = self.loss.total(
-            self.posterior.prior.parameter(u), self.posterior.data if data is None else data, weights
-        )
+        data = self.posterior.data if data is None else data
+        value = self.loss.total(self.posterior.prior.parameter(u), data, weights)
         return value - self.prior_weight * self.posterior.prior.log_density(u) if self.prior_weight else value
 
     def derivatives(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -339,7 +328,6 @@ class InformationMatrices(NamedTuple):
         derivative of the total gradient with respect to the weight of a datum.
     mean_hessian : Tensor
         ``J``, Hessian of the total loss divided by ``n``, ``(d, d)``.
-    num_data : int
     """
 
     position: Tensor
@@ -365,11 +353,9 @@ def influence(posterior: GibbsPosterior, position: Tensor, data: Data | None = N
     ones = torch.ones(len(columns(data)[0]), dtype=posterior.dtype, device=posterior.device)
 
     def gradient(weights: Tensor) -> Tensor:
-        result: Tensor = grad(_total(posterior, posterior.loss, data))(position, weights)
-        return result
+        return grad(_total(posterior, posterior.loss, data))(position, weights)  # type: ignore[no-any-return]
 
-    result: Tensor = jacrev(gradient)(ones)
-    return result.mT
+    return jacrev(gradient)(ones).mT  # type: ignore[no-any-return]
 
 
 def hessian_of_loss(
@@ -407,13 +393,8 @@ def information(posterior: GibbsPosterior, at: Tensor | None = None) -> Informat
 
     Parameters
     ----------
-    posterior : GibbsPosterior
     at : Tensor, optional
         Unconstrained vector, ``(d,)``; by default the minimiser of the loss.
-
-    Returns
-    -------
-    InformationMatrices
 
     Raises
     ------
@@ -448,8 +429,7 @@ def information(posterior: GibbsPosterior, at: Tensor | None = None) -> Informat
         at = minimize(posterior).position
     if tuple(at.shape) != (posterior.dim,):
         raise ShapeError(f"at must be ({posterior.dim},), not {tuple(at.shape)}")
-    with one_thread(), validation_kept():
-        torch.distributions.Distribution.set_default_validate_args(False)
+    with one_thread(), unvalidated():
         each, mean_hessian = influence(posterior, at), hessian_of_loss(posterior, at)
     centred = each - each.mean(0)
     if not bool((torch.linalg.eigvalsh(mean_hessian) > 0).all()):

@@ -153,17 +153,18 @@ class DeepSets(Pooling):
         return self.outer(self.inner(each).sum(0))
 
 
-def as_pooling(pooling: Pooling | Literal["sum", "mean", "max"] | Any) -> Pooling:
-    """Return a ``Pooling``, from an instance or a name 'sum', 'mean' or 'max'; SettingsError for anything else."""
-    if isinstance(pooling, Pooling):
-        return pooling
-    if pooling == "sum":
-        return Sum()
-    if pooling == "mean":
-        return Mean()
-    if pooling == "max":
-        return Max()
-    raise SettingsError(f"pooling must be 'sum', 'mean', 'max' or an object such as DeepSets(...), not {pooling!r:.80}")
+def as_pooling(pooling: Pooling | Literal["sum", "mean", "max"] | Any, loss: Loss) -> Pooling:
+    """Return a ``Pooling``, from an instance or a name; SettingsError for others, or if it does not fit the loss."""
+    named = {"sum": Sum(), "mean": Mean(), "max": Max()}.get(pooling) if isinstance(pooling, str) else pooling
+    if not isinstance(named, Pooling):
+        raise SettingsError(
+            f"pooling must be 'sum', 'mean', 'max' or an object such as DeepSets(...), not {pooling!r:.80}"
+        )
+    if not isinstance(loss, PointwiseLoss) and not isinstance(named, Sum):
+        raise SettingsError(
+            f"{type(loss).__name__} is not a sum over observations, so there is nothing to pool; leave pooling at 'sum'"
+        )
+    return named
 
 
 def check_pooled_by_sum(posterior: GibbsPosterior, what: str = "a learning rate is calibrated") -> None:
@@ -212,18 +213,13 @@ class GibbsPosterior(Target):
         Function that combines the pointwise losses, in place of the sum.
     name : str, default "theta"
         Name of the parameter if ``prior`` is a distribution.
-    compile : bool or "auto", default "auto"
-    seed : int, default 0
+    compile, seed
         As in :meth:`bayeskit.Target.from_pyro`.
 
     Attributes
     ----------
-    prior : Prior
-    loss : Loss
-    data : Tensor or tuple of Tensor
-    weight : float
-    pooling : Pooling
-    num_data : int
+    prior, loss, data, weight, pooling, num_data
+        What is given, as a prior, loss, tensors, number and pooling, and the number of data.
 
     Raises
     ------
@@ -266,14 +262,10 @@ class GibbsPosterior(Target):
     ) -> None:
         self.data: Data = as_data(data)
         self.weight = real_number("weight", weight, between=(0.0, float("inf")))
-        self.loss, self.pooling = as_loss(loss), as_pooling(pooling)
+        self.loss = as_loss(loss)
+        self.pooling = as_pooling(pooling, self.loss)
         self.num_data = num_data(self.data)
         self._given = (prior, name, compile, seed)
-        if not isinstance(self.loss, PointwiseLoss) and not isinstance(self.pooling, Sum):
-            raise SettingsError(
-                f"{type(self.loss).__name__} is not a sum over observations, so there is nothing to pool; leave "
-                "pooling at 'sum'"
-            )
         self.loss.check(self.data)
         like = next((x for x in columns(self.data) if x.is_floating_point()), columns(self.data)[0])
         like = like if like.is_floating_point() else like.to(torch.get_default_dtype())
@@ -381,10 +373,9 @@ class GibbsPosterior(Target):
 
         Raises
         ------
-        CoherenceError
-            If the loss is not pointwise or not pooled by the sum, so that sequential and joint updates differ.
-        ShapeError
-            If the shapes of the new data do not fit the present data.
+        CoherenceError, ShapeError
+            If sequential and joint updates differ, since the loss is not pointwise or not pooled by the sum, or if
+            shapes of the new data do not fit.
         """
         if not (isinstance(self.loss, PointwiseLoss) and self.pooling.coherent):
             what = (
@@ -412,10 +403,7 @@ class GibbsPosterior(Target):
     def pointwise_log_likelihood(self, u: Tensor) -> dict[str, Tensor]:
         """Return minus the weighted loss of each observation, ``(*batch, d) -> {"loss": (*batch, n)}``.
 
-        Raises
-        ------
-        ModelError
-            If the loss is not pointwise or not pooled by the sum.
+        ModelError if the loss is not pointwise or not pooled by the sum.
         """
         if not (isinstance(self.loss, PointwiseLoss) and isinstance(self.pooling, Sum)):
             raise ModelError("this loss is not a sum over data, so it has no pointwise values")

@@ -15,8 +15,9 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import constraints
 
-from bayeskit.core.randomness import new_generator, one_thread, validation_kept
+from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.errors import ModelError
+from bayeskit.inference.generalized.losses.loss import unvalidated
 from bayeskit.logdensity.pyro_density import PyroDensity, Site
 from bayeskit.logdensity.transforms import bijection
 
@@ -90,41 +91,12 @@ def _without_shape(fn: Any) -> Any:
 
 
 class Prior:
-    """Prior of the parameter of a loss.
+    """Prior of the parameter of a loss over ``dim`` unconstrained coordinates; sites in ``improper`` are not proper.
 
-    Parameters
-    ----------
-    prior : distribution or Pyro model
-        Distribution of the parameter, or model whose latent sites are the unknowns. The parameter is the return value
-        of the model or, if that is None, the value of its only site, or a dict of the values of its sites.
-    name : str, default "theta"
-        Name of the site if ``prior`` is a distribution.
-    like : Tensor
-        Tensor with the dtype and device of the parameter.
-    seed : int, default 0
-        Seed of the run that reads the structure of the model.
-
-    Attributes
-    ----------
-    dim : int
-        Dimension of the unconstrained vector.
-    sites : tuple of Site
-    improper : tuple of str
-        Sites with an improper prior, flat or masked.
-
-    Raises
-    ------
-    ModelError
-        If ``prior`` is neither a distribution nor a model, or has an observed site.
-    UnsupportedSiteError
-        If a site is discrete.
-
-    Examples
-    --------
-    >>> import torch, pyro.distributions as dist
-    >>> prior = Prior(dist.Gamma(2.0, 1.0), like=torch.zeros((), dtype=torch.float64))
-    >>> prior.parameter(torch.zeros(1, dtype=torch.float64))
-    tensor(1., dtype=torch.float64)
+    ``prior`` is a distribution of the parameter, then of site ``name``, or a model whose latent sites are the unknowns.
+    The parameter is the return value of the model or, if that is None, the value of its only site, or a dict of the
+    values of its sites; it has dtype and device of ``like``. ModelError if ``prior`` is neither, or has an observed
+    site; UnsupportedSiteError for discrete sites.
     """
 
     def __init__(self, prior: Any, *, like: Tensor, name: str = "theta", seed: int = 0) -> None:
@@ -172,6 +144,14 @@ class Prior:
     def values(self, u: Tensor) -> dict[str, Tensor]:
         """Return the value of each site at one unconstrained vector ``(d,)``."""
         return self._density.values(u)
+
+    def curved(self, u: Tensor) -> Tensor:
+        """Return which coordinates have a transform other than the identity, judged at one vector, ``(d,)``."""
+        values, found = self.values(u), torch.ones_like(u, dtype=torch.bool)
+        for site in self.sites:
+            own = slice(site.start, site.stop)
+            found[own] = not torch.equal(values[site.name].reshape(-1), u[own])
+        return found
 
     def log_density(self, u: Tensor) -> Tensor:
         """Return the log density over unconstrained space at one vector ``(d,)``, Jacobian included."""
@@ -276,8 +256,7 @@ def direction_of_recession(joint: Joint, prior: Prior, largest: float, seed: int
     """Return a direction ``(d,)`` of improper coordinates in which the posterior has infinite mass, if one is found."""
     # ``largest`` is the largest absolute value of the data, the unit of distance.
     search = _Search(joint, prior, max(1.0, largest), seed)
-    with one_thread(), validation_kept(), torch.inference_mode(False), torch.no_grad():
-        torch.distributions.Distribution.set_default_validate_args(False)  # distant points fail validation
+    with one_thread(), unvalidated(), torch.inference_mode(False), torch.no_grad():
         try:
             # Either the density does not decrease along a ray (bounded loss or pooling), or the loss does not depend
             # on a linear combination of coefficients (collinear covariates). Both hold in a neighbourhood of the
@@ -297,12 +276,9 @@ class _Search:
         self.points = prior.start(_STARTS + min(prior.dim, _MOST_COEFFICIENTS) + 8, seed)
         self.generator = new_generator(seed, stream="recession")
         improper = torch.zeros_like(self.points[0], dtype=torch.bool)
-        curved = torch.zeros_like(improper)
-        values = prior.values(self.points[0])
+        curved = prior.curved(self.points[0])
         for site in prior.sites:
-            own = slice(site.start, site.stop)
-            improper[own] = site.name in prior.improper
-            curved[own] = not torch.equal(values[site.name].reshape(-1), self.points[0, own])
+            improper[site.start : site.stop] = site.name in prior.improper
         self.free, self.curved = improper.nonzero()[:, 0], curved
         numbers = torch.finfo(self.points.dtype)
         self.precision = numbers.eps

@@ -86,19 +86,10 @@ class Divergence(ABC):
 
     @abstractmethod
     def of_draws(self, log_ratio: Tensor, log_score: Tensor | None) -> Tensor:
-        """Estimate the weighted divergence from draws of the guide.
+        """Estimate the weighted divergence from draws of the guide, ``(*batch)``.
 
-        Parameters
-        ----------
-        log_ratio : Tensor
-            Log density of the guide minus log density of the prior, ``(K, *batch)``.
-        log_score : Tensor or None
-            Log density of the guide at draws that are not reparametrised, ``(K, *batch)``.
-
-        Returns
-        -------
-        Tensor
-            Shape ``(*batch)``.
+        ``log_ratio (K, *batch)`` is the log density of the guide minus that of the prior; ``log_score (K, *batch)`` is
+        the log density of the guide at draws that are not reparametrised.
         """
 
 
@@ -106,10 +97,7 @@ class Divergence(ABC):
 class KullbackLeibler(Divergence):
     r"""Kullback-Leibler divergence, :math:`w\,E_q[\log q - \log \pi]`; weight one gives the Gibbs posterior.
 
-    Parameters
-    ----------
-    weight : float, default 1.0
-        Has the same optimum as a loss weight divided by it; above one, the guide stays closer to the prior.
+    ``weight`` has the same optimum as a loss weight divided by it; above one, the guide stays closer to the prior.
 
     Examples
     --------
@@ -179,10 +167,8 @@ class RenyiDivergence(Divergence):
     References
     ----------
     van Erven, T., Harremoes, P. (2014). Renyi divergence and Kullback-Leibler divergence. IEEE Transactions on
-    Information Theory 60, 3797-3820.
-
-    Gil, M., Alajaji, F., Linder, T. (2013). Renyi divergence measures for commonly used univariate continuous
-    distributions. Information Sciences 249, 124-131.
+    Information Theory 60, 3797-3820. Gil, M., Alajaji, F., Linder, T. (2013). Renyi divergence measures for commonly
+    used univariate continuous distributions. Information Sciences 249, 124-131.
 
     Examples
     --------
@@ -360,7 +346,6 @@ class GVI(Objective):
     --------
     >>> import pyro, torch, pyro.distributions as dist
     >>> from bayeskit.inference.generalized import GibbsPosterior, losses
-    >>> from bayeskit.inference.generalized.variational import RenyiDivergence
     >>> x = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
     >>> posterior = GibbsPosterior(dist.Normal(0.0, 1.0), losses.HalfSquared(), x, weight=0.5)
     >>> def guide():

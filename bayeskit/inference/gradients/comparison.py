@@ -48,7 +48,6 @@ class GradientStatistics:
 
     Attributes
     ----------
-    name : str
     mean, standard_error : Tensor
         Mean of the gradient estimates and its standard error by component, shape of the logits.
     exact : Tensor
@@ -107,7 +106,6 @@ class GradientComparison:
     ----------
     results : dict of GradientStatistics
         Statistics by estimator name, in input order.
-    num_replicates : int
     enough : float
         Smallest number of replicates for which every component is judged.
     notes : tuple of str
@@ -161,16 +159,7 @@ class GradientComparison:
         return "\n".join([*lines, *self.notes])
 
     def plot(self, axes: Sequence[Axes] | None = None) -> Sequence[Axes]:
-        """Plot variance times evaluations and the largest absolute z-score; filled markers are stated unbiased.
-
-        Parameters
-        ----------
-        axes : sequence of two Axes, optional
-
-        Returns
-        -------
-        sequence of Axes
-        """
+        """Plot variance times evaluations and the largest absolute z-score; filled markers are stated unbiased."""
         figure = None
         if axes is None:
             from matplotlib.figure import Figure
@@ -277,15 +266,8 @@ def compare_estimators(
         set with and without its baseline, Rao-Blackwellized top-k and, for bits, DisARM. Small supports use fewer.
     num_replicates : int, default 10,000
         Number of gradient estimates per estimator, at least 2.
-    seed : int, default 0
     limit : int, default 65,536
         Maximum number of enumerated points.
-    progress : bool, default True
-        Show a progress bar for runs over two seconds.
-
-    Returns
-    -------
-    GradientComparison
 
     Raises
     ------

@@ -17,6 +17,7 @@ from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.gradients.space import LIMIT, Factorised, Space, space_of
 
 __all__ = [
+    "DrawsEstimator",
     "Enumeration",
     "Function",
     "GradientEstimator",
@@ -72,18 +73,7 @@ class GradientEstimator(ABC):
 
     @abstractmethod
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
-        """Draw weighted points.
-
-        Parameters
-        ----------
-        space : Space
-        generator : torch.Generator, optional
-            Random generator; torch's global generator by default.
-
-        Returns
-        -------
-        WeightedPoints
-        """
+        """Draw weighted points, by default with torch's global generator."""
 
     @abstractmethod
     def num_evaluations(self, space: Space) -> int:
@@ -92,7 +82,7 @@ class GradientEstimator(ABC):
     def surrogate(
         self, distribution: Distribution | Space | Tensor, f: Function, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Return an estimate of the expectation whose gradient estimates the gradient of the expectation.
+        """Return an estimate of the expectation, `(*batch)`, whose gradient estimates that of the expectation.
 
         Parameters
         ----------
@@ -102,59 +92,28 @@ class GradientEstimator(ABC):
         f : callable
             Function from values `(points, *batch, *event)` to `(points, *batch)`. Values of a Categorical are indices;
             relaxed estimators pass relaxed one-hot vectors.
-        generator : torch.Generator, optional
-
-        Returns
-        -------
-        Tensor
-            Shape `(*batch)`.
 
         Raises
         ------
-        ShapeError
-            If `f` returns a different shape.
-        SettingsError
-            If the estimator does not support the distribution.
+        ShapeError, SettingsError
+            If `f` returns a different shape, or the estimator does not support the distribution.
         """
         drawn = self.points(space_of(distribution), generator)
         total = (drawn.weights * evaluated(f, drawn)).sum(0)
         return total + drawn.offset if isinstance(drawn.offset, Tensor) else total
 
     def expectation(self, distribution: Distribution | Space | Tensor, f: Function, limit: int = LIMIT) -> Tensor:
-        """Return the differentiable expectation by enumeration, `(*batch)`.
+        """Return the differentiable expectation by enumeration, `(*batch)`, for arguments as in :meth:`surrogate`.
 
-        Parameters
-        ----------
-        distribution, f
-            As in :meth:`surrogate`.
-        limit : int, default 65,536
-            Maximum number of points.
-
-        Raises
-        ------
-        SettingsError
-            If the number of points exceeds ``limit``.
+        SettingsError if the number of points exceeds ``limit``.
         """
-        space = space_of(distribution)
-        codes = space.enumerate(limit)
-        points = WeightedPoints(space.value(codes), space.log_prob(codes).exp())
+        points = Enumeration(limit).points(space_of(distribution))
         return (points.weights * evaluated(f, points)).sum(0)
 
     def estimate(self, distribution: Distribution | Space | Tensor, f: Function | Tensor, *, seed: int = 0) -> Tensor:
-        """Return an estimate of the gradient of the expectation with respect to the logits.
+        """Return an estimate of the gradient of the expectation with respect to the logits, with their shape.
 
-        Parameters
-        ----------
-        distribution : Distribution or Tensor
-            As in :meth:`surrogate`.
-        f : callable or Tensor
-            Function, or its values at the categories.
-        seed : int, default 0
-
-        Returns
-        -------
-        Tensor
-            Gradient with the shape of the logits.
+        ``f`` is a function, or a tensor of its values at the categories; ``distribution`` is as in :meth:`surrogate`.
         """
         with torch.enable_grad():
             space, logits = _with_gradient(distribution)
@@ -239,6 +198,20 @@ def _with_gradient(distribution: Distribution | Space | Tensor) -> tuple[Space, 
             "gradient of what its logits are made of"
         )
     raise SettingsError(f"the logits of {name} require no gradient; make them with requires_grad_() first")
+
+
+class DrawsEstimator(GradientEstimator):
+    """Base class of estimators from ``num_samples`` draws, a field of the subclass, at least ``least``."""
+
+    num_samples: int
+    least: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        whole_number("num_samples", self.num_samples, least=self.least)
+
+    def num_evaluations(self, space: Space) -> int:
+        """Return the number of draws."""
+        return self.num_samples
 
 
 # The exact gradient, by a sum over all points.

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid, one_hot
 
-from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.inputs import real_number
 from bayeskit.errors import SettingsError
 from bayeskit.inference.gradients.estimator import (
+    DrawsEstimator,
     Function,
-    GradientEstimator,
     Table,
     WeightedPoints,
     _with_gradient,
@@ -36,7 +36,6 @@ __all__ = [
     "StraightThrough",
     "Temperature",
     "Tunable",
-    "evaluations",
     "relaxed_draws",
     "weighted_draws",
 ]
@@ -55,7 +54,6 @@ class ExponentialDecay:
     ----------
     rate : float
         Decrease of the log value per step, positive.
-    start, end : float, default 1.0 and 0.5
 
     Raises
     ------
@@ -80,8 +78,7 @@ class ExponentialDecay:
 
     def __post_init__(self) -> None:
         for name in ("rate", "start", "end"):
-            if not 0 < real_number(name, getattr(self, name)) < math.inf:
-                raise SettingsError(f"{name} must be above zero and finite, not {getattr(self, name)}")
+            real_number(name, getattr(self, name), between=(0.0, math.inf))
         if self.end > self.start:
             raise SettingsError(f"end must be at most start, not {self.end} above {self.start}")
 
@@ -171,7 +168,7 @@ def _positive(temperature: float | Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class GumbelSoftmax(GradientEstimator):
+class GumbelSoftmax(DrawsEstimator):
     r"""Draws relaxed by a softmax of perturbed log probabilities (the Concrete distribution).
 
     Each categorical variable becomes :math:`\operatorname{softmax}((\log p + G) / \tau)` with Gumbel noise :math:`G`;
@@ -187,7 +184,6 @@ class GumbelSoftmax(GradientEstimator):
     ----------
     temperature : float, Tensor, or callable, default 0.5
         Positive temperature. A callable without arguments, such as :class:`Annealed`, is evaluated at each draw.
-    num_samples : int, default 1
     hard : bool, default False
         Round points to discrete values and use the relaxation only for gradients (straight-through Gumbel).
 
@@ -198,10 +194,8 @@ class GumbelSoftmax(GradientEstimator):
 
     References
     ----------
-    Jang, E., Gu, S., Poole, B. (2017). Categorical reparameterization with Gumbel-Softmax. ICLR.
-
-    Maddison, C. J., Mnih, A., Teh, Y. W. (2017). The Concrete distribution: a continuous relaxation of discrete random
-    variables. ICLR.
+    Jang, E., Gu, S., Poole, B. (2017). Categorical reparameterization with Gumbel-Softmax. ICLR. Maddison, C. J., Mnih,
+    A., Teh, Y. W. (2017). The Concrete distribution: a continuous relaxation of discrete random variables. ICLR.
 
     Examples
     --------
@@ -220,7 +214,7 @@ class GumbelSoftmax(GradientEstimator):
 
     def __post_init__(self) -> None:
         _check_temperature(self.temperature)
-        whole_number("num_samples", self.num_samples, least=1)
+        super().__post_init__()
 
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
         """Draw relaxed points with equal weights."""
@@ -231,13 +225,9 @@ class GumbelSoftmax(GradientEstimator):
             soft = _straight_through(noisy.argmax(-1), soft)
         return _equally_weighted(independent.soft(soft), soft)
 
-    def num_evaluations(self, space: Space) -> int:
-        """Return the number of draws."""
-        return self.num_samples
-
 
 @dataclass(frozen=True)
-class StraightThrough(GradientEstimator):
+class StraightThrough(DrawsEstimator):
     r"""Straight-through estimator: discrete draws with the gradient of their probabilities.
 
     A point :math:`b` is replaced by :math:`b + p - \bar p`, where :math:`\bar p` equals :math:`p` without a gradient.
@@ -245,10 +235,6 @@ class StraightThrough(GradientEstimator):
 
     **Biased**, unless the function is linear in each variable for fixed values of the others; the value is unbiased.
     The bias is of the order of the function's curvature between discrete points and cannot be reduced by a setting.
-
-    Parameters
-    ----------
-    num_samples : int, default 1
 
     Raises
     ------
@@ -272,19 +258,12 @@ class StraightThrough(GradientEstimator):
 
     num_samples: int = 1
 
-    def __post_init__(self) -> None:
-        whole_number("num_samples", self.num_samples, least=1)
-
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
         """Draw points with equal weights."""
         independent = _require_independent(space, type(self).__name__)
         codes = independent.sample(self.num_samples, generator)
         values = _straight_through(codes, independent.log_probabilities.exp())
         return _equally_weighted(independent.soft(values), values)
-
-    def num_evaluations(self, space: Space) -> int:
-        """Return the number of draws."""
-        return self.num_samples
 
 
 def _require_independent(space: Space, name: str) -> Factorised:
@@ -350,10 +329,26 @@ def relaxed_draws(
     )
 
 
-class Tunable(GradientEstimator):
-    """Base class of estimators whose control variate has learnable settings."""
+class Tunable(DrawsEstimator):
+    """Base class of estimators with relaxed draws as control variate, whose settings can be learned."""
 
     relaxed: ClassVar[bool] = True
+
+    temperature: Temperature
+    scale: float | Tensor
+
+    def __post_init__(self) -> None:
+        _check_temperature(self.temperature)
+        if isinstance(self.scale, Tensor) and self.scale.dim():
+            raise SettingsError(f"the scale has shape {tuple(self.scale.shape)}; give a number or a scalar tensor")
+        number = real_number("scale", self.scale.detach() if isinstance(self.scale, Tensor) else self.scale)
+        if not math.isfinite(number):
+            raise SettingsError(f"the scale must be finite, not {number}")
+        super().__post_init__()
+
+    def num_evaluations(self, space: Space) -> int:
+        """Return 3 per draw, or 1 without the function in the control variate; a learned part is not counted."""
+        return self.num_samples if _absent(self.scale) else 3 * self.num_samples
 
     def variance_loss(
         self,
@@ -361,24 +356,13 @@ class Tunable(GradientEstimator):
         f: Function | Tensor,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        r"""Return the squared norm of one gradient estimate, a loss for variance reduction.
+        r"""Return the squared norm of one gradient estimate, summed over the batch: a loss for variance reduction.
 
-        The estimator is unbiased for all settings :math:`\phi`, so
-        :math:`\nabla_\phi \mathrm{Var}(g) = E\, \nabla_\phi g^2`. Differentiate with respect to the settings only,
-        ``loss.backward(inputs=[temperature, scale])``; gradients for logits or parameters of `f` are not meaningful.
-
-        Parameters
-        ----------
-        distribution : Distribution or Tensor
-            As in :meth:`surrogate`; its logits must require a gradient.
-        f : callable or Tensor
-            Must be twice differentiable at relaxed points if evaluated there.
-        generator : torch.Generator, optional
-
-        Returns
-        -------
-        Tensor
-            A scalar: the sum over the batch.
+        The estimator is unbiased for all settings :math:`\phi`, so :math:`\nabla_\phi \mathrm{Var}(g) = E\, \nabla_\phi
+        g^2`. Differentiate with respect to the settings only, ``loss.backward(inputs=[temperature, scale])``; gradients
+        for logits or parameters of `f` are not meaningful. The logits of ``distribution`` must require a gradient, and
+        `f`, a function or its values at the categories, must be twice differentiable at relaxed points if evaluated
+        there.
         """
         with torch.enable_grad():
             space, logits = _with_gradient(distribution)
@@ -393,10 +377,9 @@ class REBAR(Tunable):
     r"""Score-function estimator with a relaxation of the draw as control variate.
 
     Let :math:`b` be a draw, :math:`z` the relaxed draw that rounds to :math:`b`, and :math:`\tilde z` the relaxed draw
-    conditional on :math:`b`, from the same noise. The gradient is
-    :math:`(f(b) - \eta f(\tilde z)) \nabla \log p(b) + \eta \nabla f(z) - \eta \nabla f(\tilde z)`, unbiased for
-    every temperature and scale :math:`\eta`. The weights of :math:`b`, :math:`z` and :math:`\tilde z` are 1,
-    :math:`\eta` and :math:`-\eta`.
+    conditional on :math:`b`, from the same noise. The gradient is :math:`(f(b) - \eta f(\tilde z)) \nabla \log p(b) +
+    \eta \nabla f(z) - \eta \nabla f(\tilde z)`, unbiased for every temperature and scale :math:`\eta`. The weights of
+    :math:`b`, :math:`z` and :math:`\tilde z` are 1, :math:`\eta` and :math:`-\eta`.
 
     Parameters
     ----------
@@ -404,12 +387,11 @@ class REBAR(Tunable):
         As in :class:`GumbelSoftmax`. A tensor can be learned with :meth:`variance_loss`.
     scale : float or Tensor, default 1.0
         Scale of the control variate; zero disables it.
-    num_samples : int, default 1
 
     Raises
     ------
     SettingsError
-        If the temperature is not positive, ``num_samples`` is less than 1, or variables depend on each other.
+        As in :class:`GumbelSoftmax`.
 
     References
     ----------
@@ -428,33 +410,10 @@ class REBAR(Tunable):
     scale: float | Tensor = 1.0
     num_samples: int = 1
 
-    def __post_init__(self) -> None:
-        _check_temperature(self.temperature)
-        _check_scale(self.scale)
-        whole_number("num_samples", self.num_samples, least=1)
-
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
         """Draw points and their relaxations."""
         drawn = relaxed_draws(space, self.temperature, self.num_samples, generator, type(self).__name__)
         return weighted_draws(drawn, self.scale)
-
-    def num_evaluations(self, space: Space) -> int:
-        """Return 3 per draw, or 1 per draw without the control variate."""
-        return evaluations(self.num_samples, self.scale)
-
-
-def _check_scale(scale: float | Tensor) -> None:
-    """Refuse what is no finite number."""
-    if isinstance(scale, Tensor) and scale.dim():
-        raise SettingsError(f"the scale has shape {tuple(scale.shape)}; give a number or a scalar tensor")
-    number = real_number("scale", scale.detach() if isinstance(scale, Tensor) else scale)
-    if number - number != 0:
-        raise SettingsError(f"the scale must be finite, not {number}")
-
-
-def evaluations(num_samples: int, scale: float | Tensor) -> int:
-    """Return how many points there are."""
-    return num_samples if _absent(scale) else 3 * num_samples
 
 
 def weighted_draws(drawn: RelaxedDraws, scale: float | Tensor) -> WeightedPoints:
@@ -486,17 +445,13 @@ class RELAX(Tunable):
     control : callable
         Function :math:`r`, such as a torch module, from relaxed points `(points, *batch, *event)` to
         `(points, *batch)`. Its parameters can be learned with :meth:`variance_loss`, as can temperature and scale.
-    temperature : float, Tensor, or callable, default 0.5
-        As in :class:`GumbelSoftmax`.
-    scale : float or Tensor, default 1.0
-        Weight of the function in its control variate.
-    num_samples : int, default 1
+    temperature, scale, num_samples
+        As in :class:`REBAR`; the scale is the weight of the function.
 
     Raises
     ------
     SettingsError
-        If `control` is not callable, the temperature is not positive, ``num_samples`` is less than 1, or variables
-        depend on each other.
+        If `control` is not callable, and as in :class:`REBAR`.
 
     Notes
     -----
@@ -535,9 +490,7 @@ class RELAX(Tunable):
     def __post_init__(self) -> None:
         if not callable(self.control):
             raise SettingsError(f"control must be a function of relaxed points, not {self.control!r:.60}")
-        _check_temperature(self.temperature)
-        _check_scale(self.scale)
-        whole_number("num_samples", self.num_samples, least=1)
+        super().__post_init__()
 
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
         """Draw points and their relaxations; the offset is the contribution of `control`."""
@@ -545,7 +498,3 @@ class RELAX(Tunable):
         free = evaluated(self.control, WeightedPoints(drawn.free, drawn.score))
         given = evaluated(self.control, WeightedPoints(drawn.given, drawn.score))
         return weighted_draws(drawn, self.scale)._replace(offset=(free - drawn.score * given).mean(0))
-
-    def num_evaluations(self, space: Space) -> int:
-        """Return 3 per draw, or 1 per draw with scale zero, not counting evaluations of `control`."""
-        return evaluations(self.num_samples, self.scale)

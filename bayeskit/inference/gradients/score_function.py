@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,14 @@ from torch.distributions import Distribution
 
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.errors import SettingsError
-from bayeskit.inference.gradients.estimator import Function, GradientEstimator, WeightedPoints, evaluated, magic
+from bayeskit.inference.gradients.estimator import (
+    DrawsEstimator,
+    Function,
+    GradientEstimator,
+    WeightedPoints,
+    evaluated,
+    magic,
+)
 from bayeskit.inference.gradients.space import LIMIT, Factorised, Space, check_size, space_of
 
 __all__ = [
@@ -103,12 +110,11 @@ class MovingAverage(nn.Module):
 
 
 @dataclass(frozen=True)
-class ScoreFunction(GradientEstimator):
+class ScoreFunction(DrawsEstimator):
     """Score-function estimator from independent draws (REINFORCE).
 
     Parameters
     ----------
-    num_samples : int, default 1
     baseline : callable, optional
         Subtracted from function values, such as :class:`MovingAverage`.
 
@@ -133,16 +139,9 @@ class ScoreFunction(GradientEstimator):
     num_samples: int = 1
     baseline: Baseline | None = None
 
-    def __post_init__(self) -> None:
-        whole_number("num_samples", self.num_samples, least=1)
-
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
         """Draw points."""
         return _independent(space, self.num_samples, generator)
-
-    def num_evaluations(self, space: Space) -> int:
-        """Return the number of draws."""
-        return self.num_samples
 
     def surrogate(
         self, distribution: Distribution | Space | Tensor, f: Function, generator: torch.Generator | None = None
@@ -161,7 +160,7 @@ class ScoreFunction(GradientEstimator):
 
 
 @dataclass(frozen=True)
-class LeaveOneOut(GradientEstimator):
+class LeaveOneOut(DrawsEstimator):
     """Score-function estimator with the mean value of the other draws as baseline.
 
     Parameters
@@ -188,8 +187,7 @@ class LeaveOneOut(GradientEstimator):
 
     num_samples: int = 4
 
-    def __post_init__(self) -> None:
-        whole_number("num_samples", self.num_samples, least=2)
+    least: ClassVar[int] = 2
 
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
         """Draw points."""
@@ -200,13 +198,9 @@ class LeaveOneOut(GradientEstimator):
         moved = (log_probability - log_probability.mean(0)) / (count - 1)
         return WeightedPoints(space.value(codes), moved - (moved.detach() - 1 / count))
 
-    def num_evaluations(self, space: Space) -> int:
-        """Return the number of draws."""
-        return self.num_samples
-
 
 @dataclass(frozen=True)
-class ControlVariate(GradientEstimator):
+class ControlVariate(DrawsEstimator):
     """Score-function estimator with a control variate of known expectation.
 
     The score function is applied to the difference from the control variate; the gradient of its expectation is added.
@@ -217,7 +211,6 @@ class ControlVariate(GradientEstimator):
         Control variate, correlated with the integrand: from values `(points, *batch, *event)` to `(points, *batch)`.
     mean : callable
         Function from the distribution to the differentiable expectation of `function`, `(*batch)`.
-    num_samples : int, default 1
 
     Raises
     ------
@@ -243,18 +236,11 @@ class ControlVariate(GradientEstimator):
     mean: Callable[[Distribution], Tensor]
     num_samples: int = 1
 
-    def __post_init__(self) -> None:
-        whole_number("num_samples", self.num_samples, least=1)
-
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
         """Draw points; the offset is the control variate's expectation minus its mean at the points."""
         drawn = _independent(space, self.num_samples, generator)
         explained = (drawn.weights * evaluated(self.function, drawn).detach()).sum(0)
         return drawn._replace(offset=self.mean(space.distribution) - explained)
-
-    def num_evaluations(self, space: Space) -> int:
-        """Return the number of draws."""
-        return self.num_samples
 
 
 def _independent(space: Space, num_samples: int, generator: torch.Generator | None) -> WeightedPoints:
@@ -300,7 +286,7 @@ def importance_weighted_estimate(log_weight: Tensor, log_score: Tensor | None = 
 
 
 @dataclass(frozen=True)
-class VIMCO(GradientEstimator):
+class VIMCO(DrawsEstimator):
     r"""Gradient of the multi-sample bound with leave-one-out baselines.
 
     The estimand is the gradient of :math:`E \log \frac{1}{K} \sum_k \exp f(z_k)`, not of :math:`E f`.
@@ -331,18 +317,12 @@ class VIMCO(GradientEstimator):
 
     num_samples: int = 4
 
-    def __post_init__(self) -> None:
-        whole_number("num_samples", self.num_samples, least=2)
+    least: ClassVar[int] = 2
 
     def points(self, space: Space, generator: torch.Generator | None = None) -> WeightedPoints:
         """Draw points with equal weights."""
-        codes = space.sample(self.num_samples, generator)
-        log_probability = space.log_prob(codes)
-        return WeightedPoints(space.value(codes), torch.full_like(log_probability, 1 / self.num_samples))
-
-    def num_evaluations(self, space: Space) -> int:
-        """Return the number of draws."""
-        return self.num_samples
+        drawn = _independent(space, self.num_samples, generator)
+        return drawn._replace(weights=drawn.weights.detach())
 
     def surrogate(
         self, distribution: Distribution | Space | Tensor, f: Function, generator: torch.Generator | None = None
@@ -357,10 +337,7 @@ class VIMCO(GradientEstimator):
     def expectation(self, distribution: Distribution | Space | Tensor, f: Function, limit: int = LIMIT) -> Tensor:
         """Return the expected bound by enumeration of all tuples of points, differentiable, `(*batch)`.
 
-        Raises
-        ------
-        SettingsError
-            If the number of tuples exceeds ``limit``.
+        SettingsError if the number of tuples exceeds ``limit``.
         """
         space = space_of(distribution)
         check_size(space.size**self.num_samples, limit)
@@ -377,17 +354,7 @@ class VIMCO(GradientEstimator):
 
 @dataclass(frozen=True)
 class _Antithetic(GradientEstimator):
-    """Pairs of draws made of one uniform number `u` for each bit and of `1 - u`.
-
-    Parameters
-    ----------
-    num_pairs : int, default 1
-
-    Raises
-    ------
-    SettingsError
-        If ``num_pairs`` is less than 1, or the variables are not independent bits.
-    """
+    """Pairs of draws made of one uniform number `u` for each bit and of `1 - u`."""
 
     num_pairs: int = 1
 
@@ -452,15 +419,7 @@ class ARM(_Antithetic):
 class DisARM(_Antithetic):
     r"""ARM with the uniform noise integrated out given both points; equal bits have gradient zero.
 
-    Parameters
-    ----------
-    num_pairs : int, default 1
-        Number of pairs; each needs two evaluations.
-
-    Raises
-    ------
-    SettingsError
-        If ``num_pairs`` is less than 1, or the variables are not independent bits.
+    Parameters and errors are those of :class:`ARM`.
 
     References
     ----------

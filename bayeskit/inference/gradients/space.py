@@ -29,6 +29,7 @@ __all__ = [
     "impossible",
     "log_complement",
     "space_of",
+    "unwrapped",
 ]
 
 #: Default maximum number of enumerated points.
@@ -42,7 +43,6 @@ class Space(ABC):
     ----------
     distribution : Distribution
         Distribution that defines the event shape and the type of values.
-    num_variables : int
     num_categories : int
         Number of categories of every variable.
 
@@ -77,15 +77,8 @@ class Space(ABC):
     def conditional(self, codes: Tensor) -> Tensor:
         """Return log probabilities of the next variable given the preceding variables.
 
-        Parameters
-        ----------
-        codes : Tensor
-            Codes of the preceding variables, shape `(points, *batch, preceding)`.
-
-        Returns
-        -------
-        Tensor
-            Shape `(points, *batch, categories)` or broadcastable to it.
+        Codes have shape `(points, *batch, preceding)`, the result `(points, *batch, categories)` or broadcastable to
+        it.
         """
 
     @abstractmethod
@@ -97,17 +90,10 @@ class Space(ABC):
         return self.log_prob(codes).detach().double()
 
     def log_rest(self, codes: Tensor) -> Tensor:
-        """Return the log probability, in double precision, of the complement of a set of distinct points.
+        """Return the log probability, `(*batch)` in double precision, of the complement of distinct points.
 
-        Parameters
-        ----------
-        codes : Tensor
-            Distinct points, shape `(points, *batch, variables)`.
-
-        Returns
-        -------
-        Tensor
-            Shape `(*batch)`; minus infinity if the points are the whole support.
+        Codes have shape `(points, *batch, variables)`; the result is minus infinity if the points are the whole
+        support.
         """
         taken = self.fixed_log_prob(codes).logsumexp(0).clamp_max(0.0)
         if len(codes) == self.size:
@@ -123,29 +109,28 @@ class Space(ABC):
         shape = (num_samples, *self.batch_shape)
         codes = torch.zeros(*shape, 0, dtype=torch.int64, device=self.like.device)
         with torch.no_grad():
-            if self.num_variables == 1:
-                log_probability = self.conditional(codes)
-                noise = gumbel((*shape, self.num_categories), log_probability, generator)
-                return noise.add_(log_probability).argmax(-1, keepdim=True)
             for _ in range(self.num_variables):
                 log_probability = self.conditional(codes)
                 noise = gumbel((*shape, self.num_categories), log_probability, generator)
-                codes = torch.cat([codes, (log_probability + noise).argmax(-1, keepdim=True)], -1)
+                codes = torch.cat([codes, noise.add_(log_probability).argmax(-1, keepdim=True)], -1)
         return codes
 
     def enumerate(self, limit: int = LIMIT) -> Tensor:
-        """Return the codes of all points, shape `(size, *batch, variables)`.
-
-        Raises
-        ------
-        SettingsError
-            If the number of points exceeds ``limit``.
-        """
+        """Return the codes of all points, shape `(size, *batch, variables)`; SettingsError if they exceed ``limit``."""
         check_size(self.size, limit)
         single = torch.arange(self.num_categories, device=self.like.device)
         codes = torch.cartesian_prod(*[single] * self.num_variables).reshape(self.size, self.num_variables)
         ones = (1,) * len(self.batch_shape)
         return codes.reshape(self.size, *ones, self.num_variables).expand(self.size, *self.batch_shape, -1)
+
+
+def unwrapped(fn: Distribution) -> tuple[Distribution, int]:
+    """Return the distribution inside ``.to_event`` and the number of event dimensions added by it."""
+    events = 0
+    while isinstance(fn, Independent):
+        events += fn.reinterpreted_batch_ndims
+        fn = fn.base_dist
+    return fn, events
 
 
 class _UnnormalisedCategorical(Categorical):
@@ -166,18 +151,13 @@ class Factorised(Space):
     """Independent variables of a Categorical, OneHotCategorical or Bernoulli; SettingsError for other types."""
 
     def __init__(self, distribution: Distribution) -> None:
-        base, events = distribution, 0
-        while isinstance(base, Independent):
-            base, events = base.base_dist, events + base.reinterpreted_batch_ndims
+        base, events = unwrapped(distribution)
         self.base = base
         logits = _logits(base)
         self._parameter = logits
         _check_logits(logits.detach())
         self.binary = isinstance(base, Bernoulli)
-        if self.binary:
-            log_probabilities = torch.stack([logsigmoid(-logits), logsigmoid(logits)], -1)
-        else:
-            log_probabilities = logits.log_softmax(-1)
+        log_probabilities = self._normalised(logits)
         own = log_probabilities.shape[log_probabilities.dim() - 1 - events : -1]
         self._event = tuple(own)
         shape = (*distribution.batch_shape, math.prod(own), log_probabilities.shape[-1])
@@ -187,9 +167,10 @@ class Factorised(Space):
     @cached_property
     def _exact(self) -> Tensor:
         """Log probabilities in double precision, so that the probability of a small complement is accurate."""
-        logits = self._parameter.detach().double()
-        exact = torch.stack([logsigmoid(-logits), logsigmoid(logits)], -1) if self.binary else logits.log_softmax(-1)
-        return exact.reshape(self.log_probabilities.shape)
+        return self._normalised(self._parameter.detach().double()).reshape(self.log_probabilities.shape)
+
+    def _normalised(self, logits: Tensor) -> Tensor:
+        return torch.stack([logsigmoid(-logits), logsigmoid(logits)], -1) if self.binary else logits.log_softmax(-1)
 
     @property
     def parameter(self) -> Tensor:
@@ -365,7 +346,6 @@ class Autoregressive(TorchDistribution):  # type: ignore[misc]
     logits : callable
         Function from the preceding codes, `(points, *batch, preceding)`, int64, to the logits of the next variable,
         `(points, *batch, categories)` or broadcastable to it.
-    num_variables, num_categories : int
     batch_shape : sequence of int, default ()
 
     Raises

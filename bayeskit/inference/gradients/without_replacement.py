@@ -34,14 +34,9 @@ __all__ = [
 
 
 class Beam(NamedTuple):
-    """Distinct points in the order of drawing.
+    """Distinct points in the order of drawing: codes ``(k, *batch, variables)``, and their perturbed log probabilities.
 
-    Attributes
-    ----------
-    codes : Tensor
-        Shape `(k, *batch, variables)`.
-    perturbed : Tensor
-        Log probabilities plus Gumbel noise in descending order, shape `(k, *batch)`.
+    The latter are log probabilities plus Gumbel noise in descending order, shape `(k, *batch)`.
     """
 
     codes: Tensor
@@ -67,14 +62,8 @@ def stochastic_beam_search(space: Space, k: int, generator: torch.Generator | No
 
     Parameters
     ----------
-    space : Space
     k : int
         Number of points, from 1 to the size of the support.
-    generator : torch.Generator, optional
-
-    Returns
-    -------
-    Beam
 
     Raises
     ------
@@ -109,8 +98,6 @@ def gumbel_top_k(logits: Tensor, k: int, generator: torch.Generator | None = Non
     ----------
     logits : Tensor
         Shape `(*batch, categories)`.
-    k : int
-    generator : torch.Generator, optional
 
     Returns
     -------
@@ -285,10 +272,8 @@ class ImportanceWithoutReplacement(GradientEstimator):
     References
     ----------
     Kool, W., van Hoof, H., Welling, M. (2019). Stochastic beams and where to find them: the Gumbel-top-k trick for
-    sampling sequences without replacement. ICML.
-
-    Duffield, N., Lund, C., Thorup, M. (2007). Priority sampling for estimation of arbitrary subset sums. Journal of the
-    ACM 54(6).
+    sampling sequences without replacement. ICML. Duffield, N., Lund, C., Thorup, M. (2007). Priority sampling for
+    estimation of arbitrary subset sums. Journal of the ACM 54(6).
 
     Examples
     --------

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import pyro
 import torch
-from pyro import poutine
 from torch import Tensor
 
+from bayeskit.core.inputs import real_number
 from bayeskit.errors import GuideError, SettingsError, ShapeError
 from bayeskit.inference.kernel_discrepancy import Kernel, maximum_mean_discrepancy
-from bayeskit.inference.objectives.drawing import PARTICLES, Layout, Particles, Site, reduced, site_log_density
+from bayeskit.inference.objectives.drawing import Layout, Particles, Site, reduced, site_log_density, supplied_sites
 from bayeskit.inference.objectives.evidence_lower_bound import divergences, score_function_estimate
 from bayeskit.inference.objectives.objective import Draw, Objective
-from bayeskit.logdensity.pyro_distributions import MendedDraws
 from bayeskit.logdensity.pyro_distributions import draw_values as draw_from
 
 __all__ = [
@@ -40,7 +37,6 @@ class MeanSquaredError:
 
     Parameters
     ----------
-    site : str
     tolerance : float
         Largest allowed error per observation, averaged over its dimensions or summed.
     summed : bool, default False
@@ -53,7 +49,6 @@ class MeanSquaredError:
 
     Examples
     --------
-    >>> from bayeskit.inference.objectives.constrained import MeanSquaredError
     >>> MeanSquaredError("x", 0.1)
     MeanSquaredError(site='x', tolerance=0.1, summed=False)
     """
@@ -63,8 +58,7 @@ class MeanSquaredError:
     summed: bool = False
 
     def __post_init__(self) -> None:
-        if not self.tolerance > 0:
-            raise SettingsError(f"tolerance must be positive, not {self.tolerance}")
+        real_number("tolerance", self.tolerance, between=(0.0, math.inf))
 
     def __call__(self, particles: Particles) -> Tensor:
         """Return the error minus the tolerance, ``(K, *batch)``."""
@@ -82,22 +76,12 @@ class MeanSquaredError:
 
 @dataclass(frozen=True)
 class LogLikelihoodConstraint:
-    """Constraint on the negative log likelihood of an observed site: at most ``tolerance`` nats.
+    """Constraint on the negative log likelihood of an observed site: at most ``tolerance`` nats per observation.
 
-    Parameters
-    ----------
-    site : str
-    tolerance : float
-        Largest allowed value per observation.
-
-    Raises
-    ------
-    SettingsError
-        If the model does not observe ``site``.
+    SettingsError if the model does not observe ``site``.
 
     Examples
     --------
-    >>> from bayeskit.inference.objectives.constrained import LogLikelihoodConstraint
     >>> LogLikelihoodConstraint("x", 90.0)
     LogLikelihoodConstraint(site='x', tolerance=90.0)
     """
@@ -137,7 +121,6 @@ class GECO(Objective):
     constraint : callable
         :class:`MeanSquaredError`, :class:`LogLikelihoodConstraint`, or a function that takes
         :class:`~bayeskit.inference.objectives.drawing.Particles` and returns ``C``, ``(K, *batch)``.
-    num_particles : int, default 1
     smoothing : float, default 0.99
         Weight of previous steps in the moving average, in ``[0, 1)``.
     rate : float, default 0.01
@@ -146,10 +129,8 @@ class GECO(Objective):
         Initial value.
     bounds : (float, float), default (1e-6, 1e6)
         Range of the multiplier.
-    analytic_kl : bool, default True
-        Use the closed form of a site's divergence if available.
-    max_plate_nesting, data_plate
-        As in :class:`Objective`.
+    analytic_kl, max_plate_nesting, data_plate
+        As in :class:`ELBO`.
 
     Attributes
     ----------
@@ -176,7 +157,6 @@ class GECO(Objective):
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist
-    >>> from bayeskit.inference.objectives.constrained import GECO, MeanSquaredError
     >>> def model(x):
     ...     with pyro.plate("data", len(x)):
     ...         z = pyro.sample("z", dist.Normal(0.0, 1.0))
@@ -208,13 +188,12 @@ class GECO(Objective):
             raise SettingsError(f"constraint must be callable, such as MeanSquaredError(site, 0.1), not {constraint!r}")
         if not 0 <= smoothing < 1:
             raise SettingsError(f"smoothing must lie in [0, 1), not {smoothing}")
-        if not rate > 0:
-            raise SettingsError(f"rate must be positive, not {rate}")
         if not 0 < bounds[0] <= multiplier <= bounds[1]:
             raise SettingsError(
                 f"the multiplier must be positive and within its bounds, not {multiplier} with bounds {bounds}"
             )
-        self.constraint, self.smoothing, self.rate, self.bounds = constraint, smoothing, rate, bounds
+        self.constraint, self.smoothing, self.bounds = constraint, smoothing, bounds
+        self.rate = real_number("rate", rate, between=(0.0, math.inf))
         self.analytic_kl = analytic_kl
         self._first_multiplier = float(multiplier)
         self.reset()
@@ -245,12 +224,9 @@ class GECO(Objective):
             past = self.average.to(here.device)
             average = torch.where(past.isnan(), here, self.smoothing * past + (1 - self.smoothing) * here)
             updated = updated_multiplier(multiplier, average, self.rate, self.bounds)
-            # A step with a non-finite loss does not update multiplier and average.
-            usable = here.isfinite()
-            self.average, self.multiplier = (
-                torch.where(usable, average, past),
-                torch.where(usable, updated, multiplier),
-            )
+            usable = here.isfinite()  # a step with a non-finite loss does not update multiplier and average
+            self.average = torch.where(usable, average, past)
+            self.multiplier = torch.where(usable, updated, multiplier)
             constraint = constraint + (self.average - here)
         value = -multiplier * constraint
         for divergence in divergences(particles).values():
@@ -290,11 +266,8 @@ class InfoVAE(Objective):
         Weight of the aggregate divergence. ``alpha = 0`` and ``weight = 1`` give the ELBO.
     kernel : Kernel, optional
         Kernel from :mod:`bayeskit.inference.kernel_discrepancy`; an inverse multiquadric by default.
-    num_particles : int, default 1
-    analytic_kl : bool, default True
-        Use the closed form of a site's divergence if available.
-    max_plate_nesting, data_plate
-        As in :class:`Objective`.
+    analytic_kl, max_plate_nesting, data_plate
+        As in :class:`ELBO`.
 
     Raises
     ------
@@ -312,7 +285,6 @@ class InfoVAE(Objective):
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist
-    >>> from bayeskit.inference.objectives.constrained import InfoVAE
     >>> def model(x):
     ...     with pyro.plate("data", len(x)):
     ...         z = pyro.sample("z", dist.Normal(0.0, 1.0))
@@ -376,12 +348,8 @@ def _prior_sites(draw: Draw, particles: Particles) -> dict[str, Site]:
         shape = site["value"].shape[: site["value"].dim() - site["fn"].event_dim]
         fn = site["fn"].expand(shape)
         return {name: {**site, "value": fn.rsample() if fn.has_rsample else draw_from(fn)}}
-    model, layout = draw.model, particles.layout
-    if layout.num_particles > 1:
-        model = pyro.plate(PARTICLES, layout.num_particles, dim=-layout.nesting - 1)(model)
-    with poutine.block(), MendedDraws():
-        nodes: Any = poutine.trace(model).get_trace(*draw.args, **draw.kwargs).nodes
-    return {name: nodes[name] for name in latent}
+    sites = supplied_sites(draw.model, draw.args, draw.kwargs, particles.layout, {}, lambda name, fn: None)
+    return {name: sites[name] for name in latent}
 
 
 def _code_vectors(sites: dict[str, Site], layout: Layout) -> Tensor:

@@ -20,8 +20,6 @@ from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
 from torch.distributions import (
     Bernoulli,
-    Distribution,
-    Independent,
     MixtureSameFamily,
     Normal,
     OneHotCategorical,
@@ -32,6 +30,7 @@ from torch.nn.functional import softplus
 
 from bayeskit.errors import DataError, GuideError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.gradients import VIMCO, GradientEstimator, ScoreFunction, space_of
+from bayeskit.inference.gradients.space import unwrapped
 from bayeskit.logdensity.enumeration import EnumeratedDimensions, Factor, align, pack, sum_product
 from bayeskit.logdensity.pyro_distributions import MendedDraws
 from bayeskit.logdensity.transforms import support_of
@@ -72,15 +71,6 @@ Site = dict[str, Any]
 _RELAXED = "_relaxed"
 #: Marks sites whose values carry a gradient although their distribution has no rsample.
 PATH = "_path"
-
-
-def unwrapped(fn: Distribution) -> tuple[Distribution, int]:
-    """Return the distribution inside ``.to_event`` and the number of event dimensions added by it."""
-    events = 0
-    while isinstance(fn, Independent):
-        events += fn.reinterpreted_batch_ndims
-        fn = fn.base_dist
-    return fn, events
 
 
 def site_log_density(fn: Any, value: Tensor) -> Tensor:
@@ -818,16 +808,11 @@ class Particles:
 
     def culprit(self) -> str | None:
         """Return the name of the first site with a non-finite log density, or None."""
-        terms = [*self.guide_sites.items(), *self.model_sites.items()]
-        for name, site in terms:
-            if not bool(_finite(site)):
+        for name, site in (*self.guide_sites.items(), *self.model_sites.items()):
+            term = site["term"] if "term" in site else site["fn"].log_prob(site["value"])
+            if not bool(term.isfinite().all()):
                 return name
         return next((name for name, good in self.finite.items() if not bool(good)), None)
-
-
-def _finite(site: Site) -> Tensor:
-    term = site["term"] if "term" in site else site["fn"].log_prob(site["value"])
-    return term.isfinite().all()
 
 
 def _all_finite(runs: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeskit.errors import GuideError, SettingsError
+from bayeskit.core.inputs import whole_number
+from bayeskit.errors import GuideError
 from bayeskit.inference.objectives.drawing import (
     Layout,
     Particles,
@@ -22,19 +22,12 @@ from bayeskit.inference.objectives.drawing import (
     supplied_sites,
 )
 from bayeskit.inference.objectives.evidence_lower_bound import score_function_estimate
-from bayeskit.inference.objectives.objective import Draw, Objective
+from bayeskit.inference.objectives.objective import Draw, Objective, log_mean_weight
 
 __all__ = ["AuxiliaryELBO", "Reverse"]
 
 Reverse = Callable[..., Any]
 """A Pyro function of the latent values, by name, and the model's arguments; it samples the auxiliary sites."""
-
-
-def _marginal_bound(log_joint: Tensor, log_ratio: Tensor) -> Tensor:
-    """Return the bound, ``(K, *batch)``, with the guide's density replaced by an estimate that is large on average."""
-    # log_joint: (K, *batch). log_ratio: (J + 1, K, *batch), log guide density of latent and auxiliary values minus the
-    # log density of the auxiliary values under the reverse model. Index 0 holds the draws behind the latent values.
-    return log_joint - (log_ratio.logsumexp(0) - math.log(len(log_ratio)))
 
 
 class AuxiliaryELBO(Objective):
@@ -56,7 +49,6 @@ class AuxiliaryELBO(Objective):
         distribution of ``a`` (semi-implicit variational inference); set ``num_auxiliary > 0`` with None. The module
         ``objective(model, guide)`` holds only the parameters of model and guide: make the reverse model a submodule
         of the guide, or pass its parameters to the optimizer.
-    num_particles : int, default 1
     num_auxiliary : int, default 0
         Number of additional auxiliary draws ``J`` per particle. With a reverse model, 0 gives the bound of
         hierarchical variational models and auxiliary deep generative models, larger values importance-weighted
@@ -73,32 +65,24 @@ class AuxiliaryELBO(Objective):
 
     References
     ----------
-    Ranganath, R., Tran, D., Blei, D. (2016). Hierarchical variational models. ICML.
-
-    Maaloe, L. et al. (2016). Auxiliary deep generative models. ICML.
-
-    Yin, M., Zhou, M. (2018). Semi-implicit variational inference. ICML.
-
-    Sobolev, A., Vetrov, D. (2019). Importance weighted hierarchical variational inference. NeurIPS.
+    Ranganath, R., Tran, D., Blei, D. (2016). Hierarchical variational models. ICML. Maaloe, L. et al. (2016). Auxiliary
+    deep generative models. ICML. Yin, M., Zhou, M. (2018). Semi-implicit variational inference. ICML. Sobolev, A.,
+    Vetrov, D. (2019). Importance weighted hierarchical variational inference. NeurIPS.
 
     Examples
     --------
     >>> import pyro, torch, pyro.distributions as dist
-    >>> from bayeskit.inference.objectives.hierarchical import AuxiliaryELBO
     >>> def model(x):
-    ...     with pyro.plate("data", len(x)):
-    ...         z = pyro.sample("z", dist.Normal(0.0, 1.0))
-    ...         pyro.sample("x", dist.Normal(z, 1.0), obs=x)
+    ...     z = pyro.sample("z", dist.Normal(0.0, 1.0))
+    ...     pyro.sample("x", dist.Normal(z, 1.0), obs=x)
     >>> def guide(x):  # its marginal is the exact posterior
-    ...     with pyro.plate("data", len(x)):
-    ...         a = pyro.sample("a", dist.Normal(x / 2, 0.5), infer={"is_auxiliary": True})
-    ...         pyro.sample("z", dist.Normal(a, 0.5))
+    ...     a = pyro.sample("a", dist.Normal(x / 2, 0.5), infer={"is_auxiliary": True})
+    ...     pyro.sample("z", dist.Normal(a, 0.5))
     >>> def reverse(values, x):
-    ...     with pyro.plate("data", len(x)):
-    ...         pyro.sample("a", dist.Normal((values["z"] + x / 2) / 2, 0.125**0.5))
-    >>> x = torch.tensor([1.0, -0.5])
+    ...     pyro.sample("a", dist.Normal((values["z"] + x / 2) / 2, 0.125**0.5))
+    >>> x = torch.tensor(1.0)
     >>> loss = AuxiliaryELBO(reverse, num_particles=3, num_auxiliary=2).loss(model, guide, x)
-    >>> abs(loss + dist.Normal(0.0, 2**0.5).log_prob(x).sum().item()) < 1e-5
+    >>> abs(loss + dist.Normal(0.0, 2**0.5).log_prob(x).item()) < 1e-5
     True
     """
 
@@ -112,9 +96,7 @@ class AuxiliaryELBO(Objective):
         data_plate: str | None = None,
     ) -> None:
         super().__init__(num_particles, max_plate_nesting=max_plate_nesting, data_plate=data_plate)
-        if isinstance(num_auxiliary, bool) or not isinstance(num_auxiliary, int) or num_auxiliary < 0:
-            raise SettingsError(f"num_auxiliary must be a whole number of at least 0, not {num_auxiliary!r}")
-        self.reverse, self.num_auxiliary = reverse, num_auxiliary
+        self.reverse, self.num_auxiliary = reverse, whole_number("num_auxiliary", num_auxiliary, least=0)
 
     def estimate(self, draw: Draw) -> Tensor:
         """Return the bound for each observation, ``(*batch)``."""
@@ -127,7 +109,9 @@ class AuxiliaryELBO(Objective):
             ratio, score = inference.at_further_draws(self.num_auxiliary)
             ratios.append(ratio)
             scores.append(score)
-        value = _marginal_bound(log_joint, torch.cat(ratios))
+        # ratios: (J + 1, K, *batch), log guide density of latent and auxiliary values minus the log density of the
+        # auxiliary values under the reverse model; index 0 holds the draws behind the latent values.
+        value = log_joint - log_mean_weight(torch.cat(ratios))
         known = [score for score in scores if score is not None]
         return score_function_estimate(value, sum(known[1:], known[0]) if known else None)
 

@@ -72,10 +72,8 @@ class LatentDensity:
 
     Parameters
     ----------
-    model, guide : callable
-    args : tuple
-    kwargs : mapping
-        Arguments of model and guide.
+    model, guide, args, kwargs
+        Model and guide, and their arguments.
     particles : Particles
         Particles from one run of the guide, which determine plates and shapes.
     indices : mapping of Tensor
@@ -160,18 +158,8 @@ class LatentDensity:
     ) -> LatentDensity:
         """Run guide and model once, with torch's global random stream, and return the density.
 
-        Parameters
-        ----------
-        model, guide : callable
-        args : tuple
-        kwargs : mapping, optional
-        num_particles : int, default 1
-            Rows per observation.
-        nesting : int, optional
-            Number of plate dimensions of model and guide; found by another run if omitted.
-        data_plate : str, optional
-            Plate over observations; by default every plate that contains all sites.
-        initial : {"prior", "guide"}, default "prior"
+        ``num_particles`` are rows per observation, ``nesting`` is the number of plate dimensions, by default found by
+        another run, ``data_plate`` the plate over observations, by default every plate that contains all sites.
         """
         arguments, compatibility = dict(kwargs or {}), Compatibility()
         if nesting is None:
@@ -193,13 +181,11 @@ class LatentDensity:
 
     def flatten(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return values shaped as in a trace as rows ``(rows, d)``."""
-        if not self._unbounded:
-            transforms = self._transforms_at(values)
+        transforms = {} if self._unbounded else self._transforms_at(values)
         pieces = []
         for name, slot in self._slots.items():
-            x = values[name]
-            if not self._unbounded and (transform := transforms[name]) is not None:
-                x = transform.inv(x)
+            transform = transforms.get(name)
+            x = values[name] if transform is None else transform.inv(values[name])
             pieces.append(slot.to_rows(x.reshape(slot.full_shape)))
         return torch.cat(pieces, -1) if pieces else torch.empty(self.num_rows, 0)
 
@@ -234,10 +220,7 @@ class LatentDensity:
     def log_guide(self, u: Tensor) -> Tensor:
         """Return the log guide density, ``(rows, d) -> (rows,)``, differentiable in rows and parameters.
 
-        Raises
-        ------
-        GuideError
-            If the guide has auxiliary sites, because its marginal density is then an integral.
+        GuideError if the guide has auxiliary sites, because its marginal density is then an integral.
         """
         if self._unbounded:
             return self._log_guide(self.unflatten(u)).reshape(-1)
@@ -246,13 +229,7 @@ class LatentDensity:
         return sum(jacobian, self._log_guide(run.values)).reshape(-1)
 
     def log_score(self, u: Tensor) -> Tensor:
-        """Return :meth:`log_guide` without scales and masks: the log density of drawing, up to a constant.
-
-        Raises
-        ------
-        GuideError
-            If the guide has auxiliary sites.
-        """
+        """Return :meth:`log_guide` without scales and masks: the log density of drawing, up to a constant."""
         values = {name: value.detach() for name, value in self.unflatten(u).items()}
         return self._log_guide(values, score=True).reshape(-1)
 
@@ -272,13 +249,7 @@ class LatentDensity:
         return guide.reshape(-1), (run.log_prior + run.log_likelihood - guide).reshape(-1)
 
     def evaluator(self, num_vectors: int, planned_calls: int = 1) -> Evaluator:
-        """Return an evaluator of log density and gradient for kernels, without parameter gradients.
-
-        Raises
-        ------
-        ShapeError
-            If ``num_vectors`` is not the number of rows.
-        """
+        """Return an evaluator for kernels, without parameter gradients; ShapeError for another number of rows."""
         if num_vectors != self.num_rows:
             raise ShapeError(
                 f"this density has {self.num_rows} rows, one for each particle of each datum, not {num_vectors}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyro.infer
 import torch
@@ -16,7 +16,8 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from bayeskit.errors import LossError, SettingsError
+from bayeskit.core.inputs import whole_number
+from bayeskit.errors import LossError
 from bayeskit.inference.objectives.drawing import (
     PARTICLES,
     Compatibility,
@@ -30,12 +31,6 @@ from bayeskit.inference.objectives.drawing import (
 from bayeskit.logdensity.pyro_runs import own_words
 
 __all__ = ["Draw", "Objective", "log_mean_weight", "with_gradient_of"]
-
-
-class _Options(NamedTuple):
-    detached: bool
-    path_only: bool
-    analytic_kl: bool
 
 
 class _SameSubsample(Messenger):
@@ -78,7 +73,7 @@ class Draw:
         """Draw particles; see :func:`~bayeskit.inference.objectives.drawing.run_particles`."""
         # More particles than the objective's chunk_size are drawn in chunks and recomputed in the backward pass, so
         # memory holds one chunk.
-        options = _Options(detached, path_only, analytic_kl)
+        options = {"detached": detached, "path_only": path_only, "analytic_kl": analytic_kl}
         chunk = self.objective.chunk_size or num_particles
         if not self.objective.vectorize_particles:
             chunk = 1
@@ -98,7 +93,7 @@ class Draw:
         self.last = stacked(runs)
         return self.last
 
-    def _run(self, num_particles: int, options: _Options, gate: Gate | None) -> Particles:
+    def _run(self, num_particles: int, options: dict[str, bool], gate: Gate | None) -> Particles:
         with self._subsample, own_words():
             particles = run_particles(
                 self.model,
@@ -107,7 +102,7 @@ class Draw:
                 self.kwargs,
                 num_particles=num_particles,
                 nesting=int(self.objective.max_plate_nesting),
-                **options._asdict(),
+                **options,
                 gate=gate,
                 data_plate=self.objective.data_plate,
                 compatibility=self.objective.compatibility,
@@ -115,7 +110,7 @@ class Draw:
         self.objective.check(particles.model_sites, particles.guide_sites)
         return particles
 
-    def _recomputed(self, num_particles: int, options: _Options, gate: Gate | None) -> Particles:
+    def _recomputed(self, num_particles: int, options: dict[str, bool], gate: Gate | None) -> Particles:
         """Draw a chunk whose intermediate tensors are made again in the backward pass."""
         found: list[Particles] = []
 
@@ -150,9 +145,8 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
         once per particle, for models that cannot be broadcast.
     chunk_size : int, optional
         Maximum number of particles per run. Chunks are recomputed in the backward pass, so memory does not grow with
-        ``num_particles``, at up to twice the time. Batch normalization in training mode updates its running
-        statistics at every run of model and guide: each chunk, its recomputation, and the run that finds
-        ``max_plate_nesting``.
+        ``num_particles``, at up to twice the time. Batch normalization in training mode updates its running statistics
+        at every run of model and guide: each chunk, its recomputation, and the run that finds ``max_plate_nesting``.
     data_plate : str, optional
         Name of the plate over observations. By default every plate that contains all sites; without such a plate the
         whole data set has one importance weight.
@@ -173,8 +167,7 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
         data_plate: str | None = None,
     ) -> None:
         for name, value in (("num_particles", num_particles), ("chunk_size", 1 if chunk_size is None else chunk_size)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise SettingsError(f"{name} must be a whole number of at least 1, not {value!r}")
+            whole_number(name, value, least=1)
         super().__init__(num_particles=num_particles, vectorize_particles=vectorize_particles)
         # Pyro's max_plate_nesting includes the particle plate; this class excludes it.
         self.max_plate_nesting = math.inf if max_plate_nesting is None else max_plate_nesting
@@ -227,10 +220,7 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """Return the loss as a number and accumulate its gradients in the parameters.
 
-        Raises
-        ------
-        LossError
-            If the loss is not finite; gradients stay unchanged.
+        LossError if the loss is not finite; gradients then stay unchanged.
         """
         draw = Draw(self, model, guide, args, kwargs)
         loss = self._loss(draw)

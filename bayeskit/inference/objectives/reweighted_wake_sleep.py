@@ -61,15 +61,12 @@ class ReweightedWakeSleep(Objective):
 
     References
     ----------
-    Bornschein, J., Bengio, Y. (2015). Reweighted wake-sleep. ICLR.
-
-    Le, T. A., Kosiorek, A. R., Siddharth, N., Teh, Y. W., Wood, F. (2019). Revisiting reweighted wake-sleep for models
-    with stochastic control flow. UAI.
+    Bornschein, J., Bengio, Y. (2015). Reweighted wake-sleep. ICLR. Le, T. A., Kosiorek, A. R., Siddharth, N., Teh, Y.
+    W., Wood, F. (2019). Revisiting reweighted wake-sleep for models with stochastic control flow. UAI.
 
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist
-    >>> from bayeskit.inference.objectives import ReweightedWakeSleep
     >>> def model(x):
     ...     with pyro.plate("data", len(x)):
     ...         z = pyro.sample("z", dist.Bernoulli(0.3))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from bayeskit.core.inputs import real_number
+from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.errors import SettingsError
 from bayeskit.inference.objectives.drawing import Gate, Particles
 from bayeskit.inference.objectives.objective import Draw, Objective, with_gradient_of
@@ -45,7 +45,6 @@ class ReciprocalTail:
 
     Parameters
     ----------
-    switch : int, default 80
     decay : float, default 0.9
         Ratio of successive survival probabilities beyond ``switch``.
     cap : int, optional
@@ -73,21 +72,13 @@ class ReciprocalTail:
     cap: int | None = None
 
     def __post_init__(self) -> None:
-        _check_count("switch", self.switch)
-        _check_decay(self.decay)
-        _check_cap(self.cap)
+        whole_number("switch", self.switch, least=1)
+        _check_tail(self.decay, self.cap)
 
     @classmethod
     def of_mean(cls, mean: float, decay: float = 0.9) -> ReciprocalTail:
-        """Return the uncapped tail with the mean closest to ``mean``, by choice of ``switch``.
-
-        Examples
-        --------
-        >>> tail = ReciprocalTail.of_mean(4.0)
-        >>> tail.switch, round(tail.mean, 2)
-        (18, 4.0)
-        """
-        _check_decay(decay)
+        """Return the uncapped tail with the mean closest to ``mean``, at most 12, by choice of ``switch``."""
+        _check_tail(decay, None)
         switch = max(1, math.ceil(decay / (1 - decay) - 1e-9))  # minimizes the mean
         tail = cls(switch, decay)
         if mean < tail.mean:
@@ -135,7 +126,6 @@ class GeometricTail:
 
     Parameters
     ----------
-    decay : float, default 0.9
     cap : int, optional
         As in :class:`ReciprocalTail`.
 
@@ -154,8 +144,7 @@ class GeometricTail:
     cap: int | None = None
 
     def __post_init__(self) -> None:
-        _check_decay(self.decay)
-        _check_cap(self.cap)
+        _check_tail(self.decay, self.cap)
 
     @classmethod
     def of_mean(cls, mean: float) -> GeometricTail:
@@ -190,17 +179,9 @@ def _capped(survival: Tensor, k: Tensor, cap: int | None) -> Tensor:
     return survival if cap is None else torch.where(k <= cap, survival, 0.0)
 
 
-def _check_count(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SettingsError(f"{name} must be a whole number of at least 1, not {value!r}")
-
-
-def _check_cap(cap: int | None) -> None:
+def _check_tail(decay: float, cap: int | None) -> None:
     if cap is not None:
-        _check_count("cap", cap)
-
-
-def _check_decay(decay: float) -> None:
+        whole_number("cap", cap, least=1)
     if not 0 < decay < 1:
         raise SettingsError(
             f"decay must lie between 0 and 1, not {decay}: at 0 later terms would have probability zero, at 1 the "
@@ -209,7 +190,7 @@ def _check_decay(decay: float) -> None:
 
 
 def sumo_estimate(log_weight: Tensor, survival: Tensor) -> Tensor:
-    """Return the first bound plus the later increments, each divided by its survival probability.
+    """Return the first bound plus the later increments, each divided by its survival probability, ``(*batch)``.
 
     Parameters
     ----------
@@ -217,11 +198,6 @@ def sumo_estimate(log_weight: Tensor, survival: Tensor) -> Tensor:
         Shape ``(m + K, *batch)``.
     survival : Tensor
         Probabilities ``P(K >= 1), P(K >= 2), ...`` of the stopping index counted from ``m``, shape ``(K,)``.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(*batch)``.
 
     Raises
     ------
@@ -293,9 +269,8 @@ class SUMO(Objective):
     bias.
 
     Over few steps the rare large increments are not sampled. The guide then raises estimates below ``centre`` and
-    lowers estimates above it. If ``centre`` lies within the range of the estimates, or tracks them, the guide
-    contracts until all estimates agree at a wrong value: on images of digits the test log likelihood fell from -113
-    to -387.
+    lowers estimates above it. If ``centre`` lies within the range of the estimates, or tracks them, the guide contracts
+    until all estimates agree at a wrong value: on images of digits the test log likelihood fell from -113 to -387.
 
     References
     ----------
@@ -305,17 +280,14 @@ class SUMO(Objective):
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist
-    >>> from bayeskit.inference.objectives import SUMO
     >>> def model(x):
-    ...     with pyro.plate("data", len(x)):
-    ...         z = pyro.sample("z", dist.Normal(0.0, 1.0))
-    ...         pyro.sample("x", dist.Normal(z, 1.0), obs=x)
+    ...     z = pyro.sample("z", dist.Normal(0.0, 1.0))
+    ...     pyro.sample("x", dist.Normal(z, 1.0), obs=x)
     >>> def guide(x):
-    ...     with pyro.plate("data", len(x)):
-    ...         pyro.sample("z", dist.Normal(x / 2, 0.5**0.5))  # the exact posterior: no increment is left
-    >>> x = torch.tensor([1.0, -0.5])
+    ...     pyro.sample("z", dist.Normal(x / 2, 0.5**0.5))  # the exact posterior: no increment is left
+    >>> x = torch.tensor(1.0)
     >>> loss = SUMO().loss(model, guide, x)
-    >>> abs(loss + dist.Normal(0.0, 2**0.5).log_prob(x).sum().item()) < 1e-4
+    >>> abs(loss + dist.Normal(0.0, 2**0.5).log_prob(x).item()) < 1e-4
     True
     """
 
@@ -330,8 +302,7 @@ class SUMO(Objective):
         chunk_size: int | None = None,
         data_plate: str | None = None,
     ) -> None:
-        if isinstance(minimum_particles, bool) or not isinstance(minimum_particles, int) or minimum_particles < 1:
-            raise SettingsError(f"minimum_particles must be a whole number of at least 1, not {minimum_particles!r}")
+        minimum_particles = whole_number("minimum_particles", minimum_particles, least=1)
         centre = real_number("centre", centre, between=(-math.inf, math.inf))
         super().__init__(
             minimum_particles,
@@ -351,24 +322,15 @@ class SUMO(Objective):
     def of_cost(
         cls, particles: float, *, centre: float = 0.0, chunk_size: int | None = None, data_plate: str | None = None
     ) -> SUMO:
-        """Return the objective with the given expected number of particles, as closely as possible.
+        """Return the objective with about the given expected number of particles ``m + K``, at least 4.83.
 
-        Parameters
-        ----------
-        particles : float
-            Expectation of ``m + K``, at least 4.83. From 6.08 on, ``minimum_particles`` varies with the tail of mean
-            5.08; below, ``m`` is 1 and ``switch`` decreases.
-        centre, chunk_size, data_plate
-            As for the class.
+        From 6.08 on, ``minimum_particles`` varies with the tail of mean 5.08; below, ``m`` is 1 and ``switch``
+        decreases.
 
         Examples
         --------
-        >>> for cost in (5, 15, 50):
-        ...     sumo = SUMO.of_cost(cost)
-        ...     print(sumo.minimum_particles, sumo.tail.switch, round(sumo.expected_particles, 2))
-        1 18 5.0
-        10 80 15.08
-        45 80 50.08
+        >>> [round(SUMO.of_cost(cost).expected_particles, 2) for cost in (5, 15, 50)]
+        [5.0, 15.08, 50.08]
         """
         tail = ReciprocalTail()
         if particles < 1 + tail.mean:
@@ -394,31 +356,12 @@ class SUMO(Objective):
         return with_gradient_of(value, value - excess.square() * particles.log_score.sum(0))
 
     def log_marginal(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return an unbiased estimate of the log marginal likelihood of each observation, for custom losses.
+        """Return an unbiased estimate of each observation's log marginal likelihood, ``(*batch)``, for custom losses.
 
-        The gradients with respect to model parameters and data are unbiased. They can serve as the score of the log
-        marginal likelihood, or in reverse Kullback-Leibler divergences that average ``log p(x)`` over model draws
-        ``x``. The guide gets no gradient; train it with the objective and an optimizer of the guide's parameters
-        only.
-
-        Returns
-        -------
-        Tensor
-            Shape ``(*batch)``, not scaled up from a minibatch.
-
-        Examples
-        --------
-        >>> import torch, pyro, pyro.distributions as dist
-        >>> def model(x):
-        ...     with pyro.plate("data", len(x)):
-        ...         z = pyro.sample("z", dist.Normal(0.0, 1.0))
-        ...         pyro.sample("x", dist.Normal(z, 1.0), obs=x)
-        >>> def guide(x):
-        ...     with pyro.plate("data", len(x)):
-        ...         pyro.sample("z", dist.Normal(x / 2, 0.5**0.5))
-        >>> x = torch.tensor([1.0, -0.5], requires_grad=True)
-        >>> SUMO(minimum_particles=2).log_marginal(model, guide, x).shape
-        torch.Size([2])
+        It is not scaled up from a minibatch. The gradients with respect to model parameters and data are unbiased. They
+        can serve as the score of the log marginal likelihood, or in reverse Kullback-Leibler divergences that average
+        ``log p(x)`` over model draws ``x``. The guide gets no gradient; train it with the objective and an optimizer of
+        the guide's parameters only.
         """
         reached = self._reached()
         draw = Draw(self, model, guide, args, kwargs)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.errors import SettingsError
 from bayeskit.inference.objectives.drawing import Layout, SubsampleIndices, require_reparameterized
 from bayeskit.inference.objectives.latent_density import LatentDensity
@@ -64,7 +65,6 @@ class VCD(Objective):
 
     Parameters
     ----------
-    num_particles : int, default 1
     num_steps : int, default 8
         Number ``t`` of kernel steps, at least zero.
     kernel : Kernel, optional
@@ -95,21 +95,17 @@ class VCD(Objective):
 
     References
     ----------
-    Ruiz, F. J. R., Titsias, M. K. (2019). A contrastive divergence for combining variational inference and MCMC.
-    ICML.
+    Ruiz, F. J. R., Titsias, M. K. (2019). A contrastive divergence for combining variational inference and MCMC. ICML.
 
     Examples
     --------
     >>> import pyro, torch, pyro.distributions as dist
-    >>> from bayeskit.inference.objectives.variational_contrastive_divergence import VCD
     >>> def model(x):
-    ...     with pyro.plate("data", len(x)):
-    ...         z = pyro.sample("z", dist.Normal(0.0, 1.0))
-    ...         pyro.sample("x", dist.Normal(z, 1.0), obs=x)
+    ...     z = pyro.sample("z", dist.Normal(0.0, 1.0))
+    ...     pyro.sample("x", dist.Normal(z, 1.0), obs=x)
     >>> def guide(x):
-    ...     with pyro.plate("data", len(x)):
-    ...         pyro.sample("z", dist.Normal(x / 2, 0.5**0.5))  # the exact posterior
-    >>> loss = VCD(num_particles=10, num_steps=3).loss(model, guide, torch.tensor([1.0, -0.5]))
+    ...     pyro.sample("z", dist.Normal(x / 2, 0.5**0.5))  # the exact posterior
+    >>> loss = VCD(num_particles=10, num_steps=3).loss(model, guide, torch.tensor(1.0))
     >>> abs(loss) < 1e-5
     True
     """
@@ -127,12 +123,8 @@ class VCD(Objective):
         data_plate: str | None = None,
     ) -> None:
         super().__init__(num_particles, max_plate_nesting=max_plate_nesting, data_plate=data_plate)
-        if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 0:
-            raise SettingsError(f"num_steps must be a whole number of at least 0, not {num_steps!r}")
         if target_acceptance is not None and not 0 < target_acceptance < 1:
             raise SettingsError(f"target_acceptance must lie between 0 and 1, or be None, not {target_acceptance}")
-        if not adaptation_rate > 0:
-            raise SettingsError(f"adaptation_rate must be positive, not {adaptation_rate}")
         if not 0 <= decay < 1:
             raise SettingsError(f"decay must lie in [0, 1), not {decay}")
         self.kernel: LatentKernel = HMC(step_size=0.1, num_steps=5) if kernel is None else kernel
@@ -141,8 +133,9 @@ class VCD(Objective):
                 f"the kernel {type(self.kernel).__name__} is no dataclass with a step_size to adapt; "
                 "give target_acceptance=None"
             )
-        self.num_steps, self.target_acceptance = num_steps, target_acceptance
-        self.adaptation_rate, self.decay = float(adaptation_rate), float(decay)
+        self.num_steps, self.target_acceptance = whole_number("num_steps", num_steps, least=0), target_acceptance
+        self.adaptation_rate = real_number("adaptation_rate", adaptation_rate, between=(0.0, float("inf")))
+        self.decay = float(decay)
         self.reset()
 
     @property

@@ -49,10 +49,10 @@ def test_only_the_sum_calls_itself_coherent():
 
 
 def test_names_and_objects():
-    assert [type(as_pooling(p)) for p in ("sum", "mean", "max", Max())] == [Sum, Mean, Max, Max]
+    assert [type(as_pooling(p, losses.Absolute())) for p in ("sum", "mean", "max", Max())] == [Sum, Mean, Max, Max]
     for wrong in ("median", Max, None, 3):
         with pytest.raises(SettingsError, match="pooling must be"):
-            as_pooling(wrong)
+            as_pooling(wrong, losses.Absolute())
 
 
 def test_pooling_that_returns_no_scalar():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.inference.generalized.losses.loss import Data, Loss
+from bayeskit.inference.generalized.losses.loss import Data, Loss, refuse
 from bayeskit.inference.generalized.losses.prediction import Predictor, linear
 
 __all__ = ["CoxPartialLikelihood"]
@@ -62,8 +62,8 @@ class CoxPartialLikelihood(Loss):
     ----------
     Cox, D. R. (1975). Partial likelihood. Biometrika 62, 269-276. Breslow, N. (1974). Covariance analysis of censored
     survival data. Biometrics 30, 89-99. Efron, B. (1977). The efficiency of Cox's likelihood function for censored
-    data. JASA 72, 557-565. Bissiri, P. G., Holmes, C. C., Walker, S. G. (2016). A general framework for updating
-    belief distributions. JRSS B 78, 1103-1130.
+    data. JASA 72, 557-565. Bissiri, P. G., Holmes, C. C., Walker, S. G. (2016). A general framework for updating belief
+    distributions. JRSS B 78, 1103-1130.
 
     Examples
     --------
@@ -107,22 +107,15 @@ class CoxPartialLikelihood(Loss):
         return loss + _efron(num_events, shares).sum()
 
     def check(self, data: Data) -> None:
-        """Raise an error for data without events, negative times, and events other than 0 and 1.
-
-        Raises
-        ------
-        DataError
-            With the first such datum.
-        ShapeError
-        """
+        """Raise DataError or ShapeError for data without events, negative times, and events other than 0 and 1."""
         covariates, time, event = _parts(data)
         if time.dim() != 1 or event.dim() != 1 or (self.predict is linear and covariates.dim() != 2):
             raise ShapeError(
                 "data must be covariates (n, k), time (n,) and event (n,), not of shapes "
                 f"{[tuple(x.shape) for x in (covariates, time, event)]}"
             )
-        _refuse("event", event, (event != 0) & (event != 1), "1, or 0 where censored")
-        _refuse("time", time, time < 0, "zero or more")
+        refuse("event", event, (event != 0) & (event != 1), "1, or 0 where censored")
+        refuse("time", time, time < 0, "zero or more")
         if not bool((event == 1).any()):
             raise DataError(
                 f"all {len(event)} data are censored, from datum 0 at time {float(time[0]):g} on: without an event the "
@@ -135,15 +128,6 @@ def _parts(data: Data) -> tuple[Tensor, Tensor, Tensor]:
         given = f"{len(data)} tensors" if isinstance(data, tuple) else "one tensor"
         raise ShapeError(f"CoxPartialLikelihood takes data (covariates, time, event), not {given}")
     return data
-
-
-def _refuse(name: str, values: Tensor, wrong: Tensor, domain: str) -> None:
-    if bool(wrong.any()):
-        first = int(wrong.nonzero()[0])
-        raise DataError(
-            f"{name} must be {domain}, but that of datum {first} is {values[first].item():g} "
-            f"({int(wrong.sum())} such data in all)"
-        )
 
 
 def _efron(num_events: Tensor, shares: Tensor) -> Tensor:

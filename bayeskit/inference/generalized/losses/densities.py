@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
@@ -28,7 +27,7 @@ from torch.distributions import (
 
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
-from bayeskit.inference.generalized.losses.loss import Data, Loss, PointwiseLoss
+from bayeskit.inference.generalized.losses.loss import Data, Loss, PointwiseLoss, unvalidated
 
 __all__ = [
     "AlphaDivergence",
@@ -42,7 +41,6 @@ __all__ = [
     "law_of",
     "log_power_integral",
     "outcome_log_density",
-    "unvalidated",
 ]
 
 # Log densities of the data, and integrals of powers of a density.
@@ -51,17 +49,6 @@ Model = Callable[..., Distribution]
 """``parameter -> distribution`` of one datum, or ``(parameter, *covariates) -> distributions`` of all data."""
 
 _POISSON_TERMS = 256
-
-
-@contextmanager
-def unvalidated() -> Iterator[None]:
-    """Disable validation of distributions, which branches on values and cannot be batched."""
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
 
 
 def law_of(model: Model, parameter: Any, data: Data) -> tuple[Distribution, Tensor]:
@@ -249,10 +236,8 @@ class BetaDivergence(PointwiseLoss):
     References
     ----------
     Basu, A., Harris, I. R., Hjort, N. L., Jones, M. C. (1998). Robust and efficient estimation by minimising a density
-    power divergence. Biometrika 85, 549-559.
-
-    Ghosh, A., Basu, A. (2016). Robust Bayes estimation using the density power divergence. Annals of the Institute of
-    Statistical Mathematics 68, 413-437.
+    power divergence. Biometrika 85, 549-559. Ghosh, A., Basu, A. (2016). Robust Bayes estimation using the density
+    power divergence. Annals of the Institute of Statistical Mathematics 68, 413-437.
 
     Examples
     --------
@@ -274,12 +259,9 @@ class BetaDivergence(PointwiseLoss):
     def pointwise(self, parameter: Any, data: Data) -> Tensor:
         """Return the loss of each datum, ``(n,)``."""
         law, outcomes = joint_law_of(self.distribution, parameter, data)
-        power = (self.beta * outcome_log_density(law, outcomes)).exp()
-        if self.power_integral is None:
-            integral = log_power_integral(law, 1 + self.beta).exp()
-        else:
-            integral = self.power_integral(law, 1 + self.beta)
-        return integral / (1 + self.beta) - power / self.beta
+        power, s = (self.beta * outcome_log_density(law, outcomes)).exp(), 1 + self.beta
+        given = self.power_integral
+        return (log_power_integral(law, s).exp() if given is None else given(law, s)) / s - power / self.beta
 
 
 # Gamma-divergence.
@@ -302,12 +284,8 @@ class GammaDivergence(PointwiseLoss):
     ----------
     gamma : float
         Positive; usually 0.1 to 0.5.
-    distribution : callable
-        ``parameter -> distribution`` of one datum, or ``(parameter, *covariates) -> distributions`` for data
-        ``(*covariates, outcomes)``. Batch entries of an outcome are independent.
-    power_integral : callable, optional
-        ``(distribution, s) -> integral of p**s``, with the batch shape of the distribution, for families that
-        :func:`~bayeskit.inference.generalized.losses.log_power_integral` does not support.
+    distribution, power_integral
+        As for :class:`BetaDivergence`.
 
     Raises
     ------
@@ -318,18 +296,14 @@ class GammaDivergence(PointwiseLoss):
     -----
     If the scale :math:`s` of a ``d``-dimensional distribution is unknown, the loss has a pole at every datum, for every
     ``n``: with the location there it decreases like :math:`-s^{-d\gamma/(1+\gamma)}` as :math:`s \to 0`, and
-    :math:`e^{-w\ell}` is not integrable: the posterior is improper for half-normal, exponential and gamma priors of the
-    scale. It is proper with a lower bound on the scale, or with a prior that vanishes like :math:`\exp(-s^{-b})` with
-    :math:`b > d\gamma/(1+\gamma)`, such as an inverse gamma prior of the scale (:math:`b = 1`) or of the variance
-    (:math:`b = 2`).
+    :math:`e^{-w\ell}` is not integrable. The same priors as for :class:`BetaDivergence` make the posterior improper or
+    proper, here with :math:`b > d\gamma/(1+\gamma)`.
 
     References
     ----------
     Fujisawa, H., Eguchi, S. (2008). Robust parameter estimation with a small bias against heavy contamination. Journal
-    of Multivariate Analysis 99, 2053-2081.
-
-    Nakagawa, T., Hashimoto, S. (2020). Robust Bayesian inference via gamma-divergence. Communications in Statistics -
-    Theory and Methods 49, 343-360.
+    of Multivariate Analysis 99, 2053-2081. Nakagawa, T., Hashimoto, S. (2020). Robust Bayesian inference via
+    gamma-divergence. Communications in Statistics - Theory and Methods 49, 343-360.
 
     Examples
     --------
@@ -351,12 +325,10 @@ class GammaDivergence(PointwiseLoss):
     def pointwise(self, parameter: Any, data: Data) -> Tensor:
         """Return the loss of each datum, ``(n,)``."""
         law, outcomes = joint_law_of(self.distribution, parameter, data)
-        if self.power_integral is None:
-            log_integral = log_power_integral(law, 1 + self.gamma)
-        else:
-            log_integral = self.power_integral(law, 1 + self.gamma).log()
+        given, s = self.power_integral, 1 + self.gamma
+        log_integral = log_power_integral(law, s) if given is None else given(law, s).log()
         # One exponential of the log ratio: for small scales both factors overflow or underflow.
-        log_ratio = outcome_log_density(law, outcomes) - log_integral / (1 + self.gamma)
+        log_ratio = outcome_log_density(law, outcomes) - log_integral / s
         return -(self.gamma * log_ratio).exp() / self.gamma
 
 
@@ -478,10 +450,9 @@ class AlphaDivergence(Loss):
 
     References
     ----------
-    Hooker, G., Vidyashankar, A. N. (2014). Bayesian model robustness via disparities. TEST 23, 556-584.
-
-    Jewson, J., Smith, J. Q., Holmes, C. (2018). Principles of Bayesian inference using general divergence criteria.
-    Entropy 20, 442.
+    Hooker, G., Vidyashankar, A. N. (2014). Bayesian model robustness via disparities. TEST 23, 556-584. Jewson, J.,
+    Smith, J. Q., Holmes, C. (2018). Principles of Bayesian inference using general divergence criteria. Entropy 20,
+    442.
 
     Examples
     --------

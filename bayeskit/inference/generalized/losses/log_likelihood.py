@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bayeskit.errors import ModelError, ShapeError
-from bayeskit.inference.generalized.losses.densities import Model, law_of, unvalidated
-from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss
+from bayeskit.inference.generalized.losses.densities import Model, law_of
+from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, unvalidated
 
 __all__ = ["NegativeLogLikelihood"]
 

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
+from bayeskit.core.randomness import validation_kept
 from bayeskit.errors import DataError, ShapeError
 
-__all__ = ["Data", "FunctionLoss", "Loss", "PointwiseLoss", "as_data", "columns", "num_data", "taken"]
+__all__ = [
+    "Data",
+    "FunctionLoss",
+    "Loss",
+    "PointwiseLoss",
+    "as_data",
+    "columns",
+    "num_data",
+    "refuse",
+    "taken",
+    "unvalidated",
+]
 
 Data = Tensor | tuple[Tensor, ...]
 """One tensor or a tuple of tensors, each with the data as leading dimension."""
@@ -29,9 +43,27 @@ def num_data(data: Data) -> int:
     return len(columns(data)[0])
 
 
-def taken(data: Data, rows: Tensor) -> Data:
-    """Return the data with indices ``rows``."""
+def taken(data: Data, rows: Any) -> Data:
+    """Return the data with indices or a slice ``rows``."""
     return tuple(x[rows] for x in data) if isinstance(data, tuple) else data[rows]
+
+
+@contextmanager
+def unvalidated() -> Iterator[None]:
+    """Disable validation of distributions, which branches on values and cannot be batched."""
+    with validation_kept():
+        Distribution.set_default_validate_args(False)
+        yield
+
+
+def refuse(name: str, values: Tensor, wrong: Tensor, domain: str, remedy: str = "") -> None:
+    """Raise DataError, with the first such datum, if any datum is ``wrong (n, ...)``."""
+    rows = wrong.reshape(len(wrong), -1).any(-1)
+    if bool(rows.any()):
+        first = int(rows.nonzero()[0])
+        value = f"{values[first].item():g}" if values.dim() == 1 else values[first].tolist()
+        such = f"{value} ({int(rows.sum())} such data in all){remedy}"
+        raise DataError(f"{name} must be {domain}, but that of datum {first} is {such}")
 
 
 class Loss(ABC):
@@ -53,28 +85,12 @@ class Loss(ABC):
     def total(self, parameter: Any, data: Data, weights: Tensor | None = None) -> Tensor:
         """Return the total loss, scalar.
 
-        Parameters
-        ----------
-        parameter : Tensor or return value of the prior
-        data : Tensor or tuple of Tensor
-            Shapes ``(n, ...)``.
-        weights : Tensor, optional
-            Weights of the data in the empirical distribution, ``(n,)``; one by default. Losses are comparable for
-            weights that sum to ``n``.
-
-        Returns
-        -------
-        Tensor
-            Scalar.
+        ``weights (n,)`` are those of the data in the empirical distribution, one by default; losses are comparable for
+        weights that sum to ``n``.
         """
 
     def check(self, data: Data) -> None:  # noqa: B027  most losses take any data
-        """Raise an error if the loss does not support the data.
-
-        Raises
-        ------
-        DataError, ShapeError
-        """
+        """Raise DataError or ShapeError if the loss does not support the data."""
 
     def smoothed(self, width: float | Tensor) -> Loss:
         """Return a twice differentiable loss that differs within about ``width`` of kinks; by default the loss."""
@@ -99,14 +115,7 @@ class PointwiseLoss(Loss):
 
     @abstractmethod
     def pointwise(self, parameter: Any, data: Data) -> Tensor:
-        """Return the loss of each datum, ``(n,)``.
-
-        Parameters
-        ----------
-        parameter : Tensor or return value of the prior
-        data : Tensor or tuple of Tensor
-            Shapes ``(n, ...)``.
-        """
+        """Return the loss of each datum, ``(n,)``, for one parameter and data of shapes ``(n, ...)``."""
 
     def total(self, parameter: Any, data: Data, weights: Tensor | None = None) -> Tensor:
         """Return the sum over data, weighted by ``weights (n,)`` if given."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayeskit.errors import DataError
-from bayeskit.inference.generalized.losses.loss import Data, Loss, columns
+from bayeskit.inference.generalized.losses.loss import Data, Loss, columns, refuse
 from bayeskit.inference.generalized.losses.prediction import PredictionLoss
 
 __all__ = ["Exponential", "Hinge", "Logistic", "MarginLoss", "SmoothHinge"]
@@ -35,26 +34,11 @@ class MarginLoss(PredictionLoss):
         return self.of_margin(outcome * prediction)
 
     def check(self, data: Data) -> None:
-        """Raise an error for labels other than -1 and +1.
-
-        Raises
-        ------
-        DataError
-            With the first such datum.
-        """
+        """Raise DataError, with the first such datum, for labels other than -1 and +1."""
         labels = columns(data)[-1]
-        wrong = ((labels != 1) & (labels != -1)).reshape(len(labels), -1).any(-1)
-        if not bool(wrong.any()):
-            return
-        first = int(wrong.nonzero()[0])
         coded = bool(((labels == 0) | (labels == 1)).all())
-        raise DataError(
-            f"labels must be -1 or +1, but that of datum {first} is {labels[first].tolist()} "
-            f"({int(wrong.sum())} such data in all)" + ("; for labels 0 and 1 give 2 * labels - 1" if coded else "")
-        )
-
-
-# The hinge loss of support vector machines.
+        remedy = "; for labels 0 and 1 give 2 * labels - 1" if coded else ""
+        refuse("labels", labels, (labels != 1) & (labels != -1), "-1 or +1", remedy)
 
 
 @dataclass(frozen=True)
@@ -64,11 +48,7 @@ class Hinge(MarginLoss):
     The loss is zero for margins of at least one. If the labels are separable, the posterior under an improper prior is
     improper.
 
-    Parameters
-    ----------
-    predict : callable, optional
-        Scores ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, labels)``; by default the parameter is
-        the score of every label.
+    Its parameter ``predict`` is that of :class:`MarginLoss`.
 
     References
     ----------
@@ -97,8 +77,8 @@ class SmoothHinge(MarginLoss):
 
     Parameters
     ----------
-    predict : callable, optional
-        As for :class:`Hinge`.
+    predict
+        As for :class:`MarginLoss`.
     width : float, default 1.0
         Smoothing width, positive.
 
@@ -118,9 +98,6 @@ class SmoothHinge(MarginLoss):
         return (z + (z.square() + width.square()).sqrt()) / 2
 
 
-# The logistic loss.
-
-
 @dataclass(frozen=True)
 class Logistic(MarginLoss):
     """Logistic loss ``log(1 + exp(-label * score))`` for labels -1 and +1.
@@ -128,11 +105,7 @@ class Logistic(MarginLoss):
     It is the negative log likelihood of logistic regression. If the labels are separable, the posterior under an
     improper prior is improper.
 
-    Parameters
-    ----------
-    predict : callable, optional
-        Scores ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, labels)``; by default the parameter is
-        the score of every label.
+    Its parameter ``predict`` is that of :class:`MarginLoss`.
 
     References
     ----------
@@ -151,9 +124,6 @@ class Logistic(MarginLoss):
         return -torch.nn.functional.logsigmoid(margin)
 
 
-# The exponential loss.
-
-
 @dataclass(frozen=True)
 class Exponential(MarginLoss):
     """Exponential loss ``exp(-label * score)`` of AdaBoost, for labels -1 and +1.
@@ -161,11 +131,7 @@ class Exponential(MarginLoss):
     The expected loss is minimised by half the log odds of the label. The loss grows exponentially in the negative
     margin, so it is less robust to wrong labels than :class:`Logistic`.
 
-    Parameters
-    ----------
-    predict : callable, optional
-        Scores ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, labels)``; by default the parameter is
-        the score of every label.
+    Its parameter ``predict`` is that of :class:`MarginLoss`.
 
     References
     ----------

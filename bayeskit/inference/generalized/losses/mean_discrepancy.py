@@ -34,16 +34,8 @@ class MeanEmbedding(ABC):
     ) -> tuple[Tensor, Tensor]:
         """Return the mean kernel between two draws, scalar, and between a draw and each datum, ``(n,)``.
 
-        Parameters
-        ----------
-        parameter : Tensor or return value of the prior
-        x : Tensor
-            Data, ``(n, ...)``.
-        kernel : Kernel
-        typical : Tensor
-            Median squared distance between data, for kernels without a bandwidth.
-        statistic : {"V", "U"}
-            "V" includes pairs of a simulated draw with itself, "U" excludes them.
+        ``typical`` is the median squared distance between data ``x (n, ...)``, for kernels without a bandwidth.
+        Statistic "V" includes pairs of a simulated draw with itself, "U" excludes them.
         """
 
 
@@ -62,7 +54,6 @@ class Simulated(MeanEmbedding):
         Number of draws ``m``, at least two.
     noise : Distribution, optional
         Distribution of the noise of one draw; scalar standard normal by default.
-    seed : int, default 0
 
     Raises
     ------
@@ -91,13 +82,7 @@ class Simulated(MeanEmbedding):
             object.__setattr__(self, "_noise", draw_values(law, (count,)))
 
     def draws(self, parameter: Any, like: Tensor) -> Tensor:
-        """Return draws ``(m, ...)`` with the trailing shape, dtype and device of data ``like``.
-
-        Raises
-        ------
-        ShapeError
-            If the simulator returns the wrong shape.
-        """
+        """Return draws ``(m, ...)`` like data, in shape, dtype and device; ShapeError for another shape."""
         noise = self._noise.to(like) if self._noise.is_floating_point() else self._noise.to(like.device)
         draws = self.simulate(parameter, noise)
         if draws.shape != (self.num_draws, *like.shape[1:]):
@@ -143,11 +128,9 @@ class GaussianEmbedding(MeanEmbedding):
 
         Raises
         ------
-        ModelError
-            If the distribution is not normal, or the kernel is not
-            :class:`~bayeskit.inference.kernel_discrepancy.RadialBasis`.
-        ShapeError
-            If the distribution does not fit the data.
+        ModelError, ShapeError
+            If the distribution or the kernel is not normal
+            (:class:`~bayeskit.inference.kernel_discrepancy.RadialBasis`), or the distribution does not fit the data.
         """
         if not isinstance(kernel, RadialBasis):
             raise ModelError(
@@ -206,8 +189,7 @@ class MaximumMeanDiscrepancy(Loss):
     model : MeanEmbedding
         :class:`Simulated` or :class:`GaussianEmbedding`.
     kernel : Kernel, optional
-        :class:`~bayeskit.inference.kernel_discrepancy.RadialBasis` by default. A kernel without a bandwidth uses the
-        median distance between data, so fewer than half of the pairs may be tied.
+        As for :class:`KernelSteinDiscrepancy`; :class:`~bayeskit.inference.kernel_discrepancy.RadialBasis` by default.
     statistic : {"V", "U"}, default "V"
 
     Raises
@@ -218,10 +200,8 @@ class MaximumMeanDiscrepancy(Loss):
     References
     ----------
     Gretton, A., Borgwardt, K. M., Rasch, M. J., Schoelkopf, B., Smola, A. (2012). A kernel two-sample test. JMLR 13,
-    723-773.
-
-    Cherief-Abdellatif, B.-E., Alquier, P. (2020). MMD-Bayes: robust Bayesian estimation via maximum mean discrepancy.
-    Symposium on Advances in Approximate Bayesian Inference.
+    723-773. Cherief-Abdellatif, B.-E., Alquier, P. (2020). MMD-Bayes: robust Bayesian estimation via maximum mean
+    discrepancy. Symposium on Advances in Approximate Bayesian Inference.
 
     Examples
     --------
@@ -246,12 +226,7 @@ class MaximumMeanDiscrepancy(Loss):
             raise SettingsError(f"statistic must be 'V' or 'U', not {self.statistic!r}")
 
     def check(self, data: Data) -> None:
-        """Raise an error for covariates, integer data, one datum with "U", and ties without a bandwidth.
-
-        Raises
-        ------
-        DataError, ShapeError
-        """
+        """Raise DataError or ShapeError for covariates, integers, one datum with "U", and ties without a bandwidth."""
         check_pairs("MaximumMeanDiscrepancy", data, self.kernel, self.statistic)
 
     def total(self, parameter: Any, data: Data, weights: Tensor | None = None) -> Tensor:

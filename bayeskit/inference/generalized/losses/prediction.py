@@ -96,18 +96,11 @@ class PredictionLoss(PointwiseLoss):
         return outcome.to(prediction.dtype) - prediction
 
 
-# Absolute error.
-
-
 @dataclass(frozen=True)
 class Absolute(PredictionLoss):
     """Absolute error ``|y - prediction|``, minimised by the median.
 
-    Parameters
-    ----------
-    predict : callable, optional
-        Predictions ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, outcomes)``; by default the
-        parameter is the prediction of every outcome.
+    Its parameter ``predict`` is that of :class:`PredictionLoss`.
 
     Examples
     --------
@@ -131,8 +124,8 @@ class SmoothAbsolute(PredictionLoss):
 
     Parameters
     ----------
-    predict : callable, optional
-        As for :class:`Absolute`.
+    predict
+        As for :class:`PredictionLoss`.
     width : float, default 1.0
         Smoothing width, positive.
 
@@ -152,20 +145,13 @@ class SmoothAbsolute(PredictionLoss):
         return (residual.square() + width.square()).sqrt()
 
 
-# Squared error.
-
-
 @dataclass(frozen=True)
 class HalfSquared(PredictionLoss):
     """Half the squared error, ``(y - prediction)**2 / 2``, minimised by the mean.
 
     Up to a constant it is minus the log density of a normal distribution with unit variance.
 
-    Parameters
-    ----------
-    predict : callable, optional
-        Predictions ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, outcomes)``; by default the
-        parameter is the prediction of every outcome.
+    Its parameter ``predict`` is that of :class:`PredictionLoss`.
 
     Examples
     --------
@@ -179,9 +165,6 @@ class HalfSquared(PredictionLoss):
         return (outcome - prediction).square() / 2
 
 
-# Huber loss.
-
-
 @dataclass(frozen=True)
 class Huber(PredictionLoss):
     """Huber loss of ``r = y - prediction``: ``r**2 / 2`` up to a threshold ``c``, ``c * (|r| - c / 2)`` beyond.
@@ -193,9 +176,8 @@ class Huber(PredictionLoss):
     ----------
     threshold : float
         ``c``, positive, in units of the outcome. At 1.345 standard deviations the efficiency for normal data is 95 %.
-    predict : callable, optional
-        Predictions ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, outcomes)``; by default the
-        parameter is the prediction of every outcome.
+    predict
+        As for :class:`PredictionLoss`.
 
     Raises
     ------
@@ -226,9 +208,6 @@ class Huber(PredictionLoss):
         return pull * (residual - pull / 2)
 
 
-# Pinball loss.
-
-
 @dataclass(frozen=True)
 class Pinball(PredictionLoss):
     r"""Pinball loss of ``r = y - prediction``: ``level * r`` for positive ``r``, otherwise ``(level - 1) * r``.
@@ -240,9 +219,8 @@ class Pinball(PredictionLoss):
     ----------
     level : float
         Probability of the quantile, in (0, 1).
-    predict : callable, optional
-        Predictions ``(parameter, covariates) -> (n, ...)`` for data ``(covariates, outcomes)``; by default the
-        parameter is the prediction of every outcome.
+    predict
+        As for :class:`PredictionLoss`.
 
     Raises
     ------
@@ -287,8 +265,8 @@ class SmoothPinball(PredictionLoss):
         In (0, 1).
     width : float, default 1.0
         Smoothing width, positive.
-    predict : callable, optional
-        As for :class:`Pinball`.
+    predict
+        As for :class:`PredictionLoss`.
 
     Examples
     --------

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.inference.generalized.losses.densities import unvalidated
-from bayeskit.inference.generalized.losses.loss import Data, Loss, PointwiseLoss, columns
+from bayeskit.inference.generalized.losses.loss import Data, Loss, PointwiseLoss, columns, unvalidated
 from bayeskit.inference.kernel_discrepancy import Kernel
 
 __all__ = [
@@ -179,19 +178,24 @@ def score_of(log_density: LogDensity) -> Score:
 
     def score(parameter: Any, *data: Tensor) -> Tensor:
         def summed(x: Tensor) -> Tensor:
-            with unvalidated():
-                each = log_density(parameter, *data[:-1], x)
-            if each.shape != x.shape[:1]:
-                raise ShapeError(
-                    f"log_density returns shape {tuple(each.shape)} instead of ({len(x)},) for data of shape "
-                    f"{tuple(x.shape)}"
-                )
-            return each.sum()
+            return _of_each("log_density", log_density, parameter, *data[:-1], x).sum()
 
         gradient: Tensor = torch.func.grad(summed)(data[-1])
         return gradient
 
     return score
+
+
+def _of_each(name: str, function: LogDensity, parameter: Any, *data: Tensor) -> Tensor:
+    """Return a function of parameter and data, ``(n,)``; ShapeError for another shape."""
+    with unvalidated():
+        each = function(parameter, *data)
+    if each.shape != data[-1].shape[:1]:
+        raise ShapeError(
+            f"{name} returns shape {tuple(each.shape)} instead of ({len(data[-1])},) for data of shape "
+            f"{tuple(data[-1].shape)}"
+        )
+    return each
 
 
 def own_derivatives(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,11 +235,9 @@ class ScoreMatching(PointwiseLoss):
 
     References
     ----------
-    Hyvarinen, A. (2005). Estimation of non-normalized statistical models by score matching. JMLR 6, 695-709.
-
-    Hyvarinen, A. (2007). Some extensions of score matching. Computational Statistics and Data Analysis 51, 2499-2512.
-
-    Yu, S., Drton, M., Shojaie, A. (2019). Generalized score matching for non-negative data. JMLR 20, 76.
+    Hyvarinen, A. (2005). Estimation of non-normalized statistical models by score matching. JMLR 6, 695-709. Hyvarinen,
+    A. (2007). Some extensions of score matching. Computational Statistics and Data Analysis 51, 2499-2512. Yu, S.,
+    Drton, M., Shojaie, A. (2019). Generalized score matching for non-negative data. JMLR 20, 76.
 
     Examples
     --------
@@ -250,12 +252,7 @@ class ScoreMatching(PointwiseLoss):
     bounded: bool = False
 
     def check(self, data: Data) -> None:
-        """Raise an error unless data have a floating dtype.
-
-        Raises
-        ------
-        DataError
-        """
+        """Raise DataError unless data have a floating dtype."""
         if not columns(data)[-1].is_floating_point():
             raise DataError("ScoreMatching needs data of a floating type; convert them if they are continuous")
 
@@ -317,12 +314,10 @@ class KernelSteinDiscrepancy(Loss):
 
     References
     ----------
-    Liu, Q., Lee, J., Jordan, M. (2016). A kernelized Stein discrepancy for goodness-of-fit tests. ICML.
-
-    Barp, A., Briol, F.-X., Duncan, A., Girolami, M., Mackey, L. (2019). Minimum Stein discrepancy estimators. NeurIPS.
-
-    Matsubara, T., Knoblauch, J., Briol, F.-X., Oates, C. J. (2022). Robust generalised Bayesian inference for
-    intractable likelihoods. JRSS B 84, 997-1022.
+    Liu, Q., Lee, J., Jordan, M. (2016). A kernelized Stein discrepancy for goodness-of-fit tests. ICML. Barp, A.,
+    Briol, F.-X., Duncan, A., Girolami, M., Mackey, L. (2019). Minimum Stein discrepancy estimators. NeurIPS. Matsubara,
+    T., Knoblauch, J., Briol, F.-X., Oates, C. J. (2022). Robust generalised Bayesian inference for intractable
+    likelihoods. JRSS B 84, 997-1022.
 
     Examples
     --------
@@ -344,12 +339,7 @@ class KernelSteinDiscrepancy(Loss):
             raise SettingsError(f"statistic must be 'V' or 'U', not {self.statistic!r}")
 
     def check(self, data: Data) -> None:
-        """Raise an error for covariates, integer data, one datum with "U", and ties without a bandwidth.
-
-        Raises
-        ------
-        DataError, ShapeError
-        """
+        """Raise DataError or ShapeError for covariates, integers, one datum with "U", and ties without a bandwidth."""
         check_pairs("KernelSteinDiscrepancy", data, self.kernel, self.statistic)
 
     def total(self, parameter: Any, data: Data, weights: Tensor | None = None) -> Tensor:
@@ -428,11 +418,10 @@ class DiscreteFisherDivergence(PointwiseLoss):
     .. math:: \ell(\theta, x) = \sum_j \left(\frac{p_\theta(x^{j-})}{p_\theta(x)}\right)^2
         - 2\,\frac{p_\theta(x)}{p_\theta(x^{j+})},
 
-    where :math:`x^{j\pm}` is :math:`x` with entry j increased or decreased by one. For counts,
-    :math:`p_\theta(x^{j-}) = 0` if entry j is zero; states ``0, ..., num_states - 1`` are cyclic, so with two states
-    entry j is flipped. Only ratios of probabilities are needed, so the normalising constant may be unknown. Up to a
-    constant, the mean loss is that of :math:`\sum_j (p_\theta(x^{j-})/p_\theta(x) - q(x^{j-})/q(x))^2` under the data
-    distribution :math:`q`.
+    where :math:`x^{j\pm}` is :math:`x` with entry j increased or decreased by one. For counts, :math:`p_\theta(x^{j-})
+    = 0` if entry j is zero; states ``0, ..., num_states - 1`` are cyclic, so with two states entry j is flipped. Only
+    ratios of probabilities are needed, so the normalising constant may be unknown. Up to a constant, the mean loss is
+    that of :math:`\sum_j (p_\theta(x^{j-})/p_\theta(x) - q(x^{j-})/q(x))^2` under the data distribution :math:`q`.
 
     Parameters
     ----------
@@ -474,13 +463,7 @@ class DiscreteFisherDivergence(PointwiseLoss):
             whole_number("num_states", self.num_states, least=2)
 
     def check(self, data: Data) -> None:
-        """Raise an error unless data are counts or states in range.
-
-        Raises
-        ------
-        DataError
-            With the first such datum.
-        """
+        """Raise DataError, with the first such datum, unless data are counts or states in range."""
         x = columns(data)[-1]
         wrong = (x < 0) | (x != x.round())
         if self.num_states is not None:
@@ -499,14 +482,7 @@ class DiscreteFisherDivergence(PointwiseLoss):
         steps = torch.eye(entries, dtype=x.dtype, device=x.device).reshape(entries, 1, *x.shape[1:])
 
         def log_mass(y: Tensor) -> Tensor:
-            with unvalidated():
-                value = self.log_mass(parameter, *covariates, y)
-            if value.shape != y.shape[:1]:
-                raise ShapeError(
-                    f"log_mass returns shape {tuple(value.shape)} instead of ({len(y)},) for data of shape "
-                    f"{tuple(y.shape)}"
-                )
-            return value
+            return _of_each("log_mass", self.log_mass, parameter, *covariates, y)
 
         # Neighbours outside the support are replaced by the datum itself and masked afterwards.
         lower, higher = x - steps, x + steps
