@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.func import functional_call, jacrev, vmap
+from torch.func import jacrev, vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -24,7 +24,7 @@ from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.errors import BayeskitError, DataError, ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks import covariance as tiles
-from bayeskit.models.wide_networks.finite import ScaledConv1d, ScaledConv2d, ScaledLinear, along
+from bayeskit.models.wide_networks.finite import ScaledConv1d, ScaledConv2d, ScaledLinear, along, call_with
 from bayeskit.models.wide_networks.layers import check_finite
 
 __all__ = [
@@ -184,7 +184,7 @@ def functional_outputs(module: nn.Module, parameters: dict[str, Tensor], x: Tens
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     x = x.clone()  # the module may change it in place
     with plain_attention():
-        y = functional_call(module, {**parameters, **buffers}, (x,)) if parameters or buffers else module(x)
+        y = call_with(module, {**parameters, **buffers}, x) if parameters or buffers else module(x)
     if not isinstance(y, Tensor) or not y.is_floating_point():
         raise ModelError(f"the module must return a real tensor, not {getattr(y, 'dtype', type(y).__name__)}")
     if not y.dim() or len(y) != len(x):
@@ -1075,10 +1075,11 @@ class Linearized(nn.Module):
         step = {name: attrgetter(name)(self.network) - value for name, value in start.items()}
 
         def network(parameters: dict[str, Tensor]) -> Tensor:
-            result: Tensor = functional_call(self.network, parameters, (x,))
+            result: Tensor = call_with(self.network, parameters, x)
             return result
 
-        value, change = along(network, start, step)
+        with plain_attention():
+            value, change = along(network, start, step)
         result: Tensor = value + change
         return result
 

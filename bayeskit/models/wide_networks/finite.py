@@ -6,13 +6,13 @@ import copy
 import functools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import jvp
+from torch.func import functional_call, jvp
 
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import new_generator
@@ -20,9 +20,18 @@ from bayeskit.errors import SettingsError
 from bayeskit.models.wide_networks.layers import Concatenate, Convolution, Dense, LayerNormalization, Variances
 from bayeskit.models.wide_networks.reader import INPUT, Graph, Node
 
-__all__ = ["Arguments", "ScaledConv1d", "ScaledConv2d", "ScaledLinear", "along", "finite_network", "last_layers"]
+__all__ = [
+    "Arguments",
+    "ScaledConv1d",
+    "ScaledConv2d",
+    "ScaledLinear",
+    "along",
+    "call_with",
+    "finite_network",
+    "last_layers",
+]
 
-# Derivatives along vectors, torch's forward mode.
+# Modules with other parameters, and derivatives along vectors, torch's forward mode.
 
 Arguments = TypeVar("Arguments", Tensor, dict[str, Tensor])
 
@@ -39,6 +48,19 @@ def _load() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
+
+
+def call_with(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Any:
+    """Return a module's result with some parameters and buffers replaced, by name; the module keeps its own."""
+    # torch puts tensors back under each name in turn, which leaves a replacement in a layer that has two names.
+    layers = list(module.modules())
+    kept = [(held, dict(held)) for layer in layers for held in (layer._parameters, layer._buffers)]
+    replaced = {id(x) for x in tensors.values()}
+    try:
+        return functional_call(module, dict(tensors), (x,))
+    finally:
+        for held, before in kept:
+            held.update({name: x for name, x in before.items() if id(held.get(name)) in replaced})
 
 
 class ScaledLinear(nn.Linear):
