@@ -20,7 +20,7 @@ from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.plots import BLUE, CHAIN_COLOURS, GREY, VERMILION, axes_or_new
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.errors import DataError, LossError, ModelError, SettingsError, ShapeError
-from bayeskit.models.wide_networks.activations import PiecewiseLinear, Step
+from bayeskit.models.wide_networks.activations import Activation, PiecewiseLinear, Step
 from bayeskit.models.wide_networks.empirical_kernels import (
     as_targets,
     descent_rate,
@@ -1367,17 +1367,16 @@ def kernel_regime(
         bias,
         fluctuation,
         drift,
-        _has_kinks(kernel),
+        any(isinstance(f, Step) or (isinstance(f, PiecewiseLinear) and f.left != f.right) for f in _functions(kernel)),
         _widths(kernel),
         _law(kernel),
         _he_variance(kernel),
     )
 
 
-def _has_kinks(kernel: InfiniteWidth) -> bool:
-    layers = [node.layer for node in kernel.graph.nodes]
-    functions = [layer.activation for layer in layers if isinstance(layer, Nonlinearity)]
-    return any(isinstance(f, Step) or (isinstance(f, PiecewiseLinear) and f.left != f.right) for f in functions)
+def _functions(kernel: InfiniteWidth) -> list[Activation]:
+    """Return the activations of a network."""
+    return [node.layer.activation for node in kernel.graph.nodes if isinstance(node.layer, Nonlinearity)]
 
 
 def _widths(kernel: InfiniteWidth) -> tuple[int, ...]:
@@ -1401,9 +1400,7 @@ def _numbers(variances: Mapping[str, float | Tensor]) -> str:
 
 def _he_variance(kernel: InfiniteWidth) -> float | None:
     """Return the weight variance that preserves second moments with ReLU-like activations; None if none is smaller."""
-    layers = [node.layer for node in kernel.graph.nodes]
-    functions = [layer.activation for layer in layers if isinstance(layer, Nonlinearity)]
-    slopes = {(f.left, f.right) for f in functions if isinstance(f, PiecewiseLinear) and f.left != f.right}
+    slopes = {(f.left, f.right) for f in _functions(kernel) if isinstance(f, PiecewiseLinear) and f.left != f.right}
     if len(slopes) != 1:
         return None
     left, right = slopes.pop()

@@ -124,9 +124,8 @@ class MarginalLikelihoodObjective:
         """Return the log evidence and its gradient; only derivatives of kernel matrices are central differences."""
         # On a grid kernel matrices take nearly all the time; without gradients they are computed in cache-sized blocks.
         posterior = self.posterior(at)
-        lower = posterior.cholesky.lower
-        solved = torch.cholesky_solve(self.y[:, None], lower)
-        weights = 0.5 * (solved @ solved.mT - torch.cholesky_inverse(lower))
+        solved = posterior.cholesky.solved(self.y[:, None])
+        weights = 0.5 * (solved @ solved.mT - torch.cholesky_inverse(posterior.cholesky.lower))
         step = torch.finfo(self.x.dtype).eps ** (1 / 3)  # balances truncation and rounding errors
         gradient = torch.zeros_like(at)
         for i in range(num_variances):
