@@ -53,14 +53,14 @@ def _load() -> None:
 def call_with(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Any:
     """Return a module's result with some parameters and buffers replaced, by name; the module keeps its own."""
     # torch puts tensors back under each name in turn, which leaves a replacement in a layer that has two names.
-    layers = list(module.modules())
-    kept = [(held, dict(held)) for layer in layers for held in (layer._parameters, layer._buffers)]
+    held: list[dict[str, Any]] = [each for m in module.modules() for each in (m._parameters, m._buffers)]
+    kept = [dict(each) for each in held]
     replaced = {id(x) for x in tensors.values()}
     try:
         return functional_call(module, dict(tensors), (x,))
     finally:
-        for held, before in kept:
-            held.update({name: x for name, x in before.items() if id(held.get(name)) in replaced})
+        for now, before in zip(held, kept, strict=True):
+            now.update({name: x for name, x in before.items() if id(now.get(name)) in replaced})
 
 
 class ScaledLinear(nn.Linear):
