@@ -136,6 +136,27 @@ def test_a_layer_with_two_names_keeps_its_tensors(use):
     assert module[2][0].weight is before[0]
 
 
+class Tripled(torch.autograd.Function):
+    """A function that torch.func does not take."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 3 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 3 * gradient
+
+
+def test_products_of_a_layer_with_two_names_beside_a_function_without_forward_mode():
+    """The failed attempt in forward mode must not change what the next one differentiates."""
+    layer = nn.Linear(3, 3)
+    module = filled(nn.Sequential(layer, Function(lambda self, x: Tripled.apply(x).tanh()), layer)).double()
+    x, v = points(5, 3), points(5, 3, seed=1)
+    right = torch.einsum("iap,jbp,jb->ia", *[jacobian(module, x)] * 2, v)
+    assert error(ntk_vector_product(module, x, None, v), right) < 1e-12
+
+
 def test_an_expansion_of_a_layer_with_two_names_can_be_trained():
     layer = nn.Linear(3, 3)
     expansion = linearize(filled(nn.Sequential(layer, nn.Tanh(), layer)))
