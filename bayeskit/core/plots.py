@@ -24,6 +24,7 @@ __all__ = [
     "ORANGE",
     "SKY",
     "VERMILION",
+    "axes_or_new",
     "plot_rank",
     "plot_rank_uniformity",
     "plot_trace",
@@ -34,6 +35,13 @@ __all__ = [
 BLUE, ORANGE, _GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 _PURPLE, SKY, _YELLOW, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#666666"
 CHAIN_COLOURS = (BLUE, ORANGE, _GREEN, VERMILION, _PURPLE, SKY, GREY)
+
+
+def axes_or_new(ax: Axes | None, width: float, height: float) -> Axes:
+    """Return the axes, or without them those of a new figure, whose size is in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained").subplots() if ax is None else ax
 
 
 def plot_trace(values: np.ndarray, name: str, ax: Axes) -> Axes:

@@ -830,36 +830,18 @@ _CLOSED: dict[Any, Callable[..., Activation | None]] = {
     torch.square: lambda: monomial(2),
     torch.pow: lambda exponent: _power(exponent),
     operator.pow: lambda exponent: _power(exponent),
-    "pow": lambda exponent: _power(exponent),
-    "relu": lambda: PiecewiseLinear(0.0, 1.0),
-    "abs": lambda: PiecewiseLinear(-1.0, 1.0),
-    "erf": Erf,
-    "sin": Sine,
-    "cos": lambda: Sine(phase=_HALF_PI),
-    "exp": ExponentialActivation,
-    "sign": Step,
-    "square": lambda: monomial(2),
 }
+_METHODS = torch.relu, torch.abs, torch.erf, torch.sin, torch.cos, torch.exp, torch.sign, torch.square, torch.pow
+_CLOSED |= {function.__name__: _CLOSED[function] for function in _METHODS}
+_SAME = (
+    *(torch.tanh, torch.sigmoid, functional.silu, functional.softplus, functional.elu, functional.selu),
+    *(functional.celu, functional.mish, functional.hardtanh, functional.relu6, functional.softsign),
+    *(functional.logsigmoid, functional.hardswish, functional.hardsigmoid, functional.tanhshrink),
+)
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    torch.tanh: torch.tanh,
-    torch.sigmoid: torch.sigmoid,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    functional.tanh: torch.tanh,
-    functional.sigmoid: torch.sigmoid,
-    functional.silu: functional.silu,
-    functional.softplus: functional.softplus,
-    functional.elu: functional.elu,
-    functional.selu: functional.selu,
-    functional.celu: functional.celu,
-    functional.mish: functional.mish,
-    functional.hardtanh: functional.hardtanh,
-    functional.relu6: functional.relu6,
-    functional.softsign: functional.softsign,
-    functional.logsigmoid: functional.logsigmoid,
-    functional.hardswish: functional.hardswish,
-    functional.hardsigmoid: functional.hardsigmoid,
-    functional.tanhshrink: functional.tanhshrink,
+    **{function: function for function in _SAME},
+    **dict.fromkeys(("tanh", functional.tanh), torch.tanh),
+    **dict.fromkeys(("sigmoid", functional.sigmoid), torch.sigmoid),
 }
 
 
@@ -901,21 +883,8 @@ class _Bound:
 
 _PROBES = (-2.3, -0.4, 0.0, 0.7, 1.1, 2.6, 3.9)  # test points of the check for elementwise functions
 _MODULES: tuple[type[nn.Module], ...] = (
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.SiLU,
-    nn.Softplus,
-    nn.ELU,
-    nn.SELU,
-    nn.CELU,
-    nn.Mish,
-    nn.Hardtanh,
-    nn.ReLU6,
-    nn.Softsign,
-    nn.LogSigmoid,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-    nn.Tanhshrink,
+    *(nn.Tanh, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.ELU, nn.SELU, nn.CELU, nn.Mish, nn.Hardtanh, nn.ReLU6),
+    *(nn.Softsign, nn.LogSigmoid, nn.Hardswish, nn.Hardsigmoid, nn.Tanhshrink),
 )
 
 

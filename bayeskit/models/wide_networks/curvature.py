@@ -15,7 +15,7 @@ import torch
 from scipy.optimize import minimize
 from scipy.sparse.linalg import LinearOperator, cg
 from torch import Tensor, nn
-from torch.func import functional_call, vjp
+from torch.func import vjp
 
 from bayeskit._moved import answer_to_old_names
 from bayeskit.core.inputs import real_number, whole_number
@@ -31,7 +31,7 @@ from bayeskit.errors import (
     ShapeError,
 )
 from bayeskit.models.wide_networks.empirical_kernels import make_gradient_plan, plain_attention
-from bayeskit.models.wide_networks.finite import along
+from bayeskit.models.wide_networks.finite import along, call_with
 from bayeskit.models.wide_networks.layers import check_finite
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class FlatNetwork:
         named = {name: piece.reshape(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)}
         constants = {name: value.clone() for name, value in self.constants.items()}  # the module may change them
         with plain_attention():
-            result: Any = functional_call(self.module, {**named, **constants}, (x,))
+            result: Any = call_with(self.module, {**named, **constants}, x)
         if not isinstance(result, Tensor) or result.dim() not in (1, 2) or len(result) != len(x):
             found = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise ShapeError(f"the module must return one row of outputs per input, ({len(x)}, k), not {found}")

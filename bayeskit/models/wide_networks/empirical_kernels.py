@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.func import functional_call, jacrev, vmap
+from torch.func import jacrev, vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -24,7 +24,7 @@ from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.errors import BayeskitError, DataError, ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks import covariance as tiles
-from bayeskit.models.wide_networks.finite import ScaledConv1d, ScaledConv2d, ScaledLinear, along
+from bayeskit.models.wide_networks.finite import ScaledConv1d, ScaledConv2d, ScaledLinear, along, call_with
 from bayeskit.models.wide_networks.layers import check_finite
 
 __all__ = [
@@ -184,7 +184,7 @@ def functional_outputs(module: nn.Module, parameters: dict[str, Tensor], x: Tens
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     x = x.clone()  # the module may change it in place
     with plain_attention():
-        y = functional_call(module, {**parameters, **buffers}, (x,)) if parameters or buffers else module(x)
+        y = call_with(module, {**parameters, **buffers}, x) if parameters or buffers else module(x)
     if not isinstance(y, Tensor) or not y.is_floating_point():
         raise ModelError(f"the module must return a real tensor, not {getattr(y, 'dtype', type(y).__name__)}")
     if not y.dim() or len(y) != len(x):
@@ -571,6 +571,13 @@ def _check_module_inputs(module: nn.Module, x: Tensor, name: str = "x1") -> None
     check_finite(x, name)
 
 
+def _check_second_inputs(module: nn.Module, x1: Tensor, x2: Tensor) -> None:
+    """Raise a ``DataError`` or ``ShapeError`` unless a second set of inputs fits the module and the first set."""
+    _check_module_inputs(module, x2, "x2")
+    if x1.shape[1:] != x2.shape[1:] or x1.dtype != x2.dtype:
+        raise ShapeError(f"x1 and x2 must have inputs of one shape and dtype, not {x1.shape[1:]} and {x2.shape[1:]}")
+
+
 def _check_module(module: nn.Module) -> None:
     if not isinstance(module, nn.Module):
         raise ModelError(f"the module must be a torch.nn.Module, not {type(module).__name__}")
@@ -708,9 +715,7 @@ def ntk_vector_product(
     """
     x2 = x1 if x2 is None else x2
     plan = make_gradient_plan(module, x1)
-    _check_module_inputs(module, x2, "x2")
-    if x1.shape[1:] != x2.shape[1:] or x1.dtype != x2.dtype:
-        raise ShapeError(f"x1 and x2 must have inputs of one shape and dtype, not {x1.shape[1:]} and {x2.shape[1:]}")
+    _check_second_inputs(module, x1, x2)
     if not isinstance(v, Tensor) or tuple(v.shape) != (len(x2), plan.num_outputs):
         found = tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__
         raise ShapeError(f"v must be {(len(x2), plan.num_outputs)}, one entry per input and output, not {found}")
@@ -753,20 +758,18 @@ def _twice_or_by_rows(module: nn.Module, parameters: _Parameters, x: Tensor, tot
     try:
         return _twice_backward(module, parameters, x, total)
     except (RuntimeError, NotImplementedError):  # the gradient of a function of the module has none
-        return torch.cat([_of_one(module, parameters, row, total) for row in x.split(1)])
+        change = torch.cat([total[name].flatten() for name in parameters])
+        return torch.stack([_gradients_of_row(module, list(parameters.values()), row) @ change for row in x.split(1)])
 
 
-def _of_one(module: nn.Module, parameters: _Parameters, row: Tensor, total: _Parameters) -> Tensor:
-    """Return the change of outputs at one input, ``(1, k)``, from the gradient of each output."""
+def _gradients_of_row(module: nn.Module, chosen: Sequence[Tensor], row: Tensor) -> Tensor:
+    """Return gradients of each output at one input, ``(1, ...)``, without torch's batching, ``(k, parameters)``."""
     with torch.enable_grad():
         y = functional_outputs(module, {}, row)[0]
         if not y.requires_grad:
-            return torch.zeros_like(y)[None]
-        chosen, changes = list(parameters.values()), [total[name] for name in parameters]
+            return y.new_zeros(len(y), sum(p.numel() for p in chosen))
         found = [torch.autograd.grad(v, chosen, retain_graph=True, materialize_grads=True) for v in y]
-    return torch.stack(
-        [sum(((g * c).sum() for g, c in zip(gs, changes, strict=True)), y.new_zeros(())) for gs in found]
-    )[None].detach()
+    return torch.stack([torch.cat([g.flatten() for g in gradients]) for gradients in found])
 
 
 def _twice_backward(module: nn.Module, parameters: _Parameters, x: Tensor, total: _Parameters) -> Tensor:
@@ -881,11 +884,7 @@ def empirical_ntk(
     symmetric = x2 is None or x2 is x1
     x2 = x1 if x2 is None else x2
     if not symmetric:
-        _check_module_inputs(module, x2, "x2")
-        if x1.shape[1:] != x2.shape[1:] or x1.dtype != x2.dtype:
-            raise ShapeError(
-                f"x1 and x2 must have inputs of one shape and dtype, not {x1.shape[1:]} and {x2.shape[1:]}"
-            )
+        _check_second_inputs(module, x1, x2)
     length = _block_size(plan, which, x1, block_size, max_memory)
     try:
         result = _fill(plan, x1.detach(), x2.detach(), which, symmetric, length)
@@ -1039,12 +1038,7 @@ def _add_up(plan: GradientPlan, found: dict[str, Tensor], x: Tensor) -> bool:
 def _one_by_one(plan: GradientPlan, x: Tensor) -> list[LayerGradients]:
     """Return gradients with respect to the parameters without factors, without torch's batching."""
     chosen = [plan.module.get_parameter(name) for name in plan.rest]
-    rows = []
-    for row in x.split(1):
-        with torch.enable_grad():
-            y = functional_outputs(plan.module, {}, row)[0]
-            found = [torch.autograd.grad(v, chosen, retain_graph=True, materialize_grads=True) for v in y]
-        rows.append(torch.stack([torch.cat([g.flatten() for g in gradients]) for gradients in found]))
+    rows = [_gradients_of_row(plan.module, chosen, row) for row in x.split(1)]
     return [_Gradients(g) for g in torch.stack(rows, 1).split([p.numel() for p in chosen], 2)]
 
 
@@ -1081,10 +1075,11 @@ class Linearized(nn.Module):
         step = {name: attrgetter(name)(self.network) - value for name, value in start.items()}
 
         def network(parameters: dict[str, Tensor]) -> Tensor:
-            result: Tensor = functional_call(self.network, parameters, (x,))
+            result: Tensor = call_with(self.network, parameters, x)
             return result
 
-        value, change = along(network, start, step)
+        with plain_attention():
+            value, change = along(network, start, step)
         result: Tensor = value + change
         return result
 

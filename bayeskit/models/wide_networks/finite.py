@@ -6,23 +6,32 @@ import copy
 import functools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import jvp
+from torch.func import functional_call, jvp
 
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import SettingsError
 from bayeskit.models.wide_networks.layers import Concatenate, Convolution, Dense, LayerNormalization, Variances
-from bayeskit.models.wide_networks.reader import INPUT, Graph
+from bayeskit.models.wide_networks.reader import INPUT, Graph, Node
 
-__all__ = ["Arguments", "ScaledConv1d", "ScaledConv2d", "ScaledLinear", "along", "finite_network"]
+__all__ = [
+    "Arguments",
+    "ScaledConv1d",
+    "ScaledConv2d",
+    "ScaledLinear",
+    "along",
+    "call_with",
+    "finite_network",
+    "last_layers",
+]
 
-# Derivatives along vectors, torch's forward mode.
+# Modules with other parameters, and derivatives along vectors, torch's forward mode.
 
 Arguments = TypeVar("Arguments", Tensor, dict[str, Tensor])
 
@@ -41,6 +50,19 @@ def _load() -> None:
         jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
 
 
+def call_with(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Any:
+    """Return a module's result with some parameters and buffers replaced, by name; the module keeps its own."""
+    # torch puts tensors back under each name in turn, which leaves a replacement in a layer that has two names.
+    held: list[dict[str, Any]] = [each for m in module.modules() for each in (m._parameters, m._buffers)]
+    kept = [dict(each) for each in held]
+    replaced = {id(x) for x in tensors.values()}
+    try:
+        return functional_call(module, dict(tensors), (x,))
+    finally:
+        for now, before in zip(held, kept, strict=True):
+            now.update({name: x for name, x in before.items() if id(now.get(name)) in replaced})
+
+
 class ScaledLinear(nn.Linear):
     """A dense layer whose weights have unit variance and are scaled in the forward pass."""
 
@@ -53,28 +75,24 @@ class ScaledLinear(nn.Linear):
         return nn.functional.linear(x, self.weight_scale * self.weight, bias)
 
 
-class ScaledConv1d(nn.Conv1d):
-    """A convolution whose weights have unit variance and are scaled in the forward pass."""
+class _ScaledConvolution(nn.modules.conv._ConvNd):
+    """The forward pass of both convolutions."""
 
     weight_scale: float = 1.0
     bias_scale: float = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return outputs, ``(n, channels, length)``."""
+        """Return outputs, ``(n, channels, *sites)``."""
         bias = None if self.bias is None else self.bias_scale * self.bias
         return self._conv_forward(x, self.weight_scale * self.weight, bias)
 
 
-class ScaledConv2d(nn.Conv2d):
-    """A convolution whose weights have unit variance and are scaled in the forward pass."""
+class ScaledConv1d(_ScaledConvolution, nn.Conv1d):
+    """A convolution of sequences whose weights have unit variance and are scaled in the forward pass."""
 
-    weight_scale: float = 1.0
-    bias_scale: float = 1.0
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return outputs, ``(n, channels, height, width)``."""
-        bias = None if self.bias is None else self.bias_scale * self.bias
-        return self._conv_forward(x, self.weight_scale * self.weight, bias)
+class ScaledConv2d(_ScaledConvolution, nn.Conv2d):
+    """A convolution of images whose weights have unit variance and are scaled in the forward pass."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +158,7 @@ def _widths(graph: Graph, width: int | None) -> dict[str, int]:
                     "grow with the width; omit width, or put a layer with weights between them"
                 )
             data.add(node.name)
-    last = _last_layers(graph)
+    last, _ = last_layers(graph)
     sizes = {
         node.name: (node.layer if isinstance(node.layer, Dense) else node.layer.dense).channels
         for node in graph.nodes
@@ -157,18 +175,16 @@ def _widths(graph: Graph, width: int | None) -> dict[str, int]:
     return {name: width * size // largest for name, size in sizes.items()}
 
 
-def _last_layers(graph: Graph) -> frozenset[str]:
-    """Return the layers with weights that no other layer with weights follows."""
-    behind = {graph.nodes[-1].name}
-    last = set()
+def last_layers(graph: Graph) -> tuple[frozenset[str], list[Node]]:
+    """Return the layers with weights that no other layer with weights follows, and the nodes behind them."""
+    wanted, last, behind = {graph.nodes[-1].name}, set(), []
     for node in reversed(graph.nodes):
-        if node.name not in behind:
-            continue
-        if isinstance(node.layer, Dense | Convolution):
+        if node.name in wanted and isinstance(node.layer, Dense | Convolution):
             last.add(node.name)
-        else:
-            behind.update(name for name in node.inputs if name != INPUT)
-    return frozenset(last)
+        elif node.name in wanted:
+            behind.append(node)
+            wanted.update(node.inputs)
+    return frozenset(last), behind
 
 
 def _sizes(module: nn.Linear | nn.Conv1d | nn.Conv2d) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.plots import BLUE, CHAIN_COLOURS, GREY, VERMILION, axes_or_new
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.errors import DataError, LossError, ModelError, SettingsError, ShapeError
-from bayeskit.models.wide_networks.activations import PiecewiseLinear, Step
+from bayeskit.models.wide_networks.activations import Activation, PiecewiseLinear, Step
 from bayeskit.models.wide_networks.empirical_kernels import (
     as_targets,
     descent_rate,
@@ -28,7 +29,7 @@ from bayeskit.models.wide_networks.empirical_kernels import (
     largest_eigenvalue,
     relative_change,
 )
-from bayeskit.models.wide_networks.finite import finite_network
+from bayeskit.models.wide_networks.finite import finite_network, last_layers
 from bayeskit.models.wide_networks.kernels import InfiniteWidth, Variance, infinite_width, weighted_layers
 from bayeskit.models.wide_networks.layers import (
     Convolution,
@@ -36,7 +37,6 @@ from bayeskit.models.wide_networks.layers import (
     Dropout,
     LayerNormalization,
     Nonlinearity,
-    Variances,
     check_inputs,
 )
 from bayeskit.models.wide_networks.reader import INPUT
@@ -316,8 +316,10 @@ def random_networks(kernel: InfiniteWidth, width: int | None, dtype: torch.dtype
     limit = infinite_width(plain, kernel.parameterization, dict(variances.weight), dict(variances.bias))
     spread = {}
     for layer in weighted_layers(kernel.graph):
-        for name, deviation in _deviations(layer, template.get_submodule(layer), variances).items():
-            spread[name] = deviation if standard else 1.0
+        for name, parameter in template.get_submodule(layer).named_parameters():
+            variance = float((variances.weight if name == "weight" else variances.bias)[layer])
+            scale = parameter[0].numel() if name == "weight" else 1
+            spread[f"{layer}.{name}"] = math.sqrt(variance / scale) if standard else 1.0
     return RandomNetworks(
         template,
         limit,
@@ -330,33 +332,17 @@ def random_networks(kernel: InfiniteWidth, width: int | None, dtype: torch.dtype
 
 def _last_layers(kernel: InfiniteWidth) -> frozenset[str]:
     """Return the names of the layers in whose weights outputs are linear."""
-    nodes = kernel.graph.nodes
-    behind, last = {nodes[-1].name}, set()
-    for node in reversed(nodes):
+    for node in reversed(kernel.graph.nodes):
         if isinstance(node.layer, Dropout):
             raise ModelError(f"layer {node.name!r} draws random noise; put the module into evaluation mode")
-        if node.name not in behind:
-            continue
-        if isinstance(node.layer, Dense | Convolution):
-            last.add(node.name)
-        elif isinstance(node.layer, Nonlinearity | LayerNormalization) or INPUT in node.inputs:
+    last, behind = last_layers(kernel.graph)
+    for node in behind:
+        if isinstance(node.layer, Nonlinearity | LayerNormalization) or INPUT in node.inputs:
             raise ModelError(
                 f"no layer with weights follows layer {node.name!r}; end the network with a dense layer, so that "
                 "outputs are normal given the preceding layers"
             )
-        else:
-            behind.update(node.inputs)
-    return frozenset(last)
-
-
-def _deviations(layer: str, module: nn.Module, variances: Variances) -> dict[str, float]:
-    """Return the standard deviations of a layer's weights and biases in the standard parametrisation."""
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    result = {f"{layer}.weight": math.sqrt(float(variances.weight[layer]) / weight[0].numel())}
-    if module.bias is not None:
-        result[f"{layer}.bias"] = math.sqrt(float(variances.bias[layer]))
-    return result
+    return last
 
 
 # Moments of the entries of kernels over random networks of the same width.
@@ -499,6 +485,8 @@ def _moments(width: int | None, limit: Tensor, num_networks: int, total: Tensor)
 
 # Mean deviation of the kernels of finite networks from their limit.
 
+_ONE_OVER_WIDTH: dict[str, Any] = {"color": GREY, "linestyle": "--", "linewidth": 1.0, "zorder": 0, "label": "1/width"}
+
 
 @dataclass(frozen=True)
 class FiniteWidthBias:
@@ -591,12 +579,7 @@ class FiniteWidthBias:
         ax : Axes, optional
             By default new axes.
         """
-        from matplotlib.figure import Figure
-
-        from bayeskit.core.plots import CHAIN_COLOURS, GREY
-
-        if ax is None:
-            ax = Figure(figsize=(5.4, 4.2), layout="constrained").subplots()
+        ax = axes_or_new(ax, 5.4, 4.2)
         table = self.to_pandas()
         off = table[table["first"] != table["second"]]
         for i, ((first, second), rows) in enumerate(off.groupby(["first", "second"])):
@@ -613,14 +596,9 @@ class FiniteWidthBias:
             )
         start = off[off["width"] == self.widths[0]]["relative_bias"].abs().max()
         width = torch.tensor(self.widths, dtype=torch.float64)
-        ax.plot(width, start * width[0] / width, color=GREY, linestyle="--", linewidth=1.0, zorder=0, label="1/width")
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
-        ax.set_xlabel("width")
-        ax.set_ylabel(f"absolute relative bias of the {self.which.upper()}")
+        ax.plot(width, start * width[0] / width, **_ONE_OVER_WIDTH)
         ax.legend(frameon=False, fontsize="small")
-        ax.grid(alpha=0.25)
-        return ax
+        return _axes_of_widths(ax, f"absolute relative bias of the {self.which.upper()}")
 
     def __repr__(self) -> str:
         number = self.moments[0].num_networks
@@ -637,6 +615,15 @@ class FiniteWidthBias:
         precision, num_directions = precisions(errors)
         statistic = float(torch.einsum("wp,wpq,wq->", values, precision, values))
         return float(chi2.sf(statistic, sum(num_directions)))
+
+
+def _axes_of_widths(ax: Axes, label: str) -> Axes:
+    """Make both axes logarithmic, the horizontal one that of widths."""
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set(xlabel="width", ylabel=label)
+    ax.grid(alpha=0.25)
+    return ax
 
 
 def _relative(moments: DeviationMoments, chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -770,12 +757,7 @@ class NTKDrift:
         ax : Axes, optional
             By default new axes.
         """
-        from matplotlib.figure import Figure
-
-        from bayeskit.core.plots import BLUE
-
-        if ax is None:
-            ax = Figure(figsize=(5.0, 3.6), layout="constrained").subplots()
+        ax = axes_or_new(ax, 5.0, 3.6)
         ax.plot(self.steps, self.relative_change.tolist(), color=BLUE, marker="o", markersize=3)
         ax.set_xlabel("snapshot" if self.loss is None else "step")
         ax.set_ylabel("relative change of the NTK")
@@ -857,26 +839,16 @@ class DriftAgainstWidth:
         ax : Axes, optional
             By default new axes.
         """
-        from matplotlib.figure import Figure
-
-        from bayeskit.core.plots import BLUE, GREY
-
-        if ax is None:
-            ax = Figure(figsize=(5.0, 3.6), layout="constrained").subplots()
+        ax = axes_or_new(ax, 5.0, 3.6)
         table = self.to_pandas().dropna()
         ax.errorbar(
             table["width"], table["relative_change"], 1.96 * table["standard_error"], color=BLUE, marker="o", capsize=2
         )
         if len(table):
             line = table["relative_change"].iloc[0] * table["width"].iloc[0] / table["width"]
-            ax.plot(table["width"], line, color=GREY, linestyle="--", linewidth=1.0, zorder=0, label="1/width")
+            ax.plot(table["width"], line, **_ONE_OVER_WIDTH)
             ax.legend(frameon=False)
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
-        ax.set_xlabel("width")
-        ax.set_ylabel("relative change of the NTK")
-        ax.grid(alpha=0.25)
-        return ax
+        return _axes_of_widths(ax, "relative change of the NTK")
 
     def __repr__(self) -> str:
         lines = [f"relative change of the NTK, {self.relative_change.shape[1]} trained networks per width"]
@@ -1275,12 +1247,7 @@ class KernelRegime:
         ax : Axes, optional
             By default new axes.
         """
-        from matplotlib.figure import Figure
-
-        from bayeskit.core.plots import BLUE, GREY, VERMILION
-
-        if ax is None:
-            ax = Figure(figsize=(5.6, 2.2), layout="constrained").subplots()
+        ax = axes_or_new(ax, 5.6, 2.2)
         floor = 1e-2 * self.tolerance
         for row, number in enumerate(self.numbers.values()):
             small = number.upper <= self.tolerance
@@ -1400,17 +1367,16 @@ def kernel_regime(
         bias,
         fluctuation,
         drift,
-        _has_kinks(kernel),
+        any(isinstance(f, Step) or (isinstance(f, PiecewiseLinear) and f.left != f.right) for f in _functions(kernel)),
         _widths(kernel),
         _law(kernel),
         _he_variance(kernel),
     )
 
 
-def _has_kinks(kernel: InfiniteWidth) -> bool:
-    layers = [node.layer for node in kernel.graph.nodes]
-    functions = [layer.activation for layer in layers if isinstance(layer, Nonlinearity)]
-    return any(isinstance(f, Step) or (isinstance(f, PiecewiseLinear) and f.left != f.right) for f in functions)
+def _functions(kernel: InfiniteWidth) -> list[Activation]:
+    """Return the activations of a network."""
+    return [node.layer.activation for node in kernel.graph.nodes if isinstance(node.layer, Nonlinearity)]
 
 
 def _widths(kernel: InfiniteWidth) -> tuple[int, ...]:
@@ -1434,9 +1400,7 @@ def _numbers(variances: Mapping[str, float | Tensor]) -> str:
 
 def _he_variance(kernel: InfiniteWidth) -> float | None:
     """Return the weight variance that preserves second moments with ReLU-like activations; None if none is smaller."""
-    layers = [node.layer for node in kernel.graph.nodes]
-    functions = [layer.activation for layer in layers if isinstance(layer, Nonlinearity)]
-    slopes = {(f.left, f.right) for f in functions if isinstance(f, PiecewiseLinear) and f.left != f.right}
+    slopes = {(f.left, f.right) for f in _functions(kernel) if isinstance(f, PiecewiseLinear) and f.left != f.right}
     if len(slopes) != 1:
         return None
     left, right = slopes.pop()

@@ -140,22 +140,6 @@ class _Evaluation:
         return KernelBlock(rows, columns, mirrored, found.nngp.to(self.dtype), ntk)
 
 
-def _evaluation(
-    graph: Graph, variances: Variances, x1: Tensor, x2: Tensor | None, ntk: bool, derivatives: bool
-) -> _Evaluation:
-    """Return the kernels of checked inputs, not yet computed; ``x2`` None means ``x1``.
-
-    Empty inputs raise a ``ShapeError``, second moments outside the dtype's range a ``DataError``.
-    """
-    with torch.set_grad_enabled(derivatives and torch.is_grad_enabled()):
-        first = _singles(graph, variances, x1, ntk)
-        second = first if x2 is None else _singles(graph, variances, x2, ntk)
-        if first.x.dtype != second.x.dtype:
-            assert x2 is not None
-            first, second = (_checked(graph, variances, x.double(), ntk, x.dtype) for x in (x1, x2))
-    return _Evaluation(graph, variances, first, second, x2 is None, ntk, x1.dtype)
-
-
 def _singles(graph: Graph, variances: Variances, x: Tensor, ntk: bool) -> _Singles:
     """Return the profile of single inputs, in double precision if the range of their dtype is too small."""
     if not len(x):
@@ -508,7 +492,18 @@ class InfiniteWidth:
         return out[0], out[1] if ntk else None
 
     def _evaluation(self, x1: Tensor, x2: Tensor | None, ntk: bool, derivatives: bool = False) -> _Evaluation:
-        return _evaluation(self.graph, self.variances, x1, x2, ntk, derivatives)
+        """Return the kernels of checked inputs, not yet computed; ``x2`` None means ``x1``.
+
+        Empty inputs raise a ``ShapeError``, second moments outside the dtype's range a ``DataError``.
+        """
+        graph, variances = self.graph, self.variances
+        with torch.set_grad_enabled(derivatives and torch.is_grad_enabled()):
+            first = _singles(graph, variances, x1, ntk)
+            second = first if x2 is None else _singles(graph, variances, x2, ntk)
+            if first.x.dtype != second.x.dtype:
+                assert x2 is not None
+                first, second = (_checked(graph, variances, x.double(), ntk, x.dtype) for x in (x1, x2))
+        return _Evaluation(graph, variances, first, second, x2 is None, ntk, x1.dtype)
 
 
 def infinite_width(
@@ -590,11 +585,8 @@ def _by_layer(name: str, variance: Variance, names: tuple[str, ...]) -> dict[str
     if isinstance(variance, Mapping):
         if set(variance) != set(names):
             raise SettingsError(f"{name} must have an entry for each of {list(names)}, not for {list(variance)}")
-        result = {key: _variance(f"{name}[{key!r}]", variance[key]) for key in names}
-    else:
-        value = _variance(name, variance)
-        result = {key: value for key in names}
-    return result
+        return {key: _variance(f"{name}[{key!r}]", variance[key]) for key in names}
+    return dict.fromkeys(names, _variance(name, variance))
 
 
 def _range(variances: Iterable[float | Tensor]) -> str:

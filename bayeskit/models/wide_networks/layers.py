@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -83,36 +83,32 @@ class Variances:
     bias: Mapping[str, Tensor | float]
 
 
-class Layer(Protocol):
+Inputs = Sequence[tuple[str, Covariance]]
+"""Covariances of a layer's inputs, with the names of the layers that they come from."""
+
+
+class Layer(ABC):
     """A layer of a network in the limit of infinite width."""
 
     def needs_all_pairs(self, wanted: bool) -> bool:
-        """Whether covariances between sites of the input are needed; those of the output are if ``wanted``."""
-        ...
+        """Whether covariances between sites of the input are needed; by default if those of the output are."""
+        return wanted
 
-    def propagate(
-        self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
-    ) -> Covariance:
-        """Return the covariances of the output; inputs are paired with the names of their layers."""
-        ...
+    @abstractmethod
+    def propagate(self, name: str, inputs: Inputs, pairs: Pairs, variances: Variances) -> Covariance:
+        """Return the covariances of the output."""
 
 
 # Layers that add, join or scale the outputs of others.
 
 
 @dataclass(frozen=True)
-class SumOfBranches:
+class SumOfBranches(Layer):
     """A weighted sum of uncorrelated features, such as a residual connection."""
 
     scale: tuple[float, ...]  # one factor per input
 
-    def needs_all_pairs(self, wanted: bool) -> bool:
-        """Return ``wanted``: pairs of sites are processed separately."""
-        return wanted
-
-    def propagate(
-        self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
-    ) -> Covariance:
+    def propagate(self, name: str, inputs: Inputs, pairs: Pairs, variances: Variances) -> Covariance:
         """Add covariances."""
         states = [state if len(inputs) == 1 else state.settled() for _, state in inputs]
         layouts = {(state.channels, state.num_axes, tuple(state.sites)) for state in states}
@@ -130,16 +126,10 @@ class SumOfBranches:
 
 
 @dataclass(frozen=True)
-class Concatenate:
+class Concatenate(Layer):
     """Concatenation of the channels of several layers."""
 
-    def needs_all_pairs(self, wanted: bool) -> bool:
-        """Return ``wanted``: pairs of sites are processed separately."""
-        return wanted
-
-    def propagate(
-        self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
-    ) -> Covariance:
+    def propagate(self, name: str, inputs: Inputs, pairs: Pairs, variances: Variances) -> Covariance:
         """Average covariances, weighted by the numbers of channels."""
         states = [state.settled() for _, state in inputs]
         layouts = {(state.num_axes, tuple(state.sites)) for state in states}
@@ -158,7 +148,7 @@ class Concatenate:
         )
 
 
-def _gap(inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, weights: Sequence[float]) -> Tensor | None:
+def _gap(inputs: Inputs, pairs: Pairs, weights: Sequence[float]) -> Tensor | None:
     """Return the gap of a weighted sum of covariances, or None if a gap is unknown."""
     total: Joint | None = None
     for (source, state), weight in zip(inputs, weights, strict=True):
@@ -185,7 +175,7 @@ def _combined_tangents(tensors: Sequence[Tensor | None], weights: Sequence[float
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(Layer):
     """A dense layer."""
 
     fan_in: int  # of the finite layer, as channels
@@ -195,13 +185,7 @@ class Dense:
     trains_weight: bool = True
     trains_bias: bool = True
 
-    def needs_all_pairs(self, wanted: bool) -> bool:
-        """Return ``wanted``: sites are processed separately."""
-        return wanted
-
-    def propagate(
-        self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
-    ) -> Covariance:
+    def propagate(self, name: str, inputs: Inputs, pairs: Pairs, variances: Variances) -> Covariance:
         """Multiply by the weight variance and add the bias variance."""
         ((source, state),) = inputs
         if state.num_axes:
@@ -258,7 +242,7 @@ def _plus(x: Tensor, y: Tensor, factor: Tensor | float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Convolution:
+class Convolution(Layer):
     """A convolution over one or two axes."""
 
     dense: Dense  # its inputs are all entries in the window
@@ -268,13 +252,7 @@ class Convolution:
     padding: tuple[tuple[int, int], ...]  # sites added before and after
     mode: str = "zeros"  # of the padding: "zeros", "circular", "reflect" or "replicate"
 
-    def needs_all_pairs(self, wanted: bool) -> bool:
-        """Return ``wanted``: the window shifts both sites of a pair equally."""
-        return wanted
-
-    def propagate(
-        self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
-    ) -> Covariance:
+    def propagate(self, name: str, inputs: Inputs, pairs: Pairs, variances: Variances) -> Covariance:
         """Average covariances over the window, scale and shift."""
         ((_, state),) = inputs
         state = state.settled()
@@ -366,16 +344,14 @@ _NO_WEIGHTS = Dense(1, 1, bias=False, standard=False)
 
 
 @dataclass(frozen=True)
-class Flatten:
+class Flatten(Layer):
     """Flattening of channels and sites to channels."""
 
     def needs_all_pairs(self, wanted: bool) -> bool:
         """Return False: only covariances of each site with itself are needed."""
         return False
 
-    def propagate(
-        self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
-    ) -> Covariance:
+    def propagate(self, name: str, inputs: Inputs, pairs: Pairs, variances: Variances) -> Covariance:
         """Average over sites."""
         ((_, state),) = inputs
         if not state.num_axes:
@@ -395,7 +371,7 @@ class Flatten:
 
 
 @dataclass(frozen=True)
-class GlobalAverage:
+class GlobalAverage(Layer):
     """The average over all sites."""
 
     num_axes: int
@@ -405,9 +381,7 @@ class GlobalAverage:
         """Return True: the covariance of averages involves all pairs of sites."""
         return True
 
-    def propagate(
-        self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
-    ) -> Covariance:
+    def propagate(self, name: str, inputs: Inputs, pairs: Pairs, variances: Variances) -> Covariance:
         """Average over all pairs of sites."""
         ((_, state),) = inputs
         _check_axes(name, self.num_axes, state)
@@ -426,7 +400,7 @@ class GlobalAverage:
 
 
 @dataclass(frozen=True)
-class AveragePool:
+class AveragePool(Layer):
     """Averages over windows."""
 
     window: tuple[int, ...]  # one entry per axis, as in the following fields
@@ -437,9 +411,7 @@ class AveragePool:
         """Return True: the covariance of averages involves all pairs of sites."""
         return True
 
-    def propagate(
-        self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
-    ) -> Covariance:
+    def propagate(self, name: str, inputs: Inputs, pairs: Pairs, variances: Variances) -> Covariance:
         """Average over the windows of both sites of each pair."""
         ((_, state),) = inputs
         _check_axes(name, len(self.window), state)
@@ -482,18 +454,12 @@ _PROBES = 8  # variances at which errors are bounded, from the smallest to the l
 
 
 @dataclass(frozen=True)
-class Nonlinearity:
+class Nonlinearity(Layer):
     """A function applied to every feature; the features are normal in the limit."""
 
     activation: Activation
 
-    def needs_all_pairs(self, wanted: bool) -> bool:
-        """Return ``wanted``: pairs of sites are processed separately."""
-        return wanted
-
-    def propagate(
-        self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
-    ) -> Covariance:
+    def propagate(self, name: str, inputs: Inputs, pairs: Pairs, variances: Variances) -> Covariance:
         """Return moments of the function of jointly normal features."""
         ((source, state),) = inputs
         if state.mixed and state.ntk is not None:
@@ -556,7 +522,7 @@ class Nonlinearity:
 
 
 @dataclass(frozen=True)
-class LayerNormalization:
+class LayerNormalization(Layer):
     """Features minus their mean, divided by their standard deviation, over channels and sites."""
 
     shape: tuple[int, ...]  # channels and sites of the finite layer
@@ -565,13 +531,7 @@ class LayerNormalization:
     trains_shift: bool = False  # whether shifts for each channel and site, initially zero, are trained
     any_sites: bool = False  # whether ``shape`` has channels only, and all sites share gains and shifts
 
-    def needs_all_pairs(self, wanted: bool) -> bool:
-        """Return ``wanted``: each input has a single mean and variance."""
-        return wanted
-
-    def propagate(
-        self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
-    ) -> Covariance:
+    def propagate(self, name: str, inputs: Inputs, pairs: Pairs, variances: Variances) -> Covariance:
         """Centre and scale."""
         ((source, state),) = inputs
         state = state.settled()
@@ -619,18 +579,12 @@ class LayerNormalization:
 
 
 @dataclass(frozen=True)
-class Dropout:
+class Dropout(Layer):
     """Features set to zero at random, with a mask per input, and the rest scaled up."""
 
     rate: float  # probability of zero
 
-    def needs_all_pairs(self, wanted: bool) -> bool:
-        """Return ``wanted``: pairs of sites are processed separately."""
-        return wanted
-
-    def propagate(
-        self, name: str, inputs: Sequence[tuple[str, Covariance]], pairs: Pairs, variances: Variances
-    ) -> Covariance:
+    def propagate(self, name: str, inputs: Inputs, pairs: Pairs, variances: Variances) -> Covariance:
         """Scale up the variances of each input's features; covariances between inputs are unchanged."""
         ((_, state),) = inputs
         state = state.settled()

@@ -199,6 +199,14 @@ class Cholesky(NamedTuple):
         """Return the inverse covariance times columns, ``(n, m)``."""
         return torch.cholesky_solve(columns, self.lower)
 
+    def conditional(self, cross: Tensor, white: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means ``(*outputs, m)`` and reductions of variances ``(m,)`` at new inputs.
+
+        ``cross`` has their covariances with observations, ``(n, m)``; ``white`` is whitened, ``(*outputs, n)``.
+        """
+        half = self.whitened(cross)
+        return white @ half, half.square().sum(0)
+
     def log_density(self, y: Tensor) -> Tensor:
         """Return the joint log density, ``()``, of independent columns ``(n, outputs)`` with mean zero."""
         log_determinant = 2 * self.lower.diagonal().log().sum() + len(y) * math.log(2 * math.pi)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from bayeskit.errors import AccuracyWarning, DataError, ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks import empirical_kernels as kernel
-from bayeskit.models.wide_networks import empirical_ntk, infinite_width, ntk_vector_product
+from bayeskit.models.wide_networks import empirical_ntk, infinite_width, linearize, ntk_vector_product
 from bayeskit.models.wide_networks.curvature import (
     BernoulliOutputs,
     Categorical,
@@ -115,6 +115,61 @@ def test_kernels_of_modules_that_do_something_else_with_more_inputs(case, block_
     assert error(empirical_ntk(module, x, block_size=block_size), right) < 1e-12
     found = empirical_ntk(module, x[2:], x, outputs="trace", block_size=block_size)
     assert error(found, right[2:].diagonal(dim1=2, dim2=3).mean(-1)) < 1e-12
+
+
+USES = {
+    "kernel": lambda module, x: empirical_ntk(module, x),
+    "product": lambda module, x: ntk_vector_product(module, x, None, torch.ones(len(x), 2, dtype=DOUBLE)),
+    "Fisher": lambda module, x: fisher(module, GaussianOutputs(), x).matrix(),
+    "expansion": lambda module, x: linearize(module)(x),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_layer_with_two_names_keeps_its_tensors(use):
+    """torch's functional_call alone leaves a tensor in place of its weights, which optimisers no longer find."""
+    layer = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval())
+    module, x = filled(nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(3, 2))), points(5, 3)
+    before = [*module.parameters(), *module.buffers()]
+    USES[use](module, x)
+    assert all(a is b for a, b in zip(before, [*module.parameters(), *module.buffers()], strict=True))
+    assert module[2][0].weight is before[0]
+
+
+class Tripled(torch.autograd.Function):
+    """A function that torch.func does not take."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 3 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 3 * gradient
+
+
+def test_products_of_a_layer_with_two_names_beside_a_function_without_forward_mode():
+    """The failed attempt in forward mode must not change what the next one differentiates."""
+    layer = nn.Linear(3, 3)
+    module = filled(nn.Sequential(layer, Function(lambda self, x: Tripled.apply(x).tanh()), layer)).double()
+    x, v = points(5, 3), points(5, 3, seed=1)
+    right = torch.einsum("iap,jbp,jb->ia", *[jacobian(module, x)] * 2, v)
+    assert error(ntk_vector_product(module, x, None, v), right) < 1e-12
+
+
+def test_an_expansion_of_a_layer_with_two_names_can_be_trained():
+    layer = nn.Linear(3, 3)
+    expansion = linearize(filled(nn.Sequential(layer, nn.Tanh(), layer)))
+    before = list(expansion.parameters())
+    expansion(points(5, 3)).sum().backward()
+    assert all(a is b and a.grad is not None for a, b in zip(before, expansion.parameters(), strict=True))
+
+
+def test_an_expansion_of_attention():
+    """In evaluation torch's layer has a fast path without derivatives along vectors."""
+    layer = filled(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)).eval()
+    x = points(3, 2, 4)
+    torch.testing.assert_close(linearize(layer)(x), layer(x), rtol=1e-12, atol=1e-12)
 
 
 def test_without_the_comparison_sorted_inputs_are_wrong(monkeypatch):

@@ -16,6 +16,7 @@ from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor, nn
 
 from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.plots import axes_or_new
 from bayeskit.core.progress import Bar, progress_bar
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import AccuracyWarning, DataError, JitterWarning, SettingsError
@@ -57,12 +58,9 @@ class MarginalLikelihoodObjective:
     @property
     def first(self) -> Tensor:
         """Logarithms of the network's initial variances, and last of the noise variance if it is learned."""
-        parts = [self.parameters.weight.reshape(-1)]
-        if self.parameters.bias is not None:
-            parts.append(self.parameters.bias.reshape(-1))
-        if self.noise is None:
-            parts.append(0.1 * self.scale.reshape(1))
-        return torch.cat(parts).log()
+        noise = 0.1 * self.scale if self.noise is None else None
+        parts = (self.parameters.weight, self.parameters.bias, noise)
+        return torch.cat([part.reshape(-1) for part in parts if part is not None]).log()
 
     @property
     def scale(self) -> Tensor:
@@ -126,9 +124,8 @@ class MarginalLikelihoodObjective:
         """Return the log evidence and its gradient; only derivatives of kernel matrices are central differences."""
         # On a grid kernel matrices take nearly all the time; without gradients they are computed in cache-sized blocks.
         posterior = self.posterior(at)
-        lower = posterior.cholesky.lower
-        solved = torch.cholesky_solve(self.y[:, None], lower)
-        weights = 0.5 * (solved @ solved.mT - torch.cholesky_inverse(lower))
+        solved = posterior.cholesky.solved(self.y[:, None])
+        weights = 0.5 * (solved @ solved.mT - torch.cholesky_inverse(posterior.cholesky.lower))
         step = torch.finfo(self.x.dtype).eps ** (1 / 3)  # balances truncation and rounding errors
         gradient = torch.zeros_like(at)
         for i in range(num_variances):
@@ -439,10 +436,7 @@ class DepthComparison:
         -------
         Axes
         """
-        if ax is None:
-            from matplotlib.figure import Figure
-
-            ax = Figure(figsize=(4.5, 3.5), layout="constrained").subplots()
+        ax = axes_or_new(ax, 4.5, 3.5)
         depths = sorted(self.fits)
         ax.plot(depths, [self.fits[depth].log_evidence for depth in depths], "o-")
         ax.plot(self.best, self.fits[self.best].log_evidence, "o", color="C1", label=f"depth {self.best}")

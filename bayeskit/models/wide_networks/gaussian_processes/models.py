@@ -431,8 +431,7 @@ class RegressionModel(PyroModule):
     def covariance(self, x: Tensor) -> Tensor:
         """Return the covariance of observations at the current variances, noise and jitter included, ``(n, n)``."""
         prior = self.kernel(x)
-        added = torch.as_tensor(self.noise_variance).to(prior) + self.jitter * prior.diagonal().mean()
-        return prior + added * torch.eye(len(x), dtype=x.dtype, device=x.device)
+        return _with_jitter(prior, self.jitter, torch.as_tensor(self.noise_variance).to(prior))
 
     def predict(
         self, values: Mapping[str, Tensor], x: Tensor, y: Tensor, x_new: Tensor, *, noise: bool = False
@@ -473,10 +472,9 @@ class RegressionModel(PyroModule):
     @pyro_method
     def _conditional(self, noise: bool, x: Tensor, y: Tensor, x_new: Tensor) -> tuple[Tensor, Tensor]:
         data = Cholesky(torch.linalg.cholesky(self.covariance(x)))
-        white = data.whitened(self.kernel(x, x_new))
-        mean = white.mT @ data.whitened(y[:, None])[:, 0]
-        variance = self.kernel(x_new, diag=True) - white.square().sum(0)
-        return mean, variance + torch.as_tensor(self.noise_variance).to(variance) if noise else variance
+        mean, less = data.conditional(self.kernel(x, x_new), data.whitened(y[:, None]).mT)
+        variance = self.kernel(x_new, diag=True) - less
+        return mean[0], variance + torch.as_tensor(self.noise_variance).to(variance) if noise else variance
 
 
 def _as_kernel(
@@ -490,6 +488,12 @@ def _as_kernel(
             "tied, covariance and input_shape are for networks; for a kernel, set them in its PyroKernel"
         )
     return kernel
+
+
+def _with_jitter(prior: Tensor, jitter: float, noise: Tensor | float = 0.0) -> Tensor:
+    """Return a covariance ``(n, n)`` with noise, and jitter relative to its mean diagonal, as a traceable function."""
+    added = noise + jitter * prior.diagonal().mean()
+    return prior + added * torch.eye(len(prior), dtype=prior.dtype, device=prior.device)
 
 
 def _check_data(kernel: Kernel, x: Tensor, name: str) -> None:
@@ -613,8 +617,8 @@ class ClassificationModel(PyroModule):
     @pyro_method
     def latent(self, x: Tensor) -> Tensor:
         """Return the latent functions at the training inputs, ``(n,)`` or ``(classes, n)``."""
-        lower, white = self._whitened(x)
-        return white @ lower.mT
+        data, white = self._whitened(x)
+        return white @ data.lower.mT
 
     def predict(self, values: Mapping[str, Tensor], x: Tensor, x_new: Tensor) -> NormalMixture:
         """Return the distribution of the latent functions at new inputs for each posterior draw.
@@ -668,20 +672,19 @@ class ClassificationModel(PyroModule):
         return torch.stack([torch.sigmoid(-function), torch.sigmoid(function)], -1)
 
     @pyro_method
-    def _whitened(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _whitened(self, x: Tensor) -> tuple[Cholesky, Tensor]:
         """Return the Cholesky factor of the covariance, and the whitened values."""
         prior = self.kernel(x)
         shape = (len(x),) if self.num_classes == 2 else (self.num_classes, len(x))
         white = pyro.sample(_WHITE, dist.Normal(x.new_zeros(shape), 1.0).to_event(len(shape)))
-        jitter = self.jitter * prior.diagonal().mean()
-        return torch.linalg.cholesky(prior + jitter * torch.eye(len(x), dtype=x.dtype, device=x.device)), white
+        return Cholesky(torch.linalg.cholesky(_with_jitter(prior, self.jitter))), white
 
     @pyro_method
     def _conditional(self, x: Tensor, x_new: Tensor) -> tuple[Tensor, Tensor]:
-        lower, white = self._whitened(x)
-        rest = torch.linalg.solve_triangular(lower, self.kernel(x, x_new), upper=False)
-        variance = self.kernel(x_new, diag=True) - rest.square().sum(0)
-        return white @ rest, variance if white.dim() == 1 else variance[None]
+        data, white = self._whitened(x)
+        mean, less = data.conditional(self.kernel(x, x_new), white)
+        variance = self.kernel(x_new, diag=True) - less
+        return mean, variance if white.dim() == 1 else variance[None]
 
     def _check_labels(self, x: Tensor, labels: Tensor) -> None:
         if labels.shape != (len(x),):

@@ -38,8 +38,8 @@ class Parameters:
 
     def __post_init__(self) -> None:
         _check_network(self.network)
-        for name, value in self.network.variances.weight.items():
-            if not _number(value) > 0:
+        for name, value in self._weights.items():
+            if not value > 0:
                 raise SettingsError(
                     f"the weight variance of layer {name!r} is zero and cannot be learned; make it positive"
                 )
