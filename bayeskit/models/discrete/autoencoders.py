@@ -96,10 +96,7 @@ class DiscreteVAE(GenerativeModel):
     def codes(self) -> Tensor:
         """Return all codes, ``(num_codes, *code_shape)``.
 
-        Raises
-        ------
-        SettingsError
-            If there are more than 65,536 codes.
+        Raises ``SettingsError`` if there are more than 65,536 codes.
         """
 
     def posterior(self, x: Tensor) -> Any:
@@ -117,21 +114,15 @@ class DiscreteVAE(GenerativeModel):
     def model(self, x: Tensor, num_items: int | None = None) -> None:
         """Draw a code ``z`` for each row from the prior and observe the row under the likelihood.
 
+        Raises ``ShapeError`` if the shape of ``x`` does not match the model; ``DataError`` if a dtype or value is not
+        valid; ``SettingsError`` if ``num_items`` is less than ``n``.
+
         Parameters
         ----------
         x : Tensor or array
             Shape ``(n, *data_shape)``.
         num_items : int, optional
             Size of the full data set if ``x`` is a minibatch; default ``n``.
-
-        Raises
-        ------
-        ShapeError
-            If the shape of ``x`` does not match the model.
-        DataError
-            If a dtype or value is not valid.
-        SettingsError
-            If ``num_items`` is less than ``n``.
         """
         x = self._numbers(x)
         self.check(x)
@@ -159,10 +150,7 @@ class DiscreteVAE(GenerativeModel):
     def decode(self, z: Tensor) -> Tensor:
         """Return the mean of the data given codes: ``(*batch, *code_shape)`` to ``(*batch, *data_shape)``.
 
-        Raises
-        ------
-        ShapeError
-            If the codes have a wrong shape.
+        Raises ``ShapeError`` if the codes have a wrong shape.
         """
         z = self._numbers(z, "z")
         if z.shape[-len(self.code_shape) :] != self.code_shape:
@@ -182,10 +170,7 @@ class DiscreteVAE(GenerativeModel):
     def log_joint(self, x: Tensor) -> Tensor:
         """Return the log joint density of each observation with every code, ``(num_codes, n)``, differentiable.
 
-        Raises
-        ------
-        SettingsError
-            If there are more than 65,536 codes.
+        Raises ``SettingsError`` if there are more than 65,536 codes.
         """
         x = self._numbers(x)
         self.check(x)
@@ -196,20 +181,14 @@ class DiscreteVAE(GenerativeModel):
     def log_evidence(self, x: Tensor) -> Tensor:
         """Return the exact marginal log likelihood of each observation: ``(n, *data_shape)`` to ``(n,)``.
 
-        Raises
-        ------
-        SettingsError
-            If there are more than 65,536 codes.
+        Raises ``SettingsError`` if there are more than 65,536 codes.
         """
         return self.log_joint(x).logsumexp(0)
 
     def evidence_lower_bound(self, x: Tensor) -> Tensor:
         """Return the exact evidence lower bound of each observation by enumeration of the codes, ``(n,)``.
 
-        Raises
-        ------
-        SettingsError
-            If there are more than 65,536 codes.
+        Raises ``SettingsError`` if there are more than 65,536 codes.
         """
         log_joint = self.log_joint(x)
         log_guide = self.posterior(x).log_prob(self.codes().unsqueeze(1))
@@ -254,10 +233,8 @@ class BinaryVAE(DiscreteVAE):
 
     Examples
     --------
-    >>> import torch
     >>> from bayeskit.inference.gradients import DisARM
     >>> from bayeskit.inference.objectives import ELBO
-    >>> from bayeskit.models.discrete.autoencoders import binary_vae
     >>> vae = binary_vae(data_dim=6, hidden=(8,), num_bits=3, gradient=DisARM())
     >>> ELBO().differentiable_loss(vae.model, vae.guide, torch.zeros(5, 6)).backward()
     >>> vae.log_evidence(torch.zeros(5, 6)).shape, vae.generate(2, seed=0).shape
@@ -326,10 +303,8 @@ class CategoricalVAE(DiscreteVAE):
 
     Examples
     --------
-    >>> import torch
     >>> from bayeskit.inference.gradients import UnorderedSet
     >>> from bayeskit.inference.objectives import ELBO
-    >>> from bayeskit.models.discrete.autoencoders import categorical_vae
     >>> vae = categorical_vae(data_dim=6, hidden=(8,), num_variables=4, num_categories=3, gradient=UnorderedSet(k=4))
     >>> ELBO().differentiable_loss(vae.model, vae.guide, torch.zeros(5, 6)).backward()
     >>> vae.encode(torch.zeros(5, 6)).shape
@@ -400,8 +375,6 @@ def binary_vae(
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.autoencoders import binary_vae
     >>> binary_vae(data_dim=4, hidden=(5,), num_bits=3).codes().shape
     torch.Size([8, 3])
     """
@@ -440,8 +413,6 @@ def categorical_vae(
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.autoencoders import categorical_vae
     >>> categorical_vae(data_dim=4, hidden=(5,), num_variables=3, num_categories=4).codes().shape
     torch.Size([64, 3, 4])
     """

@@ -57,10 +57,8 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import torch
     >>> from bayeskit.inference.gradients import DisARM
     >>> from bayeskit.inference.objectives import ELBO
-    >>> from bayeskit.models.discrete.belief_network import SigmoidBeliefNetwork
     >>> network = SigmoidBeliefNetwork([2, 3, 5], gradient=DisARM())
     >>> x = torch.ones(4, 5)
     >>> ELBO().differentiable_loss(network.model, network.guide, x).backward()
@@ -93,17 +91,13 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
     def model(self, x: Tensor) -> None:
         """Draw hidden layers ``h0`` (top), ``h1``, ... for each row and observe the row in the visible layer.
 
+        Raises ``ShapeError`` if ``x`` has a wrong shape; ``DataError`` if ``x`` has a wrong dtype, or values other than
+        0 and 1.
+
         Parameters
         ----------
         x : Tensor or array
             Zeros and ones, ``(n, visible)``.
-
-        Raises
-        ------
-        ShapeError
-            If ``x`` has a wrong shape.
-        DataError
-            If ``x`` has a wrong dtype, or values other than 0 and 1.
         """
         x = self._checked(x)
         with pyro.plate("data", len(x), dim=-1):
@@ -124,12 +118,8 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
     def guide_logits(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the guide's logits of each hidden layer, top first, shapes ``(n, size)``.
 
-        Raises
-        ------
-        ShapeError
-            If ``x`` has a wrong shape.
-        DataError
-            If ``x`` has a wrong dtype, or values other than 0 and 1.
+        Raises ``ShapeError`` if ``x`` has a wrong shape; ``DataError`` if ``x`` has a wrong dtype, or values other than
+        0 and 1.
         """
         x = self._checked(x)
         joint = self.upwards(x) if self.num_data is None else self.upwards.weight
@@ -139,15 +129,8 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
         r"""Return the exact log likelihood of each row, ``(n,)``, differentiable.
 
         Layers are marginalized from the top down. The cost is determined by the largest pair of adjacent hidden layers.
-
-        Raises
-        ------
-        ShapeError
-            If ``x`` has a wrong shape.
-        DataError
-            If ``x`` has a wrong dtype, or values other than 0 and 1.
-        SettingsError
-            If there are too many states to enumerate.
+        Raises ``ShapeError`` if ``x`` has a wrong shape; ``DataError`` if ``x`` has a wrong dtype, or values other than
+        0 and 1; ``SettingsError`` if there are too many states to enumerate.
         """
         x = self._checked(x)
         largest = max([self.layers[0]] + [a + b for a, b in zip(self.layers, self.layers[1:-1], strict=False)])

@@ -247,7 +247,6 @@ class StochasticBlockModel:
 
     Examples
     --------
-    >>> import torch
     >>> two_triangles = torch.block_diag(*[1 - torch.eye(3, dtype=torch.float64)] * 2)
     >>> posterior = StochasticBlockModel(two_triangles, num_blocks=2).enumerate()
     >>> posterior.co_assignment()[0, 1] > 0.8 > 0.2 > posterior.co_assignment()[0, 3]
@@ -284,22 +283,14 @@ class StochasticBlockModel:
         return len(self.adjacency)
 
     def log_prior(self, assignments: Tensor) -> Tensor:
-        """Return the log probability of assignments, proportions integrated out.
+        """Return the log probability of assignments, proportions integrated out, ``(*batch)``.
+
+        Raises ``ShapeError`` or ``DataError`` if ``assignments`` are invalid.
 
         Parameters
         ----------
         assignments : Tensor of int
             Block of each node, ``(*batch, nodes)``.
-
-        Returns
-        -------
-        Tensor
-            Shape ``(*batch)``.
-
-        Raises
-        ------
-        ShapeError, DataError
-            If ``assignments`` are invalid.
         """
         return self._log_prior(self._counts(assignments)).to(self.adjacency.dtype)
 
@@ -324,15 +315,12 @@ class StochasticBlockModel:
     def enumerate(self, limit: int = 2**20) -> BlockPosterior:
         """Return the exact posterior of all assignments, and the evidence.
 
+        Raises ``SettingsError`` if there are more than ``limit`` assignments.
+
         Parameters
         ----------
         limit : int, default 1048576
             Maximum number of assignments.
-
-        Raises
-        ------
-        SettingsError
-            If there are more than ``limit`` assignments.
         """
         if self.num_blocks**self.num_nodes > limit:
             raise SettingsError(
@@ -363,6 +351,9 @@ class StochasticBlockModel:
     def gibbs_sweep(self, assignments: Tensor, *, generator: torch.Generator, power: Tensor | float = 1.0) -> Tensor:
         """Perform a Gibbs sweep over the nodes, vectorized over chains.
 
+        Raises ``ShapeError`` or ``DataError`` if ``assignments`` are invalid, or ``power`` has a wrong shape;
+        ``SettingsError`` if a power is not finite.
+
         Parameters
         ----------
         assignments : Tensor of int
@@ -375,13 +366,6 @@ class StochasticBlockModel:
         -------
         Tensor of int
             Same shape as ``assignments``.
-
-        Raises
-        ------
-        ShapeError, DataError
-            If ``assignments`` are invalid, or ``power`` has a wrong shape.
-        SettingsError
-            If a power is not finite.
         """
         if assignments.dim() != 2:
             raise ShapeError(f"assignments have shape {tuple(assignments.shape)}; give (chains, {self.num_nodes})")
@@ -452,7 +436,7 @@ class StochasticBlockModel:
 
 
 def co_assignment(assignments: Tensor, weights: Tensor | None = None, *, log_weights: Tensor | None = None) -> Tensor:
-    """Return the (weighted) fraction of draws in which two nodes share a block.
+    """Return the (weighted) fraction of draws in which two nodes share a block, ``(nodes, nodes)``.
 
     Parameters
     ----------
@@ -462,11 +446,6 @@ def co_assignment(assignments: Tensor, weights: Tensor | None = None, *, log_wei
         Shape ``(draws,)``, normalized internally; default equal.
     log_weights : Tensor or array, optional
         Log weights, as an alternative to ``weights``.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(nodes, nodes)``.
 
     Raises
     ------
@@ -479,7 +458,6 @@ def co_assignment(assignments: Tensor, weights: Tensor | None = None, *, log_wei
 
     Examples
     --------
-    >>> import torch
     >>> co_assignment(torch.tensor([[0, 0, 1], [1, 0, 0]]))[0]
     tensor([1.0000, 0.5000, 0.0000])
     """
@@ -645,10 +623,6 @@ def annealed_evidence(
     progress : bool, default True
         Show a progress bar on a terminal for runs longer than two seconds.
 
-    Returns
-    -------
-    AnnealedEvidence
-
     Raises
     ------
     SettingsError
@@ -665,8 +639,6 @@ def annealed_evidence(
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.block_model import StochasticBlockModel, annealed_evidence
     >>> two_triangles = torch.block_diag(*[1 - torch.eye(3, dtype=torch.float64)] * 2)
     >>> model = StochasticBlockModel(two_triangles, num_blocks=2)
     >>> estimate = annealed_evidence(model, num_chains=500, num_steps=20)
@@ -773,16 +745,13 @@ class BlockComparison:
     def log_bayes_factor(self, num_blocks: int, other: int | None = None) -> tuple[float, float]:
         """Return the log Bayes factor between two numbers of blocks and its standard error, in nats.
 
+        Raises ``UnknownNameError`` if a number of blocks is not in the comparison.
+
         Parameters
         ----------
         num_blocks : int
         other : int, optional
             Default :attr:`best`.
-
-        Raises
-        ------
-        UnknownNameError
-            If a number of blocks is not in the comparison.
         """
         one, two = self[num_blocks], self[self.best if other is None else other]
         if one is two:
@@ -887,10 +856,6 @@ def compare_num_blocks(
         Each number of blocks uses a separate random stream.
     progress : bool, default True
 
-    Returns
-    -------
-    BlockComparison
-
     Raises
     ------
     ShapeError, DataError
@@ -906,8 +871,6 @@ def compare_num_blocks(
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.block_model import compare_num_blocks
     >>> two_cliques = torch.block_diag(*[1 - torch.eye(5)] * 2)
     >>> comparison = compare_num_blocks(two_cliques, [1, 2], num_steps=100)
     >>> comparison.best, comparison.posterior_probabilities[2][0] > 0.99
@@ -955,10 +918,6 @@ def plot_adjacency(adjacency: Tensor, assignments: Tensor, ax: Axes | None = Non
     ax : Axes, optional
         Default axes of a new figure.
 
-    Returns
-    -------
-    Axes
-
     Raises
     ------
     ShapeError
@@ -966,7 +925,6 @@ def plot_adjacency(adjacency: Tensor, assignments: Tensor, ax: Axes | None = Non
 
     Examples
     --------
-    >>> import torch
     >>> from matplotlib.figure import Figure
     >>> axes = plot_adjacency(torch.ones(4, 4), torch.tensor([0, 1, 0, 1]), Figure().subplots())
     >>> [label.get_text() for label in axes.get_xticklabels()]
@@ -994,10 +952,6 @@ def plot_co_assignment(probabilities: Tensor, assignments: Tensor, ax: Axes | No
     ax : Axes, optional
         Default axes of a new figure. The colour bar takes space from the axes.
 
-    Returns
-    -------
-    Axes
-
     Raises
     ------
     ShapeError
@@ -1005,7 +959,6 @@ def plot_co_assignment(probabilities: Tensor, assignments: Tensor, ax: Axes | No
 
     Examples
     --------
-    >>> import torch
     >>> from matplotlib.figure import Figure
     >>> axes = plot_co_assignment(torch.eye(3), torch.tensor([1, 0, 1]), Figure().subplots())
     >>> axes.images[0].get_clim()

@@ -74,7 +74,6 @@ def conflicting_pairs(genotypes: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> import torch
     >>> conflicting_pairs(torch.tensor([[1, 0], [0, 1], [1, 1]])).tolist()
     [[False, True], [True, False]]
     """
@@ -104,7 +103,6 @@ def has_conflict(genotypes: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> import torch
     >>> has_conflict(torch.tensor([[[1, 0], [0, 1], [1, 1]], [[1, 0], [0, 0], [1, 1]]]))
     tensor([ True, False])
     """
@@ -281,7 +279,6 @@ def log_sum_over_columns(log_weights: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> import torch
     >>> log_sum_over_columns(torch.zeros(3, 2**4, dtype=torch.float64)).exp()  # the number of 4 x 3 matrices
     tensor(2116.0000, dtype=torch.float64)
     """
@@ -506,21 +503,15 @@ class MutationTree(NamedTuple):
     def from_genotypes(cls, genotypes: Tensor) -> MutationTree:
         """Build the tree of a conflict-free genotype matrix.
 
+        Raises ``ShapeError`` if ``genotypes`` is not two-dimensional; ``DataError`` if ``genotypes`` has a conflict.
+
         Parameters
         ----------
         genotypes : Tensor
             Entries 0 and 1, shape ``(cells, mutations)``.
 
-        Raises
-        ------
-        ShapeError
-            If ``genotypes`` is not two-dimensional.
-        DataError
-            If ``genotypes`` has a conflict.
-
         Examples
         --------
-        >>> import torch
         >>> tree = MutationTree.from_genotypes(torch.tensor([[1, 0], [1, 1], [1, 1]]))
         >>> tree.parents, tree.mutations, tree.cells
         ((-1, 0, 1), ((), (0,), (1,)), ((), (0,), (1, 2)))
@@ -570,7 +561,6 @@ class MutationTree(NamedTuple):
 
         Examples
         --------
-        >>> import torch
         >>> print(MutationTree.from_genotypes(torch.tensor([[1, 0], [1, 1], [0, 0]])).to_text())
         no mutation: cells 2
           mutations 0: cells 0
@@ -653,7 +643,6 @@ class NoisyGenotypes:
 
     Examples
     --------
-    >>> import torch
     >>> observed = torch.tensor([[1, 0], [0, 1], [1, 1]], dtype=torch.float64)
     >>> model = NoisyGenotypes(observed, false_positive_rate=0.01, false_negative_rate=0.2)
     >>> posterior = model.enumerate()
@@ -697,22 +686,14 @@ class NoisyGenotypes:
         return self.observed.shape[1]
 
     def log_likelihood(self, genotypes: Tensor) -> Tensor:
-        """Return the log likelihood of true genotype matrices, with or without conflicts.
+        """Return the log likelihood of true genotype matrices, with or without conflicts, ``(*batch)``.
+
+        Raises ``ShapeError`` or ``DataError`` if ``genotypes`` are invalid, or batches do not broadcast.
 
         Parameters
         ----------
         genotypes : Tensor
             Entries 0 and 1, ``(*batch, cells, mutations)``; the batch broadcasts with that of the rates.
-
-        Returns
-        -------
-        Tensor
-            Shape ``(*batch)``.
-
-        Raises
-        ------
-        ShapeError, DataError
-            If ``genotypes`` are invalid, or batches do not broadcast.
         """
         present = self._check(genotypes)
         self._broadcast_batch(present)
@@ -721,17 +702,13 @@ class NoisyGenotypes:
     def enumerate(self, limit: int = 2**18) -> GenotypePosterior:
         """Return the posterior probability of every conflict-free matrix.
 
+        Raises ``SettingsError`` if there are more than ``limit`` matrices, or the rates are batched; ``DataError`` if
+        every conflict-free matrix has likelihood zero (possible with rates of zero).
+
         Parameters
         ----------
         limit : int, default 262144
             Maximum number of matrices.
-
-        Raises
-        ------
-        SettingsError
-            If there are more than ``limit`` matrices, or the rates are batched.
-        DataError
-            If every conflict-free matrix has likelihood zero (possible with rates of zero).
         """
         self._check_single_rates("enumerate")
         genotypes = conflict_free_matrices(self.num_cells, self.num_mutations, limit).to(self.observed.device)
@@ -745,36 +722,18 @@ class NoisyGenotypes:
     def log_evidence(self) -> Tensor:
         """Return the exact log evidence by recursion, without enumeration.
 
-        Returns
-        -------
-        Tensor
-            Shape ``(*batch)`` of the rates; ``-inf`` if no matrix is possible. Differentiable with respect to positive
-            rates; the gradient with respect to a rate of zero is NaN.
-
-        Raises
-        ------
-        SettingsError
-            If there are more than 10 cells or 8 mutations, or the sum underflows (possible with rates below about
-            ``1e-12``).
+        Returns ``(*batch)`` of the rates; ``-inf`` if no matrix is possible. Differentiable with respect to positive
+        rates; the gradient with respect to a rate of zero is NaN. Raises ``SettingsError`` if there are more than 10
+        cells or 8 mutations, or the sum underflows (possible with rates below about ``1e-12``).
         """
         log_evidence = _log_evidence_given_rates(self.observed, self.false_positive_rate, self.false_negative_rate)
         _check_range(log_evidence.detach(), self._column_terms().detach())
         return log_evidence
 
     def marginals(self) -> Tensor:
-        """Return the posterior probability that each entry is 1.
+        """Return the posterior probability that each entry is 1, ``(*batch, cells, mutations)``.
 
-        Returns
-        -------
-        Tensor
-            Shape ``(*batch, cells, mutations)``.
-
-        Raises
-        ------
-        SettingsError
-            As in :meth:`log_evidence`.
-        DataError
-            If no conflict-free matrix is possible.
+        Raises ``SettingsError`` as in :meth:`log_evidence`; ``DataError`` if no conflict-free matrix is possible.
         """
         probabilities = _column_probabilities(self._column_terms())
         return (probabilities @ subset_members(self.num_cells, probabilities)).mT.to(self.observed.dtype)
@@ -782,22 +741,8 @@ class NoisyGenotypes:
     def sample(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw independent matrices from the exact posterior, column by column.
 
-        Parameters
-        ----------
-        num_samples : int
-        seed : int or torch.Generator, default 0
-
-        Returns
-        -------
-        Tensor of bool
-            Shape ``(num_samples, cells, mutations)``.
-
-        Raises
-        ------
-        SettingsError
-            As in :meth:`log_evidence`, or if the rates are batched.
-        DataError
-            If no conflict-free matrix is possible.
+        Returns ``(num_samples, cells, mutations)``, bool. Raises ``SettingsError`` as in :meth:`log_evidence`, or if
+        the rates are batched; ``DataError`` if no conflict-free matrix is possible.
         """
         self._check_single_rates("sample")
         num_samples = whole_number("num_samples", num_samples, least=1)
@@ -821,7 +766,8 @@ class NoisyGenotypes:
         """Perform a Gibbs sweep over the cells' genotypes.
 
         The sweep leaves the posterior invariant and is irreducible for positive rates. The number of cells is not
-        limited; the cost is proportional to ``2**mutations``.
+        limited; the cost is proportional to ``2**mutations``. Raises ``ShapeError`` or ``DataError`` if ``genotypes``
+        are invalid or have a conflict; ``SettingsError`` if there are more than 12 mutations, or a rate is zero.
 
         Parameters
         ----------
@@ -834,13 +780,6 @@ class NoisyGenotypes:
         -------
         Tensor of bool
             Same shape.
-
-        Raises
-        ------
-        ShapeError, DataError
-            If ``genotypes`` are invalid or have a conflict.
-        SettingsError
-            If there are more than 12 mutations, or a rate is zero.
         """
         if self.num_mutations > _MAX_SWEEP_MUTATIONS:
             raise SettingsError(
@@ -959,7 +898,6 @@ class GenotypeModel:
 
     Examples
     --------
-    >>> import torch
     >>> import bayeskit as bk
     >>> observed = torch.tensor([[1, 0], [0, 1], [1, 1]], dtype=torch.float64)
     >>> target = bk.Target.from_pyro(GenotypeModel(observed))
@@ -1019,10 +957,6 @@ def plot_genotypes(probabilities: Tensor, observed: Tensor, ax: Axes | None = No
     ax : Axes, optional
         Default axes of a new figure. The colour bar takes space from the axes.
 
-    Returns
-    -------
-    Axes
-
     Raises
     ------
     ShapeError
@@ -1030,7 +964,6 @@ def plot_genotypes(probabilities: Tensor, observed: Tensor, ax: Axes | None = No
 
     Examples
     --------
-    >>> import torch
     >>> from matplotlib.figure import Figure
     >>> plot_genotypes(torch.full((3, 2), 0.5), torch.eye(3)[:, :2], Figure().subplots()).get_xlabel()
     'mutation'

@@ -296,7 +296,6 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import torch
     >>> grid = IsingGrid.homogeneous(3, 4, torch.tensor(0.4, dtype=torch.float64))
     >>> everything = grid.enumerate_support()
     >>> everything.shape, grid.log_prob(everything).exp().sum()
@@ -365,6 +364,9 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
     ) -> IsingGrid:
         """Return a grid with homogeneous coupling and field.
 
+        Raises ``ShapeError`` if coupling and field do not broadcast; ``DataError`` if a tensor is not floating point
+        or, with validation, not finite; ``SettingsError`` if a side is less than 1.
+
         Parameters
         ----------
         height, width : int
@@ -375,15 +377,6 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
             Shape ``(*batch)``.
         periodic : bool, default False
         validate_args : bool, optional
-
-        Raises
-        ------
-        ShapeError
-            If coupling and field do not broadcast.
-        DataError
-            If a tensor is not floating point or, with validation, not finite.
-        SettingsError
-            If a side is less than 1.
         """
         height, width = whole_number("height", height, least=1), whole_number("width", width, least=1)
         like = next((x for x in (coupling, field) if isinstance(x, Tensor)), torch.empty(()))
@@ -433,7 +426,7 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
         return self.log_potential(value) - self.log_partition
 
     def log_pseudolikelihood(self, spins: Tensor) -> Tensor:
-        """Return the log pseudolikelihood: the sum of the log conditional probabilities of the spins.
+        """Return the log pseudolikelihood: the sum of the log conditional probabilities of the spins, ``(*batch)``.
 
         The maximum pseudolikelihood estimate is consistent, but as a likelihood it is overconfident.
 
@@ -441,11 +434,6 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
         ----------
         spins : Tensor
             Shape ``(*batch, height, width)``.
-
-        Returns
-        -------
-        Tensor
-            Shape ``(*batch)``.
         """
         if self._validate_args:
             self._validate_sample(spins)
@@ -490,10 +478,7 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """Return all spin configurations, ``(2**sites, *batch, height, width)``; batch dimensions 1 unless expanded.
 
-        Raises
-        ------
-        SettingsError
-            If there are more than 20 sites.
+        Raises ``SettingsError`` if there are more than 20 sites.
         """
         height, width = self.event_shape
         if height * width > _MAX_ENUMERATED_SITES:

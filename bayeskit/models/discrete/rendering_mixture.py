@@ -72,8 +72,6 @@ class RenderingMixture:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.rendering_mixture import RenderingMixture
     >>> mixture = RenderingMixture(torch.tensor([[[3.0, 3.0]], [[3.0, -3.0]]]), (4, 5))
     >>> image = torch.zeros(1, 4, 5)
     >>> image[0, 2, 1:3] = torch.tensor([3.0, -3.0])
@@ -110,17 +108,12 @@ class RenderingMixture:
     def scores(self, x: Tensor) -> Tensor:
         """Return the posterior log odds of the switch given template and position, ``(n, templates, rows, columns)``.
 
+        Raises ``ShapeError`` if the images have a wrong shape; ``DataError`` if a value is not finite.
+
         Parameters
         ----------
         x : Tensor or array
             Images, ``(n, height, width)``.
-
-        Raises
-        ------
-        ShapeError
-            If the images have a wrong shape.
-        DataError
-            If a value is not finite.
         """
         return conv2d(self._images(x).unsqueeze(1), *self.weights())
 
@@ -142,26 +135,16 @@ class RenderingMixture:
     def feature_maps(self, x: Tensor, window: int) -> Tensor:
         """Return window maxima of the log joint density over switch and position, minus :meth:`log_background`.
 
+        Returns ``(n, templates, rows / window, columns / window)``: convolution, ReLU, max-pool. Raises
+        ``SettingsError`` if windows do not tile the positions; ``ShapeError`` if the images have a wrong shape;
+        ``DataError`` if a value is not finite.
+
         Parameters
         ----------
         x : Tensor or array
             Images, ``(n, height, width)``.
         window : int
             Edge length of the windows, a divisor of the numbers of rows and columns of positions.
-
-        Returns
-        -------
-        Tensor
-            ``(n, templates, rows / window, columns / window)``: convolution, ReLU, max-pool.
-
-        Raises
-        ------
-        SettingsError
-            If windows do not tile the positions.
-        ShapeError
-            If the images have a wrong shape.
-        DataError
-            If a value is not finite.
         """
         if any(size % whole_number("window", window, 1) for size in self.positions):
             raise SettingsError(

@@ -72,8 +72,6 @@ class SubsetPosterior:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.spike_and_slab import SpikeAndSlabRegression
     >>> x = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).repeat(3, 1)
     >>> posterior = SpikeAndSlabRegression().posterior(x, 3.0 * x[:, 0])
     >>> posterior
@@ -149,10 +147,7 @@ class SubsetPosterior:
     def most_probable(self, count: int = 1) -> tuple[Tensor, Tensor]:
         """Return the most probable subsets ``(count, p)`` and their probabilities ``(count,)``.
 
-        Raises
-        ------
-        SettingsError
-            If ``count`` exceeds the number of subsets.
+        Raises ``SettingsError`` if ``count`` exceeds the number of subsets.
         """
         if whole_number("count", count, 1) > len(self.subsets):
             raise SettingsError(f"count is {count}, but there are {len(self.subsets)} subsets")
@@ -162,32 +157,25 @@ class SubsetPosterior:
     def intervals(self, probability: float = 0.9) -> Tensor:
         """Return central posterior intervals of the coefficients averaged over subsets, ``(1 + p, 2)``.
 
-        The ends are quantiles of the mixture, exactly zero if the quantile falls on the point mass.
+        The ends are quantiles of the mixture, exactly zero if the quantile falls on the point mass. Raises
+        ``SettingsError`` if ``probability`` is not between 0 and 1.
 
         Parameters
         ----------
         probability : float, default 0.9
             Between 0 and 1.
-
-        Raises
-        ------
-        SettingsError
-            If ``probability`` is not between 0 and 1.
         """
         return self._intervals(torch.eye(self.coefficients_each.shape[1]).to(self.subsets), 0.0, probability)
 
     def predict(self, x: Tensor) -> Tensor:
         """Return posterior means of new responses averaged over subsets, ``(m,)``.
 
+        Raises ``ShapeError`` if the shape of ``x`` is not ``(m, p)``.
+
         Parameters
         ----------
         x : Tensor or array
             Predictors, ``(m, p)``.
-
-        Raises
-        ------
-        ShapeError
-            If the shape of ``x`` is not ``(m, p)``.
         """
         return self._design(x) @ self.coefficients
 
@@ -202,40 +190,28 @@ class SubsetPosterior:
     def predictive_intervals(self, x: Tensor, probability: float = 0.9) -> Tensor:
         """Return central predictive intervals of new responses, including noise, ``(m, 2)``.
 
+        Raises ``ShapeError`` if the shape of ``x`` is not ``(m, p)``; ``SettingsError`` if ``probability`` is not
+        between 0 and 1.
+
         Parameters
         ----------
         x : Tensor or array
             Predictors, ``(m, p)``.
         probability : float, default 0.9
             Between 0 and 1.
-
-        Raises
-        ------
-        ShapeError
-            If the shape of ``x`` is not ``(m, p)``.
-        SettingsError
-            If ``probability`` is not between 0 and 1.
         """
         return self._intervals(self._design(x), 1.0, probability)
 
     def sample(self, num_draws: int, *, seed: int | torch.Generator = 0) -> dict[str, Tensor]:
         """Draw independent samples from the joint posterior of subset, coefficients and noise.
 
-        Parameters
-        ----------
-        num_draws : int
-        seed : int or torch.Generator, default 0
+        Raises ``SettingsError`` if ``num_draws`` is not a positive whole number.
 
         Returns
         -------
         dict of str to Tensor
             ``"inclusion"``, ``(num_draws, p)``; ``"coefficients"``, intercept first, ``(num_draws, 1 + p)``;
             ``"noise_scale"``, the standard deviation of the noise, ``(num_draws,)``.
-
-        Raises
-        ------
-        SettingsError
-            If ``num_draws`` is not a positive whole number.
         """
         num_draws = whole_number("num_draws", num_draws, 1)
         generator = new_generator(seed, self.subsets.device, stream="subset posterior")
@@ -257,19 +233,15 @@ class SubsetPosterior:
     def to_pandas(self, names: Sequence[str] | None = None, probability: float = 0.9) -> pd.DataFrame:
         """Return one row per coefficient: inclusion probability, mean, standard deviation and central interval.
 
+        Raises ``ShapeError`` if the number of names is not ``p``; ``SettingsError`` if ``probability`` is not between 0
+        and 1.
+
         Parameters
         ----------
         names : sequence of str, optional
             Names of the predictors, default ``self.names``.
         probability : float, default 0.9
             Probability of the interval.
-
-        Raises
-        ------
-        ShapeError
-            If the number of names is not ``p``.
-        SettingsError
-            If ``probability`` is not between 0 and 1.
         """
         import pandas as pd
 
@@ -286,17 +258,14 @@ class SubsetPosterior:
     def plot(self, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
         """Plot inclusion probabilities with a reference line at 0.5.
 
+        Raises ``ShapeError`` if the number of names is not ``p``.
+
         Parameters
         ----------
         names : sequence of str, optional
             Names of the predictors, default ``self.names``.
         ax : Axes, optional
             Default: a new figure.
-
-        Raises
-        ------
-        ShapeError
-            If the number of names is not ``p``.
         """
         from bayeskit.core.plots import BLUE, GREY
 
@@ -433,7 +402,6 @@ class IndependentInclusion:
 
     Examples
     --------
-    >>> import torch
     >>> IndependentInclusion(0.25).log_prob(torch.tensor([1.0, 0.0])).exp()
     tensor(0.1875)
     """
@@ -472,7 +440,6 @@ class BetaBinomialInclusion:
 
     Examples
     --------
-    >>> import torch
     >>> BetaBinomialInclusion().log_prob(torch.tensor([1.0, 0.0])).exp()
     tensor(0.1667)
     """
@@ -541,8 +508,6 @@ class SpikeAndSlabRegression:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.spike_and_slab import SpikeAndSlabRegression
     >>> x = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).repeat(3, 1)
     >>> posterior = SpikeAndSlabRegression().posterior(x, 3.0 * x[:, 0])
     >>> posterior.median_probability_subset
@@ -567,7 +532,8 @@ class SpikeAndSlabRegression:
         """Return log marginal likelihoods given subsets, ``(*batch)``.
 
         The computation is in double precision. The result has the wider dtype of ``x`` and ``y``, where integers count
-        as double precision.
+        as double precision. Raises ``ShapeError`` if shapes do not match; ``DataError`` if a value is not finite, or
+        the full regression is numerically singular in double precision.
 
         Parameters
         ----------
@@ -577,13 +543,6 @@ class SpikeAndSlabRegression:
             Predictors, ``(n, p)``.
         y : Tensor or array
             Responses, ``(n,)``.
-
-        Raises
-        ------
-        ShapeError
-            If shapes do not match.
-        DataError
-            If a value is not finite, or the full regression is numerically singular in double precision.
         """
         x, y = _read(x, y)
         if inclusion.shape[-1:] != x.shape[1:]:
@@ -594,16 +553,12 @@ class SpikeAndSlabRegression:
     def model(self, x: Tensor, y: Tensor) -> None:
         """Pyro model with one latent site ``inclusion``, event shape ``(p,)``; coefficients are integrated out.
 
-        The site has a Bernoulli(0.5) distribution; the factor ``inclusion_prior`` corrects it to the prior.
+        The site has a Bernoulli(0.5) distribution; the factor ``inclusion_prior`` corrects it to the prior. Raises
+        ``ShapeError`` or ``DataError`` as in :meth:`log_evidence`.
 
         Parameters
         ----------
         x, y : Tensor or array
-            As in :meth:`log_evidence`.
-
-        Raises
-        ------
-        ShapeError, DataError
             As in :meth:`log_evidence`.
         """
         x, y = _read(x, y)
@@ -615,17 +570,13 @@ class SpikeAndSlabRegression:
     def posterior(self, x: Tensor, y: Tensor) -> SubsetPosterior:
         """Return the exact posterior over all subsets of predictors.
 
+        Raises ``ShapeError`` or ``DataError`` as in :meth:`log_evidence`; ``SettingsError`` if there are more than 20
+        predictors.
+
         Parameters
         ----------
         x, y : Tensor or array
             As in :meth:`log_evidence`. The columns of a data frame name the predictors. Results have double precision.
-
-        Raises
-        ------
-        ShapeError, DataError
-            As in :meth:`log_evidence`.
-        SettingsError
-            If there are more than 20 predictors.
         """
         names = getattr(x, "columns", None)
         x, y = (value.double() for value in _read(x, y))

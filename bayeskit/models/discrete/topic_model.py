@@ -62,8 +62,6 @@ class LatentDirichletAllocation:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.topic_model import LatentDirichletAllocation
     >>> model = LatentDirichletAllocation(num_topics=2, num_words=3)
     >>> round(model.log_evidence(torch.tensor([[2, 0, 1], [0, 2, 0]])), 4)
     -5.991
@@ -84,19 +82,13 @@ class LatentDirichletAllocation:
         """Pyro model with continuous sites ``topics``, ``(num_topics, num_words)``, and ``proportions``.
 
         Site ``proportions`` has shape ``(documents, num_topics)``. The likelihood is for words in a known order, so it
-        has no multinomial coefficients.
+        has no multinomial coefficients. Raises ``ShapeError`` if the shape is not ``(documents, num_words)``, or there
+        is no document; ``DataError`` if counts are not non-negative whole numbers.
 
         Parameters
         ----------
         counts : Tensor or array
             Word counts per document, ``(documents, num_words)``, integer or floating-point.
-
-        Raises
-        ------
-        ShapeError
-            If the shape is not ``(documents, num_words)``, or there is no document.
-        DataError
-            If counts are not non-negative whole numbers.
         """
         counts = self._checked(counts)
         dtype = counts.dtype if counts.is_floating_point() else torch.get_default_dtype()
@@ -108,7 +100,7 @@ class LatentDirichletAllocation:
         pyro.factor("words", self.log_likelihood(topics, proportions, counts))
 
     def log_likelihood(self, topics: Tensor, proportions: Tensor, counts: Tensor) -> Tensor:
-        """Return the log probability of all words with their topics summed out.
+        """Return the log probability of all words with their topics summed out, ``(*batch)``.
 
         Parameters
         ----------
@@ -118,11 +110,6 @@ class LatentDirichletAllocation:
             Topic proportions of each document, ``(*batch, documents, num_topics)``.
         counts : Tensor
             ``(documents, num_words)``.
-
-        Returns
-        -------
-        Tensor
-            ``(*batch)``.
         """
         counts = as_numbers("counts", counts).to(topics)
         probability = proportions @ topics
@@ -134,13 +121,8 @@ class LatentDirichletAllocation:
 
         Given these topics, proportions and word probabilities are integrated out in closed form. The number of
         assignments is ``num_topics`` to the power of the number of words, so this is feasible for about a dozen words.
-
-        Raises
-        ------
-        ShapeError, DataError
-            As in :meth:`model`.
-        SettingsError
-            If there are more than 65,536 assignments.
+        Raises ``ShapeError`` or ``DataError`` as in :meth:`model`; ``SettingsError`` if there are more than 65,536
+        assignments.
         """
         counts = self._checked(counts)
         document, word = self._tokens(counts)
@@ -220,8 +202,6 @@ def align_topics(values: Mapping[str, Tensor], reference: Tensor | None = None) 
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.topic_model import align_topics
     >>> topics = torch.tensor([[[0.8, 0.2], [0.1, 0.9]], [[0.2, 0.8], [0.7, 0.3]]])  # two draws
     >>> align_topics({"topics": topics}, reference=topics[0])["topics"][1]
     tensor([[0.7000, 0.3000],
@@ -287,7 +267,6 @@ def count_words(
 
     Examples
     --------
-    >>> from bayeskit.models.discrete.topic_model import count_words
     >>> count_words(["The cat sat on the mat.", "The dog didn't."], stop_words=["the", "on"])
     (tensor([[1, 0, 0, 1, 1],
             [0, 1, 1, 0, 0]]), ('cat', "didn't", 'dog', 'mat', 'sat'))
@@ -324,10 +303,6 @@ def plot_topics(
     num_words : int, default 8
         Number of words per topic.
 
-    Returns
-    -------
-    sequence of Axes
-
     Raises
     ------
     ShapeError
@@ -335,8 +310,6 @@ def plot_topics(
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.topic_model import plot_topics
     >>> axes = plot_topics(torch.tensor([[0.6, 0.3, 0.1], [0.1, 0.1, 0.8]]), ["cat", "dog", "tax"], num_words=2)
     >>> [label.get_text() for label in axes[0].get_yticklabels()]
     ['cat', 'dog']

@@ -77,7 +77,6 @@ class VAE(Autoencoder):
 
     Examples
     --------
-    >>> import torch
     >>> from bayeskit.models.vae import VAE, DiagonalNormal, likelihoods, mlp
     >>> encoder = torch.nn.Sequential(mlp([6, 8]), torch.nn.Tanh(), DiagonalNormal(8, 2))
     >>> vae = VAE(encoder, mlp([2, 8, 6]), 2, likelihoods.Bernoulli(), data_shape=(6,))
@@ -122,9 +121,7 @@ def mlp_vae(
 
     Examples
     --------
-    >>> import torch, pyro
     >>> from bayeskit.inference.objectives import IWAE
-    >>> from bayeskit.models.vae import mlp_vae
     >>> vae = mlp_vae(data_dim=64, hidden=(20,), latent_dim=5)
     >>> optimizer = torch.optim.Adam(vae.parameters(), lr=1e-3)
     >>> loss = IWAE(num_particles=4).differentiable_loss(vae.model, vae.guide, torch.zeros(10, 64))
@@ -168,8 +165,6 @@ def convolutional_vae(
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.vae import convolutional_vae
     >>> convolutional_vae((1, 8, 8), latent_dim=5).reconstruct(torch.zeros(3, 1, 8, 8)).shape
     torch.Size([3, 1, 8, 8])
     """
@@ -200,7 +195,6 @@ def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype = torch.float32
 
     Examples
     --------
-    >>> import torch
     >>> one_hot(torch.tensor([2, 0]), 3)
     tensor([[0., 0., 1.],
             [1., 0., 0.]])
@@ -245,8 +239,6 @@ class ConditionalVAE(GenerativeModel):
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.vae import conditional_vae, one_hot
     >>> vae = conditional_vae(data_dim=6, condition_dim=3, hidden=(8,), latent_dim=2)
     >>> vae.generate(one_hot(torch.tensor([0, 2]), 3), seed=0).shape
     torch.Size([2, 6])
@@ -400,8 +392,6 @@ class HierarchicalVAE(GenerativeModel):
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.vae import hierarchical_vae
     >>> vae = hierarchical_vae(data_dim=6, hidden=((8,), (8,)), latent_dims=(3, 2))
     >>> [code.shape[1] for code in vae.encode(torch.zeros(5, 6))]
     [3, 2]
@@ -547,8 +537,6 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.vae import MissingDataVAE, mlp_vae
     >>> model = MissingDataVAE(mlp_vae(data_dim=3, hidden=(8,), latent_dim=2))
     >>> x = torch.tensor([[1.0, torch.nan, 0.0]])
     >>> model.impute(x, ~x.isnan(), 5, seed=0).shape
@@ -563,6 +551,9 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
     def model(self, x: Tensor, mask: Tensor, num_items: int | None = None) -> None:
         """Draw a code ``z`` for each row from the prior and observe the non-missing entries of the row.
 
+        Raises ``ShapeError`` if the shape of an argument does not match the model; ``DataError`` if a dtype or value is
+        not valid; ``SettingsError`` if ``num_items`` is less than ``n``.
+
         Parameters
         ----------
         x : Tensor
@@ -571,15 +562,6 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
             True where an entry is observed, same shape.
         num_items : int, optional
             Size of the full data set if ``x`` is a minibatch; default ``n``.
-
-        Raises
-        ------
-        ShapeError
-            If the shape of an argument does not match the model.
-        DataError
-            If a dtype or value is not valid.
-        SettingsError
-            If ``num_items`` is less than ``n``.
         """
         vae = self.vae
         filled = self.fill(x, mask)
@@ -600,12 +582,7 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
     def fill(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the data with zeros in place of missing entries.
 
-        Raises
-        ------
-        ShapeError
-            If ``mask`` and ``x`` differ in shape.
-        DataError
-            If ``mask`` is not boolean.
+        Raises ``ShapeError`` if ``mask`` and ``x`` differ in shape; ``DataError`` if ``mask`` is not boolean.
         """
         if mask.dtype != torch.bool:
             raise DataError(
@@ -620,8 +597,9 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
     ) -> Tensor:
         """Draw the missing entries given the observed entries, by sampling importance resampling.
 
-        Codes are drawn from the encoder's distribution and resampled by their importance weights. The draws converge
-        to the posterior predictive distribution as ``num_particles`` grows.
+        Codes are drawn from the encoder's distribution and resampled by their importance weights. The draws converge to
+        the posterior predictive distribution as ``num_particles`` grows. Returns ``(n, *batch, *data_shape)``; observed
+        entries are copied from ``x``. Raises ``SettingsError`` if ``n`` or ``num_particles`` is less than 1.
 
         Parameters
         ----------
@@ -631,16 +609,6 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
         num_particles : int, default 100
             Number of codes resampled from; 1 uses the encoder's distribution without correction.
         seed : int or torch.Generator
-
-        Returns
-        -------
-        Tensor
-            Shape ``(n, *batch, *data_shape)``; observed entries are copied from ``x``.
-
-        Raises
-        ------
-        SettingsError
-            If ``n`` or ``num_particles`` is less than 1.
         """
         if min(n, num_particles) < 1:
             raise SettingsError(f"n and num_particles must be at least 1, not {n} and {num_particles}")
@@ -699,8 +667,6 @@ class SemiSupervisedVAE(GenerativeModel):
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.vae import semi_supervised_vae
     >>> vae = semi_supervised_vae(data_dim=6, num_classes=3, hidden=(8,), latent_dim=2)
     >>> vae.classify(torch.zeros(5, 6)).shape
     torch.Size([5, 3])
@@ -735,6 +701,9 @@ class SemiSupervisedVAE(GenerativeModel):
     def model(self, x: Tensor, y: Tensor | None = None, num_items: int | None = None) -> None:
         """Draw a label ``y`` and a code ``z`` for each row; observe the row and, if given, its label.
 
+        Raises ``ShapeError`` if the shape of an argument does not match the model; ``DataError`` if a dtype or value is
+        not valid; ``SettingsError`` if ``num_items`` is less than ``n``.
+
         Parameters
         ----------
         x : Tensor
@@ -743,15 +712,6 @@ class SemiSupervisedVAE(GenerativeModel):
             Integer labels, shape ``(n,)``; None if unknown.
         num_items : int, optional
             Size of the full (labelled or unlabelled) data set if ``x`` is a minibatch; default ``n``.
-
-        Raises
-        ------
-        ShapeError
-            If the shape of an argument does not match the model.
-        DataError
-            If a dtype or value is not valid.
-        SettingsError
-            If ``num_items`` is less than ``n``.
         """
         self.check(x)
         self._check_labels(x, y)

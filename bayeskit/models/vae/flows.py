@@ -30,8 +30,7 @@ class FlowDistribution(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import torch, zuko
-    >>> from bayeskit.models.vae import FlowDistribution
+    >>> import zuko
     >>> flow = zuko.flows.MAF(features=3, context=2)
     >>> distribution = FlowDistribution(flow(torch.zeros(5, 2)))
     >>> distribution.batch_shape, distribution.event_shape
@@ -74,8 +73,7 @@ class ConditionalFlow(nn.Module):
 
     Examples
     --------
-    >>> import torch, zuko
-    >>> from bayeskit.models.vae import ConditionalFlow, mlp
+    >>> import zuko
     >>> encoder = torch.nn.Sequential(mlp([6, 8]), ConditionalFlow(zuko.flows.NSF(features=2, context=8)))
     >>> encoder(torch.zeros(5, 6)).sample().shape
     torch.Size([5, 2])
@@ -100,7 +98,6 @@ class FlowPrior(nn.Module):
     Examples
     --------
     >>> import zuko
-    >>> from bayeskit.models.vae import FlowPrior
     >>> FlowPrior(zuko.flows.NSF(features=2))().event_shape
     torch.Size([2])
     """
@@ -157,8 +154,6 @@ def flow_vae(
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.vae import flow_vae
     >>> flow_vae(data_dim=6, hidden=(8,), latent_dim=2).generate(3, seed=0).shape
     torch.Size([3, 6])
     """

@@ -55,14 +55,8 @@ class GenerativeModel(PyroModule):  # type: ignore[misc]
         """Check shape, dtype and values of data ``(*batch, *data_shape)``.
 
         Values are checked only while Pyro's validation is enabled (the default); ``pyro.enable_validation(False)``
-        disables it.
-
-        Raises
-        ------
-        ShapeError
-            If the rightmost dimensions are not ``data_shape``.
-        DataError
-            If the dtype differs from that of the parameters, or a value is outside the support of the likelihood.
+        disables it. Raises ``ShapeError`` if the rightmost dimensions are not ``data_shape``; ``DataError`` if the
+        dtype differs from that of the parameters, or a value is outside the support of the likelihood.
         """
         self.check_layout(x)
         if is_validation_enabled():
@@ -85,12 +79,8 @@ class GenerativeModel(PyroModule):  # type: ignore[misc]
     def data_plate(self, x: Tensor, num_items: int | None) -> Any:
         """Return the plate "data" over the rows of ``x (n, *data_shape)``.
 
-        Raises
-        ------
-        ShapeError
-            If ``x`` does not have exactly one batch dimension.
-        SettingsError
-            If ``num_items`` is less than ``n``.
+        Raises ``ShapeError`` if ``x`` does not have exactly one batch dimension; ``SettingsError`` if ``num_items`` is
+        less than ``n``.
         """
         if x.dim() != self.event_dim + 1:
             raise ShapeError(f"x has shape {tuple(x.shape)}; model and guide need (n, {self._shape_text})")
@@ -164,21 +154,15 @@ class Autoencoder(GenerativeModel):
     def model(self, x: Tensor, num_items: int | None = None) -> None:
         """Draw a code ``z`` for each row from the prior and observe the row under the likelihood.
 
+        Raises ``ShapeError`` if the shape of an argument does not match the model; ``DataError`` if a dtype or value is
+        not valid; ``SettingsError`` if ``num_items`` is less than ``n``.
+
         Parameters
         ----------
         x : Tensor
             Shape ``(n, *data_shape)``.
         num_items : int, optional
             Size of the full data set if ``x`` is a minibatch; default ``n``.
-
-        Raises
-        ------
-        ShapeError
-            If the shape of an argument does not match the model.
-        DataError
-            If a dtype or value is not valid.
-        SettingsError
-            If ``num_items`` is less than ``n``.
         """
         self.check(x)
         with self.data_plate(x, num_items):
@@ -214,10 +198,7 @@ class Autoencoder(GenerativeModel):
     def decode(self, z: Tensor) -> Tensor:
         """Return the mean of the data given codes: ``(*batch, latent_dim)`` to ``(*batch, *data_shape)``.
 
-        Raises
-        ------
-        ShapeError
-            If the last dimension of ``z`` is not ``latent_dim``.
+        Raises ``ShapeError`` if the last dimension of ``z`` is not ``latent_dim``.
         """
         check_last_dim("z", z, self.latent_dim)
         with torch.no_grad():

@@ -56,8 +56,6 @@ class LinearVAE(Autoencoder):
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.vae import LinearVAE
     >>> x = torch.randn(100, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> best = LinearVAE.maximum_likelihood(x, latent_dim=2)
     >>> bool((best.log_likelihood(x) - best.lower_bound(x)).abs().max() < 1e-12)
@@ -78,21 +76,16 @@ class LinearVAE(Autoencoder):
     def maximum_likelihood(cls, x: Tensor, latent_dim: int) -> LinearVAE:
         """Return the maximum likelihood model, with its guide equal to the exact posterior.
 
+        Raises ``ShapeError`` if ``x`` is not a matrix; ``SettingsError`` if ``latent_dim`` is not less than
+        ``data_dim``; ``DataError`` if values are not finite, or the data lie in a subspace of ``latent_dim`` dimensions
+        (unbounded likelihood).
+
         Parameters
         ----------
         x : Tensor
             Shape ``(n, data_dim)``.
         latent_dim : int
             Less than ``data_dim``.
-
-        Raises
-        ------
-        ShapeError
-            If ``x`` is not a matrix.
-        SettingsError
-            If ``latent_dim`` is not less than ``data_dim``.
-        DataError
-            If values are not finite, or the data lie in a subspace of ``latent_dim`` dimensions (unbounded likelihood).
         """
         if x.dim() != 2:
             raise ShapeError(f"x has shape {tuple(x.shape)}, but must have shape (n, data_dim)")

@@ -46,7 +46,6 @@ def exact_log_evidence(mixture: GaussianMixture) -> float:
 
     Examples
     --------
-    >>> import torch
     >>> from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior, exact_log_evidence
     >>> y = torch.tensor([-1.0, -0.8, 2.0, 2.3], dtype=torch.float64)
     >>> one, two = (GaussianMixture(y, k, MixturePrior.conjugate(0.0, 0.2, 2.0, 0.5)) for k in (1, 2))
@@ -80,7 +79,6 @@ def sample_exact_posterior(
 
     Examples
     --------
-    >>> import torch
     >>> from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior, sample_exact_posterior
     >>> y = torch.tensor([-1.0, -0.8, 2.0, 2.3], dtype=torch.float64)
     >>> mixture = GaussianMixture(y, 2, MixturePrior.conjugate(0.0, 0.2, 2.0, 0.5))
@@ -159,7 +157,7 @@ def _update(mixture: GaussianMixture, assignments: Tensor) -> _Update:
 
 
 def log_joint_of_assignments(mixture: GaussianMixture, assignments: Tensor) -> Tensor:
-    """Return the joint log probability of assignments and data, parameters integrated out.
+    """Return the joint log probability of assignments and data, parameters integrated out, ``(*batch)``.
 
     Parameters
     ----------
@@ -167,11 +165,6 @@ def log_joint_of_assignments(mixture: GaussianMixture, assignments: Tensor) -> T
         As in :func:`exact_log_evidence`.
     assignments : Tensor or array of int
         Values 0 to ``K - 1``, shape ``(*batch, n)``.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(*batch)``.
 
     Raises
     ------

@@ -99,10 +99,7 @@ class Labels:
     def permutations(self) -> Tensor:
         """Return every permutation of the components, shape ``(K!, K)``, the identity first.
 
-        Raises
-        ------
-        SettingsError
-            If there are more than 5040 (``K > 7``).
+        Raises ``SettingsError`` if there are more than 5040 (``K > 7``).
         """
         if not self.listable:
             count = math.factorial(self.num_components)
@@ -113,7 +110,7 @@ class Labels:
         return torch.tensor(list(itertools.permutations(range(self.num_components))), device=self.coordinates.device)
 
     def permute(self, u: Tensor, permutation: Tensor) -> Tensor:
-        """Give component ``k`` the parameters of component ``permutation[k]``.
+        """Give component ``k`` the parameters of component ``permutation[k]``, ``(*batch, d)``.
 
         Parameters
         ----------
@@ -121,11 +118,6 @@ class Labels:
             Unconstrained vectors, shape ``(*batch, d)``.
         permutation : Tensor
             Shape ``(*batch, K)``; the two batch shapes broadcast.
-
-        Returns
-        -------
-        Tensor
-            Shape ``(*batch, d)``.
         """
         batch = torch.broadcast_shapes(u.shape[:-1], permutation.shape[:-1])
         source = torch.arange(u.shape[-1], device=u.device).expand(*batch, -1).clone()
@@ -192,7 +184,7 @@ def relabel(draws: Draws, labels: Labels, responsibilities: Tensor) -> Draws:
 
     Examples
     --------
-    >>> import torch, bayeskit as bk
+    >>> import bayeskit as bk
     >>> from bayeskit.models.discrete.mixtures import GaussianMixture, Labels, relabel
     >>> y = torch.tensor([-2.1, -1.9, -1.4, 1.6, 2.0, 2.5], dtype=torch.float64)
     >>> mixture = GaussianMixture(y, 2)

@@ -141,8 +141,6 @@ def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) ->
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import permutation_matrix
     >>> permutation_matrix(torch.tensor([2, 0, 1]), torch.int64).tolist()
     [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
     """
@@ -178,7 +176,6 @@ def all_permutations(size: int) -> Tensor:
 
     Examples
     --------
-    >>> from bayeskit.models.discrete.permutations import all_permutations
     >>> all_permutations(3)[:2].tolist()
     [[0, 1, 2], [0, 2, 1]]
     """
@@ -220,8 +217,6 @@ def nearest_permutation(matrix: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import nearest_permutation
     >>> nearest_permutation(torch.tensor([[0.6, 0.5], [0.5, 0.1]])).tolist()
     [1, 0]
     """
@@ -278,8 +273,6 @@ def log_permanent(log_weights: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import log_permanent
     >>> float(log_permanent(torch.zeros(5, 5)).exp().round())
     120.0
     """
@@ -362,8 +355,6 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import GibbsPermutation
     >>> matching = GibbsPermutation(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
     >>> [round(p, 4) for p in matching.log_prob(torch.tensor([[0, 1], [1, 0]])).exp().tolist()]
     [0.9526, 0.0474]
@@ -388,17 +379,13 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
     def from_weights(cls, weights: Tensor) -> GibbsPermutation:
         """Return the distribution with probability proportional to the product of ``weights`` of the pairs.
 
+        Raises ``ShapeError`` if a matrix is not square; ``DataError`` if entries are negative, or every permutation has
+        weight zero.
+
         Parameters
         ----------
         weights : Tensor
             Shape ``(*batch, n, n)``, nonnegative.
-
-        Raises
-        ------
-        ShapeError
-            If a matrix is not square.
-        DataError
-            If entries are negative, or every permutation has weight zero.
         """
         weights = real_numbers("weights", weights)
         check_square("weights", weights)
@@ -430,24 +417,14 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
     def log_partition(self) -> Tensor:
         """The log permanent, ``(*batch)``.
 
-        Raises
-        ------
-        SettingsError
-            If there are more than 20 rows.
+        Raises ``SettingsError`` if there are more than 20 rows.
         """
         return self._sums[-1].squeeze(-1)
 
     def log_weight(self, value: Tensor) -> Tensor:
         """Return the unnormalized log probability, for any number of rows: ``(*batch, n)`` to ``(*batch)``.
 
-        Parameters
-        ----------
-        value : Tensor of int
-
-        Raises
-        ------
-        ShapeError
-            If ``value`` has a wrong number of rows.
+        Raises ``ShapeError`` if ``value`` has a wrong number of rows.
         """
         if value.shape[-1:] != self.event_shape:
             raise ShapeError(f"values have shape {tuple(value.shape)}; give (*batch, {self.event_shape[0]})")
@@ -456,12 +433,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
         return weights.gather(-1, value.long().expand(shape).unsqueeze(-1)).squeeze(-1).sum(-1)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log probability of permutations, ``(*batch, n)`` to ``(*batch)``.
-
-        Parameters
-        ----------
-        value : Tensor of int
-        """
+        """Return the log probability of permutations, ``(*batch, n)`` to ``(*batch)``."""
         if self._validate_args:
             self._validate_sample(value)
         return self.log_weight(value) - self.log_partition
@@ -515,14 +487,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """Return all permutations for ``n <= 9``, ``(n!, *batch, n)``; batch dimensions are 1 unless ``expand``.
 
-        Parameters
-        ----------
-        expand : bool, default True
-
-        Raises
-        ------
-        SettingsError
-            If ``n`` is too large; the message gives the number of permutations.
+        Raises ``SettingsError`` if ``n`` is too large; the message gives the number of permutations.
         """
         listed = all_permutations(self.event_shape[0]).to(self.log_weights.device)
         listed = listed.reshape(-1, *(1 for _ in self.batch_shape), self.event_shape[0])

@@ -34,6 +34,8 @@ class NoisyMatching:
     True
     >>> pyro.clear_param_store()
 
+    Source: Linderman et al. (2018), as for :class:`GibbsPermutation`.
+
     Parameters
     ----------
     centres : Tensor or array
@@ -51,11 +53,6 @@ class NoisyMatching:
         If values are not finite.
     SettingsError
         If the scale is not positive.
-
-    References
-    ----------
-    Linderman, S. W., Mena, G. E., Cooper, H., Paninski, L., Cunningham, J. P. (2018). Reparameterizing the Birkhoff
-    polytope for variational permutation inference. AISTATS.
 
     Examples
     --------
@@ -126,20 +123,14 @@ class NoisyMatching:
     def log_evidence(self) -> Tensor:
         """Return the exact log evidence, ``(*batch)``: the log permanent of the densities minus ``log(n!)``.
 
-        Raises
-        ------
-        SettingsError
-            If there are more than 20 centres.
+        Raises ``SettingsError`` if there are more than 20 centres.
         """
         return self.posterior().log_partition - math.lgamma(self.size + 1)
 
     def model(self) -> None:
         """Pyro model of a single problem, with a permutation that can be enumerated.
 
-        Raises
-        ------
-        ShapeError
-            If there is more than one problem.
+        Raises ``ShapeError`` if there is more than one problem.
         """
         if self.centres.dim() != 2:
             raise ShapeError(
@@ -155,7 +146,8 @@ class NoisyMatching:
     def relaxed_model(self, relaxation: Relaxation, linear: bool = True) -> None:
         r"""Pyro model with a relaxed permutation; the relaxation is its guide.
 
-        Both likelihoods equal that of :meth:`model` if the matrix :math:`X` is a permutation.
+        Both likelihoods equal that of :meth:`model` if the matrix :math:`X` is a permutation. Raises ``ShapeError`` if
+        the relaxation has a different batch shape or number of rows.
 
         Parameters
         ----------
@@ -165,11 +157,6 @@ class NoisyMatching:
             Use :math:`\sum_{ij} X_{ij} \log N(y_i; c_j, \sigma^2)`, the expected log likelihood of permutations with
             marginal probabilities :math:`X`. Otherwise use :math:`\log N(y; X c, \sigma^2)`, which is at least as large
             for doubly stochastic :math:`X` (matrices of :class:`RoundingRelaxation` may not be doubly stochastic).
-
-        Raises
-        ------
-        ShapeError
-            If the relaxation has a different batch shape or number of rows.
         """
         expected, given = tuple(self.centres.shape[:-1]), (*relaxation.batch_shape, relaxation.size)
         if given != expected:

@@ -85,8 +85,6 @@ def sinkhorn(log_weights: Tensor, num_iterations: int = 20) -> Tensor:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import sinkhorn
     >>> sinkhorn(torch.tensor([[1.0, 2.0], [2.0, 16.0]]).log(), 50).exp()
     tensor([[0.6667, 0.3333],
             [0.3333, 0.6667]])
@@ -140,8 +138,6 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import GumbelSinkhorn
     >>> matrices = GumbelSinkhorn(torch.zeros(3, 3), temperature=0.5).rsample((10,))
     >>> matrices.shape, bool((matrices.sum(-2) - 1).abs().max() < 1e-5)
     (torch.Size([10, 3, 3]), True)
@@ -181,10 +177,7 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
     def log_prob(self, value: Tensor) -> NoReturn:
         """Raise an error, because the density has no closed form.
 
-        Raises
-        ------
-        ModelError
-            Always.
+        Raises ``ModelError`` always.
         """
         raise ModelError(
             "GumbelSinkhorn has no density in closed form, because Sinkhorn scaling is not injective. Draw its Gumbel "
@@ -195,17 +188,13 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
     def noise_divergence(self, prior_temperature: float | None = None) -> Tensor:
         r"""Return the KL divergence of :math:`(L + G) / \tau` from :math:`G / \tau_0`, ``(*batch)``.
 
-        Impossible pairs are impossible in the prior too and do not contribute.
+        Impossible pairs are impossible in the prior too and do not contribute. Raises ``SettingsError`` if
+        ``prior_temperature`` is not positive.
 
         Parameters
         ----------
         prior_temperature : float, optional
             :math:`\tau_0`, positive; default ``temperature``.
-
-        Raises
-        ------
-        SettingsError
-            If ``prior_temperature`` is not positive.
         """
         prior = self.temperature if prior_temperature is None else prior_temperature
         ratio = real_number("prior_temperature", prior, between=(0.0, math.inf)) / self.temperature
@@ -234,6 +223,8 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
     where :math:`\Psi` rounds to the same permutation as :math:`X`, and zero elsewhere. **Gradients of** ``rsample``
     **treat the rounded permutation as constant** and are therefore biased for temperatures below 1.
 
+    Source: Linderman et al. (2018), as for :class:`GibbsPermutation`.
+
     Parameters
     ----------
     loc : Tensor
@@ -252,15 +243,8 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
     DataError
         If ``loc`` is not finite, or ``scale`` not positive and finite.
 
-    References
-    ----------
-    Linderman, S. W., Mena, G. E., Cooper, H., Paninski, L., Cunningham, J. P. (2018). Reparameterizing the Birkhoff
-    polytope for variational permutation inference. AISTATS.
-
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import RoundedPermutation, nearest_permutation
     >>> rounded = RoundedPermutation(torch.eye(3), torch.tensor(0.1), temperature=0.2)
     >>> matrix = rounded.rsample()
     >>> nearest_permutation(matrix).tolist(), bool((matrix - torch.eye(3)).abs().max() < 0.1)
@@ -308,8 +292,6 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
 
         Examples
         --------
-        >>> import torch
-        >>> from bayeskit.models.discrete.permutations import RoundedPermutation
         >>> log_weights = torch.eye(50).mul(8.0)
         >>> RoundedPermutation.near_gibbs(log_weights).sample_permutations((100,)).shape
         torch.Size([100, 50])
@@ -388,7 +370,7 @@ class StickBreakingTransform(Transform):
     rounding of the sums causes errors of several nats. The entries of an antidiagonal are computed in parallel.
 
     As the temperature tends to 0, the matrices converge to permutations. The map is continuous, and not differentiable
-    where two of the four sums are equal.
+    where two of the four sums are equal. Source: Linderman et al. (2018), as for :class:`GibbsPermutation`.
 
     Parameters
     ----------
@@ -401,15 +383,8 @@ class StickBreakingTransform(Transform):
     SettingsError
         If the temperature is not positive.
 
-    References
-    ----------
-    Linderman, S. W., Mena, G. E., Cooper, H., Paninski, L., Cunningham, J. P. (2018). Reparameterizing the Birkhoff
-    polytope for variational permutation inference. AISTATS.
-
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import StickBreakingTransform
     >>> matrix = StickBreakingTransform()(torch.zeros(2, 2))
     >>> matrix.tolist()
     [[0.5, 0.25, 0.25], [0.25, 0.375, 0.375], [0.25, 0.375, 0.375]]
@@ -562,7 +537,8 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
 
     Fractions are :math:`\sigma(\psi / \tau)` (see :class:`StickBreakingTransform`). As the temperature tends to 0,
     draws converge to permutations with the distribution :attr:`limit`. Draws are continuous in ``loc`` and ``scale``,
-    so reparameterization gradients are unbiased. The distribution depends on the order of rows and columns.
+    so reparameterization gradients are unbiased. The distribution depends on the order of rows and columns. Source:
+    Linderman et al. (2018), as for :class:`GibbsPermutation`.
 
     Parameters
     ----------
@@ -589,15 +565,8 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
     :math:`|\psi| / \tau` up to about 60, e.g. at temperatures from 0.05 with unit scales. At temperature 0.01 the log
     density can be wrong by several nats because of rounding.
 
-    References
-    ----------
-    Linderman, S. W., Mena, G. E., Cooper, H., Paninski, L., Cunningham, J. P. (2018). Reparameterizing the Birkhoff
-    polytope for variational permutation inference. AISTATS.
-
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import StickBreakingPermutation
     >>> broken = StickBreakingPermutation(torch.zeros(2, 2), torch.ones(2, 2), temperature=0.5)
     >>> matrix = broken.rsample()
     >>> matrix.shape, bool((matrix.sum(-1) - 1).abs().max() < 1e-6), bool(broken.log_prob(matrix).isfinite())
@@ -661,6 +630,8 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
     probability 1. With :math:`p = \Phi(\mu / \nu)` it is the zero-temperature limit of
     :class:`StickBreakingPermutation`. Its probability has a closed form for any number of rows.
 
+    Source: Linderman et al. (2018), as for :class:`GibbsPermutation`.
+
     Parameters
     ----------
     logits : Tensor
@@ -673,14 +644,8 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
     DataError
         If ``logits`` has NaN.
 
-    References
-    ----------
-    Linderman, S. W., Mena, G. E., Cooper, H., Paninski, L., Cunningham, J. P. (2018). Reparameterizing the Birkhoff
-    polytope for variational permutation inference. AISTATS.
-
     Examples
     --------
-    >>> import torch
     >>> from bayeskit.models.discrete.permutations import SequentialPermutation, all_permutations
     >>> decisions = SequentialPermutation(torch.zeros(2, 2))
     >>> decisions.log_prob(all_permutations(3)).exp().tolist()
@@ -708,17 +673,14 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
         :math:`1 / (N - m - n + m n / (N - 1))`. Decisions are dependent in a uniform permutation, so the result is only
         approximately uniform for three or more rows.
 
+        Raises ``SettingsError`` if ``size`` is less than 2.
+
         Parameters
         ----------
         size : int
             Number of rows, at least 2.
         dtype : torch.dtype, optional
             Default torch's default dtype.
-
-        Raises
-        ------
-        SettingsError
-            If ``size`` is less than 2.
         """
         size = whole_number("size", size, least=2)
         before = torch.arange(size - 1, dtype=dtype or torch.get_default_dtype())
@@ -731,12 +693,7 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
         return SequentialPermutation(self.logits.expand(*batch_shape, *self.logits.shape[-2:]), self._validate_args)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log probability of permutations, ``(*batch, n)`` to ``(*batch)``.
-
-        Parameters
-        ----------
-        value : Tensor of int
-        """
+        """Return the log probability of permutations, ``(*batch, n)`` to ``(*batch)``."""
         if self._validate_args:
             self._validate_sample(value)
         # For a permutation, ``taken`` or ``left`` is 1 for open decisions; both are 0 for determined decisions.
@@ -812,15 +769,7 @@ class Relaxation(PyroModule):  # type: ignore[misc]
     def sample_permutations(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw permutations from the variational distribution.
 
-        Parameters
-        ----------
-        num_samples : int
-        seed : int or torch.Generator, default 0
-
-        Returns
-        -------
-        Tensor of int64
-            Shape ``(num_samples, *batch, n)``.
+        Returns ``(num_samples, *batch, n)``, int64.
         """
         num_samples = whole_number("num_samples", num_samples, least=1)
         with torch.no_grad(), global_stream(new_generator(seed, stream="relaxed permutations")):
@@ -839,6 +788,8 @@ class StickBreakingRelaxation(Relaxation):
     The site value is the logits. The map to matrices is bijective, so the evidence lower bound equals that of
     :class:`StickBreakingPermutation` (Jacobian determinants cancel). The zero-temperature limit of the prior is
     approximately uniform.
+
+    Source: Linderman et al. (2018), as for :class:`GibbsPermutation`.
 
     Parameters
     ----------
@@ -862,14 +813,8 @@ class StickBreakingRelaxation(Relaxation):
     Every entry depends on the previous entries. Training often ends in a local mode, and with dozens of rows far from
     the posterior. Prefer :class:`RoundingRelaxation` unless the density of matrices is needed.
 
-    References
-    ----------
-    Linderman, S. W., Mena, G. E., Cooper, H., Paninski, L., Cunningham, J. P. (2018). Reparameterizing the Birkhoff
-    polytope for variational permutation inference. AISTATS.
-
     Examples
     --------
-    >>> from bayeskit.models.discrete.permutations import StickBreakingRelaxation
     >>> relaxation = StickBreakingRelaxation((5,))
     >>> relaxation.matrix(relaxation.posterior().sample()).shape
     torch.Size([5, 5])
@@ -910,7 +855,7 @@ class RoundingRelaxation(Relaxation):
 
     The prior of each entry is a mixture of two normal distributions with means 0 and 1. The evidence lower bound is not
     sensitive to how often noise changes the nearest permutation; the limits ``scales`` therefore determine the
-    uncertainty of :meth:`sample_permutations`.
+    uncertainty of :meth:`sample_permutations`. Source: Linderman et al. (2018), as for :class:`GibbsPermutation`.
 
     Parameters
     ----------
@@ -934,14 +879,8 @@ class RoundingRelaxation(Relaxation):
     SettingsError
         If the shape, the temperature, a scale or the number of iterations is outside its domain.
 
-    References
-    ----------
-    Linderman, S. W., Mena, G. E., Cooper, H., Paninski, L., Cunningham, J. P. (2018). Reparameterizing the Birkhoff
-    polytope for variational permutation inference. AISTATS.
-
     Examples
     --------
-    >>> from bayeskit.models.discrete.permutations import RoundingRelaxation
     >>> relaxation = RoundingRelaxation((3, 5))
     >>> relaxation.sample_permutations(100, seed=0).shape
     torch.Size([100, 3, 5])
@@ -1000,7 +939,8 @@ class RoundingRelaxation(Relaxation):
 class GumbelSinkhornRelaxation(Relaxation):
     r"""Gumbel-Sinkhorn relaxation: scores with Gumbel noise and Sinkhorn scaling.
 
-    The site value is the noisy scores divided by the temperature; the prior has zero scores.
+    The site value is the noisy scores divided by the temperature; the prior has zero scores. Source: Mena et al.
+    (2018), as for :class:`GumbelSinkhorn`.
 
     Parameters
     ----------
@@ -1019,14 +959,8 @@ class GumbelSinkhornRelaxation(Relaxation):
     SettingsError
         If the shape, a temperature or the number of iterations is outside its domain.
 
-    References
-    ----------
-    Mena, G., Belanger, D., Linderman, S., Snoek, J. (2018). Learning latent permutations with Gumbel-Sinkhorn
-    networks. ICLR.
-
     Examples
     --------
-    >>> from bayeskit.models.discrete.permutations import GumbelSinkhornRelaxation
     >>> relaxation = GumbelSinkhornRelaxation((5,), temperature=2.0, prior_temperature=0.5)
     >>> relaxation.sample_permutations(100, seed=0).shape
     torch.Size([100, 5])

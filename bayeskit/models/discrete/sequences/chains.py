@@ -59,8 +59,6 @@ class LogSum(Semiring):
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import LogSum
     >>> LogSum().sum(torch.tensor([0.25, 0.5]).log(), dim=-1).exp()
     tensor(0.7500)
     """
@@ -95,8 +93,6 @@ class MaxWeight(Semiring):
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import MaxWeight
     >>> MaxWeight().sum(torch.tensor([0.25, 0.5]).log(), dim=-1).exp()
     tensor(0.5000)
     """
@@ -123,8 +119,6 @@ class Counting(Semiring):
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import Counting
     >>> Counting().sum(torch.tensor([1, 0, 1]), dim=-1)
     tensor(2)
     """
@@ -160,8 +154,6 @@ class Expectation(Semiring):
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import Expectation
     >>> semiring = Expectation()
     >>> pairs = semiring.elements(torch.tensor([0.25, 0.75]).log(), torch.tensor([10.0, 2.0]))
     >>> semiring.sum(pairs, dim=-1)[1]

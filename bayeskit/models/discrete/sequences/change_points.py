@@ -40,17 +40,14 @@ class SegmentModel(Protocol):
     def log_marginals(self, x: Tensor, max_length: int) -> Tensor:
         """Return the log marginal likelihood of every segment.
 
+        Returns ``(n, max_length)``. Entry ``[j, l]`` is for the ``l + 1`` observations up to and including ``x[j]``.
+        Entries with ``l > j`` are ignored.
+
         Parameters
         ----------
         x : Tensor
             Shape ``(n,)``.
         max_length : int
-
-        Returns
-        -------
-        Tensor
-            ``(n, max_length)``. Entry ``[j, l]`` is for the ``l + 1`` observations up to and including ``x[j]``.
-            Entries with ``l > j`` are ignored.
         """
 
     def levels(self, x: Tensor, max_length: int) -> Tensor:
@@ -83,8 +80,6 @@ class NormalSegments:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import NormalSegments
     >>> model = NormalSegments(mean=0.0, precision=1.0, shape=2.0, rate=1.0)
     >>> model.log_marginals(torch.tensor([0.5, -0.5, 0.1]), max_length=1)[:, 0]
     tensor([-1.1324, -1.1324, -0.9871])
@@ -103,10 +98,7 @@ class NormalSegments:
     def log_marginals(self, x: Tensor, max_length: int) -> Tensor:
         """Return the log marginal likelihood of every segment, ``(n, max_length)``.
 
-        Raises
-        ------
-        DataError
-            If ``x`` is not finite.
+        Raises ``DataError`` if ``x`` is not finite.
         """
         x = _finite(x)
         count, mean, spread = _moments(x, max_length)
@@ -146,8 +138,6 @@ class PoissonSegments:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import PoissonSegments
     >>> PoissonSegments(1.0, 1.0).log_marginals(torch.tensor([0.0, 1.0, 2.0]), max_length=1)[:, 0].exp()
     tensor([0.5000, 0.2500, 0.1250])
     """
@@ -162,10 +152,7 @@ class PoissonSegments:
     def log_marginals(self, x: Tensor, max_length: int) -> Tensor:
         """Return the log marginal likelihood of every segment, ``(n, max_length)``.
 
-        Raises
-        ------
-        DataError
-            If ``x`` has values that are not nonnegative integers.
+        Raises ``DataError`` if ``x`` has values that are not nonnegative integers.
         """
         x = _finite(x)
         if bool(((x < 0) | (x != x.round())).any()):
@@ -232,17 +219,12 @@ class ChangePointPrior(Protocol):
         """Return log weights of segments, ``(n, max_length)``, float64."""
 
     def number_weights(self, totals: Tensor) -> Tensor:
-        """Return normalizing log weights of the number of change points.
+        """Return normalizing log weights of the number of change points, ``(numbers,)``.
 
         Parameters
         ----------
         totals : Tensor
             For each number, log total weight of the segmentations with this number of change points.
-
-        Returns
-        -------
-        Tensor
-            ``(numbers,)``.
         """
 
 
@@ -264,7 +246,6 @@ class NumberOfChanges:
 
     Examples
     --------
-    >>> from bayeskit.models.discrete.sequences import NumberOfChanges
     >>> NumberOfChanges.exactly(1), NumberOfChanges.up_to(2)
     (NumberOfChanges(probabilities=(0.0, 1.0)), NumberOfChanges(probabilities=(1.0, 1.0, 1.0)))
     """
@@ -304,10 +285,7 @@ class NumberOfChanges:
     def number_weights(self, totals: Tensor) -> Tensor:
         """Return log weights of the number of change points.
 
-        Raises
-        ------
-        SettingsError
-            If no number with positive probability is possible.
+        Raises ``SettingsError`` if no number with positive probability is possible.
         """
         logits = torch.tensor(self.probabilities, dtype=torch.float64).log()
         room = totals > -math.inf
@@ -347,7 +325,6 @@ class NegativeBinomialLengths:
 
     Examples
     --------
-    >>> from bayeskit.models.discrete.sequences import NegativeBinomialLengths
     >>> NegativeBinomialLengths(0.25).segment_weights(3, 3).exp()[0, 0]
     tensor(0.2500, dtype=torch.float64)
     """
@@ -435,8 +412,6 @@ class ChangePoints:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import ChangePoints, NormalSegments, NumberOfChanges
     >>> x = torch.tensor([0.1, -0.2, 0.3, 0.0, 5.1, 4.8, 5.3], dtype=torch.float64)
     >>> posterior = ChangePoints(x, NormalSegments(0.0, 0.1, 2.0, 1.0), NumberOfChanges.up_to(2))
     >>> posterior
@@ -515,10 +490,7 @@ class ChangePoints:
     def most_probable(self) -> Tensor:
         """Return the joint mode of the number and positions of change points.
 
-        Returns
-        -------
-        Tensor of bool
-            ``(n - 1,)``: True where a change point follows the observation.
+        Returns ``(n - 1,)``, bool: True where a change point follows the observation.
         """
         sums = numbered_sums(MaxWeight(), self._weights, self._most)
         number = (sums[1:, -1] + self._number_weights).argmax() + 1
@@ -527,20 +499,8 @@ class ChangePoints:
     def sample(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw independent sets of change points from the posterior.
 
-        Parameters
-        ----------
-        num_samples : int
-        seed : int or torch.Generator, default 0
-
-        Returns
-        -------
-        Tensor of bool
-            ``(num_samples, n - 1)``: True where a change point follows the observation.
-
-        Raises
-        ------
-        SettingsError
-            If ``num_samples`` is not a positive integer.
+        Returns ``(num_samples, n - 1)``, bool: True where a change point follows the observation. Raises
+        ``SettingsError`` if ``num_samples`` is not a positive integer.
         """
         num_samples = whole_number("num_samples", num_samples, least=1)
         generator = new_generator(seed, self.x.device, stream="change_points")

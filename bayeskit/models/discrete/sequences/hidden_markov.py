@@ -104,8 +104,6 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import torch, pyro.distributions as dist
-    >>> from bayeskit.models.discrete.sequences import HiddenMarkov
     >>> stay = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).log()
     >>> hmm = HiddenMarkov(torch.zeros(2), stay, dist.Normal(torch.tensor([-1.0, 1.0]), 0.5), duration=5)
     >>> x = torch.tensor([-1.2, -0.7, 0.9, 1.4, 0.8])
@@ -184,20 +182,13 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     def state_probabilities(self, value: Tensor) -> Tensor:
         """Return the smoothed state probabilities: of each state at each step given all observations.
 
+        Returns ``(*batch, T, K)``, zero beyond the length of a sequence. Raises ``DataError`` if a sequence has
+        probability zero.
+
         Parameters
         ----------
         value : Tensor
             ``(*batch, T, *event)``.
-
-        Returns
-        -------
-        Tensor
-            ``(*batch, T, K)``, zero beyond the length of a sequence.
-
-        Raises
-        ------
-        DataError
-            If a sequence has probability zero.
         """
         start, steps = self._possible(value, LogSum())
         joint = path_prefix_sums(LogSum(), start, steps, rescale=True) + suffix_sums(LogSum(), steps, rescale=True)
@@ -206,10 +197,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     def most_probable_states(self, value: Tensor) -> Tensor:
         """Return the most probable state sequence (Viterbi), int64, ``(*batch, T)``; -1 beyond the length.
 
-        Raises
-        ------
-        DataError
-            If a sequence has probability zero.
+        Raises ``DataError`` if a sequence has probability zero.
         """
         start, steps = self._possible(value, MaxWeight())
         with torch.no_grad():
@@ -220,24 +208,15 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     def sample_states(self, value: Tensor, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw state sequences from their posterior given the observations.
 
+        Returns ``(num_samples, *batch, T)``, int; -1 beyond the length. Raises ``DataError`` if a sequence has
+        probability zero; ``SettingsError`` if ``num_samples`` is not a positive integer.
+
         Parameters
         ----------
         value : Tensor
             ``(*batch, T, *event)``.
         num_samples : int
         seed : int or torch.Generator, default 0
-
-        Returns
-        -------
-        Tensor of int
-            ``(num_samples, *batch, T)``; -1 beyond the length.
-
-        Raises
-        ------
-        DataError
-            If a sequence has probability zero.
-        SettingsError
-            If ``num_samples`` is not a positive integer.
         """
         num_samples = whole_number("num_samples", num_samples, least=1)
         start, steps = self._possible(value, LogSum())
@@ -251,10 +230,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     def state_entropy(self, value: Tensor) -> Tensor:
         """Return the posterior entropy of the state sequence in nats, ``(*batch)``, differentiable.
 
-        Raises
-        ------
-        DataError
-            If a sequence has probability zero.
+        Raises ``DataError`` if a sequence has probability zero.
         """
         start, steps = self._possible(value, LogSum())
         semiring = Expectation()
@@ -266,19 +242,15 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     def log_joint(self, states: Tensor, value: Tensor) -> Tensor:
         """Return the joint log density of states and observations, ``(*sample, *batch)``.
 
+        Raises ``ShapeError`` if the number of steps is not ``T``, or batch shapes do not broadcast; ``DataError`` if a
+        state is not an integer from 0 to ``K - 1``.
+
         Parameters
         ----------
         states : Tensor of int
             ``(*sample, *batch, T)``; values beyond the length of a sequence are ignored.
         value : Tensor
             ``(*batch, T, *event)``.
-
-        Raises
-        ------
-        ShapeError
-            If the number of steps is not ``T``, or batch shapes do not broadcast.
-        DataError
-            If a state is not an integer from 0 to ``K - 1``.
         """
         inside = self._inside()
         emitted = self._emitted(value)
@@ -295,6 +267,8 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     def enumerate_states(self, value: Tensor, limit: int = 2**20) -> tuple[Tensor, Tensor]:
         """Return every state sequence with its joint log density; brute-force reference for small cases.
 
+        Raises ``SettingsError`` if there are more than ``limit`` state sequences, or the lengths differ.
+
         Parameters
         ----------
         value : Tensor
@@ -308,11 +282,6 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
             ``(K**T, T)``.
         log_joint : Tensor
             ``(K**T, *batch)``.
-
-        Raises
-        ------
-        SettingsError
-            If there are more than ``limit`` state sequences, or the lengths differ.
         """
         number = self.num_states**self.duration
         if number > limit:
@@ -495,8 +464,6 @@ class OrderedNormal(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import OrderedNormal
     >>> OrderedNormal(torch.tensor(0.0), torch.tensor(1.0), 3).log_prob(torch.tensor([-1.0, 0.0, 1.0]))
     tensor(-1.9651)
     """
@@ -692,8 +659,7 @@ class HiddenMarkovModel:
 
     Examples
     --------
-    >>> import torch, bayeskit as bk
-    >>> from bayeskit.models.discrete.sequences import GaussianEmission, HiddenMarkovModel
+    >>> import bayeskit as bk
     >>> model = HiddenMarkovModel(2, GaussianEmission())
     >>> x = torch.tensor([[-1.2, -0.7, 0.9, 1.4], [0.8, 0.5, 0.0, 0.0]], dtype=torch.float64)
     >>> target = bk.Target.from_pyro(model, x, torch.tensor([4, 2]))
@@ -745,6 +711,9 @@ class HiddenMarkovModel:
     ) -> HiddenMarkov:
         """Return the distribution of sequences given parameter values.
 
+        Raises ``UnknownNameError`` if a site is missing or unknown; ``ShapeError`` if sites have different batch
+        shapes.
+
         Parameters
         ----------
         parameters : Draws or mapping of str to Tensor
@@ -757,13 +726,6 @@ class HiddenMarkovModel:
         HiddenMarkov
             Batch shape ``(*batch)`` for one sequence ``(T,)``; for several sequences ``(*batch, 1)`` or, with
             ``lengths``, ``(*batch, sequences)``.
-
-        Raises
-        ------
-        UnknownNameError
-            If a site is missing or unknown.
-        ShapeError
-            If sites have different batch shapes.
         """
         values, several = site_values(parameters), as_numbers("observations", observations).dim() > 1
         observations = _sequences(observations)
@@ -782,7 +744,10 @@ class HiddenMarkovModel:
     ) -> Tensor:
         """Return the smoothed state probabilities, averaged over parameter values.
 
-        The average is meaningful only if states have a common labelling across draws, e.g. with sorted states.
+        The average is meaningful only if states have a common labelling across draws, e.g. with sorted states. Returns
+        ``(T, K)`` for one sequence ``(T,)``, otherwise ``(sequences, T, K)``. Raises ``UnknownNameError`` if a site is
+        missing or unknown; ``ShapeError`` if sites have different batch shapes, or ``lengths`` has the wrong shape;
+        ``DataError`` if a sequence has probability zero.
 
         Parameters
         ----------
@@ -790,20 +755,6 @@ class HiddenMarkovModel:
             Draws, or the sites of the model, ``{site: (*batch, *shape)}``.
         observations, lengths
             Arguments of the model.
-
-        Returns
-        -------
-        Tensor
-            ``(T, K)`` for one sequence ``(T,)``, otherwise ``(sequences, T, K)``.
-
-        Raises
-        ------
-        UnknownNameError
-            If a site is missing or unknown.
-        ShapeError
-            If sites have different batch shapes, or ``lengths`` has the wrong shape.
-        DataError
-            If a sequence has probability zero.
         """
         observations = as_numbers("observations", observations)
         sequences = _sequences(observations)
@@ -858,9 +809,6 @@ def categorical_log_evidence(model: HiddenMarkovModel, observations: Tensor, lim
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import (
-    ...     CategoricalEmission, HiddenMarkovModel, categorical_log_evidence)
     >>> model = HiddenMarkovModel(2, CategoricalEmission(2))
     >>> round(categorical_log_evidence(model, torch.tensor([0, 0, 1])), 6)
     -2.330756

@@ -53,7 +53,6 @@ def load_nile() -> Series:
 
     Examples
     --------
-    >>> from bayeskit.models.discrete.sequences import load_nile
     >>> nile = load_nile()
     >>> len(nile.values), float(nile.values.mean())
     (100, 919.35)
@@ -90,10 +89,6 @@ def plot_change_points(
     figure : Figure or SubFigure, optional
         Default a new figure, not registered with ``pyplot``.
 
-    Returns
-    -------
-    Figure or SubFigure
-
     Raises
     ------
     ShapeError
@@ -101,7 +96,6 @@ def plot_change_points(
 
     Examples
     --------
-    >>> import torch
     >>> from bayeskit.models.discrete.sequences import (
     ...     ChangePoints, NumberOfChanges, PoissonSegments, plot_change_points)
     >>> x = torch.tensor([0.0, 1.0, 0.0, 7.0, 9.0])
@@ -155,10 +149,6 @@ def plot_states(
     figure : Figure or SubFigure, optional
         Default a new figure, not registered with ``pyplot``.
 
-    Returns
-    -------
-    Figure or SubFigure
-
     Raises
     ------
     ShapeError
@@ -166,8 +156,6 @@ def plot_states(
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import plot_states
     >>> figure = plot_states(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9]]), torch.tensor([0.2, -0.3, 4.0]))
     >>> [ax.get_ylabel() for ax in figure.axes]
     ['data', 'probability']
@@ -201,10 +189,6 @@ def plot_boundaries(probabilities: Tensor, string: str, ax: Axes | None = None) 
     string : str
     ax : Axes, optional
         Default axes of a new figure, not registered with ``pyplot``.
-
-    Returns
-    -------
-    Axes
 
     Raises
     ------

@@ -173,8 +173,6 @@ class Segmentations:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import Segmentations
     >>> segmentations = Segmentations(torch.zeros(10, 3))
     >>> segmentations.count(), segmentations.entropy()
     (tensor(274), tensor(5.6131))
@@ -205,12 +203,8 @@ class Segmentations:
     def segment_probabilities(self) -> Tensor:
         """Return the probability that each segment is part of the segmentation, ``(*batch, n, L)``.
 
-        The result is differentiable with respect to the log weights.
-
-        Raises
-        ------
-        DataError
-            If a sequence has no segmentation.
+        The result is differentiable with respect to the log weights. Raises ``DataError`` if a sequence has no
+        segmentation.
         """
         self.check()
         follows = self.log_weights.requires_grad
@@ -222,22 +216,14 @@ class Segmentations:
     def boundary_probabilities(self) -> Tensor:
         """Return the probability that a segment ends at each position, ``(*batch, n)``.
 
-        Raises
-        ------
-        DataError
-            If a sequence has no segmentation.
+        Raises ``DataError`` if a sequence has no segmentation.
         """
         return self.segment_probabilities().sum(-1)
 
     def most_probable(self) -> Tensor:
         """Return the most probable segmentation: True where a segment ends, ``(*batch, n)``.
 
-        Ties are broken arbitrarily.
-
-        Raises
-        ------
-        DataError
-            If a sequence has no segmentation.
+        Ties are broken arbitrarily. Raises ``DataError`` if a sequence has no segmentation.
         """
         self.check()
         with torch.no_grad():
@@ -247,17 +233,8 @@ class Segmentations:
     def sample(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw independent segmentations: True where a segment ends, ``(num_samples, *batch, n)``.
 
-        Parameters
-        ----------
-        num_samples : int
-        seed : int or torch.Generator, default 0
-
-        Raises
-        ------
-        SettingsError
-            If ``num_samples`` is not a positive integer.
-        DataError
-            If a sequence has no segmentation.
+        Raises ``SettingsError`` if ``num_samples`` is not a positive integer; ``DataError`` if a sequence has no
+        segmentation.
         """
         num_samples = whole_number("num_samples", num_samples, least=1)
         self.check()
@@ -269,17 +246,13 @@ class Segmentations:
     def log_prob(self, ends: Tensor) -> Tensor:
         """Return the log probability of segmentations, ``(*sample, *batch, n)`` to ``(*sample, *batch)``.
 
+        Raises ``ShapeError`` if the last dimension of ``ends`` is not ``n``; ``DataError`` if a sequence has no
+        segmentation.
+
         Parameters
         ----------
         ends : Tensor of bool
             True where a segment ends, including the last position of each sequence.
-
-        Raises
-        ------
-        ShapeError
-            If the last dimension of ``ends`` is not ``n``.
-        DataError
-            If a sequence has no segmentation.
         """
         self.check()
         return self.log_weight(ends) - self.log_normalizer()
@@ -287,15 +260,12 @@ class Segmentations:
     def log_weight(self, ends: Tensor) -> Tensor:
         """Return the unnormalized :meth:`log_prob` of segmentations, ``(*sample, *batch)``.
 
+        Raises ``ShapeError`` if the last dimension of ``ends`` is not ``n``.
+
         Parameters
         ----------
         ends : Tensor of bool
             ``(*sample, *batch, n)``.
-
-        Raises
-        ------
-        ShapeError
-            If the last dimension of ``ends`` is not ``n``.
         """
         ends = as_numbers("ends", ends)
         n, longest = self.log_weights.shape[-2:]
@@ -313,10 +283,7 @@ class Segmentations:
     def count(self) -> Tensor:
         """Return the number of segmentations with positive weight, int64, ``(*batch)``.
 
-        Raises
-        ------
-        DataError
-            If the number overflows int64; the message gives its logarithm.
+        Raises ``DataError`` if the number overflows int64; the message gives its logarithm.
         """
         possible = self.log_weights.detach() > -math.inf
         logarithm = self._total(LogSum(), torch.where(possible, 0.0, -math.inf).double())
@@ -333,17 +300,12 @@ class Segmentations:
         """Return the mean over segmentations of the sum of their segments' values, ``(*batch)``.
 
         The result is differentiable with respect to values and log weights. With unit values it is the mean number of
-        segments.
+        segments. Raises ``DataError`` if a sequence has no segmentation.
 
         Parameters
         ----------
         values : Tensor or array
             Finite, broadcast to ``(*batch, n, L)``. Values of excluded segments are ignored.
-
-        Raises
-        ------
-        DataError
-            If a sequence has no segmentation.
         """
         self.check()
         semiring = Expectation()
@@ -354,20 +316,14 @@ class Segmentations:
     def entropy(self) -> Tensor:
         """Return the entropy of the distribution over segmentations in nats, ``(*batch)``, differentiable.
 
-        Raises
-        ------
-        DataError
-            If a sequence has no segmentation.
+        Raises ``DataError`` if a sequence has no segmentation.
         """
         return self.log_normalizer() + self.expectation(surprisal(self.log_weights))
 
     def check(self) -> None:
         """Raise an error if a sequence has no segmentation, naming the first such sequence and position.
 
-        Raises
-        ------
-        DataError
-            If a sequence has no segmentation, or a log weight in use is NaN or ``+inf``.
+        Raises ``DataError`` if a sequence has no segmentation, or a log weight in use is NaN or ``+inf``.
         """
         weights = self.log_weights.detach()
         bad = weights.isnan() | (weights == math.inf)
