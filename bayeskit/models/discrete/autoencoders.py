@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bayeskit.core.inputs import as_numbers, whole_number
 from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import digits_of
 from bayeskit.models.vae.autoencoders import features
 from bayeskit.models.vae.generative_model import GenerativeModel
 from bayeskit.models.vae.likelihoods import Bernoulli, Likelihood, independent
@@ -101,9 +102,7 @@ class DiscreteVAE(GenerativeModel):
 
     def posterior(self, x: Tensor) -> Any:
         """Return the encoder's distribution of codes: data ``(*batch, *data_shape)`` to event shape ``code_shape``."""
-        x = self._numbers(x)
-        batch = x.shape[: x.dim() - self.event_dim]
-        return self.code_distribution(self.encoder(x).reshape(*batch, *self.code_shape))
+        return self.code_distribution(self._logits(self._numbers(x)))
 
     def prior(self) -> Any:
         """Return the uniform distribution of codes."""
@@ -114,15 +113,9 @@ class DiscreteVAE(GenerativeModel):
     def model(self, x: Tensor, num_items: int | None = None) -> None:
         """Draw a code ``z`` for each row from the prior and observe the row under the likelihood.
 
-        Raises ``ShapeError`` if the shape of ``x`` does not match the model; ``DataError`` if a dtype or value is not
-        valid; ``SettingsError`` if ``num_items`` is less than ``n``.
-
-        Parameters
-        ----------
-        x : Tensor or array
-            Shape ``(n, *data_shape)``.
-        num_items : int, optional
-            Size of the full data set if ``x`` is a minibatch; default ``n``.
+        ``x`` (tensor or array): ``(n, *data_shape)``. ``num_items``: size of the full data set if ``x`` is a minibatch;
+        default ``n``. Raises ``ShapeError`` if the shape of ``x`` does not match the model; ``DataError`` if a dtype or
+        value is not valid; ``SettingsError`` if ``num_items`` is less than ``n``.
         """
         x = self._numbers(x)
         self.check(x)
@@ -144,8 +137,7 @@ class DiscreteVAE(GenerativeModel):
         x = self._numbers(x)
         self.check(x)
         with torch.no_grad():
-            batch = x.shape[: x.dim() - self.event_dim]
-            return self.most_probable(self.encoder(x).reshape(*batch, *self.code_shape))
+            return self.most_probable(self._logits(x))
 
     def decode(self, z: Tensor) -> Tensor:
         """Return the mean of the data given codes: ``(*batch, *code_shape)`` to ``(*batch, *data_shape)``.
@@ -194,17 +186,22 @@ class DiscreteVAE(GenerativeModel):
         log_guide = self.posterior(x).log_prob(self.codes().unsqueeze(1))
         return (log_guide.exp() * (log_joint - log_guide)).sum(0)
 
+    def _logits(self, x: Tensor) -> Tensor:
+        return self.encoder(x).reshape(*x.shape[: x.dim() - self.event_dim], *self.code_shape)
+
     def _numbers(self, x: Tensor, name: str = "x") -> Tensor:
         """Return array-like data as a tensor; integers and bools get the dtype of the parameters."""
         found = as_numbers(name, x)
         return x if found is x and x.is_floating_point() else found.to(next(self.parameters()))
 
-    def _check_listable(self) -> None:
+    def _digits(self, base: int) -> Tensor:
+        """Return the numbers of all codes in a base, ``(num_codes, code_shape[0])``."""
         if self.num_codes > _MAX_CODES:
             raise SettingsError(
                 f"there are {self.num_codes} codes, more than the limit of {_MAX_CODES} for enumeration; use a smaller "
                 "code, or held_out.importance_sampling"
             )
+        return digits_of(self.num_codes, base, self.code_shape[0], next(self.parameters()).device)
 
 
 class BinaryVAE(DiscreteVAE):
@@ -268,10 +265,7 @@ class BinaryVAE(DiscreteVAE):
 
     def codes(self) -> Tensor:
         """Return all codes, ``(2**num_bits, num_bits)``."""
-        self._check_listable()
-        like = next(self.parameters())
-        place = torch.arange(self.code_shape[0], device=like.device)
-        return (torch.arange(self.num_codes, device=like.device).unsqueeze(-1) >> place & 1).to(like.dtype)
+        return self._digits(2).to(next(self.parameters()))
 
 
 class CategoricalVAE(DiscreteVAE):
@@ -339,12 +333,8 @@ class CategoricalVAE(DiscreteVAE):
 
     def codes(self) -> Tensor:
         """Return all codes, ``(num_categories**num_variables, num_variables, num_categories)``."""
-        self._check_listable()
-        like = next(self.parameters())
-        variables, categories = self.code_shape
-        place = categories ** torch.arange(variables, device=like.device)
-        digits = torch.arange(self.num_codes, device=like.device).unsqueeze(-1) // place % categories
-        return nn.functional.one_hot(digits, categories).to(like.dtype)
+        categories = self.code_shape[1]
+        return nn.functional.one_hot(self._digits(categories), categories).to(next(self.parameters()))
 
 
 def binary_vae(

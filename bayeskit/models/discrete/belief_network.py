@@ -15,6 +15,7 @@ from bayeskit.core.inputs import as_numbers, whole_number
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.discrete.autoencoders import checked_gradient
+from bayeskit.models.discrete.inputs import digits_of
 
 __all__ = ["SigmoidBeliefNetwork"]
 
@@ -91,13 +92,8 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
     def model(self, x: Tensor) -> None:
         """Draw hidden layers ``h0`` (top), ``h1``, ... for each row and observe the row in the visible layer.
 
-        Raises ``ShapeError`` if ``x`` has a wrong shape; ``DataError`` if ``x`` has a wrong dtype, or values other than
-        0 and 1.
-
-        Parameters
-        ----------
-        x : Tensor or array
-            Zeros and ones, ``(n, visible)``.
+        ``x`` (tensor or array): zeros and ones, ``(n, visible)``. Raises ``ShapeError`` if ``x`` has a wrong shape;
+        ``DataError`` if ``x`` has a wrong dtype, or values other than 0 and 1.
         """
         x = self._checked(x)
         with pyro.plate("data", len(x), dim=-1):
@@ -159,8 +155,7 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
         return drawn
 
     def _states(self, size: int) -> Tensor:
-        number = torch.arange(2**size, device=self.top.device).unsqueeze(-1)
-        return (number >> torch.arange(size, device=self.top.device) & 1).to(self.top.dtype)
+        return digits_of(2**size, 2, size, self.top.device).to(self.top.dtype)
 
     def _checked(self, x: Tensor) -> Tensor:
         found = as_numbers("x", x)

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from bayeskit.core.inputs import as_numbers, real_number, whole_number
-from bayeskit.core.plots import CHAIN_COLOURS, VERMILION
+from bayeskit.core.plots import BLUE, CHAIN_COLOURS, GREY, VERMILION
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.errors import AccuracyWarning, DataError, SettingsError, ShapeError, UnknownNameError
-from bayeskit.models.discrete.inputs import prior_probabilities_of
+from bayeskit.models.discrete.inputs import as_real, digits_of, new_axes, prior_probabilities_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,13 +121,8 @@ class BlockCounts(NamedTuple):
     def changed(self, block: Tensor, neighbours: Tensor, sign: int) -> BlockCounts:
         """Return the counts after a node joins (``sign=1``) or leaves (``sign=-1``) a block.
 
-        Parameters
-        ----------
-        block : Tensor
-            One-hot block of the node, ``(*batch, blocks)``.
-        neighbours : Tensor
-            Number of neighbours of the node in each block, same shape.
-        sign : int
+        ``block``: one-hot block of the node, ``(*batch, blocks)``. ``neighbours``: number of neighbours of the node in
+        each block, same shape.
         """
         met = block.unsqueeze(-1) * neighbours.unsqueeze(-2)
         return BlockCounts(self.sizes + sign * block, self.ends + sign * (met + met.mT))
@@ -285,12 +280,8 @@ class StochasticBlockModel:
     def log_prior(self, assignments: Tensor) -> Tensor:
         """Return the log probability of assignments, proportions integrated out, ``(*batch)``.
 
-        Raises ``ShapeError`` or ``DataError`` if ``assignments`` are invalid.
-
-        Parameters
-        ----------
-        assignments : Tensor of int
-            Block of each node, ``(*batch, nodes)``.
+        ``assignments``: block of each node, ``(*batch, nodes)``. Raises ``ShapeError`` or ``DataError`` if
+        ``assignments`` are invalid.
         """
         return self._log_prior(self._counts(assignments)).to(self.adjacency.dtype)
 
@@ -315,12 +306,7 @@ class StochasticBlockModel:
     def enumerate(self, limit: int = 2**20) -> BlockPosterior:
         """Return the exact posterior of all assignments, and the evidence.
 
-        Raises ``SettingsError`` if there are more than ``limit`` assignments.
-
-        Parameters
-        ----------
-        limit : int, default 1048576
-            Maximum number of assignments.
+        ``limit``: maximum number of assignments. Raises ``SettingsError`` if there are more than ``limit`` assignments.
         """
         if self.num_blocks**self.num_nodes > limit:
             raise SettingsError(
@@ -328,9 +314,8 @@ class StochasticBlockModel:
                 f"{self.num_blocks**self.num_nodes} ways, more than the limit of {limit}; use gibbs_sweep or "
                 "annealed_evidence"
             )
-        index = torch.arange(self.num_blocks**self.num_nodes, device=self.adjacency.device).unsqueeze(1)
-        place = self.num_blocks ** torch.arange(self.num_nodes, device=self.adjacency.device)
-        assignments = index // place % self.num_blocks
+        count = self.num_blocks**self.num_nodes
+        assignments = digits_of(count, self.num_blocks, self.num_nodes, self.adjacency.device)
         log_joint = torch.cat([self._log_joint(chunk) for chunk in assignments.split(_CHUNK)])
         log_evidence = log_joint.logsumexp(0)
         probabilities = (log_joint - log_evidence).exp().to(self.adjacency.dtype)
@@ -351,16 +336,9 @@ class StochasticBlockModel:
     def gibbs_sweep(self, assignments: Tensor, *, generator: torch.Generator, power: Tensor | float = 1.0) -> Tensor:
         """Perform a Gibbs sweep over the nodes, vectorized over chains.
 
-        Raises ``ShapeError`` or ``DataError`` if ``assignments`` are invalid, or ``power`` has a wrong shape;
-        ``SettingsError`` if a power is not finite.
-
-        Parameters
-        ----------
-        assignments : Tensor of int
-            Assignment of each chain, ``(chains, nodes)``.
-        generator : torch.Generator
-        power : Tensor or float, default 1.0
-            The invariant distribution is ``prior * likelihood**power``; finite, shape ``()`` or ``(chains,)``.
+        ``assignments``: assignment of each chain, ``(chains, nodes)``. ``power``: the invariant distribution is ``prior
+        * likelihood**power``; finite, shape ``()`` or ``(chains,)``. Raises ``ShapeError`` or ``DataError`` if
+        ``assignments`` are invalid, or ``power`` has a wrong shape; ``SettingsError`` if a power is not finite.
 
         Returns
         -------
@@ -489,11 +467,9 @@ def co_assignment(assignments: Tensor, weights: Tensor | None = None, *, log_wei
 
 
 def _check_adjacency(adjacency: Tensor) -> Tensor:
-    adjacency = as_numbers("adjacency", adjacency)
+    adjacency = as_real("adjacency", adjacency)
     if adjacency.dim() != 2 or adjacency.shape[0] != adjacency.shape[1] or not len(adjacency):
         raise ShapeError(f"adjacency has shape {tuple(adjacency.shape)}; give (nodes, nodes)")
-    if not adjacency.is_floating_point():
-        adjacency = adjacency.to(torch.get_default_dtype())
     for wrong, what in (
         ((adjacency != 0) & (adjacency != 1), "is neither 0 nor 1"),
         (adjacency != adjacency.T, "differs from its mirror image; the graph must be undirected"),
@@ -745,13 +721,7 @@ class BlockComparison:
     def log_bayes_factor(self, num_blocks: int, other: int | None = None) -> tuple[float, float]:
         """Return the log Bayes factor between two numbers of blocks and its standard error, in nats.
 
-        Raises ``UnknownNameError`` if a number of blocks is not in the comparison.
-
-        Parameters
-        ----------
-        num_blocks : int
-        other : int, optional
-            Default :attr:`best`.
+        ``other``: default :attr:`best`. Raises ``UnknownNameError`` if a number of blocks is not in the comparison.
         """
         one, two = self[num_blocks], self[self.best if other is None else other]
         if one is two:
@@ -798,17 +768,9 @@ class BlockComparison:
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot the posterior probability of each number of blocks with error bars of two standard errors.
 
-        Parameters
-        ----------
-        ax : Axes, optional
-            Default axes of a new figure.
+        ``ax``: default axes of a new figure.
         """
-        from bayeskit.core.plots import BLUE, GREY
-
-        if ax is None:
-            from matplotlib.figure import Figure
-
-            ax = Figure(figsize=(5.2, 3.6), layout="constrained").subplots()
+        ax = new_axes(5.2, 3.6) if ax is None else ax
         p, error = np.array(list(self.posterior_probabilities.values())).T
         reach = [np.minimum(2 * error, p), np.minimum(2 * error, 1 - p)]
         ax.bar(range(len(p)), p, color=BLUE, alpha=0.8)
@@ -986,10 +948,7 @@ def _sorted(matrix: Tensor, assignments: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 def _plot_matrix(matrix: Tensor, order: Tensor, ax: Axes | None) -> tuple[Axes, AxesImage]:
-    if ax is None:
-        from matplotlib.figure import Figure
-
-        ax = Figure(figsize=(5.2, 4.6), layout="constrained").subplots()
+    ax = new_axes(5.2, 4.6) if ax is None else ax
     sorted_matrix = matrix[order][:, order].detach().cpu().to(torch.float64)
     image = ax.imshow(sorted_matrix.numpy(), cmap="Greys", vmin=0.0, vmax=1.0, interpolation="nearest")
     ticks, names = range(len(order)), [str(node) for node in order.tolist()]

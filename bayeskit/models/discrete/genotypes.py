@@ -8,6 +8,7 @@ from functools import lru_cache
 from math import comb, factorial
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
@@ -19,7 +20,7 @@ from bayeskit.core.plots import VERMILION
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.logdensity.transforms import support_of
-from bayeskit.models.discrete.inputs import as_real
+from bayeskit.models.discrete.inputs import as_real, digits_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -191,7 +192,7 @@ def conflict_free_matrices(num_cells: int, num_mutations: int, limit: int = 2**1
         nested = (shared == 0) | (shared == before) | (shared == subsets.unsqueeze(-1))
         row, subset = nested.all(-1).nonzero(as_tuple=True)
         columns = torch.cat([columns[row], subset.unsqueeze(1)], dim=1)
-    return (columns.unsqueeze(1) >> torch.arange(num_cells).unsqueeze(1)) & 1 == 1
+    return digits_of(columns, 2, num_cells).mT.contiguous() == 1
 
 
 def _check_genotypes(genotypes: Tensor) -> Tensor:
@@ -209,30 +210,17 @@ def _nested_families(num_cells: int, most: int) -> list[int]:
     # Solve for the coefficients of x^n y^k of the exponential generating functions order by order: the coefficient of
     # x^n in exp(x + T), without the contribution of T at order n, depends only on lower orders.
     most = min(most, 2 * num_cells - 1)
-    whole = [[Fraction(0)] * (most + 1)]
-    anything = [[Fraction(1)] + [Fraction(0)] * most]
+    one = np.array([Fraction(1)] + [Fraction(0)] * most)
+    whole, anything = [0 * one], [one]
     for n in range(1, num_cells + 1):
         # n [x^n] exp(u) = sum_i i [x^i] u [x^(n-i)] exp(u); the term i = n omits the unknown coefficient.
-        below = [Fraction(0)] * (most + 1)
+        below = one if n == 1 else 0 * one
         for i in range(1, n):
-            below = _add(below, _multiply(_with_uncovered(whole[i], i), anything[n - i]), Fraction(i, n))
-        if n == 1:
-            below[0] += 1
-        whole.append([Fraction(0), *below[:-1]])
-        anything.append(_add(below, whole[n], Fraction(1)))
+            own = whole[i] + one if i == 1 else whole[i]
+            below = below + Fraction(i, n) * np.convolve(own, anything[n - i])[: most + 1]
+        whole.append(np.array([Fraction(0), *below[:-1]]))
+        anything.append(below + whole[n])
     return [int(value * factorial(num_cells)) for value in anything[num_cells]]
-
-
-def _with_uncovered(coefficients: list[Fraction], order: int) -> list[Fraction]:
-    return [coefficients[0] + (1 if order == 1 else 0), *coefficients[1:]]
-
-
-def _multiply(left: list[Fraction], right: list[Fraction]) -> list[Fraction]:
-    return [sum((left[i] * right[k - i] for i in range(k + 1)), Fraction(0)) for k in range(len(left))]
-
-
-def _add(left: list[Fraction], right: list[Fraction], factor: Fraction) -> list[Fraction]:
-    return [x + factor * y for x, y in zip(left, right, strict=True)]
 
 
 def _stirling(n: int, k: int) -> int:
@@ -413,8 +401,7 @@ def _check_size(num_cells: int, num_mutations: int) -> None:
 
 def subset_members(num_items: int, like: Tensor) -> Tensor:
     """Return indicators of the items of each subset, dtype of ``like``: ``(2**num_items, num_items)``."""
-    items = torch.arange(num_items, device=like.device)
-    return ((torch.arange(2**num_items, device=like.device).unsqueeze(1) >> items) & 1).to(like)
+    return digits_of(2**num_items, 2, num_items, like.device).to(like)
 
 
 def _entry_terms(observed: Tensor, false_positive: Tensor, false_negative: Tensor) -> tuple[Tensor, Tensor]:
@@ -503,12 +490,8 @@ class MutationTree(NamedTuple):
     def from_genotypes(cls, genotypes: Tensor) -> MutationTree:
         """Build the tree of a conflict-free genotype matrix.
 
-        Raises ``ShapeError`` if ``genotypes`` is not two-dimensional; ``DataError`` if ``genotypes`` has a conflict.
-
-        Parameters
-        ----------
-        genotypes : Tensor
-            Entries 0 and 1, shape ``(cells, mutations)``.
+        ``genotypes``: entries 0 and 1, shape ``(cells, mutations)``. Raises ``ShapeError`` if ``genotypes`` is not
+        two-dimensional; ``DataError`` if ``genotypes`` has a conflict.
 
         Examples
         --------
@@ -688,12 +671,8 @@ class NoisyGenotypes:
     def log_likelihood(self, genotypes: Tensor) -> Tensor:
         """Return the log likelihood of true genotype matrices, with or without conflicts, ``(*batch)``.
 
+        ``genotypes``: entries 0 and 1, ``(*batch, cells, mutations)``; the batch broadcasts with that of the rates.
         Raises ``ShapeError`` or ``DataError`` if ``genotypes`` are invalid, or batches do not broadcast.
-
-        Parameters
-        ----------
-        genotypes : Tensor
-            Entries 0 and 1, ``(*batch, cells, mutations)``; the batch broadcasts with that of the rates.
         """
         present = self._check(genotypes)
         self._broadcast_batch(present)
@@ -702,13 +681,9 @@ class NoisyGenotypes:
     def enumerate(self, limit: int = 2**18) -> GenotypePosterior:
         """Return the posterior probability of every conflict-free matrix.
 
-        Raises ``SettingsError`` if there are more than ``limit`` matrices, or the rates are batched; ``DataError`` if
-        every conflict-free matrix has likelihood zero (possible with rates of zero).
-
-        Parameters
-        ----------
-        limit : int, default 262144
-            Maximum number of matrices.
+        ``limit``: maximum number of matrices. Raises ``SettingsError`` if there are more than ``limit`` matrices, or
+        the rates are batched; ``DataError`` if every conflict-free matrix has likelihood zero (possible with rates of
+        zero).
         """
         self._check_single_rates("enumerate")
         genotypes = conflict_free_matrices(self.num_cells, self.num_mutations, limit).to(self.observed.device)
@@ -766,15 +741,10 @@ class NoisyGenotypes:
         """Perform a Gibbs sweep over the cells' genotypes.
 
         The sweep leaves the posterior invariant and is irreducible for positive rates. The number of cells is not
-        limited; the cost is proportional to ``2**mutations``. Raises ``ShapeError`` or ``DataError`` if ``genotypes``
-        are invalid or have a conflict; ``SettingsError`` if there are more than 12 mutations, or a rate is zero.
-
-        Parameters
-        ----------
-        genotypes : Tensor
-            Conflict-free matrices, one per chain, ``(*chains, cells, mutations)``, e.g. zeros. The batch of the rates
-            must broadcast to ``chains``.
-        generator : torch.Generator
+        limited; the cost is proportional to ``2**mutations``. ``genotypes``: conflict-free matrices, one per chain,
+        ``(*chains, cells, mutations)``, e.g. zeros. The batch of the rates must broadcast to ``chains``. Raises
+        ``ShapeError`` or ``DataError`` if ``genotypes`` are invalid or have a conflict; ``SettingsError`` if there are
+        more than 12 mutations, or a rate is zero.
 
         Returns
         -------

@@ -15,13 +15,13 @@ from torch.nn.functional import logsigmoid, pad
 
 from bayeskit.core.inputs import whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import Shape, digits_of
 
 __all__ = [
     "CRITICAL_COUPLING",
     "Couplings",
     "IsingExpectations",
     "IsingGrid",
-    "Shape",
     "draw_grids",
     "kaufman_log_partition",
 ]
@@ -143,8 +143,7 @@ class Couplings(NamedTuple):
 
 def _row_states(width: int, like: Tensor) -> Tensor:
     """Return all states of a row, spins of -1 and 1: ``(2**width, width)``; bit ``j`` of a state is its spin ``j``."""
-    bits = torch.arange(2**width, device=like.device).unsqueeze(1) >> torch.arange(width, device=like.device)
-    return (2 * (bits & 1) - 1).to(like)
+    return (2 * digits_of(2**width, 2, width, like.device) - 1).to(like)
 
 
 def _row_potentials(couplings: Couplings) -> Tensor:
@@ -214,8 +213,6 @@ def _cross_bonds(message: Tensor, coupling: Tensor) -> list[Tensor]:
 
 
 # Ising model on a grid as a distribution.
-
-Shape = torch.Size | list[int] | tuple[int, ...]
 
 #: Maximum width for the transfer matrix; on a torus it is stored for each state of the first row.
 _MAX_WIDTH, _MAX_TORUS_WIDTH = 16, 10
@@ -364,19 +361,9 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
     ) -> IsingGrid:
         """Return a grid with homogeneous coupling and field.
 
-        Raises ``ShapeError`` if coupling and field do not broadcast; ``DataError`` if a tensor is not floating point
-        or, with validation, not finite; ``SettingsError`` if a side is less than 1.
-
-        Parameters
-        ----------
-        height, width : int
-            At least 1.
-        coupling : Tensor or float
-            Shape ``(*batch)``.
-        field : Tensor or float, default 0.0
-            Shape ``(*batch)``.
-        periodic : bool, default False
-        validate_args : bool, optional
+        ``height``, ``width``: at least 1. ``coupling``: ``(*batch)``. ``field``: ``(*batch)``. Raises ``ShapeError`` if
+        coupling and field do not broadcast; ``DataError`` if a tensor is not floating point or, with validation, not
+        finite; ``SettingsError`` if a side is less than 1.
         """
         height, width = whole_number("height", height, least=1), whole_number("width", width, least=1)
         like = next((x for x in (coupling, field) if isinstance(x, Tensor)), torch.empty(()))
@@ -428,12 +415,8 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
     def log_pseudolikelihood(self, spins: Tensor) -> Tensor:
         """Return the log pseudolikelihood: the sum of the log conditional probabilities of the spins, ``(*batch)``.
 
-        The maximum pseudolikelihood estimate is consistent, but as a likelihood it is overconfident.
-
-        Parameters
-        ----------
-        spins : Tensor
-            Shape ``(*batch, height, width)``.
+        The maximum pseudolikelihood estimate is consistent, but as a likelihood it is overconfident. ``spins``:
+        ``(*batch, height, width)``.
         """
         if self._validate_args:
             self._validate_sample(spins)

@@ -18,6 +18,7 @@ from bayeskit.core.inputs import as_numbers, real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import digits_of, new_axes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -157,25 +158,15 @@ class SubsetPosterior:
     def intervals(self, probability: float = 0.9) -> Tensor:
         """Return central posterior intervals of the coefficients averaged over subsets, ``(1 + p, 2)``.
 
-        The ends are quantiles of the mixture, exactly zero if the quantile falls on the point mass. Raises
-        ``SettingsError`` if ``probability`` is not between 0 and 1.
-
-        Parameters
-        ----------
-        probability : float, default 0.9
-            Between 0 and 1.
+        The ends are quantiles of the mixture, exactly zero if the quantile falls on the point mass. ``probability``:
+        between 0 and 1. Raises ``SettingsError`` if ``probability`` is not between 0 and 1.
         """
         return self._intervals(torch.eye(self.coefficients_each.shape[1]).to(self.subsets), 0.0, probability)
 
     def predict(self, x: Tensor) -> Tensor:
         """Return posterior means of new responses averaged over subsets, ``(m,)``.
 
-        Raises ``ShapeError`` if the shape of ``x`` is not ``(m, p)``.
-
-        Parameters
-        ----------
-        x : Tensor or array
-            Predictors, ``(m, p)``.
+        ``x`` (tensor or array): predictors, ``(m, p)``. Raises ``ShapeError`` if the shape of ``x`` is not ``(m, p)``.
         """
         return self._design(x) @ self.coefficients
 
@@ -190,15 +181,8 @@ class SubsetPosterior:
     def predictive_intervals(self, x: Tensor, probability: float = 0.9) -> Tensor:
         """Return central predictive intervals of new responses, including noise, ``(m, 2)``.
 
-        Raises ``ShapeError`` if the shape of ``x`` is not ``(m, p)``; ``SettingsError`` if ``probability`` is not
-        between 0 and 1.
-
-        Parameters
-        ----------
-        x : Tensor or array
-            Predictors, ``(m, p)``.
-        probability : float, default 0.9
-            Between 0 and 1.
+        ``x`` (tensor or array): predictors, ``(m, p)``. ``probability``: between 0 and 1. Raises ``ShapeError`` if the
+        shape of ``x`` is not ``(m, p)``; ``SettingsError`` if ``probability`` is not between 0 and 1.
         """
         return self._intervals(self._design(x), 1.0, probability)
 
@@ -233,15 +217,9 @@ class SubsetPosterior:
     def to_pandas(self, names: Sequence[str] | None = None, probability: float = 0.9) -> pd.DataFrame:
         """Return one row per coefficient: inclusion probability, mean, standard deviation and central interval.
 
-        Raises ``ShapeError`` if the number of names is not ``p``; ``SettingsError`` if ``probability`` is not between 0
-        and 1.
-
-        Parameters
-        ----------
-        names : sequence of str, optional
-            Names of the predictors, default ``self.names``.
-        probability : float, default 0.9
-            Probability of the interval.
+        ``names`` (sequence of str): names of the predictors, default ``self.names``. ``probability``: probability of
+        the interval. Raises ``ShapeError`` if the number of names is not ``p``; ``SettingsError`` if ``probability`` is
+        not between 0 and 1.
         """
         import pandas as pd
 
@@ -258,22 +236,13 @@ class SubsetPosterior:
     def plot(self, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
         """Plot inclusion probabilities with a reference line at 0.5.
 
+        ``names`` (sequence of str): names of the predictors, default ``self.names``. ``ax``: default: a new figure.
         Raises ``ShapeError`` if the number of names is not ``p``.
-
-        Parameters
-        ----------
-        names : sequence of str, optional
-            Names of the predictors, default ``self.names``.
-        ax : Axes, optional
-            Default: a new figure.
         """
         from bayeskit.core.plots import BLUE, GREY
 
         names = self._names(names)
-        if ax is None:
-            from matplotlib.figure import Figure
-
-            ax = Figure(figsize=(6.4, 1.2 + 0.3 * len(names)), layout="constrained").subplots()
+        ax = new_axes(6.4, 1.2 + 0.3 * len(names)) if ax is None else ax
         ax.barh(range(len(names)), self.inclusion_probabilities.cpu().numpy(), color=BLUE, alpha=0.8)
         ax.axvline(0.5, color=GREY, linestyle="--", linewidth=1.0)
         ax.set_yticks(range(len(names)), names)
@@ -532,17 +501,9 @@ class SpikeAndSlabRegression:
         """Return log marginal likelihoods given subsets, ``(*batch)``.
 
         The computation is in double precision. The result has the wider dtype of ``x`` and ``y``, where integers count
-        as double precision. Raises ``ShapeError`` if shapes do not match; ``DataError`` if a value is not finite, or
-        the full regression is numerically singular in double precision.
-
-        Parameters
-        ----------
-        inclusion : Tensor
-            Inclusion indicators, ``(*batch, p)``.
-        x : Tensor or array
-            Predictors, ``(n, p)``.
-        y : Tensor or array
-            Responses, ``(n,)``.
+        as double precision. ``inclusion``: inclusion indicators, ``(*batch, p)``. ``x`` (tensor or array): predictors,
+        ``(n, p)``. ``y`` (tensor or array): responses, ``(n,)``. Raises ``ShapeError`` if shapes do not match;
+        ``DataError`` if a value is not finite, or the full regression is numerically singular in double precision.
         """
         x, y = _read(x, y)
         if inclusion.shape[-1:] != x.shape[1:]:
@@ -553,13 +514,9 @@ class SpikeAndSlabRegression:
     def model(self, x: Tensor, y: Tensor) -> None:
         """Pyro model with one latent site ``inclusion``, event shape ``(p,)``; coefficients are integrated out.
 
-        The site has a Bernoulli(0.5) distribution; the factor ``inclusion_prior`` corrects it to the prior. Raises
-        ``ShapeError`` or ``DataError`` as in :meth:`log_evidence`.
-
-        Parameters
-        ----------
-        x, y : Tensor or array
-            As in :meth:`log_evidence`.
+        The site has a Bernoulli(0.5) distribution; the factor ``inclusion_prior`` corrects it to the prior. ``x``,
+        ``y`` (tensor or array): as in :meth:`log_evidence`. Raises ``ShapeError`` or ``DataError`` as in
+        :meth:`log_evidence`.
         """
         x, y = _read(x, y)
         p = x.shape[1]
@@ -570,13 +527,9 @@ class SpikeAndSlabRegression:
     def posterior(self, x: Tensor, y: Tensor) -> SubsetPosterior:
         """Return the exact posterior over all subsets of predictors.
 
-        Raises ``ShapeError`` or ``DataError`` as in :meth:`log_evidence`; ``SettingsError`` if there are more than 20
-        predictors.
-
-        Parameters
-        ----------
-        x, y : Tensor or array
-            As in :meth:`log_evidence`. The columns of a data frame name the predictors. Results have double precision.
+        ``x``, ``y`` (tensor or array): as in :meth:`log_evidence`. The columns of a data frame name the predictors.
+        Results have double precision. Raises ``ShapeError`` or ``DataError`` as in :meth:`log_evidence`;
+        ``SettingsError`` if there are more than 20 predictors.
         """
         names = getattr(x, "columns", None)
         x, y = (value.double() for value in _read(x, y))
@@ -586,8 +539,7 @@ class SpikeAndSlabRegression:
                 f"{p} predictors have {2**p} subsets, but enumeration allows at most {MAX_PREDICTORS} predictors; "
                 "remove predictors, or fit a guide for the site 'inclusion' with a gradient estimator"
             )
-        number = torch.arange(2**p, device=x.device).unsqueeze(-1)
-        subsets = (number >> torch.arange(p, device=x.device) & 1).to(x.dtype)
+        subsets = digits_of(2**p, 2, p, x.device).to(x.dtype)
         summary = self._summary(x, y)
         parts = [self._solved(part, summary) for part in subsets.split(_BATCH)]
         log_evidence, coefficients, rate = (torch.cat(each) for each in zip(*parts, strict=True))

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import pyro
 import pyro.distributions as dist
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from bayeskit.core.inputs import as_numbers, real_number, whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import digits_of, log_dirichlet_moment
+from bayeskit.models.discrete.permutations.distributions import nearest_permutation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,13 +83,9 @@ class LatentDirichletAllocation:
         """Pyro model with continuous sites ``topics``, ``(num_topics, num_words)``, and ``proportions``.
 
         Site ``proportions`` has shape ``(documents, num_topics)``. The likelihood is for words in a known order, so it
-        has no multinomial coefficients. Raises ``ShapeError`` if the shape is not ``(documents, num_words)``, or there
-        is no document; ``DataError`` if counts are not non-negative whole numbers.
-
-        Parameters
-        ----------
-        counts : Tensor or array
-            Word counts per document, ``(documents, num_words)``, integer or floating-point.
+        has no multinomial coefficients. ``counts`` (tensor or array): word counts per document, ``(documents,
+        num_words)``, integer or floating-point. Raises ``ShapeError`` if the shape is not ``(documents, num_words)``,
+        or there is no document; ``DataError`` if counts are not non-negative whole numbers.
         """
         counts = self._checked(counts)
         dtype = counts.dtype if counts.is_floating_point() else torch.get_default_dtype()
@@ -102,14 +99,8 @@ class LatentDirichletAllocation:
     def log_likelihood(self, topics: Tensor, proportions: Tensor, counts: Tensor) -> Tensor:
         """Return the log probability of all words with their topics summed out, ``(*batch)``.
 
-        Parameters
-        ----------
-        topics : Tensor
-            Word probabilities of each topic, ``(*batch, num_topics, num_words)``.
-        proportions : Tensor
-            Topic proportions of each document, ``(*batch, documents, num_topics)``.
-        counts : Tensor
-            ``(documents, num_words)``.
+        ``topics``: word probabilities of each topic, ``(*batch, num_topics, num_words)``. ``proportions``: topic
+        proportions of each document, ``(*batch, documents, num_topics)``. ``counts``: ``(documents, num_words)``.
         """
         counts = as_numbers("counts", counts).to(topics)
         probability = proportions @ topics
@@ -133,8 +124,7 @@ class LatentDirichletAllocation:
                 "enumeration; use fewer words, or estimate the evidence with bayeskit.inference.evidence.smc of "
                 "Target.from_pyro(model.model, counts)"
             )
-        place = self.num_topics ** torch.arange(len(word), device=counts.device)
-        topic = torch.arange(size, device=counts.device).unsqueeze(-1) // place % self.num_topics
+        topic = digits_of(size, self.num_topics, len(word), counts.device)
         one_hot = torch.nn.functional.one_hot(topic, self.num_topics).double()
         of_documents = torch.nn.functional.one_hot(document, len(counts)).double()
         of_words = torch.nn.functional.one_hot(word, self.num_words).double()
@@ -161,10 +151,7 @@ class LatentDirichletAllocation:
 
 def _polya(counts: Tensor, concentration: float) -> Tensor:
     """Return the Dirichlet-categorical log probability of ordered draws: counts ``(*batch, n, m)`` to ``(*batch)``."""
-    alpha = torch.as_tensor(concentration, dtype=counts.dtype)
-    total = alpha * counts.shape[-1]
-    each = torch.lgamma(alpha + counts) - torch.lgamma(alpha)
-    return (each.sum(-1) + torch.lgamma(total) - torch.lgamma(total + counts.sum(-1))).sum(-1)
+    return log_dirichlet_moment(counts, counts.new_full(counts.shape[-1:], concentration)).sum(-1)
 
 
 def align_topics(values: Mapping[str, Tensor], reference: Tensor | None = None) -> dict[str, Tensor]:
@@ -222,15 +209,14 @@ def align_topics(values: Mapping[str, Tensor], reference: Tensor | None = None) 
     centre = flat[-1] if reference is None else as_numbers("reference", reference).to(flat)
     if centre.shape != flat.shape[1:]:
         raise ShapeError(f"reference has shape {tuple(centre.shape)}; give {tuple(flat.shape[1:])}")
-    order = torch.full((len(flat), count), -1)
+    order = torch.full((len(flat), count), -1, device=flat.device)
     for _ in range(_ROUNDS):
-        likeness = torch.einsum("kw,sjw->skj", centre.sqrt(), flat.sqrt()).detach().cpu().numpy()
-        found = torch.stack([torch.from_numpy(linear_sum_assignment(-one)[1]) for one in likeness])
+        found = nearest_permutation(torch.einsum("kw,sjw->skj", centre.sqrt(), flat.sqrt()))
         if bool((found == order).all()):
             break
         order = found
-        centre = flat.gather(1, order.to(flat.device).unsqueeze(-1).expand_as(flat)).mean(0)
-    order = order.to(flat.device).reshape(*batch, count)
+        centre = flat.gather(1, order.unsqueeze(-1).expand_as(flat)).mean(0)
+    order = order.reshape(*batch, count)
     aligned = {**values, "topics": topics.gather(-2, order.unsqueeze(-1).expand_as(topics))}
     if proportions is not None:
         aligned["proportions"] = proportions.gather(-1, order.unsqueeze(-2).expand_as(proportions))

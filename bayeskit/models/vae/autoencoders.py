@@ -262,14 +262,8 @@ class ConditionalVAE(GenerativeModel):
     def model(self, x: Tensor, y: Tensor, num_items: int | None = None) -> None:
         """Draw a code ``z`` for each row from the prior and observe the row under the likelihood.
 
-        Parameters
-        ----------
-        x : Tensor
-            Shape ``(n, data_dim)``.
-        y : Tensor
-            Conditions, shape ``(n, condition_dim)``; encode class labels with :func:`one_hot`.
-        num_items : int, optional
-            Size of the full data set if ``x`` is a minibatch; default ``n``.
+        ``x``: ``(n, data_dim)``. ``y``: conditions, shape ``(n, condition_dim)``; encode class labels with
+        :func:`one_hot`. ``num_items``: size of the full data set if ``x`` is a minibatch; default ``n``.
         """
         self.check(x)
         self.check_condition(y, x.shape[:-1])
@@ -422,12 +416,7 @@ class HierarchicalVAE(GenerativeModel):
     def model(self, x: Tensor, num_items: int | None = None) -> None:
         """Draw the codes top-down and observe the data under the likelihood.
 
-        Parameters
-        ----------
-        x : Tensor
-            Shape ``(n, *data_shape)``.
-        num_items : int, optional
-            Size of the full data set if ``x`` is a minibatch; default ``n``.
+        ``x``: ``(n, *data_shape)``. ``num_items``: size of the full data set if ``x`` is a minibatch; default ``n``.
         """
         self.check(x)
         with self.data_plate(x, num_items):
@@ -551,17 +540,10 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
     def model(self, x: Tensor, mask: Tensor, num_items: int | None = None) -> None:
         """Draw a code ``z`` for each row from the prior and observe the non-missing entries of the row.
 
-        Raises ``ShapeError`` if the shape of an argument does not match the model; ``DataError`` if a dtype or value is
-        not valid; ``SettingsError`` if ``num_items`` is less than ``n``.
-
-        Parameters
-        ----------
-        x : Tensor
-            Shape ``(n, *data_shape)``; missing entries may have any value, including NaN.
-        mask : Tensor of bool
-            True where an entry is observed, same shape.
-        num_items : int, optional
-            Size of the full data set if ``x`` is a minibatch; default ``n``.
+        ``x``: ``(n, *data_shape)``; missing entries may have any value, including NaN. ``mask``: True where an entry is
+        observed, same shape. ``num_items``: size of the full data set if ``x`` is a minibatch; default ``n``. Raises
+        ``ShapeError`` if the shape of an argument does not match the model; ``DataError`` if a dtype or value is not
+        valid; ``SettingsError`` if ``num_items`` is less than ``n``.
         """
         vae = self.vae
         filled = self.fill(x, mask)
@@ -598,17 +580,10 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
         """Draw the missing entries given the observed entries, by sampling importance resampling.
 
         Codes are drawn from the encoder's distribution and resampled by their importance weights. The draws converge to
-        the posterior predictive distribution as ``num_particles`` grows. Returns ``(n, *batch, *data_shape)``; observed
-        entries are copied from ``x``. Raises ``SettingsError`` if ``n`` or ``num_particles`` is less than 1.
-
-        Parameters
-        ----------
-        x, mask : Tensor
-            Shape ``(*batch, *data_shape)``.
-        n : int, default 1
-        num_particles : int, default 100
-            Number of codes resampled from; 1 uses the encoder's distribution without correction.
-        seed : int or torch.Generator
+        the posterior predictive distribution as ``num_particles`` grows. ``x``, ``mask``: ``(*batch, *data_shape)``.
+        ``num_particles``: number of codes resampled from; 1 uses the encoder's distribution without correction. Returns
+        ``(n, *batch, *data_shape)``; observed entries are copied from ``x``. Raises ``SettingsError`` if ``n`` or
+        ``num_particles`` is less than 1.
         """
         if min(n, num_particles) < 1:
             raise SettingsError(f"n and num_particles must be at least 1, not {n} and {num_particles}")
@@ -701,17 +676,10 @@ class SemiSupervisedVAE(GenerativeModel):
     def model(self, x: Tensor, y: Tensor | None = None, num_items: int | None = None) -> None:
         """Draw a label ``y`` and a code ``z`` for each row; observe the row and, if given, its label.
 
-        Raises ``ShapeError`` if the shape of an argument does not match the model; ``DataError`` if a dtype or value is
-        not valid; ``SettingsError`` if ``num_items`` is less than ``n``.
-
-        Parameters
-        ----------
-        x : Tensor
-            Shape ``(n, data_dim)``.
-        y : Tensor, optional
-            Integer labels, shape ``(n,)``; None if unknown.
-        num_items : int, optional
-            Size of the full (labelled or unlabelled) data set if ``x`` is a minibatch; default ``n``.
+        ``x``: ``(n, data_dim)``. ``y``: integer labels, shape ``(n,)``; None if unknown. ``num_items``: size of the
+        full (labelled or unlabelled) data set if ``x`` is a minibatch; default ``n``. Raises ``ShapeError`` if the
+        shape of an argument does not match the model; ``DataError`` if a dtype or value is not valid; ``SettingsError``
+        if ``num_items`` is less than ``n``.
         """
         self.check(x)
         self._check_labels(x, y)

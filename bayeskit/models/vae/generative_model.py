@@ -154,15 +154,9 @@ class Autoencoder(GenerativeModel):
     def model(self, x: Tensor, num_items: int | None = None) -> None:
         """Draw a code ``z`` for each row from the prior and observe the row under the likelihood.
 
+        ``x``: ``(n, *data_shape)``. ``num_items``: size of the full data set if ``x`` is a minibatch; default ``n``.
         Raises ``ShapeError`` if the shape of an argument does not match the model; ``DataError`` if a dtype or value is
         not valid; ``SettingsError`` if ``num_items`` is less than ``n``.
-
-        Parameters
-        ----------
-        x : Tensor
-            Shape ``(n, *data_shape)``.
-        num_items : int, optional
-            Size of the full data set if ``x`` is a minibatch; default ``n``.
         """
         self.check(x)
         with self.data_plate(x, num_items):
@@ -179,13 +173,8 @@ class Autoencoder(GenerativeModel):
     def encode(self, x: Tensor, *, num_samples: int = 1000, seed: int | torch.Generator = 0) -> Tensor:
         """Return the mean of the encoder's distribution: ``(*batch, *data_shape)`` to ``(*batch, latent_dim)``.
 
-        Parameters
-        ----------
-        x : Tensor
-        num_samples : int, default 1000
-            Number of draws to average if the distribution has no closed-form mean (flows).
-        seed : int or torch.Generator, default 0
-            Used for these draws only.
+        ``num_samples``: number of draws to average if the distribution has no closed-form mean (flows). ``seed``: used
+        for these draws only.
         """
         self.check(x)
         with self.drawing(seed, "encode"):

@@ -76,16 +76,9 @@ class LinearVAE(Autoencoder):
     def maximum_likelihood(cls, x: Tensor, latent_dim: int) -> LinearVAE:
         """Return the maximum likelihood model, with its guide equal to the exact posterior.
 
-        Raises ``ShapeError`` if ``x`` is not a matrix; ``SettingsError`` if ``latent_dim`` is not less than
-        ``data_dim``; ``DataError`` if values are not finite, or the data lie in a subspace of ``latent_dim`` dimensions
-        (unbounded likelihood).
-
-        Parameters
-        ----------
-        x : Tensor
-            Shape ``(n, data_dim)``.
-        latent_dim : int
-            Less than ``data_dim``.
+        ``x``: ``(n, data_dim)``. ``latent_dim``: less than ``data_dim``. Raises ``ShapeError`` if ``x`` is not a
+        matrix; ``SettingsError`` if ``latent_dim`` is not less than ``data_dim``; ``DataError`` if values are not
+        finite, or the data lie in a subspace of ``latent_dim`` dimensions (unbounded likelihood).
         """
         if x.dim() != 2:
             raise ShapeError(f"x has shape {tuple(x.shape)}, but must have shape (n, data_dim)")
@@ -124,11 +117,7 @@ class LinearVAE(Autoencoder):
     def posterior(self, x: Tensor, mask: Tensor | None = None) -> dist.MultivariateNormal:
         """Return the exact posterior of codes: ``(*batch, data_dim)`` to batch shape ``(*batch)``.
 
-        Parameters
-        ----------
-        x : Tensor
-        mask : Tensor of bool, optional
-            True where ``x`` is observed, same shape; default all True.
+        ``mask``: True where ``x`` is observed, same shape; default all True.
         """
         residual, weight, factor = self._terms(x, mask)
         projected = (residual.unsqueeze(-2) @ weight).squeeze(-2)
@@ -141,11 +130,7 @@ class LinearVAE(Autoencoder):
     def log_likelihood(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the exact marginal log density of each observation: ``(*batch, data_dim)`` to ``(*batch)``.
 
-        Parameters
-        ----------
-        x : Tensor
-        mask : Tensor of bool, optional
-            True where ``x`` is observed, same shape; other entries are integrated out.
+        ``mask``: True where ``x`` is observed, same shape; other entries are integrated out.
         """
         residual, weight, factor = self._terms(x, mask)
         observed = x.shape[-1] if mask is None else mask.sum(-1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from bayeskit.core.inputs import as_numbers, whole_number
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import digits_of, log_dirichlet_moment
 from bayeskit.models.discrete.mixtures.gaussian_mixture import GaussianMixture
 
 __all__ = ["exact_log_evidence", "log_joint_of_assignments", "sample_exact_posterior"]
@@ -90,7 +91,7 @@ def sample_exact_posterior(
     generator = new_generator(seed, weight.device, stream="exact posterior of a mixture")
     with global_stream(generator):
         number = torch.multinomial(weight, whole_number("num_draws", num_draws, 1), replacement=True)
-        assignments = _assignments(mixture, number)
+        assignments = digits_of(number, count, len(mixture.y))
         update = _update(mixture, assignments)
         precision = torch.distributions.Gamma(update.shape.expand_as(update.rate), update.rate).sample()
         mean = update.location + torch.randn_like(precision) * (update.relative_precision * precision).rsqrt()
@@ -114,13 +115,7 @@ def _log_joint_of_all(mixture: GaussianMixture) -> Tensor:
             f"{_MAX_ASSIGNMENTS} for enumeration; use fewer observations"
         )
     numbers = torch.arange(total, device=mixture.y.device).split(_BATCH)
-    return torch.cat([log_joint_of_assignments(mixture, _assignments(mixture, number)) for number in numbers])
-
-
-def _assignments(mixture: GaussianMixture, number: Tensor) -> Tensor:
-    """Return the assignments with the given indices, ``(m,) -> (m, n)``."""
-    place = mixture.num_components ** torch.arange(len(mixture.y), device=number.device)
-    return number.unsqueeze(-1) // place % mixture.num_components
+    return torch.cat([log_joint_of_assignments(mixture, digits_of(number, count, n)) for number in numbers])
 
 
 class _Update(NamedTuple):
@@ -185,7 +180,7 @@ def log_joint_of_assignments(mixture: GaussianMixture, assignments: Tensor) -> T
     assignments = assignments.to(mixture.y.device, torch.int64)
     if not bool(((assignments >= 0) & (assignments < count)).all()):
         raise DataError(f"assignments must lie between 0 and {count - 1}, the components")
-    c0, e0, rate = prior.shape, prior.concentration, rate.to(mixture.y.device)
+    c0, rate = prior.shape, rate.to(mixture.y.device)
     update = _update(mixture, assignments)
     log_marginal = (
         0.5 * (math.log(relative_precision) - update.relative_precision.log())
@@ -195,6 +190,5 @@ def log_joint_of_assignments(mixture: GaussianMixture, assignments: Tensor) -> T
         + update.shape.lgamma()
         - update.shape * update.rate.log()
     )
-    log_prior = (e0 + update.size).lgamma().sum(-1) - count * math.lgamma(e0)
-    log_prior = log_prior + math.lgamma(count * e0) - math.lgamma(count * e0 + len(mixture.y))
+    log_prior = log_dirichlet_moment(update.size, update.size.new_full((count,), prior.concentration))
     return log_prior + log_marginal.sum((-1, -2))

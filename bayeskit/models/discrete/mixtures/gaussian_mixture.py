@@ -245,13 +245,9 @@ class MixturePrior:
         With the range :math:`R` of each dimension, :math:`b_0` is the midrange, :math:`B_0 = R^2`, :math:`c_0 = 2`,
         :math:`C_0 \sim \mathrm{Gamma}(0.2, 10/R^2)` and :math:`e_0 = 1`.
 
-        Raises ``DataError`` if there are no observations, some are not finite, or a dimension is constant;
-        ``ShapeError`` if ``y`` is neither a vector nor a matrix.
-
-        Parameters
-        ----------
-        y : Tensor or array
-            Observations, shape ``(n,)`` or ``(n, D)``.
+        ``y`` (tensor or array): observations, shape ``(n,)`` or ``(n, D)``. Raises ``DataError`` if there are no
+        observations, some are not finite, or a dimension is constant; ``ShapeError`` if ``y`` is neither a vector nor a
+        matrix.
 
         References
         ----------
@@ -272,16 +268,9 @@ class MixturePrior:
     ) -> MixturePrior:
         r"""Make the independence prior: independent means and precisions, all hyperparameters fixed.
 
-        Chib (1995) uses ``independent(20, 10, 3, 20)`` for the galaxy velocities in 1000 km/s.
-
-        Parameters
-        ----------
-        location, spread, rate : float or Tensor
-            :math:`b_0`, :math:`\sqrt{B_0}` and :math:`C_0`, shape ``()`` or ``(D,)``.
-        shape : float
-            :math:`c_0`.
-        concentration : float, default 1
-            :math:`e_0`.
+        Chib (1995) uses ``independent(20, 10, 3, 20)`` for the galaxy velocities in 1000 km/s. ``location``,
+        ``spread``, ``rate``: :math:`b_0`, :math:`\sqrt{B_0}` and :math:`C_0`, shape ``()`` or ``(D,)``. ``shape``:
+        :math:`c_0`. ``concentration``: :math:`e_0`.
 
         References
         ----------
@@ -487,14 +476,9 @@ class GaussianMixture:
     def log_component_density(self, values: Draws | Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return the log of weight times density, for each point and component, ``(*batch, m, K)``.
 
-        Raises ``ShapeError`` if the dimension of ``x`` differs from that of the data.
-
-        Parameters
-        ----------
-        values : Draws or mapping of str to Tensor
-            Draws, or the sites, ``{site: (*batch, *shape)}``, as :meth:`bayeskit.Target.constrain` returns them.
-        x : Tensor or array
-            Points, shape ``(m,)`` or ``(m, D)`` as the data.
+        ``values`` (Draws or mapping of str to tensor): draws, or the sites, ``{site: (*batch, *shape)}``, as
+        :meth:`bayeskit.Target.constrain` returns them. ``x`` (tensor or array): points, shape ``(m,)`` or ``(m, D)`` as
+        the data. Raises ``ShapeError`` if the dimension of ``x`` differs from that of the data.
         """
         values, x = site_values(values), as_real("x", x).to(self.y)
         if x.dim() != self.y.dim() or x.shape[1:] != self.y.shape[1:]:
@@ -637,12 +621,8 @@ class UnknownSizeMixture:
     def size_probabilities(self, values: Draws | Mapping[str, Tensor]) -> Tensor:
         """Return the probability of ``1, ..., K`` components given parameters and data, ``(*batch, K)``.
 
-        Its mean over posterior draws is the posterior of the number of components.
-
-        Parameters
-        ----------
-        values : Draws or mapping of str to Tensor
-            Draws, or the sites, ``{site: (*batch, *shape)}``.
+        Its mean over posterior draws is the posterior of the number of components. ``values`` (Draws or mapping of str
+        to tensor): draws, or the sites, ``{site: (*batch, *shape)}``.
         """
         values = site_values(values)
         joint = self.mixture.log_component_density(values, self.mixture.y)  # (*batch, n, K)

@@ -17,11 +17,11 @@ from torch.nn.functional import one_hot
 
 from bayeskit.core.inputs import as_numbers, whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import Shape, as_real
 
 __all__ = [
     "GibbsPermutation",
     "LARGEST",
-    "Shape",
     "all_permutations",
     "check_log_weights",
     "check_possible",
@@ -32,7 +32,6 @@ __all__ = [
     "nearest_permutation",
     "permutation_matrix",
     "permutations",
-    "real_numbers",
 ]
 
 # Permutations as vectors and matrices, and projection of a matrix to the nearest permutation.
@@ -74,12 +73,6 @@ def check_square(name: str, matrix: Tensor) -> int:
     if matrix.dim() < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.shape[-1] == 0:
         raise ShapeError(f"{name} has shape {tuple(matrix.shape)}; give square matrices, (*batch, n, n)")
     return int(matrix.shape[-1])
-
-
-def real_numbers(name: str, value: Any) -> Tensor:
-    """Return array-like data as a floating-point tensor; integers and bools take the default dtype."""
-    numbers = as_numbers(name, value)
-    return numbers if numbers.is_floating_point() else numbers.to(torch.get_default_dtype())
 
 
 def check_possible(name: str, log_weights: Tensor) -> int:
@@ -220,7 +213,7 @@ def nearest_permutation(matrix: Tensor) -> Tensor:
     >>> nearest_permutation(torch.tensor([[0.6, 0.5], [0.5, 0.1]])).tolist()
     [1, 0]
     """
-    matrix = real_numbers("matrix", matrix)
+    matrix = as_real("matrix", matrix)
     size = check_square("matrix", matrix)
     found = [_assigned(one) for one in matrix.detach().cpu().double().reshape(-1, size, size).numpy()]
     if None in found:
@@ -276,7 +269,7 @@ def log_permanent(log_weights: Tensor) -> Tensor:
     >>> float(log_permanent(torch.zeros(5, 5)).exp().round())
     120.0
     """
-    log_weights = real_numbers("log_weights", log_weights)
+    log_weights = as_real("log_weights", log_weights)
     check_log_weights("log_weights", log_weights)
     return _partial_sums(log_weights)[-1].squeeze(-1)
 
@@ -326,8 +319,6 @@ def column_sets(size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
 
 # Distributions over permutations with log probability linear in the pairs.
 
-Shape = torch.Size | list[int] | tuple[int, ...]
-
 
 class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
     r"""Permutations with :math:`p(\pi) = \exp(\sum_i L_{i \pi_i}) / \operatorname{perm}(e^L)`.
@@ -367,7 +358,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
     has_enumerate_support = True
 
     def __init__(self, log_weights: Tensor, validate_args: bool | None = None) -> None:
-        log_weights = real_numbers("log_weights", log_weights)
+        log_weights = as_real("log_weights", log_weights)
         size = check_possible("log_weights", log_weights)
         self.log_weights = log_weights
         self._latest: tuple[int, list[Tensor]] | None = None
@@ -379,15 +370,10 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
     def from_weights(cls, weights: Tensor) -> GibbsPermutation:
         """Return the distribution with probability proportional to the product of ``weights`` of the pairs.
 
-        Raises ``ShapeError`` if a matrix is not square; ``DataError`` if entries are negative, or every permutation has
-        weight zero.
-
-        Parameters
-        ----------
-        weights : Tensor
-            Shape ``(*batch, n, n)``, nonnegative.
+        ``weights``: ``(*batch, n, n)``, nonnegative. Raises ``ShapeError`` if a matrix is not square; ``DataError`` if
+        entries are negative, or every permutation has weight zero.
         """
-        weights = real_numbers("weights", weights)
+        weights = as_real("weights", weights)
         check_square("weights", weights)
         negative = weights < 0
         if negative.any():

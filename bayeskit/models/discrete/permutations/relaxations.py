@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pyro
 import pyro.distributions as dist
@@ -19,6 +19,7 @@ from torch.nn.functional import logsigmoid
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, ModelError, SettingsError
+from bayeskit.models.discrete.inputs import Shape, as_real
 from bayeskit.models.discrete.permutations.distributions import (
     check_log_weights,
     check_possible,
@@ -27,7 +28,6 @@ from bayeskit.models.discrete.permutations.distributions import (
     nearest_permutation,
     permutation_matrix,
     permutations,
-    real_numbers,
 )
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "RoundedPermutation",
     "RoundingRelaxation",
     "SequentialPermutation",
-    "Shape",
     "StickBreakingPermutation",
     "StickBreakingRelaxation",
     "StickBreakingTransform",
@@ -50,7 +49,6 @@ __all__ = [
 # Sinkhorn scaling to doubly stochastic matrices, and the Gumbel-Sinkhorn distribution.
 
 _EULER = 0.5772156649015329
-Shape = torch.Size | list[int] | tuple[int, ...]
 
 
 def sinkhorn(log_weights: Tensor, num_iterations: int = 20) -> Tensor:
@@ -89,7 +87,7 @@ def sinkhorn(log_weights: Tensor, num_iterations: int = 20) -> Tensor:
     tensor([[0.6667, 0.3333],
             [0.3333, 0.6667]])
     """
-    log_weights = real_numbers("log_weights", log_weights)
+    log_weights = as_real("log_weights", log_weights)
     check_log_weights("log_weights", log_weights)
     return scale(log_weights, whole_number("num_iterations", num_iterations, least=1))
 
@@ -148,7 +146,7 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
     has_rsample = True
 
     def __init__(self, log_scores: Tensor, temperature: float = 1.0, num_iterations: int = 20) -> None:
-        log_scores = real_numbers("log_scores", log_scores)
+        log_scores = as_real("log_scores", log_scores)
         size = check_possible("log_scores", log_scores)
         self.log_scores = log_scores
         self.temperature = real_number("temperature", temperature, between=(0.0, math.inf))
@@ -188,13 +186,8 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
     def noise_divergence(self, prior_temperature: float | None = None) -> Tensor:
         r"""Return the KL divergence of :math:`(L + G) / \tau` from :math:`G / \tau_0`, ``(*batch)``.
 
-        Impossible pairs are impossible in the prior too and do not contribute. Raises ``SettingsError`` if
-        ``prior_temperature`` is not positive.
-
-        Parameters
-        ----------
-        prior_temperature : float, optional
-            :math:`\tau_0`, positive; default ``temperature``.
+        Impossible pairs are impossible in the prior too and do not contribute. ``prior_temperature``: :math:`\tau_0`,
+        positive; default ``temperature``. Raises ``SettingsError`` if ``prior_temperature`` is not positive.
         """
         prior = self.temperature if prior_temperature is None else prior_temperature
         ratio = real_number("prior_temperature", prior, between=(0.0, math.inf)) / self.temperature
@@ -204,6 +197,18 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
         shifted = ratio * self.log_scores.masked_fill(impossible, 0.0)
         terms = shifted + (math.lgamma(ratio + 1) - shifted).exp() + constant
         return terms.masked_fill(impossible, 0.0).sum((-1, -2))
+
+
+def _checked_normal(loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return means and scales of square matrices, broadcast; ShapeError or DataError if they are invalid."""
+    check_square("loc", loc)
+    for name, parameter, valid in (("loc", loc, loc.isfinite()), ("scale", scale, scale.isfinite() & (scale > 0))):
+        if not valid.all():
+            raise DataError(
+                f"{int((~valid).sum())} of {parameter.numel()} entries of {name} are not "
+                f"{'finite' if name == 'loc' else 'positive and finite'}"
+            )
+    return torch.broadcast_tensors(loc, scale)
 
 
 # Normal matrices shrunk towards the nearest permutation.
@@ -259,18 +264,12 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
     has_rsample = True
 
     def __init__(self, loc: Tensor, scale: Tensor, temperature: float = 1.0) -> None:
-        size = check_square("loc", loc)
+        check_square("loc", loc)
         self.temperature = real_number("temperature", temperature)
         if not 0 < self.temperature <= 1:
             raise SettingsError(f"temperature must lie in (0, 1], not {self.temperature:g}")
-        for name, parameter, valid in (("loc", loc, loc.isfinite()), ("scale", scale, scale.isfinite() & (scale > 0))):
-            if not valid.all():
-                raise DataError(
-                    f"{int((~valid).sum())} of {parameter.numel()} entries of {name} are not "
-                    f"{'finite' if name == 'loc' else 'positive and finite'}"
-                )
-        self.loc, self.scale = torch.broadcast_tensors(loc, scale)
-        super().__init__(self.loc.shape[:-2], torch.Size([size, size]), validate_args=False)
+        self.loc, self.scale = _checked_normal(loc, scale)
+        super().__init__(self.loc.shape[:-2], self.loc.shape[-2:], validate_args=False)
 
     @classmethod
     def near_gibbs(cls, log_weights: Tensor) -> RoundedPermutation:
@@ -280,10 +279,7 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
         :math:`\pi / \sqrt{12}`. The contrast of two permutations that differ in two rows is a sum of four entries; it
         has the mean and variance of a logistic variable, so their odds are approximately correct.
 
-        Parameters
-        ----------
-        log_weights : Tensor
-            Shape ``(*batch, n, n)``, finite.
+        ``log_weights``: ``(*batch, n, n)``, finite.
 
         References
         ----------
@@ -296,7 +292,7 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
         >>> RoundedPermutation.near_gibbs(log_weights).sample_permutations((100,)).shape
         torch.Size([100, 50])
         """
-        loc = real_numbers("log_weights", log_weights)
+        loc = as_real("log_weights", log_weights)
         return cls(loc, torch.full_like(loc, math.pi / math.sqrt(12)))
 
     def expand(self, batch_shape: Shape, _instance: None = None) -> RoundedPermutation:
@@ -324,10 +320,7 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of all ``n * n`` entries, ``(*batch)``; ``-inf`` outside the support.
 
-        Parameters
-        ----------
-        value : Tensor
-            Shape ``(*batch, n, n)``.
+        ``value``: ``(*batch, n, n)``.
         """
         if self.temperature == 1:
             return self._log_normal(value)
@@ -431,12 +424,7 @@ class StickBreakingTransform(Transform):
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the log Jacobian determinant of the output without its last row and column, ``(*batch)``.
 
-        Parameters
-        ----------
-        x : Tensor
-            Shape ``(*batch, n - 1, n - 1)``.
-        y : Tensor
-            Output of the transform, ``(*batch, n, n)``.
+        ``x``: ``(*batch, n - 1, n - 1)``. ``y``: output of the transform, ``(*batch, n, n)``.
         """
         if self._latest is not None and self._latest[0] is x:
             # Use the cached logarithms: entries of the matrix may have underflowed.
@@ -579,14 +567,7 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
     }
 
     def __init__(self, loc: Tensor, scale: Tensor, temperature: float = 1.0, validate_args: bool | None = None) -> None:
-        check_square("loc", loc)
-        for name, parameter, valid in (("loc", loc, loc.isfinite()), ("scale", scale, scale.isfinite() & (scale > 0))):
-            if not valid.all():
-                raise DataError(
-                    f"{int((~valid).sum())} of {parameter.numel()} entries of {name} are not "
-                    f"{'finite' if name == 'loc' else 'positive and finite'}"
-                )
-        self.loc, self.scale = torch.broadcast_tensors(loc, scale)
+        self.loc, self.scale = _checked_normal(loc, scale)
         transform = StickBreakingTransform(temperature, cache_size=1)
         self.temperature = transform.temperature
         base = dist.Normal(self.loc, self.scale, validate_args=False).to_event(2)
@@ -602,10 +583,7 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of the matrix without its last row and column, ``(*batch)``.
 
-        Parameters
-        ----------
-        value : Tensor
-            Doubly stochastic, ``(*batch, n, n)``.
+        ``value``: doubly stochastic, ``(*batch, n, n)``.
         """
         log_density = super().log_prob(value)
         # On a face of the polytope the logit is infinite; the density tends to zero.
@@ -656,7 +634,7 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
     support = permutations
 
     def __init__(self, logits: Tensor, validate_args: bool | None = None) -> None:
-        logits = real_numbers("logits", logits)
+        logits = as_real("logits", logits)
         size = check_square("logits", logits) + 1
         if logits.isnan().any():
             raise DataError(f"{int(logits.isnan().sum())} of {logits.numel()} logits are NaN")
@@ -673,14 +651,8 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
         :math:`1 / (N - m - n + m n / (N - 1))`. Decisions are dependent in a uniform permutation, so the result is only
         approximately uniform for three or more rows.
 
-        Raises ``SettingsError`` if ``size`` is less than 2.
-
-        Parameters
-        ----------
-        size : int
-            Number of rows, at least 2.
-        dtype : torch.dtype, optional
-            Default torch's default dtype.
+        ``size``: number of rows, at least 2. ``dtype``: default torch's default dtype. Raises ``SettingsError`` if
+        ``size`` is less than 2.
         """
         size = whole_number("size", size, least=2)
         before = torch.arange(size - 1, dtype=dtype or torch.get_default_dtype())
@@ -760,7 +732,8 @@ class Relaxation(PyroModule):  # type: ignore[misc]
         """Return the relaxed permutation of a value, ``(..., *batch, n, n)``."""
 
     @abstractmethod
-    def _permutations(self, num_samples: int) -> Tensor: ...
+    def distribution(self) -> Any:
+        """Return the variational distribution of matrices."""
 
     def forward(self, *args: object) -> None:
         """Run the guide: draw the value. Arguments of the model are ignored."""
@@ -773,10 +746,7 @@ class Relaxation(PyroModule):  # type: ignore[misc]
         """
         num_samples = whole_number("num_samples", num_samples, least=1)
         with torch.no_grad(), global_stream(new_generator(seed, stream="relaxed permutations")):
-            return self._permutations(num_samples)
-
-    def _whole(self, distribution: TorchDistribution) -> TorchDistribution:
-        return distribution.to_event(len(self.batch_shape))
+            return self.distribution().sample_permutations((num_samples,))
 
     def _parameter(self, start: Tensor) -> nn.Parameter:
         return nn.Parameter(start.expand(*self.batch_shape, *start.shape[-2:]).clone())
@@ -845,9 +815,6 @@ class StickBreakingRelaxation(Relaxation):
     def distribution(self) -> StickBreakingPermutation:
         """Return the variational distribution of matrices."""
         return StickBreakingPermutation(self.loc, self.log_scale.exp(), self.temperature)
-
-    def _permutations(self, num_samples: int) -> Tensor:
-        return self.distribution().sample_permutations((num_samples,))
 
 
 class RoundingRelaxation(Relaxation):
@@ -926,14 +893,11 @@ class RoundingRelaxation(Relaxation):
 
     def posterior(self) -> TorchDistribution:
         """Return the distribution of matrices."""
-        return self._whole(self.distribution())
+        return self.distribution().to_event(len(self.batch_shape))
 
     def matrix(self, value: Tensor) -> Tensor:
         """Return the value itself."""
         return value
-
-    def _permutations(self, num_samples: int) -> Tensor:
-        return self.distribution().sample_permutations((num_samples,))
 
 
 class GumbelSinkhornRelaxation(Relaxation):
@@ -998,9 +962,6 @@ class GumbelSinkhornRelaxation(Relaxation):
     def matrix(self, value: Tensor) -> Tensor:
         """Return the Sinkhorn-scaled matrix of noisy scores."""
         return scale(value, self.num_iterations).exp()
-
-    def _permutations(self, num_samples: int) -> Tensor:
-        return self.distribution().sample_permutations((num_samples,))
 
 
 def _greatest_scale(size: int) -> float:

@@ -52,7 +52,23 @@ class Semiring(ABC):
         """Return neutral elements of the sum, shaped as ``like``."""
 
 
-class LogSum(Semiring):
+class _LogWeights(Semiring):
+    """Log weights, which a product adds."""
+
+    def product(self, left: Tensor, right: Tensor) -> Tensor:
+        """Add log weights."""
+        return left + right
+
+    def one(self, like: Tensor) -> Tensor:
+        """Return zeros."""
+        return torch.zeros_like(like)
+
+    def zero(self, like: Tensor) -> Tensor:
+        """Return minus infinity."""
+        return torch.full_like(like, -math.inf)
+
+
+class LogSum(_LogWeights):
     """Log-sum-exp semiring: the log of the total weight of all paths.
 
     The gradient is finite even if all weights are zero, unlike that of :func:`torch.logsumexp`.
@@ -62,10 +78,6 @@ class LogSum(Semiring):
     >>> LogSum().sum(torch.tensor([0.25, 0.5]).log(), dim=-1).exp()
     tensor(0.7500)
     """
-
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Add log weights."""
-        return left + right
 
     def sum(self, elements: Tensor, dim: int) -> Tensor:
         """Return the log-sum-exp."""
@@ -77,16 +89,8 @@ class LogSum(Semiring):
         logarithm = total.masked_fill(impossible, 1.0).log() + offset
         return logarithm.masked_fill(impossible, -math.inf).squeeze(dim)
 
-    def one(self, like: Tensor) -> Tensor:
-        """Return zeros."""
-        return torch.zeros_like(like)
 
-    def zero(self, like: Tensor) -> Tensor:
-        """Return minus infinity."""
-        return torch.full_like(like, -math.inf)
-
-
-class MaxWeight(Semiring):
+class MaxWeight(_LogWeights):
     """Max-plus semiring: the log weight of the most probable path.
 
     The path itself is recovered by backtracking.
@@ -97,21 +101,9 @@ class MaxWeight(Semiring):
     tensor(0.5000)
     """
 
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Add log weights."""
-        return left + right
-
     def sum(self, elements: Tensor, dim: int) -> Tensor:
         """Return the maximum."""
         return elements.amax(dim)
-
-    def one(self, like: Tensor) -> Tensor:
-        """Return zeros."""
-        return torch.zeros_like(like)
-
-    def zero(self, like: Tensor) -> Tensor:
-        """Return minus infinity."""
-        return torch.full_like(like, -math.inf)
 
 
 class Counting(Semiring):
@@ -140,7 +132,7 @@ class Counting(Semiring):
         return torch.zeros_like(like)
 
 
-class Expectation(Semiring):
+class Expectation(_LogWeights):
     """Expectation semiring: log weights, and the mean over paths of an additive quantity.
 
     Elements are pairs of log weight and mean value, instead of the usual weight and weight times value. This avoids
@@ -164,18 +156,10 @@ class Expectation(Semiring):
         """Stack log weights and values of the same shape: ``(2, *shape)``."""
         return torch.stack([log_weights, values])
 
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Multiply weights and add values."""
-        return left + right
-
     def sum(self, elements: Tensor, dim: int) -> Tensor:
         """Add weights and average values with the weights."""
         log_weights, values = elements
         return torch.stack([LogSum().sum(log_weights, dim), (alternative_shares(log_weights, dim) * values).sum(dim)])
-
-    def one(self, like: Tensor) -> Tensor:
-        """Return weights of one with value zero."""
-        return torch.zeros_like(like)
 
     def zero(self, like: Tensor) -> Tensor:
         """Return weights of zero with value zero."""

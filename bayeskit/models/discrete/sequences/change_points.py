@@ -40,14 +40,8 @@ class SegmentModel(Protocol):
     def log_marginals(self, x: Tensor, max_length: int) -> Tensor:
         """Return the log marginal likelihood of every segment.
 
-        Returns ``(n, max_length)``. Entry ``[j, l]`` is for the ``l + 1`` observations up to and including ``x[j]``.
-        Entries with ``l > j`` are ignored.
-
-        Parameters
-        ----------
-        x : Tensor
-            Shape ``(n,)``.
-        max_length : int
+        ``x``: ``(n,)``. Returns ``(n, max_length)``. Entry ``[j, l]`` is for the ``l + 1`` observations up to and
+        including ``x[j]``. Entries with ``l > j`` are ignored.
         """
 
     def levels(self, x: Tensor, max_length: int) -> Tensor:
@@ -221,10 +215,7 @@ class ChangePointPrior(Protocol):
     def number_weights(self, totals: Tensor) -> Tensor:
         """Return normalizing log weights of the number of change points, ``(numbers,)``.
 
-        Parameters
-        ----------
-        totals : Tensor
-            For each number, log total weight of the segmentations with this number of change points.
+        ``totals``: for each number, log total weight of the segmentations with this number of change points.
         """
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -24,7 +24,7 @@ from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitWarning, DataError, SettingsError, ShapeError, UnknownNameError
 from bayeskit.logdensity.exact_probabilities import unclamped
 from bayeskit.logdensity.pyro_distributions import draw_values as draw_from
-from bayeskit.models.discrete.inputs import as_real, site_values
+from bayeskit.models.discrete.inputs import as_real, digits_of, log_dirichlet_moment, site_values
 from bayeskit.models.discrete.sequences.chains import (
     Expectation,
     LogSum,
@@ -155,13 +155,16 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     def expand(self, batch_shape: Any, _instance: Any = None) -> HiddenMarkov:
         """Return the distribution expanded to another batch shape."""
         new = self._get_checked_instance(HiddenMarkov, _instance)
-        new.num_states, new.duration, new.emission, new.parallel = (
-            self.num_states,
-            self.duration,
-            self.emission,
-            self.parallel,
-        )
-        new.initial_logits, new.transition_logits = self.initial_logits, self.transition_logits
+        for name in (
+            "num_states",
+            "duration",
+            "emission",
+            "parallel",
+            "initial_logits",
+            "transition_logits",
+            "_padded",
+        ):
+            setattr(new, name, getattr(self, name))
         new._padded, new.lengths = self._padded, self.lengths.expand(batch_shape)
         super(HiddenMarkov, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
@@ -182,13 +185,8 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     def state_probabilities(self, value: Tensor) -> Tensor:
         """Return the smoothed state probabilities: of each state at each step given all observations.
 
-        Returns ``(*batch, T, K)``, zero beyond the length of a sequence. Raises ``DataError`` if a sequence has
-        probability zero.
-
-        Parameters
-        ----------
-        value : Tensor
-            ``(*batch, T, *event)``.
+        ``value``: ``(*batch, T, *event)``. Returns ``(*batch, T, K)``, zero beyond the length of a sequence. Raises
+        ``DataError`` if a sequence has probability zero.
         """
         start, steps = self._possible(value, LogSum())
         joint = path_prefix_sums(LogSum(), start, steps, rescale=True) + suffix_sums(LogSum(), steps, rescale=True)
@@ -199,32 +197,26 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
 
         Raises ``DataError`` if a sequence has probability zero.
         """
-        start, steps = self._possible(value, MaxWeight())
-        with torch.no_grad():
-            sums = path_prefix_sums(MaxWeight(), start, steps, rescale=True)
-            states = follow(predecessors(sums, steps).argmax(-1), sums[..., -1, :].argmax(-1))
-        return torch.where(self._inside(), states, -1)
+        return self._backtracked(value, MaxWeight(), lambda logits: logits.argmax(-1))
 
     def sample_states(self, value: Tensor, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw state sequences from their posterior given the observations.
 
-        Returns ``(num_samples, *batch, T)``, int; -1 beyond the length. Raises ``DataError`` if a sequence has
-        probability zero; ``SettingsError`` if ``num_samples`` is not a positive integer.
-
-        Parameters
-        ----------
-        value : Tensor
-            ``(*batch, T, *event)``.
-        num_samples : int
-        seed : int or torch.Generator, default 0
+        ``value``: ``(*batch, T, *event)``. Returns ``(num_samples, *batch, T)``, int; -1 beyond the length. Raises
+        ``DataError`` if a sequence has probability zero; ``SettingsError`` if ``num_samples`` is not a positive
+        integer.
         """
         num_samples = whole_number("num_samples", num_samples, least=1)
-        start, steps = self._possible(value, LogSum())
-        generator = new_generator(seed, start.device, stream="hidden_states")
+        generator = new_generator(seed, self.lengths.device, stream="hidden_states")
+        return self._backtracked(value, LogSum(), lambda logits: draw_categories(logits, num_samples, generator))
+
+    def _backtracked(self, value: Tensor, semiring: Semiring, choose: Callable[[Tensor], Tensor]) -> Tensor:
+        """Choose states from the last to the first, ``(*sample, *batch, T)``, from logits in the last dimension."""
+        start, steps = self._possible(value, semiring)
         with torch.no_grad():
-            sums = path_prefix_sums(LogSum(), start, steps, rescale=True)
-            last = draw_categories(sums[..., -1, :], num_samples, generator)
-            states = follow(draw_categories(predecessors(sums, steps), num_samples, generator), last)
+            sums = path_prefix_sums(semiring, start, steps, rescale=True)
+            last = choose(sums[..., -1, :])
+            states = follow(choose(predecessors(sums, steps)), last)
         return torch.where(self._inside(), states, -1)
 
     def state_entropy(self, value: Tensor) -> Tensor:
@@ -242,15 +234,9 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     def log_joint(self, states: Tensor, value: Tensor) -> Tensor:
         """Return the joint log density of states and observations, ``(*sample, *batch)``.
 
-        Raises ``ShapeError`` if the number of steps is not ``T``, or batch shapes do not broadcast; ``DataError`` if a
-        state is not an integer from 0 to ``K - 1``.
-
-        Parameters
-        ----------
-        states : Tensor of int
-            ``(*sample, *batch, T)``; values beyond the length of a sequence are ignored.
-        value : Tensor
-            ``(*batch, T, *event)``.
+        ``states``: ``(*sample, *batch, T)``; values beyond the length of a sequence are ignored. ``value``: ``(*batch,
+        T, *event)``. Raises ``ShapeError`` if the number of steps is not ``T``, or batch shapes do not broadcast;
+        ``DataError`` if a state is not an integer from 0 to ``K - 1``.
         """
         inside = self._inside()
         emitted = self._emitted(value)
@@ -267,14 +253,8 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     def enumerate_states(self, value: Tensor, limit: int = 2**20) -> tuple[Tensor, Tensor]:
         """Return every state sequence with its joint log density; brute-force reference for small cases.
 
-        Raises ``SettingsError`` if there are more than ``limit`` state sequences, or the lengths differ.
-
-        Parameters
-        ----------
-        value : Tensor
-            ``(*batch, T, *event)``, all of full length.
-        limit : int, default 2**20
-            Maximum number of state sequences.
+        ``value``: ``(*batch, T, *event)``, all of full length. ``limit``: maximum number of state sequences. Raises
+        ``SettingsError`` if there are more than ``limit`` state sequences, or the lengths differ.
 
         Returns
         -------
@@ -291,8 +271,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
             )
         if self._padded and bool((self.lengths < self.duration).any()):
             raise SettingsError("sequences have different lengths; enumerate sequences of equal length")
-        digits = self.num_states ** torch.arange(self.duration - 1, -1, -1, device=self.lengths.device)
-        states = torch.arange(number, device=self.lengths.device).unsqueeze(-1) // digits % self.num_states
+        states = digits_of(number, self.num_states, self.duration, self.lengths.device).flip(-1)
         shaped = states.reshape(number, *(1,) * len(self.batch_shape), self.duration)
         return states, self.log_joint(shaped, value)
 
@@ -312,12 +291,8 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         """
         shape = (*sample_shape, *self.batch_shape)
         with torch.no_grad():
-            state = (
-                torch.distributions.Categorical(logits=self.initial_logits)
-                .expand(self.batch_shape)
-                .sample(sample_shape)
-            )
-            chain = [state]
+            first = torch.distributions.Categorical(logits=self.initial_logits).expand(self.batch_shape)
+            chain = [first.sample(sample_shape)]
             rows = self.transition_logits.expand(*shape, self.num_states, self.num_states)
             for _ in range(self.duration - 1):
                 row = rows.gather(-2, chain[-1][..., None, None].expand(*shape, 1, self.num_states)).squeeze(-2)
@@ -498,9 +473,8 @@ class OrderedNormal(TorchDistribution):  # type: ignore[misc]
         """Draw ascending vectors, ``(*sample, *batch, K)``."""
         shape = self._extended_shape(torch.Size(sample_shape))
         with torch.no_grad():
-            return (
-                torch.normal(self.location[..., None].expand(shape), self.scale[..., None].expand(shape)).sort().values
-            )
+            drawn = torch.normal(self.location[..., None].expand(shape), self.scale[..., None].expand(shape))
+        return drawn.sort().values
 
 
 @dataclass(frozen=True)
@@ -711,15 +685,10 @@ class HiddenMarkovModel:
     ) -> HiddenMarkov:
         """Return the distribution of sequences given parameter values.
 
-        Raises ``UnknownNameError`` if a site is missing or unknown; ``ShapeError`` if sites have different batch
-        shapes.
-
-        Parameters
-        ----------
-        parameters : Draws or mapping of str to Tensor
-            Draws, or the sites of the model, ``{site: (*batch, *shape)}``, as ``target.constrain`` returns them.
-        observations, lengths
-            Arguments of the model; only their shapes are used.
+        ``parameters`` (Draws or mapping of str to tensor): draws, or the sites of the model, ``{site: (*batch,
+        *shape)}``, as ``target.constrain`` returns them. ``observations``, ``lengths``: arguments of the model; only
+        their shapes are used. Raises ``UnknownNameError`` if a site is missing or unknown; ``ShapeError`` if sites have
+        different batch shapes.
 
         Returns
         -------
@@ -744,17 +713,12 @@ class HiddenMarkovModel:
     ) -> Tensor:
         """Return the smoothed state probabilities, averaged over parameter values.
 
-        The average is meaningful only if states have a common labelling across draws, e.g. with sorted states. Returns
-        ``(T, K)`` for one sequence ``(T,)``, otherwise ``(sequences, T, K)``. Raises ``UnknownNameError`` if a site is
-        missing or unknown; ``ShapeError`` if sites have different batch shapes, or ``lengths`` has the wrong shape;
-        ``DataError`` if a sequence has probability zero.
-
-        Parameters
-        ----------
-        parameters : Draws or mapping of str to Tensor
-            Draws, or the sites of the model, ``{site: (*batch, *shape)}``.
-        observations, lengths
-            Arguments of the model.
+        The average is meaningful only if states have a common labelling across draws, e.g. with sorted states.
+        ``parameters`` (Draws or mapping of str to tensor): draws, or the sites of the model, ``{site: (*batch,
+        *shape)}``. ``observations``, ``lengths``: arguments of the model. Returns ``(T, K)`` for one sequence ``(T,)``,
+        otherwise ``(sequences, T, K)``. Raises ``UnknownNameError`` if a site is missing or unknown; ``ShapeError`` if
+        sites have different batch shapes, or ``lengths`` has the wrong shape; ``DataError`` if a sequence has
+        probability zero.
         """
         observations = as_numbers("observations", observations)
         sequences = _sequences(observations)
@@ -828,9 +792,7 @@ def categorical_log_evidence(model: HiddenMarkovModel, observations: Tensor, lim
             f"there are {states}**{size} = {states**size} sequences of states, which exceed limit={limit}; give "
             "shorter sequences, or estimate the evidence with bayeskit.inference.evidence"
         )
-    digits = states ** torch.arange(size)
-    paths = torch.arange(states**size).unsqueeze(1) // digits % states
-    paths = paths.reshape(-1, *observations.shape)
+    paths = digits_of(states**size, states, size).reshape(-1, *observations.shape)
     rows = torch.full((states, states), model.transition_concentration, dtype=torch.float64)
     rows = rows + model.stay * torch.eye(states, dtype=torch.float64)
     first = torch.full((states,), model.initial_concentration, dtype=torch.float64)
@@ -839,13 +801,6 @@ def categorical_log_evidence(model: HiddenMarkovModel, observations: Tensor, lim
     categories = torch.nn.functional.one_hot(observations.cpu().long(), emission.num_categories).double()
     moved = torch.einsum("psti,pstj->pij", one_hot[:, :, :-1], one_hot[:, :, 1:])
     emitted = torch.einsum("psti,stc->pic", one_hot, categories)
-    log_joint = _log_moment(one_hot[:, :, 0].sum(1), first)
-    log_joint = log_joint + _log_moment(moved, rows).sum(-1) + _log_moment(emitted, seen).sum(-1)
+    log_joint = log_dirichlet_moment(one_hot[:, :, 0].sum(1), first)
+    log_joint = log_joint + log_dirichlet_moment(moved, rows).sum(-1) + log_dirichlet_moment(emitted, seen).sum(-1)
     return float(log_joint.logsumexp(0))
-
-
-def _log_moment(counts: Tensor, concentration: Tensor) -> Tensor:
-    """Return the log Dirichlet expectation of the product of probabilities to the power of counts (last dimension)."""
-    powers = (torch.lgamma(counts + concentration) - torch.lgamma(concentration)).sum(-1)
-    total = concentration.sum(-1)
-    return powers + torch.lgamma(total) - torch.lgamma(total + counts.sum(-1))

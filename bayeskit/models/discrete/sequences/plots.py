@@ -12,6 +12,7 @@ from torch import Tensor
 from bayeskit.core.inputs import as_numbers
 from bayeskit.core.plots import BLUE, CHAIN_COLOURS, GREY, VERMILION
 from bayeskit.errors import DataError, MissingPackageError, ShapeError
+from bayeskit.models.discrete.inputs import new_axes
 from bayeskit.models.discrete.sequences.change_points import ChangePoints
 
 if TYPE_CHECKING:
@@ -209,10 +210,7 @@ def plot_boundaries(probabilities: Tensor, string: str, ax: Axes | None = None) 
     shares = _array(as_numbers("probabilities", probabilities))
     if shares.ndim != 1 or len(shares) < len(string):
         raise ShapeError(f"probabilities has shape {shares.shape}; give ({len(string)},), one value per character")
-    if ax is None:
-        from matplotlib.figure import Figure
-
-        ax = Figure(figsize=(max(3.0, 0.25 * len(string)), 2.0), layout="constrained").subplots()
+    ax = new_axes(max(3.0, 0.25 * len(string)), 2.0) if ax is None else ax
     ax.bar(np.arange(len(string)) + 0.5, shares[: len(string)], width=0.25, color=VERMILION)
     ax.set_xticks(range(len(string)), list(string))
     ax.tick_params(axis="x", length=0)

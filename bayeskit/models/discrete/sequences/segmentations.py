@@ -198,7 +198,7 @@ class Segmentations:
         It is ``-inf`` if no segmentation has positive weight. Its gradient with respect to the log weights is
         :meth:`segment_probabilities`.
         """
-        return self._total(LogSum(), self.log_weights)
+        return totals(LogSum(), self.log_weights, self.lengths)
 
     def segment_probabilities(self) -> Tensor:
         """Return the probability that each segment is part of the segmentation, ``(*batch, n, L)``.
@@ -225,10 +225,7 @@ class Segmentations:
 
         Ties are broken arbitrarily. Raises ``DataError`` if a sequence has no segmentation.
         """
-        self.check()
-        with torch.no_grad():
-            logits = _continuations(MaxWeight(), prefix_sums(MaxWeight(), self.log_weights), self.log_weights)
-            return _follow(logits.argmax(-1) + 1, self.lengths)
+        return self._backtracked(MaxWeight(), lambda logits: logits.argmax(-1))
 
     def sample(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw independent segmentations: True where a segment ends, ``(num_samples, *batch, n)``.
@@ -237,22 +234,21 @@ class Segmentations:
         segmentation.
         """
         num_samples = whole_number("num_samples", num_samples, least=1)
-        self.check()
         generator = new_generator(seed, self.log_weights.device, stream="segmentations")
+        return self._backtracked(LogSum(), lambda logits: draw_categories(logits, num_samples, generator))
+
+    def _backtracked(self, semiring: Semiring, choose: Choice) -> Tensor:
+        """Tell where segments end, ``(*sample, *batch, n)``; ``choose`` takes logits ``(*batch, n, L)``."""
+        self.check()
         with torch.no_grad():
-            logits = _continuations(LogSum(), prefix_sums(LogSum(), self.log_weights), self.log_weights)
-            return _follow(draw_categories(logits, num_samples, generator) + 1, self.lengths)
+            logits = _continuations(semiring, prefix_sums(semiring, self.log_weights), self.log_weights)
+            return _follow(choose(logits) + 1, self.lengths)
 
     def log_prob(self, ends: Tensor) -> Tensor:
         """Return the log probability of segmentations, ``(*sample, *batch, n)`` to ``(*sample, *batch)``.
 
-        Raises ``ShapeError`` if the last dimension of ``ends`` is not ``n``; ``DataError`` if a sequence has no
-        segmentation.
-
-        Parameters
-        ----------
-        ends : Tensor of bool
-            True where a segment ends, including the last position of each sequence.
+        ``ends``: True where a segment ends, including the last position of each sequence. Raises ``ShapeError`` if the
+        last dimension of ``ends`` is not ``n``; ``DataError`` if a sequence has no segmentation.
         """
         self.check()
         return self.log_weight(ends) - self.log_normalizer()
@@ -260,12 +256,7 @@ class Segmentations:
     def log_weight(self, ends: Tensor) -> Tensor:
         """Return the unnormalized :meth:`log_prob` of segmentations, ``(*sample, *batch)``.
 
-        Raises ``ShapeError`` if the last dimension of ``ends`` is not ``n``.
-
-        Parameters
-        ----------
-        ends : Tensor of bool
-            ``(*sample, *batch, n)``.
+        ``ends``: ``(*sample, *batch, n)``. Raises ``ShapeError`` if the last dimension of ``ends`` is not ``n``.
         """
         ends = as_numbers("ends", ends)
         n, longest = self.log_weights.shape[-2:]
@@ -286,8 +277,8 @@ class Segmentations:
         Raises ``DataError`` if the number overflows int64; the message gives its logarithm.
         """
         possible = self.log_weights.detach() > -math.inf
-        logarithm = self._total(LogSum(), torch.where(possible, 0.0, -math.inf).double())
-        number = self._total(Counting(), possible.long())
+        logarithm = totals(LogSum(), torch.where(possible, 0.0, -math.inf).double(), self.lengths)
+        number = totals(Counting(), possible.long(), self.lengths)
         # int64 addition is modulo 2**64, so numbers from 2**63 to 2**64 are negative.
         if bool(((number < 0) | (logarithm > 63.5 * math.log(2))).any()):
             raise DataError(
@@ -300,18 +291,14 @@ class Segmentations:
         """Return the mean over segmentations of the sum of their segments' values, ``(*batch)``.
 
         The result is differentiable with respect to values and log weights. With unit values it is the mean number of
-        segments. Raises ``DataError`` if a sequence has no segmentation.
-
-        Parameters
-        ----------
-        values : Tensor or array
-            Finite, broadcast to ``(*batch, n, L)``. Values of excluded segments are ignored.
+        segments. ``values`` (tensor or array): finite, broadcast to ``(*batch, n, L)``. Values of excluded segments are
+        ignored. Raises ``DataError`` if a sequence has no segmentation.
         """
         self.check()
         semiring = Expectation()
         values = as_real("values", values).expand(self.log_weights.shape).to(self.log_weights)
         values = torch.where(self.log_weights > -math.inf, values, 0.0)
-        return self._total(semiring, semiring.elements(self.log_weights, values))[1]
+        return totals(semiring, semiring.elements(self.log_weights, values), self.lengths)[1]
 
     def entropy(self) -> Tensor:
         """Return the entropy of the distribution over segmentations in nats, ``(*batch)``, differentiable.
@@ -345,9 +332,6 @@ class Segmentations:
                 "ends within the sequence, and no segmentation extends beyond that place; allow such a segment, or "
                 "longer segments"
             )
-
-    def _total(self, semiring: Semiring, elements: Tensor) -> Tensor:
-        return totals(semiring, elements, self.lengths)
 
 
 def _within(lengths: Tensor, n: int, longest: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayeskit.core.inputs import as_numbers, real_number, whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.models.discrete.inputs import as_real
+from bayeskit.models.discrete.inputs import as_real, log_dirichlet_moment
 from bayeskit.models.discrete.sequences.chains import LogSum
 from bayeskit.models.discrete.sequences.segmentations import Segmentations, totals
 
@@ -80,14 +80,10 @@ class Strings:
     def log_weights(self, values: Tensor) -> Tensor:
         """Return the log weight of every segment of every string.
 
-        Returns ``(*batch, strings, n, L)``, the input of :class:`Segmentations`; ``-inf`` where no segment is allowed.
-        Raises ``ShapeError`` if the last dimension of ``values`` is not the number of segments; ``DataError`` if
-        ``values`` are not real.
-
-        Parameters
-        ----------
-        values : Tensor or array
-            Log weights of ``segments``, shape ``(*batch, segments)``.
+        ``values`` (tensor or array): log weights of ``segments``, shape ``(*batch, segments)``. Returns ``(*batch,
+        strings, n, L)``, the input of :class:`Segmentations`; ``-inf`` where no segment is allowed. Raises
+        ``ShapeError`` if the last dimension of ``values`` is not the number of segments; ``DataError`` if ``values``
+        are not real.
         """
         values = as_real("values", values)
         if values.shape[-1:] != (len(self.segments),):
@@ -98,13 +94,9 @@ class Strings:
     def segmentations(self, values: Tensor | Callable[[Sequence[str]], Tensor]) -> Segmentations:
         """Return the distribution over segmentations of every string, batch shape ``(*batch, strings)``.
 
-        Raises ``ShapeError`` if there is not one log weight per segment.
-
-        Parameters
-        ----------
-        values : Tensor, array or callable
-            Log weights of ``segments``, shape ``(*batch, segments)``, or a function (e.g. a network) that maps
-            ``segments`` to this tensor.
+        ``values`` (tensor, array or callable): log weights of ``segments``, shape ``(*batch, segments)``, or a function
+        (e.g. a network) that maps ``segments`` to this tensor. Raises ``ShapeError`` if there is not one log weight per
+        segment.
         """
         weights = self.log_weights(values(self.segments) if callable(values) else values)
         return Segmentations(weights, self.lengths.to(weights.device))
@@ -120,12 +112,8 @@ class Strings:
     def expected_counts(self, values: Tensor) -> Tensor:
         """Return the expected count of each segment in the segmentations of all strings, ``(segments,)``.
 
-        Raises ``DataError`` if a string has no segmentation.
-
-        Parameters
-        ----------
-        values : Tensor or array
-            Log weights, ``(segments,)``.
+        ``values`` (tensor or array): log weights, ``(segments,)``. Raises ``DataError`` if a string has no
+        segmentation.
         """
         values = as_real("values", values)
         self.check(values)
@@ -136,12 +124,8 @@ class Strings:
     def split(self, ends: Tensor) -> list[list[str]]:
         """Split each string after the marked positions.
 
+        ``ends``: True where a segment ends, shape ``(strings, n)``, e.g. from :meth:`Segmentations.most_probable`.
         Raises ``ShapeError`` if ``ends`` has a wrong shape.
-
-        Parameters
-        ----------
-        ends : Tensor of bool
-            True where a segment ends, shape ``(strings, n)``, e.g. from :meth:`Segmentations.most_probable`.
         """
         ends = as_numbers("ends", ends)
         if ends.shape != self._index.shape[:2]:
@@ -379,12 +363,8 @@ class SegmentedText:
         """Return the exact log evidence of the texts.
 
         Segmentations are enumerated and grouped by word counts; given the counts, word probabilities are integrated out
-        by conjugacy. Raises ``SettingsError`` if ``limit`` is exceeded; the message gives the number.
-
-        Parameters
-        ----------
-        limit : int, default 100_000
-            Maximum number of segmentations per string, and of pairs of counts to combine.
+        by conjugacy. ``limit``: maximum number of segmentations per string, and of pairs of counts to combine. Raises
+        ``SettingsError`` if ``limit`` is exceeded; the message gives the number.
         """
         limit = whole_number("limit", limit, least=1)
         size = len(self.text.segments)
@@ -400,32 +380,25 @@ class SegmentedText:
         counts = torch.tensor([[*key, len(self.text.strings)] for key in ways], dtype=torch.float64)
         multiplicity = torch.tensor([float(n) for n in ways.values()], dtype=torch.float64)
         alpha = self.concentration.detach().double().cpu()
-        moments = (torch.lgamma(counts + alpha) - torch.lgamma(alpha)).sum(-1)
-        normalizer = torch.lgamma(alpha.sum()) - torch.lgamma((counts + alpha).sum(-1))
-        return float((moments + normalizer + multiplicity.log()).logsumexp(0))
+        return float((log_dirichlet_moment(counts, alpha) + multiplicity.log()).logsumexp(0))
 
     def _counts(self, row: int, limit: int) -> Counter[tuple[int, ...]]:
         """Return the word counts of every segmentation of one string."""
         string, numbers = self.text.strings[row], {word: i for i, word in enumerate(self.text.segments)}
-        last = [
-            [
-                (s, numbers[string[s:end]])
-                for s in range(max(0, end - self.text.max_length), end)
-                if string[s:end] in numbers
-            ]
-            for end in range(1, len(string) + 1)
-        ]
+        longest, ends = self.text.max_length, range(1, len(string) + 1)
+        pieces = [[(s, numbers.get(string[s:end])) for s in range(max(0, end - longest), end)] for end in ends]
+        last = [[(start, word) for start, word in each if word is not None] for each in pieces]
         ways = [1]
-        for pieces in last:
-            ways.append(sum(ways[start] for start, _ in pieces))
+        for each in last:
+            ways.append(sum(ways[start] for start, _ in each))
         if ways[-1] > limit:
             number = ways[-1] if ways[-1] < 10**15 else f"about exp({math.log(ways[-1]):.6g})"
             raise SettingsError(
                 f"string {row} has {number} segmentations, which exceed limit={limit}; give shorter texts"
             )
         found: list[list[tuple[int, ...]]] = [[(0,) * len(numbers)]]
-        for pieces in last:
-            found.append([(*c[:w], c[w] + 1, *c[w + 1 :]) for start, w in pieces for c in found[start]])
+        for each in last:
+            found.append([(*c[:w], c[w] + 1, *c[w + 1 :]) for start, w in each for c in found[start]])
         return Counter(found[-1])
 
 
