@@ -44,7 +44,8 @@ _MAX_CODES = 1 << 16
 class DiscreteVAE(GenerativeModel):
     r"""Base class of variational autoencoders with a discrete code, uniform a priori.
 
-    The code of an observation is a single event of site ``z``, as required by the gradient estimators.
+    The code of an observation is a single event of site ``z``, as required by the gradient estimators. Raises
+    ``SettingsError`` if a shape is empty, or ``gradient`` is not an estimator.
 
     Parameters
     ----------
@@ -58,11 +59,6 @@ class DiscreteVAE(GenerativeModel):
     gradient : object, optional
         Estimator of the guide's gradient from :mod:`bayeskit.inference.gradients`, set at the guide's site as
         ``infer={"gradient": gradient}``. None draws without an estimator, e.g. for importance sampling.
-
-    Raises
-    ------
-    SettingsError
-        If a shape is empty, or ``gradient`` is not an estimator.
     """
 
     def __init__(
@@ -97,7 +93,7 @@ class DiscreteVAE(GenerativeModel):
     def codes(self) -> Tensor:
         """Return all codes, ``(num_codes, *code_shape)``.
 
-        Raises ``SettingsError`` if there are more than 65,536 codes.
+        This and the exact results below raise ``SettingsError`` if there are more than 65,536 codes.
         """
 
     def posterior(self, x: Tensor) -> Any:
@@ -111,12 +107,7 @@ class DiscreteVAE(GenerativeModel):
 
     @pyro_method
     def model(self, x: Tensor, num_items: int | None = None) -> None:
-        """Draw a code ``z`` for each row from the prior and observe the row under the likelihood.
-
-        ``x`` (tensor or array): ``(n, *data_shape)``. ``num_items``: size of the full data set if ``x`` is a minibatch;
-        default ``n``. Raises ``ShapeError`` if the shape of ``x`` does not match the model; ``DataError`` if a dtype or
-        value is not valid; ``SettingsError`` if ``num_items`` is less than ``n``.
-        """
+        """Draw a code ``z`` for each row of ``x (n, *data_shape)`` and observe it, as in :meth:`Autoencoder.model`."""
         x = self._numbers(x)
         self.check(x)
         with self.data_plate(x, num_items):
@@ -160,10 +151,7 @@ class DiscreteVAE(GenerativeModel):
             return self.draw(self.decoder(self.prior().sample((n,))))
 
     def log_joint(self, x: Tensor) -> Tensor:
-        """Return the log joint density of each observation with every code, ``(num_codes, n)``, differentiable.
-
-        Raises ``SettingsError`` if there are more than 65,536 codes.
-        """
+        """Return the log joint density of each observation with every code, ``(num_codes, n)``, differentiable."""
         x = self._numbers(x)
         self.check(x)
         codes = self.codes()
@@ -171,17 +159,11 @@ class DiscreteVAE(GenerativeModel):
         return self.likelihood(outputs, self.event_dim).log_prob(x) - math.log(self.num_codes)
 
     def log_evidence(self, x: Tensor) -> Tensor:
-        """Return the exact marginal log likelihood of each observation: ``(n, *data_shape)`` to ``(n,)``.
-
-        Raises ``SettingsError`` if there are more than 65,536 codes.
-        """
+        """Return the exact marginal log likelihood of each observation: ``(n, *data_shape)`` to ``(n,)``."""
         return self.log_joint(x).logsumexp(0)
 
     def evidence_lower_bound(self, x: Tensor) -> Tensor:
-        """Return the exact evidence lower bound of each observation by enumeration of the codes, ``(n,)``.
-
-        Raises ``SettingsError`` if there are more than 65,536 codes.
-        """
+        """Return the exact evidence lower bound of each observation by enumeration of the codes, ``(n,)``."""
         log_joint = self.log_joint(x)
         log_guide = self.posterior(x).log_prob(self.codes().unsqueeze(1))
         return (log_guide.exp() * (log_joint - log_guide)).sum(0)
@@ -207,6 +189,8 @@ class DiscreteVAE(GenerativeModel):
 class BinaryVAE(DiscreteVAE):
     """Variational autoencoder with binary codes; bits are independent with prior probability 1/2.
 
+    Raises ``SettingsError`` if ``num_bits`` is less than 1, or ``data_shape`` is empty.
+
     Parameters
     ----------
     encoder : Module
@@ -214,15 +198,8 @@ class BinaryVAE(DiscreteVAE):
     decoder : Module
         Maps bits (0 and 1), ``(*batch, num_bits)``, to likelihood parameters.
     num_bits : int
-    likelihood : Likelihood
-    data_shape : tuple of int
-    gradient : object, optional
-        A gradient estimator; see :class:`DiscreteVAE`.
-
-    Raises
-    ------
-    SettingsError
-        If ``num_bits`` is less than 1, or ``data_shape`` is empty.
+    likelihood, data_shape, gradient
+        As in :class:`DiscreteVAE`.
 
     References
     ----------
@@ -271,6 +248,8 @@ class BinaryVAE(DiscreteVAE):
 class CategoricalVAE(DiscreteVAE):
     """Variational autoencoder with one-hot codes of independent, a priori uniform categorical variables.
 
+    Raises ``SettingsError`` if there is no variable, there are fewer than two categories, or ``data_shape`` is empty.
+
     Parameters
     ----------
     encoder : Module
@@ -278,15 +257,8 @@ class CategoricalVAE(DiscreteVAE):
     decoder : Module
         Maps codes ``(*batch, num_variables, num_categories)`` to likelihood parameters.
     num_variables, num_categories : int
-    likelihood : Likelihood
-    data_shape : tuple of int
-    gradient : object, optional
-        A gradient estimator; see :class:`DiscreteVAE`.
-
-    Raises
-    ------
-    SettingsError
-        If there is no variable, there are fewer than two categories, or ``data_shape`` is empty.
+    likelihood, data_shape, gradient
+        As in :class:`DiscreteVAE`.
 
     References
     ----------
@@ -347,21 +319,15 @@ def binary_vae(
 ) -> BinaryVAE:
     """Create a :class:`BinaryVAE` of vectors, with multilayer perceptrons as encoder and decoder.
 
+    Raises ``SettingsError`` if a dimension is not positive or there is no hidden layer.
+
     Parameters
     ----------
-    data_dim : int, default 784
-    hidden : sequence of int, default (200,)
-        Widths of the encoder's hidden layers; the decoder uses the reverse order.
+    data_dim, hidden, likelihood, activation
+        As in :func:`~bayeskit.models.vae.mlp_vae`.
     num_bits : int, default 50
-    likelihood : Likelihood, default Bernoulli()
     gradient : object, optional
-        A gradient estimator; see :class:`DiscreteVAE`.
-    activation : callable, default torch.nn.Tanh
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive or there is no hidden layer.
+        As in :class:`DiscreteVAE`.
 
     Examples
     --------
@@ -384,22 +350,16 @@ def categorical_vae(
 ) -> CategoricalVAE:
     """Create a :class:`CategoricalVAE` of vectors, with multilayer perceptrons as encoder and decoder.
 
+    Raises ``SettingsError`` if a dimension is not positive, there are fewer than two categories, or there is no hidden
+    layer.
+
     Parameters
     ----------
-    data_dim : int, default 784
-    hidden : sequence of int, default (200,)
-        Widths of the encoder's hidden layers; the decoder uses the reverse order.
-    num_variables : int, default 30
-    num_categories : int, default 10
-    likelihood : Likelihood, default Bernoulli()
+    data_dim, hidden, likelihood, activation
+        As in :func:`~bayeskit.models.vae.mlp_vae`.
+    num_variables, num_categories : int, default 30 and 10
     gradient : object, optional
-        A gradient estimator; see :class:`DiscreteVAE`.
-    activation : callable, default torch.nn.Tanh
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive, there are fewer than two categories, or there is no hidden layer.
+        As in :class:`DiscreteVAE`.
 
     Examples
     --------

@@ -31,7 +31,8 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
     :math:`\sigma(b_j + \sum_i w_{ji} h_i)`.
 
     The guide is a mean-field distribution: hidden bits are independent, with logits linear in the observation or, if
-    ``num_data`` is given, with separate parameters for each observation.
+    ``num_data`` is given, with separate parameters for each observation. Raises ``SettingsError`` if there are fewer
+    than two layers, a layer is empty, or ``gradient`` is not an estimator.
 
     Parameters
     ----------
@@ -44,11 +45,6 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
         ``infer={"gradient": gradient}``. None draws without an estimator.
     seed : int, default 0
         Seed of the initial weights.
-
-    Raises
-    ------
-    SettingsError
-        If there are fewer than two layers, a layer is empty, or ``gradient`` is not an estimator.
 
     References
     ----------
@@ -92,8 +88,8 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
     def model(self, x: Tensor) -> None:
         """Draw hidden layers ``h0`` (top), ``h1``, ... for each row and observe the row in the visible layer.
 
-        ``x`` (tensor or array): zeros and ones, ``(n, visible)``. Raises ``ShapeError`` if ``x`` has a wrong shape;
-        ``DataError`` if ``x`` has a wrong dtype, or values other than 0 and 1.
+        ``x`` (tensor or array): zeros and ones, ``(n, visible)``. Here and below, raises ``ShapeError`` if ``x`` has a
+        wrong shape; ``DataError`` if it has a wrong dtype, or values other than 0 and 1.
         """
         x = self._checked(x)
         with pyro.plate("data", len(x), dim=-1):
@@ -112,21 +108,16 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
                 pyro.sample(f"h{level}", _bits(logits), infer=infer)
 
     def guide_logits(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the guide's logits of each hidden layer, top first, shapes ``(n, size)``.
-
-        Raises ``ShapeError`` if ``x`` has a wrong shape; ``DataError`` if ``x`` has a wrong dtype, or values other than
-        0 and 1.
-        """
+        """Return the guide's logits of each hidden layer, top first, shapes ``(n, size)``."""
         x = self._checked(x)
         joint = self.upwards(x) if self.num_data is None else self.upwards.weight
         return joint.split(self.layers[:-1], -1)
 
     def log_evidence(self, x: Tensor) -> Tensor:
-        r"""Return the exact log likelihood of each row, ``(n,)``, differentiable.
+        """Return the exact log likelihood of each row, ``(n,)``, differentiable.
 
-        Layers are marginalized from the top down. The cost is determined by the largest pair of adjacent hidden layers.
-        Raises ``ShapeError`` if ``x`` has a wrong shape; ``DataError`` if ``x`` has a wrong dtype, or values other than
-        0 and 1; ``SettingsError`` if there are too many states to enumerate.
+        Layers are marginalized from the top down. The largest pair of adjacent hidden layers determines the cost.
+        Raises ``SettingsError`` if there are too many states to enumerate.
         """
         x = self._checked(x)
         largest = max([self.layers[0]] + [a + b for a, b in zip(self.layers, self.layers[1:-1], strict=False)])

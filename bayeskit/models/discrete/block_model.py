@@ -556,10 +556,7 @@ class AnnealedEvidence(NamedTuple):
     def co_assignment(self) -> Tensor:
         """Return the posterior probability that two nodes share a block, ``(nodes, nodes)``.
 
-        Warns
-        -----
-        AccuracyWarning
-            If a few chains have most of the weight.
+        Warns with ``AccuracyWarning`` if a few chains have most of the weight.
         """
         if not self.reliable:
             warnings.warn(_too_few(self, "probabilities to share a block"), AccuracyWarning, stacklevel=2)
@@ -584,7 +581,8 @@ def annealed_evidence(
 
     By default, pilot runs of 50, 100, 200, ... steps find a number of steps with effective sample size at least 50 (or
     half of the chains if fewer). The estimate is a separate run with twice as many steps, so the mean weight is
-    unbiased.
+    unbiased. Raises ``SettingsError`` if there are fewer than two chains or no steps. Warns with ``AccuracyWarning`` if
+    a few chains have most of the weight; estimate and standard error are then unreliable.
 
     Parameters
     ----------
@@ -598,16 +596,6 @@ def annealed_evidence(
     seed : int or torch.Generator, default 0
     progress : bool, default True
         Show a progress bar on a terminal for runs longer than two seconds.
-
-    Raises
-    ------
-    SettingsError
-        If there are fewer than two chains or no steps.
-
-    Warns
-    -----
-    AccuracyWarning
-        If a few chains have most of the weight; estimate and standard error are then unreliable.
 
     References
     ----------
@@ -798,25 +786,22 @@ def compare_num_blocks(
 ) -> BlockComparison:
     """Compare numbers of blocks by annealed importance sampling estimates of the evidence.
 
-    With 300 chains, a graph of 24 nodes takes about a minute per number of blocks above two on one core.
-    Blocks may be empty, so models with more blocks include models with fewer; the penalty for superfluous blocks is
-    smaller than with nonempty blocks.
+    With 300 chains, a graph of 24 nodes takes about a minute per number of blocks above two on one core. Blocks may be
+    empty, so models with more blocks include models with fewer; the penalty for superfluous blocks is smaller than with
+    nonempty blocks. Warns with ``AccuracyWarning`` if an estimate is unreliable.
 
     Parameters
     ----------
-    adjacency : Tensor or array
+    adjacency, concentration, within_prior, between_prior
         As in :class:`StochasticBlockModel`.
     num_blocks : iterable of int, default 1 to 5
         At least two numbers of blocks.
-    concentration, within_prior, between_prior
-        As in :class:`StochasticBlockModel`.
     prior_probabilities : mapping of int to float, optional
         Prior probability of each number, normalized internally; default equal.
-    num_chains, num_steps, max_num_steps
+    num_chains, num_steps, max_num_steps, progress
         As in :func:`annealed_evidence`, for each number.
     seed : int, default 0
         Each number of blocks uses a separate random stream.
-    progress : bool, default True
 
     Raises
     ------
@@ -825,11 +810,6 @@ def compare_num_blocks(
     SettingsError
         If there are fewer than two numbers, a number is repeated, the keys of ``prior_probabilities`` differ from
         ``num_blocks``, or a setting is outside its domain.
-
-    Warns
-    -----
-    AccuracyWarning
-        If an estimate is unreliable.
 
     Examples
     --------
@@ -869,7 +849,8 @@ def _sizes(num_blocks: Any) -> list[int]:
 def plot_adjacency(adjacency: Tensor, assignments: Tensor, ax: Axes | None = None) -> Axes:
     """Plot the adjacency matrix, dark for edges, with lines between blocks.
 
-    Nodes are sorted by block, then by index, as in :func:`plot_co_assignment`.
+    Nodes are sorted by block, then by index, as in :func:`plot_co_assignment`. Raises ``ShapeError`` if a shape is
+    wrong.
 
     Parameters
     ----------
@@ -879,11 +860,6 @@ def plot_adjacency(adjacency: Tensor, assignments: Tensor, ax: Axes | None = Non
         Block of each node, ``(nodes,)``.
     ax : Axes, optional
         Default axes of a new figure.
-
-    Raises
-    ------
-    ShapeError
-        If a shape is wrong.
 
     Examples
     --------
@@ -905,19 +881,14 @@ def plot_adjacency(adjacency: Tensor, assignments: Tensor, ax: Axes | None = Non
 def plot_co_assignment(probabilities: Tensor, assignments: Tensor, ax: Axes | None = None) -> Axes:
     """Plot the posterior probability that two nodes share a block, sorted as in :func:`plot_adjacency`.
 
+    Raises ``ShapeError`` if a shape is wrong.
+
     Parameters
     ----------
     probabilities : Tensor or array
         Shape ``(nodes, nodes)``.
-    assignments : Tensor of int or array
-        Blocks for sorting and label colours, ``(nodes,)``, e.g. the most probable draw.
-    ax : Axes, optional
-        Default axes of a new figure. The colour bar takes space from the axes.
-
-    Raises
-    ------
-    ShapeError
-        If a shape is wrong.
+    assignments, ax
+        As in :func:`plot_adjacency`; the blocks also colour the labels. The colour bar takes space from the axes.
 
     Examples
     --------

@@ -87,20 +87,7 @@ def conflicting_pairs(genotypes: Tensor) -> Tensor:
 def has_conflict(genotypes: Tensor) -> Tensor:
     """Return whether a pair of mutations conflicts, i.e. no perfect phylogeny exists.
 
-    Parameters
-    ----------
-    genotypes : Tensor
-        Entries 0 and 1, or bool, shape ``(*batch, cells, mutations)``.
-
-    Returns
-    -------
-    Tensor of bool
-        Shape ``(*batch)``.
-
-    Raises
-    ------
-    ShapeError, DataError
-        As in :func:`conflicting_pairs`.
+    Argument and errors as in :func:`conflicting_pairs`; the result is bool, ``(*batch)``.
 
     Examples
     --------
@@ -119,15 +106,12 @@ def num_conflict_free(num_cells: int, num_mutations: int) -> int:
     :math:`\sum_k F_{n,k} \, k! \, S(m + 1, k + 1)`. The generating function of the families is
     :math:`\exp(x + T)`, where :math:`T = y (\exp(x + T) - 1 - T)` counts families that include the set of all cells.
 
+    Raises ``SettingsError`` if there are no cells or no mutations.
+
     Parameters
     ----------
     num_cells, num_mutations : int
         At least 1.
-
-    Raises
-    ------
-    SettingsError
-        If there are no cells or no mutations.
 
     Examples
     --------
@@ -149,6 +133,8 @@ def num_conflict_free(num_cells: int, num_mutations: int) -> int:
 def conflict_free_matrices(num_cells: int, num_mutations: int, limit: int = 2**18) -> Tensor:
     """Return all conflict-free binary matrices.
 
+    Raises ``SettingsError`` if there are more than ``limit``; the message gives the number or a bound.
+
     Parameters
     ----------
     num_cells, num_mutations : int
@@ -160,11 +146,6 @@ def conflict_free_matrices(num_cells: int, num_mutations: int, limit: int = 2**1
     -------
     Tensor of bool
         Shape ``(count, cells, mutations)``.
-
-    Raises
-    ------
-    SettingsError
-        If there are more than ``limit``; the message gives the number or a bound.
 
     Examples
     --------
@@ -622,8 +603,6 @@ class NoisyGenotypes:
     Jahn, K., Kuipers, J., Beerenwinkel, N. (2016). Tree inference for single-cell data. Genome Biology 17, 86
     (the noise; their prior is uniform over trees of mutations, here it is so over matrices).
 
-    Gusfield, D. (1991). Efficient algorithms for inferring evolutionary trees. Networks 21, 19-28.
-
     Examples
     --------
     >>> observed = torch.tensor([[1, 0], [0, 1], [1, 1]], dtype=torch.float64)
@@ -918,7 +897,7 @@ def plot_genotypes(probabilities: Tensor, observed: Tensor, ax: Axes | None = No
     """Plot posterior probabilities of entries (dark for 1) with the observed entries.
 
     Filled circles are observed ones, hollow circles observed zeros; missing entries have no mark. A hollow circle on a
-    dark cell is a likely false negative.
+    dark cell is a likely false negative. Raises ``ShapeError`` if the arguments are not matrices of equal shape.
 
     Parameters
     ----------
@@ -926,11 +905,6 @@ def plot_genotypes(probabilities: Tensor, observed: Tensor, ax: Axes | None = No
         Shape ``(cells, mutations)``; missing entries of ``observed`` are NaN.
     ax : Axes, optional
         Default axes of a new figure. The colour bar takes space from the axes.
-
-    Raises
-    ------
-    ShapeError
-        If the arguments are not matrices of equal shape.
 
     Examples
     --------

@@ -413,10 +413,9 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
         return self.log_potential(value) - self.log_partition
 
     def log_pseudolikelihood(self, spins: Tensor) -> Tensor:
-        """Return the log pseudolikelihood: the sum of the log conditional probabilities of the spins, ``(*batch)``.
+        """Return the sum of the log conditional probabilities of spins: ``(*batch, height, width)`` to ``(*batch)``.
 
-        The maximum pseudolikelihood estimate is consistent, but as a likelihood it is overconfident. ``spins``:
-        ``(*batch, height, width)``.
+        The maximum pseudolikelihood estimate is consistent, but as a likelihood it is overconfident.
         """
         if self._validate_args:
             self._validate_sample(spins)

@@ -109,8 +109,8 @@ class RenderingMixture:
     def scores(self, x: Tensor) -> Tensor:
         """Return the posterior log odds of the switch given template and position, ``(n, templates, rows, columns)``.
 
-        ``x`` (tensor or array): images, ``(n, height, width)``. Raises ``ShapeError`` if the images have a wrong shape;
-        ``DataError`` if a value is not finite.
+        ``x`` (tensor or array): images, ``(n, height, width)``. Here and below, raises ``ShapeError`` if the images
+        have a wrong shape; ``DataError`` if a value is not finite.
         """
         return conv2d(self._images(x).unsqueeze(1), *self.weights())
 
@@ -132,10 +132,9 @@ class RenderingMixture:
     def feature_maps(self, x: Tensor, window: int) -> Tensor:
         """Return window maxima of the log joint density over switch and position, minus :meth:`log_background`.
 
-        ``x`` (tensor or array): images, ``(n, height, width)``. ``window``: edge length of the windows, a divisor of
-        the numbers of rows and columns of positions. Returns ``(n, templates, rows / window, columns / window)``:
-        convolution, ReLU, max-pool. Raises ``SettingsError`` if windows do not tile the positions; ``ShapeError`` if
-        the images have a wrong shape; ``DataError`` if a value is not finite.
+        ``window``: edge length of the windows, a divisor of the numbers of rows and columns of positions. Returns ``(n,
+        templates, rows / window, columns / window)``: convolution, ReLU, max-pool. Raises ``SettingsError`` if windows
+        do not tile the positions.
         """
         if any(size % whole_number("window", window, 1) for size in self.positions):
             raise SettingsError(

@@ -359,15 +359,12 @@ class InclusionPrior(Protocol):
 class IndependentInclusion:
     """Independent inclusion of predictors with a common probability.
 
+    Raises ``SettingsError`` if ``probability`` is not in (0, 1).
+
     Parameters
     ----------
     probability : float, default 0.5
         In (0, 1).
-
-    Raises
-    ------
-    SettingsError
-        If ``probability`` is not in (0, 1).
 
     Examples
     --------
@@ -390,17 +387,13 @@ class IndependentInclusion:
 class BetaBinomialInclusion:
     """Inclusion of predictors with a common unknown probability that has a beta prior.
 
-    This prior adjusts for multiplicity. With ``alpha = beta = 1`` all subset sizes are equally probable.
+    This prior adjusts for multiplicity. With ``alpha = beta = 1`` all subset sizes are equally probable. Raises
+    ``SettingsError`` if a parameter is not positive.
 
     Parameters
     ----------
     alpha, beta : float, default 1.0
         Positive.
-
-    Raises
-    ------
-    SettingsError
-        If a parameter is not positive.
 
     References
     ----------
@@ -452,6 +445,9 @@ class SpikeAndSlabRegression:
     :math:`\gamma_j = 0` and :math:`\beta_j \mid \sigma \sim N(0, \sigma^2 s^2)` otherwise, responses
     :math:`y \sim N(\mu + X \beta, \sigma^2 I)`. All parameters except :math:`\gamma` are integrated out in closed form.
 
+    Raises ``SettingsError`` if a scale, shape or rate is not positive, or ``inclusion`` is not an
+    :class:`InclusionPrior`.
+
     Parameters
     ----------
     slab_scale : float, default 1.0
@@ -463,11 +459,6 @@ class SpikeAndSlabRegression:
         ``a`` and ``b``, positive.
     inclusion : InclusionPrior, optional
         Prior over subsets, default :class:`BetaBinomialInclusion`.
-
-    Raises
-    ------
-    SettingsError
-        If a scale, shape or rate is not positive, or ``inclusion`` is not an :class:`InclusionPrior`.
 
     References
     ----------

@@ -38,7 +38,8 @@ class LatentDirichletAllocation:
     :math:`\sum_k \theta_{dk} \phi_{kw}` after summing out its topic.
 
     The labels of topics are not identified and can switch between and within chains; :func:`align_topics` relabels the
-    draws. :func:`count_words` computes counts from texts.
+    draws. :func:`count_words` computes counts from texts. Raises ``SettingsError`` if ``num_topics`` is less than 1,
+    ``num_words`` less than 2, or a concentration not positive.
 
     Parameters
     ----------
@@ -49,11 +50,6 @@ class LatentDirichletAllocation:
         :math:`\alpha` for the topic proportions, positive.
     word_concentration : float, default 0.5
         :math:`\eta` for the word probabilities, positive.
-
-    Raises
-    ------
-    SettingsError
-        If ``num_topics`` is less than 1, ``num_words`` less than 2, or a concentration not positive.
 
     References
     ----------
@@ -184,8 +180,7 @@ def align_topics(values: Mapping[str, Tensor], reference: Tensor | None = None) 
 
     References
     ----------
-    Stephens, M. (2000). Dealing with label switching in mixture models. Journal of the Royal Statistical Society B 62,
-    795-809.
+    Stephens (2000), as for :func:`~bayeskit.models.discrete.mixtures.relabel`.
 
     Examples
     --------
@@ -228,7 +223,8 @@ def count_words(
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Count words in texts.
 
-    A word is a sequence of letters and digits with inner apostrophes and hyphens. Case is ignored.
+    A word is a sequence of letters and digits with inner apostrophes and hyphens. Case is ignored. Raises ``DataError``
+    if an item is not a string, or the vocabulary has fewer than two words.
 
     Parameters
     ----------
@@ -245,11 +241,6 @@ def count_words(
         ``(documents, words)``, int64.
     vocabulary : tuple of str
         The words, in alphabetical order.
-
-    Raises
-    ------
-    DataError
-        If an item is not a string, or the vocabulary has fewer than two words.
 
     Examples
     --------
@@ -279,6 +270,9 @@ def plot_topics(
 ) -> Sequence[Axes]:
     """Plot the most probable words of each topic.
 
+    Raises ``ShapeError`` if the number of words is not the size of the vocabulary, or the number of axes not the number
+    of topics.
+
     Parameters
     ----------
     topics : Tensor
@@ -288,11 +282,6 @@ def plot_topics(
         One per topic; default: a new figure.
     num_words : int, default 8
         Number of words per topic.
-
-    Raises
-    ------
-    ShapeError
-        If the number of words is not the size of the vocabulary, or the number of axes not the number of topics.
 
     Examples
     --------

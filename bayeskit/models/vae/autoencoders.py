@@ -50,6 +50,8 @@ __all__ = [
 class VAE(Autoencoder):
     """Variational autoencoder: a decoder defines the likelihood, an encoder the variational posterior.
 
+    Raises ``SettingsError`` if ``latent_dim`` is not positive or ``data_shape`` is empty.
+
     Parameters
     ----------
     encoder : Module
@@ -66,11 +68,6 @@ class VAE(Autoencoder):
     prior : Module, optional
         Returns the distribution of codes when called without arguments; default standard normal.
 
-    Raises
-    ------
-    SettingsError
-        If ``latent_dim`` is not positive or ``data_shape`` is empty.
-
     References
     ----------
     Kingma, D. P., Welling, M. (2014). Auto-encoding variational Bayes. ICLR.
@@ -84,17 +81,6 @@ class VAE(Autoencoder):
     (torch.Size([5, 2]), torch.Size([3, 6]))
     """
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        decoder: nn.Module,
-        latent_dim: int,
-        likelihood: Likelihood,
-        data_shape: tuple[int, ...],
-        prior: nn.Module | None = None,
-    ) -> None:
-        super().__init__(encoder, decoder, latent_dim, likelihood, data_shape, prior)
-
 
 def mlp_vae(
     data_dim: int = 784,
@@ -105,6 +91,8 @@ def mlp_vae(
 ) -> VAE:
     """Create a VAE of vectors, with multilayer perceptrons as encoder and decoder.
 
+    Raises ``SettingsError`` if a dimension is not positive or there is no hidden layer.
+
     Parameters
     ----------
     data_dim : int, default 784
@@ -113,11 +101,6 @@ def mlp_vae(
     latent_dim : int, default 50
     likelihood : Likelihood, default Bernoulli()
     activation : callable, default torch.nn.Tanh
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive or there is no hidden layer.
 
     Examples
     --------
@@ -146,6 +129,9 @@ def convolutional_vae(
 ) -> VAE:
     """Create a VAE of images ``(channels, height, width)``, with convolutional encoder and decoder.
 
+    Raises ``SettingsError`` if a dimension is not positive, or height or width is not divisible by ``2 **
+    len(channels)``.
+
     Parameters
     ----------
     image_shape : tuple of int, default (1, 28, 28)
@@ -157,11 +143,6 @@ def convolutional_vae(
     latent_dim : int, default 50
     likelihood : Likelihood, default Bernoulli()
     activation : callable, default torch.nn.ReLU
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive, or height or width is not divisible by ``2 ** len(channels)``.
 
     Examples
     --------
@@ -188,10 +169,7 @@ def features(num_inputs: int, hidden: Sequence[int], activation: Activation = nn
 def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the one-hot encoding of integer labels: ``(*batch)`` to ``(*batch, num_classes)``.
 
-    Raises
-    ------
-    DataError
-        If labels are not whole numbers from 0 to ``num_classes - 1``.
+    Raises ``DataError`` if labels are not whole numbers from 0 to ``num_classes - 1``.
 
     Examples
     --------
@@ -217,6 +195,8 @@ def _check_labels(labels: Tensor, num_classes: int) -> None:
 class ConditionalVAE(GenerativeModel):
     r"""VAE of data given a condition: :math:`z \sim N(0, I)`, :math:`x \mid z, y \sim p(x \mid z, y)`.
 
+    Raises ``SettingsError`` if a dimension is not positive.
+
     Parameters
     ----------
     encoder : Module
@@ -226,11 +206,6 @@ class ConditionalVAE(GenerativeModel):
     latent_dim, condition_dim : int
     likelihood : Likelihood
     data_dim : int
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive.
 
     References
     ----------
@@ -260,10 +235,10 @@ class ConditionalVAE(GenerativeModel):
 
     @pyro_method
     def model(self, x: Tensor, y: Tensor, num_items: int | None = None) -> None:
-        """Draw a code ``z`` for each row from the prior and observe the row under the likelihood.
+        """Draw a code ``z`` for each row of ``x (n, data_dim)`` and observe the row under the likelihood.
 
-        ``x``: ``(n, data_dim)``. ``y``: conditions, shape ``(n, condition_dim)``; encode class labels with
-        :func:`one_hot`. ``num_items``: size of the full data set if ``x`` is a minibatch; default ``n``.
+        ``y``: conditions, ``(n, condition_dim)``; encode class labels with :func:`one_hot`. ``num_items`` as in
+        :meth:`VAE.model`.
         """
         self.check(x)
         self.check_condition(y, x.shape[:-1])
@@ -331,17 +306,14 @@ def conditional_vae(
 ) -> ConditionalVAE:
     """Create a conditional VAE of vectors, with multilayer perceptrons as encoder and decoder.
 
+    Raises ``SettingsError`` if a dimension is not positive or there is no hidden layer.
+
     Parameters
     ----------
     data_dim : int, default 784
     condition_dim : int, default 10
     hidden, latent_dim, likelihood, activation
         As in :func:`~bayeskit.models.vae.mlp_vae`.
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive or there is no hidden layer.
     """
     likelihood = Bernoulli() if likelihood is None else likelihood
     check_hidden(hidden)
@@ -360,7 +332,8 @@ class HierarchicalVAE(GenerativeModel):
     r"""VAE with several latent layers: :math:`p(z_L) \cdots p(z_1 \mid z_2)\, p(x \mid z_1)`.
 
     The guide factorizes bottom-up, :math:`q(z_1 \mid x)\, q(z_2 \mid z_1) \cdots`. Sites are named ``z1`` (adjacent to
-    the data) to ``zL``.
+    the data) to ``zL``. Raises ``SettingsError`` if there are fewer than two layers, or the numbers of encoders, priors
+    and dimensions do not match.
 
     Parameters
     ----------
@@ -374,11 +347,6 @@ class HierarchicalVAE(GenerativeModel):
         Dimensions of ``z1`` to ``zL``.
     likelihood : Likelihood
     data_shape : tuple of int
-
-    Raises
-    ------
-    SettingsError
-        If there are fewer than two layers, or the numbers of encoders, priors and dimensions do not match.
 
     References
     ----------
@@ -414,10 +382,7 @@ class HierarchicalVAE(GenerativeModel):
 
     @pyro_method
     def model(self, x: Tensor, num_items: int | None = None) -> None:
-        """Draw the codes top-down and observe the data under the likelihood.
-
-        ``x``: ``(n, *data_shape)``. ``num_items``: size of the full data set if ``x`` is a minibatch; default ``n``.
-        """
+        """Draw the codes top-down and observe the data ``(n, *data_shape)``; ``num_items`` as in :meth:`VAE.model`."""
         self.check(x)
         with self.data_plate(x, num_items):
             z = pyro.sample(f"z{len(self.latent_dims)}", self.top())
@@ -471,20 +436,17 @@ def hierarchical_vae(
 ) -> HierarchicalVAE:
     """Create a hierarchical VAE of vectors, with multilayer perceptrons between its layers.
 
+    Raises ``SettingsError`` if a dimension is not positive, or ``hidden`` and ``latent_dims`` differ in length or have
+    fewer than two items.
+
     Parameters
     ----------
-    data_dim : int, default 784
+    data_dim, likelihood, activation
+        As in :func:`~bayeskit.models.vae.mlp_vae`.
     hidden : sequence of sequence of int
         Widths of the hidden layers between data and ``z1``, between ``z1`` and ``z2``, and so on.
     latent_dims : sequence of int, default (100, 50)
         Dimensions of ``z1``, ``z2``, ...
-    likelihood : Likelihood, default Bernoulli()
-    activation : callable, default torch.nn.Tanh
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive, or ``hidden`` and ``latent_dims`` differ in length or have fewer than two items.
     """
     likelihood = Bernoulli() if likelihood is None else likelihood
     if len(hidden) != len(latent_dims):
@@ -541,9 +503,7 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
         """Draw a code ``z`` for each row from the prior and observe the non-missing entries of the row.
 
         ``x``: ``(n, *data_shape)``; missing entries may have any value, including NaN. ``mask``: True where an entry is
-        observed, same shape. ``num_items``: size of the full data set if ``x`` is a minibatch; default ``n``. Raises
-        ``ShapeError`` if the shape of an argument does not match the model; ``DataError`` if a dtype or value is not
-        valid; ``SettingsError`` if ``num_items`` is less than ``n``.
+        observed, same shape. ``num_items`` and errors as in :meth:`VAE.model`.
         """
         vae = self.vae
         filled = self.fill(x, mask)
@@ -613,7 +573,8 @@ class SemiSupervisedVAE(GenerativeModel):
 
     Call model and guide once on the labelled observations with ``y`` and once on the unlabelled observations without
     it; the loss of the data set is the sum. Unknown labels are enumerated (``infer={"enumerate": "parallel"}`` in the
-    guide).
+    guide). Raises ``SettingsError`` if a dimension is not positive, there are fewer than two classes, or the weight is
+    negative.
 
     Parameters
     ----------
@@ -629,11 +590,6 @@ class SemiSupervisedVAE(GenerativeModel):
     classification_weight : float, default 0.0
         Weight of the classifier's log probability of known labels in the objective. With weight 0 the classifier is
         trained on unlabelled data only.
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive, there are fewer than two classes, or the weight is negative.
 
     References
     ----------
@@ -674,12 +630,10 @@ class SemiSupervisedVAE(GenerativeModel):
 
     @pyro_method
     def model(self, x: Tensor, y: Tensor | None = None, num_items: int | None = None) -> None:
-        """Draw a label ``y`` and a code ``z`` for each row; observe the row and, if given, its label.
+        """Draw a label ``y`` and a code ``z`` for each row of ``x (n, data_dim)``; observe the row and a known label.
 
-        ``x``: ``(n, data_dim)``. ``y``: integer labels, shape ``(n,)``; None if unknown. ``num_items``: size of the
-        full (labelled or unlabelled) data set if ``x`` is a minibatch; default ``n``. Raises ``ShapeError`` if the
-        shape of an argument does not match the model; ``DataError`` if a dtype or value is not valid; ``SettingsError``
-        if ``num_items`` is less than ``n``.
+        ``y``: integer labels, ``(n,)``; None if unknown. ``num_items`` (of the labelled or unlabelled set) and errors
+        as in :meth:`VAE.model`.
         """
         self.check(x)
         self._check_labels(x, y)
@@ -764,6 +718,9 @@ def semi_supervised_vae(
 ) -> SemiSupervisedVAE:
     """Create a semi-supervised VAE of vectors, with multilayer perceptrons as classifier, encoder and decoder.
 
+    Raises ``SettingsError`` if a dimension is not positive, there is no hidden layer, or there are fewer than two
+    classes.
+
     Parameters
     ----------
     data_dim : int, default 784
@@ -772,11 +729,6 @@ def semi_supervised_vae(
         As in :func:`~bayeskit.models.vae.mlp_vae`.
     classification_weight : float, default 0.0
         As in :class:`SemiSupervisedVAE`.
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive, there is no hidden layer, or there are fewer than two classes.
     """
     likelihood = Bernoulli() if likelihood is None else likelihood
     check_hidden(hidden)

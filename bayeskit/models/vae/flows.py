@@ -129,8 +129,9 @@ def flow_vae(
 ) -> VAE:
     """Create a VAE of vectors whose posterior, prior or both are autoregressive normalizing flows.
 
-    The posterior is an inverse autoregressive flow (one pass per draw). The prior is a masked autoregressive flow
-    (one pass per density evaluation).
+    The posterior is an inverse autoregressive flow (one pass per draw). The prior is a masked autoregressive flow (one
+    pass per density evaluation). Raises ``SettingsError`` if a dimension is not positive, a number of transforms is
+    negative, or there is no hidden layer.
 
     Parameters
     ----------
@@ -138,11 +139,6 @@ def flow_vae(
         As in :func:`~bayeskit.models.vae.mlp_vae`.
     posterior_transforms, prior_transforms : int, default 2
         Number of transforms of each flow; 0 gives a normal distribution.
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive, a number of transforms is negative, or there is no hidden layer.
 
     References
     ----------

@@ -23,16 +23,13 @@ __all__ = ["Autoencoder", "GenerativeModel", "check_last_dim"]
 class GenerativeModel(PyroModule):  # type: ignore[misc]
     """Base class of models with a data shape and a likelihood.
 
+    Raises ``SettingsError`` if ``data_shape`` is empty.
+
     Parameters
     ----------
     data_shape : tuple of int
         Shape of an observation, such as ``(784,)`` or ``(1, 28, 28)``.
     likelihood : Likelihood
-
-    Raises
-    ------
-    SettingsError
-        If ``data_shape`` is empty.
     """
 
     def __init__(self, data_shape: tuple[int, ...], likelihood: Likelihood) -> None:
@@ -114,26 +111,7 @@ class GenerativeModel(PyroModule):  # type: ignore[misc]
 
 
 class Autoencoder(GenerativeModel):
-    """Base class of models with one code ``z`` per observation.
-
-    Parameters
-    ----------
-    encoder : Module
-        Maps observations ``(*batch, *data_shape)`` to the distribution of their codes, batch shape ``(*batch)`` and
-        event shape ``(latent_dim,)``.
-    decoder : Module
-        Maps codes ``(*batch, latent_dim)`` to the parameters of the likelihood.
-    latent_dim : int
-    likelihood : Likelihood
-    data_shape : tuple of int
-    prior : Module, optional
-        Returns the distribution of codes when called without arguments; default standard normal.
-
-    Raises
-    ------
-    SettingsError
-        If ``latent_dim`` is not positive.
-    """
+    """Base class of models with one code ``z`` per observation; its parameters and errors are those of :class:`VAE`."""
 
     def __init__(
         self,

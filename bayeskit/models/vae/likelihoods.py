@@ -45,9 +45,9 @@ class Likelihood(nn.Module):
     def entries(self, *parameters: Tensor) -> Any:
         """Return the distribution of each entry, from ``num_parameters`` tensors of shape ``(*batch, *data)``."""
 
-    @abstractmethod
     def check(self, x: Tensor) -> None:
-        """Raise a ``DataError`` if a value of ``x`` is outside the support."""
+        """Raise a ``DataError`` if a value of ``x`` is outside the support, by default the real numbers."""
+        _check_finite(x)
 
     def forward(self, outputs: Tensor, event_dim: int) -> Any:
         """Return the distribution of data with ``event_dim`` dimensions given the decoder's outputs."""
@@ -76,17 +76,14 @@ class Bernoulli(Likelihood):
 class Gaussian(Likelihood):
     """Normal entries with a common standard deviation.
 
+    Raises ``SettingsError`` if ``scale`` is not positive.
+
     Parameters
     ----------
     scale : float, default 1.0
         Standard deviation, or its initial value if ``learn``.
     learn : bool, default True
         Make the standard deviation a trainable parameter.
-
-    Raises
-    ------
-    SettingsError
-        If ``scale`` is not positive.
 
     Examples
     --------
@@ -110,23 +107,16 @@ class Gaussian(Likelihood):
         """Return normal distributions with mean ``parameters[0]``."""
         return dist.Normal(parameters[0], self.log_scale.exp(), validate_args=False)
 
-    def check(self, x: Tensor) -> None:
-        """Raise a ``DataError`` unless all values are finite."""
-        _check_finite(x)
-
 
 class HeteroscedasticGaussian(Likelihood):
     """Normal entries; the decoder outputs mean and log standard deviation.
+
+    Raises ``SettingsError`` if ``smallest_scale`` is not positive.
 
     Parameters
     ----------
     smallest_scale : float, default 1e-3
         Added to the standard deviation; with 0 the likelihood would be unbounded.
-
-    Raises
-    ------
-    SettingsError
-        If ``smallest_scale`` is not positive.
 
     References
     ----------
@@ -151,24 +141,17 @@ class HeteroscedasticGaussian(Likelihood):
         loc, log_scale = parameters
         return dist.Normal(loc, log_scale.exp() + self.smallest_scale, validate_args=False)
 
-    def check(self, x: Tensor) -> None:
-        """Raise a ``DataError`` unless all values are finite."""
-        _check_finite(x)
-
 
 class DiscretizedLogistic(Likelihood):
     """Entries on equally spaced levels in ``[0, 1]``, such as eight-bit pixels divided by 255.
+
+    Raises ``SettingsError`` if ``num_levels`` is less than 2 or ``num_components`` is less than 1.
 
     Parameters
     ----------
     num_levels : int, default 256
     num_components : int, default 1
         Mixture components per entry.
-
-    Raises
-    ------
-    SettingsError
-        If ``num_levels`` is less than 2 or ``num_components`` is less than 1.
 
     References
     ----------

@@ -36,16 +36,12 @@ class LinearVAE(Autoencoder):
 
     Likelihood, posterior of the codes and maximum likelihood estimate have closed forms. The guide has independent
     coordinates. It contains the exact posterior at the maximum likelihood estimate, where the columns of :math:`W` can
-    be chosen orthogonal. :meth:`exact_guide` uses the exact posterior for any parameters.
+    be chosen orthogonal. :meth:`exact_guide` uses the exact posterior for any parameters. Raises ``SettingsError`` if a
+    dimension is not positive.
 
     Parameters
     ----------
     data_dim, latent_dim : int
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive.
 
     References
     ----------

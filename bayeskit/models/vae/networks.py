@@ -31,17 +31,14 @@ Activation = Callable[[], nn.Module]
 def mlp(sizes: Sequence[int], activation: Activation = nn.Tanh) -> nn.Sequential:
     """Create a multilayer perceptron with an activation after every layer but the last.
 
+    Raises ``SettingsError`` if a size is not positive, or there are fewer than two sizes.
+
     Parameters
     ----------
     sizes : sequence of int
         Numbers of inputs, units of each hidden layer, and outputs.
     activation : callable, default torch.nn.Tanh
         Constructor of the activation module.
-
-    Raises
-    ------
-    SettingsError
-        If a size is not positive, or there are fewer than two sizes.
 
     Examples
     --------
@@ -105,6 +102,8 @@ class StandardNormal(nn.Module):
 class ConvolutionalFeatures(nn.Module):
     """Image features by stride-2 convolutions, each of which halves height and width.
 
+    Raises ``SettingsError`` if height or width is not divisible by ``2 ** len(channels)``.
+
     Parameters
     ----------
     image_shape : tuple of int
@@ -113,11 +112,6 @@ class ConvolutionalFeatures(nn.Module):
         Channels after each convolution.
     num_features : int
     activation : callable, default torch.nn.ReLU
-
-    Raises
-    ------
-    SettingsError
-        If height or width is not divisible by ``2 ** len(channels)``.
 
     Examples
     --------
@@ -149,21 +143,17 @@ class ConvolutionalFeatures(nn.Module):
 class ConvolutionalDecoder(nn.Module):
     """Decoder to images by transposed convolutions, each of which doubles height and width.
 
+    Raises ``SettingsError`` if height or width is not divisible by ``2 ** len(channels)``.
+
     Parameters
     ----------
     num_inputs : int
-    image_shape : tuple of int
-        Output channels, height, width; height and width must be divisible by ``2 ** len(channels)``.
+    image_shape, activation
+        As in :class:`ConvolutionalFeatures`, for the output.
     channels : sequence of int
         Channels before each transposed convolution.
     num_features : int
         Width of the dense layer between inputs and convolutions.
-    activation : callable, default torch.nn.ReLU
-
-    Raises
-    ------
-    SettingsError
-        If height or width is not divisible by ``2 ** len(channels)``.
 
     Examples
     --------

@@ -24,7 +24,8 @@ def exact_log_evidence(mixture: GaussianMixture) -> float:
     """Compute the exact log evidence under the conjugate prior by enumerating all ``K^n`` assignments.
 
     Given an assignment, the marginal likelihood is a Dirichlet-multinomial probability times one normal-gamma marginal
-    likelihood per component and dimension.
+    likelihood per component and dimension. Raises ``SettingsError`` if the prior is not conjugate, or there are more
+    than about a million assignments.
 
     Parameters
     ----------
@@ -35,11 +36,6 @@ def exact_log_evidence(mixture: GaussianMixture) -> float:
     -------
     float
         In nats.
-
-    Raises
-    ------
-    SettingsError
-        If the prior is not conjugate, or there are more than about a million assignments.
 
     References
     ----------
@@ -61,6 +57,8 @@ def sample_exact_posterior(
 ) -> dict[str, Tensor]:
     """Draw independent exact posterior samples: the assignment, then the parameters given the assignment.
 
+    Raises ``SettingsError`` as in :func:`exact_log_evidence`.
+
     Parameters
     ----------
     mixture : GaussianMixture
@@ -72,11 +70,6 @@ def sample_exact_posterior(
     -------
     dict of Tensor
         The sites of the mixture, ``{site: (num_draws, *shape)}``, and ``"assignment"``, ``(num_draws, n)``.
-
-    Raises
-    ------
-    SettingsError
-        As in :func:`exact_log_evidence`.
 
     Examples
     --------

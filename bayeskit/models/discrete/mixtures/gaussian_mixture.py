@@ -362,10 +362,8 @@ class GaussianMixture:
 
     References
     ----------
-    Richardson, S., Green, P. J. (1997). On Bayesian analysis of mixtures with an unknown number of components. Journal
-    of the Royal Statistical Society B 59, 731-792.
-
-    Fruehwirth-Schnatter, S. (2006). Finite Mixture and Markov Switching Models. Springer.
+    Richardson and Green (1997), see :meth:`MixturePrior.richardson_green`; Fruehwirth-Schnatter (2006), see
+    :class:`MixturePrior`.
 
     Examples
     --------
@@ -417,17 +415,17 @@ class GaussianMixture:
     def __call__(self) -> None:
         """Run the model."""
         values = self.sample_parameters()
-        mean, precision, correlation = values["mean"], values["precision"], values.get("correlation")
+        self.observe(values, values["share"].log() if self.num_components > 1 else None)
+
+    def observe(self, values: Mapping[str, Tensor], logits: Tensor | None) -> None:
+        """Sample the assignments, enumerated, and observe the data; for models that extend this class."""
+        precision, correlation = values["precision"], values.get("correlation")
         z: Tensor | int = 0
         with pyro.plate("data", len(self.y)):
-            if self.num_components > 1:
-                weights = dist.Categorical(logits=values["share"].log())
-                z = pyro.sample("assignment", weights, infer={"enumerate": "parallel"})
-            component = self.component(
-                mean[z],
-                precision if self.equal_scales else precision[z],
-                None if correlation is None else correlation[z],
-            )
+            if logits is not None:
+                z = pyro.sample("assignment", dist.Categorical(logits=logits), infer={"enumerate": "parallel"})
+            scales = precision if self.equal_scales else precision[z]
+            component = self.component(values["mean"][z], scales, None if correlation is None else correlation[z])
             pyro.sample("y", component, obs=self.y)
 
     def start(self, num_chains: int = 4, *, seed: int | torch.Generator = 0) -> Tensor:
@@ -601,19 +599,10 @@ class UnknownSizeMixture:
         """Run the model."""
         mixture = self.mixture
         values = mixture.sample_parameters()
-        correlation = values.get("correlation")
         slots = torch.arange(mixture.num_components, device=mixture.y.device)
         last = pyro.sample("last", dist.Categorical(self.probabilities), infer={"enumerate": "parallel"})
         absent = slots > last.unsqueeze(-1)
-        with pyro.plate("data", len(mixture.y)):
-            weights = dist.Categorical(logits=values["share"].log().masked_fill(absent, -torch.inf))
-            z = pyro.sample("assignment", weights, infer={"enumerate": "parallel"})
-            component = mixture.component(
-                values["mean"][z],
-                values["precision"] if mixture.equal_scales else values["precision"][z],
-                None if correlation is None else correlation[z],
-            )
-            pyro.sample("y", component, obs=mixture.y)
+        mixture.observe(values, values["share"].log().masked_fill(absent, -torch.inf))
 
     def __repr__(self) -> str:
         return f"UnknownSizeMixture({self.mixture!r})"

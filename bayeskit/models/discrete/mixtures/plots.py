@@ -58,21 +58,15 @@ def plot_predictive(
 ) -> Axes:
     """Plot the predictive density with a pointwise credible band over a histogram of the data.
 
+    Raises ``SettingsError`` if the data are multivariate.
+
     Parameters
     ----------
-    mixture : GaussianMixture
-        With univariate data.
-    values : Draws or mapping of str to Tensor
-        Posterior draws, or site values; label switching has no effect.
+    mixture, values, level
+        As in :func:`predictive_density`, with univariate data; label switching has no effect.
     ax : Axes, optional
         Default new ``pyplot`` axes.
-    level : float, default 0.9
     num_bins, num_points : int, default 40 and 400
-
-    Raises
-    ------
-    SettingsError
-        If the data are multivariate.
 
     Examples
     --------
@@ -115,11 +109,8 @@ def plot_responsibilities(
 
     Parameters
     ----------
-    mixture : GaussianMixture
-    values : Draws or mapping of str to Tensor
-        Posterior draws, or site values, with a common labelling (see :func:`relabel`).
-    ax : Axes, optional
-        Default new ``pyplot`` axes.
+    mixture, values, ax
+        As in :func:`plot_predictive`, but with a common labelling (see :func:`relabel`).
 
     Examples
     --------
@@ -152,17 +143,14 @@ def plot_responsibilities(
 def plot_num_components(probabilities: Mapping[int, tuple[float, float]], ax: Axes | None = None) -> Axes:
     """Plot the posterior of the number of components, with standard errors.
 
+    Raises ``SettingsError`` if ``probabilities`` is empty.
+
     Parameters
     ----------
     probabilities : mapping of int to (float, float)
         Probability and standard error of each number of components.
     ax : Axes, optional
-        Default new ``pyplot`` axes.
-
-    Raises
-    ------
-    SettingsError
-        If ``probabilities`` is empty.
+        As in :func:`plot_predictive`.
 
     Examples
     --------

@@ -115,6 +115,8 @@ def check_log_weights(name: str, log_weights: Tensor) -> int:
 def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return the matrix with ones at ``(i, permutation[i])``.
 
+    Raises ``DataError`` if a vector is not a permutation of ``0, ..., n - 1``.
+
     Parameters
     ----------
     permutation : Tensor or array of int
@@ -126,11 +128,6 @@ def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) ->
     -------
     Tensor
         Shape ``(*batch, n, n)``.
-
-    Raises
-    ------
-    DataError
-        If a vector is not a permutation of ``0, ..., n - 1``.
 
     Examples
     --------
@@ -152,6 +149,8 @@ def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) ->
 def all_permutations(size: int) -> Tensor:
     """Return all permutations of ``0, ..., size - 1`` in lexicographic order.
 
+    Raises ``SettingsError`` if ``size`` is too large; the message gives the number of permutations.
+
     Parameters
     ----------
     size : int
@@ -161,11 +160,6 @@ def all_permutations(size: int) -> Tensor:
     -------
     Tensor of int64
         Shape ``(size!, size)``.
-
-    Raises
-    ------
-    SettingsError
-        If ``size`` is too large; the message gives the number of permutations.
 
     Examples
     --------

@@ -318,10 +318,7 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
         return self.loc + self.scale * noise
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of all ``n * n`` entries, ``(*batch)``; ``-inf`` outside the support.
-
-        ``value``: ``(*batch, n, n)``.
-        """
+        """Return the log density of all entries, ``(*batch, n, n)`` to ``(*batch)``; ``-inf`` outside the support."""
         if self.temperature == 1:
             return self._log_normal(value)
         nearest = nearest_permutation(value)
@@ -363,18 +360,14 @@ class StickBreakingTransform(Transform):
     rounding of the sums causes errors of several nats. The entries of an antidiagonal are computed in parallel.
 
     As the temperature tends to 0, the matrices converge to permutations. The map is continuous, and not differentiable
-    where two of the four sums are equal. Source: Linderman et al. (2018), as for :class:`GibbsPermutation`.
+    where two of the four sums are equal. Source: Linderman et al. (2018), as for :class:`GibbsPermutation`. Raises
+    ``SettingsError`` if the temperature is not positive.
 
     Parameters
     ----------
     temperature : float, default 1.0
         :math:`\tau`, positive.
     cache_size : int, default 0
-
-    Raises
-    ------
-    SettingsError
-        If the temperature is not positive.
 
     Examples
     --------
@@ -422,10 +415,7 @@ class StickBreakingTransform(Transform):
         return (self.temperature * (taken.log() - left.log())).to(y.dtype)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the log Jacobian determinant of the output without its last row and column, ``(*batch)``.
-
-        ``x``: ``(*batch, n - 1, n - 1)``. ``y``: output of the transform, ``(*batch, n, n)``.
-        """
+        """Return the log Jacobian determinant of the output without its last row and column, ``(*batch)``."""
         if self._latest is not None and self._latest[0] is x:
             # Use the cached logarithms: entries of the matrix may have underflowed.
             log_lengths = self._latest[1]
@@ -525,8 +515,11 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
 
     Fractions are :math:`\sigma(\psi / \tau)` (see :class:`StickBreakingTransform`). As the temperature tends to 0,
     draws converge to permutations with the distribution :attr:`limit`. Draws are continuous in ``loc`` and ``scale``,
-    so reparameterization gradients are unbiased. The distribution depends on the order of rows and columns. Source:
-    Linderman et al. (2018), as for :class:`GibbsPermutation`.
+    so reparameterization gradients are unbiased. The distribution depends on the order of rows and columns. The density
+    is with respect to the matrix without its last row and column, and accurate for :math:`|\psi| / \tau` up to
+    about 60, e.g. at temperatures from 0.05 with unit scales; at 0.01 rounding can shift its log by several nats.
+    The most recent draw uses its cached :math:`\psi`; other matrices with entries of exactly zero have density
+    zero. Source: Linderman et al. (2018), as for :class:`GibbsPermutation`.
 
     Parameters
     ----------
@@ -545,13 +538,6 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
         If ``loc`` is not finite, or ``scale`` not positive and finite.
     SettingsError
         If the temperature is not positive.
-
-    Notes
-    -----
-    The density is with respect to the matrix without its last row and column. The most recent draw uses its cached
-    :math:`\psi`; other matrices with entries of exactly zero have density zero. The density is accurate for
-    :math:`|\psi| / \tau` up to about 60, e.g. at temperatures from 0.05 with unit scales. At temperature 0.01 the log
-    density can be wrong by several nats because of rounding.
 
     Examples
     --------
@@ -581,10 +567,7 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
         )
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of the matrix without its last row and column, ``(*batch)``.
-
-        ``value``: doubly stochastic, ``(*batch, n, n)``.
-        """
+        """Return the log density without last row and column: ``(*batch, n, n)`` to ``(*batch)``."""
         log_density = super().log_prob(value)
         # On a face of the polytope the logit is infinite; the density tends to zero.
         at_face = log_density.isnan() & ~value.isnan().any(-1).any(-1)
@@ -695,18 +678,14 @@ class Relaxation(PyroModule):  # type: ignore[misc]
 
     The guide draws a value at one site; :meth:`matrix` maps the value to a relaxed permutation. The model draws the
     value from :meth:`prior`. Relaxed models, and hence evidence lower bounds, are not comparable between relaxations;
-    compare :meth:`sample_permutations` instead.
+    compare :meth:`sample_permutations` instead. Raises ``SettingsError`` if the shape or the temperature is outside its
+    domain.
 
     Parameters
     ----------
     shape : tuple of int
         ``(*batch, n)``: batch of independent problems, and number of rows (at least 2).
     temperature : float
-
-    Raises
-    ------
-    SettingsError
-        If the shape or the temperature is outside its domain.
     """
 
     site = "relaxed_permutation"
@@ -740,10 +719,7 @@ class Relaxation(PyroModule):  # type: ignore[misc]
         pyro.sample(self.site, self.posterior())
 
     def sample_permutations(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
-        """Draw permutations from the variational distribution.
-
-        Returns ``(num_samples, *batch, n)``, int64.
-        """
+        """Draw permutations from the variational distribution, int64, ``(num_samples, *batch, n)``."""
         num_samples = whole_number("num_samples", num_samples, least=1)
         with torch.no_grad(), global_stream(new_generator(seed, stream="relaxed permutations")):
             return self.distribution().sample_permutations((num_samples,))
@@ -757,31 +733,21 @@ class StickBreakingRelaxation(Relaxation):
 
     The site value is the logits. The map to matrices is bijective, so the evidence lower bound equals that of
     :class:`StickBreakingPermutation` (Jacobian determinants cancel). The zero-temperature limit of the prior is
-    approximately uniform.
+    approximately uniform. Every entry depends on the previous entries: training often ends in a local mode, and with
+    dozens of rows far from the posterior. Prefer :class:`RoundingRelaxation` unless the density of matrices is needed.
 
-    Source: Linderman et al. (2018), as for :class:`GibbsPermutation`.
+    Source: Linderman et al. (2018), as for :class:`GibbsPermutation`. Raises ``SettingsError`` if the shape, the
+    temperature or the scale is outside its domain.
 
     Parameters
     ----------
-    shape : tuple of int
-        ``(*batch, n)``.
+    shape, dtype
+        ``(*batch, n)``, and the dtype of the parameters, by default that of torch.
     temperature : float, default 0.6
         At 0.6 the logistic function is close to the normal distribution function, so relaxed decisions have about the
         mean of their zero-temperature limit.
     scale : float, default 1.0
         Initial standard deviation of the guide; the prior has standard deviation 1.
-    dtype : torch.dtype, optional
-        Default torch's default dtype.
-
-    Raises
-    ------
-    SettingsError
-        If the shape, the temperature or the scale is outside its domain.
-
-    Notes
-    -----
-    Every entry depends on the previous entries. Training often ends in a local mode, and with dozens of rows far from
-    the posterior. Prefer :class:`RoundingRelaxation` unless the density of matrices is needed.
 
     Examples
     --------
@@ -823,6 +789,7 @@ class RoundingRelaxation(Relaxation):
     The prior of each entry is a mixture of two normal distributions with means 0 and 1. The evidence lower bound is not
     sensitive to how often noise changes the nearest permutation; the limits ``scales`` therefore determine the
     uncertainty of :meth:`sample_permutations`. Source: Linderman et al. (2018), as for :class:`GibbsPermutation`.
+    Raises ``SettingsError`` if the shape, the temperature, a scale or the number of iterations is outside its domain.
 
     Parameters
     ----------
@@ -840,11 +807,6 @@ class RoundingRelaxation(Relaxation):
         Sinkhorn iterations for the means.
     dtype : torch.dtype, optional
         Default torch's default dtype.
-
-    Raises
-    ------
-    SettingsError
-        If the shape, the temperature, a scale or the number of iterations is outside its domain.
 
     Examples
     --------
@@ -904,24 +866,18 @@ class GumbelSinkhornRelaxation(Relaxation):
     r"""Gumbel-Sinkhorn relaxation: scores with Gumbel noise and Sinkhorn scaling.
 
     The site value is the noisy scores divided by the temperature; the prior has zero scores. Source: Mena et al.
-    (2018), as for :class:`GumbelSinkhorn`.
+    (2018), as for :class:`GumbelSinkhorn`. Raises ``SettingsError`` if the shape, a temperature or the number of
+    iterations is outside its domain.
 
     Parameters
     ----------
-    shape : tuple of int
-        ``(*batch, n)``.
+    shape, dtype
+        ``(*batch, n)``, and the dtype of the parameters, by default that of torch.
     temperature : float, default 1.0
     prior_temperature : float, optional
         Temperature of the prior, default ``temperature``. A lower value gives a wider prior and smaller KL divergence.
     num_iterations : int, default 20
         Number of Sinkhorn iterations.
-    dtype : torch.dtype, optional
-        Default torch's default dtype.
-
-    Raises
-    ------
-    SettingsError
-        If the shape, a temperature or the number of iterations is outside its domain.
 
     Examples
     --------

@@ -54,6 +54,8 @@ class NormalSegments:
 
     .. math:: \sigma^2 \sim \mathrm{InverseGamma}(a, b), \qquad \mu \mid \sigma^2 \sim N(m_0, \sigma^2 / k_0).
 
+    Raises ``SettingsError`` if a parameter is not finite, or ``precision``, ``shape`` or ``rate`` is not positive.
+
     Parameters
     ----------
     mean : float
@@ -62,11 +64,6 @@ class NormalSegments:
         :math:`k_0`, the prior sample size of the mean.
     shape, rate : float
         :math:`a` and :math:`b`.
-
-    Raises
-    ------
-    SettingsError
-        If a parameter is not finite, or ``precision``, ``shape`` or ``rate`` is not positive.
 
     References
     ----------
@@ -120,15 +117,12 @@ class NormalSegments:
 class PoissonSegments:
     r"""Poisson counts with a rate per segment, :math:`\lambda \sim \Gamma(a, b)`.
 
+    Raises ``SettingsError`` if a parameter is not positive and finite.
+
     Parameters
     ----------
     shape, rate : float
         :math:`a` and :math:`b`; the prior mean is ``shape / rate``.
-
-    Raises
-    ------
-    SettingsError
-        If a parameter is not positive and finite.
 
     Examples
     --------
@@ -223,17 +217,13 @@ class ChangePointPrior(Protocol):
 class NumberOfChanges:
     """Prior with given probabilities of the number of change points and uniform positions given the number.
 
-    Numbers that are impossible under the segment length limits are excluded; the others are normalized.
+    Numbers that are impossible under the segment length limits are excluded; the others are normalized. Raises
+    ``SettingsError`` if a probability is not a number, negative or not finite, or all are zero.
 
     Parameters
     ----------
     probabilities : tuple of float
         Probabilities of 0, 1, 2, ... change points, nonnegative; normalized internally.
-
-    Raises
-    ------
-    SettingsError
-        If a probability is not a number, negative or not finite, or all are zero.
 
     Examples
     --------
@@ -297,7 +287,8 @@ class NegativeBinomialLengths:
     r"""Prior with independent negative binomial segment lengths; the last segment is censored.
 
     A segment has length :math:`l` with probability :math:`\binom{l-1}{r-1} p^r (1-p)^{l-r}`. With :math:`r=1` each
-    position is a change point independently with probability :math:`p`.
+    position is a change point independently with probability :math:`p`. Raises ``SettingsError`` if a setting lies
+    outside its domain.
 
     Parameters
     ----------
@@ -308,11 +299,6 @@ class NegativeBinomialLengths:
     most : int, optional
         Maximum number of change points, on which the prior is conditioned. Default: no limit; the cost is then cubic in
         the number of observations.
-
-    Raises
-    ------
-    SettingsError
-        If a setting lies outside its domain.
 
     Examples
     --------

@@ -62,7 +62,8 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
 
     Marginalization, most probable states and draws of states are exact. Sequences of a batch may have different
     lengths; padding is ignored. The first state emits the first observation, unlike in
-    ``pyro.distributions.DiscreteHMM``, which makes a transition first.
+    ``pyro.distributions.DiscreteHMM``, which makes a transition first. Warns with ``BayeskitWarning`` With validation,
+    if logits look like probabilities.
 
     Parameters
     ----------
@@ -91,11 +92,6 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         If a length is not a whole number from 1 to ``T``.
     SettingsError
         If ``duration`` is less than 1. With validation, if logits are NaN or ``+inf``, or exclude every state.
-
-    Warns
-    -----
-    BayeskitWarning
-        With validation, if logits look like probabilities.
 
     References
     ----------
@@ -155,17 +151,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     def expand(self, batch_shape: Any, _instance: Any = None) -> HiddenMarkov:
         """Return the distribution expanded to another batch shape."""
         new = self._get_checked_instance(HiddenMarkov, _instance)
-        for name in (
-            "num_states",
-            "duration",
-            "emission",
-            "parallel",
-            "initial_logits",
-            "transition_logits",
-            "_padded",
-        ):
-            setattr(new, name, getattr(self, name))
-        new._padded, new.lengths = self._padded, self.lengths.expand(batch_shape)
+        vars(new).update(vars(self), lengths=self.lengths.expand(batch_shape))
         super(HiddenMarkov, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
@@ -183,28 +169,23 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         return LogSum().sum(ends, -1)
 
     def state_probabilities(self, value: Tensor) -> Tensor:
-        """Return the smoothed state probabilities: of each state at each step given all observations.
+        """Return smoothed state probabilities: ``(*batch, T, *event)`` to ``(*batch, T, K)``, zero beyond the length.
 
-        ``value``: ``(*batch, T, *event)``. Returns ``(*batch, T, K)``, zero beyond the length of a sequence. Raises
-        ``DataError`` if a sequence has probability zero.
+        Here and below, raises ``DataError`` if a sequence has probability zero.
         """
         start, steps = self._possible(value, LogSum())
         joint = path_prefix_sums(LogSum(), start, steps, rescale=True) + suffix_sums(LogSum(), steps, rescale=True)
         return torch.where(self._inside().unsqueeze(-1), joint.softmax(-1), 0.0)
 
     def most_probable_states(self, value: Tensor) -> Tensor:
-        """Return the most probable state sequence (Viterbi), int64, ``(*batch, T)``; -1 beyond the length.
-
-        Raises ``DataError`` if a sequence has probability zero.
-        """
+        """Return the most probable state sequence (Viterbi), int64, ``(*batch, T)``; -1 beyond the length."""
         return self._backtracked(value, MaxWeight(), lambda logits: logits.argmax(-1))
 
     def sample_states(self, value: Tensor, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
-        """Draw state sequences from their posterior given the observations.
+        """Draw state sequences given observations ``(*batch, T, *event)``.
 
-        ``value``: ``(*batch, T, *event)``. Returns ``(num_samples, *batch, T)``, int; -1 beyond the length. Raises
-        ``DataError`` if a sequence has probability zero; ``SettingsError`` if ``num_samples`` is not a positive
-        integer.
+        Returns ``(num_samples, *batch, T)``, int; -1 beyond the length. Raises ``SettingsError`` if ``num_samples`` is
+        not a positive integer.
         """
         num_samples = whole_number("num_samples", num_samples, least=1)
         generator = new_generator(seed, self.lengths.device, stream="hidden_states")
@@ -220,10 +201,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         return torch.where(self._inside(), states, -1)
 
     def state_entropy(self, value: Tensor) -> Tensor:
-        """Return the posterior entropy of the state sequence in nats, ``(*batch)``, differentiable.
-
-        Raises ``DataError`` if a sequence has probability zero.
-        """
+        """Return the posterior entropy of the state sequence in nats, ``(*batch)``, differentiable."""
         start, steps = self._possible(value, LogSum())
         semiring = Expectation()
         pairs = chain_product(semiring, semiring.elements(steps, surprisal(steps)))
@@ -280,15 +258,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         return self.sample_with_states(sample_shape)[1]
 
     def sample_with_states(self, sample_shape: Any = ()) -> tuple[Tensor, Tensor]:
-        """Draw states and sequences from torch's global stream.
-
-        Returns
-        -------
-        states : Tensor of int
-            ``(*sample, *batch, T)``.
-        value : Tensor
-            ``(*sample, *batch, T, *event)``.
-        """
+        """Draw states ``(*sample, *batch, T)`` and sequences ``(*sample, *batch, T, *event)`` from torch's stream."""
         shape = (*sample_shape, *self.batch_shape)
         with torch.no_grad():
             first = torch.distributions.Categorical(logits=self.initial_logits).expand(self.batch_shape)
@@ -456,11 +426,8 @@ class OrderedNormal(TorchDistribution):  # type: ignore[misc]
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> OrderedNormal:
         """Return the distribution expanded to another batch shape."""
-        new = self._get_checked_instance(OrderedNormal, _instance)
-        new.location, new.scale = self.location.expand(batch_shape), self.scale.expand(batch_shape)
-        super(OrderedNormal, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
+        location, scale = self.location.expand(batch_shape), self.scale.expand(batch_shape)
+        return OrderedNormal(location, scale, self.event_shape[0], self._validate_args)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density, ``K!`` times the unordered density: ``(*batch, K)`` to ``(*batch)``."""
@@ -483,7 +450,8 @@ class GaussianEmission:
 
     Means (site ``"mean"``) and log scales (site ``"log_scale"``) have independent normal priors. Sorting the states
     removes label switching and does not change the evidence. Sort by the parameter that separates the states; otherwise
-    several modes remain.
+    several modes remain. Raises ``SettingsError`` if ``mean_scale``, ``scale`` or ``scale_spread`` is not positive and
+    finite, or ``order`` is invalid.
 
     Parameters
     ----------
@@ -493,11 +461,6 @@ class GaussianEmission:
         Prior median of a state's scale, and prior standard deviation of its logarithm.
     order : {"mean", "scale", "none"}
         Parameter by which the states are sorted.
-
-    Raises
-    ------
-    SettingsError
-        If ``mean_scale``, ``scale`` or ``scale_spread`` is not positive and finite, or ``order`` is invalid.
     """
 
     mean: float = 0.0
@@ -529,18 +492,14 @@ class GaussianEmission:
 class CategoricalEmission:
     """Categorical emission with Dirichlet-distributed probabilities per state (site ``"emission"``).
 
-    States are exchangeable: the posterior has symmetric modes, and the evidence includes all of them.
+    States are exchangeable: the posterior has symmetric modes, and the evidence includes all of them. Raises
+    ``SettingsError`` if there are fewer than two categories, or the concentration is not positive and finite.
 
     Parameters
     ----------
     num_categories : int
     concentration : float, default 1
         Dirichlet concentration.
-
-    Raises
-    ------
-    SettingsError
-        If there are fewer than two categories, or the concentration is not positive and finite.
     """
 
     num_categories: int
@@ -608,6 +567,9 @@ class HiddenMarkovModel:
     Pass the model to :meth:`bayeskit.Target.from_pyro`. :meth:`state_probabilities` averages over posterior draws;
     :meth:`distribution` returns the :class:`HiddenMarkov` distribution given parameter values.
 
+    Raises ``SettingsError`` if there are fewer than two states, ``emission`` is invalid, a concentration is not
+    positive and finite, or ``stay`` is negative.
+
     Parameters
     ----------
     num_states : int
@@ -619,12 +581,6 @@ class HiddenMarkovModel:
         Added to the concentration of self-transitions.
     parallel : bool, default True
         As in :class:`HiddenMarkov`.
-
-    Raises
-    ------
-    SettingsError
-        If there are fewer than two states, ``emission`` is invalid, a concentration is not positive and finite, or
-        ``stay`` is negative.
 
     References
     ----------
@@ -711,14 +667,11 @@ class HiddenMarkovModel:
     def state_probabilities(
         self, parameters: Draws | Mapping[str, Tensor], observations: Tensor, lengths: Tensor | None = None
     ) -> Tensor:
-        """Return the smoothed state probabilities, averaged over parameter values.
+        """Return the smoothed state probabilities, averaged over parameter values: ``(sequences, T, K)``.
 
-        The average is meaningful only if states have a common labelling across draws, e.g. with sorted states.
-        ``parameters`` (Draws or mapping of str to tensor): draws, or the sites of the model, ``{site: (*batch,
-        *shape)}``. ``observations``, ``lengths``: arguments of the model. Returns ``(T, K)`` for one sequence ``(T,)``,
-        otherwise ``(sequences, T, K)``. Raises ``UnknownNameError`` if a site is missing or unknown; ``ShapeError`` if
-        sites have different batch shapes, or ``lengths`` has the wrong shape; ``DataError`` if a sequence has
-        probability zero.
+        Arguments and errors as in :meth:`distribution`; one sequence ``(T,)`` gives ``(T, K)``. The average is
+        meaningful only if states have a common labelling across draws, e.g. with sorted states. Raises ``DataError`` if
+        a sequence has probability zero.
         """
         observations = as_numbers("observations", observations)
         sequences = _sequences(observations)

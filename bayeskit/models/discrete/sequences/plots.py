@@ -43,10 +43,7 @@ class Series(NamedTuple):
 def load_nile() -> Series:
     """Load the flow of the Nile at Aswan in each year from 1871 to 1970, in units of 10^8 cubic metres.
 
-    Raises
-    ------
-    MissingPackageError
-        If statsmodels, which ships the data, is not installed.
+    Raises ``MissingPackageError`` if statsmodels, which ships the data, is not installed.
 
     References
     ----------
@@ -79,6 +76,8 @@ def plot_change_points(
 ) -> Figure | SubFigure:
     r"""Plot data with posterior mean level, and the posteriors of positions and number of change points.
 
+    Raises ``ShapeError`` if there is not one time per observation.
+
     Parameters
     ----------
     posterior : ChangePoints
@@ -89,11 +88,6 @@ def plot_change_points(
         Label of the observations.
     figure : Figure or SubFigure, optional
         Default a new figure, not registered with ``pyplot``.
-
-    Raises
-    ------
-    ShapeError
-        If there is not one time per observation.
 
     Examples
     --------
@@ -137,23 +131,16 @@ def plot_states(
 ) -> Figure | SubFigure:
     """Plot a sequence and the probability of each hidden state at each step.
 
+    Raises ``ShapeError`` if ``probabilities``, ``x`` and ``times`` differ in length or are not of one sequence.
+
     Parameters
     ----------
     probabilities : Tensor or array
         Shape ``(T, K)``, from :meth:`HiddenMarkovModel.state_probabilities` of one sequence.
     x : Tensor or array
         Observations, shape ``(T,)``.
-    times : Tensor, array or sequence, optional
-        Numbers or dates, shape ``(T,)``; default 0, 1, 2, ...
-    name : str, default "data"
-        Label of the observations.
-    figure : Figure or SubFigure, optional
-        Default a new figure, not registered with ``pyplot``.
-
-    Raises
-    ------
-    ShapeError
-        If ``probabilities``, ``x`` and ``times`` differ in length or are not of one sequence.
+    times, name, figure
+        As in :func:`plot_change_points`.
 
     Examples
     --------

@@ -148,7 +148,8 @@ class Segmentations:
 
     .. math:: p(s_1, \dots, s_m) = \frac{1}{Z} \prod_{i=1}^m w(s_i), \qquad Z = \sum \prod_i w(s_i),
 
-    All results are exact. The cost is proportional to ``n * L``.
+    All results are exact. The cost is proportional to ``n * L``. Methods raise the ``DataError`` of :meth:`check` where
+    they need a segmentation of every sequence.
 
     Parameters
     ----------
@@ -201,11 +202,7 @@ class Segmentations:
         return totals(LogSum(), self.log_weights, self.lengths)
 
     def segment_probabilities(self) -> Tensor:
-        """Return the probability that each segment is part of the segmentation, ``(*batch, n, L)``.
-
-        The result is differentiable with respect to the log weights. Raises ``DataError`` if a sequence has no
-        segmentation.
-        """
+        """Return the probability that each segment is part of the segmentation, ``(*batch, n, L)``, differentiable."""
         self.check()
         follows = self.log_weights.requires_grad
         with torch.enable_grad():
@@ -214,24 +211,17 @@ class Segmentations:
             return torch.autograd.grad(total, weights, create_graph=follows)[0]
 
     def boundary_probabilities(self) -> Tensor:
-        """Return the probability that a segment ends at each position, ``(*batch, n)``.
-
-        Raises ``DataError`` if a sequence has no segmentation.
-        """
+        """Return the probability that a segment ends at each position, ``(*batch, n)``."""
         return self.segment_probabilities().sum(-1)
 
     def most_probable(self) -> Tensor:
-        """Return the most probable segmentation: True where a segment ends, ``(*batch, n)``.
-
-        Ties are broken arbitrarily. Raises ``DataError`` if a sequence has no segmentation.
-        """
+        """Return the most probable segmentation (any, if tied): True where a segment ends, ``(*batch, n)``."""
         return self._backtracked(MaxWeight(), lambda logits: logits.argmax(-1))
 
     def sample(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw independent segmentations: True where a segment ends, ``(num_samples, *batch, n)``.
 
-        Raises ``SettingsError`` if ``num_samples`` is not a positive integer; ``DataError`` if a sequence has no
-        segmentation.
+        Raises ``SettingsError`` if ``num_samples`` is not a positive integer.
         """
         num_samples = whole_number("num_samples", num_samples, least=1)
         generator = new_generator(seed, self.log_weights.device, stream="segmentations")
@@ -301,10 +291,7 @@ class Segmentations:
         return totals(semiring, semiring.elements(self.log_weights, values), self.lengths)[1]
 
     def entropy(self) -> Tensor:
-        """Return the entropy of the distribution over segmentations in nats, ``(*batch)``, differentiable.
-
-        Raises ``DataError`` if a sequence has no segmentation.
-        """
+        """Return the entropy of the distribution over segmentations in nats, ``(*batch)``, differentiable."""
         return self.log_normalizer() + self.expectation(surprisal(self.log_weights))
 
     def check(self) -> None:
