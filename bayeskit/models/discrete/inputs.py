@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Shape",
     "as_real",
-    "check_finite",
+    "finite_values",
     "check_part",
     "digits_of",
     "log_dirichlet_moment",
@@ -39,7 +39,7 @@ def as_real(name: str, value: Tensor, dtype: torch.dtype | None = None) -> Tenso
     return tensor if tensor.is_floating_point() else tensor.to(dtype or torch.get_default_dtype())
 
 
-def check_finite(name: str, values: Tensor) -> Tensor:
+def finite_values(name: str, values: Tensor) -> Tensor:
     """Return the values, or raise DataError with the number of those that are not finite."""
     bad = ~values.isfinite()
     if bad.any():

@@ -12,7 +12,7 @@ from torch.nn.functional import conv2d, max_pool2d
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import SettingsError, ShapeError
-from bayeskit.models.discrete.inputs import as_real, check_finite
+from bayeskit.models.discrete.inputs import as_real, finite_values
 
 __all__ = ["Rendering", "RenderingMixture"]
 
@@ -84,7 +84,7 @@ class RenderingMixture:
     def __init__(
         self, templates: Tensor, image_shape: tuple[int, int], noise_scale: float = 1.0, on_probability: float = 0.5
     ) -> None:
-        templates = check_finite("templates", as_real("templates", templates))
+        templates = finite_values("templates", as_real("templates", templates))
         if templates.dim() != 3 or not templates.numel():
             raise ShapeError(f"templates have shape {tuple(templates.shape)}; they must be (templates, height, width)")
         _, height, width = templates.shape
@@ -115,7 +115,7 @@ class RenderingMixture:
         return conv2d(self._images(x).unsqueeze(1), *self.weights())
 
     def _images(self, x: Tensor) -> Tensor:
-        x = check_finite("x", as_real("x", x)).to(self.templates)
+        x = finite_values("x", as_real("x", x)).to(self.templates)
         if x.dim() != 3 or tuple(x.shape[1:]) != tuple(self.image_shape):
             raise ShapeError(
                 f"x has shape {tuple(x.shape)}; it must be (n, {self.image_shape[0]}, {self.image_shape[1]})"

@@ -12,7 +12,7 @@ from torch import Tensor
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import ShapeError
-from bayeskit.models.discrete.inputs import as_real, check_finite
+from bayeskit.models.discrete.inputs import as_real, finite_values
 from bayeskit.models.discrete.permutations.distributions import GibbsPermutation
 from bayeskit.models.discrete.permutations.relaxations import Relaxation
 
@@ -69,8 +69,8 @@ class NoisyMatching:
                 f"centres have shape {tuple(centres.shape)} and observations {tuple(observations.shape)}; both must be "
                 "(*batch, n, d), with one observation per centre"
             )
-        check_finite("centres", centres)
-        check_finite("observations", observations)
+        finite_values("centres", centres)
+        finite_values("observations", observations)
         dtype = torch.promote_types(centres.dtype, observations.dtype)
         self.centres, self.observations = centres.to(dtype), observations.to(dtype)
         self.scale = real_number("scale", scale, between=(0.0, math.inf))
