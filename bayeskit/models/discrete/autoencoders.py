@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bayeskit.core.inputs import as_numbers, whole_number
 from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import digits_of
 from bayeskit.models.vae.autoencoders import features
 from bayeskit.models.vae.generative_model import GenerativeModel
 from bayeskit.models.vae.likelihoods import Bernoulli, Likelihood, independent
@@ -43,7 +44,8 @@ _MAX_CODES = 1 << 16
 class DiscreteVAE(GenerativeModel):
     r"""Base class of variational autoencoders with a discrete code, uniform a priori.
 
-    The code of an observation is a single event of site ``z``, as required by the gradient estimators.
+    The code of an observation is a single event of site ``z``, as required by the gradient estimators. Raises
+    ``SettingsError`` if a shape is empty, or ``gradient`` is not an estimator.
 
     Parameters
     ----------
@@ -57,11 +59,6 @@ class DiscreteVAE(GenerativeModel):
     gradient : object, optional
         Estimator of the guide's gradient from :mod:`bayeskit.inference.gradients`, set at the guide's site as
         ``infer={"gradient": gradient}``. None draws without an estimator, e.g. for importance sampling.
-
-    Raises
-    ------
-    SettingsError
-        If a shape is empty, or ``gradient`` is not an estimator.
     """
 
     def __init__(
@@ -96,17 +93,12 @@ class DiscreteVAE(GenerativeModel):
     def codes(self) -> Tensor:
         """Return all codes, ``(num_codes, *code_shape)``.
 
-        Raises
-        ------
-        SettingsError
-            If there are more than 65,536 codes.
+        This and the exact results below raise ``SettingsError`` if there are more than 65,536 codes.
         """
 
     def posterior(self, x: Tensor) -> Any:
         """Return the encoder's distribution of codes: data ``(*batch, *data_shape)`` to event shape ``code_shape``."""
-        x = self._numbers(x)
-        batch = x.shape[: x.dim() - self.event_dim]
-        return self.code_distribution(self.encoder(x).reshape(*batch, *self.code_shape))
+        return self.code_distribution(self._logits(self._numbers(x)))
 
     def prior(self) -> Any:
         """Return the uniform distribution of codes."""
@@ -115,24 +107,7 @@ class DiscreteVAE(GenerativeModel):
 
     @pyro_method
     def model(self, x: Tensor, num_items: int | None = None) -> None:
-        """Draw a code ``z`` for each row from the prior and observe the row under the likelihood.
-
-        Parameters
-        ----------
-        x : Tensor or array
-            Shape ``(n, *data_shape)``.
-        num_items : int, optional
-            Size of the full data set if ``x`` is a minibatch; default ``n``.
-
-        Raises
-        ------
-        ShapeError
-            If the shape of ``x`` does not match the model.
-        DataError
-            If a dtype or value is not valid.
-        SettingsError
-            If ``num_items`` is less than ``n``.
-        """
+        """Draw a code ``z`` for each row of ``x (n, *data_shape)`` and observe it, as in :meth:`Autoencoder.model`."""
         x = self._numbers(x)
         self.check(x)
         with self.data_plate(x, num_items):
@@ -153,16 +128,12 @@ class DiscreteVAE(GenerativeModel):
         x = self._numbers(x)
         self.check(x)
         with torch.no_grad():
-            batch = x.shape[: x.dim() - self.event_dim]
-            return self.most_probable(self.encoder(x).reshape(*batch, *self.code_shape))
+            return self.most_probable(self._logits(x))
 
     def decode(self, z: Tensor) -> Tensor:
         """Return the mean of the data given codes: ``(*batch, *code_shape)`` to ``(*batch, *data_shape)``.
 
-        Raises
-        ------
-        ShapeError
-            If the codes have a wrong shape.
+        Raises ``ShapeError`` if the codes have a wrong shape.
         """
         z = self._numbers(z, "z")
         if z.shape[-len(self.code_shape) :] != self.code_shape:
@@ -180,13 +151,7 @@ class DiscreteVAE(GenerativeModel):
             return self.draw(self.decoder(self.prior().sample((n,))))
 
     def log_joint(self, x: Tensor) -> Tensor:
-        """Return the log joint density of each observation with every code, ``(num_codes, n)``, differentiable.
-
-        Raises
-        ------
-        SettingsError
-            If there are more than 65,536 codes.
-        """
+        """Return the log joint density of each observation with every code, ``(num_codes, n)``, differentiable."""
         x = self._numbers(x)
         self.check(x)
         codes = self.codes()
@@ -194,42 +159,37 @@ class DiscreteVAE(GenerativeModel):
         return self.likelihood(outputs, self.event_dim).log_prob(x) - math.log(self.num_codes)
 
     def log_evidence(self, x: Tensor) -> Tensor:
-        """Return the exact marginal log likelihood of each observation: ``(n, *data_shape)`` to ``(n,)``.
-
-        Raises
-        ------
-        SettingsError
-            If there are more than 65,536 codes.
-        """
+        """Return the exact marginal log likelihood of each observation: ``(n, *data_shape)`` to ``(n,)``."""
         return self.log_joint(x).logsumexp(0)
 
     def evidence_lower_bound(self, x: Tensor) -> Tensor:
-        """Return the exact evidence lower bound of each observation by enumeration of the codes, ``(n,)``.
-
-        Raises
-        ------
-        SettingsError
-            If there are more than 65,536 codes.
-        """
+        """Return the exact evidence lower bound of each observation by enumeration of the codes, ``(n,)``."""
         log_joint = self.log_joint(x)
         log_guide = self.posterior(x).log_prob(self.codes().unsqueeze(1))
         return (log_guide.exp() * (log_joint - log_guide)).sum(0)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return self.encoder(x).reshape(*x.shape[: x.dim() - self.event_dim], *self.code_shape)
 
     def _numbers(self, x: Tensor, name: str = "x") -> Tensor:
         """Return array-like data as a tensor; integers and bools get the dtype of the parameters."""
         found = as_numbers(name, x)
         return x if found is x and x.is_floating_point() else found.to(next(self.parameters()))
 
-    def _check_listable(self) -> None:
+    def _digits(self, base: int) -> Tensor:
+        """Return the numbers of all codes in a base, ``(num_codes, code_shape[0])``."""
         if self.num_codes > _MAX_CODES:
             raise SettingsError(
                 f"there are {self.num_codes} codes, more than the limit of {_MAX_CODES} for enumeration; use a smaller "
                 "code, or held_out.importance_sampling"
             )
+        return digits_of(self.num_codes, base, self.code_shape[0], next(self.parameters()).device)
 
 
 class BinaryVAE(DiscreteVAE):
     """Variational autoencoder with binary codes; bits are independent with prior probability 1/2.
+
+    Raises ``SettingsError`` if ``num_bits`` is less than 1, or ``data_shape`` is empty.
 
     Parameters
     ----------
@@ -238,15 +198,8 @@ class BinaryVAE(DiscreteVAE):
     decoder : Module
         Maps bits (0 and 1), ``(*batch, num_bits)``, to likelihood parameters.
     num_bits : int
-    likelihood : Likelihood
-    data_shape : tuple of int
-    gradient : object, optional
-        A gradient estimator; see :class:`DiscreteVAE`.
-
-    Raises
-    ------
-    SettingsError
-        If ``num_bits`` is less than 1, or ``data_shape`` is empty.
+    likelihood, data_shape, gradient
+        As in :class:`DiscreteVAE`.
 
     References
     ----------
@@ -254,10 +207,8 @@ class BinaryVAE(DiscreteVAE):
 
     Examples
     --------
-    >>> import torch
     >>> from bayeskit.inference.gradients import DisARM
     >>> from bayeskit.inference.objectives import ELBO
-    >>> from bayeskit.models.discrete.autoencoders import binary_vae
     >>> vae = binary_vae(data_dim=6, hidden=(8,), num_bits=3, gradient=DisARM())
     >>> ELBO().differentiable_loss(vae.model, vae.guide, torch.zeros(5, 6)).backward()
     >>> vae.log_evidence(torch.zeros(5, 6)).shape, vae.generate(2, seed=0).shape
@@ -291,14 +242,13 @@ class BinaryVAE(DiscreteVAE):
 
     def codes(self) -> Tensor:
         """Return all codes, ``(2**num_bits, num_bits)``."""
-        self._check_listable()
-        like = next(self.parameters())
-        place = torch.arange(self.code_shape[0], device=like.device)
-        return (torch.arange(self.num_codes, device=like.device).unsqueeze(-1) >> place & 1).to(like.dtype)
+        return self._digits(2).to(next(self.parameters()))
 
 
 class CategoricalVAE(DiscreteVAE):
     """Variational autoencoder with one-hot codes of independent, a priori uniform categorical variables.
+
+    Raises ``SettingsError`` if there is no variable, there are fewer than two categories, or ``data_shape`` is empty.
 
     Parameters
     ----------
@@ -307,15 +257,8 @@ class CategoricalVAE(DiscreteVAE):
     decoder : Module
         Maps codes ``(*batch, num_variables, num_categories)`` to likelihood parameters.
     num_variables, num_categories : int
-    likelihood : Likelihood
-    data_shape : tuple of int
-    gradient : object, optional
-        A gradient estimator; see :class:`DiscreteVAE`.
-
-    Raises
-    ------
-    SettingsError
-        If there is no variable, there are fewer than two categories, or ``data_shape`` is empty.
+    likelihood, data_shape, gradient
+        As in :class:`DiscreteVAE`.
 
     References
     ----------
@@ -326,10 +269,8 @@ class CategoricalVAE(DiscreteVAE):
 
     Examples
     --------
-    >>> import torch
     >>> from bayeskit.inference.gradients import UnorderedSet
     >>> from bayeskit.inference.objectives import ELBO
-    >>> from bayeskit.models.discrete.autoencoders import categorical_vae
     >>> vae = categorical_vae(data_dim=6, hidden=(8,), num_variables=4, num_categories=3, gradient=UnorderedSet(k=4))
     >>> ELBO().differentiable_loss(vae.model, vae.guide, torch.zeros(5, 6)).backward()
     >>> vae.encode(torch.zeros(5, 6)).shape
@@ -364,12 +305,8 @@ class CategoricalVAE(DiscreteVAE):
 
     def codes(self) -> Tensor:
         """Return all codes, ``(num_categories**num_variables, num_variables, num_categories)``."""
-        self._check_listable()
-        like = next(self.parameters())
-        variables, categories = self.code_shape
-        place = categories ** torch.arange(variables, device=like.device)
-        digits = torch.arange(self.num_codes, device=like.device).unsqueeze(-1) // place % categories
-        return nn.functional.one_hot(digits, categories).to(like.dtype)
+        categories = self.code_shape[1]
+        return nn.functional.one_hot(self._digits(categories), categories).to(next(self.parameters()))
 
 
 def binary_vae(
@@ -382,26 +319,18 @@ def binary_vae(
 ) -> BinaryVAE:
     """Create a :class:`BinaryVAE` of vectors, with multilayer perceptrons as encoder and decoder.
 
+    Raises ``SettingsError`` if a dimension is not positive or there is no hidden layer.
+
     Parameters
     ----------
-    data_dim : int, default 784
-    hidden : sequence of int, default (200,)
-        Widths of the encoder's hidden layers; the decoder uses the reverse order.
+    data_dim, hidden, likelihood, activation
+        As in :func:`~bayeskit.models.vae.mlp_vae`.
     num_bits : int, default 50
-    likelihood : Likelihood, default Bernoulli()
     gradient : object, optional
-        A gradient estimator; see :class:`DiscreteVAE`.
-    activation : callable, default torch.nn.Tanh
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive or there is no hidden layer.
+        As in :class:`DiscreteVAE`.
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.autoencoders import binary_vae
     >>> binary_vae(data_dim=4, hidden=(5,), num_bits=3).codes().shape
     torch.Size([8, 3])
     """
@@ -421,27 +350,19 @@ def categorical_vae(
 ) -> CategoricalVAE:
     """Create a :class:`CategoricalVAE` of vectors, with multilayer perceptrons as encoder and decoder.
 
+    Raises ``SettingsError`` if a dimension is not positive, there are fewer than two categories, or there is no hidden
+    layer.
+
     Parameters
     ----------
-    data_dim : int, default 784
-    hidden : sequence of int, default (200,)
-        Widths of the encoder's hidden layers; the decoder uses the reverse order.
-    num_variables : int, default 30
-    num_categories : int, default 10
-    likelihood : Likelihood, default Bernoulli()
+    data_dim, hidden, likelihood, activation
+        As in :func:`~bayeskit.models.vae.mlp_vae`.
+    num_variables, num_categories : int, default 30 and 10
     gradient : object, optional
-        A gradient estimator; see :class:`DiscreteVAE`.
-    activation : callable, default torch.nn.Tanh
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive, there are fewer than two categories, or there is no hidden layer.
+        As in :class:`DiscreteVAE`.
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.autoencoders import categorical_vae
     >>> categorical_vae(data_dim=4, hidden=(5,), num_variables=3, num_categories=4).codes().shape
     torch.Size([64, 3, 4])
     """

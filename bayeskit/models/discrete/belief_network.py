@@ -15,6 +15,7 @@ from bayeskit.core.inputs import as_numbers, whole_number
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.discrete.autoencoders import checked_gradient
+from bayeskit.models.discrete.inputs import digits_of
 
 __all__ = ["SigmoidBeliefNetwork"]
 
@@ -30,7 +31,8 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
     :math:`\sigma(b_j + \sum_i w_{ji} h_i)`.
 
     The guide is a mean-field distribution: hidden bits are independent, with logits linear in the observation or, if
-    ``num_data`` is given, with separate parameters for each observation.
+    ``num_data`` is given, with separate parameters for each observation. Raises ``SettingsError`` if there are fewer
+    than two layers, a layer is empty, or ``gradient`` is not an estimator.
 
     Parameters
     ----------
@@ -44,11 +46,6 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
     seed : int, default 0
         Seed of the initial weights.
 
-    Raises
-    ------
-    SettingsError
-        If there are fewer than two layers, a layer is empty, or ``gradient`` is not an estimator.
-
     References
     ----------
     Neal, R. M. (1992). Connectionist learning of belief networks. Artificial Intelligence 56, 71-113.
@@ -57,10 +54,8 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import torch
     >>> from bayeskit.inference.gradients import DisARM
     >>> from bayeskit.inference.objectives import ELBO
-    >>> from bayeskit.models.discrete.belief_network import SigmoidBeliefNetwork
     >>> network = SigmoidBeliefNetwork([2, 3, 5], gradient=DisARM())
     >>> x = torch.ones(4, 5)
     >>> ELBO().differentiable_loss(network.model, network.guide, x).backward()
@@ -93,17 +88,8 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
     def model(self, x: Tensor) -> None:
         """Draw hidden layers ``h0`` (top), ``h1``, ... for each row and observe the row in the visible layer.
 
-        Parameters
-        ----------
-        x : Tensor or array
-            Zeros and ones, ``(n, visible)``.
-
-        Raises
-        ------
-        ShapeError
-            If ``x`` has a wrong shape.
-        DataError
-            If ``x`` has a wrong dtype, or values other than 0 and 1.
+        ``x`` (tensor or array): zeros and ones, ``(n, visible)``. Here and below, raises ``ShapeError`` if ``x`` has a
+        wrong shape; ``DataError`` if it has a wrong dtype, or values other than 0 and 1.
         """
         x = self._checked(x)
         with pyro.plate("data", len(x), dim=-1):
@@ -122,32 +108,16 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
                 pyro.sample(f"h{level}", _bits(logits), infer=infer)
 
     def guide_logits(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the guide's logits of each hidden layer, top first, shapes ``(n, size)``.
-
-        Raises
-        ------
-        ShapeError
-            If ``x`` has a wrong shape.
-        DataError
-            If ``x`` has a wrong dtype, or values other than 0 and 1.
-        """
+        """Return the guide's logits of each hidden layer, top first, shapes ``(n, size)``."""
         x = self._checked(x)
         joint = self.upwards(x) if self.num_data is None else self.upwards.weight
         return joint.split(self.layers[:-1], -1)
 
     def log_evidence(self, x: Tensor) -> Tensor:
-        r"""Return the exact log likelihood of each row, ``(n,)``, differentiable.
+        """Return the exact log likelihood of each row, ``(n,)``, differentiable.
 
-        Layers are marginalized from the top down. The cost is determined by the largest pair of adjacent hidden layers.
-
-        Raises
-        ------
-        ShapeError
-            If ``x`` has a wrong shape.
-        DataError
-            If ``x`` has a wrong dtype, or values other than 0 and 1.
-        SettingsError
-            If there are too many states to enumerate.
+        Layers are marginalized from the top down. The largest pair of adjacent hidden layers determines the cost.
+        Raises ``SettingsError`` if there are too many states to enumerate.
         """
         x = self._checked(x)
         largest = max([self.layers[0]] + [a + b for a, b in zip(self.layers, self.layers[1:-1], strict=False)])
@@ -176,8 +146,7 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
         return drawn
 
     def _states(self, size: int) -> Tensor:
-        number = torch.arange(2**size, device=self.top.device).unsqueeze(-1)
-        return (number >> torch.arange(size, device=self.top.device) & 1).to(self.top.dtype)
+        return digits_of(2**size, 2, size, self.top.device).to(self.top.dtype)
 
     def _checked(self, x: Tensor) -> Tensor:
         found = as_numbers("x", x)

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from bayeskit.core.inputs import as_numbers, real_number, whole_number
-from bayeskit.core.plots import CHAIN_COLOURS, VERMILION
+from bayeskit.core.plots import BLUE, CHAIN_COLOURS, GREY, VERMILION
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.errors import AccuracyWarning, DataError, SettingsError, ShapeError, UnknownNameError
-from bayeskit.models.discrete.inputs import prior_probabilities_of
+from bayeskit.models.discrete.inputs import as_real, digits_of, new_axes, prior_probabilities_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,13 +121,8 @@ class BlockCounts(NamedTuple):
     def changed(self, block: Tensor, neighbours: Tensor, sign: int) -> BlockCounts:
         """Return the counts after a node joins (``sign=1``) or leaves (``sign=-1``) a block.
 
-        Parameters
-        ----------
-        block : Tensor
-            One-hot block of the node, ``(*batch, blocks)``.
-        neighbours : Tensor
-            Number of neighbours of the node in each block, same shape.
-        sign : int
+        ``block``: one-hot block of the node, ``(*batch, blocks)``. ``neighbours``: number of neighbours of the node in
+        each block, same shape.
         """
         met = block.unsqueeze(-1) * neighbours.unsqueeze(-2)
         return BlockCounts(self.sizes + sign * block, self.ends + sign * (met + met.mT))
@@ -247,7 +242,6 @@ class StochasticBlockModel:
 
     Examples
     --------
-    >>> import torch
     >>> two_triangles = torch.block_diag(*[1 - torch.eye(3, dtype=torch.float64)] * 2)
     >>> posterior = StochasticBlockModel(two_triangles, num_blocks=2).enumerate()
     >>> posterior.co_assignment()[0, 1] > 0.8 > 0.2 > posterior.co_assignment()[0, 3]
@@ -284,22 +278,10 @@ class StochasticBlockModel:
         return len(self.adjacency)
 
     def log_prior(self, assignments: Tensor) -> Tensor:
-        """Return the log probability of assignments, proportions integrated out.
+        """Return the log probability of assignments, proportions integrated out, ``(*batch)``.
 
-        Parameters
-        ----------
-        assignments : Tensor of int
-            Block of each node, ``(*batch, nodes)``.
-
-        Returns
-        -------
-        Tensor
-            Shape ``(*batch)``.
-
-        Raises
-        ------
-        ShapeError, DataError
-            If ``assignments`` are invalid.
+        ``assignments``: block of each node, ``(*batch, nodes)``. Raises ``ShapeError`` or ``DataError`` if
+        ``assignments`` are invalid.
         """
         return self._log_prior(self._counts(assignments)).to(self.adjacency.dtype)
 
@@ -324,15 +306,7 @@ class StochasticBlockModel:
     def enumerate(self, limit: int = 2**20) -> BlockPosterior:
         """Return the exact posterior of all assignments, and the evidence.
 
-        Parameters
-        ----------
-        limit : int, default 1048576
-            Maximum number of assignments.
-
-        Raises
-        ------
-        SettingsError
-            If there are more than ``limit`` assignments.
+        ``limit``: maximum number of assignments. Raises ``SettingsError`` if there are more than ``limit`` assignments.
         """
         if self.num_blocks**self.num_nodes > limit:
             raise SettingsError(
@@ -340,9 +314,8 @@ class StochasticBlockModel:
                 f"{self.num_blocks**self.num_nodes} ways, more than the limit of {limit}; use gibbs_sweep or "
                 "annealed_evidence"
             )
-        index = torch.arange(self.num_blocks**self.num_nodes, device=self.adjacency.device).unsqueeze(1)
-        place = self.num_blocks ** torch.arange(self.num_nodes, device=self.adjacency.device)
-        assignments = index // place % self.num_blocks
+        count = self.num_blocks**self.num_nodes
+        assignments = digits_of(count, self.num_blocks, self.num_nodes, self.adjacency.device)
         log_joint = torch.cat([self._log_joint(chunk) for chunk in assignments.split(_CHUNK)])
         log_evidence = log_joint.logsumexp(0)
         probabilities = (log_joint - log_evidence).exp().to(self.adjacency.dtype)
@@ -363,25 +336,14 @@ class StochasticBlockModel:
     def gibbs_sweep(self, assignments: Tensor, *, generator: torch.Generator, power: Tensor | float = 1.0) -> Tensor:
         """Perform a Gibbs sweep over the nodes, vectorized over chains.
 
-        Parameters
-        ----------
-        assignments : Tensor of int
-            Assignment of each chain, ``(chains, nodes)``.
-        generator : torch.Generator
-        power : Tensor or float, default 1.0
-            The invariant distribution is ``prior * likelihood**power``; finite, shape ``()`` or ``(chains,)``.
+        ``assignments``: assignment of each chain, ``(chains, nodes)``. ``power``: the invariant distribution is ``prior
+        * likelihood**power``; finite, shape ``()`` or ``(chains,)``. Raises ``ShapeError`` or ``DataError`` if
+        ``assignments`` are invalid, or ``power`` has a wrong shape; ``SettingsError`` if a power is not finite.
 
         Returns
         -------
         Tensor of int
             Same shape as ``assignments``.
-
-        Raises
-        ------
-        ShapeError, DataError
-            If ``assignments`` are invalid, or ``power`` has a wrong shape.
-        SettingsError
-            If a power is not finite.
         """
         if assignments.dim() != 2:
             raise ShapeError(f"assignments have shape {tuple(assignments.shape)}; give (chains, {self.num_nodes})")
@@ -452,7 +414,7 @@ class StochasticBlockModel:
 
 
 def co_assignment(assignments: Tensor, weights: Tensor | None = None, *, log_weights: Tensor | None = None) -> Tensor:
-    """Return the (weighted) fraction of draws in which two nodes share a block.
+    """Return the (weighted) fraction of draws in which two nodes share a block, ``(nodes, nodes)``.
 
     Parameters
     ----------
@@ -462,11 +424,6 @@ def co_assignment(assignments: Tensor, weights: Tensor | None = None, *, log_wei
         Shape ``(draws,)``, normalized internally; default equal.
     log_weights : Tensor or array, optional
         Log weights, as an alternative to ``weights``.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(nodes, nodes)``.
 
     Raises
     ------
@@ -479,7 +436,6 @@ def co_assignment(assignments: Tensor, weights: Tensor | None = None, *, log_wei
 
     Examples
     --------
-    >>> import torch
     >>> co_assignment(torch.tensor([[0, 0, 1], [1, 0, 0]]))[0]
     tensor([1.0000, 0.5000, 0.0000])
     """
@@ -511,11 +467,9 @@ def co_assignment(assignments: Tensor, weights: Tensor | None = None, *, log_wei
 
 
 def _check_adjacency(adjacency: Tensor) -> Tensor:
-    adjacency = as_numbers("adjacency", adjacency)
+    adjacency = as_real("adjacency", adjacency)
     if adjacency.dim() != 2 or adjacency.shape[0] != adjacency.shape[1] or not len(adjacency):
         raise ShapeError(f"adjacency has shape {tuple(adjacency.shape)}; give (nodes, nodes)")
-    if not adjacency.is_floating_point():
-        adjacency = adjacency.to(torch.get_default_dtype())
     for wrong, what in (
         ((adjacency != 0) & (adjacency != 1), "is neither 0 nor 1"),
         (adjacency != adjacency.T, "differs from its mirror image; the graph must be undirected"),
@@ -602,10 +556,7 @@ class AnnealedEvidence(NamedTuple):
     def co_assignment(self) -> Tensor:
         """Return the posterior probability that two nodes share a block, ``(nodes, nodes)``.
 
-        Warns
-        -----
-        AccuracyWarning
-            If a few chains have most of the weight.
+        Warns with ``AccuracyWarning`` if a few chains have most of the weight.
         """
         if not self.reliable:
             warnings.warn(_too_few(self, "probabilities to share a block"), AccuracyWarning, stacklevel=2)
@@ -630,7 +581,8 @@ def annealed_evidence(
 
     By default, pilot runs of 50, 100, 200, ... steps find a number of steps with effective sample size at least 50 (or
     half of the chains if fewer). The estimate is a separate run with twice as many steps, so the mean weight is
-    unbiased.
+    unbiased. Raises ``SettingsError`` if there are fewer than two chains or no steps. Warns with ``AccuracyWarning`` if
+    a few chains have most of the weight; estimate and standard error are then unreliable.
 
     Parameters
     ----------
@@ -645,28 +597,12 @@ def annealed_evidence(
     progress : bool, default True
         Show a progress bar on a terminal for runs longer than two seconds.
 
-    Returns
-    -------
-    AnnealedEvidence
-
-    Raises
-    ------
-    SettingsError
-        If there are fewer than two chains or no steps.
-
-    Warns
-    -----
-    AccuracyWarning
-        If a few chains have most of the weight; estimate and standard error are then unreliable.
-
     References
     ----------
     Neal, R. M. (2001). Annealed importance sampling. Statistics and Computing 11, 125-139.
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.block_model import StochasticBlockModel, annealed_evidence
     >>> two_triangles = torch.block_diag(*[1 - torch.eye(3, dtype=torch.float64)] * 2)
     >>> model = StochasticBlockModel(two_triangles, num_blocks=2)
     >>> estimate = annealed_evidence(model, num_chains=500, num_steps=20)
@@ -773,16 +709,7 @@ class BlockComparison:
     def log_bayes_factor(self, num_blocks: int, other: int | None = None) -> tuple[float, float]:
         """Return the log Bayes factor between two numbers of blocks and its standard error, in nats.
 
-        Parameters
-        ----------
-        num_blocks : int
-        other : int, optional
-            Default :attr:`best`.
-
-        Raises
-        ------
-        UnknownNameError
-            If a number of blocks is not in the comparison.
+        ``other``: default :attr:`best`. Raises ``UnknownNameError`` if a number of blocks is not in the comparison.
         """
         one, two = self[num_blocks], self[self.best if other is None else other]
         if one is two:
@@ -829,17 +756,9 @@ class BlockComparison:
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot the posterior probability of each number of blocks with error bars of two standard errors.
 
-        Parameters
-        ----------
-        ax : Axes, optional
-            Default axes of a new figure.
+        ``ax``: default axes of a new figure.
         """
-        from bayeskit.core.plots import BLUE, GREY
-
-        if ax is None:
-            from matplotlib.figure import Figure
-
-            ax = Figure(figsize=(5.2, 3.6), layout="constrained").subplots()
+        ax = new_axes(5.2, 3.6) if ax is None else ax
         p, error = np.array(list(self.posterior_probabilities.values())).T
         reach = [np.minimum(2 * error, p), np.minimum(2 * error, 1 - p)]
         ax.bar(range(len(p)), p, color=BLUE, alpha=0.8)
@@ -867,29 +786,22 @@ def compare_num_blocks(
 ) -> BlockComparison:
     """Compare numbers of blocks by annealed importance sampling estimates of the evidence.
 
-    With 300 chains, a graph of 24 nodes takes about a minute per number of blocks above two on one core.
-    Blocks may be empty, so models with more blocks include models with fewer; the penalty for superfluous blocks is
-    smaller than with nonempty blocks.
+    With 300 chains, a graph of 24 nodes takes about a minute per number of blocks above two on one core. Blocks may be
+    empty, so models with more blocks include models with fewer; the penalty for superfluous blocks is smaller than with
+    nonempty blocks. Warns with ``AccuracyWarning`` if an estimate is unreliable.
 
     Parameters
     ----------
-    adjacency : Tensor or array
+    adjacency, concentration, within_prior, between_prior
         As in :class:`StochasticBlockModel`.
     num_blocks : iterable of int, default 1 to 5
         At least two numbers of blocks.
-    concentration, within_prior, between_prior
-        As in :class:`StochasticBlockModel`.
     prior_probabilities : mapping of int to float, optional
         Prior probability of each number, normalized internally; default equal.
-    num_chains, num_steps, max_num_steps
+    num_chains, num_steps, max_num_steps, progress
         As in :func:`annealed_evidence`, for each number.
     seed : int, default 0
         Each number of blocks uses a separate random stream.
-    progress : bool, default True
-
-    Returns
-    -------
-    BlockComparison
 
     Raises
     ------
@@ -899,15 +811,8 @@ def compare_num_blocks(
         If there are fewer than two numbers, a number is repeated, the keys of ``prior_probabilities`` differ from
         ``num_blocks``, or a setting is outside its domain.
 
-    Warns
-    -----
-    AccuracyWarning
-        If an estimate is unreliable.
-
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.block_model import compare_num_blocks
     >>> two_cliques = torch.block_diag(*[1 - torch.eye(5)] * 2)
     >>> comparison = compare_num_blocks(two_cliques, [1, 2], num_steps=100)
     >>> comparison.best, comparison.posterior_probabilities[2][0] > 0.99
@@ -944,7 +849,8 @@ def _sizes(num_blocks: Any) -> list[int]:
 def plot_adjacency(adjacency: Tensor, assignments: Tensor, ax: Axes | None = None) -> Axes:
     """Plot the adjacency matrix, dark for edges, with lines between blocks.
 
-    Nodes are sorted by block, then by index, as in :func:`plot_co_assignment`.
+    Nodes are sorted by block, then by index, as in :func:`plot_co_assignment`. Raises ``ShapeError`` if a shape is
+    wrong.
 
     Parameters
     ----------
@@ -955,18 +861,8 @@ def plot_adjacency(adjacency: Tensor, assignments: Tensor, ax: Axes | None = Non
     ax : Axes, optional
         Default axes of a new figure.
 
-    Returns
-    -------
-    Axes
-
-    Raises
-    ------
-    ShapeError
-        If a shape is wrong.
-
     Examples
     --------
-    >>> import torch
     >>> from matplotlib.figure import Figure
     >>> axes = plot_adjacency(torch.ones(4, 4), torch.tensor([0, 1, 0, 1]), Figure().subplots())
     >>> [label.get_text() for label in axes.get_xticklabels()]
@@ -985,27 +881,17 @@ def plot_adjacency(adjacency: Tensor, assignments: Tensor, ax: Axes | None = Non
 def plot_co_assignment(probabilities: Tensor, assignments: Tensor, ax: Axes | None = None) -> Axes:
     """Plot the posterior probability that two nodes share a block, sorted as in :func:`plot_adjacency`.
 
+    Raises ``ShapeError`` if a shape is wrong.
+
     Parameters
     ----------
     probabilities : Tensor or array
         Shape ``(nodes, nodes)``.
-    assignments : Tensor of int or array
-        Blocks for sorting and label colours, ``(nodes,)``, e.g. the most probable draw.
-    ax : Axes, optional
-        Default axes of a new figure. The colour bar takes space from the axes.
-
-    Returns
-    -------
-    Axes
-
-    Raises
-    ------
-    ShapeError
-        If a shape is wrong.
+    assignments, ax
+        As in :func:`plot_adjacency`; the blocks also colour the labels. The colour bar takes space from the axes.
 
     Examples
     --------
-    >>> import torch
     >>> from matplotlib.figure import Figure
     >>> axes = plot_co_assignment(torch.eye(3), torch.tensor([1, 0, 1]), Figure().subplots())
     >>> axes.images[0].get_clim()
@@ -1033,10 +919,7 @@ def _sorted(matrix: Tensor, assignments: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 def _plot_matrix(matrix: Tensor, order: Tensor, ax: Axes | None) -> tuple[Axes, AxesImage]:
-    if ax is None:
-        from matplotlib.figure import Figure
-
-        ax = Figure(figsize=(5.2, 4.6), layout="constrained").subplots()
+    ax = new_axes(5.2, 4.6) if ax is None else ax
     sorted_matrix = matrix[order][:, order].detach().cpu().to(torch.float64)
     image = ax.imshow(sorted_matrix.numpy(), cmap="Greys", vmin=0.0, vmax=1.0, interpolation="nearest")
     ticks, names = range(len(order)), [str(node) for node in order.tolist()]

@@ -8,6 +8,7 @@ from functools import lru_cache
 from math import comb, factorial
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
@@ -19,7 +20,7 @@ from bayeskit.core.plots import VERMILION
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.logdensity.transforms import support_of
-from bayeskit.models.discrete.inputs import as_real
+from bayeskit.models.discrete.inputs import as_real, digits_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +75,6 @@ def conflicting_pairs(genotypes: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> import torch
     >>> conflicting_pairs(torch.tensor([[1, 0], [0, 1], [1, 1]])).tolist()
     [[False, True], [True, False]]
     """
@@ -87,24 +87,10 @@ def conflicting_pairs(genotypes: Tensor) -> Tensor:
 def has_conflict(genotypes: Tensor) -> Tensor:
     """Return whether a pair of mutations conflicts, i.e. no perfect phylogeny exists.
 
-    Parameters
-    ----------
-    genotypes : Tensor
-        Entries 0 and 1, or bool, shape ``(*batch, cells, mutations)``.
-
-    Returns
-    -------
-    Tensor of bool
-        Shape ``(*batch)``.
-
-    Raises
-    ------
-    ShapeError, DataError
-        As in :func:`conflicting_pairs`.
+    Argument and errors as in :func:`conflicting_pairs`; the result is bool, ``(*batch)``.
 
     Examples
     --------
-    >>> import torch
     >>> has_conflict(torch.tensor([[[1, 0], [0, 1], [1, 1]], [[1, 0], [0, 0], [1, 1]]]))
     tensor([ True, False])
     """
@@ -120,15 +106,12 @@ def num_conflict_free(num_cells: int, num_mutations: int) -> int:
     :math:`\sum_k F_{n,k} \, k! \, S(m + 1, k + 1)`. The generating function of the families is
     :math:`\exp(x + T)`, where :math:`T = y (\exp(x + T) - 1 - T)` counts families that include the set of all cells.
 
+    Raises ``SettingsError`` if there are no cells or no mutations.
+
     Parameters
     ----------
     num_cells, num_mutations : int
         At least 1.
-
-    Raises
-    ------
-    SettingsError
-        If there are no cells or no mutations.
 
     Examples
     --------
@@ -150,6 +133,8 @@ def num_conflict_free(num_cells: int, num_mutations: int) -> int:
 def conflict_free_matrices(num_cells: int, num_mutations: int, limit: int = 2**18) -> Tensor:
     """Return all conflict-free binary matrices.
 
+    Raises ``SettingsError`` if there are more than ``limit``; the message gives the number or a bound.
+
     Parameters
     ----------
     num_cells, num_mutations : int
@@ -161,11 +146,6 @@ def conflict_free_matrices(num_cells: int, num_mutations: int, limit: int = 2**1
     -------
     Tensor of bool
         Shape ``(count, cells, mutations)``.
-
-    Raises
-    ------
-    SettingsError
-        If there are more than ``limit``; the message gives the number or a bound.
 
     Examples
     --------
@@ -193,7 +173,7 @@ def conflict_free_matrices(num_cells: int, num_mutations: int, limit: int = 2**1
         nested = (shared == 0) | (shared == before) | (shared == subsets.unsqueeze(-1))
         row, subset = nested.all(-1).nonzero(as_tuple=True)
         columns = torch.cat([columns[row], subset.unsqueeze(1)], dim=1)
-    return (columns.unsqueeze(1) >> torch.arange(num_cells).unsqueeze(1)) & 1 == 1
+    return digits_of(columns, 2, num_cells).mT.contiguous() == 1
 
 
 def _check_genotypes(genotypes: Tensor) -> Tensor:
@@ -211,30 +191,17 @@ def _nested_families(num_cells: int, most: int) -> list[int]:
     # Solve for the coefficients of x^n y^k of the exponential generating functions order by order: the coefficient of
     # x^n in exp(x + T), without the contribution of T at order n, depends only on lower orders.
     most = min(most, 2 * num_cells - 1)
-    whole = [[Fraction(0)] * (most + 1)]
-    anything = [[Fraction(1)] + [Fraction(0)] * most]
+    one = np.array([Fraction(1)] + [Fraction(0)] * most)
+    whole, anything = [0 * one], [one]
     for n in range(1, num_cells + 1):
         # n [x^n] exp(u) = sum_i i [x^i] u [x^(n-i)] exp(u); the term i = n omits the unknown coefficient.
-        below = [Fraction(0)] * (most + 1)
+        below = one if n == 1 else 0 * one
         for i in range(1, n):
-            below = _add(below, _multiply(_with_uncovered(whole[i], i), anything[n - i]), Fraction(i, n))
-        if n == 1:
-            below[0] += 1
-        whole.append([Fraction(0), *below[:-1]])
-        anything.append(_add(below, whole[n], Fraction(1)))
+            own = whole[i] + one if i == 1 else whole[i]
+            below = below + Fraction(i, n) * np.convolve(own, anything[n - i])[: most + 1]
+        whole.append(np.array([Fraction(0), *below[:-1]]))
+        anything.append(below + whole[n])
     return [int(value * factorial(num_cells)) for value in anything[num_cells]]
-
-
-def _with_uncovered(coefficients: list[Fraction], order: int) -> list[Fraction]:
-    return [coefficients[0] + (1 if order == 1 else 0), *coefficients[1:]]
-
-
-def _multiply(left: list[Fraction], right: list[Fraction]) -> list[Fraction]:
-    return [sum((left[i] * right[k - i] for i in range(k + 1)), Fraction(0)) for k in range(len(left))]
-
-
-def _add(left: list[Fraction], right: list[Fraction], factor: Fraction) -> list[Fraction]:
-    return [x + factor * y for x, y in zip(left, right, strict=True)]
 
 
 def _stirling(n: int, k: int) -> int:
@@ -281,7 +248,6 @@ def log_sum_over_columns(log_weights: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> import torch
     >>> log_sum_over_columns(torch.zeros(3, 2**4, dtype=torch.float64)).exp()  # the number of 4 x 3 matrices
     tensor(2116.0000, dtype=torch.float64)
     """
@@ -416,8 +382,7 @@ def _check_size(num_cells: int, num_mutations: int) -> None:
 
 def subset_members(num_items: int, like: Tensor) -> Tensor:
     """Return indicators of the items of each subset, dtype of ``like``: ``(2**num_items, num_items)``."""
-    items = torch.arange(num_items, device=like.device)
-    return ((torch.arange(2**num_items, device=like.device).unsqueeze(1) >> items) & 1).to(like)
+    return digits_of(2**num_items, 2, num_items, like.device).to(like)
 
 
 def _entry_terms(observed: Tensor, false_positive: Tensor, false_negative: Tensor) -> tuple[Tensor, Tensor]:
@@ -506,21 +471,11 @@ class MutationTree(NamedTuple):
     def from_genotypes(cls, genotypes: Tensor) -> MutationTree:
         """Build the tree of a conflict-free genotype matrix.
 
-        Parameters
-        ----------
-        genotypes : Tensor
-            Entries 0 and 1, shape ``(cells, mutations)``.
-
-        Raises
-        ------
-        ShapeError
-            If ``genotypes`` is not two-dimensional.
-        DataError
-            If ``genotypes`` has a conflict.
+        ``genotypes``: entries 0 and 1, shape ``(cells, mutations)``. Raises ``ShapeError`` if ``genotypes`` is not
+        two-dimensional; ``DataError`` if ``genotypes`` has a conflict.
 
         Examples
         --------
-        >>> import torch
         >>> tree = MutationTree.from_genotypes(torch.tensor([[1, 0], [1, 1], [1, 1]]))
         >>> tree.parents, tree.mutations, tree.cells
         ((-1, 0, 1), ((), (0,), (1,)), ((), (0,), (1, 2)))
@@ -570,7 +525,6 @@ class MutationTree(NamedTuple):
 
         Examples
         --------
-        >>> import torch
         >>> print(MutationTree.from_genotypes(torch.tensor([[1, 0], [1, 1], [0, 0]])).to_text())
         no mutation: cells 2
           mutations 0: cells 0
@@ -649,11 +603,8 @@ class NoisyGenotypes:
     Jahn, K., Kuipers, J., Beerenwinkel, N. (2016). Tree inference for single-cell data. Genome Biology 17, 86
     (the noise; their prior is uniform over trees of mutations, here it is so over matrices).
 
-    Gusfield, D. (1991). Efficient algorithms for inferring evolutionary trees. Networks 21, 19-28.
-
     Examples
     --------
-    >>> import torch
     >>> observed = torch.tensor([[1, 0], [0, 1], [1, 1]], dtype=torch.float64)
     >>> model = NoisyGenotypes(observed, false_positive_rate=0.01, false_negative_rate=0.2)
     >>> posterior = model.enumerate()
@@ -697,22 +648,10 @@ class NoisyGenotypes:
         return self.observed.shape[1]
 
     def log_likelihood(self, genotypes: Tensor) -> Tensor:
-        """Return the log likelihood of true genotype matrices, with or without conflicts.
+        """Return the log likelihood of true genotype matrices, with or without conflicts, ``(*batch)``.
 
-        Parameters
-        ----------
-        genotypes : Tensor
-            Entries 0 and 1, ``(*batch, cells, mutations)``; the batch broadcasts with that of the rates.
-
-        Returns
-        -------
-        Tensor
-            Shape ``(*batch)``.
-
-        Raises
-        ------
-        ShapeError, DataError
-            If ``genotypes`` are invalid, or batches do not broadcast.
+        ``genotypes``: entries 0 and 1, ``(*batch, cells, mutations)``; the batch broadcasts with that of the rates.
+        Raises ``ShapeError`` or ``DataError`` if ``genotypes`` are invalid, or batches do not broadcast.
         """
         present = self._check(genotypes)
         self._broadcast_batch(present)
@@ -721,17 +660,9 @@ class NoisyGenotypes:
     def enumerate(self, limit: int = 2**18) -> GenotypePosterior:
         """Return the posterior probability of every conflict-free matrix.
 
-        Parameters
-        ----------
-        limit : int, default 262144
-            Maximum number of matrices.
-
-        Raises
-        ------
-        SettingsError
-            If there are more than ``limit`` matrices, or the rates are batched.
-        DataError
-            If every conflict-free matrix has likelihood zero (possible with rates of zero).
+        ``limit``: maximum number of matrices. Raises ``SettingsError`` if there are more than ``limit`` matrices, or
+        the rates are batched; ``DataError`` if every conflict-free matrix has likelihood zero (possible with rates of
+        zero).
         """
         self._check_single_rates("enumerate")
         genotypes = conflict_free_matrices(self.num_cells, self.num_mutations, limit).to(self.observed.device)
@@ -745,36 +676,18 @@ class NoisyGenotypes:
     def log_evidence(self) -> Tensor:
         """Return the exact log evidence by recursion, without enumeration.
 
-        Returns
-        -------
-        Tensor
-            Shape ``(*batch)`` of the rates; ``-inf`` if no matrix is possible. Differentiable with respect to positive
-            rates; the gradient with respect to a rate of zero is NaN.
-
-        Raises
-        ------
-        SettingsError
-            If there are more than 10 cells or 8 mutations, or the sum underflows (possible with rates below about
-            ``1e-12``).
+        Returns ``(*batch)`` of the rates; ``-inf`` if no matrix is possible. Differentiable with respect to positive
+        rates; the gradient with respect to a rate of zero is NaN. Raises ``SettingsError`` if there are more than 10
+        cells or 8 mutations, or the sum underflows (possible with rates below about ``1e-12``).
         """
         log_evidence = _log_evidence_given_rates(self.observed, self.false_positive_rate, self.false_negative_rate)
         _check_range(log_evidence.detach(), self._column_terms().detach())
         return log_evidence
 
     def marginals(self) -> Tensor:
-        """Return the posterior probability that each entry is 1.
+        """Return the posterior probability that each entry is 1, ``(*batch, cells, mutations)``.
 
-        Returns
-        -------
-        Tensor
-            Shape ``(*batch, cells, mutations)``.
-
-        Raises
-        ------
-        SettingsError
-            As in :meth:`log_evidence`.
-        DataError
-            If no conflict-free matrix is possible.
+        Raises ``SettingsError`` as in :meth:`log_evidence`; ``DataError`` if no conflict-free matrix is possible.
         """
         probabilities = _column_probabilities(self._column_terms())
         return (probabilities @ subset_members(self.num_cells, probabilities)).mT.to(self.observed.dtype)
@@ -782,22 +695,8 @@ class NoisyGenotypes:
     def sample(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw independent matrices from the exact posterior, column by column.
 
-        Parameters
-        ----------
-        num_samples : int
-        seed : int or torch.Generator, default 0
-
-        Returns
-        -------
-        Tensor of bool
-            Shape ``(num_samples, cells, mutations)``.
-
-        Raises
-        ------
-        SettingsError
-            As in :meth:`log_evidence`, or if the rates are batched.
-        DataError
-            If no conflict-free matrix is possible.
+        Returns ``(num_samples, cells, mutations)``, bool. Raises ``SettingsError`` as in :meth:`log_evidence`, or if
+        the rates are batched; ``DataError`` if no conflict-free matrix is possible.
         """
         self._check_single_rates("sample")
         num_samples = whole_number("num_samples", num_samples, least=1)
@@ -821,26 +720,15 @@ class NoisyGenotypes:
         """Perform a Gibbs sweep over the cells' genotypes.
 
         The sweep leaves the posterior invariant and is irreducible for positive rates. The number of cells is not
-        limited; the cost is proportional to ``2**mutations``.
-
-        Parameters
-        ----------
-        genotypes : Tensor
-            Conflict-free matrices, one per chain, ``(*chains, cells, mutations)``, e.g. zeros. The batch of the rates
-            must broadcast to ``chains``.
-        generator : torch.Generator
+        limited; the cost is proportional to ``2**mutations``. ``genotypes``: conflict-free matrices, one per chain,
+        ``(*chains, cells, mutations)``, e.g. zeros. The batch of the rates must broadcast to ``chains``. Raises
+        ``ShapeError`` or ``DataError`` if ``genotypes`` are invalid or have a conflict; ``SettingsError`` if there are
+        more than 12 mutations, or a rate is zero.
 
         Returns
         -------
         Tensor of bool
             Same shape.
-
-        Raises
-        ------
-        ShapeError, DataError
-            If ``genotypes`` are invalid or have a conflict.
-        SettingsError
-            If there are more than 12 mutations, or a rate is zero.
         """
         if self.num_mutations > _MAX_SWEEP_MUTATIONS:
             raise SettingsError(
@@ -959,7 +847,6 @@ class GenotypeModel:
 
     Examples
     --------
-    >>> import torch
     >>> import bayeskit as bk
     >>> observed = torch.tensor([[1, 0], [0, 1], [1, 1]], dtype=torch.float64)
     >>> target = bk.Target.from_pyro(GenotypeModel(observed))
@@ -1010,7 +897,7 @@ def plot_genotypes(probabilities: Tensor, observed: Tensor, ax: Axes | None = No
     """Plot posterior probabilities of entries (dark for 1) with the observed entries.
 
     Filled circles are observed ones, hollow circles observed zeros; missing entries have no mark. A hollow circle on a
-    dark cell is a likely false negative.
+    dark cell is a likely false negative. Raises ``ShapeError`` if the arguments are not matrices of equal shape.
 
     Parameters
     ----------
@@ -1019,18 +906,8 @@ def plot_genotypes(probabilities: Tensor, observed: Tensor, ax: Axes | None = No
     ax : Axes, optional
         Default axes of a new figure. The colour bar takes space from the axes.
 
-    Returns
-    -------
-    Axes
-
-    Raises
-    ------
-    ShapeError
-        If the arguments are not matrices of equal shape.
-
     Examples
     --------
-    >>> import torch
     >>> from matplotlib.figure import Figure
     >>> plot_genotypes(torch.full((3, 2), 0.5), torch.eye(3)[:, :2], Figure().subplots()).get_xlabel()
     'mutation'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,22 @@ from bayeskit.core.inputs import as_numbers, real_number
 from bayeskit.draws import Draws
 from bayeskit.errors import DataError, SettingsError
 
-__all__ = ["as_real", "check_part", "prior_probabilities_of", "site_values"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "Shape",
+    "as_real",
+    "finite_values",
+    "check_part",
+    "digits_of",
+    "log_dirichlet_moment",
+    "new_axes",
+    "prior_probabilities_of",
+    "site_values",
+]
+
+Shape = torch.Size | list[int] | tuple[int, ...]
 
 
 def as_real(name: str, value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -22,6 +37,14 @@ def as_real(name: str, value: Tensor, dtype: torch.dtype | None = None) -> Tenso
     if tensor.is_complex():
         raise DataError(f"{name} holds complex numbers; give real numbers")
     return tensor if tensor.is_floating_point() else tensor.to(dtype or torch.get_default_dtype())
+
+
+def finite_values(name: str, values: Tensor) -> Tensor:
+    """Return the values, or raise DataError with the number of those that are not finite."""
+    bad = ~values.isfinite()
+    if bad.any():
+        raise DataError(f"{int(bad.sum())} of {bad.numel()} values of {name} are not finite")
+    return values
 
 
 def site_values(values: Draws | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -45,3 +68,23 @@ def prior_probabilities_of(sizes: Sequence[int], given: Mapping[int, float] | No
     if not all(0 <= number < math.inf for number in numbers.values()) or not 0 < total < math.inf:
         raise SettingsError(f"prior_probabilities must be finite and nonnegative, one above zero, not {numbers}")
     return {size: number / total for size, number in numbers.items()}
+
+
+def digits_of(numbers: Tensor | int, base: int, length: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return the digits of whole numbers ``(m,)``, or of ``0, ..., numbers - 1``, lowest first: ``(m, length)``."""
+    numbers = torch.arange(numbers, device=device) if isinstance(numbers, int) else numbers
+    return numbers.unsqueeze(-1) // base ** torch.arange(length, device=numbers.device) % base
+
+
+def log_dirichlet_moment(counts: Tensor, concentration: Tensor) -> Tensor:
+    """Return the log Dirichlet mean of the product of probabilities to the power of counts (last dimension)."""
+    powers = (torch.lgamma(counts + concentration) - torch.lgamma(concentration)).sum(-1)
+    total = concentration.sum(-1)
+    return powers + torch.lgamma(total) - torch.lgamma(total + counts.sum(-1))
+
+
+def new_axes(width: float, height: float) -> Axes:
+    """Return the axes of a new figure, in inches, that is not registered with ``pyplot``."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained").subplots()

@@ -15,13 +15,13 @@ from torch.nn.functional import logsigmoid, pad
 
 from bayeskit.core.inputs import whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import Shape, digits_of
 
 __all__ = [
     "CRITICAL_COUPLING",
     "Couplings",
     "IsingExpectations",
     "IsingGrid",
-    "Shape",
     "draw_grids",
     "kaufman_log_partition",
 ]
@@ -143,8 +143,7 @@ class Couplings(NamedTuple):
 
 def _row_states(width: int, like: Tensor) -> Tensor:
     """Return all states of a row, spins of -1 and 1: ``(2**width, width)``; bit ``j`` of a state is its spin ``j``."""
-    bits = torch.arange(2**width, device=like.device).unsqueeze(1) >> torch.arange(width, device=like.device)
-    return (2 * (bits & 1) - 1).to(like)
+    return (2 * digits_of(2**width, 2, width, like.device) - 1).to(like)
 
 
 def _row_potentials(couplings: Couplings) -> Tensor:
@@ -214,8 +213,6 @@ def _cross_bonds(message: Tensor, coupling: Tensor) -> list[Tensor]:
 
 
 # Ising model on a grid as a distribution.
-
-Shape = torch.Size | list[int] | tuple[int, ...]
 
 #: Maximum width for the transfer matrix; on a torus it is stored for each state of the first row.
 _MAX_WIDTH, _MAX_TORUS_WIDTH = 16, 10
@@ -296,7 +293,6 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import torch
     >>> grid = IsingGrid.homogeneous(3, 4, torch.tensor(0.4, dtype=torch.float64))
     >>> everything = grid.enumerate_support()
     >>> everything.shape, grid.log_prob(everything).exp().sum()
@@ -365,25 +361,9 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
     ) -> IsingGrid:
         """Return a grid with homogeneous coupling and field.
 
-        Parameters
-        ----------
-        height, width : int
-            At least 1.
-        coupling : Tensor or float
-            Shape ``(*batch)``.
-        field : Tensor or float, default 0.0
-            Shape ``(*batch)``.
-        periodic : bool, default False
-        validate_args : bool, optional
-
-        Raises
-        ------
-        ShapeError
-            If coupling and field do not broadcast.
-        DataError
-            If a tensor is not floating point or, with validation, not finite.
-        SettingsError
-            If a side is less than 1.
+        ``height``, ``width``: at least 1. ``coupling``: ``(*batch)``. ``field``: ``(*batch)``. Raises ``ShapeError`` if
+        coupling and field do not broadcast; ``DataError`` if a tensor is not floating point or, with validation, not
+        finite; ``SettingsError`` if a side is less than 1.
         """
         height, width = whole_number("height", height, least=1), whole_number("width", width, least=1)
         like = next((x for x in (coupling, field) if isinstance(x, Tensor)), torch.empty(()))
@@ -433,19 +413,9 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
         return self.log_potential(value) - self.log_partition
 
     def log_pseudolikelihood(self, spins: Tensor) -> Tensor:
-        """Return the log pseudolikelihood: the sum of the log conditional probabilities of the spins.
+        """Return the sum of the log conditional probabilities of spins: ``(*batch, height, width)`` to ``(*batch)``.
 
         The maximum pseudolikelihood estimate is consistent, but as a likelihood it is overconfident.
-
-        Parameters
-        ----------
-        spins : Tensor
-            Shape ``(*batch, height, width)``.
-
-        Returns
-        -------
-        Tensor
-            Shape ``(*batch)``.
         """
         if self._validate_args:
             self._validate_sample(spins)
@@ -490,10 +460,7 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """Return all spin configurations, ``(2**sites, *batch, height, width)``; batch dimensions 1 unless expanded.
 
-        Raises
-        ------
-        SettingsError
-            If there are more than 20 sites.
+        Raises ``SettingsError`` if there are more than 20 sites.
         """
         height, width = self.event_shape
         if height * width > _MAX_ENUMERATED_SITES:

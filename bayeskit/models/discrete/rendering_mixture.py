@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d
 
-from bayeskit.core.inputs import as_numbers, real_number, whole_number
+from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
-from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import as_real, finite_values
 
 __all__ = ["Rendering", "RenderingMixture"]
 
@@ -72,8 +73,6 @@ class RenderingMixture:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.rendering_mixture import RenderingMixture
     >>> mixture = RenderingMixture(torch.tensor([[[3.0, 3.0]], [[3.0, -3.0]]]), (4, 5))
     >>> image = torch.zeros(1, 4, 5)
     >>> image[0, 2, 1:3] = torch.tensor([3.0, -3.0])
@@ -85,7 +84,7 @@ class RenderingMixture:
     def __init__(
         self, templates: Tensor, image_shape: tuple[int, int], noise_scale: float = 1.0, on_probability: float = 0.5
     ) -> None:
-        templates = _finite("templates", templates)
+        templates = finite_values("templates", as_real("templates", templates))
         if templates.dim() != 3 or not templates.numel():
             raise ShapeError(f"templates have shape {tuple(templates.shape)}; they must be (templates, height, width)")
         _, height, width = templates.shape
@@ -110,22 +109,13 @@ class RenderingMixture:
     def scores(self, x: Tensor) -> Tensor:
         """Return the posterior log odds of the switch given template and position, ``(n, templates, rows, columns)``.
 
-        Parameters
-        ----------
-        x : Tensor or array
-            Images, ``(n, height, width)``.
-
-        Raises
-        ------
-        ShapeError
-            If the images have a wrong shape.
-        DataError
-            If a value is not finite.
+        ``x`` (tensor or array): images, ``(n, height, width)``. Here and below, raises ``ShapeError`` if the images
+        have a wrong shape; ``DataError`` if a value is not finite.
         """
         return conv2d(self._images(x).unsqueeze(1), *self.weights())
 
     def _images(self, x: Tensor) -> Tensor:
-        x = _finite("x", x).to(self.templates)
+        x = finite_values("x", as_real("x", x)).to(self.templates)
         if x.dim() != 3 or tuple(x.shape[1:]) != tuple(self.image_shape):
             raise ShapeError(
                 f"x has shape {tuple(x.shape)}; it must be (n, {self.image_shape[0]}, {self.image_shape[1]})"
@@ -142,26 +132,9 @@ class RenderingMixture:
     def feature_maps(self, x: Tensor, window: int) -> Tensor:
         """Return window maxima of the log joint density over switch and position, minus :meth:`log_background`.
 
-        Parameters
-        ----------
-        x : Tensor or array
-            Images, ``(n, height, width)``.
-        window : int
-            Edge length of the windows, a divisor of the numbers of rows and columns of positions.
-
-        Returns
-        -------
-        Tensor
-            ``(n, templates, rows / window, columns / window)``: convolution, ReLU, max-pool.
-
-        Raises
-        ------
-        SettingsError
-            If windows do not tile the positions.
-        ShapeError
-            If the images have a wrong shape.
-        DataError
-            If a value is not finite.
+        ``window``: edge length of the windows, a divisor of the numbers of rows and columns of positions. Returns ``(n,
+        templates, rows / window, columns / window)``: convolution, ReLU, max-pool. Raises ``SettingsError`` if windows
+        do not tile the positions.
         """
         if any(size % whole_number("window", window, 1) for size in self.positions):
             raise SettingsError(
@@ -199,13 +172,3 @@ class RenderingMixture:
         number = torch.arange(n, device=row.device).reshape(-1, 1, 1)
         x[number, rows, columns] += templates[which] * on.to(templates.dtype).reshape(-1, 1, 1)
         return x, Rendering(which, torch.stack([row, column], -1), on)
-
-
-def _finite(name: str, value: Any) -> Tensor:
-    """Return array-like data as a tensor of finite floating-point numbers."""
-    numbers = as_numbers(name, value)
-    numbers = numbers if numbers.is_floating_point() else numbers.to(torch.get_default_dtype())
-    bad = ~numbers.isfinite()
-    if bad.any():
-        raise DataError(f"{int(bad.sum())} of {bad.numel()} values of {name} are not finite")
-    return numbers

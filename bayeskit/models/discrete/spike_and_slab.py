@@ -18,6 +18,7 @@ from bayeskit.core.inputs import as_numbers, real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import digits_of, new_axes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,8 +73,6 @@ class SubsetPosterior:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.spike_and_slab import SpikeAndSlabRegression
     >>> x = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).repeat(3, 1)
     >>> posterior = SpikeAndSlabRegression().posterior(x, 3.0 * x[:, 0])
     >>> posterior
@@ -149,10 +148,7 @@ class SubsetPosterior:
     def most_probable(self, count: int = 1) -> tuple[Tensor, Tensor]:
         """Return the most probable subsets ``(count, p)`` and their probabilities ``(count,)``.
 
-        Raises
-        ------
-        SettingsError
-            If ``count`` exceeds the number of subsets.
+        Raises ``SettingsError`` if ``count`` exceeds the number of subsets.
         """
         if whole_number("count", count, 1) > len(self.subsets):
             raise SettingsError(f"count is {count}, but there are {len(self.subsets)} subsets")
@@ -162,32 +158,15 @@ class SubsetPosterior:
     def intervals(self, probability: float = 0.9) -> Tensor:
         """Return central posterior intervals of the coefficients averaged over subsets, ``(1 + p, 2)``.
 
-        The ends are quantiles of the mixture, exactly zero if the quantile falls on the point mass.
-
-        Parameters
-        ----------
-        probability : float, default 0.9
-            Between 0 and 1.
-
-        Raises
-        ------
-        SettingsError
-            If ``probability`` is not between 0 and 1.
+        The ends are quantiles of the mixture, exactly zero if the quantile falls on the point mass. ``probability``:
+        between 0 and 1. Raises ``SettingsError`` if ``probability`` is not between 0 and 1.
         """
         return self._intervals(torch.eye(self.coefficients_each.shape[1]).to(self.subsets), 0.0, probability)
 
     def predict(self, x: Tensor) -> Tensor:
         """Return posterior means of new responses averaged over subsets, ``(m,)``.
 
-        Parameters
-        ----------
-        x : Tensor or array
-            Predictors, ``(m, p)``.
-
-        Raises
-        ------
-        ShapeError
-            If the shape of ``x`` is not ``(m, p)``.
+        ``x`` (tensor or array): predictors, ``(m, p)``. Raises ``ShapeError`` if the shape of ``x`` is not ``(m, p)``.
         """
         return self._design(x) @ self.coefficients
 
@@ -202,40 +181,21 @@ class SubsetPosterior:
     def predictive_intervals(self, x: Tensor, probability: float = 0.9) -> Tensor:
         """Return central predictive intervals of new responses, including noise, ``(m, 2)``.
 
-        Parameters
-        ----------
-        x : Tensor or array
-            Predictors, ``(m, p)``.
-        probability : float, default 0.9
-            Between 0 and 1.
-
-        Raises
-        ------
-        ShapeError
-            If the shape of ``x`` is not ``(m, p)``.
-        SettingsError
-            If ``probability`` is not between 0 and 1.
+        ``x`` (tensor or array): predictors, ``(m, p)``. ``probability``: between 0 and 1. Raises ``ShapeError`` if the
+        shape of ``x`` is not ``(m, p)``; ``SettingsError`` if ``probability`` is not between 0 and 1.
         """
         return self._intervals(self._design(x), 1.0, probability)
 
     def sample(self, num_draws: int, *, seed: int | torch.Generator = 0) -> dict[str, Tensor]:
         """Draw independent samples from the joint posterior of subset, coefficients and noise.
 
-        Parameters
-        ----------
-        num_draws : int
-        seed : int or torch.Generator, default 0
+        Raises ``SettingsError`` if ``num_draws`` is not a positive whole number.
 
         Returns
         -------
         dict of str to Tensor
             ``"inclusion"``, ``(num_draws, p)``; ``"coefficients"``, intercept first, ``(num_draws, 1 + p)``;
             ``"noise_scale"``, the standard deviation of the noise, ``(num_draws,)``.
-
-        Raises
-        ------
-        SettingsError
-            If ``num_draws`` is not a positive whole number.
         """
         num_draws = whole_number("num_draws", num_draws, 1)
         generator = new_generator(seed, self.subsets.device, stream="subset posterior")
@@ -257,19 +217,9 @@ class SubsetPosterior:
     def to_pandas(self, names: Sequence[str] | None = None, probability: float = 0.9) -> pd.DataFrame:
         """Return one row per coefficient: inclusion probability, mean, standard deviation and central interval.
 
-        Parameters
-        ----------
-        names : sequence of str, optional
-            Names of the predictors, default ``self.names``.
-        probability : float, default 0.9
-            Probability of the interval.
-
-        Raises
-        ------
-        ShapeError
-            If the number of names is not ``p``.
-        SettingsError
-            If ``probability`` is not between 0 and 1.
+        ``names`` (sequence of str): names of the predictors, default ``self.names``. ``probability``: probability of
+        the interval. Raises ``ShapeError`` if the number of names is not ``p``; ``SettingsError`` if ``probability`` is
+        not between 0 and 1.
         """
         import pandas as pd
 
@@ -286,25 +236,13 @@ class SubsetPosterior:
     def plot(self, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
         """Plot inclusion probabilities with a reference line at 0.5.
 
-        Parameters
-        ----------
-        names : sequence of str, optional
-            Names of the predictors, default ``self.names``.
-        ax : Axes, optional
-            Default: a new figure.
-
-        Raises
-        ------
-        ShapeError
-            If the number of names is not ``p``.
+        ``names`` (sequence of str): names of the predictors, default ``self.names``. ``ax``: default: a new figure.
+        Raises ``ShapeError`` if the number of names is not ``p``.
         """
         from bayeskit.core.plots import BLUE, GREY
 
         names = self._names(names)
-        if ax is None:
-            from matplotlib.figure import Figure
-
-            ax = Figure(figsize=(6.4, 1.2 + 0.3 * len(names)), layout="constrained").subplots()
+        ax = new_axes(6.4, 1.2 + 0.3 * len(names)) if ax is None else ax
         ax.barh(range(len(names)), self.inclusion_probabilities.cpu().numpy(), color=BLUE, alpha=0.8)
         ax.axvline(0.5, color=GREY, linestyle="--", linewidth=1.0)
         ax.set_yticks(range(len(names)), names)
@@ -421,19 +359,15 @@ class InclusionPrior(Protocol):
 class IndependentInclusion:
     """Independent inclusion of predictors with a common probability.
 
+    Raises ``SettingsError`` if ``probability`` is not in (0, 1).
+
     Parameters
     ----------
     probability : float, default 0.5
         In (0, 1).
 
-    Raises
-    ------
-    SettingsError
-        If ``probability`` is not in (0, 1).
-
     Examples
     --------
-    >>> import torch
     >>> IndependentInclusion(0.25).log_prob(torch.tensor([1.0, 0.0])).exp()
     tensor(0.1875)
     """
@@ -453,17 +387,13 @@ class IndependentInclusion:
 class BetaBinomialInclusion:
     """Inclusion of predictors with a common unknown probability that has a beta prior.
 
-    This prior adjusts for multiplicity. With ``alpha = beta = 1`` all subset sizes are equally probable.
+    This prior adjusts for multiplicity. With ``alpha = beta = 1`` all subset sizes are equally probable. Raises
+    ``SettingsError`` if a parameter is not positive.
 
     Parameters
     ----------
     alpha, beta : float, default 1.0
         Positive.
-
-    Raises
-    ------
-    SettingsError
-        If a parameter is not positive.
 
     References
     ----------
@@ -472,7 +402,6 @@ class BetaBinomialInclusion:
 
     Examples
     --------
-    >>> import torch
     >>> BetaBinomialInclusion().log_prob(torch.tensor([1.0, 0.0])).exp()
     tensor(0.1667)
     """
@@ -516,6 +445,9 @@ class SpikeAndSlabRegression:
     :math:`\gamma_j = 0` and :math:`\beta_j \mid \sigma \sim N(0, \sigma^2 s^2)` otherwise, responses
     :math:`y \sim N(\mu + X \beta, \sigma^2 I)`. All parameters except :math:`\gamma` are integrated out in closed form.
 
+    Raises ``SettingsError`` if a scale, shape or rate is not positive, or ``inclusion`` is not an
+    :class:`InclusionPrior`.
+
     Parameters
     ----------
     slab_scale : float, default 1.0
@@ -528,11 +460,6 @@ class SpikeAndSlabRegression:
     inclusion : InclusionPrior, optional
         Prior over subsets, default :class:`BetaBinomialInclusion`.
 
-    Raises
-    ------
-    SettingsError
-        If a scale, shape or rate is not positive, or ``inclusion`` is not an :class:`InclusionPrior`.
-
     References
     ----------
     Mitchell, T. J., Beauchamp, J. J. (1988). Bayesian variable selection in linear regression. JASA 83, 1023-1032.
@@ -541,8 +468,6 @@ class SpikeAndSlabRegression:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.spike_and_slab import SpikeAndSlabRegression
     >>> x = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).repeat(3, 1)
     >>> posterior = SpikeAndSlabRegression().posterior(x, 3.0 * x[:, 0])
     >>> posterior.median_probability_subset
@@ -567,23 +492,9 @@ class SpikeAndSlabRegression:
         """Return log marginal likelihoods given subsets, ``(*batch)``.
 
         The computation is in double precision. The result has the wider dtype of ``x`` and ``y``, where integers count
-        as double precision.
-
-        Parameters
-        ----------
-        inclusion : Tensor
-            Inclusion indicators, ``(*batch, p)``.
-        x : Tensor or array
-            Predictors, ``(n, p)``.
-        y : Tensor or array
-            Responses, ``(n,)``.
-
-        Raises
-        ------
-        ShapeError
-            If shapes do not match.
-        DataError
-            If a value is not finite, or the full regression is numerically singular in double precision.
+        as double precision. ``inclusion``: inclusion indicators, ``(*batch, p)``. ``x`` (tensor or array): predictors,
+        ``(n, p)``. ``y`` (tensor or array): responses, ``(n,)``. Raises ``ShapeError`` if shapes do not match;
+        ``DataError`` if a value is not finite, or the full regression is numerically singular in double precision.
         """
         x, y = _read(x, y)
         if inclusion.shape[-1:] != x.shape[1:]:
@@ -594,17 +505,9 @@ class SpikeAndSlabRegression:
     def model(self, x: Tensor, y: Tensor) -> None:
         """Pyro model with one latent site ``inclusion``, event shape ``(p,)``; coefficients are integrated out.
 
-        The site has a Bernoulli(0.5) distribution; the factor ``inclusion_prior`` corrects it to the prior.
-
-        Parameters
-        ----------
-        x, y : Tensor or array
-            As in :meth:`log_evidence`.
-
-        Raises
-        ------
-        ShapeError, DataError
-            As in :meth:`log_evidence`.
+        The site has a Bernoulli(0.5) distribution; the factor ``inclusion_prior`` corrects it to the prior. ``x``,
+        ``y`` (tensor or array): as in :meth:`log_evidence`. Raises ``ShapeError`` or ``DataError`` as in
+        :meth:`log_evidence`.
         """
         x, y = _read(x, y)
         p = x.shape[1]
@@ -615,17 +518,9 @@ class SpikeAndSlabRegression:
     def posterior(self, x: Tensor, y: Tensor) -> SubsetPosterior:
         """Return the exact posterior over all subsets of predictors.
 
-        Parameters
-        ----------
-        x, y : Tensor or array
-            As in :meth:`log_evidence`. The columns of a data frame name the predictors. Results have double precision.
-
-        Raises
-        ------
-        ShapeError, DataError
-            As in :meth:`log_evidence`.
-        SettingsError
-            If there are more than 20 predictors.
+        ``x``, ``y`` (tensor or array): as in :meth:`log_evidence`. The columns of a data frame name the predictors.
+        Results have double precision. Raises ``ShapeError`` or ``DataError`` as in :meth:`log_evidence`;
+        ``SettingsError`` if there are more than 20 predictors.
         """
         names = getattr(x, "columns", None)
         x, y = (value.double() for value in _read(x, y))
@@ -635,8 +530,7 @@ class SpikeAndSlabRegression:
                 f"{p} predictors have {2**p} subsets, but enumeration allows at most {MAX_PREDICTORS} predictors; "
                 "remove predictors, or fit a guide for the site 'inclusion' with a gradient estimator"
             )
-        number = torch.arange(2**p, device=x.device).unsqueeze(-1)
-        subsets = (number >> torch.arange(p, device=x.device) & 1).to(x.dtype)
+        subsets = digits_of(2**p, 2, p, x.device).to(x.dtype)
         summary = self._summary(x, y)
         parts = [self._solved(part, summary) for part in subsets.split(_BATCH)]
         log_evidence, coefficients, rate = (torch.cat(each) for each in zip(*parts, strict=True))

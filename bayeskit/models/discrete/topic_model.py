@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import pyro
 import pyro.distributions as dist
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from bayeskit.core.inputs import as_numbers, real_number, whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import digits_of, log_dirichlet_moment
+from bayeskit.models.discrete.permutations.distributions import nearest_permutation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +38,8 @@ class LatentDirichletAllocation:
     :math:`\sum_k \theta_{dk} \phi_{kw}` after summing out its topic.
 
     The labels of topics are not identified and can switch between and within chains; :func:`align_topics` relabels the
-    draws. :func:`count_words` computes counts from texts.
+    draws. :func:`count_words` computes counts from texts. Raises ``SettingsError`` if ``num_topics`` is less than 1,
+    ``num_words`` less than 2, or a concentration not positive.
 
     Parameters
     ----------
@@ -49,11 +51,6 @@ class LatentDirichletAllocation:
     word_concentration : float, default 0.5
         :math:`\eta` for the word probabilities, positive.
 
-    Raises
-    ------
-    SettingsError
-        If ``num_topics`` is less than 1, ``num_words`` less than 2, or a concentration not positive.
-
     References
     ----------
     Blei, D. M., Ng, A. Y., Jordan, M. I. (2003). Latent Dirichlet allocation. JMLR 3, 993-1022.
@@ -62,8 +59,6 @@ class LatentDirichletAllocation:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.topic_model import LatentDirichletAllocation
     >>> model = LatentDirichletAllocation(num_topics=2, num_words=3)
     >>> round(model.log_evidence(torch.tensor([[2, 0, 1], [0, 2, 0]])), 4)
     -5.991
@@ -84,19 +79,9 @@ class LatentDirichletAllocation:
         """Pyro model with continuous sites ``topics``, ``(num_topics, num_words)``, and ``proportions``.
 
         Site ``proportions`` has shape ``(documents, num_topics)``. The likelihood is for words in a known order, so it
-        has no multinomial coefficients.
-
-        Parameters
-        ----------
-        counts : Tensor or array
-            Word counts per document, ``(documents, num_words)``, integer or floating-point.
-
-        Raises
-        ------
-        ShapeError
-            If the shape is not ``(documents, num_words)``, or there is no document.
-        DataError
-            If counts are not non-negative whole numbers.
+        has no multinomial coefficients. ``counts`` (tensor or array): word counts per document, ``(documents,
+        num_words)``, integer or floating-point. Raises ``ShapeError`` if the shape is not ``(documents, num_words)``,
+        or there is no document; ``DataError`` if counts are not non-negative whole numbers.
         """
         counts = self._checked(counts)
         dtype = counts.dtype if counts.is_floating_point() else torch.get_default_dtype()
@@ -108,21 +93,10 @@ class LatentDirichletAllocation:
         pyro.factor("words", self.log_likelihood(topics, proportions, counts))
 
     def log_likelihood(self, topics: Tensor, proportions: Tensor, counts: Tensor) -> Tensor:
-        """Return the log probability of all words with their topics summed out.
+        """Return the log probability of all words with their topics summed out, ``(*batch)``.
 
-        Parameters
-        ----------
-        topics : Tensor
-            Word probabilities of each topic, ``(*batch, num_topics, num_words)``.
-        proportions : Tensor
-            Topic proportions of each document, ``(*batch, documents, num_topics)``.
-        counts : Tensor
-            ``(documents, num_words)``.
-
-        Returns
-        -------
-        Tensor
-            ``(*batch)``.
+        ``topics``: word probabilities of each topic, ``(*batch, num_topics, num_words)``. ``proportions``: topic
+        proportions of each document, ``(*batch, documents, num_topics)``. ``counts``: ``(documents, num_words)``.
         """
         counts = as_numbers("counts", counts).to(topics)
         probability = proportions @ topics
@@ -134,13 +108,8 @@ class LatentDirichletAllocation:
 
         Given these topics, proportions and word probabilities are integrated out in closed form. The number of
         assignments is ``num_topics`` to the power of the number of words, so this is feasible for about a dozen words.
-
-        Raises
-        ------
-        ShapeError, DataError
-            As in :meth:`model`.
-        SettingsError
-            If there are more than 65,536 assignments.
+        Raises ``ShapeError`` or ``DataError`` as in :meth:`model`; ``SettingsError`` if there are more than 65,536
+        assignments.
         """
         counts = self._checked(counts)
         document, word = self._tokens(counts)
@@ -151,8 +120,7 @@ class LatentDirichletAllocation:
                 "enumeration; use fewer words, or estimate the evidence with bayeskit.inference.evidence.smc of "
                 "Target.from_pyro(model.model, counts)"
             )
-        place = self.num_topics ** torch.arange(len(word), device=counts.device)
-        topic = torch.arange(size, device=counts.device).unsqueeze(-1) // place % self.num_topics
+        topic = digits_of(size, self.num_topics, len(word), counts.device)
         one_hot = torch.nn.functional.one_hot(topic, self.num_topics).double()
         of_documents = torch.nn.functional.one_hot(document, len(counts)).double()
         of_words = torch.nn.functional.one_hot(word, self.num_words).double()
@@ -179,10 +147,7 @@ class LatentDirichletAllocation:
 
 def _polya(counts: Tensor, concentration: float) -> Tensor:
     """Return the Dirichlet-categorical log probability of ordered draws: counts ``(*batch, n, m)`` to ``(*batch)``."""
-    alpha = torch.as_tensor(concentration, dtype=counts.dtype)
-    total = alpha * counts.shape[-1]
-    each = torch.lgamma(alpha + counts) - torch.lgamma(alpha)
-    return (each.sum(-1) + torch.lgamma(total) - torch.lgamma(total + counts.sum(-1))).sum(-1)
+    return log_dirichlet_moment(counts, counts.new_full(counts.shape[-1:], concentration)).sum(-1)
 
 
 def align_topics(values: Mapping[str, Tensor], reference: Tensor | None = None) -> dict[str, Tensor]:
@@ -215,13 +180,10 @@ def align_topics(values: Mapping[str, Tensor], reference: Tensor | None = None) 
 
     References
     ----------
-    Stephens, M. (2000). Dealing with label switching in mixture models. Journal of the Royal Statistical Society B 62,
-    795-809.
+    Stephens (2000), as for :func:`~bayeskit.models.discrete.mixtures.relabel`.
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.topic_model import align_topics
     >>> topics = torch.tensor([[[0.8, 0.2], [0.1, 0.9]], [[0.2, 0.8], [0.7, 0.3]]])  # two draws
     >>> align_topics({"topics": topics}, reference=topics[0])["topics"][1]
     tensor([[0.7000, 0.3000],
@@ -242,15 +204,14 @@ def align_topics(values: Mapping[str, Tensor], reference: Tensor | None = None) 
     centre = flat[-1] if reference is None else as_numbers("reference", reference).to(flat)
     if centre.shape != flat.shape[1:]:
         raise ShapeError(f"reference has shape {tuple(centre.shape)}; give {tuple(flat.shape[1:])}")
-    order = torch.full((len(flat), count), -1)
+    order = torch.full((len(flat), count), -1, device=flat.device)
     for _ in range(_ROUNDS):
-        likeness = torch.einsum("kw,sjw->skj", centre.sqrt(), flat.sqrt()).detach().cpu().numpy()
-        found = torch.stack([torch.from_numpy(linear_sum_assignment(-one)[1]) for one in likeness])
+        found = nearest_permutation(torch.einsum("kw,sjw->skj", centre.sqrt(), flat.sqrt()))
         if bool((found == order).all()):
             break
         order = found
-        centre = flat.gather(1, order.to(flat.device).unsqueeze(-1).expand_as(flat)).mean(0)
-    order = order.to(flat.device).reshape(*batch, count)
+        centre = flat.gather(1, order.unsqueeze(-1).expand_as(flat)).mean(0)
+    order = order.reshape(*batch, count)
     aligned = {**values, "topics": topics.gather(-2, order.unsqueeze(-1).expand_as(topics))}
     if proportions is not None:
         aligned["proportions"] = proportions.gather(-1, order.unsqueeze(-2).expand_as(proportions))
@@ -262,7 +223,8 @@ def count_words(
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Count words in texts.
 
-    A word is a sequence of letters and digits with inner apostrophes and hyphens. Case is ignored.
+    A word is a sequence of letters and digits with inner apostrophes and hyphens. Case is ignored. Raises ``DataError``
+    if an item is not a string, or the vocabulary has fewer than two words.
 
     Parameters
     ----------
@@ -280,14 +242,8 @@ def count_words(
     vocabulary : tuple of str
         The words, in alphabetical order.
 
-    Raises
-    ------
-    DataError
-        If an item is not a string, or the vocabulary has fewer than two words.
-
     Examples
     --------
-    >>> from bayeskit.models.discrete.topic_model import count_words
     >>> count_words(["The cat sat on the mat.", "The dog didn't."], stop_words=["the", "on"])
     (tensor([[1, 0, 0, 1, 1],
             [0, 1, 1, 0, 0]]), ('cat', "didn't", 'dog', 'mat', 'sat'))
@@ -314,6 +270,9 @@ def plot_topics(
 ) -> Sequence[Axes]:
     """Plot the most probable words of each topic.
 
+    Raises ``ShapeError`` if the number of words is not the size of the vocabulary, or the number of axes not the number
+    of topics.
+
     Parameters
     ----------
     topics : Tensor
@@ -324,19 +283,8 @@ def plot_topics(
     num_words : int, default 8
         Number of words per topic.
 
-    Returns
-    -------
-    sequence of Axes
-
-    Raises
-    ------
-    ShapeError
-        If the number of words is not the size of the vocabulary, or the number of axes not the number of topics.
-
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.topic_model import plot_topics
     >>> axes = plot_topics(torch.tensor([[0.6, 0.3, 0.1], [0.1, 0.1, 0.8]]), ["cat", "dog", "tax"], num_words=2)
     >>> [label.get_text() for label in axes[0].get_yticklabels()]
     ['cat', 'dog']

@@ -50,6 +50,8 @@ __all__ = [
 class VAE(Autoencoder):
     """Variational autoencoder: a decoder defines the likelihood, an encoder the variational posterior.
 
+    Raises ``SettingsError`` if ``latent_dim`` is not positive or ``data_shape`` is empty.
+
     Parameters
     ----------
     encoder : Module
@@ -66,35 +68,18 @@ class VAE(Autoencoder):
     prior : Module, optional
         Returns the distribution of codes when called without arguments; default standard normal.
 
-    Raises
-    ------
-    SettingsError
-        If ``latent_dim`` is not positive or ``data_shape`` is empty.
-
     References
     ----------
     Kingma, D. P., Welling, M. (2014). Auto-encoding variational Bayes. ICLR.
 
     Examples
     --------
-    >>> import torch
     >>> from bayeskit.models.vae import VAE, DiagonalNormal, likelihoods, mlp
     >>> encoder = torch.nn.Sequential(mlp([6, 8]), torch.nn.Tanh(), DiagonalNormal(8, 2))
     >>> vae = VAE(encoder, mlp([2, 8, 6]), 2, likelihoods.Bernoulli(), data_shape=(6,))
     >>> vae.encode(torch.zeros(5, 6)).shape, vae.generate(3, seed=0).shape
     (torch.Size([5, 2]), torch.Size([3, 6]))
     """
-
-    def __init__(
-        self,
-        encoder: nn.Module,
-        decoder: nn.Module,
-        latent_dim: int,
-        likelihood: Likelihood,
-        data_shape: tuple[int, ...],
-        prior: nn.Module | None = None,
-    ) -> None:
-        super().__init__(encoder, decoder, latent_dim, likelihood, data_shape, prior)
 
 
 def mlp_vae(
@@ -106,6 +91,8 @@ def mlp_vae(
 ) -> VAE:
     """Create a VAE of vectors, with multilayer perceptrons as encoder and decoder.
 
+    Raises ``SettingsError`` if a dimension is not positive or there is no hidden layer.
+
     Parameters
     ----------
     data_dim : int, default 784
@@ -115,16 +102,9 @@ def mlp_vae(
     likelihood : Likelihood, default Bernoulli()
     activation : callable, default torch.nn.Tanh
 
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive or there is no hidden layer.
-
     Examples
     --------
-    >>> import torch, pyro
     >>> from bayeskit.inference.objectives import IWAE
-    >>> from bayeskit.models.vae import mlp_vae
     >>> vae = mlp_vae(data_dim=64, hidden=(20,), latent_dim=5)
     >>> optimizer = torch.optim.Adam(vae.parameters(), lr=1e-3)
     >>> loss = IWAE(num_particles=4).differentiable_loss(vae.model, vae.guide, torch.zeros(10, 64))
@@ -149,6 +129,9 @@ def convolutional_vae(
 ) -> VAE:
     """Create a VAE of images ``(channels, height, width)``, with convolutional encoder and decoder.
 
+    Raises ``SettingsError`` if a dimension is not positive, or height or width is not divisible by ``2 **
+    len(channels)``.
+
     Parameters
     ----------
     image_shape : tuple of int, default (1, 28, 28)
@@ -161,15 +144,8 @@ def convolutional_vae(
     likelihood : Likelihood, default Bernoulli()
     activation : callable, default torch.nn.ReLU
 
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive, or height or width is not divisible by ``2 ** len(channels)``.
-
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.vae import convolutional_vae
     >>> convolutional_vae((1, 8, 8), latent_dim=5).reconstruct(torch.zeros(3, 1, 8, 8)).shape
     torch.Size([3, 1, 8, 8])
     """
@@ -193,14 +169,10 @@ def features(num_inputs: int, hidden: Sequence[int], activation: Activation = nn
 def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the one-hot encoding of integer labels: ``(*batch)`` to ``(*batch, num_classes)``.
 
-    Raises
-    ------
-    DataError
-        If labels are not whole numbers from 0 to ``num_classes - 1``.
+    Raises ``DataError`` if labels are not whole numbers from 0 to ``num_classes - 1``.
 
     Examples
     --------
-    >>> import torch
     >>> one_hot(torch.tensor([2, 0]), 3)
     tensor([[0., 0., 1.],
             [1., 0., 0.]])
@@ -223,6 +195,8 @@ def _check_labels(labels: Tensor, num_classes: int) -> None:
 class ConditionalVAE(GenerativeModel):
     r"""VAE of data given a condition: :math:`z \sim N(0, I)`, :math:`x \mid z, y \sim p(x \mid z, y)`.
 
+    Raises ``SettingsError`` if a dimension is not positive.
+
     Parameters
     ----------
     encoder : Module
@@ -233,11 +207,6 @@ class ConditionalVAE(GenerativeModel):
     likelihood : Likelihood
     data_dim : int
 
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive.
-
     References
     ----------
     Sohn, K., Lee, H., Yan, X. (2015). Learning structured output representation using deep conditional generative
@@ -245,8 +214,6 @@ class ConditionalVAE(GenerativeModel):
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.vae import conditional_vae, one_hot
     >>> vae = conditional_vae(data_dim=6, condition_dim=3, hidden=(8,), latent_dim=2)
     >>> vae.generate(one_hot(torch.tensor([0, 2]), 3), seed=0).shape
     torch.Size([2, 6])
@@ -268,16 +235,10 @@ class ConditionalVAE(GenerativeModel):
 
     @pyro_method
     def model(self, x: Tensor, y: Tensor, num_items: int | None = None) -> None:
-        """Draw a code ``z`` for each row from the prior and observe the row under the likelihood.
+        """Draw a code ``z`` for each row of ``x (n, data_dim)`` and observe the row under the likelihood.
 
-        Parameters
-        ----------
-        x : Tensor
-            Shape ``(n, data_dim)``.
-        y : Tensor
-            Conditions, shape ``(n, condition_dim)``; encode class labels with :func:`one_hot`.
-        num_items : int, optional
-            Size of the full data set if ``x`` is a minibatch; default ``n``.
+        ``y``: conditions, ``(n, condition_dim)``; encode class labels with :func:`one_hot`. ``num_items`` as in
+        :meth:`VAE.model`.
         """
         self.check(x)
         self.check_condition(y, x.shape[:-1])
@@ -345,17 +306,14 @@ def conditional_vae(
 ) -> ConditionalVAE:
     """Create a conditional VAE of vectors, with multilayer perceptrons as encoder and decoder.
 
+    Raises ``SettingsError`` if a dimension is not positive or there is no hidden layer.
+
     Parameters
     ----------
     data_dim : int, default 784
     condition_dim : int, default 10
     hidden, latent_dim, likelihood, activation
         As in :func:`~bayeskit.models.vae.mlp_vae`.
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive or there is no hidden layer.
     """
     likelihood = Bernoulli() if likelihood is None else likelihood
     check_hidden(hidden)
@@ -374,7 +332,8 @@ class HierarchicalVAE(GenerativeModel):
     r"""VAE with several latent layers: :math:`p(z_L) \cdots p(z_1 \mid z_2)\, p(x \mid z_1)`.
 
     The guide factorizes bottom-up, :math:`q(z_1 \mid x)\, q(z_2 \mid z_1) \cdots`. Sites are named ``z1`` (adjacent to
-    the data) to ``zL``.
+    the data) to ``zL``. Raises ``SettingsError`` if there are fewer than two layers, or the numbers of encoders, priors
+    and dimensions do not match.
 
     Parameters
     ----------
@@ -389,19 +348,12 @@ class HierarchicalVAE(GenerativeModel):
     likelihood : Likelihood
     data_shape : tuple of int
 
-    Raises
-    ------
-    SettingsError
-        If there are fewer than two layers, or the numbers of encoders, priors and dimensions do not match.
-
     References
     ----------
     Burda, Y., Grosse, R., Salakhutdinov, R. (2016). Importance weighted autoencoders. ICLR (the two-layer model).
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.vae import hierarchical_vae
     >>> vae = hierarchical_vae(data_dim=6, hidden=((8,), (8,)), latent_dims=(3, 2))
     >>> [code.shape[1] for code in vae.encode(torch.zeros(5, 6))]
     [3, 2]
@@ -430,15 +382,7 @@ class HierarchicalVAE(GenerativeModel):
 
     @pyro_method
     def model(self, x: Tensor, num_items: int | None = None) -> None:
-        """Draw the codes top-down and observe the data under the likelihood.
-
-        Parameters
-        ----------
-        x : Tensor
-            Shape ``(n, *data_shape)``.
-        num_items : int, optional
-            Size of the full data set if ``x`` is a minibatch; default ``n``.
-        """
+        """Draw the codes top-down and observe the data ``(n, *data_shape)``; ``num_items`` as in :meth:`VAE.model`."""
         self.check(x)
         with self.data_plate(x, num_items):
             z = pyro.sample(f"z{len(self.latent_dims)}", self.top())
@@ -492,20 +436,17 @@ def hierarchical_vae(
 ) -> HierarchicalVAE:
     """Create a hierarchical VAE of vectors, with multilayer perceptrons between its layers.
 
+    Raises ``SettingsError`` if a dimension is not positive, or ``hidden`` and ``latent_dims`` differ in length or have
+    fewer than two items.
+
     Parameters
     ----------
-    data_dim : int, default 784
+    data_dim, likelihood, activation
+        As in :func:`~bayeskit.models.vae.mlp_vae`.
     hidden : sequence of sequence of int
         Widths of the hidden layers between data and ``z1``, between ``z1`` and ``z2``, and so on.
     latent_dims : sequence of int, default (100, 50)
         Dimensions of ``z1``, ``z2``, ...
-    likelihood : Likelihood, default Bernoulli()
-    activation : callable, default torch.nn.Tanh
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive, or ``hidden`` and ``latent_dims`` differ in length or have fewer than two items.
     """
     likelihood = Bernoulli() if likelihood is None else likelihood
     if len(hidden) != len(latent_dims):
@@ -547,8 +488,6 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.vae import MissingDataVAE, mlp_vae
     >>> model = MissingDataVAE(mlp_vae(data_dim=3, hidden=(8,), latent_dim=2))
     >>> x = torch.tensor([[1.0, torch.nan, 0.0]])
     >>> model.impute(x, ~x.isnan(), 5, seed=0).shape
@@ -563,23 +502,8 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
     def model(self, x: Tensor, mask: Tensor, num_items: int | None = None) -> None:
         """Draw a code ``z`` for each row from the prior and observe the non-missing entries of the row.
 
-        Parameters
-        ----------
-        x : Tensor
-            Shape ``(n, *data_shape)``; missing entries may have any value, including NaN.
-        mask : Tensor of bool
-            True where an entry is observed, same shape.
-        num_items : int, optional
-            Size of the full data set if ``x`` is a minibatch; default ``n``.
-
-        Raises
-        ------
-        ShapeError
-            If the shape of an argument does not match the model.
-        DataError
-            If a dtype or value is not valid.
-        SettingsError
-            If ``num_items`` is less than ``n``.
+        ``x``: ``(n, *data_shape)``; missing entries may have any value, including NaN. ``mask``: True where an entry is
+        observed, same shape. ``num_items`` and errors as in :meth:`VAE.model`.
         """
         vae = self.vae
         filled = self.fill(x, mask)
@@ -600,12 +524,7 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
     def fill(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the data with zeros in place of missing entries.
 
-        Raises
-        ------
-        ShapeError
-            If ``mask`` and ``x`` differ in shape.
-        DataError
-            If ``mask`` is not boolean.
+        Raises ``ShapeError`` if ``mask`` and ``x`` differ in shape; ``DataError`` if ``mask`` is not boolean.
         """
         if mask.dtype != torch.bool:
             raise DataError(
@@ -620,27 +539,11 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
     ) -> Tensor:
         """Draw the missing entries given the observed entries, by sampling importance resampling.
 
-        Codes are drawn from the encoder's distribution and resampled by their importance weights. The draws converge
-        to the posterior predictive distribution as ``num_particles`` grows.
-
-        Parameters
-        ----------
-        x, mask : Tensor
-            Shape ``(*batch, *data_shape)``.
-        n : int, default 1
-        num_particles : int, default 100
-            Number of codes resampled from; 1 uses the encoder's distribution without correction.
-        seed : int or torch.Generator
-
-        Returns
-        -------
-        Tensor
-            Shape ``(n, *batch, *data_shape)``; observed entries are copied from ``x``.
-
-        Raises
-        ------
-        SettingsError
-            If ``n`` or ``num_particles`` is less than 1.
+        Codes are drawn from the encoder's distribution and resampled by their importance weights. The draws converge to
+        the posterior predictive distribution as ``num_particles`` grows. ``x``, ``mask``: ``(*batch, *data_shape)``.
+        ``num_particles``: number of codes resampled from; 1 uses the encoder's distribution without correction. Returns
+        ``(n, *batch, *data_shape)``; observed entries are copied from ``x``. Raises ``SettingsError`` if ``n`` or
+        ``num_particles`` is less than 1.
         """
         if min(n, num_particles) < 1:
             raise SettingsError(f"n and num_particles must be at least 1, not {n} and {num_particles}")
@@ -670,7 +573,8 @@ class SemiSupervisedVAE(GenerativeModel):
 
     Call model and guide once on the labelled observations with ``y`` and once on the unlabelled observations without
     it; the loss of the data set is the sum. Unknown labels are enumerated (``infer={"enumerate": "parallel"}`` in the
-    guide).
+    guide). Raises ``SettingsError`` if a dimension is not positive, there are fewer than two classes, or the weight is
+    negative.
 
     Parameters
     ----------
@@ -687,11 +591,6 @@ class SemiSupervisedVAE(GenerativeModel):
         Weight of the classifier's log probability of known labels in the objective. With weight 0 the classifier is
         trained on unlabelled data only.
 
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive, there are fewer than two classes, or the weight is negative.
-
     References
     ----------
     Kingma, D. P., Rezende, D. J., Mohamed, S., Welling, M. (2014). Semi-supervised learning with deep generative
@@ -699,8 +598,6 @@ class SemiSupervisedVAE(GenerativeModel):
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.vae import semi_supervised_vae
     >>> vae = semi_supervised_vae(data_dim=6, num_classes=3, hidden=(8,), latent_dim=2)
     >>> vae.classify(torch.zeros(5, 6)).shape
     torch.Size([5, 3])
@@ -733,25 +630,10 @@ class SemiSupervisedVAE(GenerativeModel):
 
     @pyro_method
     def model(self, x: Tensor, y: Tensor | None = None, num_items: int | None = None) -> None:
-        """Draw a label ``y`` and a code ``z`` for each row; observe the row and, if given, its label.
+        """Draw a label ``y`` and a code ``z`` for each row of ``x (n, data_dim)``; observe the row and a known label.
 
-        Parameters
-        ----------
-        x : Tensor
-            Shape ``(n, data_dim)``.
-        y : Tensor, optional
-            Integer labels, shape ``(n,)``; None if unknown.
-        num_items : int, optional
-            Size of the full (labelled or unlabelled) data set if ``x`` is a minibatch; default ``n``.
-
-        Raises
-        ------
-        ShapeError
-            If the shape of an argument does not match the model.
-        DataError
-            If a dtype or value is not valid.
-        SettingsError
-            If ``num_items`` is less than ``n``.
+        ``y``: integer labels, ``(n,)``; None if unknown. ``num_items`` (of the labelled or unlabelled set) and errors
+        as in :meth:`VAE.model`.
         """
         self.check(x)
         self._check_labels(x, y)
@@ -836,6 +718,9 @@ def semi_supervised_vae(
 ) -> SemiSupervisedVAE:
     """Create a semi-supervised VAE of vectors, with multilayer perceptrons as classifier, encoder and decoder.
 
+    Raises ``SettingsError`` if a dimension is not positive, there is no hidden layer, or there are fewer than two
+    classes.
+
     Parameters
     ----------
     data_dim : int, default 784
@@ -844,11 +729,6 @@ def semi_supervised_vae(
         As in :func:`~bayeskit.models.vae.mlp_vae`.
     classification_weight : float, default 0.0
         As in :class:`SemiSupervisedVAE`.
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive, there is no hidden layer, or there are fewer than two classes.
     """
     likelihood = Bernoulli() if likelihood is None else likelihood
     check_hidden(hidden)

@@ -30,8 +30,7 @@ class FlowDistribution(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import torch, zuko
-    >>> from bayeskit.models.vae import FlowDistribution
+    >>> import zuko
     >>> flow = zuko.flows.MAF(features=3, context=2)
     >>> distribution = FlowDistribution(flow(torch.zeros(5, 2)))
     >>> distribution.batch_shape, distribution.event_shape
@@ -74,8 +73,7 @@ class ConditionalFlow(nn.Module):
 
     Examples
     --------
-    >>> import torch, zuko
-    >>> from bayeskit.models.vae import ConditionalFlow, mlp
+    >>> import zuko
     >>> encoder = torch.nn.Sequential(mlp([6, 8]), ConditionalFlow(zuko.flows.NSF(features=2, context=8)))
     >>> encoder(torch.zeros(5, 6)).sample().shape
     torch.Size([5, 2])
@@ -100,7 +98,6 @@ class FlowPrior(nn.Module):
     Examples
     --------
     >>> import zuko
-    >>> from bayeskit.models.vae import FlowPrior
     >>> FlowPrior(zuko.flows.NSF(features=2))().event_shape
     torch.Size([2])
     """
@@ -132,8 +129,9 @@ def flow_vae(
 ) -> VAE:
     """Create a VAE of vectors whose posterior, prior or both are autoregressive normalizing flows.
 
-    The posterior is an inverse autoregressive flow (one pass per draw). The prior is a masked autoregressive flow
-    (one pass per density evaluation).
+    The posterior is an inverse autoregressive flow (one pass per draw). The prior is a masked autoregressive flow (one
+    pass per density evaluation). Raises ``SettingsError`` if a dimension is not positive, a number of transforms is
+    negative, or there is no hidden layer.
 
     Parameters
     ----------
@@ -141,11 +139,6 @@ def flow_vae(
         As in :func:`~bayeskit.models.vae.mlp_vae`.
     posterior_transforms, prior_transforms : int, default 2
         Number of transforms of each flow; 0 gives a normal distribution.
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive, a number of transforms is negative, or there is no hidden layer.
 
     References
     ----------
@@ -157,8 +150,6 @@ def flow_vae(
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.vae import flow_vae
     >>> flow_vae(data_dim=6, hidden=(8,), latent_dim=2).generate(3, seed=0).shape
     torch.Size([3, 6])
     """

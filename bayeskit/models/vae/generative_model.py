@@ -23,16 +23,13 @@ __all__ = ["Autoencoder", "GenerativeModel", "check_last_dim"]
 class GenerativeModel(PyroModule):  # type: ignore[misc]
     """Base class of models with a data shape and a likelihood.
 
+    Raises ``SettingsError`` if ``data_shape`` is empty.
+
     Parameters
     ----------
     data_shape : tuple of int
         Shape of an observation, such as ``(784,)`` or ``(1, 28, 28)``.
     likelihood : Likelihood
-
-    Raises
-    ------
-    SettingsError
-        If ``data_shape`` is empty.
     """
 
     def __init__(self, data_shape: tuple[int, ...], likelihood: Likelihood) -> None:
@@ -55,14 +52,8 @@ class GenerativeModel(PyroModule):  # type: ignore[misc]
         """Check shape, dtype and values of data ``(*batch, *data_shape)``.
 
         Values are checked only while Pyro's validation is enabled (the default); ``pyro.enable_validation(False)``
-        disables it.
-
-        Raises
-        ------
-        ShapeError
-            If the rightmost dimensions are not ``data_shape``.
-        DataError
-            If the dtype differs from that of the parameters, or a value is outside the support of the likelihood.
+        disables it. Raises ``ShapeError`` if the rightmost dimensions are not ``data_shape``; ``DataError`` if the
+        dtype differs from that of the parameters, or a value is outside the support of the likelihood.
         """
         self.check_layout(x)
         if is_validation_enabled():
@@ -85,12 +76,8 @@ class GenerativeModel(PyroModule):  # type: ignore[misc]
     def data_plate(self, x: Tensor, num_items: int | None) -> Any:
         """Return the plate "data" over the rows of ``x (n, *data_shape)``.
 
-        Raises
-        ------
-        ShapeError
-            If ``x`` does not have exactly one batch dimension.
-        SettingsError
-            If ``num_items`` is less than ``n``.
+        Raises ``ShapeError`` if ``x`` does not have exactly one batch dimension; ``SettingsError`` if ``num_items`` is
+        less than ``n``.
         """
         if x.dim() != self.event_dim + 1:
             raise ShapeError(f"x has shape {tuple(x.shape)}; model and guide need (n, {self._shape_text})")
@@ -124,26 +111,7 @@ class GenerativeModel(PyroModule):  # type: ignore[misc]
 
 
 class Autoencoder(GenerativeModel):
-    """Base class of models with one code ``z`` per observation.
-
-    Parameters
-    ----------
-    encoder : Module
-        Maps observations ``(*batch, *data_shape)`` to the distribution of their codes, batch shape ``(*batch)`` and
-        event shape ``(latent_dim,)``.
-    decoder : Module
-        Maps codes ``(*batch, latent_dim)`` to the parameters of the likelihood.
-    latent_dim : int
-    likelihood : Likelihood
-    data_shape : tuple of int
-    prior : Module, optional
-        Returns the distribution of codes when called without arguments; default standard normal.
-
-    Raises
-    ------
-    SettingsError
-        If ``latent_dim`` is not positive.
-    """
+    """Base class of models with one code ``z`` per observation; its parameters and errors are those of :class:`VAE`."""
 
     def __init__(
         self,
@@ -164,21 +132,9 @@ class Autoencoder(GenerativeModel):
     def model(self, x: Tensor, num_items: int | None = None) -> None:
         """Draw a code ``z`` for each row from the prior and observe the row under the likelihood.
 
-        Parameters
-        ----------
-        x : Tensor
-            Shape ``(n, *data_shape)``.
-        num_items : int, optional
-            Size of the full data set if ``x`` is a minibatch; default ``n``.
-
-        Raises
-        ------
-        ShapeError
-            If the shape of an argument does not match the model.
-        DataError
-            If a dtype or value is not valid.
-        SettingsError
-            If ``num_items`` is less than ``n``.
+        ``x``: ``(n, *data_shape)``. ``num_items``: size of the full data set if ``x`` is a minibatch; default ``n``.
+        Raises ``ShapeError`` if the shape of an argument does not match the model; ``DataError`` if a dtype or value is
+        not valid; ``SettingsError`` if ``num_items`` is less than ``n``.
         """
         self.check(x)
         with self.data_plate(x, num_items):
@@ -195,13 +151,8 @@ class Autoencoder(GenerativeModel):
     def encode(self, x: Tensor, *, num_samples: int = 1000, seed: int | torch.Generator = 0) -> Tensor:
         """Return the mean of the encoder's distribution: ``(*batch, *data_shape)`` to ``(*batch, latent_dim)``.
 
-        Parameters
-        ----------
-        x : Tensor
-        num_samples : int, default 1000
-            Number of draws to average if the distribution has no closed-form mean (flows).
-        seed : int or torch.Generator, default 0
-            Used for these draws only.
+        ``num_samples``: number of draws to average if the distribution has no closed-form mean (flows). ``seed``: used
+        for these draws only.
         """
         self.check(x)
         with self.drawing(seed, "encode"):
@@ -214,10 +165,7 @@ class Autoencoder(GenerativeModel):
     def decode(self, z: Tensor) -> Tensor:
         """Return the mean of the data given codes: ``(*batch, latent_dim)`` to ``(*batch, *data_shape)``.
 
-        Raises
-        ------
-        ShapeError
-            If the last dimension of ``z`` is not ``latent_dim``.
+        Raises ``ShapeError`` if the last dimension of ``z`` is not ``latent_dim``.
         """
         check_last_dim("z", z, self.latent_dim)
         with torch.no_grad():

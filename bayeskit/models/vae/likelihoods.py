@@ -45,9 +45,9 @@ class Likelihood(nn.Module):
     def entries(self, *parameters: Tensor) -> Any:
         """Return the distribution of each entry, from ``num_parameters`` tensors of shape ``(*batch, *data)``."""
 
-    @abstractmethod
     def check(self, x: Tensor) -> None:
-        """Raise a ``DataError`` if a value of ``x`` is outside the support."""
+        """Raise a ``DataError`` if a value of ``x`` is outside the support, by default the real numbers."""
+        _check_finite(x)
 
     def forward(self, outputs: Tensor, event_dim: int) -> Any:
         """Return the distribution of data with ``event_dim`` dimensions given the decoder's outputs."""
@@ -60,7 +60,6 @@ class Bernoulli(Likelihood):
 
     Examples
     --------
-    >>> import torch
     >>> Bernoulli()(torch.zeros(5, 784), event_dim=1).event_shape
     torch.Size([784])
     """
@@ -77,6 +76,8 @@ class Bernoulli(Likelihood):
 class Gaussian(Likelihood):
     """Normal entries with a common standard deviation.
 
+    Raises ``SettingsError`` if ``scale`` is not positive.
+
     Parameters
     ----------
     scale : float, default 1.0
@@ -84,14 +85,8 @@ class Gaussian(Likelihood):
     learn : bool, default True
         Make the standard deviation a trainable parameter.
 
-    Raises
-    ------
-    SettingsError
-        If ``scale`` is not positive.
-
     Examples
     --------
-    >>> import torch
     >>> Gaussian(0.1, learn=False)(torch.zeros(2, 3), event_dim=1).variance[0]
     tensor([0.0100, 0.0100, 0.0100])
     """
@@ -112,23 +107,16 @@ class Gaussian(Likelihood):
         """Return normal distributions with mean ``parameters[0]``."""
         return dist.Normal(parameters[0], self.log_scale.exp(), validate_args=False)
 
-    def check(self, x: Tensor) -> None:
-        """Raise a ``DataError`` unless all values are finite."""
-        _check_finite(x)
-
 
 class HeteroscedasticGaussian(Likelihood):
     """Normal entries; the decoder outputs mean and log standard deviation.
+
+    Raises ``SettingsError`` if ``smallest_scale`` is not positive.
 
     Parameters
     ----------
     smallest_scale : float, default 1e-3
         Added to the standard deviation; with 0 the likelihood would be unbounded.
-
-    Raises
-    ------
-    SettingsError
-        If ``smallest_scale`` is not positive.
 
     References
     ----------
@@ -136,7 +124,6 @@ class HeteroscedasticGaussian(Likelihood):
 
     Examples
     --------
-    >>> import torch
     >>> HeteroscedasticGaussian()(torch.zeros(5, 6), event_dim=1).event_shape
     torch.Size([3])
     """
@@ -154,24 +141,17 @@ class HeteroscedasticGaussian(Likelihood):
         loc, log_scale = parameters
         return dist.Normal(loc, log_scale.exp() + self.smallest_scale, validate_args=False)
 
-    def check(self, x: Tensor) -> None:
-        """Raise a ``DataError`` unless all values are finite."""
-        _check_finite(x)
-
 
 class DiscretizedLogistic(Likelihood):
     """Entries on equally spaced levels in ``[0, 1]``, such as eight-bit pixels divided by 255.
+
+    Raises ``SettingsError`` if ``num_levels`` is less than 2 or ``num_components`` is less than 1.
 
     Parameters
     ----------
     num_levels : int, default 256
     num_components : int, default 1
         Mixture components per entry.
-
-    Raises
-    ------
-    SettingsError
-        If ``num_levels`` is less than 2 or ``num_components`` is less than 1.
 
     References
     ----------
@@ -180,7 +160,6 @@ class DiscretizedLogistic(Likelihood):
 
     Examples
     --------
-    >>> import torch
     >>> DiscretizedLogistic(num_components=5).num_parameters
     15
     """

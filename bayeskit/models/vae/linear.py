@@ -36,16 +36,12 @@ class LinearVAE(Autoencoder):
 
     Likelihood, posterior of the codes and maximum likelihood estimate have closed forms. The guide has independent
     coordinates. It contains the exact posterior at the maximum likelihood estimate, where the columns of :math:`W` can
-    be chosen orthogonal. :meth:`exact_guide` uses the exact posterior for any parameters.
+    be chosen orthogonal. :meth:`exact_guide` uses the exact posterior for any parameters. Raises ``SettingsError`` if a
+    dimension is not positive.
 
     Parameters
     ----------
     data_dim, latent_dim : int
-
-    Raises
-    ------
-    SettingsError
-        If a dimension is not positive.
 
     References
     ----------
@@ -56,8 +52,6 @@ class LinearVAE(Autoencoder):
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.vae import LinearVAE
     >>> x = torch.randn(100, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> best = LinearVAE.maximum_likelihood(x, latent_dim=2)
     >>> bool((best.log_likelihood(x) - best.lower_bound(x)).abs().max() < 1e-12)
@@ -78,21 +72,9 @@ class LinearVAE(Autoencoder):
     def maximum_likelihood(cls, x: Tensor, latent_dim: int) -> LinearVAE:
         """Return the maximum likelihood model, with its guide equal to the exact posterior.
 
-        Parameters
-        ----------
-        x : Tensor
-            Shape ``(n, data_dim)``.
-        latent_dim : int
-            Less than ``data_dim``.
-
-        Raises
-        ------
-        ShapeError
-            If ``x`` is not a matrix.
-        SettingsError
-            If ``latent_dim`` is not less than ``data_dim``.
-        DataError
-            If values are not finite, or the data lie in a subspace of ``latent_dim`` dimensions (unbounded likelihood).
+        ``x``: ``(n, data_dim)``. ``latent_dim``: less than ``data_dim``. Raises ``ShapeError`` if ``x`` is not a
+        matrix; ``SettingsError`` if ``latent_dim`` is not less than ``data_dim``; ``DataError`` if values are not
+        finite, or the data lie in a subspace of ``latent_dim`` dimensions (unbounded likelihood).
         """
         if x.dim() != 2:
             raise ShapeError(f"x has shape {tuple(x.shape)}, but must have shape (n, data_dim)")
@@ -131,11 +113,7 @@ class LinearVAE(Autoencoder):
     def posterior(self, x: Tensor, mask: Tensor | None = None) -> dist.MultivariateNormal:
         """Return the exact posterior of codes: ``(*batch, data_dim)`` to batch shape ``(*batch)``.
 
-        Parameters
-        ----------
-        x : Tensor
-        mask : Tensor of bool, optional
-            True where ``x`` is observed, same shape; default all True.
+        ``mask``: True where ``x`` is observed, same shape; default all True.
         """
         residual, weight, factor = self._terms(x, mask)
         projected = (residual.unsqueeze(-2) @ weight).squeeze(-2)
@@ -148,11 +126,7 @@ class LinearVAE(Autoencoder):
     def log_likelihood(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the exact marginal log density of each observation: ``(*batch, data_dim)`` to ``(*batch)``.
 
-        Parameters
-        ----------
-        x : Tensor
-        mask : Tensor of bool, optional
-            True where ``x`` is observed, same shape; other entries are integrated out.
+        ``mask``: True where ``x`` is observed, same shape; other entries are integrated out.
         """
         residual, weight, factor = self._terms(x, mask)
         observed = x.shape[-1] if mask is None else mask.sum(-1)

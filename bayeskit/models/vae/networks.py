@@ -31,6 +31,8 @@ Activation = Callable[[], nn.Module]
 def mlp(sizes: Sequence[int], activation: Activation = nn.Tanh) -> nn.Sequential:
     """Create a multilayer perceptron with an activation after every layer but the last.
 
+    Raises ``SettingsError`` if a size is not positive, or there are fewer than two sizes.
+
     Parameters
     ----------
     sizes : sequence of int
@@ -38,14 +40,8 @@ def mlp(sizes: Sequence[int], activation: Activation = nn.Tanh) -> nn.Sequential
     activation : callable, default torch.nn.Tanh
         Constructor of the activation module.
 
-    Raises
-    ------
-    SettingsError
-        If a size is not positive, or there are fewer than two sizes.
-
     Examples
     --------
-    >>> import torch
     >>> mlp([784, 200, 10])(torch.zeros(3, 784)).shape
     torch.Size([3, 10])
     """
@@ -66,7 +62,6 @@ class DiagonalNormal(nn.Module):
 
     Examples
     --------
-    >>> import torch
     >>> encoder = torch.nn.Sequential(mlp([784, 200]), torch.nn.Tanh(), DiagonalNormal(200, 50))
     >>> encoder(torch.zeros(3, 784)).mean.shape
     torch.Size([3, 50])
@@ -107,6 +102,8 @@ class StandardNormal(nn.Module):
 class ConvolutionalFeatures(nn.Module):
     """Image features by stride-2 convolutions, each of which halves height and width.
 
+    Raises ``SettingsError`` if height or width is not divisible by ``2 ** len(channels)``.
+
     Parameters
     ----------
     image_shape : tuple of int
@@ -116,14 +113,8 @@ class ConvolutionalFeatures(nn.Module):
     num_features : int
     activation : callable, default torch.nn.ReLU
 
-    Raises
-    ------
-    SettingsError
-        If height or width is not divisible by ``2 ** len(channels)``.
-
     Examples
     --------
-    >>> import torch
     >>> ConvolutionalFeatures((1, 28, 28), (32, 64), 256)(torch.zeros(5, 1, 28, 28)).shape
     torch.Size([5, 256])
     """
@@ -152,25 +143,20 @@ class ConvolutionalFeatures(nn.Module):
 class ConvolutionalDecoder(nn.Module):
     """Decoder to images by transposed convolutions, each of which doubles height and width.
 
+    Raises ``SettingsError`` if height or width is not divisible by ``2 ** len(channels)``.
+
     Parameters
     ----------
     num_inputs : int
-    image_shape : tuple of int
-        Output channels, height, width; height and width must be divisible by ``2 ** len(channels)``.
+    image_shape, activation
+        As in :class:`ConvolutionalFeatures`, for the output.
     channels : sequence of int
         Channels before each transposed convolution.
     num_features : int
         Width of the dense layer between inputs and convolutions.
-    activation : callable, default torch.nn.ReLU
-
-    Raises
-    ------
-    SettingsError
-        If height or width is not divisible by ``2 ** len(channels)``.
 
     Examples
     --------
-    >>> import torch
     >>> ConvolutionalDecoder(10, (1, 8, 8), (64, 32), 256)(torch.zeros(5, 10)).shape
     torch.Size([5, 1, 8, 8])
     """

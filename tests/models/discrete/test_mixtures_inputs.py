@@ -28,7 +28,7 @@ from bayeskit.models.discrete.mixtures import (
     predictive_density,
     relabel,
 )
-from bayeskit.models.discrete.mixtures.labels import _assign
+from bayeskit.models.discrete.permutations import nearest_permutation
 
 F64 = torch.float64
 Y = torch.tensor([-1.2, -0.7, 0.4, 1.9, 2.2], dtype=F64)
@@ -134,7 +134,7 @@ def test_assignment_against_all_permutations():
     cost = torch.rand(40, 5, 5, generator=torch.Generator().manual_seed(3), dtype=F64)
     permutations = torch.tensor(list(itertools.permutations(range(5))))
     each = cost[:, torch.arange(5), permutations].sum(-1)
-    assert torch.equal(_assign(cost), permutations[each.argmin(-1)])
+    assert torch.equal(nearest_permutation(-cost), permutations[each.argmin(-1)])
 
 
 NORMAL = dist.Normal(torch.tensor(0.0), 1.0)

@@ -11,6 +11,7 @@ from torch import Tensor
 from bayeskit.core.inputs import as_numbers, whole_number
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import digits_of, log_dirichlet_moment
 from bayeskit.models.discrete.mixtures.gaussian_mixture import GaussianMixture
 
 __all__ = ["exact_log_evidence", "log_joint_of_assignments", "sample_exact_posterior"]
@@ -23,7 +24,8 @@ def exact_log_evidence(mixture: GaussianMixture) -> float:
     """Compute the exact log evidence under the conjugate prior by enumerating all ``K^n`` assignments.
 
     Given an assignment, the marginal likelihood is a Dirichlet-multinomial probability times one normal-gamma marginal
-    likelihood per component and dimension.
+    likelihood per component and dimension. Raises ``SettingsError`` if the prior is not conjugate, or there are more
+    than about a million assignments.
 
     Parameters
     ----------
@@ -35,18 +37,12 @@ def exact_log_evidence(mixture: GaussianMixture) -> float:
     float
         In nats.
 
-    Raises
-    ------
-    SettingsError
-        If the prior is not conjugate, or there are more than about a million assignments.
-
     References
     ----------
     Bernardo, J. M., Smith, A. F. M. (1994). Bayesian Theory, section 5.2 and appendix A. Wiley.
 
     Examples
     --------
-    >>> import torch
     >>> from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior, exact_log_evidence
     >>> y = torch.tensor([-1.0, -0.8, 2.0, 2.3], dtype=torch.float64)
     >>> one, two = (GaussianMixture(y, k, MixturePrior.conjugate(0.0, 0.2, 2.0, 0.5)) for k in (1, 2))
@@ -61,6 +57,8 @@ def sample_exact_posterior(
 ) -> dict[str, Tensor]:
     """Draw independent exact posterior samples: the assignment, then the parameters given the assignment.
 
+    Raises ``SettingsError`` as in :func:`exact_log_evidence`.
+
     Parameters
     ----------
     mixture : GaussianMixture
@@ -73,14 +71,8 @@ def sample_exact_posterior(
     dict of Tensor
         The sites of the mixture, ``{site: (num_draws, *shape)}``, and ``"assignment"``, ``(num_draws, n)``.
 
-    Raises
-    ------
-    SettingsError
-        As in :func:`exact_log_evidence`.
-
     Examples
     --------
-    >>> import torch
     >>> from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior, sample_exact_posterior
     >>> y = torch.tensor([-1.0, -0.8, 2.0, 2.3], dtype=torch.float64)
     >>> mixture = GaussianMixture(y, 2, MixturePrior.conjugate(0.0, 0.2, 2.0, 0.5))
@@ -92,7 +84,7 @@ def sample_exact_posterior(
     generator = new_generator(seed, weight.device, stream="exact posterior of a mixture")
     with global_stream(generator):
         number = torch.multinomial(weight, whole_number("num_draws", num_draws, 1), replacement=True)
-        assignments = _assignments(mixture, number)
+        assignments = digits_of(number, count, len(mixture.y))
         update = _update(mixture, assignments)
         precision = torch.distributions.Gamma(update.shape.expand_as(update.rate), update.rate).sample()
         mean = update.location + torch.randn_like(precision) * (update.relative_precision * precision).rsqrt()
@@ -116,13 +108,7 @@ def _log_joint_of_all(mixture: GaussianMixture) -> Tensor:
             f"{_MAX_ASSIGNMENTS} for enumeration; use fewer observations"
         )
     numbers = torch.arange(total, device=mixture.y.device).split(_BATCH)
-    return torch.cat([log_joint_of_assignments(mixture, _assignments(mixture, number)) for number in numbers])
-
-
-def _assignments(mixture: GaussianMixture, number: Tensor) -> Tensor:
-    """Return the assignments with the given indices, ``(m,) -> (m, n)``."""
-    place = mixture.num_components ** torch.arange(len(mixture.y), device=number.device)
-    return number.unsqueeze(-1) // place % mixture.num_components
+    return torch.cat([log_joint_of_assignments(mixture, digits_of(number, count, n)) for number in numbers])
 
 
 class _Update(NamedTuple):
@@ -159,7 +145,7 @@ def _update(mixture: GaussianMixture, assignments: Tensor) -> _Update:
 
 
 def log_joint_of_assignments(mixture: GaussianMixture, assignments: Tensor) -> Tensor:
-    """Return the joint log probability of assignments and data, parameters integrated out.
+    """Return the joint log probability of assignments and data, parameters integrated out, ``(*batch)``.
 
     Parameters
     ----------
@@ -167,11 +153,6 @@ def log_joint_of_assignments(mixture: GaussianMixture, assignments: Tensor) -> T
         As in :func:`exact_log_evidence`.
     assignments : Tensor or array of int
         Values 0 to ``K - 1``, shape ``(*batch, n)``.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(*batch)``.
 
     Raises
     ------
@@ -192,7 +173,7 @@ def log_joint_of_assignments(mixture: GaussianMixture, assignments: Tensor) -> T
     assignments = assignments.to(mixture.y.device, torch.int64)
     if not bool(((assignments >= 0) & (assignments < count)).all()):
         raise DataError(f"assignments must lie between 0 and {count - 1}, the components")
-    c0, e0, rate = prior.shape, prior.concentration, rate.to(mixture.y.device)
+    c0, rate = prior.shape, rate.to(mixture.y.device)
     update = _update(mixture, assignments)
     log_marginal = (
         0.5 * (math.log(relative_precision) - update.relative_precision.log())
@@ -202,6 +183,5 @@ def log_joint_of_assignments(mixture: GaussianMixture, assignments: Tensor) -> T
         + update.shape.lgamma()
         - update.shape * update.rate.log()
     )
-    log_prior = (e0 + update.size).lgamma().sum(-1) - count * math.lgamma(e0)
-    log_prior = log_prior + math.lgamma(count * e0) - math.lgamma(count * e0 + len(mixture.y))
+    log_prior = log_dirichlet_moment(update.size, update.size.new_full((count,), prior.concentration))
     return log_prior + log_marginal.sum((-1, -2))

@@ -121,7 +121,6 @@ class OrderedSample(TorchDistribution):
 
     Examples
     --------
-    >>> import torch, pyro.distributions as dist
     >>> ordered = OrderedSample(dist.Normal(torch.zeros((), dtype=torch.float64), 1.0), 3)
     >>> ordered.sample().diff().min() > 0
     tensor(True)
@@ -145,10 +144,7 @@ class OrderedSample(TorchDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density at ascending vectors, ``(*batch, num_draws) -> (*batch)``.
 
-        Raises
-        ------
-        ShapeError
-            If the last dimension is not ``num_draws``.
+        Raises ``ShapeError`` if the last dimension is not ``num_draws``.
         """
         if value.shape[-1:] != self.event_shape:
             raise ShapeError(f"values have shape {tuple(value.shape)}; the last dimension is {self.event_shape[0]}")
@@ -200,7 +196,6 @@ class MixturePrior:
 
     Examples
     --------
-    >>> import torch
     >>> prior = MixturePrior.richardson_green(torch.tensor([1.0, 4.0, 5.0], dtype=torch.float64))
     >>> prior.location.tolist(), prior.spread.tolist(), prior.rate_prior[1].tolist()
     ([3.0], [4.0], [0.625])
@@ -250,17 +245,9 @@ class MixturePrior:
         With the range :math:`R` of each dimension, :math:`b_0` is the midrange, :math:`B_0 = R^2`, :math:`c_0 = 2`,
         :math:`C_0 \sim \mathrm{Gamma}(0.2, 10/R^2)` and :math:`e_0 = 1`.
 
-        Parameters
-        ----------
-        y : Tensor or array
-            Observations, shape ``(n,)`` or ``(n, D)``.
-
-        Raises
-        ------
-        DataError
-            If there are no observations, some are not finite, or a dimension is constant.
-        ShapeError
-            If ``y`` is neither a vector nor a matrix.
+        ``y`` (tensor or array): observations, shape ``(n,)`` or ``(n, D)``. Raises ``DataError`` if there are no
+        observations, some are not finite, or a dimension is constant; ``ShapeError`` if ``y`` is neither a vector nor a
+        matrix.
 
         References
         ----------
@@ -281,16 +268,9 @@ class MixturePrior:
     ) -> MixturePrior:
         r"""Make the independence prior: independent means and precisions, all hyperparameters fixed.
 
-        Chib (1995) uses ``independent(20, 10, 3, 20)`` for the galaxy velocities in 1000 km/s.
-
-        Parameters
-        ----------
-        location, spread, rate : float or Tensor
-            :math:`b_0`, :math:`\sqrt{B_0}` and :math:`C_0`, shape ``()`` or ``(D,)``.
-        shape : float
-            :math:`c_0`.
-        concentration : float, default 1
-            :math:`e_0`.
+        Chib (1995) uses ``independent(20, 10, 3, 20)`` for the galaxy velocities in 1000 km/s. ``location``,
+        ``spread``, ``rate``: :math:`b_0`, :math:`\sqrt{B_0}` and :math:`C_0`, shape ``()`` or ``(D,)``. ``shape``:
+        :math:`c_0`. ``concentration``: :math:`e_0`.
 
         References
         ----------
@@ -382,15 +362,12 @@ class GaussianMixture:
 
     References
     ----------
-    Richardson, S., Green, P. J. (1997). On Bayesian analysis of mixtures with an unknown number of components. Journal
-    of the Royal Statistical Society B 59, 731-792.
-
-    Fruehwirth-Schnatter, S. (2006). Finite Mixture and Markov Switching Models. Springer.
+    Richardson and Green (1997), see :meth:`MixturePrior.richardson_green`; Fruehwirth-Schnatter (2006), see
+    :class:`MixturePrior`.
 
     Examples
     --------
     >>> import bayeskit as bk
-    >>> from bayeskit.models.discrete.mixtures import GaussianMixture, galaxy_velocities
     >>> mixture = GaussianMixture(galaxy_velocities(), num_components=3)
     >>> bk.Target.from_pyro(mixture)
     Target(dim=10, sites=[rate(), share(3,), precision(3,), mean(3,)], dtype=torch.float64, device=cpu)
@@ -438,44 +415,33 @@ class GaussianMixture:
     def __call__(self) -> None:
         """Run the model."""
         values = self.sample_parameters()
-        mean, precision, correlation = values["mean"], values["precision"], values.get("correlation")
+        self.observe(values, values["share"].log() if self.num_components > 1 else None)
+
+    def observe(self, values: Mapping[str, Tensor], logits: Tensor | None) -> None:
+        """Sample the assignments, enumerated, and observe the data; for models that extend this class."""
+        precision, correlation = values["precision"], values.get("correlation")
         z: Tensor | int = 0
         with pyro.plate("data", len(self.y)):
-            if self.num_components > 1:
-                weights = dist.Categorical(logits=values["share"].log())
-                z = pyro.sample("assignment", weights, infer={"enumerate": "parallel"})
-            component = self.component(
-                mean[z],
-                precision if self.equal_scales else precision[z],
-                None if correlation is None else correlation[z],
-            )
+            if logits is not None:
+                z = pyro.sample("assignment", dist.Categorical(logits=logits), infer={"enumerate": "parallel"})
+            scales = precision if self.equal_scales else precision[z]
+            component = self.component(values["mean"][z], scales, None if correlation is None else correlation[z])
             pyro.sample("y", component, obs=self.y)
 
     def start(self, num_chains: int = 4, *, seed: int | torch.Generator = 0) -> Tensor:
         """Return an initial point for each chain: the draw of highest density among 200 prior draws.
 
         Use these points if the prior is wide and chains started at single prior draws converge slowly. Labellings
-        differ between chains.
-
-        Parameters
-        ----------
-        num_chains : int, default 4
-        seed : int or torch.Generator, default 0
+        differ between chains. Raises ``InitializationError`` if the density is zero at all prior draws of a chain.
 
         Returns
         -------
         Tensor
             Unconstrained, shape ``(num_chains, d)``, for ``bayeskit.sample(target, initial=...)``.
 
-        Raises
-        ------
-        InitializationError
-            If the density is zero at all prior draws of a chain.
-
         Examples
         --------
         >>> import bayeskit as bk
-        >>> from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior
         >>> y = [-2.1, -1.9, -1.4, 1.6, 2.0, 2.5]
         >>> mixture = GaussianMixture(y, 2, MixturePrior.independent(0.0, 3.0, 3.0, 1.0))
         >>> start = mixture.start(num_chains=4, seed=0)
@@ -506,24 +472,11 @@ class GaussianMixture:
         return f"GaussianMixture(y of shape {tuple(self.y.shape)}, {', '.join(settings)})"
 
     def log_component_density(self, values: Draws | Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return the log of weight times density, for each point and component.
+        """Return the log of weight times density, for each point and component, ``(*batch, m, K)``.
 
-        Parameters
-        ----------
-        values : Draws or mapping of str to Tensor
-            Draws, or the sites, ``{site: (*batch, *shape)}``, as :meth:`bayeskit.Target.constrain` returns them.
-        x : Tensor or array
-            Points, shape ``(m,)`` or ``(m, D)`` as the data.
-
-        Returns
-        -------
-        Tensor
-            Shape ``(*batch, m, K)``.
-
-        Raises
-        ------
-        ShapeError
-            If the dimension of ``x`` differs from that of the data.
+        ``values`` (Draws or mapping of str to tensor): draws, or the sites, ``{site: (*batch, *shape)}``, as
+        :meth:`bayeskit.Target.constrain` returns them. ``x`` (tensor or array): points, shape ``(m,)`` or ``(m, D)`` as
+        the data. Raises ``ShapeError`` if the dimension of ``x`` differs from that of the data.
         """
         values, x = site_values(values), as_real("x", x).to(self.y)
         if x.dim() != self.y.dim() or x.shape[1:] != self.y.shape[1:]:
@@ -625,7 +578,6 @@ class UnknownSizeMixture:
     Examples
     --------
     >>> import bayeskit as bk
-    >>> from bayeskit.models.discrete.mixtures import GaussianMixture, UnknownSizeMixture, galaxy_velocities
     >>> model = UnknownSizeMixture(GaussianMixture(galaxy_velocities(), num_components=6))
     >>> bk.Target.from_pyro(model).dim
     19
@@ -647,37 +599,19 @@ class UnknownSizeMixture:
         """Run the model."""
         mixture = self.mixture
         values = mixture.sample_parameters()
-        correlation = values.get("correlation")
         slots = torch.arange(mixture.num_components, device=mixture.y.device)
         last = pyro.sample("last", dist.Categorical(self.probabilities), infer={"enumerate": "parallel"})
         absent = slots > last.unsqueeze(-1)
-        with pyro.plate("data", len(mixture.y)):
-            weights = dist.Categorical(logits=values["share"].log().masked_fill(absent, -torch.inf))
-            z = pyro.sample("assignment", weights, infer={"enumerate": "parallel"})
-            component = mixture.component(
-                values["mean"][z],
-                values["precision"] if mixture.equal_scales else values["precision"][z],
-                None if correlation is None else correlation[z],
-            )
-            pyro.sample("y", component, obs=mixture.y)
+        mixture.observe(values, values["share"].log().masked_fill(absent, -torch.inf))
 
     def __repr__(self) -> str:
         return f"UnknownSizeMixture({self.mixture!r})"
 
     def size_probabilities(self, values: Draws | Mapping[str, Tensor]) -> Tensor:
-        """Return the probability of ``1, ..., K`` components given parameters and data.
+        """Return the probability of ``1, ..., K`` components given parameters and data, ``(*batch, K)``.
 
-        Its mean over posterior draws is the posterior of the number of components.
-
-        Parameters
-        ----------
-        values : Draws or mapping of str to Tensor
-            Draws, or the sites, ``{site: (*batch, *shape)}``.
-
-        Returns
-        -------
-        Tensor
-            Shape ``(*batch, K)``.
+        Its mean over posterior draws is the posterior of the number of components. ``values`` (Draws or mapping of str
+        to tensor): draws, or the sites, ``{site: (*batch, *shape)}``.
         """
         values = site_values(values)
         joint = self.mixture.log_component_density(values, self.mixture.y)  # (*batch, n, K)

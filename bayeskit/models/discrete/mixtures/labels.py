@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from bayeskit.draws import Draws
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, UnknownNameError
 from bayeskit.logdensity.target import Target
 from bayeskit.models.discrete.inputs import as_real
+from bayeskit.models.discrete.permutations.distributions import nearest_permutation
 
 __all__ = ["Labels", "aligned", "relabel"]
 
@@ -99,10 +99,7 @@ class Labels:
     def permutations(self) -> Tensor:
         """Return every permutation of the components, shape ``(K!, K)``, the identity first.
 
-        Raises
-        ------
-        SettingsError
-            If there are more than 5040 (``K > 7``).
+        Raises ``SettingsError`` if there are more than 5040 (``K > 7``).
         """
         if not self.listable:
             count = math.factorial(self.num_components)
@@ -113,19 +110,10 @@ class Labels:
         return torch.tensor(list(itertools.permutations(range(self.num_components))), device=self.coordinates.device)
 
     def permute(self, u: Tensor, permutation: Tensor) -> Tensor:
-        """Give component ``k`` the parameters of component ``permutation[k]``.
+        """Give component ``k`` the parameters of component ``permutation[k]``, ``(*batch, d)``.
 
-        Parameters
-        ----------
-        u : Tensor
-            Unconstrained vectors, shape ``(*batch, d)``.
-        permutation : Tensor
-            Shape ``(*batch, K)``; the two batch shapes broadcast.
-
-        Returns
-        -------
-        Tensor
-            Shape ``(*batch, d)``.
+        ``u``: unconstrained vectors, shape ``(*batch, d)``. ``permutation``: ``(*batch, K)``; the two batch shapes
+        broadcast.
         """
         batch = torch.broadcast_shapes(u.shape[:-1], permutation.shape[:-1])
         source = torch.arange(u.shape[-1], device=u.device).expand(*batch, -1).clone()
@@ -192,7 +180,7 @@ def relabel(draws: Draws, labels: Labels, responsibilities: Tensor) -> Draws:
 
     Examples
     --------
-    >>> import torch, bayeskit as bk
+    >>> import bayeskit as bk
     >>> from bayeskit.models.discrete.mixtures import GaussianMixture, Labels, relabel
     >>> y = torch.tensor([-2.1, -1.9, -1.4, 1.6, 2.0, 2.5], dtype=torch.float64)
     >>> mixture = GaussianMixture(y, 2)
@@ -217,19 +205,13 @@ def relabel(draws: Draws, labels: Labels, responsibilities: Tensor) -> Draws:
     centre = p[int(draws.log_density.flatten().argmax())]
     for _ in range(_ALIGNMENTS):
         cost = entropy - torch.einsum("snj,nk->skj", p, centre.log())
-        best = _assign(cost)
+        best = nearest_permutation(-cost)
         if bool((best == chosen).all()):
             break
         chosen = best
         centre = p.gather(-1, chosen.unsqueeze(1).expand_as(p)).mean(0)
     u = labels.permute(draws.unconstrained.flatten(0, 1), chosen)
     return replace(draws, unconstrained=u.reshape(draws.unconstrained.shape))
-
-
-def _assign(cost: Tensor) -> Tensor:
-    """Return the minimum-cost assignment of components to labels for each draw, ``(draws, K, K) -> (draws, K)``."""
-    rows = [torch.from_numpy(linear_sum_assignment(one)[1]) for one in cost.cpu().numpy()]
-    return torch.stack(rows).to(cost.device)
 
 
 def aligned(u: Tensor, labels: Labels, start: Tensor) -> tuple[Tensor, Tensor]:
@@ -261,7 +243,7 @@ def aligned(u: Tensor, labels: Labels, start: Tensor) -> tuple[Tensor, Tensor]:
     for _ in range(_ALIGNMENTS):
         # Cost of assigning component j of a draw to component k of the centre, bounded against outlying coordinates.
         cost = ((blocks.unsqueeze(1) - centre.unsqueeze(1)) / scale).square().clamp(max=_FAR).sum(-1)
-        nearest = _assign(cost)
+        nearest = nearest_permutation(-cost)
         if bool((nearest == chosen).all()):
             break
         chosen = nearest

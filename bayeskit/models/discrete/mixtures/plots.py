@@ -58,25 +58,15 @@ def plot_predictive(
 ) -> Axes:
     """Plot the predictive density with a pointwise credible band over a histogram of the data.
 
+    Raises ``SettingsError`` if the data are multivariate.
+
     Parameters
     ----------
-    mixture : GaussianMixture
-        With univariate data.
-    values : Draws or mapping of str to Tensor
-        Posterior draws, or site values; label switching has no effect.
+    mixture, values, level
+        As in :func:`predictive_density`, with univariate data; label switching has no effect.
     ax : Axes, optional
         Default new ``pyplot`` axes.
-    level : float, default 0.9
     num_bins, num_points : int, default 40 and 400
-
-    Returns
-    -------
-    Axes
-
-    Raises
-    ------
-    SettingsError
-        If the data are multivariate.
 
     Examples
     --------
@@ -119,21 +109,12 @@ def plot_responsibilities(
 
     Parameters
     ----------
-    mixture : GaussianMixture
-    values : Draws or mapping of str to Tensor
-        Posterior draws, or site values, with a common labelling (see :func:`relabel`).
-    ax : Axes, optional
-        Default new ``pyplot`` axes.
-
-    Returns
-    -------
-    Axes
+    mixture, values, ax
+        As in :func:`plot_predictive`, but with a common labelling (see :func:`relabel`).
 
     Examples
     --------
-    >>> import torch
     >>> from matplotlib.figure import Figure
-    >>> from bayeskit.models.discrete.mixtures import GaussianMixture, plot_responsibilities
     >>> mixture = GaussianMixture(torch.tensor([-2.0, 2.5, 2.2, -1.7]), 2)
     >>> values = {"share": torch.ones(2), "mean": torch.tensor([-2.0, 2.0]), "precision": torch.ones(2)}
     >>> plot_responsibilities(mixture, values, Figure().subplots()).get_ylabel()
@@ -162,26 +143,18 @@ def plot_responsibilities(
 def plot_num_components(probabilities: Mapping[int, tuple[float, float]], ax: Axes | None = None) -> Axes:
     """Plot the posterior of the number of components, with standard errors.
 
+    Raises ``SettingsError`` if ``probabilities`` is empty.
+
     Parameters
     ----------
     probabilities : mapping of int to (float, float)
         Probability and standard error of each number of components.
     ax : Axes, optional
-        Default new ``pyplot`` axes.
-
-    Returns
-    -------
-    Axes
-
-    Raises
-    ------
-    SettingsError
-        If ``probabilities`` is empty.
+        As in :func:`plot_predictive`.
 
     Examples
     --------
     >>> from matplotlib.figure import Figure
-    >>> from bayeskit.models.discrete.mixtures import plot_num_components
     >>> plot_num_components({1: (0.1, 0.01), 2: (0.9, 0.01)}, Figure().subplots()).get_xlabel()
     'number of components'
     """

@@ -17,11 +17,11 @@ from torch.nn.functional import one_hot
 
 from bayeskit.core.inputs import as_numbers, whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
+from bayeskit.models.discrete.inputs import Shape, as_real
 
 __all__ = [
     "GibbsPermutation",
     "LARGEST",
-    "Shape",
     "all_permutations",
     "check_log_weights",
     "check_possible",
@@ -32,7 +32,6 @@ __all__ = [
     "nearest_permutation",
     "permutation_matrix",
     "permutations",
-    "real_numbers",
 ]
 
 # Permutations as vectors and matrices, and projection of a matrix to the nearest permutation.
@@ -76,12 +75,6 @@ def check_square(name: str, matrix: Tensor) -> int:
     return int(matrix.shape[-1])
 
 
-def real_numbers(name: str, value: Any) -> Tensor:
-    """Return array-like data as a floating-point tensor; integers and bools take the default dtype."""
-    numbers = as_numbers(name, value)
-    return numbers if numbers.is_floating_point() else numbers.to(torch.get_default_dtype())
-
-
 def check_possible(name: str, log_weights: Tensor) -> int:
     """Return the number of rows of log weights ``(*batch, n, n)``; DataError if no permutation is possible."""
     size = check_log_weights(name, log_weights)
@@ -122,6 +115,8 @@ def check_log_weights(name: str, log_weights: Tensor) -> int:
 def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return the matrix with ones at ``(i, permutation[i])``.
 
+    Raises ``DataError`` if a vector is not a permutation of ``0, ..., n - 1``.
+
     Parameters
     ----------
     permutation : Tensor or array of int
@@ -134,15 +129,8 @@ def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) ->
     Tensor
         Shape ``(*batch, n, n)``.
 
-    Raises
-    ------
-    DataError
-        If a vector is not a permutation of ``0, ..., n - 1``.
-
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import permutation_matrix
     >>> permutation_matrix(torch.tensor([2, 0, 1]), torch.int64).tolist()
     [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
     """
@@ -161,6 +149,8 @@ def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) ->
 def all_permutations(size: int) -> Tensor:
     """Return all permutations of ``0, ..., size - 1`` in lexicographic order.
 
+    Raises ``SettingsError`` if ``size`` is too large; the message gives the number of permutations.
+
     Parameters
     ----------
     size : int
@@ -171,14 +161,8 @@ def all_permutations(size: int) -> Tensor:
     Tensor of int64
         Shape ``(size!, size)``.
 
-    Raises
-    ------
-    SettingsError
-        If ``size`` is too large; the message gives the number of permutations.
-
     Examples
     --------
-    >>> from bayeskit.models.discrete.permutations import all_permutations
     >>> all_permutations(3)[:2].tolist()
     [[0, 1, 2], [0, 2, 1]]
     """
@@ -220,12 +204,10 @@ def nearest_permutation(matrix: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import nearest_permutation
     >>> nearest_permutation(torch.tensor([[0.6, 0.5], [0.5, 0.1]])).tolist()
     [1, 0]
     """
-    matrix = real_numbers("matrix", matrix)
+    matrix = as_real("matrix", matrix)
     size = check_square("matrix", matrix)
     found = [_assigned(one) for one in matrix.detach().cpu().double().reshape(-1, size, size).numpy()]
     if None in found:
@@ -278,12 +260,10 @@ def log_permanent(log_weights: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import log_permanent
     >>> float(log_permanent(torch.zeros(5, 5)).exp().round())
     120.0
     """
-    log_weights = real_numbers("log_weights", log_weights)
+    log_weights = as_real("log_weights", log_weights)
     check_log_weights("log_weights", log_weights)
     return _partial_sums(log_weights)[-1].squeeze(-1)
 
@@ -333,8 +313,6 @@ def column_sets(size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
 
 # Distributions over permutations with log probability linear in the pairs.
 
-Shape = torch.Size | list[int] | tuple[int, ...]
-
 
 class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
     r"""Permutations with :math:`p(\pi) = \exp(\sum_i L_{i \pi_i}) / \operatorname{perm}(e^L)`.
@@ -362,8 +340,6 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import GibbsPermutation
     >>> matching = GibbsPermutation(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
     >>> [round(p, 4) for p in matching.log_prob(torch.tensor([[0, 1], [1, 0]])).exp().tolist()]
     [0.9526, 0.0474]
@@ -376,7 +352,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
     has_enumerate_support = True
 
     def __init__(self, log_weights: Tensor, validate_args: bool | None = None) -> None:
-        log_weights = real_numbers("log_weights", log_weights)
+        log_weights = as_real("log_weights", log_weights)
         size = check_possible("log_weights", log_weights)
         self.log_weights = log_weights
         self._latest: tuple[int, list[Tensor]] | None = None
@@ -388,19 +364,10 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
     def from_weights(cls, weights: Tensor) -> GibbsPermutation:
         """Return the distribution with probability proportional to the product of ``weights`` of the pairs.
 
-        Parameters
-        ----------
-        weights : Tensor
-            Shape ``(*batch, n, n)``, nonnegative.
-
-        Raises
-        ------
-        ShapeError
-            If a matrix is not square.
-        DataError
-            If entries are negative, or every permutation has weight zero.
+        ``weights``: ``(*batch, n, n)``, nonnegative. Raises ``ShapeError`` if a matrix is not square; ``DataError`` if
+        entries are negative, or every permutation has weight zero.
         """
-        weights = real_numbers("weights", weights)
+        weights = as_real("weights", weights)
         check_square("weights", weights)
         negative = weights < 0
         if negative.any():
@@ -430,24 +397,14 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
     def log_partition(self) -> Tensor:
         """The log permanent, ``(*batch)``.
 
-        Raises
-        ------
-        SettingsError
-            If there are more than 20 rows.
+        Raises ``SettingsError`` if there are more than 20 rows.
         """
         return self._sums[-1].squeeze(-1)
 
     def log_weight(self, value: Tensor) -> Tensor:
         """Return the unnormalized log probability, for any number of rows: ``(*batch, n)`` to ``(*batch)``.
 
-        Parameters
-        ----------
-        value : Tensor of int
-
-        Raises
-        ------
-        ShapeError
-            If ``value`` has a wrong number of rows.
+        Raises ``ShapeError`` if ``value`` has a wrong number of rows.
         """
         if value.shape[-1:] != self.event_shape:
             raise ShapeError(f"values have shape {tuple(value.shape)}; give (*batch, {self.event_shape[0]})")
@@ -456,12 +413,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
         return weights.gather(-1, value.long().expand(shape).unsqueeze(-1)).squeeze(-1).sum(-1)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log probability of permutations, ``(*batch, n)`` to ``(*batch)``.
-
-        Parameters
-        ----------
-        value : Tensor of int
-        """
+        """Return the log probability of permutations, ``(*batch, n)`` to ``(*batch)``."""
         if self._validate_args:
             self._validate_sample(value)
         return self.log_weight(value) - self.log_partition
@@ -515,14 +467,7 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """Return all permutations for ``n <= 9``, ``(n!, *batch, n)``; batch dimensions are 1 unless ``expand``.
 
-        Parameters
-        ----------
-        expand : bool, default True
-
-        Raises
-        ------
-        SettingsError
-            If ``n`` is too large; the message gives the number of permutations.
+        Raises ``SettingsError`` if ``n`` is too large; the message gives the number of permutations.
         """
         listed = all_permutations(self.event_shape[0]).to(self.log_weights.device)
         listed = listed.reshape(-1, *(1 for _ in self.batch_shape), self.event_shape[0])

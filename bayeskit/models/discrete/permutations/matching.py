@@ -11,8 +11,9 @@ from torch import Tensor
 
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
-from bayeskit.errors import DataError, ShapeError
-from bayeskit.models.discrete.permutations.distributions import GibbsPermutation, real_numbers
+from bayeskit.errors import ShapeError
+from bayeskit.models.discrete.inputs import as_real, finite_values
+from bayeskit.models.discrete.permutations.distributions import GibbsPermutation
 from bayeskit.models.discrete.permutations.relaxations import Relaxation
 
 __all__ = ["NoisyMatching"]
@@ -34,6 +35,8 @@ class NoisyMatching:
     True
     >>> pyro.clear_param_store()
 
+    Source: Linderman et al. (2018), as for :class:`GibbsPermutation`.
+
     Parameters
     ----------
     centres : Tensor or array
@@ -52,11 +55,6 @@ class NoisyMatching:
     SettingsError
         If the scale is not positive.
 
-    References
-    ----------
-    Linderman, S. W., Mena, G. E., Cooper, H., Paninski, L., Cunningham, J. P. (2018). Reparameterizing the Birkhoff
-    polytope for variational permutation inference. AISTATS.
-
     Examples
     --------
     >>> matching, permutation = NoisyMatching.simulate(6, scale=0.1, seed=0)
@@ -65,17 +63,14 @@ class NoisyMatching:
     """
 
     def __init__(self, centres: Tensor, observations: Tensor, scale: float) -> None:
-        centres, observations = real_numbers("centres", centres), real_numbers("observations", observations)
+        centres, observations = as_real("centres", centres), as_real("observations", observations)
         if centres.dim() < 2 or centres.shape != observations.shape:
             raise ShapeError(
                 f"centres have shape {tuple(centres.shape)} and observations {tuple(observations.shape)}; both must be "
                 "(*batch, n, d), with one observation per centre"
             )
-        for name, values in (("centres", centres), ("observations", observations)):
-            if not values.isfinite().all():
-                raise DataError(
-                    f"{int((~values.isfinite()).sum())} of {values.numel()} values of {name} are not finite"
-                )
+        finite_values("centres", centres)
+        finite_values("observations", observations)
         dtype = torch.promote_types(centres.dtype, observations.dtype)
         self.centres, self.observations = centres.to(dtype), observations.to(dtype)
         self.scale = real_number("scale", scale, between=(0.0, math.inf))
@@ -87,16 +82,8 @@ class NoisyMatching:
     ) -> tuple[NoisyMatching, Tensor]:
         """Simulate standard normal centres, a uniform permutation, and observations, in float64.
 
-        Parameters
-        ----------
-        size : int
-            Number of centres.
-        scale : float
-            Standard deviation of the noise.
-        seed : int or torch.Generator
-        dim : int, default 2
-        batch_shape : tuple of int, default ()
-            Batch shape of independent problems.
+        ``size``: number of centres. ``scale``: standard deviation of the noise. ``batch_shape``: batch shape of
+        independent problems.
 
         Returns
         -------
@@ -126,20 +113,14 @@ class NoisyMatching:
     def log_evidence(self) -> Tensor:
         """Return the exact log evidence, ``(*batch)``: the log permanent of the densities minus ``log(n!)``.
 
-        Raises
-        ------
-        SettingsError
-            If there are more than 20 centres.
+        Raises ``SettingsError`` if there are more than 20 centres.
         """
         return self.posterior().log_partition - math.lgamma(self.size + 1)
 
     def model(self) -> None:
         """Pyro model of a single problem, with a permutation that can be enumerated.
 
-        Raises
-        ------
-        ShapeError
-            If there is more than one problem.
+        Raises ``ShapeError`` if there is more than one problem.
         """
         if self.centres.dim() != 2:
             raise ShapeError(
@@ -155,21 +136,12 @@ class NoisyMatching:
     def relaxed_model(self, relaxation: Relaxation, linear: bool = True) -> None:
         r"""Pyro model with a relaxed permutation; the relaxation is its guide.
 
-        Both likelihoods equal that of :meth:`model` if the matrix :math:`X` is a permutation.
-
-        Parameters
-        ----------
-        relaxation : Relaxation
-            With the batch shape and number of rows of the problem.
-        linear : bool, default True
-            Use :math:`\sum_{ij} X_{ij} \log N(y_i; c_j, \sigma^2)`, the expected log likelihood of permutations with
-            marginal probabilities :math:`X`. Otherwise use :math:`\log N(y; X c, \sigma^2)`, which is at least as large
-            for doubly stochastic :math:`X` (matrices of :class:`RoundingRelaxation` may not be doubly stochastic).
-
-        Raises
-        ------
-        ShapeError
-            If the relaxation has a different batch shape or number of rows.
+        Both likelihoods equal that of :meth:`model` if the matrix :math:`X` is a permutation. ``relaxation``: with the
+        batch shape and number of rows of the problem. ``linear``: use :math:`\sum_{ij} X_{ij} \log N(y_i; c_j,
+        \sigma^2)`, the expected log likelihood of permutations with marginal probabilities :math:`X`. Otherwise use
+        :math:`\log N(y; X c, \sigma^2)`, which is at least as large for doubly stochastic :math:`X` (matrices of
+        :class:`RoundingRelaxation` may not be doubly stochastic). Raises ``ShapeError`` if the relaxation has a
+        different batch shape or number of rows.
         """
         expected, given = tuple(self.centres.shape[:-1]), (*relaxation.batch_shape, relaxation.size)
         if given != expected:

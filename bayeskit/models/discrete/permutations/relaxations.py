@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pyro
 import pyro.distributions as dist
@@ -19,6 +19,7 @@ from torch.nn.functional import logsigmoid
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, ModelError, SettingsError
+from bayeskit.models.discrete.inputs import Shape, as_real
 from bayeskit.models.discrete.permutations.distributions import (
     check_log_weights,
     check_possible,
@@ -27,7 +28,6 @@ from bayeskit.models.discrete.permutations.distributions import (
     nearest_permutation,
     permutation_matrix,
     permutations,
-    real_numbers,
 )
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "RoundedPermutation",
     "RoundingRelaxation",
     "SequentialPermutation",
-    "Shape",
     "StickBreakingPermutation",
     "StickBreakingRelaxation",
     "StickBreakingTransform",
@@ -50,7 +49,6 @@ __all__ = [
 # Sinkhorn scaling to doubly stochastic matrices, and the Gumbel-Sinkhorn distribution.
 
 _EULER = 0.5772156649015329
-Shape = torch.Size | list[int] | tuple[int, ...]
 
 
 def sinkhorn(log_weights: Tensor, num_iterations: int = 20) -> Tensor:
@@ -85,13 +83,11 @@ def sinkhorn(log_weights: Tensor, num_iterations: int = 20) -> Tensor:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import sinkhorn
     >>> sinkhorn(torch.tensor([[1.0, 2.0], [2.0, 16.0]]).log(), 50).exp()
     tensor([[0.6667, 0.3333],
             [0.3333, 0.6667]])
     """
-    log_weights = real_numbers("log_weights", log_weights)
+    log_weights = as_real("log_weights", log_weights)
     check_log_weights("log_weights", log_weights)
     return scale(log_weights, whole_number("num_iterations", num_iterations, least=1))
 
@@ -140,8 +136,6 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import GumbelSinkhorn
     >>> matrices = GumbelSinkhorn(torch.zeros(3, 3), temperature=0.5).rsample((10,))
     >>> matrices.shape, bool((matrices.sum(-2) - 1).abs().max() < 1e-5)
     (torch.Size([10, 3, 3]), True)
@@ -152,7 +146,7 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
     has_rsample = True
 
     def __init__(self, log_scores: Tensor, temperature: float = 1.0, num_iterations: int = 20) -> None:
-        log_scores = real_numbers("log_scores", log_scores)
+        log_scores = as_real("log_scores", log_scores)
         size = check_possible("log_scores", log_scores)
         self.log_scores = log_scores
         self.temperature = real_number("temperature", temperature, between=(0.0, math.inf))
@@ -181,10 +175,7 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
     def log_prob(self, value: Tensor) -> NoReturn:
         """Raise an error, because the density has no closed form.
 
-        Raises
-        ------
-        ModelError
-            Always.
+        Raises ``ModelError`` always.
         """
         raise ModelError(
             "GumbelSinkhorn has no density in closed form, because Sinkhorn scaling is not injective. Draw its Gumbel "
@@ -195,17 +186,8 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
     def noise_divergence(self, prior_temperature: float | None = None) -> Tensor:
         r"""Return the KL divergence of :math:`(L + G) / \tau` from :math:`G / \tau_0`, ``(*batch)``.
 
-        Impossible pairs are impossible in the prior too and do not contribute.
-
-        Parameters
-        ----------
-        prior_temperature : float, optional
-            :math:`\tau_0`, positive; default ``temperature``.
-
-        Raises
-        ------
-        SettingsError
-            If ``prior_temperature`` is not positive.
+        Impossible pairs are impossible in the prior too and do not contribute. ``prior_temperature``: :math:`\tau_0`,
+        positive; default ``temperature``. Raises ``SettingsError`` if ``prior_temperature`` is not positive.
         """
         prior = self.temperature if prior_temperature is None else prior_temperature
         ratio = real_number("prior_temperature", prior, between=(0.0, math.inf)) / self.temperature
@@ -215,6 +197,18 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
         shifted = ratio * self.log_scores.masked_fill(impossible, 0.0)
         terms = shifted + (math.lgamma(ratio + 1) - shifted).exp() + constant
         return terms.masked_fill(impossible, 0.0).sum((-1, -2))
+
+
+def _checked_normal(loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return means and scales of square matrices, broadcast; ShapeError or DataError if they are invalid."""
+    check_square("loc", loc)
+    for name, parameter, valid in (("loc", loc, loc.isfinite()), ("scale", scale, scale.isfinite() & (scale > 0))):
+        if not valid.all():
+            raise DataError(
+                f"{int((~valid).sum())} of {parameter.numel()} entries of {name} are not "
+                f"{'finite' if name == 'loc' else 'positive and finite'}"
+            )
+    return torch.broadcast_tensors(loc, scale)
 
 
 # Normal matrices shrunk towards the nearest permutation.
@@ -234,6 +228,8 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
     where :math:`\Psi` rounds to the same permutation as :math:`X`, and zero elsewhere. **Gradients of** ``rsample``
     **treat the rounded permutation as constant** and are therefore biased for temperatures below 1.
 
+    Source: Linderman et al. (2018), as for :class:`GibbsPermutation`.
+
     Parameters
     ----------
     loc : Tensor
@@ -252,15 +248,8 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
     DataError
         If ``loc`` is not finite, or ``scale`` not positive and finite.
 
-    References
-    ----------
-    Linderman, S. W., Mena, G. E., Cooper, H., Paninski, L., Cunningham, J. P. (2018). Reparameterizing the Birkhoff
-    polytope for variational permutation inference. AISTATS.
-
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import RoundedPermutation, nearest_permutation
     >>> rounded = RoundedPermutation(torch.eye(3), torch.tensor(0.1), temperature=0.2)
     >>> matrix = rounded.rsample()
     >>> nearest_permutation(matrix).tolist(), bool((matrix - torch.eye(3)).abs().max() < 0.1)
@@ -275,18 +264,12 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
     has_rsample = True
 
     def __init__(self, loc: Tensor, scale: Tensor, temperature: float = 1.0) -> None:
-        size = check_square("loc", loc)
+        check_square("loc", loc)
         self.temperature = real_number("temperature", temperature)
         if not 0 < self.temperature <= 1:
             raise SettingsError(f"temperature must lie in (0, 1], not {self.temperature:g}")
-        for name, parameter, valid in (("loc", loc, loc.isfinite()), ("scale", scale, scale.isfinite() & (scale > 0))):
-            if not valid.all():
-                raise DataError(
-                    f"{int((~valid).sum())} of {parameter.numel()} entries of {name} are not "
-                    f"{'finite' if name == 'loc' else 'positive and finite'}"
-                )
-        self.loc, self.scale = torch.broadcast_tensors(loc, scale)
-        super().__init__(self.loc.shape[:-2], torch.Size([size, size]), validate_args=False)
+        self.loc, self.scale = _checked_normal(loc, scale)
+        super().__init__(self.loc.shape[:-2], self.loc.shape[-2:], validate_args=False)
 
     @classmethod
     def near_gibbs(cls, log_weights: Tensor) -> RoundedPermutation:
@@ -296,10 +279,7 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
         :math:`\pi / \sqrt{12}`. The contrast of two permutations that differ in two rows is a sum of four entries; it
         has the mean and variance of a logistic variable, so their odds are approximately correct.
 
-        Parameters
-        ----------
-        log_weights : Tensor
-            Shape ``(*batch, n, n)``, finite.
+        ``log_weights``: ``(*batch, n, n)``, finite.
 
         References
         ----------
@@ -308,13 +288,11 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
 
         Examples
         --------
-        >>> import torch
-        >>> from bayeskit.models.discrete.permutations import RoundedPermutation
         >>> log_weights = torch.eye(50).mul(8.0)
         >>> RoundedPermutation.near_gibbs(log_weights).sample_permutations((100,)).shape
         torch.Size([100, 50])
         """
-        loc = real_numbers("log_weights", log_weights)
+        loc = as_real("log_weights", log_weights)
         return cls(loc, torch.full_like(loc, math.pi / math.sqrt(12)))
 
     def expand(self, batch_shape: Shape, _instance: None = None) -> RoundedPermutation:
@@ -340,13 +318,7 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
         return self.loc + self.scale * noise
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of all ``n * n`` entries, ``(*batch)``; ``-inf`` outside the support.
-
-        Parameters
-        ----------
-        value : Tensor
-            Shape ``(*batch, n, n)``.
-        """
+        """Return the log density of all entries, ``(*batch, n, n)`` to ``(*batch)``; ``-inf`` outside the support."""
         if self.temperature == 1:
             return self._log_normal(value)
         nearest = nearest_permutation(value)
@@ -388,7 +360,8 @@ class StickBreakingTransform(Transform):
     rounding of the sums causes errors of several nats. The entries of an antidiagonal are computed in parallel.
 
     As the temperature tends to 0, the matrices converge to permutations. The map is continuous, and not differentiable
-    where two of the four sums are equal.
+    where two of the four sums are equal. Source: Linderman et al. (2018), as for :class:`GibbsPermutation`. Raises
+    ``SettingsError`` if the temperature is not positive.
 
     Parameters
     ----------
@@ -396,20 +369,8 @@ class StickBreakingTransform(Transform):
         :math:`\tau`, positive.
     cache_size : int, default 0
 
-    Raises
-    ------
-    SettingsError
-        If the temperature is not positive.
-
-    References
-    ----------
-    Linderman, S. W., Mena, G. E., Cooper, H., Paninski, L., Cunningham, J. P. (2018). Reparameterizing the Birkhoff
-    polytope for variational permutation inference. AISTATS.
-
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import StickBreakingTransform
     >>> matrix = StickBreakingTransform()(torch.zeros(2, 2))
     >>> matrix.tolist()
     [[0.5, 0.25, 0.25], [0.25, 0.375, 0.375], [0.25, 0.375, 0.375]]
@@ -454,15 +415,7 @@ class StickBreakingTransform(Transform):
         return (self.temperature * (taken.log() - left.log())).to(y.dtype)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the log Jacobian determinant of the output without its last row and column, ``(*batch)``.
-
-        Parameters
-        ----------
-        x : Tensor
-            Shape ``(*batch, n - 1, n - 1)``.
-        y : Tensor
-            Output of the transform, ``(*batch, n, n)``.
-        """
+        """Return the log Jacobian determinant of the output without its last row and column, ``(*batch)``."""
         if self._latest is not None and self._latest[0] is x:
             # Use the cached logarithms: entries of the matrix may have underflowed.
             log_lengths = self._latest[1]
@@ -562,7 +515,11 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
 
     Fractions are :math:`\sigma(\psi / \tau)` (see :class:`StickBreakingTransform`). As the temperature tends to 0,
     draws converge to permutations with the distribution :attr:`limit`. Draws are continuous in ``loc`` and ``scale``,
-    so reparameterization gradients are unbiased. The distribution depends on the order of rows and columns.
+    so reparameterization gradients are unbiased. The distribution depends on the order of rows and columns. The density
+    is with respect to the matrix without its last row and column, and accurate for :math:`|\psi| / \tau` up to
+    about 60, e.g. at temperatures from 0.05 with unit scales; at 0.01 rounding can shift its log by several nats.
+    The most recent draw uses its cached :math:`\psi`; other matrices with entries of exactly zero have density
+    zero. Source: Linderman et al. (2018), as for :class:`GibbsPermutation`.
 
     Parameters
     ----------
@@ -582,22 +539,8 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
     SettingsError
         If the temperature is not positive.
 
-    Notes
-    -----
-    The density is with respect to the matrix without its last row and column. The most recent draw uses its cached
-    :math:`\psi`; other matrices with entries of exactly zero have density zero. The density is accurate for
-    :math:`|\psi| / \tau` up to about 60, e.g. at temperatures from 0.05 with unit scales. At temperature 0.01 the log
-    density can be wrong by several nats because of rounding.
-
-    References
-    ----------
-    Linderman, S. W., Mena, G. E., Cooper, H., Paninski, L., Cunningham, J. P. (2018). Reparameterizing the Birkhoff
-    polytope for variational permutation inference. AISTATS.
-
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.permutations import StickBreakingPermutation
     >>> broken = StickBreakingPermutation(torch.zeros(2, 2), torch.ones(2, 2), temperature=0.5)
     >>> matrix = broken.rsample()
     >>> matrix.shape, bool((matrix.sum(-1) - 1).abs().max() < 1e-6), bool(broken.log_prob(matrix).isfinite())
@@ -610,14 +553,7 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
     }
 
     def __init__(self, loc: Tensor, scale: Tensor, temperature: float = 1.0, validate_args: bool | None = None) -> None:
-        check_square("loc", loc)
-        for name, parameter, valid in (("loc", loc, loc.isfinite()), ("scale", scale, scale.isfinite() & (scale > 0))):
-            if not valid.all():
-                raise DataError(
-                    f"{int((~valid).sum())} of {parameter.numel()} entries of {name} are not "
-                    f"{'finite' if name == 'loc' else 'positive and finite'}"
-                )
-        self.loc, self.scale = torch.broadcast_tensors(loc, scale)
+        self.loc, self.scale = _checked_normal(loc, scale)
         transform = StickBreakingTransform(temperature, cache_size=1)
         self.temperature = transform.temperature
         base = dist.Normal(self.loc, self.scale, validate_args=False).to_event(2)
@@ -631,13 +567,7 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
         )
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of the matrix without its last row and column, ``(*batch)``.
-
-        Parameters
-        ----------
-        value : Tensor
-            Doubly stochastic, ``(*batch, n, n)``.
-        """
+        """Return the log density without last row and column: ``(*batch, n, n)`` to ``(*batch)``."""
         log_density = super().log_prob(value)
         # On a face of the polytope the logit is infinite; the density tends to zero.
         at_face = log_density.isnan() & ~value.isnan().any(-1).any(-1)
@@ -661,6 +591,8 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
     probability 1. With :math:`p = \Phi(\mu / \nu)` it is the zero-temperature limit of
     :class:`StickBreakingPermutation`. Its probability has a closed form for any number of rows.
 
+    Source: Linderman et al. (2018), as for :class:`GibbsPermutation`.
+
     Parameters
     ----------
     logits : Tensor
@@ -673,14 +605,8 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
     DataError
         If ``logits`` has NaN.
 
-    References
-    ----------
-    Linderman, S. W., Mena, G. E., Cooper, H., Paninski, L., Cunningham, J. P. (2018). Reparameterizing the Birkhoff
-    polytope for variational permutation inference. AISTATS.
-
     Examples
     --------
-    >>> import torch
     >>> from bayeskit.models.discrete.permutations import SequentialPermutation, all_permutations
     >>> decisions = SequentialPermutation(torch.zeros(2, 2))
     >>> decisions.log_prob(all_permutations(3)).exp().tolist()
@@ -691,7 +617,7 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
     support = permutations
 
     def __init__(self, logits: Tensor, validate_args: bool | None = None) -> None:
-        logits = real_numbers("logits", logits)
+        logits = as_real("logits", logits)
         size = check_square("logits", logits) + 1
         if logits.isnan().any():
             raise DataError(f"{int(logits.isnan().sum())} of {logits.numel()} logits are NaN")
@@ -708,17 +634,8 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
         :math:`1 / (N - m - n + m n / (N - 1))`. Decisions are dependent in a uniform permutation, so the result is only
         approximately uniform for three or more rows.
 
-        Parameters
-        ----------
-        size : int
-            Number of rows, at least 2.
-        dtype : torch.dtype, optional
-            Default torch's default dtype.
-
-        Raises
-        ------
-        SettingsError
-            If ``size`` is less than 2.
+        ``size``: number of rows, at least 2. ``dtype``: default torch's default dtype. Raises ``SettingsError`` if
+        ``size`` is less than 2.
         """
         size = whole_number("size", size, least=2)
         before = torch.arange(size - 1, dtype=dtype or torch.get_default_dtype())
@@ -731,12 +648,7 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
         return SequentialPermutation(self.logits.expand(*batch_shape, *self.logits.shape[-2:]), self._validate_args)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log probability of permutations, ``(*batch, n)`` to ``(*batch)``.
-
-        Parameters
-        ----------
-        value : Tensor of int
-        """
+        """Return the log probability of permutations, ``(*batch, n)`` to ``(*batch)``."""
         if self._validate_args:
             self._validate_sample(value)
         # For a permutation, ``taken`` or ``left`` is 1 for open decisions; both are 0 for determined decisions.
@@ -766,18 +678,14 @@ class Relaxation(PyroModule):  # type: ignore[misc]
 
     The guide draws a value at one site; :meth:`matrix` maps the value to a relaxed permutation. The model draws the
     value from :meth:`prior`. Relaxed models, and hence evidence lower bounds, are not comparable between relaxations;
-    compare :meth:`sample_permutations` instead.
+    compare :meth:`sample_permutations` instead. Raises ``SettingsError`` if the shape or the temperature is outside its
+    domain.
 
     Parameters
     ----------
     shape : tuple of int
         ``(*batch, n)``: batch of independent problems, and number of rows (at least 2).
     temperature : float
-
-    Raises
-    ------
-    SettingsError
-        If the shape or the temperature is outside its domain.
     """
 
     site = "relaxed_permutation"
@@ -803,31 +711,18 @@ class Relaxation(PyroModule):  # type: ignore[misc]
         """Return the relaxed permutation of a value, ``(..., *batch, n, n)``."""
 
     @abstractmethod
-    def _permutations(self, num_samples: int) -> Tensor: ...
+    def distribution(self) -> Any:
+        """Return the variational distribution of matrices."""
 
     def forward(self, *args: object) -> None:
         """Run the guide: draw the value. Arguments of the model are ignored."""
         pyro.sample(self.site, self.posterior())
 
     def sample_permutations(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
-        """Draw permutations from the variational distribution.
-
-        Parameters
-        ----------
-        num_samples : int
-        seed : int or torch.Generator, default 0
-
-        Returns
-        -------
-        Tensor of int64
-            Shape ``(num_samples, *batch, n)``.
-        """
+        """Draw permutations from the variational distribution, int64, ``(num_samples, *batch, n)``."""
         num_samples = whole_number("num_samples", num_samples, least=1)
         with torch.no_grad(), global_stream(new_generator(seed, stream="relaxed permutations")):
-            return self._permutations(num_samples)
-
-    def _whole(self, distribution: TorchDistribution) -> TorchDistribution:
-        return distribution.to_event(len(self.batch_shape))
+            return self.distribution().sample_permutations((num_samples,))
 
     def _parameter(self, start: Tensor) -> nn.Parameter:
         return nn.Parameter(start.expand(*self.batch_shape, *start.shape[-2:]).clone())
@@ -838,38 +733,24 @@ class StickBreakingRelaxation(Relaxation):
 
     The site value is the logits. The map to matrices is bijective, so the evidence lower bound equals that of
     :class:`StickBreakingPermutation` (Jacobian determinants cancel). The zero-temperature limit of the prior is
-    approximately uniform.
+    approximately uniform. Every entry depends on the previous entries: training often ends in a local mode, and with
+    dozens of rows far from the posterior. Prefer :class:`RoundingRelaxation` unless the density of matrices is needed.
+
+    Source: Linderman et al. (2018), as for :class:`GibbsPermutation`. Raises ``SettingsError`` if the shape, the
+    temperature or the scale is outside its domain.
 
     Parameters
     ----------
-    shape : tuple of int
-        ``(*batch, n)``.
+    shape, dtype
+        ``(*batch, n)``, and the dtype of the parameters, by default that of torch.
     temperature : float, default 0.6
         At 0.6 the logistic function is close to the normal distribution function, so relaxed decisions have about the
         mean of their zero-temperature limit.
     scale : float, default 1.0
         Initial standard deviation of the guide; the prior has standard deviation 1.
-    dtype : torch.dtype, optional
-        Default torch's default dtype.
-
-    Raises
-    ------
-    SettingsError
-        If the shape, the temperature or the scale is outside its domain.
-
-    Notes
-    -----
-    Every entry depends on the previous entries. Training often ends in a local mode, and with dozens of rows far from
-    the posterior. Prefer :class:`RoundingRelaxation` unless the density of matrices is needed.
-
-    References
-    ----------
-    Linderman, S. W., Mena, G. E., Cooper, H., Paninski, L., Cunningham, J. P. (2018). Reparameterizing the Birkhoff
-    polytope for variational permutation inference. AISTATS.
 
     Examples
     --------
-    >>> from bayeskit.models.discrete.permutations import StickBreakingRelaxation
     >>> relaxation = StickBreakingRelaxation((5,))
     >>> relaxation.matrix(relaxation.posterior().sample()).shape
     torch.Size([5, 5])
@@ -901,16 +782,14 @@ class StickBreakingRelaxation(Relaxation):
         """Return the variational distribution of matrices."""
         return StickBreakingPermutation(self.loc, self.log_scale.exp(), self.temperature)
 
-    def _permutations(self, num_samples: int) -> Tensor:
-        return self.distribution().sample_permutations((num_samples,))
-
 
 class RoundingRelaxation(Relaxation):
     r"""Rounding relaxation: normal matrices with doubly stochastic mean, shrunk towards permutations.
 
     The prior of each entry is a mixture of two normal distributions with means 0 and 1. The evidence lower bound is not
     sensitive to how often noise changes the nearest permutation; the limits ``scales`` therefore determine the
-    uncertainty of :meth:`sample_permutations`.
+    uncertainty of :meth:`sample_permutations`. Source: Linderman et al. (2018), as for :class:`GibbsPermutation`.
+    Raises ``SettingsError`` if the shape, the temperature, a scale or the number of iterations is outside its domain.
 
     Parameters
     ----------
@@ -929,19 +808,8 @@ class RoundingRelaxation(Relaxation):
     dtype : torch.dtype, optional
         Default torch's default dtype.
 
-    Raises
-    ------
-    SettingsError
-        If the shape, the temperature, a scale or the number of iterations is outside its domain.
-
-    References
-    ----------
-    Linderman, S. W., Mena, G. E., Cooper, H., Paninski, L., Cunningham, J. P. (2018). Reparameterizing the Birkhoff
-    polytope for variational permutation inference. AISTATS.
-
     Examples
     --------
-    >>> from bayeskit.models.discrete.permutations import RoundingRelaxation
     >>> relaxation = RoundingRelaxation((3, 5))
     >>> relaxation.sample_permutations(100, seed=0).shape
     torch.Size([100, 3, 5])
@@ -987,46 +855,32 @@ class RoundingRelaxation(Relaxation):
 
     def posterior(self) -> TorchDistribution:
         """Return the distribution of matrices."""
-        return self._whole(self.distribution())
+        return self.distribution().to_event(len(self.batch_shape))
 
     def matrix(self, value: Tensor) -> Tensor:
         """Return the value itself."""
         return value
 
-    def _permutations(self, num_samples: int) -> Tensor:
-        return self.distribution().sample_permutations((num_samples,))
-
 
 class GumbelSinkhornRelaxation(Relaxation):
     r"""Gumbel-Sinkhorn relaxation: scores with Gumbel noise and Sinkhorn scaling.
 
-    The site value is the noisy scores divided by the temperature; the prior has zero scores.
+    The site value is the noisy scores divided by the temperature; the prior has zero scores. Source: Mena et al.
+    (2018), as for :class:`GumbelSinkhorn`. Raises ``SettingsError`` if the shape, a temperature or the number of
+    iterations is outside its domain.
 
     Parameters
     ----------
-    shape : tuple of int
-        ``(*batch, n)``.
+    shape, dtype
+        ``(*batch, n)``, and the dtype of the parameters, by default that of torch.
     temperature : float, default 1.0
     prior_temperature : float, optional
         Temperature of the prior, default ``temperature``. A lower value gives a wider prior and smaller KL divergence.
     num_iterations : int, default 20
         Number of Sinkhorn iterations.
-    dtype : torch.dtype, optional
-        Default torch's default dtype.
-
-    Raises
-    ------
-    SettingsError
-        If the shape, a temperature or the number of iterations is outside its domain.
-
-    References
-    ----------
-    Mena, G., Belanger, D., Linderman, S., Snoek, J. (2018). Learning latent permutations with Gumbel-Sinkhorn
-    networks. ICLR.
 
     Examples
     --------
-    >>> from bayeskit.models.discrete.permutations import GumbelSinkhornRelaxation
     >>> relaxation = GumbelSinkhornRelaxation((5,), temperature=2.0, prior_temperature=0.5)
     >>> relaxation.sample_permutations(100, seed=0).shape
     torch.Size([100, 5])
@@ -1064,9 +918,6 @@ class GumbelSinkhornRelaxation(Relaxation):
     def matrix(self, value: Tensor) -> Tensor:
         """Return the Sinkhorn-scaled matrix of noisy scores."""
         return scale(value, self.num_iterations).exp()
-
-    def _permutations(self, num_samples: int) -> Tensor:
-        return self.distribution().sample_permutations((num_samples,))
 
 
 def _greatest_scale(size: int) -> float:

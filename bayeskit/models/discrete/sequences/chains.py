@@ -52,22 +52,32 @@ class Semiring(ABC):
         """Return neutral elements of the sum, shaped as ``like``."""
 
 
-class LogSum(Semiring):
+class _LogWeights(Semiring):
+    """Log weights, which a product adds."""
+
+    def product(self, left: Tensor, right: Tensor) -> Tensor:
+        """Add log weights."""
+        return left + right
+
+    def one(self, like: Tensor) -> Tensor:
+        """Return zeros."""
+        return torch.zeros_like(like)
+
+    def zero(self, like: Tensor) -> Tensor:
+        """Return minus infinity."""
+        return torch.full_like(like, -math.inf)
+
+
+class LogSum(_LogWeights):
     """Log-sum-exp semiring: the log of the total weight of all paths.
 
     The gradient is finite even if all weights are zero, unlike that of :func:`torch.logsumexp`.
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import LogSum
     >>> LogSum().sum(torch.tensor([0.25, 0.5]).log(), dim=-1).exp()
     tensor(0.7500)
     """
-
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Add log weights."""
-        return left + right
 
     def sum(self, elements: Tensor, dim: int) -> Tensor:
         """Return the log-sum-exp."""
@@ -79,43 +89,21 @@ class LogSum(Semiring):
         logarithm = total.masked_fill(impossible, 1.0).log() + offset
         return logarithm.masked_fill(impossible, -math.inf).squeeze(dim)
 
-    def one(self, like: Tensor) -> Tensor:
-        """Return zeros."""
-        return torch.zeros_like(like)
 
-    def zero(self, like: Tensor) -> Tensor:
-        """Return minus infinity."""
-        return torch.full_like(like, -math.inf)
-
-
-class MaxWeight(Semiring):
+class MaxWeight(_LogWeights):
     """Max-plus semiring: the log weight of the most probable path.
 
     The path itself is recovered by backtracking.
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import MaxWeight
     >>> MaxWeight().sum(torch.tensor([0.25, 0.5]).log(), dim=-1).exp()
     tensor(0.5000)
     """
 
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Add log weights."""
-        return left + right
-
     def sum(self, elements: Tensor, dim: int) -> Tensor:
         """Return the maximum."""
         return elements.amax(dim)
-
-    def one(self, like: Tensor) -> Tensor:
-        """Return zeros."""
-        return torch.zeros_like(like)
-
-    def zero(self, like: Tensor) -> Tensor:
-        """Return minus infinity."""
-        return torch.full_like(like, -math.inf)
 
 
 class Counting(Semiring):
@@ -123,8 +111,6 @@ class Counting(Semiring):
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import Counting
     >>> Counting().sum(torch.tensor([1, 0, 1]), dim=-1)
     tensor(2)
     """
@@ -146,7 +132,7 @@ class Counting(Semiring):
         return torch.zeros_like(like)
 
 
-class Expectation(Semiring):
+class Expectation(_LogWeights):
     """Expectation semiring: log weights, and the mean over paths of an additive quantity.
 
     Elements are pairs of log weight and mean value, instead of the usual weight and weight times value. This avoids
@@ -160,8 +146,6 @@ class Expectation(Semiring):
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import Expectation
     >>> semiring = Expectation()
     >>> pairs = semiring.elements(torch.tensor([0.25, 0.75]).log(), torch.tensor([10.0, 2.0]))
     >>> semiring.sum(pairs, dim=-1)[1]
@@ -172,18 +156,10 @@ class Expectation(Semiring):
         """Stack log weights and values of the same shape: ``(2, *shape)``."""
         return torch.stack([log_weights, values])
 
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Multiply weights and add values."""
-        return left + right
-
     def sum(self, elements: Tensor, dim: int) -> Tensor:
         """Add weights and average values with the weights."""
         log_weights, values = elements
         return torch.stack([LogSum().sum(log_weights, dim), (alternative_shares(log_weights, dim) * values).sum(dim)])
-
-    def one(self, like: Tensor) -> Tensor:
-        """Return weights of one with value zero."""
-        return torch.zeros_like(like)
 
     def zero(self, like: Tensor) -> Tensor:
         """Return weights of zero with value zero."""

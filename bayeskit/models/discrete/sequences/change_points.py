@@ -40,17 +40,8 @@ class SegmentModel(Protocol):
     def log_marginals(self, x: Tensor, max_length: int) -> Tensor:
         """Return the log marginal likelihood of every segment.
 
-        Parameters
-        ----------
-        x : Tensor
-            Shape ``(n,)``.
-        max_length : int
-
-        Returns
-        -------
-        Tensor
-            ``(n, max_length)``. Entry ``[j, l]`` is for the ``l + 1`` observations up to and including ``x[j]``.
-            Entries with ``l > j`` are ignored.
+        ``x``: ``(n,)``. Returns ``(n, max_length)``. Entry ``[j, l]`` is for the ``l + 1`` observations up to and
+        including ``x[j]``. Entries with ``l > j`` are ignored.
         """
 
     def levels(self, x: Tensor, max_length: int) -> Tensor:
@@ -63,6 +54,8 @@ class NormalSegments:
 
     .. math:: \sigma^2 \sim \mathrm{InverseGamma}(a, b), \qquad \mu \mid \sigma^2 \sim N(m_0, \sigma^2 / k_0).
 
+    Raises ``SettingsError`` if a parameter is not finite, or ``precision``, ``shape`` or ``rate`` is not positive.
+
     Parameters
     ----------
     mean : float
@@ -72,19 +65,12 @@ class NormalSegments:
     shape, rate : float
         :math:`a` and :math:`b`.
 
-    Raises
-    ------
-    SettingsError
-        If a parameter is not finite, or ``precision``, ``shape`` or ``rate`` is not positive.
-
     References
     ----------
     Bernardo, J. M., Smith, A. F. M. (1994). Bayesian theory. Wiley, section 5.2.
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import NormalSegments
     >>> model = NormalSegments(mean=0.0, precision=1.0, shape=2.0, rate=1.0)
     >>> model.log_marginals(torch.tensor([0.5, -0.5, 0.1]), max_length=1)[:, 0]
     tensor([-1.1324, -1.1324, -0.9871])
@@ -103,10 +89,7 @@ class NormalSegments:
     def log_marginals(self, x: Tensor, max_length: int) -> Tensor:
         """Return the log marginal likelihood of every segment, ``(n, max_length)``.
 
-        Raises
-        ------
-        DataError
-            If ``x`` is not finite.
+        Raises ``DataError`` if ``x`` is not finite.
         """
         x = _finite(x)
         count, mean, spread = _moments(x, max_length)
@@ -134,20 +117,15 @@ class NormalSegments:
 class PoissonSegments:
     r"""Poisson counts with a rate per segment, :math:`\lambda \sim \Gamma(a, b)`.
 
+    Raises ``SettingsError`` if a parameter is not positive and finite.
+
     Parameters
     ----------
     shape, rate : float
         :math:`a` and :math:`b`; the prior mean is ``shape / rate``.
 
-    Raises
-    ------
-    SettingsError
-        If a parameter is not positive and finite.
-
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import PoissonSegments
     >>> PoissonSegments(1.0, 1.0).log_marginals(torch.tensor([0.0, 1.0, 2.0]), max_length=1)[:, 0].exp()
     tensor([0.5000, 0.2500, 0.1250])
     """
@@ -162,10 +140,7 @@ class PoissonSegments:
     def log_marginals(self, x: Tensor, max_length: int) -> Tensor:
         """Return the log marginal likelihood of every segment, ``(n, max_length)``.
 
-        Raises
-        ------
-        DataError
-            If ``x`` has values that are not nonnegative integers.
+        Raises ``DataError`` if ``x`` has values that are not nonnegative integers.
         """
         x = _finite(x)
         if bool(((x < 0) | (x != x.round())).any()):
@@ -232,17 +207,9 @@ class ChangePointPrior(Protocol):
         """Return log weights of segments, ``(n, max_length)``, float64."""
 
     def number_weights(self, totals: Tensor) -> Tensor:
-        """Return normalizing log weights of the number of change points.
+        """Return normalizing log weights of the number of change points, ``(numbers,)``.
 
-        Parameters
-        ----------
-        totals : Tensor
-            For each number, log total weight of the segmentations with this number of change points.
-
-        Returns
-        -------
-        Tensor
-            ``(numbers,)``.
+        ``totals``: for each number, log total weight of the segmentations with this number of change points.
         """
 
 
@@ -250,21 +217,16 @@ class ChangePointPrior(Protocol):
 class NumberOfChanges:
     """Prior with given probabilities of the number of change points and uniform positions given the number.
 
-    Numbers that are impossible under the segment length limits are excluded; the others are normalized.
+    Numbers that are impossible under the segment length limits are excluded; the others are normalized. Raises
+    ``SettingsError`` if a probability is not a number, negative or not finite, or all are zero.
 
     Parameters
     ----------
     probabilities : tuple of float
         Probabilities of 0, 1, 2, ... change points, nonnegative; normalized internally.
 
-    Raises
-    ------
-    SettingsError
-        If a probability is not a number, negative or not finite, or all are zero.
-
     Examples
     --------
-    >>> from bayeskit.models.discrete.sequences import NumberOfChanges
     >>> NumberOfChanges.exactly(1), NumberOfChanges.up_to(2)
     (NumberOfChanges(probabilities=(0.0, 1.0)), NumberOfChanges(probabilities=(1.0, 1.0, 1.0)))
     """
@@ -304,10 +266,7 @@ class NumberOfChanges:
     def number_weights(self, totals: Tensor) -> Tensor:
         """Return log weights of the number of change points.
 
-        Raises
-        ------
-        SettingsError
-            If no number with positive probability is possible.
+        Raises ``SettingsError`` if no number with positive probability is possible.
         """
         logits = torch.tensor(self.probabilities, dtype=torch.float64).log()
         room = totals > -math.inf
@@ -328,7 +287,8 @@ class NegativeBinomialLengths:
     r"""Prior with independent negative binomial segment lengths; the last segment is censored.
 
     A segment has length :math:`l` with probability :math:`\binom{l-1}{r-1} p^r (1-p)^{l-r}`. With :math:`r=1` each
-    position is a change point independently with probability :math:`p`.
+    position is a change point independently with probability :math:`p`. Raises ``SettingsError`` if a setting lies
+    outside its domain.
 
     Parameters
     ----------
@@ -340,14 +300,8 @@ class NegativeBinomialLengths:
         Maximum number of change points, on which the prior is conditioned. Default: no limit; the cost is then cubic in
         the number of observations.
 
-    Raises
-    ------
-    SettingsError
-        If a setting lies outside its domain.
-
     Examples
     --------
-    >>> from bayeskit.models.discrete.sequences import NegativeBinomialLengths
     >>> NegativeBinomialLengths(0.25).segment_weights(3, 3).exp()[0, 0]
     tensor(0.2500, dtype=torch.float64)
     """
@@ -435,8 +389,6 @@ class ChangePoints:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import ChangePoints, NormalSegments, NumberOfChanges
     >>> x = torch.tensor([0.1, -0.2, 0.3, 0.0, 5.1, 4.8, 5.3], dtype=torch.float64)
     >>> posterior = ChangePoints(x, NormalSegments(0.0, 0.1, 2.0, 1.0), NumberOfChanges.up_to(2))
     >>> posterior
@@ -515,10 +467,7 @@ class ChangePoints:
     def most_probable(self) -> Tensor:
         """Return the joint mode of the number and positions of change points.
 
-        Returns
-        -------
-        Tensor of bool
-            ``(n - 1,)``: True where a change point follows the observation.
+        Returns ``(n - 1,)``, bool: True where a change point follows the observation.
         """
         sums = numbered_sums(MaxWeight(), self._weights, self._most)
         number = (sums[1:, -1] + self._number_weights).argmax() + 1
@@ -527,20 +476,8 @@ class ChangePoints:
     def sample(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw independent sets of change points from the posterior.
 
-        Parameters
-        ----------
-        num_samples : int
-        seed : int or torch.Generator, default 0
-
-        Returns
-        -------
-        Tensor of bool
-            ``(num_samples, n - 1)``: True where a change point follows the observation.
-
-        Raises
-        ------
-        SettingsError
-            If ``num_samples`` is not a positive integer.
+        Returns ``(num_samples, n - 1)``, bool: True where a change point follows the observation. Raises
+        ``SettingsError`` if ``num_samples`` is not a positive integer.
         """
         num_samples = whole_number("num_samples", num_samples, least=1)
         generator = new_generator(seed, self.x.device, stream="change_points")

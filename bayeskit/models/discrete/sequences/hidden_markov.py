@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -24,7 +24,7 @@ from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitWarning, DataError, SettingsError, ShapeError, UnknownNameError
 from bayeskit.logdensity.exact_probabilities import unclamped
 from bayeskit.logdensity.pyro_distributions import draw_values as draw_from
-from bayeskit.models.discrete.inputs import as_real, site_values
+from bayeskit.models.discrete.inputs import as_real, digits_of, log_dirichlet_moment, site_values
 from bayeskit.models.discrete.sequences.chains import (
     Expectation,
     LogSum,
@@ -62,7 +62,8 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
 
     Marginalization, most probable states and draws of states are exact. Sequences of a batch may have different
     lengths; padding is ignored. The first state emits the first observation, unlike in
-    ``pyro.distributions.DiscreteHMM``, which makes a transition first.
+    ``pyro.distributions.DiscreteHMM``, which makes a transition first. Warns with ``BayeskitWarning`` With validation,
+    if logits look like probabilities.
 
     Parameters
     ----------
@@ -92,11 +93,6 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     SettingsError
         If ``duration`` is less than 1. With validation, if logits are NaN or ``+inf``, or exclude every state.
 
-    Warns
-    -----
-    BayeskitWarning
-        With validation, if logits look like probabilities.
-
     References
     ----------
     Rabiner, L. R. (1989). A tutorial on hidden Markov models and selected applications in speech recognition.
@@ -104,8 +100,6 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import torch, pyro.distributions as dist
-    >>> from bayeskit.models.discrete.sequences import HiddenMarkov
     >>> stay = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).log()
     >>> hmm = HiddenMarkov(torch.zeros(2), stay, dist.Normal(torch.tensor([-1.0, 1.0]), 0.5), duration=5)
     >>> x = torch.tensor([-1.2, -0.7, 0.9, 1.4, 0.8])
@@ -157,14 +151,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     def expand(self, batch_shape: Any, _instance: Any = None) -> HiddenMarkov:
         """Return the distribution expanded to another batch shape."""
         new = self._get_checked_instance(HiddenMarkov, _instance)
-        new.num_states, new.duration, new.emission, new.parallel = (
-            self.num_states,
-            self.duration,
-            self.emission,
-            self.parallel,
-        )
-        new.initial_logits, new.transition_logits = self.initial_logits, self.transition_logits
-        new._padded, new.lengths = self._padded, self.lengths.expand(batch_shape)
+        vars(new).update(vars(self), lengths=self.lengths.expand(batch_shape))
         super(HiddenMarkov, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
@@ -182,80 +169,39 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         return LogSum().sum(ends, -1)
 
     def state_probabilities(self, value: Tensor) -> Tensor:
-        """Return the smoothed state probabilities: of each state at each step given all observations.
+        """Return smoothed state probabilities: ``(*batch, T, *event)`` to ``(*batch, T, K)``, zero beyond the length.
 
-        Parameters
-        ----------
-        value : Tensor
-            ``(*batch, T, *event)``.
-
-        Returns
-        -------
-        Tensor
-            ``(*batch, T, K)``, zero beyond the length of a sequence.
-
-        Raises
-        ------
-        DataError
-            If a sequence has probability zero.
+        Here and below, raises ``DataError`` if a sequence has probability zero.
         """
         start, steps = self._possible(value, LogSum())
         joint = path_prefix_sums(LogSum(), start, steps, rescale=True) + suffix_sums(LogSum(), steps, rescale=True)
         return torch.where(self._inside().unsqueeze(-1), joint.softmax(-1), 0.0)
 
     def most_probable_states(self, value: Tensor) -> Tensor:
-        """Return the most probable state sequence (Viterbi), int64, ``(*batch, T)``; -1 beyond the length.
-
-        Raises
-        ------
-        DataError
-            If a sequence has probability zero.
-        """
-        start, steps = self._possible(value, MaxWeight())
-        with torch.no_grad():
-            sums = path_prefix_sums(MaxWeight(), start, steps, rescale=True)
-            states = follow(predecessors(sums, steps).argmax(-1), sums[..., -1, :].argmax(-1))
-        return torch.where(self._inside(), states, -1)
+        """Return the most probable state sequence (Viterbi), int64, ``(*batch, T)``; -1 beyond the length."""
+        return self._backtracked(value, MaxWeight(), lambda logits: logits.argmax(-1))
 
     def sample_states(self, value: Tensor, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
-        """Draw state sequences from their posterior given the observations.
+        """Draw state sequences given observations ``(*batch, T, *event)``.
 
-        Parameters
-        ----------
-        value : Tensor
-            ``(*batch, T, *event)``.
-        num_samples : int
-        seed : int or torch.Generator, default 0
-
-        Returns
-        -------
-        Tensor of int
-            ``(num_samples, *batch, T)``; -1 beyond the length.
-
-        Raises
-        ------
-        DataError
-            If a sequence has probability zero.
-        SettingsError
-            If ``num_samples`` is not a positive integer.
+        Returns ``(num_samples, *batch, T)``, int; -1 beyond the length. Raises ``SettingsError`` if ``num_samples`` is
+        not a positive integer.
         """
         num_samples = whole_number("num_samples", num_samples, least=1)
-        start, steps = self._possible(value, LogSum())
-        generator = new_generator(seed, start.device, stream="hidden_states")
+        generator = new_generator(seed, self.lengths.device, stream="hidden_states")
+        return self._backtracked(value, LogSum(), lambda logits: draw_categories(logits, num_samples, generator))
+
+    def _backtracked(self, value: Tensor, semiring: Semiring, choose: Callable[[Tensor], Tensor]) -> Tensor:
+        """Choose states from the last to the first, ``(*sample, *batch, T)``, from logits in the last dimension."""
+        start, steps = self._possible(value, semiring)
         with torch.no_grad():
-            sums = path_prefix_sums(LogSum(), start, steps, rescale=True)
-            last = draw_categories(sums[..., -1, :], num_samples, generator)
-            states = follow(draw_categories(predecessors(sums, steps), num_samples, generator), last)
+            sums = path_prefix_sums(semiring, start, steps, rescale=True)
+            last = choose(sums[..., -1, :])
+            states = follow(choose(predecessors(sums, steps)), last)
         return torch.where(self._inside(), states, -1)
 
     def state_entropy(self, value: Tensor) -> Tensor:
-        """Return the posterior entropy of the state sequence in nats, ``(*batch)``, differentiable.
-
-        Raises
-        ------
-        DataError
-            If a sequence has probability zero.
-        """
+        """Return the posterior entropy of the state sequence in nats, ``(*batch)``, differentiable."""
         start, steps = self._possible(value, LogSum())
         semiring = Expectation()
         pairs = chain_product(semiring, semiring.elements(steps, surprisal(steps)))
@@ -266,19 +212,9 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     def log_joint(self, states: Tensor, value: Tensor) -> Tensor:
         """Return the joint log density of states and observations, ``(*sample, *batch)``.
 
-        Parameters
-        ----------
-        states : Tensor of int
-            ``(*sample, *batch, T)``; values beyond the length of a sequence are ignored.
-        value : Tensor
-            ``(*batch, T, *event)``.
-
-        Raises
-        ------
-        ShapeError
-            If the number of steps is not ``T``, or batch shapes do not broadcast.
-        DataError
-            If a state is not an integer from 0 to ``K - 1``.
+        ``states``: ``(*sample, *batch, T)``; values beyond the length of a sequence are ignored. ``value``: ``(*batch,
+        T, *event)``. Raises ``ShapeError`` if the number of steps is not ``T``, or batch shapes do not broadcast;
+        ``DataError`` if a state is not an integer from 0 to ``K - 1``.
         """
         inside = self._inside()
         emitted = self._emitted(value)
@@ -295,12 +231,8 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     def enumerate_states(self, value: Tensor, limit: int = 2**20) -> tuple[Tensor, Tensor]:
         """Return every state sequence with its joint log density; brute-force reference for small cases.
 
-        Parameters
-        ----------
-        value : Tensor
-            ``(*batch, T, *event)``, all of full length.
-        limit : int, default 2**20
-            Maximum number of state sequences.
+        ``value``: ``(*batch, T, *event)``, all of full length. ``limit``: maximum number of state sequences. Raises
+        ``SettingsError`` if there are more than ``limit`` state sequences, or the lengths differ.
 
         Returns
         -------
@@ -308,11 +240,6 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
             ``(K**T, T)``.
         log_joint : Tensor
             ``(K**T, *batch)``.
-
-        Raises
-        ------
-        SettingsError
-            If there are more than ``limit`` state sequences, or the lengths differ.
         """
         number = self.num_states**self.duration
         if number > limit:
@@ -322,8 +249,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
             )
         if self._padded and bool((self.lengths < self.duration).any()):
             raise SettingsError("sequences have different lengths; enumerate sequences of equal length")
-        digits = self.num_states ** torch.arange(self.duration - 1, -1, -1, device=self.lengths.device)
-        states = torch.arange(number, device=self.lengths.device).unsqueeze(-1) // digits % self.num_states
+        states = digits_of(number, self.num_states, self.duration, self.lengths.device).flip(-1)
         shaped = states.reshape(number, *(1,) * len(self.batch_shape), self.duration)
         return states, self.log_joint(shaped, value)
 
@@ -332,23 +258,11 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
         return self.sample_with_states(sample_shape)[1]
 
     def sample_with_states(self, sample_shape: Any = ()) -> tuple[Tensor, Tensor]:
-        """Draw states and sequences from torch's global stream.
-
-        Returns
-        -------
-        states : Tensor of int
-            ``(*sample, *batch, T)``.
-        value : Tensor
-            ``(*sample, *batch, T, *event)``.
-        """
+        """Draw states ``(*sample, *batch, T)`` and sequences ``(*sample, *batch, T, *event)`` from torch's stream."""
         shape = (*sample_shape, *self.batch_shape)
         with torch.no_grad():
-            state = (
-                torch.distributions.Categorical(logits=self.initial_logits)
-                .expand(self.batch_shape)
-                .sample(sample_shape)
-            )
-            chain = [state]
+            first = torch.distributions.Categorical(logits=self.initial_logits).expand(self.batch_shape)
+            chain = [first.sample(sample_shape)]
             rows = self.transition_logits.expand(*shape, self.num_states, self.num_states)
             for _ in range(self.duration - 1):
                 row = rows.gather(-2, chain[-1][..., None, None].expand(*shape, 1, self.num_states)).squeeze(-2)
@@ -495,8 +409,6 @@ class OrderedNormal(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import OrderedNormal
     >>> OrderedNormal(torch.tensor(0.0), torch.tensor(1.0), 3).log_prob(torch.tensor([-1.0, 0.0, 1.0]))
     tensor(-1.9651)
     """
@@ -514,11 +426,8 @@ class OrderedNormal(TorchDistribution):  # type: ignore[misc]
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> OrderedNormal:
         """Return the distribution expanded to another batch shape."""
-        new = self._get_checked_instance(OrderedNormal, _instance)
-        new.location, new.scale = self.location.expand(batch_shape), self.scale.expand(batch_shape)
-        super(OrderedNormal, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
+        location, scale = self.location.expand(batch_shape), self.scale.expand(batch_shape)
+        return OrderedNormal(location, scale, self.event_shape[0], self._validate_args)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density, ``K!`` times the unordered density: ``(*batch, K)`` to ``(*batch)``."""
@@ -531,9 +440,8 @@ class OrderedNormal(TorchDistribution):  # type: ignore[misc]
         """Draw ascending vectors, ``(*sample, *batch, K)``."""
         shape = self._extended_shape(torch.Size(sample_shape))
         with torch.no_grad():
-            return (
-                torch.normal(self.location[..., None].expand(shape), self.scale[..., None].expand(shape)).sort().values
-            )
+            drawn = torch.normal(self.location[..., None].expand(shape), self.scale[..., None].expand(shape))
+        return drawn.sort().values
 
 
 @dataclass(frozen=True)
@@ -542,7 +450,8 @@ class GaussianEmission:
 
     Means (site ``"mean"``) and log scales (site ``"log_scale"``) have independent normal priors. Sorting the states
     removes label switching and does not change the evidence. Sort by the parameter that separates the states; otherwise
-    several modes remain.
+    several modes remain. Raises ``SettingsError`` if ``mean_scale``, ``scale`` or ``scale_spread`` is not positive and
+    finite, or ``order`` is invalid.
 
     Parameters
     ----------
@@ -552,11 +461,6 @@ class GaussianEmission:
         Prior median of a state's scale, and prior standard deviation of its logarithm.
     order : {"mean", "scale", "none"}
         Parameter by which the states are sorted.
-
-    Raises
-    ------
-    SettingsError
-        If ``mean_scale``, ``scale`` or ``scale_spread`` is not positive and finite, or ``order`` is invalid.
     """
 
     mean: float = 0.0
@@ -588,18 +492,14 @@ class GaussianEmission:
 class CategoricalEmission:
     """Categorical emission with Dirichlet-distributed probabilities per state (site ``"emission"``).
 
-    States are exchangeable: the posterior has symmetric modes, and the evidence includes all of them.
+    States are exchangeable: the posterior has symmetric modes, and the evidence includes all of them. Raises
+    ``SettingsError`` if there are fewer than two categories, or the concentration is not positive and finite.
 
     Parameters
     ----------
     num_categories : int
     concentration : float, default 1
         Dirichlet concentration.
-
-    Raises
-    ------
-    SettingsError
-        If there are fewer than two categories, or the concentration is not positive and finite.
     """
 
     num_categories: int
@@ -667,6 +567,9 @@ class HiddenMarkovModel:
     Pass the model to :meth:`bayeskit.Target.from_pyro`. :meth:`state_probabilities` averages over posterior draws;
     :meth:`distribution` returns the :class:`HiddenMarkov` distribution given parameter values.
 
+    Raises ``SettingsError`` if there are fewer than two states, ``emission`` is invalid, a concentration is not
+    positive and finite, or ``stay`` is negative.
+
     Parameters
     ----------
     num_states : int
@@ -679,12 +582,6 @@ class HiddenMarkovModel:
     parallel : bool, default True
         As in :class:`HiddenMarkov`.
 
-    Raises
-    ------
-    SettingsError
-        If there are fewer than two states, ``emission`` is invalid, a concentration is not positive and finite, or
-        ``stay`` is negative.
-
     References
     ----------
     Scott, S. L. (2002). Bayesian methods for hidden Markov models: recursive computing in the 21st century. JASA 97,
@@ -692,8 +589,7 @@ class HiddenMarkovModel:
 
     Examples
     --------
-    >>> import torch, bayeskit as bk
-    >>> from bayeskit.models.discrete.sequences import GaussianEmission, HiddenMarkovModel
+    >>> import bayeskit as bk
     >>> model = HiddenMarkovModel(2, GaussianEmission())
     >>> x = torch.tensor([[-1.2, -0.7, 0.9, 1.4], [0.8, 0.5, 0.0, 0.0]], dtype=torch.float64)
     >>> target = bk.Target.from_pyro(model, x, torch.tensor([4, 2]))
@@ -745,25 +641,16 @@ class HiddenMarkovModel:
     ) -> HiddenMarkov:
         """Return the distribution of sequences given parameter values.
 
-        Parameters
-        ----------
-        parameters : Draws or mapping of str to Tensor
-            Draws, or the sites of the model, ``{site: (*batch, *shape)}``, as ``target.constrain`` returns them.
-        observations, lengths
-            Arguments of the model; only their shapes are used.
+        ``parameters`` (Draws or mapping of str to tensor): draws, or the sites of the model, ``{site: (*batch,
+        *shape)}``, as ``target.constrain`` returns them. ``observations``, ``lengths``: arguments of the model; only
+        their shapes are used. Raises ``UnknownNameError`` if a site is missing or unknown; ``ShapeError`` if sites have
+        different batch shapes.
 
         Returns
         -------
         HiddenMarkov
             Batch shape ``(*batch)`` for one sequence ``(T,)``; for several sequences ``(*batch, 1)`` or, with
             ``lengths``, ``(*batch, sequences)``.
-
-        Raises
-        ------
-        UnknownNameError
-            If a site is missing or unknown.
-        ShapeError
-            If sites have different batch shapes.
         """
         values, several = site_values(parameters), as_numbers("observations", observations).dim() > 1
         observations = _sequences(observations)
@@ -780,30 +667,11 @@ class HiddenMarkovModel:
     def state_probabilities(
         self, parameters: Draws | Mapping[str, Tensor], observations: Tensor, lengths: Tensor | None = None
     ) -> Tensor:
-        """Return the smoothed state probabilities, averaged over parameter values.
+        """Return the smoothed state probabilities, averaged over parameter values: ``(sequences, T, K)``.
 
-        The average is meaningful only if states have a common labelling across draws, e.g. with sorted states.
-
-        Parameters
-        ----------
-        parameters : Draws or mapping of str to Tensor
-            Draws, or the sites of the model, ``{site: (*batch, *shape)}``.
-        observations, lengths
-            Arguments of the model.
-
-        Returns
-        -------
-        Tensor
-            ``(T, K)`` for one sequence ``(T,)``, otherwise ``(sequences, T, K)``.
-
-        Raises
-        ------
-        UnknownNameError
-            If a site is missing or unknown.
-        ShapeError
-            If sites have different batch shapes, or ``lengths`` has the wrong shape.
-        DataError
-            If a sequence has probability zero.
+        Arguments and errors as in :meth:`distribution`; one sequence ``(T,)`` gives ``(T, K)``. The average is
+        meaningful only if states have a common labelling across draws, e.g. with sorted states. Raises ``DataError`` if
+        a sequence has probability zero.
         """
         observations = as_numbers("observations", observations)
         sequences = _sequences(observations)
@@ -858,9 +726,6 @@ def categorical_log_evidence(model: HiddenMarkovModel, observations: Tensor, lim
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import (
-    ...     CategoricalEmission, HiddenMarkovModel, categorical_log_evidence)
     >>> model = HiddenMarkovModel(2, CategoricalEmission(2))
     >>> round(categorical_log_evidence(model, torch.tensor([0, 0, 1])), 6)
     -2.330756
@@ -880,9 +745,7 @@ def categorical_log_evidence(model: HiddenMarkovModel, observations: Tensor, lim
             f"there are {states}**{size} = {states**size} sequences of states, which exceed limit={limit}; give "
             "shorter sequences, or estimate the evidence with bayeskit.inference.evidence"
         )
-    digits = states ** torch.arange(size)
-    paths = torch.arange(states**size).unsqueeze(1) // digits % states
-    paths = paths.reshape(-1, *observations.shape)
+    paths = digits_of(states**size, states, size).reshape(-1, *observations.shape)
     rows = torch.full((states, states), model.transition_concentration, dtype=torch.float64)
     rows = rows + model.stay * torch.eye(states, dtype=torch.float64)
     first = torch.full((states,), model.initial_concentration, dtype=torch.float64)
@@ -891,13 +754,6 @@ def categorical_log_evidence(model: HiddenMarkovModel, observations: Tensor, lim
     categories = torch.nn.functional.one_hot(observations.cpu().long(), emission.num_categories).double()
     moved = torch.einsum("psti,pstj->pij", one_hot[:, :, :-1], one_hot[:, :, 1:])
     emitted = torch.einsum("psti,stc->pic", one_hot, categories)
-    log_joint = _log_moment(one_hot[:, :, 0].sum(1), first)
-    log_joint = log_joint + _log_moment(moved, rows).sum(-1) + _log_moment(emitted, seen).sum(-1)
+    log_joint = log_dirichlet_moment(one_hot[:, :, 0].sum(1), first)
+    log_joint = log_joint + log_dirichlet_moment(moved, rows).sum(-1) + log_dirichlet_moment(emitted, seen).sum(-1)
     return float(log_joint.logsumexp(0))
-
-
-def _log_moment(counts: Tensor, concentration: Tensor) -> Tensor:
-    """Return the log Dirichlet expectation of the product of probabilities to the power of counts (last dimension)."""
-    powers = (torch.lgamma(counts + concentration) - torch.lgamma(concentration)).sum(-1)
-    total = concentration.sum(-1)
-    return powers + torch.lgamma(total) - torch.lgamma(total + counts.sum(-1))

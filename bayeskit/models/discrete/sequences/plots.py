@@ -12,6 +12,7 @@ from torch import Tensor
 from bayeskit.core.inputs import as_numbers
 from bayeskit.core.plots import BLUE, CHAIN_COLOURS, GREY, VERMILION
 from bayeskit.errors import DataError, MissingPackageError, ShapeError
+from bayeskit.models.discrete.inputs import new_axes
 from bayeskit.models.discrete.sequences.change_points import ChangePoints
 
 if TYPE_CHECKING:
@@ -42,10 +43,7 @@ class Series(NamedTuple):
 def load_nile() -> Series:
     """Load the flow of the Nile at Aswan in each year from 1871 to 1970, in units of 10^8 cubic metres.
 
-    Raises
-    ------
-    MissingPackageError
-        If statsmodels, which ships the data, is not installed.
+    Raises ``MissingPackageError`` if statsmodels, which ships the data, is not installed.
 
     References
     ----------
@@ -53,7 +51,6 @@ def load_nile() -> Series:
 
     Examples
     --------
-    >>> from bayeskit.models.discrete.sequences import load_nile
     >>> nile = load_nile()
     >>> len(nile.values), float(nile.values.mean())
     (100, 919.35)
@@ -79,6 +76,8 @@ def plot_change_points(
 ) -> Figure | SubFigure:
     r"""Plot data with posterior mean level, and the posteriors of positions and number of change points.
 
+    Raises ``ShapeError`` if there is not one time per observation.
+
     Parameters
     ----------
     posterior : ChangePoints
@@ -90,18 +89,8 @@ def plot_change_points(
     figure : Figure or SubFigure, optional
         Default a new figure, not registered with ``pyplot``.
 
-    Returns
-    -------
-    Figure or SubFigure
-
-    Raises
-    ------
-    ShapeError
-        If there is not one time per observation.
-
     Examples
     --------
-    >>> import torch
     >>> from bayeskit.models.discrete.sequences import (
     ...     ChangePoints, NumberOfChanges, PoissonSegments, plot_change_points)
     >>> x = torch.tensor([0.0, 1.0, 0.0, 7.0, 9.0])
@@ -142,32 +131,19 @@ def plot_states(
 ) -> Figure | SubFigure:
     """Plot a sequence and the probability of each hidden state at each step.
 
+    Raises ``ShapeError`` if ``probabilities``, ``x`` and ``times`` differ in length or are not of one sequence.
+
     Parameters
     ----------
     probabilities : Tensor or array
         Shape ``(T, K)``, from :meth:`HiddenMarkovModel.state_probabilities` of one sequence.
     x : Tensor or array
         Observations, shape ``(T,)``.
-    times : Tensor, array or sequence, optional
-        Numbers or dates, shape ``(T,)``; default 0, 1, 2, ...
-    name : str, default "data"
-        Label of the observations.
-    figure : Figure or SubFigure, optional
-        Default a new figure, not registered with ``pyplot``.
-
-    Returns
-    -------
-    Figure or SubFigure
-
-    Raises
-    ------
-    ShapeError
-        If ``probabilities``, ``x`` and ``times`` differ in length or are not of one sequence.
+    times, name, figure
+        As in :func:`plot_change_points`.
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import plot_states
     >>> figure = plot_states(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9]]), torch.tensor([0.2, -0.3, 4.0]))
     >>> [ax.get_ylabel() for ax in figure.axes]
     ['data', 'probability']
@@ -202,10 +178,6 @@ def plot_boundaries(probabilities: Tensor, string: str, ax: Axes | None = None) 
     ax : Axes, optional
         Default axes of a new figure, not registered with ``pyplot``.
 
-    Returns
-    -------
-    Axes
-
     Raises
     ------
     ShapeError
@@ -225,10 +197,7 @@ def plot_boundaries(probabilities: Tensor, string: str, ax: Axes | None = None) 
     shares = _array(as_numbers("probabilities", probabilities))
     if shares.ndim != 1 or len(shares) < len(string):
         raise ShapeError(f"probabilities has shape {shares.shape}; give ({len(string)},), one value per character")
-    if ax is None:
-        from matplotlib.figure import Figure
-
-        ax = Figure(figsize=(max(3.0, 0.25 * len(string)), 2.0), layout="constrained").subplots()
+    ax = new_axes(max(3.0, 0.25 * len(string)), 2.0) if ax is None else ax
     ax.bar(np.arange(len(string)) + 0.5, shares[: len(string)], width=0.25, color=VERMILION)
     ax.set_xticks(range(len(string)), list(string))
     ax.tick_params(axis="x", length=0)

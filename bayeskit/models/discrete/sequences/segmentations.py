@@ -148,7 +148,8 @@ class Segmentations:
 
     .. math:: p(s_1, \dots, s_m) = \frac{1}{Z} \prod_{i=1}^m w(s_i), \qquad Z = \sum \prod_i w(s_i),
 
-    All results are exact. The cost is proportional to ``n * L``.
+    All results are exact. The cost is proportional to ``n * L``. Methods raise the ``DataError`` of :meth:`check` where
+    they need a segmentation of every sequence.
 
     Parameters
     ----------
@@ -173,8 +174,6 @@ class Segmentations:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import Segmentations
     >>> segmentations = Segmentations(torch.zeros(10, 3))
     >>> segmentations.count(), segmentations.entropy()
     (tensor(274), tensor(5.6131))
@@ -200,18 +199,10 @@ class Segmentations:
         It is ``-inf`` if no segmentation has positive weight. Its gradient with respect to the log weights is
         :meth:`segment_probabilities`.
         """
-        return self._total(LogSum(), self.log_weights)
+        return totals(LogSum(), self.log_weights, self.lengths)
 
     def segment_probabilities(self) -> Tensor:
-        """Return the probability that each segment is part of the segmentation, ``(*batch, n, L)``.
-
-        The result is differentiable with respect to the log weights.
-
-        Raises
-        ------
-        DataError
-            If a sequence has no segmentation.
-        """
+        """Return the probability that each segment is part of the segmentation, ``(*batch, n, L)``, differentiable."""
         self.check()
         follows = self.log_weights.requires_grad
         with torch.enable_grad():
@@ -220,66 +211,34 @@ class Segmentations:
             return torch.autograd.grad(total, weights, create_graph=follows)[0]
 
     def boundary_probabilities(self) -> Tensor:
-        """Return the probability that a segment ends at each position, ``(*batch, n)``.
-
-        Raises
-        ------
-        DataError
-            If a sequence has no segmentation.
-        """
+        """Return the probability that a segment ends at each position, ``(*batch, n)``."""
         return self.segment_probabilities().sum(-1)
 
     def most_probable(self) -> Tensor:
-        """Return the most probable segmentation: True where a segment ends, ``(*batch, n)``.
-
-        Ties are broken arbitrarily.
-
-        Raises
-        ------
-        DataError
-            If a sequence has no segmentation.
-        """
-        self.check()
-        with torch.no_grad():
-            logits = _continuations(MaxWeight(), prefix_sums(MaxWeight(), self.log_weights), self.log_weights)
-            return _follow(logits.argmax(-1) + 1, self.lengths)
+        """Return the most probable segmentation (any, if tied): True where a segment ends, ``(*batch, n)``."""
+        return self._backtracked(MaxWeight(), lambda logits: logits.argmax(-1))
 
     def sample(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw independent segmentations: True where a segment ends, ``(num_samples, *batch, n)``.
 
-        Parameters
-        ----------
-        num_samples : int
-        seed : int or torch.Generator, default 0
-
-        Raises
-        ------
-        SettingsError
-            If ``num_samples`` is not a positive integer.
-        DataError
-            If a sequence has no segmentation.
+        Raises ``SettingsError`` if ``num_samples`` is not a positive integer.
         """
         num_samples = whole_number("num_samples", num_samples, least=1)
-        self.check()
         generator = new_generator(seed, self.log_weights.device, stream="segmentations")
+        return self._backtracked(LogSum(), lambda logits: draw_categories(logits, num_samples, generator))
+
+    def _backtracked(self, semiring: Semiring, choose: Choice) -> Tensor:
+        """Tell where segments end, ``(*sample, *batch, n)``; ``choose`` takes logits ``(*batch, n, L)``."""
+        self.check()
         with torch.no_grad():
-            logits = _continuations(LogSum(), prefix_sums(LogSum(), self.log_weights), self.log_weights)
-            return _follow(draw_categories(logits, num_samples, generator) + 1, self.lengths)
+            logits = _continuations(semiring, prefix_sums(semiring, self.log_weights), self.log_weights)
+            return _follow(choose(logits) + 1, self.lengths)
 
     def log_prob(self, ends: Tensor) -> Tensor:
         """Return the log probability of segmentations, ``(*sample, *batch, n)`` to ``(*sample, *batch)``.
 
-        Parameters
-        ----------
-        ends : Tensor of bool
-            True where a segment ends, including the last position of each sequence.
-
-        Raises
-        ------
-        ShapeError
-            If the last dimension of ``ends`` is not ``n``.
-        DataError
-            If a sequence has no segmentation.
+        ``ends``: True where a segment ends, including the last position of each sequence. Raises ``ShapeError`` if the
+        last dimension of ``ends`` is not ``n``; ``DataError`` if a sequence has no segmentation.
         """
         self.check()
         return self.log_weight(ends) - self.log_normalizer()
@@ -287,15 +246,7 @@ class Segmentations:
     def log_weight(self, ends: Tensor) -> Tensor:
         """Return the unnormalized :meth:`log_prob` of segmentations, ``(*sample, *batch)``.
 
-        Parameters
-        ----------
-        ends : Tensor of bool
-            ``(*sample, *batch, n)``.
-
-        Raises
-        ------
-        ShapeError
-            If the last dimension of ``ends`` is not ``n``.
+        ``ends``: ``(*sample, *batch, n)``. Raises ``ShapeError`` if the last dimension of ``ends`` is not ``n``.
         """
         ends = as_numbers("ends", ends)
         n, longest = self.log_weights.shape[-2:]
@@ -313,14 +264,11 @@ class Segmentations:
     def count(self) -> Tensor:
         """Return the number of segmentations with positive weight, int64, ``(*batch)``.
 
-        Raises
-        ------
-        DataError
-            If the number overflows int64; the message gives its logarithm.
+        Raises ``DataError`` if the number overflows int64; the message gives its logarithm.
         """
         possible = self.log_weights.detach() > -math.inf
-        logarithm = self._total(LogSum(), torch.where(possible, 0.0, -math.inf).double())
-        number = self._total(Counting(), possible.long())
+        logarithm = totals(LogSum(), torch.where(possible, 0.0, -math.inf).double(), self.lengths)
+        number = totals(Counting(), possible.long(), self.lengths)
         # int64 addition is modulo 2**64, so numbers from 2**63 to 2**64 are negative.
         if bool(((number < 0) | (logarithm > 63.5 * math.log(2))).any()):
             raise DataError(
@@ -333,41 +281,23 @@ class Segmentations:
         """Return the mean over segmentations of the sum of their segments' values, ``(*batch)``.
 
         The result is differentiable with respect to values and log weights. With unit values it is the mean number of
-        segments.
-
-        Parameters
-        ----------
-        values : Tensor or array
-            Finite, broadcast to ``(*batch, n, L)``. Values of excluded segments are ignored.
-
-        Raises
-        ------
-        DataError
-            If a sequence has no segmentation.
+        segments. ``values`` (tensor or array): finite, broadcast to ``(*batch, n, L)``. Values of excluded segments are
+        ignored. Raises ``DataError`` if a sequence has no segmentation.
         """
         self.check()
         semiring = Expectation()
         values = as_real("values", values).expand(self.log_weights.shape).to(self.log_weights)
         values = torch.where(self.log_weights > -math.inf, values, 0.0)
-        return self._total(semiring, semiring.elements(self.log_weights, values))[1]
+        return totals(semiring, semiring.elements(self.log_weights, values), self.lengths)[1]
 
     def entropy(self) -> Tensor:
-        """Return the entropy of the distribution over segmentations in nats, ``(*batch)``, differentiable.
-
-        Raises
-        ------
-        DataError
-            If a sequence has no segmentation.
-        """
+        """Return the entropy of the distribution over segmentations in nats, ``(*batch)``, differentiable."""
         return self.log_normalizer() + self.expectation(surprisal(self.log_weights))
 
     def check(self) -> None:
         """Raise an error if a sequence has no segmentation, naming the first such sequence and position.
 
-        Raises
-        ------
-        DataError
-            If a sequence has no segmentation, or a log weight in use is NaN or ``+inf``.
+        Raises ``DataError`` if a sequence has no segmentation, or a log weight in use is NaN or ``+inf``.
         """
         weights = self.log_weights.detach()
         bad = weights.isnan() | (weights == math.inf)
@@ -389,9 +319,6 @@ class Segmentations:
                 "ends within the sequence, and no segmentation extends beyond that place; allow such a segment, or "
                 "longer segments"
             )
-
-    def _total(self, semiring: Semiring, elements: Tensor) -> Tensor:
-        return totals(semiring, elements, self.lengths)
 
 
 def _within(lengths: Tensor, n: int, longest: int) -> Tensor:

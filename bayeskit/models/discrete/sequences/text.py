@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayeskit.core.inputs import as_numbers, real_number, whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
-from bayeskit.models.discrete.inputs import as_real
+from bayeskit.models.discrete.inputs import as_real, log_dirichlet_moment
 from bayeskit.models.discrete.sequences.chains import LogSum
 from bayeskit.models.discrete.sequences.segmentations import Segmentations, totals
 
@@ -54,8 +54,6 @@ class Strings:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import Strings
     >>> text = Strings(["abab", "ab"], max_length=2)
     >>> text.segments
     ('a', 'b', 'ab', 'ba')
@@ -82,22 +80,10 @@ class Strings:
     def log_weights(self, values: Tensor) -> Tensor:
         """Return the log weight of every segment of every string.
 
-        Parameters
-        ----------
-        values : Tensor or array
-            Log weights of ``segments``, shape ``(*batch, segments)``.
-
-        Returns
-        -------
-        Tensor
-            ``(*batch, strings, n, L)``, the input of :class:`Segmentations`; ``-inf`` where no segment is allowed.
-
-        Raises
-        ------
-        ShapeError
-            If the last dimension of ``values`` is not the number of segments.
-        DataError
-            If ``values`` are not real.
+        ``values`` (tensor or array): log weights of ``segments``, shape ``(*batch, segments)``. Returns ``(*batch,
+        strings, n, L)``, the input of :class:`Segmentations`; ``-inf`` where no segment is allowed. Raises
+        ``ShapeError`` if the last dimension of ``values`` is not the number of segments; ``DataError`` if ``values``
+        are not real.
         """
         values = as_real("values", values)
         if values.shape[-1:] != (len(self.segments),):
@@ -108,16 +94,9 @@ class Strings:
     def segmentations(self, values: Tensor | Callable[[Sequence[str]], Tensor]) -> Segmentations:
         """Return the distribution over segmentations of every string, batch shape ``(*batch, strings)``.
 
-        Parameters
-        ----------
-        values : Tensor, array or callable
-            Log weights of ``segments``, shape ``(*batch, segments)``, or a function (e.g. a network) that maps
-            ``segments`` to this tensor.
-
-        Raises
-        ------
-        ShapeError
-            If there is not one log weight per segment.
+        ``values`` (tensor, array or callable): log weights of ``segments``, shape ``(*batch, segments)``, or a function
+        (e.g. a network) that maps ``segments`` to this tensor. Raises ``ShapeError`` if there is not one log weight per
+        segment.
         """
         weights = self.log_weights(values(self.segments) if callable(values) else values)
         return Segmentations(weights, self.lengths.to(weights.device))
@@ -133,15 +112,8 @@ class Strings:
     def expected_counts(self, values: Tensor) -> Tensor:
         """Return the expected count of each segment in the segmentations of all strings, ``(segments,)``.
 
-        Parameters
-        ----------
-        values : Tensor or array
-            Log weights, ``(segments,)``.
-
-        Raises
-        ------
-        DataError
-            If a string has no segmentation.
+        ``values`` (tensor or array): log weights, ``(segments,)``. Raises ``DataError`` if a string has no
+        segmentation.
         """
         values = as_real("values", values)
         self.check(values)
@@ -152,15 +124,8 @@ class Strings:
     def split(self, ends: Tensor) -> list[list[str]]:
         """Split each string after the marked positions.
 
-        Parameters
-        ----------
-        ends : Tensor of bool
-            True where a segment ends, shape ``(strings, n)``, e.g. from :meth:`Segmentations.most_probable`.
-
-        Raises
-        ------
-        ShapeError
-            If ``ends`` has a wrong shape.
+        ``ends``: True where a segment ends, shape ``(strings, n)``, e.g. from :meth:`Segmentations.most_probable`.
+        Raises ``ShapeError`` if ``ends`` has a wrong shape.
         """
         ends = as_numbers("ends", ends)
         if ends.shape != self._index.shape[:2]:
@@ -174,10 +139,7 @@ class Strings:
     def check(self, values: Tensor) -> None:
         """Raise an error if a string has no segmentation, naming the first such string and position.
 
-        Raises
-        ------
-        DataError
-            If a string has no segmentation.
+        Raises ``DataError`` if a string has no segmentation.
         """
         values = as_real("values", values).detach()
         lost = (self.log_marginal(values) == -math.inf).nonzero()
@@ -216,8 +178,6 @@ class Lexicon:
 
     Examples
     --------
-    >>> import torch
-    >>> from bayeskit.models.discrete.sequences import Lexicon
     >>> lexicon = Lexicon.from_weights({"a": 0.3, "b": 0.2, "ab": 0.4})
     >>> round(float(lexicon.segmentations(["abab"]).log_normalizer().exp()), 6)
     0.2116
@@ -245,10 +205,7 @@ class Lexicon:
     def from_weights(cls, weights: Mapping[str, float], *, dtype: torch.dtype = torch.float64) -> Lexicon:
         """Make a lexicon from a mapping of words to weights.
 
-        Raises
-        ------
-        SettingsError
-            If there is no word, a word is empty, or a weight is not positive and finite.
+        Raises ``SettingsError`` if there is no word, a word is empty, or a weight is not positive and finite.
         """
         if not isinstance(weights, Mapping):
             raise SettingsError(f"weights is {weights!r:.80}; give a mapping of words to weights, such as {{'a': 0.5}}")
@@ -267,10 +224,7 @@ class Lexicon:
     def split(self, strings: Sequence[str]) -> list[list[str]]:
         """Return the words of the most probable segmentation of each string.
 
-        Raises
-        ------
-        DataError
-            If a string has no segmentation; the message names the string and position.
+        Raises ``DataError`` if a string has no segmentation; the message names the string and position.
         """
         text = Strings(strings, self.words)
         text.check(self.log_weights)
@@ -279,10 +233,7 @@ class Lexicon:
     def log_prob(self, strings: Sequence[str]) -> Tensor:
         """Return the log probability of each string as a complete text, ``(strings,)``.
 
-        Raises
-        ------
-        SettingsError
-            If ``log_end`` was not given and the weights sum to 1 or more.
+        Raises ``SettingsError`` if ``log_end`` was not given and the weights sum to 1 or more.
         """
         if self.log_end is not None:
             return self.segmentations(strings).log_normalizer() + self.log_end
@@ -372,8 +323,7 @@ class SegmentedText:
 
     Examples
     --------
-    >>> import torch, bayeskit as bk
-    >>> from bayeskit.models.discrete.sequences import SegmentedText, Strings
+    >>> import bayeskit as bk
     >>> text = Strings(["abab", "aab"], words=["a", "b", "ab"])
     >>> model = SegmentedText(text, torch.ones(4, dtype=torch.float64))
     >>> bk.Target.from_pyro(model).dim, round(model.log_evidence(), 6)
@@ -413,17 +363,8 @@ class SegmentedText:
         """Return the exact log evidence of the texts.
 
         Segmentations are enumerated and grouped by word counts; given the counts, word probabilities are integrated out
-        by conjugacy.
-
-        Parameters
-        ----------
-        limit : int, default 100_000
-            Maximum number of segmentations per string, and of pairs of counts to combine.
-
-        Raises
-        ------
-        SettingsError
-            If ``limit`` is exceeded; the message gives the number.
+        by conjugacy. ``limit``: maximum number of segmentations per string, and of pairs of counts to combine. Raises
+        ``SettingsError`` if ``limit`` is exceeded; the message gives the number.
         """
         limit = whole_number("limit", limit, least=1)
         size = len(self.text.segments)
@@ -439,32 +380,25 @@ class SegmentedText:
         counts = torch.tensor([[*key, len(self.text.strings)] for key in ways], dtype=torch.float64)
         multiplicity = torch.tensor([float(n) for n in ways.values()], dtype=torch.float64)
         alpha = self.concentration.detach().double().cpu()
-        moments = (torch.lgamma(counts + alpha) - torch.lgamma(alpha)).sum(-1)
-        normalizer = torch.lgamma(alpha.sum()) - torch.lgamma((counts + alpha).sum(-1))
-        return float((moments + normalizer + multiplicity.log()).logsumexp(0))
+        return float((log_dirichlet_moment(counts, alpha) + multiplicity.log()).logsumexp(0))
 
     def _counts(self, row: int, limit: int) -> Counter[tuple[int, ...]]:
         """Return the word counts of every segmentation of one string."""
         string, numbers = self.text.strings[row], {word: i for i, word in enumerate(self.text.segments)}
-        last = [
-            [
-                (s, numbers[string[s:end]])
-                for s in range(max(0, end - self.text.max_length), end)
-                if string[s:end] in numbers
-            ]
-            for end in range(1, len(string) + 1)
-        ]
+        longest, ends = self.text.max_length, range(1, len(string) + 1)
+        pieces = [[(s, numbers.get(string[s:end])) for s in range(max(0, end - longest), end)] for end in ends]
+        last = [[(start, word) for start, word in each if word is not None] for each in pieces]
         ways = [1]
-        for pieces in last:
-            ways.append(sum(ways[start] for start, _ in pieces))
+        for each in last:
+            ways.append(sum(ways[start] for start, _ in each))
         if ways[-1] > limit:
             number = ways[-1] if ways[-1] < 10**15 else f"about exp({math.log(ways[-1]):.6g})"
             raise SettingsError(
                 f"string {row} has {number} segmentations, which exceed limit={limit}; give shorter texts"
             )
         found: list[list[tuple[int, ...]]] = [[(0,) * len(numbers)]]
-        for pieces in last:
-            found.append([(*c[:w], c[w] + 1, *c[w + 1 :]) for start, w in pieces for c in found[start]])
+        for each in last:
+            found.append([(*c[:w], c[w] + 1, *c[w + 1 :]) for start, w in each for c in found[start]])
         return Counter(found[-1])
 
 
@@ -517,7 +451,6 @@ def candidate_words(strings: Sequence[str], *, max_length: int, min_count: int =
 
     Examples
     --------
-    >>> from bayeskit.models.discrete.sequences import candidate_words
     >>> candidate_words(["abab"], max_length=3)
     ('a', 'ab', 'b')
     """
@@ -559,10 +492,6 @@ def learn_lexicon(
     tolerance : float, default 1e-8
         Stop if the relative change of the log likelihood is smaller.
 
-    Returns
-    -------
-    LearnedLexicon
-
     Raises
     ------
     SettingsError
@@ -579,7 +508,6 @@ def learn_lexicon(
 
     Examples
     --------
-    >>> from bayeskit.models.discrete.sequences import Strings, candidate_words, learn_lexicon
     >>> strings = ["thedog", "thecat", "adog", "acat", "dogcat", "theadog"]
     >>> text = Strings(strings, candidate_words(strings, max_length=4))
     >>> learn_lexicon(text, length_penalty=1.6).lexicon.split(["thedog", "acat"])
