@@ -500,6 +500,7 @@ def bootstrap_score_matching(
     --------
     >>> import torch
     >>> from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
+    >>> from bayeskit.inference.generalized.calibrate import all_resamples
     >>> x = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
     >>> posterior = GibbsPosterior(Flat(), losses.HalfSquared(), x)
     >>> round(bootstrap_score_matching(posterior, resamples=all_resamples(4)).weight, 6)

@@ -346,6 +346,7 @@ class GVI(Objective):
     --------
     >>> import pyro, torch, pyro.distributions as dist
     >>> from bayeskit.inference.generalized import GibbsPosterior, losses
+    >>> from bayeskit.inference.generalized.variational import RenyiDivergence
     >>> x = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
     >>> posterior = GibbsPosterior(dist.Normal(0.0, 1.0), losses.HalfSquared(), x, weight=0.5)
     >>> def guide():

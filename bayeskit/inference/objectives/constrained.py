@@ -49,6 +49,7 @@ class MeanSquaredError:
 
     Examples
     --------
+    >>> from bayeskit.inference.objectives.constrained import MeanSquaredError
     >>> MeanSquaredError("x", 0.1)
     MeanSquaredError(site='x', tolerance=0.1, summed=False)
     """
@@ -82,6 +83,7 @@ class LogLikelihoodConstraint:
 
     Examples
     --------
+    >>> from bayeskit.inference.objectives.constrained import LogLikelihoodConstraint
     >>> LogLikelihoodConstraint("x", 90.0)
     LogLikelihoodConstraint(site='x', tolerance=90.0)
     """
@@ -157,6 +159,7 @@ class GECO(Objective):
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist
+    >>> from bayeskit.inference.objectives.constrained import GECO, MeanSquaredError
     >>> def model(x):
     ...     with pyro.plate("data", len(x)):
     ...         z = pyro.sample("z", dist.Normal(0.0, 1.0))
@@ -285,6 +288,7 @@ class InfoVAE(Objective):
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist
+    >>> from bayeskit.inference.objectives.constrained import InfoVAE
     >>> def model(x):
     ...     with pyro.plate("data", len(x)):
     ...         z = pyro.sample("z", dist.Normal(0.0, 1.0))

@@ -146,6 +146,7 @@ class ELBO(Objective):
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist
+    >>> from bayeskit.inference.objectives import ELBO
     >>> def model(x):
     ...     z = pyro.sample("z", dist.Normal(0.0, 1.0))
     ...     pyro.sample("x", dist.Normal(z, 1.0), obs=x)
@@ -275,6 +276,7 @@ class STL(Objective):
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist
+    >>> from bayeskit.inference.objectives import STL
     >>> def model(x):
     ...     z = pyro.sample("z", dist.Normal(0.0, 1.0))
     ...     pyro.sample("x", dist.Normal(z, 1.0), obs=x)

@@ -72,6 +72,7 @@ class AuxiliaryELBO(Objective):
     Examples
     --------
     >>> import pyro, torch, pyro.distributions as dist
+    >>> from bayeskit.inference.objectives.hierarchical import AuxiliaryELBO
     >>> def model(x):
     ...     z = pyro.sample("z", dist.Normal(0.0, 1.0))
     ...     pyro.sample("x", dist.Normal(z, 1.0), obs=x)

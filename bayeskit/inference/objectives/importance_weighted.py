@@ -63,6 +63,7 @@ class IWAE(_ManyParticles):
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist
+    >>> from bayeskit.inference.objectives import IWAE
     >>> def model(x):
     ...     z = pyro.sample("z", dist.Normal(0.0, 1.0))
     ...     pyro.sample("x", dist.Normal(z, 1.0), obs=x)
@@ -111,6 +112,7 @@ class DReG(_ManyParticles):
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist
+    >>> from bayeskit.inference.objectives import DReG
     >>> def model(x):
     ...     z = pyro.sample("z", dist.Normal(0.0, 1.0))
     ...     pyro.sample("x", dist.Normal(z, 1.0), obs=x)
@@ -267,6 +269,7 @@ class Renyi(Objective):
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist
+    >>> from bayeskit.inference.objectives import Renyi
     >>> def model(x):
     ...     z = pyro.sample("z", dist.Normal(0.0, 1.0))
     ...     pyro.sample("x", dist.Normal(z, 1.0), obs=x)

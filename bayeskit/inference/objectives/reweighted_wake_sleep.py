@@ -67,6 +67,7 @@ class ReweightedWakeSleep(Objective):
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist
+    >>> from bayeskit.inference.objectives import ReweightedWakeSleep
     >>> def model(x):
     ...     with pyro.plate("data", len(x)):
     ...         z = pyro.sample("z", dist.Bernoulli(0.3))

@@ -280,6 +280,7 @@ class SUMO(Objective):
     Examples
     --------
     >>> import torch, pyro, pyro.distributions as dist
+    >>> from bayeskit.inference.objectives import SUMO
     >>> def model(x):
     ...     z = pyro.sample("z", dist.Normal(0.0, 1.0))
     ...     pyro.sample("x", dist.Normal(z, 1.0), obs=x)

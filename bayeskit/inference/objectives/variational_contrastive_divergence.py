@@ -100,6 +100,7 @@ class VCD(Objective):
     Examples
     --------
     >>> import pyro, torch, pyro.distributions as dist
+    >>> from bayeskit.inference.objectives.variational_contrastive_divergence import VCD
     >>> def model(x):
     ...     z = pyro.sample("z", dist.Normal(0.0, 1.0))
     ...     pyro.sample("x", dist.Normal(z, 1.0), obs=x)

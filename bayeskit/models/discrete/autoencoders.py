@@ -207,8 +207,10 @@ class BinaryVAE(DiscreteVAE):
 
     Examples
     --------
+    >>> import torch
     >>> from bayeskit.inference.gradients import DisARM
     >>> from bayeskit.inference.objectives import ELBO
+    >>> from bayeskit.models.discrete.autoencoders import binary_vae
     >>> vae = binary_vae(data_dim=6, hidden=(8,), num_bits=3, gradient=DisARM())
     >>> ELBO().differentiable_loss(vae.model, vae.guide, torch.zeros(5, 6)).backward()
     >>> vae.log_evidence(torch.zeros(5, 6)).shape, vae.generate(2, seed=0).shape
@@ -269,8 +271,10 @@ class CategoricalVAE(DiscreteVAE):
 
     Examples
     --------
+    >>> import torch
     >>> from bayeskit.inference.gradients import UnorderedSet
     >>> from bayeskit.inference.objectives import ELBO
+    >>> from bayeskit.models.discrete.autoencoders import categorical_vae
     >>> vae = categorical_vae(data_dim=6, hidden=(8,), num_variables=4, num_categories=3, gradient=UnorderedSet(k=4))
     >>> ELBO().differentiable_loss(vae.model, vae.guide, torch.zeros(5, 6)).backward()
     >>> vae.encode(torch.zeros(5, 6)).shape
@@ -331,6 +335,8 @@ def binary_vae(
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.autoencoders import binary_vae
     >>> binary_vae(data_dim=4, hidden=(5,), num_bits=3).codes().shape
     torch.Size([8, 3])
     """
@@ -363,6 +369,8 @@ def categorical_vae(
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.autoencoders import categorical_vae
     >>> categorical_vae(data_dim=4, hidden=(5,), num_variables=3, num_categories=4).codes().shape
     torch.Size([64, 3, 4])
     """

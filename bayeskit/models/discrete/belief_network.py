@@ -54,8 +54,10 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
 
     Examples
     --------
+    >>> import torch
     >>> from bayeskit.inference.gradients import DisARM
     >>> from bayeskit.inference.objectives import ELBO
+    >>> from bayeskit.models.discrete.belief_network import SigmoidBeliefNetwork
     >>> network = SigmoidBeliefNetwork([2, 3, 5], gradient=DisARM())
     >>> x = torch.ones(4, 5)
     >>> ELBO().differentiable_loss(network.model, network.guide, x).backward()

@@ -242,6 +242,7 @@ class StochasticBlockModel:
 
     Examples
     --------
+    >>> import torch
     >>> two_triangles = torch.block_diag(*[1 - torch.eye(3, dtype=torch.float64)] * 2)
     >>> posterior = StochasticBlockModel(two_triangles, num_blocks=2).enumerate()
     >>> posterior.co_assignment()[0, 1] > 0.8 > 0.2 > posterior.co_assignment()[0, 3]
@@ -436,6 +437,7 @@ def co_assignment(assignments: Tensor, weights: Tensor | None = None, *, log_wei
 
     Examples
     --------
+    >>> import torch
     >>> co_assignment(torch.tensor([[0, 0, 1], [1, 0, 0]]))[0]
     tensor([1.0000, 0.5000, 0.0000])
     """
@@ -603,6 +605,8 @@ def annealed_evidence(
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.block_model import StochasticBlockModel, annealed_evidence
     >>> two_triangles = torch.block_diag(*[1 - torch.eye(3, dtype=torch.float64)] * 2)
     >>> model = StochasticBlockModel(two_triangles, num_blocks=2)
     >>> estimate = annealed_evidence(model, num_chains=500, num_steps=20)
@@ -813,6 +817,8 @@ def compare_num_blocks(
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.block_model import compare_num_blocks
     >>> two_cliques = torch.block_diag(*[1 - torch.eye(5)] * 2)
     >>> comparison = compare_num_blocks(two_cliques, [1, 2], num_steps=100)
     >>> comparison.best, comparison.posterior_probabilities[2][0] > 0.99
@@ -863,6 +869,7 @@ def plot_adjacency(adjacency: Tensor, assignments: Tensor, ax: Axes | None = Non
 
     Examples
     --------
+    >>> import torch
     >>> from matplotlib.figure import Figure
     >>> axes = plot_adjacency(torch.ones(4, 4), torch.tensor([0, 1, 0, 1]), Figure().subplots())
     >>> [label.get_text() for label in axes.get_xticklabels()]
@@ -892,6 +899,7 @@ def plot_co_assignment(probabilities: Tensor, assignments: Tensor, ax: Axes | No
 
     Examples
     --------
+    >>> import torch
     >>> from matplotlib.figure import Figure
     >>> axes = plot_co_assignment(torch.eye(3), torch.tensor([1, 0, 1]), Figure().subplots())
     >>> axes.images[0].get_clim()

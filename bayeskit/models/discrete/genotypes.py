@@ -75,6 +75,7 @@ def conflicting_pairs(genotypes: Tensor) -> Tensor:
 
     Examples
     --------
+    >>> import torch
     >>> conflicting_pairs(torch.tensor([[1, 0], [0, 1], [1, 1]])).tolist()
     [[False, True], [True, False]]
     """
@@ -91,6 +92,7 @@ def has_conflict(genotypes: Tensor) -> Tensor:
 
     Examples
     --------
+    >>> import torch
     >>> has_conflict(torch.tensor([[[1, 0], [0, 1], [1, 1]], [[1, 0], [0, 0], [1, 1]]]))
     tensor([ True, False])
     """
@@ -248,6 +250,7 @@ def log_sum_over_columns(log_weights: Tensor) -> Tensor:
 
     Examples
     --------
+    >>> import torch
     >>> log_sum_over_columns(torch.zeros(3, 2**4, dtype=torch.float64)).exp()  # the number of 4 x 3 matrices
     tensor(2116.0000, dtype=torch.float64)
     """
@@ -476,6 +479,7 @@ class MutationTree(NamedTuple):
 
         Examples
         --------
+        >>> import torch
         >>> tree = MutationTree.from_genotypes(torch.tensor([[1, 0], [1, 1], [1, 1]]))
         >>> tree.parents, tree.mutations, tree.cells
         ((-1, 0, 1), ((), (0,), (1,)), ((), (0,), (1, 2)))
@@ -525,6 +529,7 @@ class MutationTree(NamedTuple):
 
         Examples
         --------
+        >>> import torch
         >>> print(MutationTree.from_genotypes(torch.tensor([[1, 0], [1, 1], [0, 0]])).to_text())
         no mutation: cells 2
           mutations 0: cells 0
@@ -605,6 +610,7 @@ class NoisyGenotypes:
 
     Examples
     --------
+    >>> import torch
     >>> observed = torch.tensor([[1, 0], [0, 1], [1, 1]], dtype=torch.float64)
     >>> model = NoisyGenotypes(observed, false_positive_rate=0.01, false_negative_rate=0.2)
     >>> posterior = model.enumerate()
@@ -847,6 +853,7 @@ class GenotypeModel:
 
     Examples
     --------
+    >>> import torch
     >>> import bayeskit as bk
     >>> observed = torch.tensor([[1, 0], [0, 1], [1, 1]], dtype=torch.float64)
     >>> target = bk.Target.from_pyro(GenotypeModel(observed))
@@ -908,6 +915,7 @@ def plot_genotypes(probabilities: Tensor, observed: Tensor, ax: Axes | None = No
 
     Examples
     --------
+    >>> import torch
     >>> from matplotlib.figure import Figure
     >>> plot_genotypes(torch.full((3, 2), 0.5), torch.eye(3)[:, :2], Figure().subplots()).get_xlabel()
     'mutation'

@@ -293,6 +293,7 @@ class IsingGrid(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
+    >>> import torch
     >>> grid = IsingGrid.homogeneous(3, 4, torch.tensor(0.4, dtype=torch.float64))
     >>> everything = grid.enumerate_support()
     >>> everything.shape, grid.log_prob(everything).exp().sum()

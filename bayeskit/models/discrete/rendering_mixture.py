@@ -73,6 +73,8 @@ class RenderingMixture:
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.rendering_mixture import RenderingMixture
     >>> mixture = RenderingMixture(torch.tensor([[[3.0, 3.0]], [[3.0, -3.0]]]), (4, 5))
     >>> image = torch.zeros(1, 4, 5)
     >>> image[0, 2, 1:3] = torch.tensor([3.0, -3.0])

@@ -73,6 +73,8 @@ class SubsetPosterior:
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.spike_and_slab import SpikeAndSlabRegression
     >>> x = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).repeat(3, 1)
     >>> posterior = SpikeAndSlabRegression().posterior(x, 3.0 * x[:, 0])
     >>> posterior
@@ -368,6 +370,7 @@ class IndependentInclusion:
 
     Examples
     --------
+    >>> import torch
     >>> IndependentInclusion(0.25).log_prob(torch.tensor([1.0, 0.0])).exp()
     tensor(0.1875)
     """
@@ -402,6 +405,7 @@ class BetaBinomialInclusion:
 
     Examples
     --------
+    >>> import torch
     >>> BetaBinomialInclusion().log_prob(torch.tensor([1.0, 0.0])).exp()
     tensor(0.1667)
     """
@@ -468,6 +472,8 @@ class SpikeAndSlabRegression:
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.spike_and_slab import SpikeAndSlabRegression
     >>> x = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).repeat(3, 1)
     >>> posterior = SpikeAndSlabRegression().posterior(x, 3.0 * x[:, 0])
     >>> posterior.median_probability_subset

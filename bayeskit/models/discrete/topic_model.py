@@ -59,6 +59,8 @@ class LatentDirichletAllocation:
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.topic_model import LatentDirichletAllocation
     >>> model = LatentDirichletAllocation(num_topics=2, num_words=3)
     >>> round(model.log_evidence(torch.tensor([[2, 0, 1], [0, 2, 0]])), 4)
     -5.991
@@ -184,6 +186,8 @@ def align_topics(values: Mapping[str, Tensor], reference: Tensor | None = None) 
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.topic_model import align_topics
     >>> topics = torch.tensor([[[0.8, 0.2], [0.1, 0.9]], [[0.2, 0.8], [0.7, 0.3]]])  # two draws
     >>> align_topics({"topics": topics}, reference=topics[0])["topics"][1]
     tensor([[0.7000, 0.3000],
@@ -244,6 +248,7 @@ def count_words(
 
     Examples
     --------
+    >>> from bayeskit.models.discrete.topic_model import count_words
     >>> count_words(["The cat sat on the mat.", "The dog didn't."], stop_words=["the", "on"])
     (tensor([[1, 0, 0, 1, 1],
             [0, 1, 1, 0, 0]]), ('cat', "didn't", 'dog', 'mat', 'sat'))
@@ -285,6 +290,8 @@ def plot_topics(
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.topic_model import plot_topics
     >>> axes = plot_topics(torch.tensor([[0.6, 0.3, 0.1], [0.1, 0.1, 0.8]]), ["cat", "dog", "tax"], num_words=2)
     >>> [label.get_text() for label in axes[0].get_yticklabels()]
     ['cat', 'dog']

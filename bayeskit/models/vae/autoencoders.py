@@ -74,6 +74,7 @@ class VAE(Autoencoder):
 
     Examples
     --------
+    >>> import torch
     >>> from bayeskit.models.vae import VAE, DiagonalNormal, likelihoods, mlp
     >>> encoder = torch.nn.Sequential(mlp([6, 8]), torch.nn.Tanh(), DiagonalNormal(8, 2))
     >>> vae = VAE(encoder, mlp([2, 8, 6]), 2, likelihoods.Bernoulli(), data_shape=(6,))
@@ -104,7 +105,9 @@ def mlp_vae(
 
     Examples
     --------
+    >>> import torch, pyro
     >>> from bayeskit.inference.objectives import IWAE
+    >>> from bayeskit.models.vae import mlp_vae
     >>> vae = mlp_vae(data_dim=64, hidden=(20,), latent_dim=5)
     >>> optimizer = torch.optim.Adam(vae.parameters(), lr=1e-3)
     >>> loss = IWAE(num_particles=4).differentiable_loss(vae.model, vae.guide, torch.zeros(10, 64))
@@ -146,6 +149,8 @@ def convolutional_vae(
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.vae import convolutional_vae
     >>> convolutional_vae((1, 8, 8), latent_dim=5).reconstruct(torch.zeros(3, 1, 8, 8)).shape
     torch.Size([3, 1, 8, 8])
     """
@@ -173,6 +178,7 @@ def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype = torch.float32
 
     Examples
     --------
+    >>> import torch
     >>> one_hot(torch.tensor([2, 0]), 3)
     tensor([[0., 0., 1.],
             [1., 0., 0.]])
@@ -214,6 +220,8 @@ class ConditionalVAE(GenerativeModel):
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.vae import conditional_vae, one_hot
     >>> vae = conditional_vae(data_dim=6, condition_dim=3, hidden=(8,), latent_dim=2)
     >>> vae.generate(one_hot(torch.tensor([0, 2]), 3), seed=0).shape
     torch.Size([2, 6])
@@ -354,6 +362,8 @@ class HierarchicalVAE(GenerativeModel):
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.vae import hierarchical_vae
     >>> vae = hierarchical_vae(data_dim=6, hidden=((8,), (8,)), latent_dims=(3, 2))
     >>> [code.shape[1] for code in vae.encode(torch.zeros(5, 6))]
     [3, 2]
@@ -488,6 +498,8 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.vae import MissingDataVAE, mlp_vae
     >>> model = MissingDataVAE(mlp_vae(data_dim=3, hidden=(8,), latent_dim=2))
     >>> x = torch.tensor([[1.0, torch.nan, 0.0]])
     >>> model.impute(x, ~x.isnan(), 5, seed=0).shape
@@ -598,6 +610,8 @@ class SemiSupervisedVAE(GenerativeModel):
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.vae import semi_supervised_vae
     >>> vae = semi_supervised_vae(data_dim=6, num_classes=3, hidden=(8,), latent_dim=2)
     >>> vae.classify(torch.zeros(5, 6)).shape
     torch.Size([5, 3])

@@ -30,7 +30,8 @@ class FlowDistribution(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import zuko
+    >>> import torch, zuko
+    >>> from bayeskit.models.vae import FlowDistribution
     >>> flow = zuko.flows.MAF(features=3, context=2)
     >>> distribution = FlowDistribution(flow(torch.zeros(5, 2)))
     >>> distribution.batch_shape, distribution.event_shape
@@ -73,7 +74,8 @@ class ConditionalFlow(nn.Module):
 
     Examples
     --------
-    >>> import zuko
+    >>> import torch, zuko
+    >>> from bayeskit.models.vae import ConditionalFlow, mlp
     >>> encoder = torch.nn.Sequential(mlp([6, 8]), ConditionalFlow(zuko.flows.NSF(features=2, context=8)))
     >>> encoder(torch.zeros(5, 6)).sample().shape
     torch.Size([5, 2])
@@ -98,6 +100,7 @@ class FlowPrior(nn.Module):
     Examples
     --------
     >>> import zuko
+    >>> from bayeskit.models.vae import FlowPrior
     >>> FlowPrior(zuko.flows.NSF(features=2))().event_shape
     torch.Size([2])
     """
@@ -150,6 +153,8 @@ def flow_vae(
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.vae import flow_vae
     >>> flow_vae(data_dim=6, hidden=(8,), latent_dim=2).generate(3, seed=0).shape
     torch.Size([3, 6])
     """

@@ -59,6 +59,7 @@ def load_digits() -> Images:
 
     Examples
     --------
+    >>> from bayeskit.models.vae import load_digits
     >>> digits = load_digits()
     >>> tuple(digits.train.shape), tuple(digits.test.shape)
     ((1438, 64), (359, 64))
@@ -84,6 +85,7 @@ def load_mnist5000() -> Images:
 
     Examples
     --------
+    >>> from bayeskit.models.vae import load_mnist5000
     >>> mnist = load_mnist5000()
     >>> tuple(mnist.train.shape), tuple(mnist.test.shape)
     ((4000, 784), (1000, 784))
@@ -118,6 +120,7 @@ def binarize(images: Tensor, *, seed: int = 0) -> Tensor:
 
     Examples
     --------
+    >>> import torch
     >>> binarize(torch.tensor([0.0, 1.0]))
     tensor([0., 1.])
     """
@@ -163,7 +166,9 @@ def plot_images(images: Tensor, ax: Axes) -> Axes:
 
     Examples
     --------
+    >>> import torch
     >>> from matplotlib.figure import Figure
+    >>> from bayeskit.models.vae import plot_images
     >>> plot_images(torch.zeros(2, 5, 64), Figure().subplots()).images[0].get_array().shape
     (18, 48)
     """
@@ -198,6 +203,7 @@ def plot_reconstructions(vae: Autoencoder, x: Tensor, ax: Axes) -> Axes:
 
     Examples
     --------
+    >>> import torch
     >>> from matplotlib.figure import Figure
     >>> from bayeskit.models.vae import mlp_vae, plot_reconstructions
     >>> vae = mlp_vae(data_dim=64, hidden=(8,), latent_dim=2)

@@ -60,6 +60,7 @@ class Bernoulli(Likelihood):
 
     Examples
     --------
+    >>> import torch
     >>> Bernoulli()(torch.zeros(5, 784), event_dim=1).event_shape
     torch.Size([784])
     """
@@ -87,6 +88,7 @@ class Gaussian(Likelihood):
 
     Examples
     --------
+    >>> import torch
     >>> Gaussian(0.1, learn=False)(torch.zeros(2, 3), event_dim=1).variance[0]
     tensor([0.0100, 0.0100, 0.0100])
     """
@@ -124,6 +126,7 @@ class HeteroscedasticGaussian(Likelihood):
 
     Examples
     --------
+    >>> import torch
     >>> HeteroscedasticGaussian()(torch.zeros(5, 6), event_dim=1).event_shape
     torch.Size([3])
     """
@@ -160,6 +163,7 @@ class DiscretizedLogistic(Likelihood):
 
     Examples
     --------
+    >>> import torch
     >>> DiscretizedLogistic(num_components=5).num_parameters
     15
     """

@@ -52,6 +52,8 @@ class LinearVAE(Autoencoder):
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.vae import LinearVAE
     >>> x = torch.randn(100, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> best = LinearVAE.maximum_likelihood(x, latent_dim=2)
     >>> bool((best.log_likelihood(x) - best.lower_bound(x)).abs().max() < 1e-12)

@@ -42,6 +42,7 @@ def mlp(sizes: Sequence[int], activation: Activation = nn.Tanh) -> nn.Sequential
 
     Examples
     --------
+    >>> import torch
     >>> mlp([784, 200, 10])(torch.zeros(3, 784)).shape
     torch.Size([3, 10])
     """
@@ -62,6 +63,7 @@ class DiagonalNormal(nn.Module):
 
     Examples
     --------
+    >>> import torch
     >>> encoder = torch.nn.Sequential(mlp([784, 200]), torch.nn.Tanh(), DiagonalNormal(200, 50))
     >>> encoder(torch.zeros(3, 784)).mean.shape
     torch.Size([3, 50])
@@ -115,6 +117,7 @@ class ConvolutionalFeatures(nn.Module):
 
     Examples
     --------
+    >>> import torch
     >>> ConvolutionalFeatures((1, 28, 28), (32, 64), 256)(torch.zeros(5, 1, 28, 28)).shape
     torch.Size([5, 256])
     """
@@ -157,6 +160,7 @@ class ConvolutionalDecoder(nn.Module):
 
     Examples
     --------
+    >>> import torch
     >>> ConvolutionalDecoder(10, (1, 8, 8), (64, 32), 256)(torch.zeros(5, 10)).shape
     torch.Size([5, 1, 8, 8])
     """

@@ -43,6 +43,7 @@ def exact_log_evidence(mixture: GaussianMixture) -> float:
 
     Examples
     --------
+    >>> import torch
     >>> from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior, exact_log_evidence
     >>> y = torch.tensor([-1.0, -0.8, 2.0, 2.3], dtype=torch.float64)
     >>> one, two = (GaussianMixture(y, k, MixturePrior.conjugate(0.0, 0.2, 2.0, 0.5)) for k in (1, 2))
@@ -73,6 +74,7 @@ def sample_exact_posterior(
 
     Examples
     --------
+    >>> import torch
     >>> from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior, sample_exact_posterior
     >>> y = torch.tensor([-1.0, -0.8, 2.0, 2.3], dtype=torch.float64)
     >>> mixture = GaussianMixture(y, 2, MixturePrior.conjugate(0.0, 0.2, 2.0, 0.5))

@@ -121,6 +121,7 @@ class OrderedSample(TorchDistribution):
 
     Examples
     --------
+    >>> import torch, pyro.distributions as dist
     >>> ordered = OrderedSample(dist.Normal(torch.zeros((), dtype=torch.float64), 1.0), 3)
     >>> ordered.sample().diff().min() > 0
     tensor(True)
@@ -196,6 +197,7 @@ class MixturePrior:
 
     Examples
     --------
+    >>> import torch
     >>> prior = MixturePrior.richardson_green(torch.tensor([1.0, 4.0, 5.0], dtype=torch.float64))
     >>> prior.location.tolist(), prior.spread.tolist(), prior.rate_prior[1].tolist()
     ([3.0], [4.0], [0.625])
@@ -368,6 +370,7 @@ class GaussianMixture:
     Examples
     --------
     >>> import bayeskit as bk
+    >>> from bayeskit.models.discrete.mixtures import GaussianMixture, galaxy_velocities
     >>> mixture = GaussianMixture(galaxy_velocities(), num_components=3)
     >>> bk.Target.from_pyro(mixture)
     Target(dim=10, sites=[rate(), share(3,), precision(3,), mean(3,)], dtype=torch.float64, device=cpu)
@@ -442,6 +445,7 @@ class GaussianMixture:
         Examples
         --------
         >>> import bayeskit as bk
+        >>> from bayeskit.models.discrete.mixtures import GaussianMixture, MixturePrior
         >>> y = [-2.1, -1.9, -1.4, 1.6, 2.0, 2.5]
         >>> mixture = GaussianMixture(y, 2, MixturePrior.independent(0.0, 3.0, 3.0, 1.0))
         >>> start = mixture.start(num_chains=4, seed=0)
@@ -578,6 +582,7 @@ class UnknownSizeMixture:
     Examples
     --------
     >>> import bayeskit as bk
+    >>> from bayeskit.models.discrete.mixtures import GaussianMixture, UnknownSizeMixture, galaxy_velocities
     >>> model = UnknownSizeMixture(GaussianMixture(galaxy_velocities(), num_components=6))
     >>> bk.Target.from_pyro(model).dim
     19

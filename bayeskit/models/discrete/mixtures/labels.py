@@ -180,7 +180,7 @@ def relabel(draws: Draws, labels: Labels, responsibilities: Tensor) -> Draws:
 
     Examples
     --------
-    >>> import bayeskit as bk
+    >>> import torch, bayeskit as bk
     >>> from bayeskit.models.discrete.mixtures import GaussianMixture, Labels, relabel
     >>> y = torch.tensor([-2.1, -1.9, -1.4, 1.6, 2.0, 2.5], dtype=torch.float64)
     >>> mixture = GaussianMixture(y, 2)

@@ -114,7 +114,9 @@ def plot_responsibilities(
 
     Examples
     --------
+    >>> import torch
     >>> from matplotlib.figure import Figure
+    >>> from bayeskit.models.discrete.mixtures import GaussianMixture, plot_responsibilities
     >>> mixture = GaussianMixture(torch.tensor([-2.0, 2.5, 2.2, -1.7]), 2)
     >>> values = {"share": torch.ones(2), "mean": torch.tensor([-2.0, 2.0]), "precision": torch.ones(2)}
     >>> plot_responsibilities(mixture, values, Figure().subplots()).get_ylabel()
@@ -155,6 +157,7 @@ def plot_num_components(probabilities: Mapping[int, tuple[float, float]], ax: Ax
     Examples
     --------
     >>> from matplotlib.figure import Figure
+    >>> from bayeskit.models.discrete.mixtures import plot_num_components
     >>> plot_num_components({1: (0.1, 0.01), 2: (0.9, 0.01)}, Figure().subplots()).get_xlabel()
     'number of components'
     """

@@ -131,6 +131,8 @@ def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) ->
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.permutations import permutation_matrix
     >>> permutation_matrix(torch.tensor([2, 0, 1]), torch.int64).tolist()
     [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
     """
@@ -163,6 +165,7 @@ def all_permutations(size: int) -> Tensor:
 
     Examples
     --------
+    >>> from bayeskit.models.discrete.permutations import all_permutations
     >>> all_permutations(3)[:2].tolist()
     [[0, 1, 2], [0, 2, 1]]
     """
@@ -204,6 +207,8 @@ def nearest_permutation(matrix: Tensor) -> Tensor:
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.permutations import nearest_permutation
     >>> nearest_permutation(torch.tensor([[0.6, 0.5], [0.5, 0.1]])).tolist()
     [1, 0]
     """
@@ -260,6 +265,8 @@ def log_permanent(log_weights: Tensor) -> Tensor:
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.permutations import log_permanent
     >>> float(log_permanent(torch.zeros(5, 5)).exp().round())
     120.0
     """
@@ -340,6 +347,8 @@ class GibbsPermutation(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.permutations import GibbsPermutation
     >>> matching = GibbsPermutation(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
     >>> [round(p, 4) for p in matching.log_prob(torch.tensor([[0, 1], [1, 0]])).exp().tolist()]
     [0.9526, 0.0474]

@@ -83,6 +83,8 @@ def sinkhorn(log_weights: Tensor, num_iterations: int = 20) -> Tensor:
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.permutations import sinkhorn
     >>> sinkhorn(torch.tensor([[1.0, 2.0], [2.0, 16.0]]).log(), 50).exp()
     tensor([[0.6667, 0.3333],
             [0.3333, 0.6667]])
@@ -136,6 +138,8 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.permutations import GumbelSinkhorn
     >>> matrices = GumbelSinkhorn(torch.zeros(3, 3), temperature=0.5).rsample((10,))
     >>> matrices.shape, bool((matrices.sum(-2) - 1).abs().max() < 1e-5)
     (torch.Size([10, 3, 3]), True)
@@ -250,6 +254,8 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.permutations import RoundedPermutation, nearest_permutation
     >>> rounded = RoundedPermutation(torch.eye(3), torch.tensor(0.1), temperature=0.2)
     >>> matrix = rounded.rsample()
     >>> nearest_permutation(matrix).tolist(), bool((matrix - torch.eye(3)).abs().max() < 0.1)
@@ -288,6 +294,8 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
 
         Examples
         --------
+        >>> import torch
+        >>> from bayeskit.models.discrete.permutations import RoundedPermutation
         >>> log_weights = torch.eye(50).mul(8.0)
         >>> RoundedPermutation.near_gibbs(log_weights).sample_permutations((100,)).shape
         torch.Size([100, 50])
@@ -371,6 +379,8 @@ class StickBreakingTransform(Transform):
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.permutations import StickBreakingTransform
     >>> matrix = StickBreakingTransform()(torch.zeros(2, 2))
     >>> matrix.tolist()
     [[0.5, 0.25, 0.25], [0.25, 0.375, 0.375], [0.25, 0.375, 0.375]]
@@ -541,6 +551,8 @@ class StickBreakingPermutation(dist.TransformedDistribution):  # type: ignore[mi
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.permutations import StickBreakingPermutation
     >>> broken = StickBreakingPermutation(torch.zeros(2, 2), torch.ones(2, 2), temperature=0.5)
     >>> matrix = broken.rsample()
     >>> matrix.shape, bool((matrix.sum(-1) - 1).abs().max() < 1e-6), bool(broken.log_prob(matrix).isfinite())
@@ -607,6 +619,7 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
+    >>> import torch
     >>> from bayeskit.models.discrete.permutations import SequentialPermutation, all_permutations
     >>> decisions = SequentialPermutation(torch.zeros(2, 2))
     >>> decisions.log_prob(all_permutations(3)).exp().tolist()
@@ -751,6 +764,7 @@ class StickBreakingRelaxation(Relaxation):
 
     Examples
     --------
+    >>> from bayeskit.models.discrete.permutations import StickBreakingRelaxation
     >>> relaxation = StickBreakingRelaxation((5,))
     >>> relaxation.matrix(relaxation.posterior().sample()).shape
     torch.Size([5, 5])
@@ -810,6 +824,7 @@ class RoundingRelaxation(Relaxation):
 
     Examples
     --------
+    >>> from bayeskit.models.discrete.permutations import RoundingRelaxation
     >>> relaxation = RoundingRelaxation((3, 5))
     >>> relaxation.sample_permutations(100, seed=0).shape
     torch.Size([100, 3, 5])
@@ -881,6 +896,7 @@ class GumbelSinkhornRelaxation(Relaxation):
 
     Examples
     --------
+    >>> from bayeskit.models.discrete.permutations import GumbelSinkhornRelaxation
     >>> relaxation = GumbelSinkhornRelaxation((5,), temperature=2.0, prior_temperature=0.5)
     >>> relaxation.sample_permutations(100, seed=0).shape
     torch.Size([100, 5])

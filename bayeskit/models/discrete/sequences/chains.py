@@ -75,6 +75,8 @@ class LogSum(_LogWeights):
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.sequences import LogSum
     >>> LogSum().sum(torch.tensor([0.25, 0.5]).log(), dim=-1).exp()
     tensor(0.7500)
     """
@@ -97,6 +99,8 @@ class MaxWeight(_LogWeights):
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.sequences import MaxWeight
     >>> MaxWeight().sum(torch.tensor([0.25, 0.5]).log(), dim=-1).exp()
     tensor(0.5000)
     """
@@ -111,6 +115,8 @@ class Counting(Semiring):
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.sequences import Counting
     >>> Counting().sum(torch.tensor([1, 0, 1]), dim=-1)
     tensor(2)
     """
@@ -146,6 +152,8 @@ class Expectation(_LogWeights):
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.sequences import Expectation
     >>> semiring = Expectation()
     >>> pairs = semiring.elements(torch.tensor([0.25, 0.75]).log(), torch.tensor([10.0, 2.0]))
     >>> semiring.sum(pairs, dim=-1)[1]

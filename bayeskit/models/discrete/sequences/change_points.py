@@ -71,6 +71,8 @@ class NormalSegments:
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.sequences import NormalSegments
     >>> model = NormalSegments(mean=0.0, precision=1.0, shape=2.0, rate=1.0)
     >>> model.log_marginals(torch.tensor([0.5, -0.5, 0.1]), max_length=1)[:, 0]
     tensor([-1.1324, -1.1324, -0.9871])
@@ -126,6 +128,8 @@ class PoissonSegments:
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.sequences import PoissonSegments
     >>> PoissonSegments(1.0, 1.0).log_marginals(torch.tensor([0.0, 1.0, 2.0]), max_length=1)[:, 0].exp()
     tensor([0.5000, 0.2500, 0.1250])
     """
@@ -227,6 +231,7 @@ class NumberOfChanges:
 
     Examples
     --------
+    >>> from bayeskit.models.discrete.sequences import NumberOfChanges
     >>> NumberOfChanges.exactly(1), NumberOfChanges.up_to(2)
     (NumberOfChanges(probabilities=(0.0, 1.0)), NumberOfChanges(probabilities=(1.0, 1.0, 1.0)))
     """
@@ -302,6 +307,7 @@ class NegativeBinomialLengths:
 
     Examples
     --------
+    >>> from bayeskit.models.discrete.sequences import NegativeBinomialLengths
     >>> NegativeBinomialLengths(0.25).segment_weights(3, 3).exp()[0, 0]
     tensor(0.2500, dtype=torch.float64)
     """
@@ -389,6 +395,8 @@ class ChangePoints:
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.sequences import ChangePoints, NormalSegments, NumberOfChanges
     >>> x = torch.tensor([0.1, -0.2, 0.3, 0.0, 5.1, 4.8, 5.3], dtype=torch.float64)
     >>> posterior = ChangePoints(x, NormalSegments(0.0, 0.1, 2.0, 1.0), NumberOfChanges.up_to(2))
     >>> posterior

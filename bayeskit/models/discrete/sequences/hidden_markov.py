@@ -100,6 +100,8 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
+    >>> import torch, pyro.distributions as dist
+    >>> from bayeskit.models.discrete.sequences import HiddenMarkov
     >>> stay = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).log()
     >>> hmm = HiddenMarkov(torch.zeros(2), stay, dist.Normal(torch.tensor([-1.0, 1.0]), 0.5), duration=5)
     >>> x = torch.tensor([-1.2, -0.7, 0.9, 1.4, 0.8])
@@ -409,6 +411,8 @@ class OrderedNormal(TorchDistribution):  # type: ignore[misc]
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.sequences import OrderedNormal
     >>> OrderedNormal(torch.tensor(0.0), torch.tensor(1.0), 3).log_prob(torch.tensor([-1.0, 0.0, 1.0]))
     tensor(-1.9651)
     """
@@ -589,7 +593,8 @@ class HiddenMarkovModel:
 
     Examples
     --------
-    >>> import bayeskit as bk
+    >>> import torch, bayeskit as bk
+    >>> from bayeskit.models.discrete.sequences import GaussianEmission, HiddenMarkovModel
     >>> model = HiddenMarkovModel(2, GaussianEmission())
     >>> x = torch.tensor([[-1.2, -0.7, 0.9, 1.4], [0.8, 0.5, 0.0, 0.0]], dtype=torch.float64)
     >>> target = bk.Target.from_pyro(model, x, torch.tensor([4, 2]))
@@ -726,6 +731,9 @@ def categorical_log_evidence(model: HiddenMarkovModel, observations: Tensor, lim
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.sequences import (
+    ...     CategoricalEmission, HiddenMarkovModel, categorical_log_evidence)
     >>> model = HiddenMarkovModel(2, CategoricalEmission(2))
     >>> round(categorical_log_evidence(model, torch.tensor([0, 0, 1])), 6)
     -2.330756

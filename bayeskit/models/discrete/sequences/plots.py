@@ -51,6 +51,7 @@ def load_nile() -> Series:
 
     Examples
     --------
+    >>> from bayeskit.models.discrete.sequences import load_nile
     >>> nile = load_nile()
     >>> len(nile.values), float(nile.values.mean())
     (100, 919.35)
@@ -91,6 +92,7 @@ def plot_change_points(
 
     Examples
     --------
+    >>> import torch
     >>> from bayeskit.models.discrete.sequences import (
     ...     ChangePoints, NumberOfChanges, PoissonSegments, plot_change_points)
     >>> x = torch.tensor([0.0, 1.0, 0.0, 7.0, 9.0])
@@ -144,6 +146,8 @@ def plot_states(
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.sequences import plot_states
     >>> figure = plot_states(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9]]), torch.tensor([0.2, -0.3, 4.0]))
     >>> [ax.get_ylabel() for ax in figure.axes]
     ['data', 'probability']

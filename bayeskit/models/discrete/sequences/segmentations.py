@@ -174,6 +174,8 @@ class Segmentations:
 
     Examples
     --------
+    >>> import torch
+    >>> from bayeskit.models.discrete.sequences import Segmentations
     >>> segmentations = Segmentations(torch.zeros(10, 3))
     >>> segmentations.count(), segmentations.entropy()
     (tensor(274), tensor(5.6131))
