@@ -26,7 +26,8 @@ class _Moved(ModuleType):
             for place in self.__dict__["_places"]:
                 module = importlib.import_module(place)
                 for found in (name, f"_{name}", _renamed().get((place, name), name)):
-                    if hasattr(module, found):
+                    # Not what the module has imported: pickle asks all modules for such names.
+                    if hasattr(module, found) and not isinstance(getattr(module, found), ModuleType):
                         message = f"{self.__name__} has moved; import {found} from {place}"
                         warnings.warn(message, DeprecationWarning, stacklevel=2)
                         return getattr(module, found)

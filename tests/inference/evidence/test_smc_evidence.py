@@ -100,7 +100,7 @@ def test_one_replicate_that_found_nothing_does_not_decide():
 
 def test_intervals_that_ignore_the_number_of_replicates_would_not(monkeypatch):
     """The mutation: the quantile of the normal distribution instead of Student's."""
-    monkeypatch.setattr(_statistics.student, "ppf", lambda level, _: 1.959964)
+    monkeypatch.setattr(_statistics.scipy.special, "stdtrit", lambda _, level: 1.959964)
     assert _covered(4) < binom.ppf(5e-6, 4000, 0.95)
 
 
