@@ -55,6 +55,13 @@ def test_every_public_name_is_found():
     assert bayeskit.workflows.sbc is bayeskit.sbc  # rooms as well
 
 
+def test_rooms_are_found_from_the_package_on():
+    code = "import bayeskit as bk; bk.inference.evidence.compare, bk.inference.samplers.NUTS, bk.models.vae.LinearVAE"
+    assert "bayeskit.models.vae.linear" in loaded_by("-c", code)
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'smaple'"):
         _ = bayeskit.smaple
+    with pytest.raises(AttributeError, match="no attribute 'smaple'"):
+        _ = bayeskit.inference.smaple
