@@ -90,8 +90,8 @@ class SigmoidBeliefNetwork(PyroModule):  # type: ignore[misc]
     def model(self, x: Tensor) -> None:
         """Draw hidden layers ``h0`` (top), ``h1``, ... for each row and observe the row in the visible layer.
 
-        ``x`` (tensor or array): zeros and ones, ``(n, visible)``. Here and below, raises ``ShapeError`` if ``x`` has a
-        wrong shape; ``DataError`` if it has a wrong dtype, or values other than 0 and 1.
+        ``x`` (tensor or array): zeros and ones, ``(n, visible)``. This and later methods raise ``ShapeError`` if ``x``
+        has a wrong shape; ``DataError`` if it has a wrong dtype, or values other than 0 and 1.
         """
         x = self._checked(x)
         with pyro.plate("data", len(x), dim=-1):

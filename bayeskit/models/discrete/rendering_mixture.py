@@ -111,8 +111,8 @@ class RenderingMixture:
     def scores(self, x: Tensor) -> Tensor:
         """Return the posterior log odds of the switch given template and position, ``(n, templates, rows, columns)``.
 
-        ``x`` (tensor or array): images, ``(n, height, width)``. Here and below, raises ``ShapeError`` if the images
-        have a wrong shape; ``DataError`` if a value is not finite.
+        ``x`` (tensor or array): images, ``(n, height, width)``. This and later methods raise ``ShapeError`` if the
+        images have a wrong shape; ``DataError`` if a value is not finite.
         """
         return conv2d(self._images(x).unsqueeze(1), *self.weights())
 

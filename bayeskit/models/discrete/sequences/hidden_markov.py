@@ -173,7 +173,7 @@ class HiddenMarkov(TorchDistribution):  # type: ignore[misc]
     def state_probabilities(self, value: Tensor) -> Tensor:
         """Return smoothed state probabilities: ``(*batch, T, *event)`` to ``(*batch, T, K)``, zero beyond the length.
 
-        Here and below, raises ``DataError`` if a sequence has probability zero.
+        This and later methods raise ``DataError`` if a sequence has probability zero.
         """
         start, steps = self._possible(value, LogSum())
         joint = path_prefix_sums(LogSum(), start, steps, rescale=True) + suffix_sums(LogSum(), steps, rescale=True)
