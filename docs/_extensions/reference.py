@@ -71,7 +71,7 @@ def public_names(module: ModuleType) -> list[str]:
         return names if hasattr(module, "__path__") else [n for n in names if serves_users(module, n)]
     return sorted(
         name
-        for name, thing in vars(module).items()
+        for name, thing in list(vars(module).items())  # asking a package for its names may import more of them
         if not name.startswith("_")
         and (inspect.isclass(thing) or (inspect.isfunction(thing) and not is_offered_whole(module)))
         and thing.__module__ == module.__name__
