@@ -28,8 +28,8 @@ from torch import Tensor  # noqa: E402
 from tree_likelihood_speed import EXPECTED_NORM, EXPECTED_VALUE, make_peer_input, seconds, time_peer  # noqa: E402
 
 from bayeskit.models.phylogenetics import Alignment, Tree  # noqa: E402
-from bayeskit.models.phylogenetics.forest.likelihood import ForestLikelihood  # noqa: E402
-from bayeskit.models.phylogenetics.forest.plan import make_forest_plan  # noqa: E402
+from bayeskit.models.phylogenetics.forest import ForestLikelihood  # noqa: E402
+from bayeskit.models.phylogenetics.pruning.plan import make_plan  # noqa: E402
 from bayeskit.models.phylogenetics.samples import TreeSample  # noqa: E402
 from bayeskit.models.phylogenetics.substitution import HKY85, SubstitutionModel  # noqa: E402
 from bayeskit.models.phylogenetics.topologies import Topologies  # noqa: E402
@@ -157,7 +157,7 @@ def main() -> None:
     print("\nassembling alone, all sets of taxa known")
     for count in (1, 10, 100):
         some = topologies[:count]
-        taken = seconds(lambda some=some: make_forest_plan(fresh(some), forest._sub_patterns(some)), 50)
+        taken = seconds(lambda some=some: make_plan(fresh(some), forest._sub_patterns(some)), 50)
         print(f"{count:>4} topologies {1e3 * taken:.3f} ms")
 
     print("\ngrowth, simulated alignments of 1000 sites, 4 topologies, milliseconds per evaluation")

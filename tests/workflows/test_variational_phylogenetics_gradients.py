@@ -7,7 +7,7 @@ import torch
 
 from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep
 from bayeskit.models.phylogenetics import Alignment, SubsplitBayesianNetwork, all_topologies
-from bayeskit.models.phylogenetics.forest.likelihood import ForestLikelihood
+from bayeskit.models.phylogenetics.forest import ForestLikelihood
 from bayeskit.workflows.phylogenetics import variational as variational_places
 from bayeskit.workflows.phylogenetics import variational as variational_training
 from bayeskit.workflows.phylogenetics.variational import (

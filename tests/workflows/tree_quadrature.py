@@ -9,7 +9,7 @@ import torch
 from scipy.special import roots_sh_jacobi
 
 from bayeskit.models.phylogenetics import JC69
-from bayeskit.models.phylogenetics.forest.likelihood import ForestLikelihood
+from bayeskit.models.phylogenetics.forest import ForestLikelihood
 from bayeskit.models.phylogenetics.site_rates import InvariantSites
 
 RATE = 10.0

@@ -1,6 +1,7 @@
 """Phylogenetics: alignments, trees and samples of trees, substitution models and their likelihoods."""
 
 from bayeskit.models.phylogenetics.alignments import Alignment, primates
+from bayeskit.models.phylogenetics.branch_derivatives import BranchDerivatives
 from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
 from bayeskit.models.phylogenetics.distributions import (
     ConditionalCladeDistribution,
@@ -8,8 +9,7 @@ from bayeskit.models.phylogenetics.distributions import (
     Smoothed,
     SubsplitBayesianNetwork,
 )
-from bayeskit.models.phylogenetics.forest.likelihood import ForestLikelihood
-from bayeskit.models.phylogenetics.pruning import BranchDerivatives
+from bayeskit.models.phylogenetics.forest import ForestLikelihood
 from bayeskit.models.phylogenetics.samples import TreeSample, asdsf, robinson_foulds, split_frequencies
 from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites, SiteRates
 from bayeskit.models.phylogenetics.substitution import GTR, HKY85, JC69, K80, SubstitutionModel, empirical_frequencies

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import NamedTuple
 
 import pyro
@@ -12,22 +12,16 @@ from torch import Tensor
 
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.models.phylogenetics.alignments import Alignment
+from bayeskit.models.phylogenetics.branch_derivatives import BranchDerivatives, Sites, branch_derivatives
 from bayeskit.models.phylogenetics.branch_length_priors import check_branch_length_prior, in_double_precision
-from bayeskit.models.phylogenetics.pruning import (
-    BranchDerivatives,
-    MatrixTransport,
-    Sites,
-    UniformTransport,
-    branch_derivatives,
-    build_schedule,
-    log_likelihood,
-    make_plan,
-    pattern_log_likelihoods,
-    root_log_likelihoods,
-)
+from bayeskit.models.phylogenetics.pruning.evaluation import Passes, log_likelihood
+from bayeskit.models.phylogenetics.pruning.native import CompiledPasses, can_run
+from bayeskit.models.phylogenetics.pruning.passes import TensorPasses
+from bayeskit.models.phylogenetics.pruning.plan import CODE_BASE, SubPatterns, make_plan
 from bayeskit.models.phylogenetics.site_rates import Categories, SiteRates, mix, one_rate
 from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel
-from bayeskit.models.phylogenetics.trees import Tree, check_same_taxa
+from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.trees import Tree, check_same_taxa, edges_of_trees
 
 __all__ = ["TreeModel"]
 
@@ -129,25 +123,16 @@ class TreeModel:
             self.priors |= site_rates.priors(self._like)
         row = {taxon: position for position, taxon in enumerate(alignment.taxa)}
         patterns = alignment.patterns[[row[taxon] for taxon in tree.taxa]]
-        uniform = self.substitution.is_uniform
-        kind = UniformTransport if uniform else MatrixTransport
-        schedule = build_schedule(
-            tree,
-            patterns.numpy(),
-            alignment.weights.numpy(),
-            kind.num_coefficients,
-            uniform,
-            dtype,
-            self.device,
-        )
-        self._plan = make_plan(schedule, kind(schedule))
+        topology, order = Topologies.from_edges(*edges_of_trees([tree]), rooted=False)
+        weights = alignment.weights.numpy()
+        sub_patterns = SubPatterns(tree.taxa, patterns.numpy(), weights, self.substitution.is_uniform, num_bytes=0)
+        self._plan = make_plan(topology, sub_patterns)
+        self._edges = torch.as_tensor(order[0], device=self.device)  # of the tree, in the order of the topology
+        rows = sub_patterns.codes[tree.num_taxa] // CODE_BASE
+        self._row_of_pattern = torch.as_tensor(rows, dtype=torch.int64, device=self.device)
+        self._made: dict[bool, Passes] = {}  # by compiled code, and as tensor operations
         allowed = (patterns.long()[:, None] >> torch.arange(4)[:, None]) & 1
         self._sites = Sites(allowed.to(self._like), alignment.weights.to(self._like))
-        # A root row represents patterns that are equal up to a renaming of the bases; any of these may be used.
-        first = torch.zeros(len(schedule.root_weights), dtype=torch.int64, device=self.device)
-        first[schedule.root_of_pattern] = torch.arange(alignment.num_patterns, device=self.device)
-        self._constant_patterns = self._sites.tips.amin(0).T
-        self._constant_rows = self._constant_patterns[first]
 
     def __repr__(self) -> str:
         parts = [repr(self.alignment), type(self.substitution).__name__]
@@ -198,13 +183,13 @@ class TreeModel:
         torch.Size([2])
         """
         state = self._state(branch_lengths, parameters)
-        if state.categories is None:
-            return log_likelihood(self._inputs(state), state.frequencies, self._plan)
-        rows = root_log_likelihoods(self._inputs(state), state.frequencies_by_category, self._plan)
-        mixed = mix(rows, state.categories, state.frequencies, self._constant_rows)
-        weights = self._plan.schedule.root_weights
-        # Thousands of terms are summed; in single precision the sum would lose two more digits.
-        return torch.tensordot(weights.double(), mixed.double(), 1).to(self.dtype)
+        inputs, categories, rates = self._inputs(state), state.categories, []
+        if categories is not None:
+            inputs = inputs.movedim(0, state.frequencies.dim() - 1)
+            rates = [categories.weights] if categories.invariant is None else [categories.weights, categories.invariant]
+        dim = state.frequencies.dim() - 1  # of topologies: one
+        tensors = (tensor.unsqueeze(dim) for tensor in (inputs, state.frequencies, *rates))
+        return log_likelihood(self._groups, *tensors)[..., 0]
 
     def pattern_log_likelihoods(self, branch_lengths: Tensor, **parameters: Tensor) -> Tensor:
         """Compute the log-likelihood of each site pattern.
@@ -239,11 +224,16 @@ class TreeModel:
         torch.Size([2, 4])
         """
         state = self._state(branch_lengths, parameters)
+        # Tensor operations are differentiable any number of times.
+        inputs, batch = self._inputs(state), state.lengths.shape[:-1]
+        inputs = inputs.reshape(batch.numel(), 1, *inputs.shape[len(batch) :])
+        frequencies = state.frequencies.expand(*batch, 4).reshape(batch.numel(), 1, 4)
+        rows = self._passes(compiled=False).row_values(inputs, frequencies)[:, 0]
+        logs = rows[:, self._row_of_pattern].unflatten(0, batch) if batch else rows[0, self._row_of_pattern]
         if state.categories is None:
-            return pattern_log_likelihoods(self._inputs(state), state.frequencies, self._plan)
-        patterns = pattern_log_likelihoods(self._inputs(state), state.frequencies_by_category, self._plan)
-        logs = patterns.movedim(-1, 0)
-        return mix(logs, state.categories, state.frequencies, self._constant_patterns).movedim(0, -1)
+            return logs
+        constant = self._sites.tips.amin(0).T
+        return mix(logs.movedim(-1, 0), state.categories, state.frequencies, constant).movedim(0, -1)
 
     def factor_terms(self, values: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the terms of the factor `"alignment"` by site pattern, for pointwise estimators.
@@ -306,10 +296,20 @@ class TreeModel:
             lengths, categories = lengths[None], one_rate(self._like)
         return branch_derivatives(self.tree, self._sites, lengths, state.substitution, categories)
 
+    def _passes(self, compiled: bool) -> Passes:
+        if compiled not in self._made:
+            kind = CompiledPasses if compiled else TensorPasses
+            self._made[compiled] = kind(self._plan, self.dtype, self.device)
+        return self._made[compiled]
+
+    def _groups(self) -> Generator[tuple[slice, Passes]]:
+        """Yield the one topology; asked anew each time, because copies may go to machines without a compiler."""
+        yield slice(None), self._passes(can_run(self.dtype, self.device))
+
     def _inputs(self, state: _State) -> Tensor:
-        """Return the inputs of the plan's transport."""
-        uniform = state.substitution.is_uniform
-        return state.lengths if uniform else state.substitution.transition_matrices(state.lengths)
+        """Return the inputs of the passes: lengths, or matrices, in the order of the topology's edges."""
+        lengths = state.lengths[..., self._edges]
+        return lengths if state.substitution.is_uniform else state.substitution.transition_matrices(lengths)
 
     def _state(self, branch_lengths: Tensor, parameters: Mapping[str, Tensor]) -> _State:
         edges = self.tree.num_edges
@@ -388,7 +388,3 @@ class _State(NamedTuple):
     lengths: Tensor  # (*batch, edges); with site rates those of each category, (categories, *batch, edges)
     frequencies: Tensor  # (*batch, 4)
     categories: Categories | None  # batched as (*batch); None for one rate
-
-    @property
-    def frequencies_by_category(self) -> Tensor:
-        return self.frequencies.expand(*self.lengths.shape[:-1], 4)

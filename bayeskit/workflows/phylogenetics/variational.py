@@ -58,7 +58,7 @@ from bayeskit.models.phylogenetics.branch_length_priors import (
 from bayeskit.models.phylogenetics.distributions import Estimate
 from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topologies
 from bayeskit.models.phylogenetics.distributions.graphs import ABOVE, BELOW, ROOT, EveryRoot, Numbers, SubsplitGraph
-from bayeskit.models.phylogenetics.forest.likelihood import ForestLikelihood
+from bayeskit.models.phylogenetics.forest import ForestLikelihood
 from bayeskit.models.phylogenetics.substitution import SUBSTITUTION_MODELS, SubstitutionModel
 from bayeskit.models.phylogenetics.trees import check_same_taxa
 from bayeskit.workflows.phylogenetics.topology_comparison import (

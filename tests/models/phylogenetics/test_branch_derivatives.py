@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from bayeskit.errors import ShapeError
-from bayeskit.models.phylogenetics import JC69, Alignment, Tree, TreeModel, primates
-from bayeskit.models.phylogenetics import pruning as branch_derivatives
+from bayeskit.models.phylogenetics import JC69, Alignment, Tree, TreeModel, branch_derivatives, primates
 from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites
 from bayeskit.models.phylogenetics.substitution import GTR, HKY85, K80
 

@@ -6,6 +6,9 @@ from torch.func import grad, grad_and_value, jacrev, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from bayeskit.models.phylogenetics import JC69, Alignment, Tree, TreeModel, primates
+from bayeskit.models.phylogenetics.pruning import evaluation
+
+pytestmark = pytest.mark.usefixtures("back_end")
 
 
 class JC69ByMatrices(JC69):
@@ -103,12 +106,14 @@ def test_cotangents_may_be_mapped_alone(model):
     assert rows[0, 1:].abs().max() == 0
 
 
-def test_vmap_is_one_native_call(model, monkeypatch):
-    from bayeskit.models.phylogenetics import pruning
-
+def test_vmap_is_one_call(model, monkeypatch):
     sizes = []
-    original = pruning._upward
-    monkeypatch.setattr(pruning, "_upward", lambda inputs, *rest: sizes.append(len(inputs)) or original(inputs, *rest))
+    original = evaluation._evaluate
+    monkeypatch.setattr(
+        evaluation,
+        "_evaluate",
+        lambda groups, slopes, *rest: sizes.append(len(rest[0])) or original(groups, slopes, *rest),
+    )
     vmap(grad(model.log_likelihood))(lengths_for(model, 5))
     assert sizes == [5]
 

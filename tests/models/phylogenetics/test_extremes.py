@@ -17,9 +17,10 @@ from bayeskit.models.phylogenetics import (
     Tree,
     TreeModel,
     primates,
-    pruning,
 )
 from bayeskit.models.phylogenetics.site_rates import category_means, category_medians
+
+pytestmark = pytest.mark.usefixtures("back_end")
 
 TREE = Tree.from_newick("((A,B),C,D);")
 ALIGNMENT = Alignment.from_sequences({"A": "ACGTA-", "B": "ACGTC-", "C": "ACTTAG", "D": "ACTAAA"})
@@ -50,7 +51,7 @@ def test_lengths_without_a_likelihood_give_no_number(name, length):
 
 
 @pytest.mark.parametrize(("dtype", "low", "high"), [(torch.float32, 0.0068, 0.0083), (torch.float64, 0.00187, 0.00196)])
-def test_partial_likelihoods_too_small_to_invert_are_scaled(dtype, low, high, monkeypatch):
+def test_partial_likelihoods_too_small_to_invert_are_scaled(dtype, low, high):
     alignment, tree = primates()
     shapes = torch.linspace(low, high, 16, dtype=torch.float64)
     lengths = torch.full((16, tree.num_edges), 0.05, dtype=torch.float64)
@@ -63,9 +64,6 @@ def test_partial_likelihoods_too_small_to_invert_are_scaled(dtype, low, high, mo
     exact = TreeModel(alignment, tree, substitution, site_rates=GammaRates())
     expected = exact.branch_derivatives(lengths, shape=shapes.to(dtype).double()).value
     torch.testing.assert_close(value.double(), expected, rtol=1e-11 if dtype == torch.float64 else 1e-5, atol=0)
-    # The mutation: inverses of such small numbers overflow.
-    monkeypatch.setattr(pruning, "_safe", lambda values: torch.where(values > 0, values, torch.ones_like(values)))
-    assert not model.log_likelihood(ones, shape=shapes.to(dtype)).isfinite().all()
 
 
 def test_tiny_lengths_have_their_likelihood():

@@ -8,10 +8,9 @@ import torch
 
 from bayeskit.errors import CompilationWarning
 from bayeskit.models.phylogenetics import Alignment, Tree
-from bayeskit.models.phylogenetics.forest import native as forest_library
-from bayeskit.models.phylogenetics.forest import native as forest_native
-from bayeskit.models.phylogenetics.forest.likelihood import ForestLikelihood
-from bayeskit.models.phylogenetics.forest.plan import make_forest_plan
+from bayeskit.models.phylogenetics.forest import ForestLikelihood
+from bayeskit.models.phylogenetics.pruning import native
+from bayeskit.models.phylogenetics.pruning.plan import make_plan
 from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites
 from bayeskit.models.phylogenetics.substitution import HKY85
 from bayeskit.models.phylogenetics.topologies import Topologies
@@ -51,20 +50,20 @@ def compiled_anew(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(forest_library, "_FLAGS", ("-O0", *forest_library._FLAGS[1:]))
-    forest_library._load_once.cache_clear()
+    monkeypatch.setattr(native, "_FLAGS", ("-O0", *native._FLAGS[1:]))
+    native._load_once.cache_clear()
     yield
-    forest_library._load_once.cache_clear()
+    native._load_once.cache_clear()
 
 
 def change_source(monkeypatch, folder, old: str, new: str) -> None:
-    assert sum(source.read_text().count(old) for source in forest_library._SOURCES) == 1
+    assert sum(source.read_text().count(old) for source in native._SOURCES) == 1
     copies = []
-    for source in forest_library._SOURCES:
+    for source in native._SOURCES:
         text = source.read_text()
         copies.append(folder / source.name)
         copies[-1].write_text(text.replace(old, new))
-    monkeypatch.setattr(forest_library, "_SOURCES", tuple(copies))
+    monkeypatch.setattr(native, "_SOURCES", tuple(copies))
 
 
 def kept(folder: Path) -> list[Path]:
@@ -76,7 +75,7 @@ def kept(folder: Path) -> list[Path]:
 
 def stand_in(monkeypatch) -> list[Path]:
     """Compile what does nothing but tell its size, quickly; return the list of folders where that happened."""
-    made, original = [], forest_library._made
+    made, original = [], native._made
 
     def note(folder, *rest):
         made.append(folder)
@@ -84,8 +83,8 @@ def stand_in(monkeypatch) -> list[Path]:
 
     path = Path(tempfile.gettempdir()) / "stand_in.cpp"
     path.write_text('extern "C" { long long size_of_task() { return 8; } }')
-    monkeypatch.setattr(forest_library, "_SOURCES", (path,))
-    monkeypatch.setattr(forest_library, "_made", note)
+    monkeypatch.setattr(native, "_SOURCES", (path,))
+    monkeypatch.setattr(native, "_made", note)
     return made
 
 
@@ -125,10 +124,10 @@ def test_mutations_of_the_ends_of_the_numbers_are_caught(mutated, problem, compi
     forest = ForestLikelihood(alignment)
     slopes = evaluate(forest, topologies, lengths * 1e-308)[1]
     assert bool(torch.isfinite(slopes).all()) != mutated
-    plan = make_forest_plan(topologies, forest._patterns)
+    passes = native.CompiledPasses(make_plan(topologies, forest._patterns), torch.float64, torch.device("cpu"))
     for vectors in (1, 3):
         negative = torch.full((vectors, 3, 4), -0.25, dtype=torch.float64)
-        (values,) = forest_native.native_log_likelihoods(plan, lengths.expand(vectors, -1, -1), negative, False)
+        (values,) = passes.log_likelihoods(lengths.expand(vectors, -1, -1), negative, False)
         assert bool(values.isnan().all()) != mutated
 
 
@@ -151,7 +150,7 @@ def test_without_a_compiler_the_tensor_operations_are_used(compiler, reason, pro
 def test_the_user_s_line_is_named_and_arguments_of_another_size_are_refused(problem, compiled_anew, monkeypatch):
     alignment, topologies, lengths = problem
     stand_in(monkeypatch)
-    assert forest_library.load(8) is not None
+    assert native.load(8) is not None
     with pytest.warns(CompilationWarning, match="takes other arguments") as caught:
         values = ForestLikelihood(alignment).log_likelihood(topologies, lengths)
     assert [warning.filename for warning in caught] == [__file__]
@@ -162,15 +161,15 @@ def test_the_user_s_line_is_named_and_arguments_of_another_size_are_refused(prob
 @pytest.mark.parametrize("size", [0, 3000])
 def test_code_that_was_cut_short_is_made_anew(size, compiled_anew, monkeypatch, tmp_path):
     made = stand_in(monkeypatch)
-    assert forest_library.load(8).size_of_task() == 8
+    assert native.load(8).size_of_task() == 8
     (path,) = kept(tmp_path / "bayeskit")
     whole = path.read_bytes()
     # A new file, because this process has the old one open.
     path.unlink()
     path.write_bytes(whole[:size])
     for _ in range(2):  # the second time it is found
-        forest_library._load_once.cache_clear()
-        assert forest_library.load(8).size_of_task() == 8
+        native._load_once.cache_clear()
+        assert native.load(8).size_of_task() == 8
     assert len(made) == 2
     assert [path.stat().st_size for path in kept(tmp_path / "bayeskit")] == [len(whole)]
 
@@ -180,15 +179,15 @@ def test_where_the_cache_cannot_be_written_code_is_kept_among_temporary_files(co
     made = stand_in(monkeypatch)
     (tmp_path / "bayeskit").write_text("no folder")
     for _ in range(2):
-        forest_library._load_once.cache_clear()
-        assert forest_library.load(8) is not None
+        native._load_once.cache_clear()
+        assert native.load(8) is not None
     (folder,) = (path for path in (tmp_path / "temporary").iterdir() if path.is_dir())
     assert made == [tmp_path / "bayeskit", folder, tmp_path / "bayeskit"] and len(kept(folder)) == 1
     # Where others can write, code is neither kept nor run.
     folder.chmod(0o777)
-    forest_library._load_once.cache_clear()
+    native._load_once.cache_clear()
     with pytest.warns(CompilationWarning, match="cannot be stored or loaded"):
-        assert forest_library.load(8) is None
+        assert native.load(8) is None
 
 
 @pytest.mark.compiler
@@ -199,5 +198,5 @@ def test_a_user_without_a_home_has_temporary_files(compiled_anew, monkeypatch):
     made = stand_in(monkeypatch)
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", homeless)
-    assert forest_library.load(8) is not None
+    assert native.load(8) is not None
     assert [folder.parent.name for folder in made] == ["temporary"]

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from bayeskit.models.phylogenetics import Tree, clades
-from bayeskit.models.phylogenetics.forest.plan import (
+from bayeskit.models.phylogenetics.pruning.plan import (
     CODE_BASE,
     Renamings,
     Rows,
     SubPatterns,
     hang,
     join_rows,
-    make_forest_plan,
+    make_plan,
     tip_rows,
 )
 from bayeskit.models.phylogenetics.topologies import Topologies
@@ -135,7 +135,7 @@ def test_found_slots_hold_the_rows_of_their_sets(interchangeable):
     patterns, topologies = sub_patterns(9, 40, interchangeable), random_topologies(9, 12)
     images = RENAMINGS if interchangeable else RENAMINGS[:1]
     for _ in range(2):
-        plan = make_forest_plan(topologies, patterns)
+        plan = make_plan(topologies, patterns)
         for tree, position in itertools.product(range(12), range(6)):
             slot = plan.slots[tree, plan.hanging.order[tree, position]]
             taxa = clades.members(plan.hanging.sets[tree, position])
@@ -153,7 +153,7 @@ def test_full_tables_forget_what_was_used_longest_ago():
     assert patterns.capacity == 9 + 8 and patterns.num_topologies == 1
     topologies = random_topologies(8, 25)
     for tree in [*range(25), *range(24, -1, -1)]:
-        slots, hanging = make_forest_plan(topologies[tree], patterns)[2:0:-1]
+        slots, hanging = make_plan(topologies[tree], patterns)[2:0:-1]
         assert len(np.unique(slots)) == topologies.num_edges
         for edge, taxa in zip(hanging.order[0], hanging.sets[0], strict=True):
             slot = slots[0, edge]

@@ -11,10 +11,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.models.phylogenetics import Alignment, Topologies, Tree, TreeModel, all_topologies
-from bayeskit.models.phylogenetics.forest import likelihood as forest_evaluation
-from bayeskit.models.phylogenetics.forest import passes as forest_passes
-from bayeskit.models.phylogenetics.forest.likelihood import ForestLikelihood
-from bayeskit.models.phylogenetics.forest.passes import Mixed, mix_rows
+from bayeskit.models.phylogenetics.forest import ForestLikelihood
+from bayeskit.models.phylogenetics.pruning import evaluation as forest_evaluation
+from bayeskit.models.phylogenetics.pruning import passes as forest_passes
+from bayeskit.models.phylogenetics.pruning.passes import Mixed, mix_rows
 from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites
 from bayeskit.models.phylogenetics.substitution import GTR, HKY85, JC69
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from bayeskit.models.phylogenetics import JC69, Alignment, Tree, TreeModel, primates
-from bayeskit.models.phylogenetics.pruning import MatrixTransport, UniformTransport
+from bayeskit.models.phylogenetics import JC69, Alignment, Tree, TreeModel, primates, tree_model
+from bayeskit.models.phylogenetics.pruning import passes
+
+pytestmark = pytest.mark.usefixtures("back_end")
 
 GENERATOR = torch.full((4, 4), 1.0 / 3.0, dtype=torch.float64) - torch.eye(4, dtype=torch.float64) * 4 / 3
 AMBIGUOUS = "ACGTACGTRYKMSWBDHVN-?"
@@ -330,7 +332,8 @@ def test_gaps_only_give_probability_one(substitution):
 def test_renaming_bases_saves_work_and_changes_nothing():
     alignment, tree = primates()
     fast, plain = TreeModel(alignment, tree), TreeModel(alignment, tree, JC69ByMatrices())
-    assert fast._plan.schedule.num_updates < 0.6 * plain._plan.schedule.num_updates
+    rows = [int(made._plan.patterns.counts[made._plan.slots].sum()) for made in (fast, plain)]
+    assert rows[0] < 0.6 * rows[1]
     lengths = lengths_like(tree, 11, 3)
     torch.testing.assert_close(fast.log_likelihood(lengths), plain.log_likelihood(lengths), rtol=1e-13, atol=0)
     assert relative_error(gradient(fast, lengths), gradient(plain, lengths)) < 1e-12
@@ -346,21 +349,22 @@ def test_second_derivatives_are_refused():
 
 
 def wrong_sign(monkeypatch):
-    original = UniformTransport.inner_terms
-    monkeypatch.setattr(UniformTransport, "inner_terms", lambda self, *args: [-term for term in original(self, *args)])
+    original = passes._terms
+    monkeypatch.setattr(passes, "_terms", lambda *args: -original(*args))
 
 
 def wrong_transpose(monkeypatch):
-    monkeypatch.setattr(UniformTransport, "pull_back", lambda self, table, adjoints, level: adjoints)
+    monkeypatch.setattr(passes, "_pull_back", lambda inputs, edges, adjoints: adjoints)
 
 
 def wrong_factor(monkeypatch):
-    original = UniformTransport.gradient
-    monkeypatch.setattr(UniformTransport, "gradient", lambda self, *args: 0.75 * original(self, *args))
+    original = passes._terms
+    monkeypatch.setattr(passes, "_terms", lambda *args: 0.75 * original(*args))
 
 
 @pytest.mark.parametrize("mutate", [wrong_sign, wrong_transpose, wrong_factor])
 def test_the_gradient_check_catches_mutations(mutate, monkeypatch):
+    monkeypatch.setattr(tree_model, "can_run", lambda dtype, device: False)
     alignment, tree = primates()
     lengths = lengths_like(tree, 2)
     expected = plain_gradient(alignment, tree, lengths)
@@ -373,12 +377,12 @@ def test_the_value_check_catches_a_dropped_scaler():
     alignment, tree = primates()
     lengths = lengths_like(tree, 2)
     model = TreeModel(alignment, tree)
-    inner = model._plan.schedule.num_updates - model._plan.schedule.root_weights.shape[0]
-    model._plan.schedule.weights[:inner] = 0.0
+    model._plan.patterns.weights[tree.num_taxa + 1 :] = 0.0
     assert relative_error(model.log_likelihood(lengths), plain_log_likelihood(alignment, tree, lengths)) > 1e-3
 
 
 def test_a_general_model_with_a_wrong_transpose_is_caught(monkeypatch):
+    monkeypatch.setattr(tree_model, "can_run", lambda dtype, device: False)
     # Jukes-Cantor's matrices are symmetric and would hide it, so the matrices are tilted.
     tree = Tree.from_newick("((A,B),C,D);")
     alignment = Alignment.from_sequences({"A": "ACGTRA", "B": "ACCTAA", "C": "AGG-TA", "D": "CCGTTA"})
@@ -393,5 +397,5 @@ def test_a_general_model_with_a_wrong_transpose_is_caught(monkeypatch):
     model = TreeModel(alignment, tree, Tilted())
     lengths = lengths_like(tree, 3).requires_grad_()
     assert torch.autograd.gradcheck(model.log_likelihood, (lengths,), atol=1e-6)
-    monkeypatch.setattr(MatrixTransport, "pull_back", MatrixTransport.send)
+    monkeypatch.setattr(passes, "_pull_back", passes._send)
     assert not torch.autograd.gradcheck(model.log_likelihood, (lengths,), atol=1e-6, raise_exception=False)

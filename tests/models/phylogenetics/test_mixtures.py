@@ -14,8 +14,11 @@ import bayeskit as bk
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel, primates, site_rates, tree_model
 from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
+from bayeskit.models.phylogenetics.pruning import evaluation, passes
 from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites
 from bayeskit.models.phylogenetics.substitution import GTR, HKY85, JC69, K80
+
+pytestmark = pytest.mark.usefixtures("back_end")
 
 FREQUENCIES = [0.4, 0.3, 0.2, 0.1]
 SUBSTITUTIONS = {
@@ -251,9 +254,9 @@ def test_a_model_with_rates_that_hardly_vary_is_that_with_one_rate():
 
 
 def dropped_invariant(monkeypatch):
-    original = tree_model.mix
+    original = evaluation.mix_rows
     monkeypatch.setattr(
-        tree_model, "mix", lambda logs, found, *rest: original(logs, found._replace(invariant=None), *rest)
+        evaluation, "mix_rows", lambda logs, rates, *rest: original(logs, rates._replace(invariant=None), *rest)
     )
 
 
@@ -268,9 +271,8 @@ def unscaled_rates(monkeypatch):
 
 
 def dropped_scalers(monkeypatch):
-    from bayeskit.models.phylogenetics import pruning
-
-    monkeypatch.setattr(pruning, "_root_logs", lambda upward, plan: upward.sites.log())
+    monkeypatch.setattr(tree_model, "can_run", lambda dtype, device: False)
+    monkeypatch.setattr(passes, "_rows", lambda lines: torch.zeros_like(lines[::4]))
 
 
 @pytest.mark.parametrize("mutate", [dropped_invariant, unscaled_rates, dropped_scalers])

@@ -1,4 +1,4 @@
-"""Plans for the passes over many topologies: distinct sub-patterns of sets of taxa, and the rows of each node."""
+"""Plans for the passes of pruning: distinct sub-patterns of sets of taxa, and the rows of each node."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bayeskit.models.phylogenetics.topologies import Topologies
 
 __all__ = [
     "CODE_BASE",
-    "ForestPlan",
     "Hanging",
+    "PruningPlan",
     "Renamings",
     "Rows",
     "SubPatterns",
     "hang",
     "join_rows",
-    "make_forest_plan",
+    "make_plan",
     "tip_rows",
 ]
 
@@ -294,7 +294,7 @@ class SubPatterns:
         return Rows(self.codes[slot], self.representatives[slot, :count], self._stabilizers[slot, :count])
 
 
-class ForestPlan(NamedTuple):
+class PruningPlan(NamedTuple):
     """Rooted topologies and the rows of their edges."""
 
     patterns: SubPatterns
@@ -302,7 +302,7 @@ class ForestPlan(NamedTuple):
     slots: NDArray[np.int32]  # slot of the taxa below each edge, (topologies, edges)
 
 
-def make_forest_plan(topologies: Topologies, patterns: SubPatterns) -> ForestPlan:
+def make_plan(topologies: Topologies, patterns: SubPatterns) -> PruningPlan:
     """Root at most `patterns.num_topologies` unrooted topologies and find their rows, with `patterns.lock` held."""
     hanging = hang(topologies)
-    return ForestPlan(patterns, hanging, patterns.find(hanging))
+    return PruningPlan(patterns, hanging, patterns.find(hanging))

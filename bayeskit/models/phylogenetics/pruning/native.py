@@ -1,4 +1,4 @@
-"""The two passes over many topologies as compiled code, made on first use and kept for the next process."""
+"""The two passes of pruning as compiled code, made on first use and kept for the next process."""
 
 from __future__ import annotations
 
@@ -11,26 +11,23 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bayeskit.errors import CompilationWarning
-from bayeskit.models.phylogenetics.forest.plan import CODE_BASE, ForestPlan
+from bayeskit.models.phylogenetics.pruning.passes import root_rows
+from bayeskit.models.phylogenetics.pruning.plan import CODE_BASE, PruningPlan
 
-__all__ = [
-    "can_run",
-    "load",
-    "native_log_likelihoods",
-    "native_row_slopes",
-    "native_row_values",
-]
+__all__ = ["CompiledPasses", "arrays_of", "can_run", "load"]
 
 # The compiled code: made on first use by the machine's C++ compiler, and kept for the next process.
 
@@ -65,7 +62,7 @@ def _load_once(size_of_task: int) -> ctypes.CDLL | None:
         except OSError as error:
             problem = f"the compiled code cannot be stored or loaded ({error})"
     warnings.warn(
-        f"the likelihood of many topologies runs as tensor operations, many times slower than compiled code: {problem}",
+        f"the likelihood of trees runs as tensor operations, many times slower than compiled code: {problem}",
         CompilationWarning,
         stacklevel=_level_of_caller(),
     )
@@ -147,7 +144,7 @@ def _made(folder: Path, identity: str, compiler: str) -> Path:
         return made.replace(folder / f"forest_{identity}_{_digest(made.read_bytes())}.so")
 
 
-# The two passes over many topologies as compiled code.
+# The two passes as one operation of torch, so that they are a single node where operations are recorded or compiled.
 
 _NAMES = {torch.float64: "double", torch.float32: "float"}
 
@@ -168,66 +165,107 @@ def can_run(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" and dtype in _NAMES and _functions() is not None
 
 
-def native_log_likelihoods(plan: ForestPlan, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[Tensor, ...]:
-    """Return log-likelihoods `(samples, topologies)` and, on request, gradients by inputs and by frequencies.
-
-    `inputs` are lengths `(samples, topologies, edges)` or matrices `(..., edges, 4, 4)`, `frequencies` `(..., 4)`.
-    """
-    results = {"values": inputs.new_empty(inputs.shape[:2])}
-    if slopes:
-        results |= _room_for_slopes(inputs, frequencies)
-    _call(plan, inputs, frequencies, results)
-    return tuple(results.values())
+def _functions() -> ctypes.CDLL | None:
+    return load(ctypes.sizeof(_Task))
 
 
-def native_row_values(plan: ForestPlan, inputs: Tensor, frequencies: Tensor) -> Tensor:
-    """Return the log-likelihood of each root row, `(samples, topologies, rows)`; see `native_log_likelihoods`."""
-    values = inputs.new_empty((*inputs.shape[:2], plan.patterns.num_root_rows))
-    _call(plan, inputs, frequencies, {"row_values": values})
-    return values
-
-
-def native_row_slopes(plan: ForestPlan, inputs: Tensor, frequencies: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return gradients by inputs and by frequencies of the weighted sum of the root rows' log-likelihoods."""
-    # The weights are (samples, topologies, rows), the other arguments as for `native_log_likelihoods`.
-    results = _room_for_slopes(inputs, frequencies)
-    _call(plan, inputs, frequencies, results, weights.contiguous())
-    return results["slopes"], results["frequency_slopes"]
-
-
-def _room_for_slopes(inputs: Tensor, frequencies: Tensor) -> dict[str, Tensor]:
-    tensors = {"slopes": inputs, "frequency_slopes": frequencies}
-    return {name: torch.empty_like(like, memory_format=torch.contiguous_format) for name, like in tensors.items()}
-
-
-def _call(
-    plan: ForestPlan,
-    inputs: Tensor,
-    frequencies: Tensor,
-    results: Mapping[str, Tensor],
-    row_weights: Tensor | None = None,
-) -> None:
-    """Run the compiled code and fill `results`, whose keys are their names in the struct."""
-    inputs, frequencies = inputs.detach().contiguous(), frequencies.detach().contiguous()
-    samples, topologies = inputs.shape[:2]
-    patterns, hanging = plan.patterns, plan.hanging
+def arrays_of(plan: PruningPlan, copied: bool = False) -> list[Tensor]:
+    """Return the arrays of a plan in the order of the struct; `copied`, or shared with the plan."""
+    patterns, hanging, slots = plan
     reading = np.zeros((CODE_BASE, 4), dtype=np.uint8)
     reading[: len(patterns.group.reading)] = patterns.group.reading
-    arrays = [patterns.codes, patterns.representatives, patterns.weights, patterns.counts, patterns.masks, reading]
-    arrays += [np.ascontiguousarray(array) for array in (*hanging[:3], plan.slots)]
+    tables: list[NDArray[Any]] = [patterns.codes, patterns.representatives, patterns.weights, patterns.counts]
+    if copied:
+        # The next plan may reuse the slots. Those of the tips and of all taxa together are the first ones.
+        used = np.union1d(np.arange(len(patterns.taxa) + 1), slots)
+        slots = np.searchsorted(used, slots).astype(np.int32)
+        tables = [table[used] for table in tables]
+    arrays = [*tables, patterns.masks, reading, hanging.order, hanging.factors, hanging.roots, slots]
+    return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+
+
+class CompiledPasses:
+    """The two passes over the topologies of a plan as compiled code, on a CPU; `can_run` must be true.
+
+    `copied` keeps what the plan needs, also after the next plan.
+    """
+
+    table_size = 0  # of one vector: the code does a few vectors of one topology at a time
+
+    def __init__(self, plan: PruningPlan, dtype: torch.dtype, device: torch.device, copied: bool = False) -> None:
+        self._arrays = arrays_of(plan, copied)
+        self.counts, self.constant = root_rows(plan, dtype, device)
+
+    def log_likelihoods(self, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[Tensor, ...]:
+        """Return log-likelihoods `(samples, topologies)` and, on request, gradients by inputs and by frequencies.
+
+        `inputs` are lengths `(samples, topologies, edges)` or matrices `(..., edges, 4, 4)`, `frequencies` `(..., 4)`.
+        """
+        return tuple(torch.ops.bayeskit.prune(self._arrays, inputs, frequencies, None, 0, slopes))
+
+    def row_values(self, inputs: Tensor, frequencies: Tensor) -> Tensor:
+        """Return the log-likelihood of each root row, `(samples, topologies, rows)`; see `log_likelihoods`."""
+        values: Tensor = torch.ops.bayeskit.prune(self._arrays, inputs, frequencies, None, len(self.counts), False)[0]
+        return values
+
+    def row_slopes(self, inputs: Tensor, frequencies: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return gradients by inputs and by frequencies of the weighted sum of the root rows' log-likelihoods."""
+        # The weights are (samples, topologies, rows), the other arguments as for `log_likelihoods`.
+        by_input, by_frequency = torch.ops.bayeskit.prune(
+            self._arrays, inputs, frequencies, weights, len(self.counts), True
+        )
+        return by_input, by_frequency
+
+
+_OPERATIONS = torch.library.Library("bayeskit", "FRAGMENT")
+_OPERATIONS.define(
+    "prune(Tensor[] plan, Tensor inputs, Tensor frequencies, Tensor? row_weights, int num_rows, bool slopes)"
+    " -> Tensor[]"
+)
+
+
+def _results(
+    inputs: Tensor, frequencies: Tensor, row_weights: Tensor | None, num_rows: int, slopes: bool
+) -> dict[str, Tensor]:
+    """Return room for the results, by their names in the struct."""
+    results = {}
+    if row_weights is None:
+        name, shape = ("row_values", (num_rows,)) if num_rows else ("values", ())
+        results[name] = inputs.new_empty((*inputs.shape[:2], *shape))
+    if slopes:
+        results |= {
+            "slopes": inputs.new_empty(inputs.shape),
+            "frequency_slopes": frequencies.new_empty(frequencies.shape),
+        }
+    return results
+
+
+@torch.library.register_fake("bayeskit::prune", lib=_OPERATIONS)
+def _shapes(plan: list[Tensor], *arguments: Any) -> list[Tensor]:
+    return list(_results(*arguments).values())
+
+
+def _prune(
+    plan: list[Tensor], inputs: Tensor, frequencies: Tensor, row_weights: Tensor | None, num_rows: int, slopes: bool
+) -> list[Tensor]:
+    """Run the compiled code; a gradient of single rows takes a weight for each, `(samples, topologies, rows)`."""
+    results = _results(inputs, frequencies, row_weights, num_rows, slopes)
+    inputs, frequencies = inputs.contiguous(), frequencies.contiguous()
+    row_weights = None if row_weights is None else row_weights.contiguous()
+    samples, topologies = inputs.shape[:2]
+    num_patterns, num_taxa = plan[0].shape[1], plan[4].shape[0]
     task = _Task(
-        patterns.codes.shape[1],
-        len(patterns.taxa),
+        num_patterns,
+        num_taxa,
         topologies,
         samples,
-        *(array.ctypes.data for array in arrays),
-        *(tensor.data_ptr() for tensor in (inputs, frequencies)),
+        *(tensor.data_ptr() for tensor in (*plan, inputs, frequencies)),
         None if row_weights is None else row_weights.data_ptr(),
         **{name: tensor.data_ptr() for name, tensor in results.items()},
     )
     kind = "matrices" if inputs.dim() == 5 else "uniform"
     getattr(_functions(), f"{kind}_{_NAMES[inputs.dtype]}")(ctypes.byref(task))
+    return list(results.values())
 
 
-def _functions() -> ctypes.CDLL | None:
-    return load(ctypes.sizeof(_Task))
+_OPERATIONS.impl("prune", _prune, "CPU")

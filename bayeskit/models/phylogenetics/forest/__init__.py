@@ -1,1 +1,0 @@
-"""Pruning on many topologies at once."""
