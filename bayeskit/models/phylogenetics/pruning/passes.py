@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -168,14 +169,16 @@ def _send(inputs: Tensor, edges: Tensor, partials: Tensor) -> Tensor:
     if inputs.dim() == 3:
         keep, mix = inputs[0, edges], inputs[1, edges]
         return keep[:, None] * partials + (mix * partials.mean(1))[:, None]
-    return (inputs[edges] * partials[:, None]).sum(2)
+    entries = inputs[edges]
+    one, other, third, last = (entries[:, :, state] * partials[:, None, state] for state in range(4))
+    return (one + other) + (third + last)
 
 
 def _pull_back(inputs: Tensor, edges: Tensor, adjoints: Tensor) -> Tensor:
     """Carry adjoints down along edges: the transpose of `_send`."""
     if inputs.dim() == 3:
         return _send(inputs, edges, adjoints)
-    return (inputs[edges] * adjoints[:, :, None]).sum(1)
+    return _send(inputs.transpose(1, 2), edges, adjoints)
 
 
 def _terms(inputs: Tensor, adjoints: Tensor, messages: Tensor, partials: Tensor) -> Tensor:
@@ -194,16 +197,19 @@ def _largest_adjoint(sites: Tensor) -> float:
     return torch.finfo(sites.dtype).max / (64 * sites.shape[1])  # messages are at most two
 
 
-def _scattered(values: Tensor, lines: Tensor, size: int) -> Tensor:
-    """Add up lines `(lines, samples)` into `size` rows of a table."""
-    return values.new_zeros((4 * size, values.shape[-1])).index_add(0, lines, values)
+def _scattered(parts: Iterable[Tensor], factors: Iterable[Tensor], like: Tensor) -> Tensor:
+    """Add up what is handed to the lines of each factor, in a table like another."""
+    table = like.new_zeros(like.shape)
+    for values, lines in zip(parts, factors, strict=True):
+        table.flatten(0, 1).index_add_(0, lines, values)
+    return table
 
 
 class _Upward(NamedTuple):
     """Results of the upward pass."""
 
     inputs: Tensor  # keep and mix of each edge, or its matrix; samples are the last dimension
-    partials: list[Tensor]  # scaled partial likelihoods of each level, (rows, 4, samples)
+    partials: list[Tensor]  # scaled partial likelihoods of each level, (rows, 4, samples); if uniform, not needed
     messages: list[Tensor]  # from each row of a level up its edge, (rows, 4, samples)
     scalers: list[Tensor]  # divisors of each level's partial likelihoods but tips, (rows, samples)
     frequencies: Tensor  # (topologies, 1, 4, samples)
@@ -271,8 +277,8 @@ def _rows(lines: Tensor) -> Tensor:
 
 def _upward(tables: Tables, inputs: Tensor, frequencies: Tensor) -> _Upward:
     samples = inputs.shape[0]
-    last = inputs.movedim(0, -1).flatten(0, 1)
-    if inputs.dim() == 3:
+    last, uniform = inputs.movedim(0, -1).flatten(0, 1), inputs.dim() == 3
+    if uniform:
         events = last * (4.0 / 3.0)
         # 1 - exp(-x) by way of tanh: exact to rounding for short branches, also where a compiler turns expm1 into exp.
         half = torch.tanh(0.5 * events)
@@ -289,7 +295,7 @@ def _upward(tables: Tables, inputs: Tensor, frequencies: Tensor) -> _Upward:
         scaler = torch.where(scaler > 0, scaler.clamp(min=smallest), torch.ones_like(scaler))
         partial = torch.cat([level.tips.expand(-1, -1, samples), products / scaler[:, None]])
         table = _send(last, level.edges, partial)
-        partials.append(partial)
+        partials.append(table if uniform else partial)
         messages.append(table)
         scalers.append(scaler)
     one, other, third = factors = tuple(
@@ -306,20 +312,19 @@ def _downward(tables: Tables, upward: _Upward, weights: Tensor) -> tuple[Tensor,
     share = torch.where(sites > 0, (weights / sites).clamp(max=limit), torch.zeros_like(sites))[:, :, None]
     by_frequency = (share * one * other * third).sum(1)
     share = share * frequencies
-    pairs = torch.cat([(share * pair).flatten(0, 2) for pair in (other * third, one * third, one * other)])
-    adjoints = _scattered(pairs, torch.cat(tables.root), len(messages[-1]))
+    pairs = ((share * pair).flatten(0, 2) for pair in (other * third, one * third, one * other))
+    own = _scattered(pairs, tables.root, messages[-1])
     uniform = last.dim() == 3
     slope = last.new_zeros(last.shape[1:] if uniform else last.shape)
     for number in reversed(range(len(tables.levels))):
         level, scaler = tables.levels[number], scalers[number]
-        own = adjoints.unflatten(0, (-1, 4))
-        slope = slope.index_add(0, level.edges, _terms(last, own, messages[number], partials[number]))
+        slope.index_add_(0, level.edges, _terms(last, own, messages[number], partials[number]))
         if not number:
             break
         tips = len(level.tips)
         pulled = (_pull_back(last, level.edges[tips:], own[tips:]) / scaler[:, None]).clamp(max=limit)
         one, other = (_gather(messages[number - 1], lines) for lines in level.factors)
-        both = torch.cat([(pulled * other).flatten(0, 1), (pulled * one).flatten(0, 1)])
-        adjoints = _scattered(both, torch.cat(level.factors), len(messages[number - 1]))
+        handed = ((pulled * factor).flatten(0, 1) for factor in (other, one))
+        own = _scattered(handed, level.factors, messages[number - 1])
     by_input = slope.unflatten(0, (tables.num_trees, tables.num_edges)).movedim(-1, 0)
     return by_input, by_frequency.permute(2, 0, 1)
