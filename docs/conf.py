@@ -57,6 +57,7 @@ html_theme_options = {
     },
     "header_links_before_dropdown": 7,
     "show_toc_level": 2,
+    "collapse_navigation": True,  # hundreds of entries of the reference would be written into each page
     "navigation_with_keys": False,
     "footer_start": ["copyright"],
     "footer_end": [],

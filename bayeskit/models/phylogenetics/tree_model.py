@@ -157,8 +157,8 @@ class TreeModel:
         ----------
         branch_lengths : Tensor
             Expected substitutions per site, in the order of `tree.edge_names` (not that of `Topologies`), shape
-            `(*batch, edges)`, at least 0. A negative or NaN length gives NaN. Compiled code is fastest on batches of
-            32 to 128 vectors, a multiple of 16.
+            `(*batch, edges)`, at least 0. A negative or NaN length gives NaN. Compiled code does 8 vectors at a time,
+            16 in single precision.
         **parameters : Tensor
             A value for each of `priors`, shape `(*batch, *event_shape)`.
 
