@@ -12,8 +12,7 @@ from bayeskit.inference.evidence import METHODS, Evidence, Part, estimator
 from bayeskit.inference.generalized import losses
 from bayeskit.inference.objectives import ELBO, IWAE, STL, DReG, Renyi
 from bayeskit.inference.samplers import HMC, NUTS
-from bayeskit.models.phylogenetics import GTR, HKY85, JC69
-from bayeskit.models.phylogenetics.substitution import K80
+from bayeskit.models.phylogenetics.substitution import HKY85, SUBSTITUTION_MODELS
 from bayeskit.testing import (
     EstimatorContract,
     GradientEstimatorContract,
@@ -54,20 +53,24 @@ class TestNUTS(KernelContract):
     num_steps = 5
 
 
-class TestJC69(SubstitutionModelContract):
-    model = staticmethod(JC69)
+def contract_of(name):
+    """The contract of a substitution model, with unequal values for all parameters."""
+
+    def model():
+        made = SUBSTITUTION_MODELS[name]()
+        sizes = {given: prior.event_shape.numel() for given, prior in made.priors(torch.zeros(())).items()}
+        values = {
+            given: torch.arange(2.0, 2.0 + size, dtype=torch.float64) * (place + 1.0)
+            for place, (given, size) in enumerate(sizes.items())
+        }
+        return SUBSTITUTION_MODELS[name](
+            **{given: value.item() if len(value) == 1 else value for given, value in values.items()}
+        )
+
+    return type(f"Test{name}", (SubstitutionModelContract,), {"model": staticmethod(model)})
 
 
-class TestK80(SubstitutionModelContract):
-    model = staticmethod(lambda: K80(3.0))
-
-
-class TestHKY85(SubstitutionModelContract):
-    model = staticmethod(lambda: HKY85(2.0, [0.1, 0.2, 0.3, 0.4]))
-
-
-class TestGTR(SubstitutionModelContract):
-    model = staticmethod(lambda: GTR([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [0.1, 0.2, 0.3, 0.4]))
+globals().update({f"Test{name}": contract_of(name) for name in SUBSTITUTION_MODELS})
 
 
 class TestLeaveOneOut(GradientEstimatorContract):

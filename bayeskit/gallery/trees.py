@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUBSTITUTION_MODELS", "primates_target", "tree_target"]
 
-SUBSTITUTION_MODELS = ("JC69", "K80", "HKY85", "GTR")
+SUBSTITUTION_MODELS = ("JC69", "K80", "HKY85", "TN93", "GTR")
 """Names of the substitution models; their parameters have the usual priors."""
 
 

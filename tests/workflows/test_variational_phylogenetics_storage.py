@@ -15,6 +15,7 @@ from bayeskit.models.phylogenetics import (
     HKY85,
     JC69,
     K80,
+    TN93,
     Alignment,
     GammaDirichlet,
     GammaRates,
@@ -52,6 +53,7 @@ MODELS = {
         "site_rates": InvariantSites(0.2),
         "branch_length_prior": dist.Gamma(torch.linspace(1, 2, 7).double(), TEN).to_event(1),
     },
+    "TN93": {"substitution": TN93(2.0, 5.0, FREQUENCIES)},
     "a prior of torch": {"branch_length_prior": torch.distributions.Exponential(TEN)},
 }
 

@@ -12,7 +12,15 @@ from bayeskit.models.phylogenetics.distributions import (
 from bayeskit.models.phylogenetics.forest import ForestLikelihood
 from bayeskit.models.phylogenetics.samples import TreeSample, asdsf, robinson_foulds, split_frequencies
 from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites, SiteRates
-from bayeskit.models.phylogenetics.substitution import GTR, HKY85, JC69, K80, SubstitutionModel, empirical_frequencies
+from bayeskit.models.phylogenetics.substitution import (
+    GTR,
+    HKY85,
+    JC69,
+    K80,
+    TN93,
+    SubstitutionModel,
+    empirical_frequencies,
+)
 from bayeskit.models.phylogenetics.summaries import (
     ConsensusTree,
     greedy_consensus,
@@ -43,6 +51,7 @@ __all__ = [
     "Smoothed",
     "SubsplitBayesianNetwork",
     "SubstitutionModel",
+    "TN93",
     "Topologies",
     "Tree",
     "TreeModel",

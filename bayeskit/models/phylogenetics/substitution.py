@@ -27,6 +27,7 @@ __all__ = [
     "Parameterized",
     "SUBSTITUTION_MODELS",
     "SubstitutionModel",
+    "TN93",
     "empirical_frequencies",
 ]
 
@@ -394,7 +395,7 @@ class JC69(SubstitutionModel):
         return torch.exp(-events) * identity + _gone(events) * 0.25
 
 
-# Models with separate rates of transitions and transversions: K80 and HKY85.
+# Models with separate rates of transitions and transversions: K80, HKY85 and TN93.
 
 #: Ratio of the rates of transitions and transversions. The default prior is that of BEAST 1 (its wiki, page on
 #: parameter priors), BEAST 2 (BEAUti's template `SubstModels.xml`, M=1 and S=1.25 of the logarithm) and torchtree
@@ -432,29 +433,37 @@ class _TwoRates(SubstitutionModel):
         """
         # Probabilities of rare substitutions on short branches are small differences: single precision loses them.
         lengths = branch_lengths.double()
-        kappa = self._values("kappa", lengths)[..., None]
+        kappa = self._values("kappa", lengths)
         frequencies = self.frequencies(lengths)
         a, c, g, t = frequencies.unbind(-1)
-        # By base: the frequency of its own class (purines or pyrimidines), of the other class, and of the other base
-        # in its class.
-        own = torch.stack([a + g, c + t, a + g, c + t], -1)
-        other = torch.stack([c + t, a + g, c + t, a + g], -1)
-        partner = torch.stack([g, t, a, c], -1)
-        speed = 0.5 / ((a + g) * (c + t) + kappa[..., 0] * (a * g + c * t))
-        between = (speed[..., None] * lengths)[..., None]
-        within = between * (other + kappa * own)[..., None, :]
-        frequencies, own, other, partner = (vector[..., None, :] for vector in (frequencies, own, other, partner))
-        transversions = frequencies * _gone(between)
-        transitions = frequencies / own * (_gone(within) - other * _gone(between))
-        same = frequencies + (frequencies * other * torch.exp(-between) + partner * torch.exp(-within)) / own
-        s, v, k = same.unbind(-1), transversions.unbind(-1), transitions.unbind(-1)
-        rows = [
-            *(s[0], v[1], k[2], v[3]),
-            *(v[0], s[1], v[2], k[3]),
-            *(k[0], v[1], s[2], v[3]),
-            *(v[0], k[1], v[2], s[3]),
-        ]
-        return torch.stack(rows, -1).reshape(*s[0].shape, 4, 4).to(branch_lengths.dtype)
+        speed = 0.5 / ((a + g) * (c + t) + kappa * (a * g + c * t))
+        return _transitions_by_class(lengths, frequencies, kappa[..., None], speed).to(branch_lengths.dtype)
+
+
+def _transitions_by_class(lengths: Tensor, frequencies: Tensor, ratios: Tensor, speed: Tensor) -> Tensor:
+    """Return transition matrices, `(*batch, edges, 4, 4)`, where transitions have a rate by the class of the bases."""
+    # `lengths` (*batch, edges); `frequencies` (*batch, 4); `ratios` (*batch, 1 or 4): of transitions from each base to
+    # transversions; `speed` (*batch,): the rate from any base to all of the other class, divided by their frequency.
+    a, c, g, t = frequencies.unbind(-1)
+    # By base: the frequency of its own class (purines or pyrimidines), of the other class, and of the other base in its
+    # class.
+    own = torch.stack([a + g, c + t, a + g, c + t], -1)
+    other = torch.stack([c + t, a + g, c + t, a + g], -1)
+    partner = torch.stack([g, t, a, c], -1)
+    between = (speed[..., None] * lengths)[..., None]
+    within = between * (other + ratios * own)[..., None, :]
+    frequencies, own, other, partner = (vector[..., None, :] for vector in (frequencies, own, other, partner))
+    transversions = frequencies * _gone(between)
+    transitions = frequencies / own * (_gone(within) - other * _gone(between))
+    same = frequencies + (frequencies * other * torch.exp(-between) + partner * torch.exp(-within)) / own
+    s, v, k = same.unbind(-1), transversions.unbind(-1), transitions.unbind(-1)
+    rows = [
+        *(s[0], v[1], k[2], v[3]),
+        *(v[0], s[1], v[2], k[3]),
+        *(k[0], v[1], s[2], v[3]),
+        *(v[0], k[1], v[2], s[3]),
+    ]
+    return torch.stack(rows, -1).reshape(*s[0].shape, 4, 4)
 
 
 @dataclass(frozen=True, eq=False)
@@ -540,6 +549,98 @@ class HKY85(_TwoRates):
     def frequencies(self, like: Tensor) -> Tensor:
         """Return the stationary frequencies, shape `(*batch, 4)`, with the dtype and device of `like`."""
         return _normalised(self._values("base_frequencies", like))
+
+
+@dataclass(frozen=True, eq=False)
+class TN93(SubstitutionModel):
+    """The Tamura-Nei model: any base frequencies, different rates of both kinds of transitions and of transversions.
+
+    With equal ratios it is HKY85. Transition matrices have a closed form.
+
+    Parameters
+    ----------
+    kappa_purines : float, Tensor or TorchDistribution, optional
+        Ratio of the rates of transitions between purines (A-G) and of transversions, shape `(*batch,)`, above 0; or its
+        prior, by default LogNormal(1, 1.25), as in BEAST 2 (Bouckaert et al., 2019).
+    kappa_pyrimidines : float, Tensor or TorchDistribution, optional
+        The same of transitions between pyrimidines (C-T).
+    base_frequencies : sequence of float, Tensor or TorchDistribution, optional
+        Stationary frequencies of A, C, G and T, shape `(*batch, 4)`, above 0, scaled to sum to one; or their prior,
+        by default Dirichlet(1, 1, 1, 1). `empirical_frequencies` gives those of an alignment.
+
+    Raises
+    ------
+    SettingsError
+        If values, or values in the support of a prior, are not above 0.
+    ShapeError
+        If there are not four frequencies.
+
+    References
+    ----------
+    K. Tamura and M. Nei (1993), Estimation of the number of nucleotide substitutions in the control region of
+    mitochondrial DNA in humans and chimpanzees, Molecular Biology and Evolution 10, 512-526.
+
+    R. Bouckaert et al. (2019), BEAST 2.5: an advanced software platform for Bayesian evolutionary analysis, PLOS
+    Computational Biology 15, e1006650.
+
+    Examples
+    --------
+    >>> model = TN93(kappa_purines=2.0, kappa_pyrimidines=5.0, base_frequencies=[0.4, 0.3, 0.2, 0.1])
+    >>> model.transition_matrices(torch.tensor([0.1], dtype=torch.float64))[0, 0]
+    tensor([0.9317, 0.0261, 0.0335, 0.0087], dtype=torch.float64)
+    """
+
+    kappa_purines: Given = None
+    kappa_pyrimidines: Given = None
+    base_frequencies: Given = None
+
+    parameters: ClassVar[Mapping[str, Parameter]] = MappingProxyType(
+        {"kappa_purines": _KAPPA, "kappa_pyrimidines": _KAPPA, "base_frequencies": _BASE_FREQUENCIES}
+    )
+
+    def frequencies(self, like: Tensor) -> Tensor:
+        """Return the stationary frequencies, shape `(*batch, 4)`, with the dtype and device of `like`."""
+        return _normalised(self._values("base_frequencies", like))
+
+    def rate_matrix(self, like: Tensor) -> Tensor:
+        """Return the rate matrix, shape `(*batch, 4, 4)`, with the dtype and device of `like`."""
+        purines, pyrimidines = self._ratios(like)
+        one = torch.ones_like(purines)
+        pairs = torch.stack([one, purines, one, one, pyrimidines, one], -1)
+        return _reversible_rate_matrix(pairs, self.frequencies(like))
+
+    def transition_matrices(self, branch_lengths: Tensor) -> Tensor:
+        """Return the matrices of transition probabilities, shape `(*batch, edges, 4, 4)`.
+
+        Parameters
+        ----------
+        branch_lengths : Tensor
+            Expected substitutions per site, shape `(*batch, edges)`, at least 0.
+
+        Returns
+        -------
+        Tensor
+            Shape `(*batch, edges, 4, 4)`, with the dtype and device of `branch_lengths`.
+
+        Raises
+        ------
+        SettingsError
+            If a parameter has no value.
+        """
+        # Probabilities of rare substitutions on short branches are small differences: single precision loses them.
+        lengths = branch_lengths.double()
+        purines, pyrimidines = self._ratios(lengths)
+        frequencies = self.frequencies(lengths)
+        a, c, g, t = frequencies.unbind(-1)
+        speed = 0.5 / ((a + g) * (c + t) + purines * a * g + pyrimidines * c * t)
+        ratios = torch.stack([purines, pyrimidines, purines, pyrimidines], -1)
+        return _transitions_by_class(lengths, frequencies, ratios, speed).to(branch_lengths.dtype)
+
+    def _ratios(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the ratios of purines and of pyrimidines, of one shape `(*batch,)`."""
+        purines, pyrimidines = self._values("kappa_purines", like), self._values("kappa_pyrimidines", like)
+        purines, pyrimidines = torch.broadcast_tensors(purines, pyrimidines)
+        return purines, pyrimidines
 
 
 # The general time-reversible model, GTR.
@@ -633,7 +734,9 @@ class GTR(SubstitutionModel):
 
 
 #: The models by name, for the command line and for files of fitted posteriors.
-SUBSTITUTION_MODELS: dict[str, type[SubstitutionModel]] = {model.__name__: model for model in (JC69, K80, HKY85, GTR)}
+SUBSTITUTION_MODELS: dict[str, type[SubstitutionModel]] = {
+    model.__name__: model for model in (JC69, K80, HKY85, TN93, GTR)
+}
 
 
 def _exponential_minus_identity(matrix: Tensor, times: Tensor) -> Tensor:

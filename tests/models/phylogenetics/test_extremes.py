@@ -10,6 +10,7 @@ from bayeskit.models.phylogenetics import (
     GTR,
     HKY85,
     JC69,
+    TN93,
     Alignment,
     GammaDirichlet,
     GammaRates,
@@ -27,6 +28,7 @@ ALIGNMENT = Alignment.from_sequences({"A": "ACGTA-", "B": "ACGTC-", "C": "ACTTAG
 MODELS = {
     "JC69": (JC69(), None),
     "HKY85": (HKY85(2.0, [0.1, 0.2, 0.3, 0.4]), None),
+    "TN93": (TN93(2.0, 5.0, [0.1, 0.2, 0.3, 0.4]), None),
     "GTR": (GTR([1, 2, 1, 1, 2, 1], [0.1, 0.2, 0.3, 0.4]), None),
     "JC69 + Gamma": (JC69(), GammaRates(0.5)),
     "HKY85 + Gamma": (HKY85(2.0, [0.1, 0.2, 0.3, 0.4]), GammaRates(0.5)),
@@ -95,7 +97,10 @@ def test_rates_of_large_shapes_are_those_of_a_normal_distribution(num_categories
     assert (steps.diff(dim=0).abs() < 1e-5).all()  # no jump where one method hands over to the other
 
 
-@pytest.mark.parametrize("substitution", [GTR([1, 2, 3, 4, 5, 6], [0.1, 0.2, 0.3, 0.4]), MODELS["HKY85"][0], JC69()])
+@pytest.mark.parametrize(
+    "substitution",
+    [GTR([1, 2, 3, 4, 5, 6], [0.1, 0.2, 0.3, 0.4]), MODELS["TN93"][0], MODELS["HKY85"][0], JC69()],
+)
 def test_very_long_branches_reach_the_stationary_distribution(substitution):
     lengths = torch.tensor([1e3, 1e8, 1e15, 1e30], dtype=torch.float64)
     matrices = substitution.transition_matrices(lengths)
@@ -105,7 +110,13 @@ def test_very_long_branches_reach_the_stationary_distribution(substitution):
 
 @pytest.mark.parametrize("length", [1e-8, 1e-10, 1e-12])
 def test_single_precision_keeps_rare_changes_of_short_branches(length):
-    for model in (GTR([1, 1e-6, 1, 1, 1, 1], [0.1, 0.2, 0.3, 0.4]), HKY85(1e-6, [0.1, 0.2, 0.3, 0.4])):
+    frequencies = [0.1, 0.2, 0.3, 0.4]
+    for model in (
+        GTR([1, 1e-6, 1, 1, 1, 1], frequencies),
+        HKY85(1e-6, frequencies),
+        TN93(1e-6, 2.0, frequencies),
+        TN93(2.0, 1e-6, frequencies),
+    ):
         found = model.transition_matrices(torch.tensor([length]))
         rates = model.rate_matrix(torch.zeros((), dtype=torch.float64))
         assert found.dtype == torch.float32

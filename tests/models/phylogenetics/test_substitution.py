@@ -19,6 +19,7 @@ from bayeskit.models.phylogenetics.substitution import (
     JC69,
     K80,
     SUBSTITUTION_MODELS,
+    TN93,
     SubstitutionModel,
     empirical_frequencies,
 )
@@ -31,6 +32,8 @@ MODELS = {
     "K80": K80(kappa=3.0),
     "K80, few transitions": K80(kappa=0.2),
     "HKY85": HKY85(kappa=2.5, base_frequencies=FREQUENCIES),
+    "TN93": TN93(kappa_purines=2.5, kappa_pyrimidines=6.0, base_frequencies=FREQUENCIES),
+    "TN93, few transitions": TN93(kappa_purines=0.4, kappa_pyrimidines=0.1, base_frequencies=FREQUENCIES),
     "GTR": GTR(EXCHANGEABILITIES, FREQUENCIES),
     "GTR with equal eigenvalues": GTR([1.0] * 6, [0.25] * 4),
 }
@@ -60,11 +63,18 @@ def exponential(exchangeabilities, frequencies, lengths):
 
 def definition(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Exchangeabilities and frequencies of a model in MODELS."""
-    kappa = {"K80": 3.0, "K80, few transitions": 0.2, "HKY85": 2.5}.get(name)
     if name == "GTR":
         return tensor(EXCHANGEABILITIES), tensor(FREQUENCIES)
-    pairs = tensor([1.0] * 6 if kappa is None else [1.0, kappa, 1.0, 1.0, kappa, 1.0])
-    return pairs, tensor(FREQUENCIES if name == "HKY85" else [0.25] * 4)
+    ratios = {
+        "K80": (3.0, 3.0),
+        "K80, few transitions": (0.2, 0.2),
+        "HKY85": (2.5, 2.5),
+        "TN93": (2.5, 6.0),
+        "TN93, few transitions": (0.4, 0.1),
+    }
+    purines, pyrimidines = ratios.get(name, (1.0, 1.0))
+    unequal = name.startswith(("HKY85", "TN93"))
+    return tensor([1.0, purines, 1.0, 1.0, pyrimidines, 1.0]), tensor(FREQUENCIES if unequal else [0.25] * 4)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -76,7 +86,7 @@ def test_matrices_equal_the_matrix_exponential(name):
     # The chance of a change along a short branch keeps all its digits.
     changes = ~torch.eye(4, dtype=torch.bool)
     torch.testing.assert_close(matrices[1:, changes], expected[1:, changes], rtol=1e-12, atol=0)
-    assert torch.equal(matrices[0], torch.eye(4, dtype=torch.float64)) or name == "HKY85"
+    assert torch.equal(matrices[0], torch.eye(4, dtype=torch.float64)) or name.startswith(("HKY85", "TN93"))
     torch.testing.assert_close(matrices[0], torch.eye(4, dtype=torch.float64), rtol=0, atol=5e-16)
 
 
@@ -96,12 +106,16 @@ def test_matrices_are_those_of_a_reversible_process(name):
     torch.testing.assert_close(matrices[5], frequencies.expand(4, 4), rtol=1e-9, atol=0)
 
 
-def test_other_models_are_special_cases_of_gtr():
+def test_models_are_special_cases_of_more_general_ones():
     lengths = tensor([1e-9, 0.1, 1.0])
     cases = [
         (GTR([2.0] * 6, [0.25] * 4), JC69()),
         (GTR([1.0, 3.0, 1.0, 1.0, 3.0, 1.0], [0.25] * 4), K80(kappa=3.0)),
         (GTR([1.0, 3.0, 1.0, 1.0, 3.0, 1.0], FREQUENCIES), HKY85(3.0, FREQUENCIES)),
+        (GTR([1.0, 3.0, 1.0, 1.0, 7.0, 1.0], FREQUENCIES), TN93(3.0, 7.0, FREQUENCIES)),
+        (TN93(3.0, 3.0, FREQUENCIES), HKY85(3.0, FREQUENCIES)),
+        (TN93(0.2, 0.2, FREQUENCIES), HKY85(0.2, FREQUENCIES)),
+        (TN93(3.0, 3.0, [0.25] * 4), K80(kappa=3.0)),
         (HKY85(1.0, [0.25] * 4), JC69()),
     ]
     for general, special in cases:
@@ -112,7 +126,7 @@ def test_other_models_are_special_cases_of_gtr():
     frequencies = tensor(FREQUENCIES)
     events = lengths[:, None, None] / (1 - (frequencies**2).sum())
     expected = torch.exp(-events) * torch.eye(4, dtype=torch.float64) - torch.expm1(-events) * frequencies
-    for model in (GTR([1.0] * 6, FREQUENCIES), HKY85(1.0, FREQUENCIES)):
+    for model in (GTR([1.0] * 6, FREQUENCIES), HKY85(1.0, FREQUENCIES), TN93(1.0, 1.0, FREQUENCIES)):
         torch.testing.assert_close(model.transition_matrices(lengths), expected, rtol=1e-12, atol=0)
 
 
@@ -130,6 +144,11 @@ def gtr(exchangeabilities, frequencies, lengths):
 
 def hky(kappa, frequencies, lengths):
     return HKY85().with_parameters({"kappa": kappa, "base_frequencies": frequencies}).transition_matrices(lengths)
+
+
+def tn(purines, pyrimidines, frequencies, lengths):
+    values = {"kappa_purines": purines, "kappa_pyrimidines": pyrimidines, "base_frequencies": frequencies}
+    return TN93().with_parameters(values).transition_matrices(lengths)
 
 
 def worst(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
@@ -163,6 +182,30 @@ def test_gradient_of_hky_is_exact(kappa):
     assert worst(gradients(hky, *arguments), gradients(expected, *arguments)) < 1e-12
 
 
+@pytest.mark.parametrize(("purines", "pyrimidines"), [(1.0, 1.0), (0.1, 4.0), (6.0, 2.0)])
+def test_gradient_of_tn93_is_exact(purines, pyrimidines):
+    def expected(purines, pyrimidines, frequencies, lengths):
+        one = torch.ones_like(purines)
+        return exponential(torch.stack([one, purines, one, one, pyrimidines, one]), frequencies, lengths)
+
+    arguments = tensor(purines), tensor(pyrimidines), tensor(FREQUENCIES), LENGTHS
+    assert worst(gradients(tn, *arguments), gradients(expected, *arguments)) < 1e-12
+
+
+def test_the_ratio_of_purines_is_that_of_a_and_g():
+    """Swapping both ratios would pass wherever they are equal."""
+    matrix = TN93(8.0, 2.0, [0.25] * 4).rate_matrix(LENGTHS)
+    assert (matrix[0, 2] / matrix[0, 1]).item() == pytest.approx(8.0, rel=1e-14)
+    assert (matrix[1, 3] / matrix[0, 1]).item() == pytest.approx(2.0, rel=1e-14)
+    first, second = TN93(8.0, 2.0, FREQUENCIES), TN93(2.0, 8.0, FREQUENCIES)
+    assert (first.transition_matrices(LENGTHS) - second.transition_matrices(LENGTHS)).abs().max() > 0.01
+    # To exchange purines and pyrimidines throughout changes nothing.
+    swap = [1, 0, 3, 2]
+    swapped = TN93(2.0, 8.0, tensor(FREQUENCIES)[swap]).transition_matrices(LENGTHS)
+    expected = first.transition_matrices(LENGTHS)[:, swap][:, :, swap]
+    torch.testing.assert_close(swapped, expected, rtol=1e-13, atol=1e-16)
+
+
 def test_the_gradient_check_catches_wrong_divided_differences(monkeypatch):
     arguments = tensor(EXCHANGEABILITIES), tensor(FREQUENCIES), LENGTHS
     expected = gradients(exponential, *arguments)
@@ -190,6 +233,12 @@ def test_parameters_and_branch_lengths_may_be_batched():
             )
             torch.testing.assert_close(batched.rate_matrix(lengths)[i, j], alone.rate_matrix(lengths))
     assert general.transition_matrices(lengths[0, 0]).shape == (2, 3, 5, 4, 4)
+    three = TN93(kappa, kappa[0] + 1.0, frequencies)  # ratios of different batch shapes
+    assert three.batch_shape == (2, 3)
+    alone = TN93(kappa[1, 2], kappa[0, 2] + 1.0, frequencies[1, 0])
+    batched = three.transition_matrices(lengths)[1, 2]
+    torch.testing.assert_close(batched, alone.transition_matrices(lengths[1, 2]), rtol=1e-12, atol=0)
+    torch.testing.assert_close(three.rate_matrix(lengths)[1, 2], alone.rate_matrix(lengths))
     assert general.transition_matrices(lengths.float()).dtype == torch.float32
 
 
@@ -241,6 +290,9 @@ def test_free_parameters_have_priors_and_fixed_ones_none():
     own = dist.Gamma(2.0, 1.0)
     assert HKY85(own, FREQUENCIES).priors(like) == {"kappa": own}
     assert HKY85(2.0, FREQUENCIES).priors(like) == {}
+    assert TN93(2.0).priors(like).keys() == {"kappa_pyrimidines", "base_frequencies"}
+    both = TN93(base_frequencies=FREQUENCIES).priors(like)
+    assert all((prior.loc.item(), prior.scale.item()) == (1.0, 1.25) for prior in both.values()) and len(both) == 2
     kappa = K80().priors(like)["kappa"]
     assert kappa.sample().dtype == torch.float64
     # BEAST's: 95 % between 0.23 and 31.
@@ -263,6 +315,9 @@ BAD = [
     (lambda: HKY85(2.0, [0.5, 0.5, 0.0, 0.0]), SettingsError, "HKY85, base_frequencies"),
     (lambda: HKY85(2.0, [0.3, 0.3, 0.4]), ShapeError, r"\(\*batch, 4\)"),
     (lambda: HKY85(2.0, 0.25), ShapeError, "base_frequencies"),
+    (lambda: TN93(2.0, 0.0), SettingsError, "TN93, kappa_pyrimidines.*above 0"),
+    (lambda: TN93(2.0, 3.0, [0.3, 0.3, 0.4]), ShapeError, r"\(\*batch, 4\)"),
+    (lambda: TN93(2.0, None, FREQUENCIES).rate_matrix(LENGTHS), SettingsError, "TN93, kappa_pyrimidines.*no value"),
     (lambda: GTR([1.0] * 5), ShapeError, r"exchangeabilities.*\(\*batch, 6\)"),
     (lambda: GTR(dist.Dirichlet(torch.ones(4))), SettingsError, "exchangeabilities"),
     (lambda: GTR([1.0, -1.0, 1.0, 1.0, 1.0, 1.0]), SettingsError, "exchangeabilities"),
@@ -284,6 +339,7 @@ def test_bad_input_is_named(make, error, message):
     [
         JC69(),
         HKY85(kappa=2.0, base_frequencies=FREQUENCIES),
+        TN93(kappa_purines=2.0, kappa_pyrimidines=5.0, base_frequencies=FREQUENCIES),
         GTR(exchangeabilities=EXCHANGEABILITIES, base_frequencies=FREQUENCIES),
     ],
     ids=lambda model: type(model).__name__,
