@@ -88,7 +88,7 @@ def test_the_galaxies_of_chib(count, brute_force, published, limit):
     target = bk.Target.from_pyro(mixture, compile=False)
     start = target.sample_prior(2000, seed=1)
     start = start[target.log_density(start).argmax()]
-    draws = bk.sample(target, 4, 100, 200, initial=start, progress=False)
+    draws = bk.sample(target, 4, 200, 500, initial=start, progress=False)
     z = symmetrised_bridge(draws, Labels(target, mixture.exchangeable), num_parts=1)
     assert z.diagnostics["labellings"] == 1
     assert z.standard_error < 0.05

@@ -126,7 +126,7 @@ def test_moves_that_ignore_the_data_are_found_out(target, limit, monkeypatch):
     # The mutation: particles move as if no datum counted, that is, they return to the prior.
     counting = WeightedData.counting
     monkeypatch.setattr(WeightedData, "counting", lambda self, weights: counting(self, 0 * weights))
-    result = prequential_score(target, orders=2, num_replicates=8, seed=1)
+    result = prequential_score(target, orders=2, num_replicates=32, seed=1)
     exact = float(closed_form(torch.arange(8).unsqueeze(0)).sum())
     assert abs(result.log_evidence - exact) > limit() * result.log_evidence_standard_error
 

@@ -127,8 +127,6 @@ def test_tracing(model):
 
 
 @pytest.mark.compiler
-# torch raises this one about its own code when the compiler is first imported.
-@pytest.mark.filterwarnings(r"ignore:.torch\.jit\.script_method. is:DeprecationWarning")
 def test_compiled_code_agrees_with_eager(small_model, undisturbed_globals):
     call = value_and_gradient(small_model)
     # Both a full run of vector lanes and a remainder.

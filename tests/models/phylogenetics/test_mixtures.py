@@ -326,7 +326,6 @@ def test_target_of_a_model_with_all_parameters():
 
 
 @pytest.mark.compiler
-@pytest.mark.filterwarnings(r"ignore:.torch\.jit\.script_method. is:DeprecationWarning")
 def test_compiled_target_agrees_with_the_traced_one():
     # As small as can be, for compiling takes long: three taxa, and rates that are known.
     alignment = Alignment.from_sequences({"A": "AAC", "B": "AAC", "C": "ATC"})
