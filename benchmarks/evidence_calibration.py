@@ -20,6 +20,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -114,7 +115,7 @@ def code() -> str:
 def study(options: argparse.Namespace) -> dict[str, object]:
     """Return what a finished case has to agree in."""
     asked = {"methods": options.methods, "replicates": options.replicates, "seed": options.seed}
-    return asked | {"budget": vars(BUDGET)}
+    return asked | {"budget": asdict(BUDGET)}
 
 
 def finished(folder: Path, asked: dict[str, object]) -> tuple[pd.DataFrame, bool] | None:

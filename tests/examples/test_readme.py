@@ -17,6 +17,11 @@ def test_the_ten_lines_run(capsys):
     assert "bridge_sampling: log evidence" in capsys.readouterr().out
 
 
+def test_the_number_of_ways_is_right():
+    ways = sum(method.kind != "score" for method in bk.inference.evidence.METHODS.values())
+    assert re.findall(r"(\d+) ways", README.read_text(encoding="utf-8")) == [str(ways)] * 2
+
+
 def test_every_way_runs(capsys):
     scope = {}
     exec(BLOCKS[1], scope)

@@ -1,5 +1,6 @@
 """Estimators of the marginal likelihood, with standard errors and diagnostics."""
 
+from bayeskit.inference.evidence.arithmetic_mean import corrected_arithmetic_mean
 from bayeskit.inference.evidence.bridge import bridge_sampling, warp_bridge_sampling
 from bayeskit.inference.evidence.budget import (
     Budget,
@@ -82,6 +83,7 @@ __all__ = [
     "chib",
     "compare",
     "conditional_predictive_ordinates",
+    "corrected_arithmetic_mean",
     "estimator",
     "evidence_lower_bound",
     "find_mode",

@@ -22,7 +22,16 @@ from bayeskit.inference.evidence.modes import negative_hessian
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.logdensity.target import Target
 
-__all__ = ["MAX_ITERATIONS", "bridge_sampling", "iterate", "normal_fit", "terms", "warp_bridge_sampling"]
+__all__ = [
+    "Halves",
+    "MAX_ITERATIONS",
+    "bridge_sampling",
+    "halved",
+    "iterate",
+    "normal_fit",
+    "terms",
+    "warp_bridge_sampling",
+]
 
 # Normal approximation from draws and, in many dimensions, from the curvature of the log density.
 
@@ -130,7 +139,7 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
     >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error, z.standard_error < 0.02
     (True, True)
     """
-    halves = _halved(target, draws, num_proposals)
+    halves = halved(target, draws, num_proposals)
     proposal, x = halves.fitted, halves.unconstrained
     generator = new_generator(seed, stream="bridge sampling")
     noise = torch.randn(halves.num_proposals, target.dim, generator=generator, dtype=x.dtype).to(x.device)
@@ -141,8 +150,8 @@ def bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | None =
     return from_draws(z, draws)
 
 
-class _Halves(NamedTuple):
-    """Posterior draws, with a normal fit to the first half of each chain and the second half for the bridge."""
+class Halves(NamedTuple):
+    """Posterior draws, with a normal fit to the first half of each chain and the second half for the estimate."""
 
     draws: Draws  # both halves of the chains whose density is finite throughout
     fitted: MultivariateNormal  # to the first half
@@ -152,7 +161,7 @@ class _Halves(NamedTuple):
     num_evaluations: int  # of the fit
 
 
-def _halved(target: Target, draws: Draws, num_proposals: int | None) -> _Halves:
+def halved(target: Target, draws: Draws, num_proposals: int | None) -> Halves:
     """Fit a normal to the first half of each chain; DrawsError for too few, singular or another target's draws."""
     belongs(draws, target)
     if num_proposals is not None:
@@ -170,11 +179,11 @@ def _halved(target: Target, draws: Draws, num_proposals: int | None) -> _Halves:
     log_density = draws.log_prior[:, half:] + draws.log_likelihood[:, half:]
     count = num_proposals or log_density.numel()
     fitted, spent = normal_fit(target, draws.unconstrained[:, :half])
-    return _Halves(draws, fitted, draws.unconstrained[:, half:], log_density, count, spent)
+    return Halves(draws, fitted, draws.unconstrained[:, half:], log_density, count, spent)
 
 
 def _bridged(
-    method: str, halves: _Halves, posterior_ratio: Tensor, proposal_ratio: Tensor, num_evaluations: int
+    method: str, halves: Halves, posterior_ratio: Tensor, proposal_ratio: Tensor, num_evaluations: int
 ) -> Evidence:
     """Return the estimate from log posterior over proposal at draws ``(chains, draws)`` and proposals ``(count,)``."""
     # Double precision, so that the iteration converges whatever the precision of the model.
@@ -294,7 +303,7 @@ def warp_bridge_sampling(target: Target, draws: Draws, *, num_proposals: int | N
     >>> z.standard_error < bridge_sampling(draws.target, draws).standard_error
     True
     """
-    halves = _halved(target, draws, num_proposals)
+    halves = halved(target, draws, num_proposals)
     fitted, x = halves.fitted, halves.unconstrained
     generator = new_generator(seed, stream="warp bridge sampling")
     noise = torch.randn(halves.num_proposals, target.dim, generator=generator, dtype=x.dtype).to(x.device)
