@@ -8,15 +8,35 @@ from bayeskit._moved import answer_to_old_paths
 if TYPE_CHECKING:
     from bayeskit import errors, exact
     from bayeskit.draws import Draws
-    from bayeskit.inference.samplers import sample
+    from bayeskit.inference import evidence, objectives, samplers
+    from bayeskit.inference.samplers import HMC, NUTS, sample
     from bayeskit.inference.training import Fit, fit
     from bayeskit.logdensity.recurrence import scan
     from bayeskit.logdensity.target import Target
+    from bayeskit.workflows.bayes_factors import compare_models
     from bayeskit.workflows.simulation_based_calibration import SBCResult, sbc
 
 __version__ = "0.1.0"
 
-__all__ = ["Draws", "Fit", "SBCResult", "Target", "__version__", "errors", "exact", "fit", "sample", "sbc", "scan"]
+__all__ = [
+    "Draws",
+    "Fit",
+    "HMC",
+    "NUTS",
+    "SBCResult",
+    "Target",
+    "__version__",
+    "compare_models",
+    "errors",
+    "evidence",
+    "exact",
+    "fit",
+    "objectives",
+    "sample",
+    "samplers",
+    "sbc",
+    "scan",
+]
 
 answer_to_old_paths()
 
@@ -25,10 +45,16 @@ __getattr__ = imported_when_used(
     {
         "Draws": "bayeskit.draws",
         "Fit": "bayeskit.inference.training",
+        "HMC": "bayeskit.inference.samplers",
+        "NUTS": "bayeskit.inference.samplers",
         "SBCResult": "bayeskit.workflows.simulation_based_calibration",
         "Target": "bayeskit.logdensity.target",
+        "compare_models": "bayeskit.workflows.bayes_factors",
+        "evidence": "bayeskit.inference",
         "fit": "bayeskit.inference.training",
+        "objectives": "bayeskit.inference",
         "sample": "bayeskit.inference.samplers",
+        "samplers": "bayeskit.inference",
         "sbc": "bayeskit.workflows.simulation_based_calibration",
         "scan": "bayeskit.logdensity.recurrence",
     },

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayeskit.core.compatibility import as_inference_data, to_datasets
+from bayeskit.core.compatibility import as_inference_data, summary, to_datasets
+from bayeskit.core.inputs import unknown_name, whole_number
 from bayeskit.core.storage import load_tensors, save_tensors
 from bayeskit.errors import DrawsError, ModelError
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
 
 __all__ = ["Draws", "as_numpy"]
@@ -94,6 +96,59 @@ class Draws:
         beta = self.beta.unsqueeze(-1)
         return torch.where(beta == 0, self.log_prior, self.log_prior + beta * self.log_likelihood)
 
+    def __getitem__(self, name: str) -> Tensor:
+        """Return the values of a site, ``(chains, draws, *shape)``; UnknownNameError for a name that is no site."""
+        values = self.values()
+        if name not in values:
+            raise unknown_name("site", name, list(values))
+        return values[name]
+
+    def summary(self, **settings: Any) -> pd.DataFrame:
+        """Return ArviZ's summary: mean, standard deviation, interval, Monte Carlo errors, effective sizes and R-hat.
+
+        Parameters
+        ----------
+        **settings
+            Of ``arviz.summary``, such as ``var_names=["mean"]``, ``round_to=3`` or ``kind="stats"``.
+
+        Returns
+        -------
+        DataFrame
+            A row for each number among the sites.
+
+        Examples
+        --------
+        >>> import bayeskit as bk
+        >>> draws = bk.sample(bk.exact.get("beta_binomial").target(), num_samples=500, progress=False)
+        >>> draws.summary().index.tolist()
+        ['p']
+        """
+        return summary(self._posterior(), **settings)
+
+    def thin(self, step: int) -> Draws:
+        """Return every ``step``-th draw of each chain, from the last back.
+
+        Raises
+        ------
+        SettingsError
+            If ``step`` is not a positive whole number.
+
+        Examples
+        --------
+        >>> import bayeskit as bk
+        >>> draws = bk.sample(bk.exact.get("beta_binomial").target(), num_samples=500, progress=False)
+        >>> draws.thin(10)
+        Draws(4 chains x 50 draws, dim 1, sites: p)
+        """
+        step = whole_number("step", step, 1)
+        kept = torch.arange(self.num_draws - 1, -1, -step).flip(0).to(self.unconstrained.device)
+        return replace(
+            self,
+            **{name: getattr(self, name)[:, kept] for name in _SAVED if name != "beta"},
+            sample_stats={name: value[:, kept] for name, value in self.sample_stats.items()},
+            settings=self.settings | {"thinning": step * self.settings.get("thinning", 1)},
+        )
+
     def values(self, deterministic: bool = True) -> dict[str, Tensor]:
         """Return the sites' values, ``{site: (chains, draws, *shape)}``.
 
@@ -120,12 +175,15 @@ class Draws:
         """Return the groups of :meth:`to_arviz`, each as an ``xarray.Dataset``."""
         stats = {"lp": self.log_density, "log_prior": self.log_prior, "log_likelihood": self.log_likelihood}
         groups = {
-            "posterior": {"u": self.unconstrained} if self.target is None else self.values(),
+            "posterior": self._posterior(),
             "sample_stats": stats | self.sample_stats,
             "log_likelihood": self._pointwise(),
         }
         facts = {"sampling_time": float(self.seconds), "num_gradients": int(self.num_gradients)}
         return to_datasets(groups, facts | self.settings)
+
+    def _posterior(self) -> dict[str, Tensor]:
+        return {"u": self.unconstrained} if self.target is None else self.values()
 
     def _pointwise(self) -> dict[str, Tensor]:
         if self.target is None:

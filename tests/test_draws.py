@@ -10,7 +10,7 @@ import xarray as xr
 
 import bayeskit as bk
 from bayeskit.core.compatibility import as_inference_data, write_netcdf
-from bayeskit.errors import CheckpointError, DrawsError, OutputError
+from bayeskit.errors import CheckpointError, DrawsError, OutputError, SettingsError, UnknownNameError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)
@@ -165,3 +165,27 @@ def test_names_that_a_tree_of_datasets_cannot_have(tmp_path):
         assert posterior["group.x_"].attrs["site"] == "group/x" and posterior["chain_"].attrs["site"] == "chain"
         np.testing.assert_array_equal(posterior["group.x_"], found.values()["group/x"].numpy())
     assert "group.y" in found.to_arviz()["log_likelihood"].data_vars
+
+
+def test_a_site_by_its_name_and_a_table(summarised):
+    assert torch.equal(summarised["p"], summarised.values()["p"])
+    with pytest.raises(UnknownNameError, match="no site is called 'q'. Known names: p"):
+        summarised["q"]
+    table = summarised.summary(round_to="none")
+    value = summarised["p"]
+    assert table.index.tolist() == ["p"] and {"mean", "sd", "ess_bulk", "ess_tail", "r_hat"} <= set(table.columns)
+    assert float(table["mean"]["p"]) == pytest.approx(float(value.mean()), rel=1e-12)
+
+
+def test_thinning_counts_from_the_last_draw(summarised):
+    thinned = summarised.thin(7)
+    assert torch.equal(thinned.unconstrained, summarised.unconstrained.flip(1)[:, ::7].flip(1))
+    assert thinned.num_draws == -(-summarised.num_draws // 7) and thinned.thin(2).settings["thinning"] == 14
+    for wrong in (0, -1, 1.5):
+        with pytest.raises(SettingsError, match="step"):
+            summarised.thin(wrong)
+
+
+@pytest.fixture(scope="module")
+def summarised():
+    return bk.sample(bk.exact.get("beta_binomial").target(), 4, 50, 100, progress=False)

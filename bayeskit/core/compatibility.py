@@ -14,9 +14,10 @@ from torch import Tensor
 from bayeskit.errors import OutputError
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
 
-__all__ = ["as_inference_data", "plain_attributes", "to_datasets", "write_netcdf"]
+__all__ = ["as_inference_data", "plain_attributes", "summary", "to_datasets", "write_netcdf"]
 
 
 def to_datasets(groups: dict[str, dict[str, Tensor]], attributes: dict[str, Any]) -> dict[str, xr.Dataset]:
@@ -43,6 +44,14 @@ def as_inference_data(datasets: dict[str, xr.Dataset]) -> Any:
 
         container = vars(arviz).get("InferenceData")
         return tree if container is None else container.from_datatree(tree)
+
+
+def summary(posterior: dict[str, Tensor], **settings: Any) -> pd.DataFrame:
+    """Return ArviZ's summary of sites ``(chains, draws, *shape)``."""
+    data = as_inference_data(to_datasets({"posterior": posterior}, {}))
+    import arviz
+
+    return arviz.summary(data, **settings)
 
 
 def write_netcdf(datasets: dict[str, xr.Dataset], path: str | Path) -> None:

@@ -101,6 +101,8 @@ class RunSettings:
         Checkpoint, time budget and progress bar.
     stream : str, optional
         Name of the random stream; ``description`` by default.
+    thinning : int, default 1
+        Transitions for each draw that is kept, after warm-up.
     """
 
     num_chains: int
@@ -111,9 +113,11 @@ class RunSettings:
     stop: Convergence | None = None
     control: Control = field(default_factory=Control)
     stream: str = ""
+    thinning: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        for name, least in (("num_chains", 1), ("num_warmup", 0), ("num_samples", 1), ("seed", None)):
+        least_of = (("num_chains", 1), ("num_warmup", 0), ("num_samples", 1), ("thinning", 1), ("seed", None))
+        for name, least in least_of:
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
         if not self.stream:
             object.__setattr__(self, "stream", self.description)
@@ -165,6 +169,10 @@ class Chains:
             return state, {}
         self._tuned = self._tuned or self.adaptation.tuned(state)
         state, info = self.adaptation.advance(self.target, state, self._tuned, generator)
+        for _ in range(self.settings.thinning - 1):
+            diverging = info.diverging
+            state, info = self.adaptation.advance(self.target, state, self._tuned, generator)
+            info = info._replace(diverging=info.diverging | diverging)  # a divergence between draws counts
         kernel = state.kernel
         row = {"position": kernel.position, "log_prior": kernel.log_prior, "log_likelihood": kernel.log_likelihood}
         return state, row | {k: v for k, v in info._asdict().items() if k not in _NOT_RECORDED}
@@ -200,6 +208,7 @@ class Chains:
             "seed": settings.seed,
             "stop": None if settings.stop is None else describe(settings.stop),
             "num_groups": adaptation.num_groups,
+            **({} if settings.thinning == 1 else {"thinning": settings.thinning}),
             "target_acceptance": adaptation.target_acceptance,
             "max_steps": adaptation.max_steps,
             "metric": adaptation.metric,
@@ -435,7 +444,8 @@ def run(
     SamplingWarning
         If the time budget or Ctrl-C ends the run after the first draw.
     """
-    chains = Chains(target, replace(adaptation, num_samples=settings.num_samples), settings, initial)
+    transitions = settings.num_samples * settings.thinning
+    chains = Chains(target, replace(adaptation, num_samples=transitions), settings, initial)
     algorithm: Algorithm = chains if prior is None else Tempering(chains, prior)
     generator = new_generator(settings.seed, target.device, settings.stream)
     outcome = drive(algorithm, settings.control, generator, target.device)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard, overload
 from uuid import uuid4
 
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.inputs import real_number, unknown_name, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.storage import as_output_folder
 from bayeskit.draws import Draws
@@ -287,6 +288,10 @@ def _arrived(target: Target, key: str) -> _RunGroup:
 # Posterior draws.
 
 
+_Initial = Tensor | Mapping[str, Any] | Literal["pathfinder", "prior", "uniform"]
+
+
+@overload
 def sample(
     target: Target,
     num_chains: int = 4,
@@ -297,7 +302,8 @@ def sample(
     kernel: Any = None,
     target_acceptance: float = 0.8,
     metric: MetricKind = "auto",
-    initial: Tensor | None = None,
+    initial: _Initial | None = None,
+    thinning: int = 1,
     stop: Convergence | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -305,6 +311,33 @@ def sample(
     num_groups: int = 1,
     num_jobs: int = 1,
     progress: bool = True,
+) -> Draws: ...
+
+
+@overload
+def sample(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Draws: ...
+
+
+def sample(
+    target: Target | Callable[..., Any],
+    *args: Any,
+    num_chains: int = 4,
+    num_warmup: int = 500,
+    num_samples: int = 1000,
+    seed: int = 0,
+    kernel: Any = None,
+    target_acceptance: float = 0.8,
+    metric: MetricKind = "auto",
+    initial: _Initial | None = None,
+    thinning: int = 1,
+    stop: Convergence | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    time_budget: float | None = None,
+    num_groups: int = 1,
+    num_jobs: int = 1,
+    progress: bool = True,
+    **kwargs: Any,
 ) -> Draws:
     """Draw from the posterior with batched Hamiltonian Monte Carlo.
 
@@ -313,7 +346,11 @@ def sample(
 
     Parameters
     ----------
-    target : Target
+    target : Target or callable
+        A target, or a Pyro model: ``sample(model, *args, **kwargs)`` makes ``Target.from_pyro(model, *args,
+        **kwargs)``, which the draws keep as ``draws.target``.
+    *args
+        Arguments of the model; for a target ``num_chains``, ``num_warmup`` and ``num_samples``, if given by position.
     num_chains : int, default 4
     num_warmup, num_samples : int, default 500 and 1000
         Iterations of each chain: adaptation (discarded), then draws (kept).
@@ -327,9 +364,14 @@ def sample(
         "auto" is dense up to 400 dimensions if the last window of warm-up has 2.5 draws per dimension, low-rank
         (variances and up to 32 directions of large correlation) up to 10,000 dimensions if it has 200 draws, and
         otherwise diagonal. The estimates use draws and gradients (Seyboldt, Carlson and Carpenter 2026).
-    initial : Tensor, optional
-        Unconstrained starting points, ``(d,)`` or ``(num_chains, d)``. By default each chain starts from the best of
-        ten prior draws and runs Pathfinder (Zhang et al. 2022) to a draw from its best normal approximation.
+    initial : mapping of str to Tensor, Tensor, "pathfinder", "prior" or "uniform", optional
+        Where chains start. Values of sites, each of the site's shape or with a leading dimension of chains; sites that
+        are left out start at prior draws. Or unconstrained points, ``(d,)`` or ``(num_chains, d)``. "prior" starts
+        each chain at a prior draw, "uniform" at an unconstrained point between -2 and 2. By default, "pathfinder",
+        each chain starts from the best of ten prior draws and runs Pathfinder (Zhang et al. 2022) to a draw from its
+        best normal approximation.
+    thinning : int, default 1
+        Every so many draws one is kept, ``num_samples`` in all.
     stop : Convergence, optional
         Early stopping rule, applied to each group separately.
     checkpoint : path, optional
@@ -347,6 +389,8 @@ def sample(
         ``num_groups`` changes the draws, ``num_jobs`` does not.
     progress : bool, default True
         Show a progress bar for runs longer than two seconds.
+    **kwargs
+        Keyword arguments of the model, and ``compile`` of :meth:`Target.from_pyro`.
 
     Returns
     -------
@@ -363,7 +407,10 @@ def sample(
     CheckpointError
         If the checkpoint is damaged or belongs to another run.
     SettingsError
-        If the kernel is tempered, there is nothing to run, or the chains cannot be divided equally.
+        If the kernel is tempered, there is nothing to run, or the chains cannot be divided equally; or if a target is
+        given together with arguments of a model.
+    ShapeError, DataError
+        If starting points have the wrong shape, or values of sites lie outside their support.
     BudgetError
         If the time budget ends before the first draw, in every group.
     WorkerError
@@ -383,29 +430,36 @@ def sample(
     ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
     ...     with pyro.plate("data", len(y)):
     ...         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
-    >>> target = bk.Target.from_pyro(model, torch.tensor([0.5, 1.5], dtype=torch.float64))
-    >>> draws = bk.sample(target, num_warmup=100, num_samples=200, seed=1)
-    >>> abs(float(draws.values()["mean"].mean()) - 2 / 3) < 0.15
+    >>> draws = bk.sample(model, torch.tensor([0.5, 1.5], dtype=torch.float64), num_warmup=100, num_samples=200, seed=1)
+    >>> abs(float(draws["mean"].mean()) - 2 / 3) < 0.15
     True
+
+    The same in two steps, with a target that other calls can use, too:
+
+    >>> target = bk.Target.from_pyro(model, torch.tensor([0.5, 1.5], dtype=torch.float64))
+    >>> bk.sample(target, num_chains=2, num_samples=100, initial={"mean": 0.5}, progress=False)
+    Draws(2 chains x 100 draws, dim 1, sites: mean)
     """
-    if not hasattr(target, "can_sample_prior"):
+    if _is_target(target):
+        named = {"num_chains": num_chains, "num_warmup": num_warmup, "num_samples": num_samples}
+        num_chains, num_warmup, num_samples = _by_position(args, kwargs, named)
+    elif callable(target):
+        target = Target.from_pyro(target, *args, seed=seed, **kwargs)
+    if not _is_target(target):
         raise SettingsError(
-            f"sample takes a Target, not a {type(target).__name__}; make one with Target.from_pyro(model, data)"
+            f"sample takes a Target or a Pyro model, not a {type(target).__name__}; pass the model and its arguments"
         )
     kernel = HMC() if kernel is None else kernel
     if isinstance(kernel, type) or not all(hasattr(kernel, name) for name in ("beta", "with_settings")):
         raise SettingsError(f"kernel must be HMC(...) or NUTS(...), not {kernel!r}")
-    if initial is not None:
-        try:
-            initial = torch.as_tensor(initial)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ShapeError("initial must be a tensor; convert values with target.unconstrain({...})") from error
     if not bool((torch.as_tensor(kernel.beta) == 1).all()):
         raise SettingsError("sample draws from the posterior, so its kernel needs beta=1; use sample_ladder to temper")
     num_chains, num_warmup = whole_number("num_chains", num_chains, 1), whole_number("num_warmup", num_warmup, 0)
     num_samples, seed = whole_number("num_samples", num_samples, 1), whole_number("seed", seed)
+    start = _starting_points(target, initial, num_chains, seed)
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
-    settings = RunSettings(num_chains, num_warmup, num_samples, "posterior", stop, control, "posterior", seed=seed)
+    counts = {"seed": seed, "thinning": thinning}
+    settings = RunSettings(num_chains, num_warmup, num_samples, "posterior", stop, control, "posterior", **counts)
     target_acceptance = real_number("target_acceptance", target_acceptance, between=(0, 1))
     num_groups, num_jobs = require_groups(num_groups, num_jobs, settings.num_chains, "chains", equal=True)
     adaptation = Adaptation(
@@ -416,17 +470,73 @@ def sample(
         metric=metric,
     )
     facts: dict[str, object] = {"num_warmup": num_warmup, "seed": seed, "target_acceptance": target_acceptance}
+    facts |= {} if thinning == 1 else {"thinning": settings.thinning}
     beta = torch.ones(num_chains, dtype=target.dtype, device=target.device)
     if num_groups == 1:
-        draws = as_draws(target, run(target, adaptation, settings, initial=initial), beta, kernel, facts)
+        draws = as_draws(target, run(target, adaptation, settings, initial=start), beta, kernel, facts)
     else:
-        points = _divided(initial, num_chains, num_groups, target.dim)
+        points = _divided(start, num_chains, num_groups, target.dim)
         groups = [Group(adaptation, num_chains // num_groups, own) for own in points]
         done = run_groups(target, groups, settings, num_jobs=num_jobs)
         draws = join_groups(target, done, beta.chunk(num_groups), kernel, facts | {"num_groups": num_groups})
     for problem in problems(draws, adaptation.max_steps):
         warnings.warn(problem, SamplingWarning, stacklevel=2)
     return draws
+
+
+def _is_target(given: Any) -> TypeGuard[Target]:
+    """Tell a target, or what wraps one, from a model."""
+    return hasattr(given, "can_sample_prior")
+
+
+def _by_position(args: tuple[Any, ...], kwargs: Mapping[str, Any], counts: dict[str, int]) -> list[int]:
+    """Return the counts of chains, warm-up and draws, given by position or by name; a typed error for anything else."""
+    if kwargs:
+        settings = [name for name in inspect.signature(sample).parameters if name not in ("target", "args", "kwargs")]
+        raise unknown_name("setting of sample with a Target", next(iter(kwargs)), settings)
+    if len(args) > len(counts):
+        raise SettingsError(
+            f"sample takes {', '.join(counts)} by position with a Target, not {args[len(counts)]!r:.40}; give other "
+            "settings by name, and arguments of a model to Target.from_pyro"
+        )
+    return [*args, *list(counts.values())[len(args) :]]
+
+
+def _starting_points(target: Target, initial: _Initial | None, num_chains: int, seed: int) -> Tensor | None:
+    """Return unconstrained starting points, ``(d,)`` or ``(chains, d)``; None for those of Pathfinder."""
+    if initial is None or isinstance(initial, str) and initial == "pathfinder":
+        return None
+    generator = new_generator(seed, stream="starting points")
+    if isinstance(initial, str):
+        if initial == "uniform":
+            between = 4.0 * torch.rand(num_chains, target.dim, generator=generator, dtype=torch.float64) - 2.0
+            return between.to(target.device, target.dtype)
+        if initial != "prior":
+            raise SettingsError(f"initial={initial!r} is unknown; take 'pathfinder', 'prior' or 'uniform'")
+        points = prior_positions(target, num_chains, generator)
+        if points is None:
+            raise SettingsError("initial='prior' needs prior draws, which this target does not have; take 'uniform'")
+        return points
+    if not isinstance(initial, Mapping):
+        try:
+            return torch.as_tensor(initial)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ShapeError("initial must be a mapping of site values, a tensor, or the name of a strategy") from error
+    shapes = {site.name: site.shape for site in target.sites}
+    if unknown := next((name for name in initial if name not in shapes), None):
+        raise unknown_name("site", unknown, list(shapes))
+    values = {name: torch.as_tensor(value, dtype=target.dtype, device=target.device) for name, value in initial.items()}
+    missing = [name for name in shapes if name not in values]
+    if missing:
+        points = prior_positions(target, num_chains, generator)
+        if points is None:
+            raise ShapeError(f"initial has no value for {', '.join(missing)}, and this target has no prior draws")
+        values = {name: value for name, value in target.constrain(points, False).items() if name in missing} | values
+    batched = {
+        name: value.expand(num_chains, *value.shape) if value.dim() == len(shapes[name]) else value
+        for name, value in values.items()
+    }
+    return target.unconstrain(batched)
 
 
 def _divided(initial: Tensor | None, num_chains: int, num_groups: int, dim: int) -> Sequence[Tensor | None]:

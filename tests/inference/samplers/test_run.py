@@ -1,3 +1,4 @@
+import math
 import os
 import random
 import signal
@@ -7,6 +8,8 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 
@@ -14,11 +17,13 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import (
     CheckpointError,
+    DataError,
     InitializationError,
     OutputError,
     SamplingWarning,
     SettingsError,
     ShapeError,
+    UnknownNameError,
 )
 from bayeskit.inference.samplers import (
     HMC,
@@ -35,6 +40,7 @@ from bayeskit.inference.samplers import (
     sample_with_pyro,
 )
 from bayeskit.inference.samplers.chains import Chains
+from bayeskit.inference.samplers.sampling import _starting_points
 
 SCRIPT = """
 import sys, torch, bayeskit as bk
@@ -243,10 +249,12 @@ def test_a_kernel_that_is_none_is_refused(kernel):
 
 def test_wrong_objects_are_named():
     target = exact.get("beta_binomial").target()
-    with pytest.raises(SettingsError, match="takes a Target"):
-        bk.sample(exact.beta_binomial_model)
-    with pytest.raises(ShapeError, match="unconstrain"):
-        bk.sample(target, initial={"p": torch.tensor(0.5)}, progress=False)
+    with pytest.raises(SettingsError, match="takes a Target or a Pyro model"):
+        bk.sample("beta_binomial")
+    with pytest.raises(SettingsError, match="by position with a Target, not 60"):
+        bk.sample(target, 4, 50, 50, 60)
+    with pytest.raises(UnknownNameError, match="did you mean 'num_chains'"):
+        bk.sample(target, num_chain=4)
     with pytest.raises(SettingsError, match="two chains"):
         bk.sample(target, 1, stop=Convergence(), progress=False)
 
@@ -290,3 +298,86 @@ def test_integers_of_numpy_are_as_good_and_checkpoints_take_them(tmp_path):
 def test_every_sampler_wants_whole_numbers(sampler, name):
     with pytest.raises(SettingsError, match=f"{name} must be a whole number"):
         sampler(exact.get("beta_binomial").target(), **{name: 16.0}, progress=False)
+
+
+def line(x, y, scale=1.0):
+    slope = pyro.sample("slope", dist.Normal(0.0, 2.0))
+    noise = pyro.sample("noise", dist.HalfNormal(1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(slope * x, scale * noise), obs=y)
+
+
+X = torch.linspace(-1, 1, 20, dtype=torch.float64)
+Y = 2 * X + 0.3 * torch.sin(20 * X)
+
+
+@pytest.fixture(scope="module")
+def line_target():
+    return bk.Target.from_pyro(line, X, Y, scale=2.0, compile=False)
+
+
+def test_a_model_with_its_arguments_is_its_target(line_target):
+    draws = bk.sample(line, X, Y, scale=2.0, compile=False, num_chains=2, num_warmup=50, num_samples=20, progress=False)
+    same = bk.sample(line_target, 2, 50, 20, progress=False)
+    assert torch.equal(draws.unconstrained, same.unconstrained)
+    assert draws.target.fingerprint() == line_target.fingerprint()
+
+
+def starts_of(target, initial, num_chains=3):
+    """The values of sites from which chains set out."""
+    return target.constrain(_starting_points(target, initial, num_chains, seed=0))
+
+
+def test_chains_start_where_they_are_told(line_target):
+    start = starts_of(line_target, {"slope": 0.5, "noise": [0.1, 0.2, 0.3]})
+    torch.testing.assert_close(start["slope"], torch.full((3,), 0.5, dtype=torch.float64), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(start["noise"], torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64), rtol=1e-6, atol=1e-6)
+    partly = starts_of(line_target, {"noise": 0.2})
+    torch.testing.assert_close(partly["noise"], torch.full((3,), 0.2, dtype=torch.float64), rtol=1e-6, atol=1e-6)
+    assert len(set(partly["slope"].tolist())) == 3
+    for strategy in ("prior", "uniform"):
+        one, again = starts_of(line_target, strategy), starts_of(line_target, strategy)
+        assert all(torch.equal(one[name], again[name]) and len(set(one[name].tolist())) == 3 for name in one)
+
+
+def test_named_starting_points_have_their_laws(line_target, limit):
+    prior, uniform = starts_of(line_target, "prior", 2000), starts_of(line_target, "uniform", 2000)
+    assert abs(prior["slope"].mean()) < limit(3) * 2.0 / math.sqrt(2000)
+    assert abs(uniform["slope"].mean()) < limit(3) * 4.0 / math.sqrt(12 * 2000)
+    assert uniform["slope"].abs().max() <= 2 and abs(prior["noise"].square().mean() - 1) < limit(3) * math.sqrt(
+        2 / 2000
+    )
+
+
+def test_the_default_start_is_that_of_pathfinder(line_target):
+    one, other = (bk.sample(line_target, 2, 20, 5, initial=how, progress=False) for how in (None, "pathfinder"))
+    assert torch.equal(one.unconstrained, other.unconstrained)
+
+
+def test_starting_points_that_cannot_be_are_named(line_target):
+    with pytest.raises(SettingsError, match="'pior' is unknown; take 'pathfinder'"):
+        bk.sample(line_target, initial="pior")
+    with pytest.raises(UnknownNameError, match="did you mean 'slope'"):
+        bk.sample(line_target, initial={"slop": 1.0})
+    with pytest.raises(DataError, match="'noise' lies outside its support"):
+        bk.sample(line_target, initial={"noise": -1.0})
+    with pytest.raises(ShapeError, match="'noise' has"):
+        bk.sample(line_target, initial={"noise": torch.ones(5, 2)}, num_chains=4)
+    flat = bk.Target.from_functions(lambda u: 0 * u[..., 0], lambda u: -u.square().sum(-1), 2)
+    with pytest.raises(SettingsError, match="needs prior draws"):
+        bk.sample(flat, initial="prior")
+
+
+def test_thinning_keeps_every_third_of_the_same_chain(line_target, tmp_path):
+    every = bk.sample(line_target, 2, 50, 30, progress=False)
+    third = bk.sample(line_target, 2, 50, 10, thinning=3, progress=False)
+    assert torch.equal(third.unconstrained, every.unconstrained[:, 2::3]) and third.settings["thinning"] == 3
+    assert third.num_gradients == every.num_gradients
+    by_hand = every.thin(3)
+    assert torch.equal(by_hand.unconstrained, third.unconstrained) and torch.equal(by_hand.log_prior, third.log_prior)
+    assert torch.equal(by_hand.sample_stats["energy"], third.sample_stats["energy"])
+    with pytest.raises(CheckpointError):
+        bk.sample(line_target, 2, 50, 10, thinning=3, checkpoint=tmp_path / "state", progress=False)
+        bk.sample(line_target, 2, 50, 10, checkpoint=tmp_path / "state", progress=False)
+    with pytest.raises(SettingsError, match="thinning"):
+        bk.sample(line_target, thinning=0)
