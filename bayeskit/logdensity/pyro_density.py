@@ -109,6 +109,7 @@ class PyroDensity:
                 "For plain densities use Target.from_functions"
             )
         self.model = model
+        self._takes_tables = any(hasattr(x, "columns") for x in (*args, *kwargs.values()))
         self.args, self.kwargs = arrays_as_tensors(args), arrays_as_tensors(kwargs)
         self.dtype, self.device = dtype_and_device((model, self.args, self.kwargs))
         self._first_available_dim = -1
@@ -230,6 +231,10 @@ class PyroDensity:
                 or str(error)
                 or "the model calls a function that is not implemented, such as the density of a distribution"
             )
+            if self._takes_tables:
+                what += (
+                    "; a data frame reaches the model as one tensor (rows, columns): pass columns, such as table['x']"
+                )
             raise ModelError(f"running the model once failed {place}{culprit(error)}: {what}") from error
         self._augments |= augmented.seen
         return reader.records, drawn

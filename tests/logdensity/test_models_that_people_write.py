@@ -264,6 +264,27 @@ def test_flat_priors_can_be_sampled_and_have_no_evidence(limit):
         evidence.bridge_sampling(target, draws)
 
 
+def test_a_data_frame_is_a_matrix_or_an_error_that_says_how():
+    table = pd.DataFrame({"x": [0.0, 1.0, 2.0], "z": [1.0, 0.0, 1.0]})
+    y = torch.tensor([0.5, 1.5, 2.5], dtype=torch.float64)
+
+    def linear(table, y):
+        slopes = pyro.sample("slopes", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(table @ slopes.to(table), 1.0), obs=y)
+
+    def by_name(table, y):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(slope * table["x"], 1.0), obs=y)
+
+    u = torch.tensor([[0.3, -0.2]], dtype=torch.float64)
+    matrix = bk.Target.from_pyro(linear, torch.tensor(table.to_numpy()), y, compile=False)
+    assert torch.equal(bk.Target.from_pyro(linear, table, y, compile=False).log_density(u), matrix.log_density(u))
+    with pytest.raises(ModelError, match=r"one tensor \(rows, columns\): pass columns, such as table\['x'\]"):
+        bk.Target.from_pyro(by_name, table, y)
+
+
 @pytest.mark.parametrize(
     ("support", "shape"),
     [(constraints.simplex, (3,)), (constraints.unit_interval, ()), (constraints.corr_cholesky, (2, 2))],
