@@ -7,7 +7,7 @@ from bayeskit._moved import answer_to_old_paths
 
 if TYPE_CHECKING:
     from bayeskit import errors, exact
-    from bayeskit.draws import Draws
+    from bayeskit.draws import Draws, prior_predictive
     from bayeskit.inference import evidence, objectives, samplers
     from bayeskit.inference.samplers import HMC, NUTS, sample
     from bayeskit.inference.training import Fit, fit
@@ -32,6 +32,7 @@ __all__ = [
     "exact",
     "fit",
     "objectives",
+    "prior_predictive",
     "sample",
     "samplers",
     "sbc",
@@ -53,6 +54,7 @@ __getattr__ = imported_when_used(
         "evidence": "bayeskit.inference",
         "fit": "bayeskit.inference.training",
         "objectives": "bayeskit.inference",
+        "prior_predictive": "bayeskit.draws",
         "sample": "bayeskit.inference.samplers",
         "samplers": "bayeskit.inference",
         "sbc": "bayeskit.workflows.simulation_based_calibration",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,16 +15,17 @@ from torch import Tensor
 from bayeskit.core.compatibility import as_inference_data, summary, to_datasets
 from bayeskit.core.inputs import unknown_name, whole_number
 from bayeskit.core.storage import load_tensors, save_tensors
-from bayeskit.errors import DrawsError, ModelError
+from bayeskit.errors import DrawsError, ModelError, ShapeError
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-__all__ = ["Draws", "as_numpy"]
+__all__ = ["Draws", "as_numpy", "prior_predictive"]
 
 _SAVED = ("unconstrained", "log_prior", "log_likelihood", "beta")
+_BY_DRAW = ("sample_stats", "posterior_predictive", "predictions")
 _ENDINGS = ("interrupted", "time budget", "finished", "converged")  # the worst first
 
 
@@ -50,6 +52,9 @@ class Draws:
         Settings of the run: sampler, warm-up, seed.
     target : Target, optional
         Target of the draws; needed to constrain them.
+    posterior_predictive, predictions : dict of Tensor
+        Data drawn from the model at each draw, for its own arguments and for new ones, each ``(chains, draws,
+        *shape)``; see :meth:`predictive`.
 
     Examples
     --------
@@ -71,6 +76,8 @@ class Draws:
     seconds: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
     target: Target | None = None
+    posterior_predictive: dict[str, Tensor] = field(default_factory=dict)
+    predictions: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.unconstrained.dim() != 3:
@@ -142,12 +149,8 @@ class Draws:
         """
         step = whole_number("step", step, 1)
         kept = torch.arange(self.num_draws - 1, -1, -step).flip(0).to(self.unconstrained.device)
-        return replace(
-            self,
-            **{name: getattr(self, name)[:, kept] for name in _SAVED if name != "beta"},
-            sample_stats={name: value[:, kept] for name, value in self.sample_stats.items()},
-            settings=self.settings | {"thinning": step * self.settings.get("thinning", 1)},
-        )
+        settings = self.settings | {"thinning": step * self.settings.get("thinning", 1)}
+        return replace(self, settings=settings, **self._picked(lambda x: x[:, kept]))
 
     def values(self, deterministic: bool = True) -> dict[str, Tensor]:
         """Return the sites' values, ``{site: (chains, draws, *shape)}``.
@@ -161,26 +164,140 @@ class Draws:
             raise DrawsError("these draws have no target; load them with Draws.load(path, target=target)")
         return self.target.constrain(self.unconstrained, deterministic=deterministic)
 
-    def to_arviz(self) -> Any:
+    def predictive(
+        self, *args: Any, seed: int | torch.Generator = 0, redraw: Collection[str] = (), **kwargs: Any
+    ) -> Draws:
+        """Return the same draws with data drawn from the model at each of them.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Other arguments for the model, such as new covariates, and data as placeholders of the shape that is to be
+            drawn, or None where the model then leaves them out. Without arguments, the model's own are used.
+        seed : int or torch.Generator, default 0
+        redraw : collection of str, optional
+            Latent sites that are drawn anew from their distributions, such as the effects of new groups.
+
+        Returns
+        -------
+        Draws
+            With ``posterior_predictive``, or with ``predictions`` where arguments are given: observed sites, discrete
+            and redrawn sites and, in predictions, deterministic sites, each ``(chains, draws, *shape)``. They go on to
+            ArviZ's groups of these names.
+
+        Raises
+        ------
+        DrawsError
+            If the draws were loaded without their target.
+        ModelError, ShapeError, UnsupportedSiteError, UnknownNameError
+            As :meth:`Target.predictive`.
+
+        Examples
+        --------
+        >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+        >>> def model(x, y):
+        ...     slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        ...     with pyro.plate("data", len(x)):
+        ...         pyro.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+        >>> x = torch.linspace(-1.0, 1.0, 20)
+        >>> draws = bk.sample(model, x, 2 * x, num_samples=200, progress=False)
+        >>> draws.predictive().posterior_predictive["y"].shape
+        torch.Size([4, 200, 20])
+        >>> draws.predictive(torch.tensor([2.0, 3.0]), None).predictions["y"].shape
+        torch.Size([4, 200, 2])
+        """
+        if self.target is None:
+            raise DrawsError("these draws have no target; load them with Draws.load(path, target=target)")
+        found = self.target.predictive(self.unconstrained, *args, seed=seed, redraw=redraw, **kwargs)
+        return replace(self, predictions=found) if args or kwargs else replace(self, posterior_predictive=found)
+
+    def to_arviz(
+        self,
+        *,
+        prior: Draws | None = None,
+        coords: Mapping[str, Sequence[Any]] | None = None,
+        dims: Mapping[str, Sequence[str]] | None = None,
+    ) -> Any:
         """Return the draws for ArviZ: ``InferenceData`` on ArviZ 0.x, ``xarray.DataTree`` on 1.x.
 
-        Groups are ``posterior`` (constrained sites and deterministic sites),
-        ``sample_stats`` (``lp``, ``diverging``, ``acceptance_rate``, ``energy``, ``n_steps``,
-        ``step_size``, ``log_prior``, ``log_likelihood``) and, where the likelihood of
-        single observations is known, ``log_likelihood``.
-        """
-        return as_inference_data(self.to_datasets())
+        Groups are ``posterior`` (constrained sites and deterministic sites), ``sample_stats`` (``lp``, ``diverging``,
+        ``acceptance_rate``, ``energy``, ``n_steps``, ``step_size``, ``log_prior``, ``log_likelihood``), ``log_prior``
+        (of the constrained values), where known ``log_likelihood`` of single observations, ``observed_data`` and
+        ``constant_data``, and ``posterior_predictive`` and ``predictions`` after :meth:`predictive`. Prior draws have
+        ``prior`` and ``prior_predictive``. Dimensions have the names of their plates.
 
-    def to_datasets(self) -> dict[str, xr.Dataset]:
-        """Return the groups of :meth:`to_arviz`, each as an ``xarray.Dataset``."""
+        Parameters
+        ----------
+        prior : Draws, optional
+            Of :func:`bayeskit.prior_predictive`; adds its groups.
+        coords : mapping of str to sequence, optional
+            Labels along dimensions, such as ``{"group": ["A", "B"]}``; by default numbers from 0.
+        dims : mapping of str to sequence of str, optional
+            Names of the last dimensions of a site, where plates do not name them.
+
+        Raises
+        ------
+        ShapeError
+            If labels or names do not fit the sites.
+        """
+        return as_inference_data(self.to_datasets(prior=prior, coords=coords, dims=dims))
+
+    def to_datasets(
+        self,
+        *,
+        prior: Draws | None = None,
+        coords: Mapping[str, Sequence[Any]] | None = None,
+        dims: Mapping[str, Sequence[str]] | None = None,
+    ) -> dict[str, xr.Dataset]:
+        """Return the groups of :meth:`to_arviz`, each as an ``xarray.Dataset``; arguments as there."""
+        facts = {"sampling_time": float(self.seconds), "num_gradients": int(self.num_gradients)} | self.settings
+        names = self._names(dims or {})
+        if bool((self.beta == 0).all()):
+            groups = {"prior": self._posterior(), "prior_predictive": self.posterior_predictive}
+            return to_datasets(groups, facts, names, coords)
         stats = {"lp": self.log_density, "log_prior": self.log_prior, "log_likelihood": self.log_likelihood}
         groups = {
             "posterior": self._posterior(),
             "sample_stats": stats | self.sample_stats,
             "log_likelihood": self._pointwise(),
+            "log_prior": self._log_prior(),
+            "posterior_predictive": self.posterior_predictive,
         }
-        facts = {"sampling_time": float(self.seconds), "num_gradients": int(self.num_gradients)}
-        return to_datasets(groups, facts | self.settings)
+        datasets = to_datasets(groups, facts, names, coords)
+        # New data have labels of their own, unless they are as many.
+        sizes = {
+            plate: size
+            for site, value in self.predictions.items()
+            for plate, size in zip(names.get(site, ()), value.shape[2:], strict=False)
+        }
+        fitting = {plate: labels for plate, labels in (coords or {}).items() if len(labels) == sizes.get(plate)}
+        datasets |= to_datasets({"predictions": self.predictions}, facts, names, fitting)
+        if self.target is not None:
+            observed, constant = self.target.named_data()
+            data = {"observed_data": observed, "constant_data": constant}
+            datasets |= to_datasets(data, facts, names, coords, sampled=False)
+        return datasets | ({} if prior is None else prior.to_datasets(coords=coords, dims=dims))
+
+    def _names(self, given: Mapping[str, Sequence[str]]) -> dict[str, tuple[str | None, ...]]:
+        """Return names of the dimensions of sites: of their plates, or as given."""
+        names = {} if self.target is None else dict(self.target.dimensions())
+        for name, last in given.items():
+            own = names.get(name)
+            if own is None:
+                raise unknown_name("site", name, list(names))
+            if len(last) > len(own):
+                raise ShapeError(f"dims names {len(last)} dimensions of site {name!r}, which has {len(own)}")
+            names[name] = (*own[: len(own) - len(last)], *last)
+        return names
+
+    def _log_prior(self) -> dict[str, Tensor]:
+        """Return the log prior density of the constrained values, which is what ArviZ scales by powers."""
+        if self.target is None:
+            return {}
+        try:
+            return {"log_prior": self.log_prior - self.target.log_jacobian(self.unconstrained)}
+        except ModelError:
+            return {}
 
     def _posterior(self) -> dict[str, Tensor]:
         return {"u": self.unconstrained} if self.target is None else self.values()
@@ -202,11 +319,12 @@ class Draws:
             Indices, or a boolean for each chain.
         """
         index = torch.as_tensor(chains, device=self.unconstrained.device)
-        return replace(
-            self,
-            **{name: getattr(self, name)[index] for name in _SAVED},
-            sample_stats={name: value[index] for name, value in self.sample_stats.items()},
-        )
+        return replace(self, beta=self.beta[index], **self._picked(lambda x: x[index]))
+
+    def _picked(self, pick: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """Return a part of everything that has chains and draws."""
+        whole: dict[str, Any] = {name: pick(getattr(self, name)) for name in _SAVED if name != "beta"}
+        return whole | {part: {name: pick(x) for name, x in getattr(self, part).items()} for part in _BY_DRAW}
 
     @classmethod
     def join(cls, parts: Sequence[Draws]) -> Draws:
@@ -242,17 +360,24 @@ class Draws:
             raise DrawsError("there is nothing to join; pass at least one Draws")
         target = _common_target(parts)
         count = min(part.num_draws for part in parts)
-        names = [name for name in parts[0].sample_stats if all(name in part.sample_stats for part in parts)]
+
+        def joined(kind: str) -> dict[str, Tensor]:
+            whole = [getattr(part, kind) for part in parts]
+            names = [name for name in whole[0] if all(name in one for one in whole)]
+            return {name: torch.cat([one[name][:, one[name].shape[1] - count :] for one in whole]) for name in names}
+
         return cls(
             torch.cat([part.unconstrained[:, part.num_draws - count :] for part in parts]),
             torch.cat([part.log_prior[:, part.num_draws - count :] for part in parts]),
             torch.cat([part.log_likelihood[:, part.num_draws - count :] for part in parts]),
             torch.cat([part.beta for part in parts]),
-            {n: torch.cat([part.sample_stats[n][:, part.num_draws - count :] for part in parts]) for n in names},
+            joined("sample_stats"),
             sum(part.num_gradients for part in parts),
             sum(part.seconds for part in parts),
             _joint_settings([part.settings for part in parts]),
             target,
+            joined("posterior_predictive"),
+            joined("predictions"),
         )
 
     def save(self, path: str | Path) -> None:
@@ -264,7 +389,7 @@ class Draws:
             If the file cannot be written.
         """
         tensors = {name: getattr(self, name) for name in _SAVED}
-        tensors |= {f"sample_stats.{k}": v for k, v in self.sample_stats.items()}
+        tensors |= {f"{part}.{name}": x for part in _BY_DRAW for name, x in getattr(self, part).items()}
         facts = {
             "kind": "draws",
             "num_gradients": self.num_gradients,
@@ -296,10 +421,13 @@ class Draws:
             raise DrawsError(f"{path} contains no draws; pass a file written by Draws.save")
         if target is not None and facts["model"] is not None and facts["model"] != target.fingerprint():
             raise DrawsError(f"the draws in {path} come from another model or other data")
-        stats = {k.removeprefix("sample_stats."): v for k, v in tensors.items() if k.startswith("sample_stats.")}
+        saved: dict[str, Any] = {part: {} for part in _BY_DRAW}
+        for key, tensor in tensors.items():
+            part, _, name = key.partition(".")
+            if part in _BY_DRAW:
+                saved[part][name] = tensor
         return cls(
-            **{name: tensors[name] for name in _SAVED},
-            sample_stats=stats,
+            **saved | {name: tensors[name] for name in _SAVED},
             num_gradients=facts["num_gradients"],
             seconds=facts["seconds"],
             settings=facts["settings"],
@@ -314,6 +442,54 @@ class Draws:
         sites = [] if self.target is None else [site.name for site in self.target.sites]
         shown = sites if len(sites) <= 6 else [*sites[:5], f"{len(sites) - 5} more"]
         return f"dim {self.unconstrained.shape[-1]}" + (f", sites: {', '.join(shown)}" if shown else "")
+
+
+def prior_predictive(
+    model: Target | Callable[..., Any], *args: Any, num_draws: int = 1000, seed: int = 0, **kwargs: Any
+) -> Draws:
+    """Draw parameters from the prior, and data from the model at these.
+
+    Parameters
+    ----------
+    model : Target or callable
+        A target, or a Pyro model, which is called with ``*args`` and ``**kwargs``.
+    *args, **kwargs
+        Arguments of the model.
+    num_draws : int, default 1000
+    seed : int, default 0
+
+    Returns
+    -------
+    Draws
+        One chain at inverse temperature 0, with the data in ``posterior_predictive``; for ArviZ the groups ``prior``
+        and ``prior_predictive``, which ``draws.to_arviz(prior=...)`` joins with those of posterior draws.
+
+    Raises
+    ------
+    SettingsError
+        If a prior is flat or masked.
+    ModelError, UnsupportedSiteError
+        If the model fails, or data of a site cannot be drawn.
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> def model(x, y):
+    ...     slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("data", len(x)):
+    ...         pyro.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+    >>> x = torch.linspace(-1.0, 1.0, 20)
+    >>> prior = bk.prior_predictive(model, x, 2 * x, num_draws=500)
+    >>> prior["slope"].shape, prior.posterior_predictive["y"].shape
+    (torch.Size([1, 500]), torch.Size([1, 500, 20]))
+    """
+    begin = time.monotonic()
+    target = model if isinstance(model, Target) else Target.from_pyro(model, *args, seed=seed, **kwargs)
+    u = target.sample_prior(whole_number("num_draws", num_draws, 1), seed=seed).unsqueeze(0)
+    log_prior, log_likelihood = target.evaluate(u)
+    beta, settings = torch.zeros(1, dtype=target.dtype, device=target.device), {"sampler": "prior", "seed": seed}
+    draws = Draws(u, log_prior, log_likelihood, beta, settings=settings, target=target).predictive(seed=seed)
+    return replace(draws, seconds=time.monotonic() - begin)
 
 
 def _joint_settings(settings: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 import warnings
 from dataclasses import replace
 
+import matplotlib.pyplot
 import numpy as np
 import pyro
 import pyro.distributions as dist
@@ -10,7 +11,7 @@ import xarray as xr
 
 import bayeskit as bk
 from bayeskit.core.compatibility import as_inference_data, write_netcdf
-from bayeskit.errors import CheckpointError, DrawsError, OutputError, SettingsError, UnknownNameError
+from bayeskit.errors import CheckpointError, DrawsError, OutputError, SettingsError, ShapeError, UnknownNameError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)
@@ -45,7 +46,7 @@ def test_arviz_reads_every_group(draws):
     stats = set(data.sample_stats.data_vars)
     assert stats >= {"lp", "diverging", "acceptance_rate", "energy", "n_steps", "step_size"}
     assert data.log_likelihood["y"].shape == (2, 50, 3)
-    np.testing.assert_allclose(data.log_likelihood["y"].sum("y_dim_0").values, draws.log_likelihood.numpy(), rtol=1e-12)
+    np.testing.assert_allclose(data.log_likelihood["y"].sum("data").values, draws.log_likelihood.numpy(), rtol=1e-12)
     summary = arviz.summary(data, hdi_prob=0.9)
     assert {"mean", "scale[0]", "scale[1]", "ratio"} <= set(summary.index)
     with warnings.catch_warnings():
@@ -189,3 +190,63 @@ def test_thinning_counts_from_the_last_draw(summarised):
 @pytest.fixture(scope="module")
 def summarised():
     return bk.sample(bk.exact.get("beta_binomial").target(), 4, 50, 100, progress=False)
+
+
+@pytest.fixture(scope="module")
+def predicted():
+    y = torch.linspace(-2, 2, 5)
+    draws = bk.sample(bk.Target.from_pyro(model, y), 4, 200, 100, target_acceptance=0.95, progress=False)
+    return draws.predictive(seed=1).predictive(torch.zeros(3), seed=2)
+
+
+def test_predictions_go_where_draws_go(predicted, tmp_path):
+    assert predicted.posterior_predictive["y"].shape == (4, 100, 5) and predicted.predictions["y"].shape == (4, 100, 3)
+    assert "ratio" in predicted.predictions and "ratio" not in predicted.posterior_predictive
+    predicted.save(tmp_path / "draws")
+    kinds = ("posterior_predictive", "predictions")
+    for kind in kinds:
+        whole = getattr(predicted, kind)["y"]
+        assert torch.equal(getattr(bk.Draws.load(tmp_path / "draws"), kind)["y"], whole)
+        assert torch.equal(getattr(predicted.select([1, 2]), kind)["y"], whole[1:3])
+        assert torch.equal(getattr(predicted.thin(10), kind)["y"], whole[:, 9::10])
+        assert torch.equal(getattr(bk.Draws.join([predicted, predicted]), kind)["y"], torch.cat([whole, whole]))
+    with pytest.raises(DrawsError, match="no target"):
+        bk.Draws.load(tmp_path / "draws").predictive()
+
+
+def test_arviz_has_all_groups_with_named_dimensions(predicted):
+    prior = bk.prior_predictive(predicted.target, num_draws=50)
+    groups = predicted.to_datasets(prior=prior, coords={"data": list("abcde")}, dims={"scale": ["part"]})
+    assert groups.keys() == {
+        *("posterior", "sample_stats", "log_likelihood", "log_prior", "posterior_predictive", "predictions"),
+        *("observed_data", "prior", "prior_predictive"),
+    }
+    assert groups["posterior_predictive"]["y"].dims == ("chain", "draw", "data")
+    assert groups["observed_data"]["y"].dims == ("data",)
+    assert groups["observed_data"]["data"].values.tolist() == list("abcde")
+    assert groups["posterior"]["scale"].dims == groups["prior"]["scale"].dims == ("chain", "draw", "part")
+    # Of the constrained values: without the Jacobian, by the densities themselves.
+    value = predicted.values()
+    exact = dist.Normal(0.0, 1.0).log_prob(value["mean"]) + dist.HalfNormal(1.0).log_prob(value["scale"]).sum(-1)
+    found = torch.from_numpy(groups["log_prior"]["log_prior"].values)
+    torch.testing.assert_close(found, exact.to(found), rtol=1e-4, atol=1e-4)
+
+
+def test_names_and_labels_that_do_not_fit_are_named(predicted):
+    with pytest.raises(ShapeError, match="2 labels for dimension 'data', whose size is 5"):
+        predicted.to_arviz(coords={"data": ["a", "b"]})
+    with pytest.raises(UnknownNameError, match="did you mean 'scale'"):
+        predicted.to_arviz(dims={"scal": ["part"]})
+    with pytest.raises(ShapeError, match="names 2 dimensions of site 'scale', which has 1"):
+        predicted.to_arviz(dims={"scale": ["part", "other"]})
+
+
+@pytest.mark.filterwarnings("ignore")  # of ArviZ and Matplotlib
+def test_arviz_plots_and_scores_from_one_call(predicted):
+    data = predicted.to_arviz(prior=bk.prior_predictive(predicted.target, num_draws=50))
+    arviz.plot_trace(data, var_names=["mean"])
+    assert np.isfinite(float(arviz.loo(data).elpd_loo))
+    if hasattr(arviz, "plot_ppc"):
+        arviz.plot_ppc(data, num_pp_samples=10)
+        arviz.plot_loo_pit(data, y="y")
+    matplotlib.pyplot.close("all")

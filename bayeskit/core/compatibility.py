@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from bayeskit.errors import OutputError
+from bayeskit.errors import OutputError, ShapeError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,10 +20,22 @@ if TYPE_CHECKING:
 __all__ = ["as_inference_data", "plain_attributes", "summary", "to_datasets", "write_netcdf"]
 
 
-def to_datasets(groups: dict[str, dict[str, Tensor]], attributes: dict[str, Any]) -> dict[str, xr.Dataset]:
-    """Return a dataset for each group of tensors ``(chains, draws, *shape)``, with ArviZ's dimension names."""
-    plain = plain_attributes(attributes)
-    return {name: _dataset(variables, plain) for name, variables in groups.items() if variables}
+def to_datasets(
+    groups: dict[str, dict[str, Tensor]],
+    attributes: dict[str, Any],
+    dims: Mapping[str, Sequence[str | None]] | None = None,
+    coords: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    sampled: bool = True,
+) -> dict[str, xr.Dataset]:
+    """Return a dataset for each group of tensors ``(chains, draws, *shape)``, with ArviZ's dimension names.
+
+    ``dims`` names the dimensions of variables, None where they have no name, and ``coords`` labels along them;
+    ShapeError if these do not fit. Without ``sampled``, tensors have neither chains nor draws.
+    """
+    plain, dims, coords = plain_attributes(attributes), dims or {}, coords or {}
+    made = {name: _dataset(x, plain, dims, coords, sampled) for name, x in groups.items() if x}
+    return made
 
 
 def plain_attributes(facts: dict[str, Any]) -> dict[str, str | int | float]:
@@ -70,18 +82,37 @@ def write_netcdf(datasets: dict[str, xr.Dataset], path: str | Path) -> None:
         ) from error
 
 
-def _dataset(variables: dict[str, Tensor], attributes: dict[str, Any]) -> xr.Dataset:
+def _dataset(
+    variables: dict[str, Tensor],
+    attributes: dict[str, Any],
+    dims: Mapping[str, Sequence[str | None]],
+    coords: Mapping[str, Sequence[Any]],
+    sampled: bool,
+) -> xr.Dataset:
     import xarray as xr
 
+    first = ["chain", "draw"] if sampled else []
     data: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
     for site, tensor in variables.items():
         # A slash becomes a dot, ``chain`` and ``draw`` take an underscore; the attribute ``site`` keeps the name.
         name = _allowed(site, variables.keys() | data.keys())
         array = tensor.detach().cpu().numpy()
-        dims = ["chain", "draw"] + [f"{name}_dim_{i}" for i in range(array.ndim - 2)]
-        data[name] = (dims, array, {} if name == site else {"site": site})
-    chains, count = next(iter(variables.values())).shape[:2]
-    return xr.Dataset(data, coords={"chain": range(chains), "draw": range(count)}, attrs=attributes)
+        shape = array.shape[len(first) :]
+        given = dims.get(site, ())
+        own = [
+            named if named and len(given) == len(shape) and sizes.setdefault(named, size) == size else f"{name}_dim_{i}"
+            for i, (named, size) in enumerate(zip([*given, *[None] * len(shape)], shape, strict=False))
+        ]
+        data[name] = (first + own, array, {} if name == site else {"site": site})
+    labels: dict[str, Any] = {name: coords.get(name, range(size)) for name, size in sizes.items()}
+    for name, size in sizes.items():
+        if len(labels[name]) != size:
+            raise ShapeError(f"coords has {len(labels[name])} labels for dimension {name!r}, whose size is {size}")
+    if sampled:
+        chains, count = next(iter(variables.values())).shape[:2]
+        labels |= {"chain": range(chains), "draw": range(count)}
+    return xr.Dataset(data, coords=labels, attrs=attributes)
 
 
 def _allowed(site: str, taken: Iterable[str]) -> str:

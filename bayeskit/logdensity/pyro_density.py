@@ -21,7 +21,7 @@ from torch import Tensor
 from bayeskit.core.inputs import arrays_as_tensors, lists_as_tensors
 from bayeskit.core.randomness import defaults, global_stream
 from bayeskit.core.torch_internals import is_batched
-from bayeskit.errors import DataError, ModelError, SettingsError, UnsupportedSiteError
+from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, UnsupportedSiteError
 from bayeskit.logdensity.enumeration import EnumeratedDimensions, Factor, align, couplings, eliminate, pack, sum_product
 from bayeskit.logdensity.pyro_distributions import AugmentedAssignment, batchable_distributions, draw_values
 from bayeskit.logdensity.pyro_runs import (
@@ -131,6 +131,7 @@ class PyroDensity:
         self.data = [r.value for r in records.values() if r.kind == "observed"] + tensors_in(arguments)
         self._deterministic_shapes = {n: r.value.shape for n, r in records.items() if r.kind == "deterministic"}
         self.sites = self._layout(records, drawn)
+        self._dimensions = {name: _plates_of(record, drawn.get(name)) for name, record in records.items()}
         self.dim = self.sites[-1].stop if self.sites else 0
         if self.dim == 0:
             raise ModelError("the model has no continuous latent site, so there is nothing to sample")
@@ -144,6 +145,40 @@ class PyroDensity:
         with global_stream(generator), self._globals(validate=False), torch.no_grad(), simulator:
             self.model(*self.args, **self.kwargs)
         return Simulation(simulator.latent, simulator.observed)
+
+    def predict(
+        self,
+        values: Mapping[str, Tensor],
+        redrawn: Collection[str],
+        args: tuple[Any, ...] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Tensor]:
+        """Run the model at values of its latent sites, and draw all else: data, discrete and deterministic sites.
+
+        With ``args`` the model is called with these; ShapeError if a latent site has another shape then.
+        """
+        simulator = _Simulator(self._constants.params, self._draw, values, redrawn)
+        with self._globals(validate=False), torch.no_grad(), batchable_distributions(), simulator:
+            if args is None:
+                self.model(*self.args, **self.kwargs)
+            else:
+                self.model(*args, **(kwargs or {}))
+        again = {} if args is None else simulator.deterministic
+        return simulator.observed | simulator.discrete | simulator.latent | again
+
+    def dimensions(self) -> dict[str, tuple[str | None, ...]]:
+        """Return the plate along each dimension of each site's value, None where there is none."""
+        return self._dimensions
+
+    def named_data(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the data of the observed sites, and the tensors among the arguments that are not these data."""
+        observed = dict(zip(self.observed_sites, self.data, strict=False))
+        try:
+            given = signature(self.model).bind(*self.args, **self.kwargs).arguments
+        except (TypeError, ValueError):
+            given = {f"argument_{number}": value for number, value in enumerate(self.args)} | dict(self.kwargs)
+        seen = {id(value) for value in observed.values()}
+        return observed, {k: v for k, v in given.items() if isinstance(v, Tensor) and id(v) not in seen}
 
     def given_observed(self, observed: Mapping[str, Tensor]) -> PyroDensity:
         """Return the same model with other data at its observed sites."""
@@ -887,27 +922,63 @@ class Simulation(NamedTuple):
     observed: dict[str, Tensor]  # in place of each observed site's data
 
 
-class _Simulator(Messenger):
-    """Draw the observed sites as well as the latent ones."""
+def _plates_of(record: Record, fn: Any) -> tuple[str | None, ...]:
+    """Return the plate along each dimension of a site's value."""
+    shape = record.value.shape
+    if fn is not None:
+        batch = len(shape) - fn.event_dim
+    else:
+        batch = 0 if record.log_prob is None else min(record.log_prob.dim(), len(shape))
+    names = {frame.dim: frame.name for frame in record.plates if frame.dim is not None}
+    sizes = {frame.dim: frame.size for frame in record.plates}
+    own = [names.get(i - batch) if sizes.get(i - batch) == shape[i] else None for i in range(batch)]
+    return (*own, *[None] * (len(shape) - batch))
 
-    def __init__(self, params: Mapping[str, Tensor], draw: Callable[[Any], Tensor]) -> None:
+
+class _Simulator(Messenger):
+    """Draw the observed sites as well as the latent ones that are not given."""
+
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        draw: Callable[[Any], Tensor],
+        given: Mapping[str, Tensor] | None = None,
+        redrawn: Collection[str] = (),
+    ) -> None:
         super().__init__()
         self.params, self.draw = params, draw
+        self.given = {name: value for name, value in (given or {}).items() if name not in redrawn}
         self.latent: dict[str, Tensor] = {}
         self.observed: dict[str, Tensor] = {}
+        self.deterministic: dict[str, Tensor] = {}
+        self.discrete: dict[str, Tensor] = {}
 
     def _pyro_param(self, msg: Any) -> None:
         msg["value"], msg["done"] = self.params[msg["name"]], True
 
     def _pyro_sample(self, msg: Any) -> None:
         name, fn = msg["name"], msg["fn"]
-        if isinstance(fn, _Subsample) or is_deterministic(msg):
+        if isinstance(fn, _Subsample):
             return
-        if msg["is_observed"]:
+        if is_deterministic(msg):
+            self.deterministic[name] = msg["value"]
+        elif name in self.given:
+            needed = fn.batch_shape + fn.event_shape
+            if self.given[name].shape != needed:
+                raise ShapeError(
+                    f"site {name!r} has shape {tuple(needed)} with these arguments and {tuple(self.given[name].shape)} "
+                    f"in the draws; redraw=[{name!r}] draws it anew from its distribution"
+                )
+            msg["value"] = self.given[name]
+        elif msg["is_observed"]:
             _refuse_what_is_no_distribution(msg)
             msg["value"] = self.observed[name] = _draw_like(name, fn, msg["value"])
         elif not is_enumerated(msg) and msg["value"] is None:
             msg["value"] = self.latent[name] = self.draw(fn)
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if is_enumerated(msg):
+            self.discrete[msg["name"]] = msg["value"]
 
 
 def _refuse_what_is_no_distribution(msg: Any) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayeskit.core.randomness import new_generator, one_thread
-from bayeskit.errors import ModelError, SettingsError, ShapeError, SlowModelWarning
+from bayeskit.core.inputs import arrays_as_tensors, unknown_name
+from bayeskit.core.randomness import global_stream, new_generator, one_thread
+from bayeskit.errors import BayeskitError, ModelError, SettingsError, ShapeError, SlowModelWarning
 from bayeskit.logdensity import compiling as _evaluation
 from bayeskit.logdensity.compiling import Cost, Evaluation, Evaluator
 from bayeskit.logdensity.density import (
@@ -35,6 +36,8 @@ from bayeskit.logdensity.tracing import UNTRACEABLE, FailingApart, first_line
 
 __all__ = ["Evaluation", "PriorSampler", "Site", "Target", "can_be_batched"]
 
+
+_PREDICTED_TOGETHER = 1000  # vectors whose data are drawn in one batch
 
 PriorSampler = Callable[[int, torch.Generator], Tensor]
 
@@ -397,6 +400,88 @@ class Target:
                     with FailingApart():
                         parts.append(batched(rows))
         return gather(parts, batch)
+
+    def predictive(
+        self, u: Tensor, *args: Any, seed: int | torch.Generator = 0, redraw: Collection[str] = (), **kwargs: Any
+    ) -> dict[str, Tensor]:
+        """Draw data from the model at given parameters, ``(*batch, d) -> {site: (*batch, *shape)}``.
+
+        Parameters
+        ----------
+        u : Tensor
+            Unconstrained vectors, shape ``(*batch, d)``.
+        *args, **kwargs
+            Other arguments for the model, such as new covariates; by default its own. Data that the model takes are
+            given with the shape that is to be drawn, or as None where the model then leaves them out.
+        seed : int or torch.Generator, default 0
+        redraw : collection of str, optional
+            Latent sites that are drawn anew, such as the effects of new groups.
+
+        Returns
+        -------
+        dict of str to Tensor
+            Of the observed sites, of discrete and redrawn sites and, for new arguments, of deterministic sites.
+
+        Raises
+        ------
+        ModelError
+            If the target was made from functions, or the model fails with these arguments.
+        ShapeError
+            If a latent site has another shape with these arguments.
+        UnsupportedSiteError
+            If the data of a site cannot be drawn, as those of a factor.
+        UnknownNameError
+            If a site to be redrawn does not exist.
+
+        Examples
+        --------
+        >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+        >>> def model(x, y):
+        ...     slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        ...     with pyro.plate("data", len(x)):
+        ...         pyro.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+        >>> target = bk.Target.from_pyro(model, torch.zeros(3), torch.zeros(3))
+        >>> target.predictive(torch.zeros(10, 1), torch.arange(5.0), None)["y"].shape
+        torch.Size([10, 5])
+        """
+        density = self.density
+        if not isinstance(density, PyroDensity):
+            raise ModelError("data can be drawn from a Pyro model only, and this target was made from functions")
+        for name in redraw:
+            if name not in (known := [site.name for site in self.sites]):
+                raise unknown_name("latent site", name, known)
+        given = (arrays_as_tensors(args), arrays_as_tensors(kwargs)) if args or kwargs else (None, None)
+        u = self._checked(u)
+        flat = u.reshape(-1, self.dim)
+        generator = new_generator(seed, stream="predictive")
+
+        def one(row: Tensor) -> dict[str, Tensor]:
+            return density.predict(density.values(row, False), redraw, *given)
+
+        with global_stream(generator), one_thread():
+            try:
+                chunks = flat.split(_PREDICTED_TOGETHER)
+                parts = [torch.func.vmap(one, randomness="different")(rows) for rows in chunks]
+            except UNTRACEABLE:  # a distribution that cannot be drawn in a batch, or a model that fails
+                parts = [lift(self._predicted(one, row)) for row in flat]
+        return gather(parts, u.shape[:-1])
+
+    @staticmethod
+    def _predicted(one: Callable[[Tensor], dict[str, Tensor]], row: Tensor) -> dict[str, Tensor]:
+        try:
+            return one(row)
+        except UNTRACEABLE as error:
+            if isinstance(error, BayeskitError):
+                raise
+            raise ModelError(f"the model fails with these arguments{place_of(error)}: {error}") from error
+
+    def dimensions(self) -> dict[str, tuple[str | None, ...]]:
+        """Return the plate along each dimension of each site's value, None where there is none."""
+        return self.density.dimensions() if isinstance(self.density, PyroDensity) else {}
+
+    def named_data(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the data of the observed sites, and the other tensors among the model's arguments, by name."""
+        return self.density.named_data() if isinstance(self.density, PyroDensity) else ({}, {})
 
     # -- moving between spaces --------------------------------------------------------------
 

@@ -132,8 +132,7 @@ class Ladder:
 
         Groups are those of :meth:`Draws.to_arviz` at ``beta = 1``, and ``prior`` with the draws at ``beta = 0``.
         """
-        prior = {"prior": self.prior.to_datasets()["posterior"]}
-        return as_inference_data(self.posterior.to_datasets() | prior)
+        return as_inference_data(self.posterior.to_datasets(prior=self.prior))
 
     @property
     def log_likelihood(self) -> Tensor:
