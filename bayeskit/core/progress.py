@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import signal
 import sys
 import threading
@@ -26,10 +27,13 @@ class Bar:
     """Count steps towards a total, if one is known; draws itself at most five times a second."""
 
     def __init__(self, description: str, total: int | None, enabled: bool) -> None:
-        self._description, self._total, self._enabled = description, total, enabled
+        self._notebook = enabled and not sys.stderr.isatty() and _is_notebook()
+        self._description, self._total = description, total
+        self._enabled = enabled and (self._notebook or sys.stderr.isatty())
         self._begin = self._last = time.monotonic()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
+        self._output: Any = None  # the notebook's line
 
     def due(self, completed: int) -> bool:
         """Tell whether the bar is due to be drawn, so that a note is computed only then."""
@@ -43,6 +47,9 @@ class Bar:
         if not self.due(completed):
             return
         self._last = time.monotonic()
+        if self._notebook:
+            self._show(completed, note)
+            return
         if self._progress is None:
             from rich import console, progress
 
@@ -61,16 +68,41 @@ class Bar:
         if self._task is not None:
             self._progress.update(self._task, completed=completed, note=note, refresh=True)
 
+    def _show(self, completed: int, note: str) -> None:
+        """Show the state below the notebook's cell, in place of the state before."""
+        from IPython.display import display
+
+        seconds = time.monotonic() - self._begin
+        of, left = "", ""
+        if self._total is not None:
+            of, left = f" of {self._total}", f", {seconds * (self._total / max(completed, 1) - 1):.0f} s left"
+        text = f"{self._description}: {completed}{of}, {seconds:.0f} s{left}" + (f", {note}" if note else "")
+        limit = "" if self._total is None else f' max="{self._total}" value="{completed}"'
+        shown = {"text/plain": text, "text/html": f"<progress{limit}></progress> {html.escape(text)}"}
+        if self._output is None:
+            self._output = display(shown, raw=True, display_id=True)
+        else:
+            self._output.update(shown, raw=True)
+
     def close(self) -> None:
-        """Leave the last state of the bar on the screen."""
+        """Leave the last state of the bar on the screen; in a notebook, where cells have outputs of their own, none."""
         if self._progress is not None:
             self._progress.stop()
+        if self._output is not None:
+            self._output.update({"text/plain": "", "text/html": ""}, raw=True)
+
+
+def _is_notebook() -> bool:
+    """Tell whether the code runs in a Jupyter kernel."""
+    made = sys.modules.get("IPython")
+    shell = None if made is None else made.get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
 
 
 @contextmanager
 def progress_bar(description: str, total: int | None, enabled: bool = True) -> Iterator[Bar]:
-    """Open a bar, which is shown only on a terminal."""
-    bar = Bar(description, total, enabled and sys.stderr.isatty())
+    """Open a bar, which is shown on a terminal and in a notebook only."""
+    bar = Bar(description, total, enabled)
     try:
         yield bar
     finally:

@@ -67,7 +67,7 @@ _MOST_NAMED = 5
 """Models that a warning names."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelComparison:
     """Evidence of several models of the same data.
 
@@ -302,6 +302,9 @@ class ModelComparison:
             By default new axes of ``pyplot``.
         """
         return _plot(self.to_pandas(), ax)
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         lines = []

@@ -59,7 +59,7 @@ _COMPARABLE = 10.0
 _ROUNDING = 1e-10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict:
     """Summary of several estimates of one log evidence.
 
@@ -112,6 +112,9 @@ class Verdict:
     def num_methods(self) -> int:
         """Number of methods that applied."""
         return self.num_trusted + len(self.untrusted)
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         if self.best is None:
@@ -316,7 +319,7 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EvidenceComparison:
     """Estimates of one log evidence by several methods.
 
@@ -468,6 +471,9 @@ class EvidenceComparison:
     def _repr_html_(self) -> str:
 
         return rendered("notebook.html", **_tables(self))
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         lines = [str(z) for z in self.results.values()] + [str(s) for s in self.scores.values()]

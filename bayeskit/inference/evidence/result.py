@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 __all__ = ["Evidence", "PredictiveScore"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evidence:
     """An estimate of the log marginal likelihood.
 
@@ -58,15 +58,19 @@ class Evidence:
         """Return the normal interval of ``z`` standard errors, 95 % by default."""
         return self.log_evidence - z * self.standard_error, self.log_evidence + z * self.standard_error
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
-        return f"{self.method}: log evidence {self.log_evidence:.4f} +- {self.standard_error:.4f}{flag}"
+        error = "" if math.isnan(self.standard_error) else f" +- {self.standard_error:.4f}"
+        return f"{self.method}: log evidence {self.log_evidence:.4f}{error}{flag}"
 
 
 # Predictive scores, which do not estimate the log evidence.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PredictiveScore:
     """A sum of log predictive densities of the data.
 
@@ -115,6 +119,9 @@ class PredictiveScore:
     def interval(self, z: float = 1.959963984540054) -> tuple[float, float]:
         """Return the normal interval of ``z`` standard errors, 95 % by default."""
         return self.predictive_score - z * self.standard_error, self.predictive_score + z * self.standard_error
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
