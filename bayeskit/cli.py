@@ -253,7 +253,13 @@ class _ExplainedCommands(TyperGroup):
 
 
 # Torch and Pyro are imported inside the commands, so that help does not wait for them.
-app = typer.Typer(cls=_ExplainedCommands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=_ExplainedCommands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 BAD_INPUT, _FALSE_COMFORT_FOUND, _INTERRUPTED = 2, 1, 130
 

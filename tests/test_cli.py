@@ -32,6 +32,7 @@ def refused(*arguments):
 
 def test_help_version_and_list():
     assert "evidence" in call("--help").stdout
+    assert "evidence" in call("-h").stdout and "--methods" in call("evidence", "-h").stdout
     assert call("--version").stdout.strip() == f"bayeskit {__version__}"
     listed = call("list").stdout
     assert "primates" in listed and "linreg10" in listed and "-94.0845" in listed
