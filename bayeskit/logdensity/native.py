@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import math
 import operator
+import platform
 import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
+from functools import cache, reduce
 from itertools import count
 from typing import Any, NamedTuple, cast
 
@@ -57,9 +58,11 @@ _TYPES = {
     torch.bool: "bool",
 }
 
-_FUNCTIONS = "exp log log1p expm1 sqrt sin cos tan tanh sinh cosh asin acos atan erf erfc floor ceil trunc lgamma"
+_FUNCTIONS = "sqrt tan sinh cosh asin acos atan erf erfc floor ceil trunc lgamma"
+_VECTOR_FUNCTIONS = "exp log log1p expm1 tanh sin cos"
 _EXPRESSIONS = {
     **{name: f"std::{name}({{0}})" for name in _FUNCTIONS.split()},
+    **{name: f"simd::{name}({{0}})" for name in _VECTOR_FUNCTIONS.split()},
     **{
         name: f"({{0}} {symbol} {{1}})"
         for name, symbol in zip("eq ne lt le gt ge".split(), "== != < <= > >=".split(), strict=True)
@@ -74,7 +77,7 @@ _EXPRESSIONS = {
     "reciprocal": "(1 / {0})",
     "digamma": "digamma({0})",
     "rsqrt": "(1 / std::sqrt({0}))",
-    "sigmoid": "(1 / (1 + std::exp(-{0})))",
+    "sigmoid": "(1 / (1 + simd::exp(-{0})))",
     "sign": "(({0} > 0) - ({0} < 0))",
     "relu": "({0} < 0 ? 0 : {0})",
     "pow": "std::pow({0}, {1})",
@@ -104,6 +107,8 @@ _RUNNING = {"cumsum": "add", "cumprod": "mul"}
 _NEUTRAL = {"add": "0", "mul": "1", "maximum": "-INFINITY", "minimum": "INFINITY"}
 
 _LOOP = 'extern "C" void loop('
+# The flags of torch's compiler forbid vectors, because its own code writes them out.
+_VECTORS = '#pragma GCC optimize("tree-loop-vectorize")'
 # Recurrence up to 10, then the asymptotic series with an error below 1e-17; reflection below zero.
 _DIGAMMA = """
 static double digamma(double x) {
@@ -237,12 +242,33 @@ def _kind(x: Tensor) -> str:
     return f"const {_TYPES[x.dtype]}*"
 
 
+@cache
+def _vector_functions() -> str:
+    """Declare functions that take vectors where the C library has them, exact to two units in the last place."""
+    name, version = platform.libc_ver()
+    numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+    functions = _VECTOR_FUNCTIONS.split()
+    if platform.machine() != "x86_64" or name != "glibc" or numbers < [2, 35]:
+        declared = [f"using std::{function};" for function in functions]
+    else:
+        # By another name, because those of the C library set errno; compilers without the attribute call one by one.
+        declared = [
+            f'{real} {function}({real}) noexcept __asm__("{function}{letter}") '
+            '__attribute__((simd("notinbranch"), const));'
+            for function in functions
+            for real, letter in (("double", ""), ("float", "f"))
+        ]
+    return "\n".join(["namespace simd {", *declared, "}"])
+
+
 def _function(writer: _Writer, lines: Sequence[str]) -> str:
     """Return the C++ function whose body ``lines`` is run for each element ``b`` of a batch."""
     return "\n".join(
         [
+            _VECTORS,
             "#include <cmath>",
             "#include <cstdint>",
+            _vector_functions(),
             *([_DIGAMMA] if "digamma(" in "\n".join([*writer.functions, *lines]) else []),
             *writer.functions,
             f"{_LOOP}void** pointers, int64_t times, int64_t batch) {{",

@@ -1,5 +1,6 @@
 """Small densities as C++ over rows: what the graph says, for any number of rows, and only where that is so."""
 
+import ctypes
 import math
 from functools import lru_cache
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import torch
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.logdensity import engine as _engine
+from bayeskit.logdensity import native
 from bayeskit.logdensity.compiling import library_of
 from bayeskit.logdensity.native import NativeEvaluator, row_source
 from bayeskit.logdensity.tracing import fail_apart, traced
@@ -392,3 +394,28 @@ def test_data_are_not_in_the_code_which_others_of_their_shape_share():
     for target in (one, other, one):
         found, graph = (target._engine.evaluator(2, 1, compile)(u, beta) for compile in (True, False))
         assert_close(found, graph, torch.float64)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("real", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", native._VECTOR_FUNCTIONS.split())
+def test_functions_of_many_numbers_are_those_of_one(name, real):
+    kind = {torch.float64: "double", torch.float32: "float"}[real]
+    apply = f'extern "C" void apply({kind}* x, {kind}* y, int64_t n)'
+    body = f"{{ for (int64_t i = 0; i < n; ++i) y[i] = simd::{name}(x[i]); }}"
+    lines = [native._VECTORS, "#include <cmath>", "#include <cstdint>", native._vector_functions()]
+    library = library_of(
+        "\n".join([*lines, f'extern "C" void apply({kind}* x, {kind}* y, int64_t n) {{ {body} }}', ""])
+    )
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(10_000, generator=generator, dtype=torch.float64)
+    x = (numbers * torch.exp(5 * torch.randn(10_000, generator=generator, dtype=torch.float64))).clamp(-80, 80)
+    ends = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e30, -1e30, 1e-30, 5e-39, -1.0, 1.0, 88.8, -104.0])
+    x = torch.cat([x, ends.double()]).to(real)
+    if name.startswith("log"):
+        x = x.abs() if name == "log" else torch.where(x < -1, -1 / x, x)
+    found = torch.empty_like(x)
+    library.apply(*(ctypes.c_void_p(each.data_ptr()) for each in (x, found)), ctypes.c_int64(len(x)))
+    expected = getattr(torch, name)(x.double()).to(real)
+    resolution = 4 * torch.finfo(real).eps
+    torch.testing.assert_close(found, expected, rtol=resolution, atol=resolution * 1e-30, equal_nan=True)
