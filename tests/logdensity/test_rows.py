@@ -404,9 +404,7 @@ def test_functions_of_many_numbers_are_those_of_one(name, real):
     apply = f'extern "C" void apply({kind}* x, {kind}* y, int64_t n)'
     body = f"{{ for (int64_t i = 0; i < n; ++i) y[i] = simd::{name}(x[i]); }}"
     lines = [native._VECTORS, "#include <cmath>", "#include <cstdint>", native._vector_functions()]
-    library = library_of(
-        "\n".join([*lines, f'extern "C" void apply({kind}* x, {kind}* y, int64_t n) {{ {body} }}', ""])
-    )
+    library = library_of("\n".join([*lines, apply, body, ""]))
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(10_000, generator=generator, dtype=torch.float64)
     x = (numbers * torch.exp(5 * torch.randn(10_000, generator=generator, dtype=torch.float64))).clamp(-80, 80)
