@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The way of somebody who has never seen bayeskit, from a clone to a number: docs/first_contact.sh [REPOSITORY]
 #
-# Clones the repository into a new folder, runs `make demo`, the ten lines of the README, a model and an alignment that
+# Clones the repository into a new folder, runs `make demo`, the quick start of the README, a model and an alignment that
 # are not in the package, and a page of the gallery; before each step it says how many seconds have gone by.
 set -euo pipefail
 
@@ -24,19 +24,19 @@ make demo
 test -s demo/report.html
 test -s demo/evidence.csv
 
-step "the ten lines of the README"
+step "the quick start of the README"
 python="$PWD/.venv/bin/python"
 mkdir "$folder/mine"
-"$python" - README.md > "$folder/mine/ten_lines.py" <<'PYTHON'
+"$python" - README.md > "$folder/mine/quick_start.py" <<'PYTHON'
 import pathlib
 import re
 import sys
 
 text = pathlib.Path(sys.argv[1]).read_text(encoding="utf-8")
-print(re.search(r"## Ten lines\n+```python\n(.*?)```", text, re.DOTALL)[1])
+print(re.search(r"## Quick start\n+```python\n(.*?)```", text, re.DOTALL)[1])
 PYTHON
 cd "$folder/mine"
-"$python" ten_lines.py
+"$python" quick_start.py
 
 step "a model of my own"
 cat > my_model.py <<'PYTHON'

@@ -111,9 +111,9 @@ def test_every_public_name_has_its_place(site):
             assert (site / f"{thing.page}.html").is_file(), name
 
 
-def test_every_room_that_the_readme_names_has_a_page(site):
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    rooms = set(re.findall(r"of `\.(\w+)`", readme))
+def test_every_room_that_the_pages_name_has_a_page(site):
+    pages = (Path(__file__).parents[1] / "how_to").glob("*.md")
+    rooms = {room for page in pages for room in re.findall(r"of `\.(\w+)`", page.read_text(encoding="utf-8"))}
     assert {"topic_model", "rendering_mixture"} < rooms
     assert not [room for room in sorted(rooms) if not list((site / "api").glob(f"bayeskit.models.*.{room}.html"))]
 

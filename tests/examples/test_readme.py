@@ -1,59 +1,83 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 import bayeskit as bk
 
-README = Path(__file__).parents[2] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_ten_lines_run(capsys):
+def blocks(text):
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def run(page):
+    """Run the example of a page of the documentation; return its names."""
+    (block,) = blocks((ROOT / "docs" / page).read_text(encoding="utf-8"))
     scope = {}
-    exec(BLOCKS[0], scope)
-    assert isinstance(scope["draws"], bk.Draws)
-    assert scope["estimate"].trusted
-    assert "bridge_sampling: log evidence" in capsys.readouterr().out
+    exec(block, scope)
+    return scope
+
+
+def test_the_quick_start_prints_what_it_says(capsys):
+    scope = {}
+    for block in blocks(README):
+        exec(block, scope)
+    printed = capsys.readouterr().out
+    shown = "".join(re.findall(r"```text\n(.*?)```", README, re.DOTALL))
+    number = r"-?\d+\.\d+"
+    for line in (r"mean +({0}) +({0})", r"bridge_sampling: log evidence ({0})", r"scale 0.5: log evidence ({0})"):
+        one, other = (re.search(line.format(number), text) for text in (printed, shown))
+        assert [float(x) for x in one.groups()] == pytest.approx([float(x) for x in other.groups()], abs=0.05)
+    # Normal data with a normal mean: the evidence in closed form.
+    y = scope["y"]
+    for line, scale in (("scale 0.5: log evidence", 0.5), ("scale 1.0: log evidence", 1.0)):
+        covariance = 25.0 + scale**2 * torch.eye(len(y), dtype=y.dtype)
+        exact = torch.distributions.MultivariateNormal(torch.zeros_like(y), covariance).log_prob(y)
+        for text in (printed, shown):
+            found, error = re.search(rf"{line} ({number}) \+- ({number})", text).groups()
+            assert abs(float(found) - float(exact)) < 5 * float(error) + 1e-3
 
 
 def test_the_number_of_ways_is_right():
     ways = sum(method.kind != "score" for method in bk.inference.evidence.METHODS.values())
-    assert re.findall(r"(\d+) ways", README.read_text(encoding="utf-8")) == [str(ways)] * 2
+    assert re.findall(r"(\d+) ways", README) == [str(ways)]
+
+
+def test_the_length_of_the_readme():
+    assert 90 < README.count("\n") < 131
 
 
 def test_every_way_runs(capsys):
-    scope = {}
-    exec(BLOCKS[1], scope)
+    scope = run("choosing/estimator.md")
     assert abs(scope["ways"].verdict.log_evidence - scope["case"].log_evidence) < 0.1
     printed = capsys.readouterr().out
     assert "gamma_laplus" in printed and "coverage_95" in printed
 
 
 def test_the_training_example_runs(capsys):
-    scope = {}
     with torch.random.fork_rng():  # the script seeds torch, as scripts do
-        exec(BLOCKS[2], scope)
+        scope = run("choosing/objective.md")
     fit = scope["fit"]
     assert fit.losses[-10:].mean() < fit.losses[:10].mean()
     assert re.match(r"Fit\(20 epochs, 280 steps, loss .* mean log likelihood -2\d", capsys.readouterr().out)
 
 
 def test_the_example_of_discrete_gradients_runs(capsys):
-    scope = {}
-    exec(BLOCKS[3], scope)
+    scope = run("how_to/discrete.md")
     assert scope["gradient"].shape == (5,) and "UnorderedSet(k=4)" in capsys.readouterr().out
 
 
 def test_the_example_of_a_loss_runs(capsys):
-    scope = {}
-    exec(BLOCKS[4], scope)
+    scope = run("how_to/own_loss.md")
     assert 0.05 < scope["weight"] < 0.5 and "Draws" in capsys.readouterr().out
 
 
 def test_the_example_of_a_wide_network_runs(capsys):
-    scope = {}
-    exec(BLOCKS[5], scope)
+    scope = run("how_to/own_network.md")
     kernels = scope["kernel"].both(scope["x"])
     assert kernels.nngp.shape == kernels.ntk.shape == (8, 8)
     printed = capsys.readouterr().out
@@ -61,9 +85,7 @@ def test_the_example_of_a_wide_network_runs(capsys):
 
 
 def test_the_example_of_trees_runs(capsys):
-    scope = {}
-    exec(BLOCKS[6], scope)
-    assert len(BLOCKS) == 7
+    scope = run("how_to/own_alignment.md")
     best = scope["found"].to_pandas().iloc[0]
     assert "(Homo_sapiens,Pan)" in best["newick"] and best["posterior_probability"] > 0.99
     assert best["newick"] in capsys.readouterr().out
