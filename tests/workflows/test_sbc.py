@@ -59,23 +59,24 @@ def test_exact_draws_pass():
 
 
 @pytest.mark.parametrize(
-    ("sampler", "sign"), [(Conjugate(shift=0.65), -1), (Conjugate(shift=-0.65), 1), (Conjugate(scale=0.5), 0)]
+    ("sampler", "sign", "num_replicates"),
+    [(Conjugate(shift=0.65), -1, 300), (Conjugate(shift=-0.65), 1, 300), (Conjugate(scale=0.5), 0, 200)],
 )
-def test_draws_that_are_shifted_or_too_narrow_are_noticed(sampler, sign, limit):
-    result = study(sampler)
+def test_draws_that_are_shifted_or_too_narrow_are_noticed(sampler, sign, num_replicates, limit):
+    result = study(sampler, num_replicates)
     z, spread = result.to_pandas().set_index("quantity").loc["mean", ["z", "spread"]]
     assert not result.passed and result.p_values.loc["mean"].min() < FAILURE_RATE
     assert sign * z > limit() if sign else spread > 1.1 and abs(z) < limit() * spread
 
 
 def test_a_sampler_that_ignores_the_data_is_noticed_by_the_log_likelihood_alone():
-    result = study(Conjugate(ignores_data=True))
+    result = study(Conjugate(ignores_data=True), 100)
     assert result.p_values.loc["mean"].min() > FAILURE_RATE
     assert result.p_values.loc["log_likelihood"].min() < FAILURE_RATE and not result.passed
 
 
 def short(target, seed):
-    return bk.sample(target, 4, 120, 80, seed=seed, progress=False)
+    return bk.sample(target, 16, 50, 20, seed=seed, progress=False)
 
 
 def test_hamiltonian_monte_carlo_on_a_binomial():

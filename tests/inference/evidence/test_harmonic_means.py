@@ -49,7 +49,7 @@ def several(beta, linear):
 
 def limit_of(delta):
     """Log of the estimator's limit on beta_binomial, by quadrature and bisection."""
-    p = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000
+    p = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
     likelihood = 45 * p**2 * (1 - p) ** 8
     low, high = 1e-3, 10.0
     for _ in range(100):
@@ -73,12 +73,15 @@ def test_newton_and_rafterys_equation_holds(linear):
 
 @pytest.mark.parametrize("delta", [0.01, 0.2])
 def test_error_bars_are_those_of_the_limit(delta, beta, several, limit):
-    """The estimate is consistent for another number than the evidence, and scatters about that as it says."""
+    """The estimate is consistent for another number than the evidence, and scatters about that as it says.
+
+    It says that it is biased by itself, before other peaks are looked for.
+    """
     case, target = beta
     known, scores = limit_of(delta), []
     assert known > case.log_evidence + 0.1
     for draws in several[0]:
-        z = stabilised_harmonic_mean(target, draws, delta=delta)
+        z = stabilised_harmonic_mean.__wrapped__(target, draws, delta=delta)
         scores.append((z.log_evidence - known) / z.standard_error)
         assert not z.trusted
     scores = np.array(scores)

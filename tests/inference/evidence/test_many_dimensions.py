@@ -63,7 +63,8 @@ def hierarchy():
 )
 def test_three_methods_are_right_and_trusted(case, methods, limit):
     target, exact = case()
-    budget = evidence.Budget(16, 300, 200, ladder_chains=8, ladder_samples=300)
+    ladder = {"ladder_chains": 8, "ladder_warmup": 100, "ladder_samples": 150, "num_reference_temperatures": 5}
+    budget = evidence.Budget(16, 200, 100, **ladder)
     table = evidence.compare(target, methods, seed=2, budget=budget, progress=False)
     for z in table:
         assert abs(z.log_evidence - exact) < limit(len(methods)) * z.standard_error, z
@@ -80,7 +81,11 @@ def normal(dim=SIZE):
     generator = torch.Generator().manual_seed(0)
     factor = torch.randn(dim, dim, generator=generator, dtype=F64).tril(-1) / 4 + torch.eye(dim, dtype=F64)
     law = torch.distributions.MultivariateNormal(torch.ones(dim, dtype=F64), scale_tril=factor, validate_args=False)
-    target = bk.Target.from_functions(law.log_prob, lambda u: 0.0 * u[..., 0], dim)
+
+    def sample_prior(n, generator):
+        return law.loc + torch.randn(n, dim, generator=generator, dtype=F64) @ factor.mT
+
+    target = bk.Target.from_functions(law.log_prob, lambda u: 0.0 * u[..., 0], dim, sample_prior)
     noise = torch.randn(8, 500, dim, generator=generator, dtype=F64)
     return target, law, law.loc + noise @ factor.mT
 
@@ -111,11 +116,13 @@ def test_where_the_density_curves_upwards_the_draws_say_how_wide_it_is(limit):
         peaks = torch.logaddexp(standard.log_prob(v[..., 0] - 1.5), standard.log_prob(v[..., 0] + 1.5)) - math.log(2)
         return peaks + standard.log_prob(v[..., 1:]).sum(-1)
 
-    generator = torch.Generator().manual_seed(4)
-    v = torch.randn(8, 500, SIZE, generator=generator, dtype=F64)
-    v[..., 0] += 3 * (torch.rand(8, 500, generator=generator) < 0.5) - 1.5
-    target = bk.Target.from_functions(log_prior, lambda u: 0.0 * u[..., 0], SIZE)
-    draws = as_draws(target, v @ turn.mT)
+    def sample_prior(n, generator):
+        v = torch.randn(n, SIZE, generator=generator, dtype=F64)
+        v[:, 0] += 3 * (torch.rand(n, generator=generator) < 0.5) - 1.5
+        return v @ turn.mT
+
+    target = bk.Target.from_functions(log_prior, lambda u: 0.0 * u[..., 0], SIZE, sample_prior)
+    draws = as_draws(target, sample_prior(4000, torch.Generator().manual_seed(4)).unflatten(0, (8, 500)))
     axis = turn[:, 0]
     fitted, _ = fits.normal_fit(target, draws.unconstrained[:, :250])
     # The fourth moment of that coordinate is 3 + 6 * 1.5**2 + 1.5**4, its variance 1 + 1.5**2.
