@@ -14,6 +14,7 @@ from scipy.stats import chi2
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import DrawsError, SettingsError, ShapeError
+from bayeskit.inference.evidence import laplace_approximation as module
 from bayeskit.inference.evidence import modes as search
 from bayeskit.inference.evidence.laplace_approximation import (
     DefensiveStudentT,
@@ -152,14 +153,25 @@ def test_the_mode_is_one():
     assert torch.allclose(mode.precision, -hessian, rtol=1e-5, atol=1e-5)
 
 
+def counted(*counts):
+    """Logarithms of the rates of Poisson counts, with Gamma(2, 1) priors: a skewed target, and its log evidence."""
+    y = torch.tensor(counts, dtype=DOUBLE)
+    target = bk.Target.from_functions(
+        lambda u: (2 * u - u.exp()).sum(-1),
+        lambda u: (y * u - u.exp() - torch.lgamma(y + 1)).sum(-1),
+        len(y),
+        lambda n, g: torch._standard_gamma(torch.full((n, len(y)), 2.0, dtype=DOUBLE), generator=g).log(),
+        compile=False,
+    )
+    return target, float((torch.lgamma(y + 2) - torch.lgamma(y + 1) - (y + 2) * math.log(2)).sum())
+
+
 def scores(smoothed, replicates=60):
-    case = exact.get("three_taxon_tree")
-    target = case.target()
-    mode = find_mode(target)
-    settings = {"mode": mode, "smoothed": smoothed}
+    target, log_evidence = counted(0.0, 1.0, 4.0)
+    settings = {"mode": find_mode(target), "smoothed": smoothed}
     found = [laplace_importance_sampling(target, 1000, seed=s, **settings) for s in range(replicates)]
     assert sum(z.trusted for z in found) >= 0.95 * replicates
-    return np.array([(z.log_evidence - case.log_evidence) / z.standard_error for z in found])
+    return np.array([(z.log_evidence - log_evidence) / z.standard_error for z in found])
 
 
 def is_calibrated(z):
@@ -169,7 +181,9 @@ def is_calibrated(z):
 
 
 @pytest.mark.parametrize("smoothed", [True, False])
-def test_the_standard_error_is_right(smoothed):
+def test_the_standard_error_is_right(smoothed, monkeypatch):
+    if not smoothed:  # the same draws, which have been searched for missed modes
+        monkeypatch.setattr(module, "missed_mass", lambda *_, **__: ([], 0))
     z = scores(smoothed)
     assert is_calibrated(z) and not is_calibrated(2 * z)
 

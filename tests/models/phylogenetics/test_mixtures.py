@@ -8,10 +8,10 @@ import pytest
 import torch
 from pyro import poutine
 from torch.func import grad, grad_and_value, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import bayeskit as bk
 from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.logdensity.tracing import traced
 from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel, primates, site_rates, tree_model
 from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
 from bayeskit.models.phylogenetics.pruning import evaluation, passes
@@ -191,8 +191,7 @@ def test_transforms_and_tracing(free_model):
     mapped, mapped_values = vmap(grad_and_value(call, argnums=places))(*arguments)
     torch.testing.assert_close(mapped_values, values.detach(), rtol=1e-13, atol=0)
     total = grad(lambda *given: vmap(call)(*given).sum(), argnums=places)
-    traced = make_fx(total)(*arguments)
-    flipped = traced(*(argument.flip(0) for argument in arguments))
+    flipped = traced(total, *arguments)(*(argument.flip(0) for argument in arguments))
     for slope, one, two, three in zip(slopes, mapped, total(*arguments), flipped, strict=True):
         torch.testing.assert_close(one, slope, rtol=1e-10, atol=1e-11)
         torch.testing.assert_close(two, slope, rtol=1e-10, atol=1e-11)

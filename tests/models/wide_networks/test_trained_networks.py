@@ -122,7 +122,7 @@ def test_steps_of_gradient_descent_are_exact():
         ntk_ensemble(kernel, ROWS, Y, learning_rate=1.001 * largest, ridge=RIDGE).after(10)
 
 
-NUM_STEPS, STEP, WIDTHS, NUM_NETWORKS = 40, 0.1, (128, 512), 2000
+NUM_STEPS, STEP, WIDTHS, NUM_NETWORKS = 40, 0.1, (128, 512), 1000
 
 
 @pytest.fixture(scope="module")
