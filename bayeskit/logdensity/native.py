@@ -388,9 +388,13 @@ def _changes_views(graph: torch.fx.GraphModule) -> bool:
 
 def _functional(function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor]) -> torch.fx.GraphModule:
     """Return the graph of a function in core operations, none of them in place."""
+    return make_fx(torch.func.functionalize(lambda *x: function(*x)), decomposition_table=_decompositions())(*examples)
+
+
+@cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
-    table = {**core_aten_decompositions(), **get_decompositions([aten._softmax.default, aten._log_softmax.default])}
-    return make_fx(torch.func.functionalize(lambda *x: function(*x)), decomposition_table=table)(*examples)
+    return {**core_aten_decompositions(), **get_decompositions([aten._softmax.default, aten._log_softmax.default])}
 
 
 class _Names:

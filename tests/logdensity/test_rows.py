@@ -67,6 +67,7 @@ def is_native(target):
 
 def test_exact_cases_have_the_values_and_gradients_of_their_graphs(monkeypatch):
     names = [case.name if isinstance(case, exact.ExactCase) else case for case in exact.CASES]
+    names.remove("gaussian_shells_10")  # the graph of gaussian_shells_2
     engines = {name: exact.get(name).target()._engine for name in names}
     libraries = compiled_together([source for engine in engines.values() if (source := engine._row_source())])
     assert len(libraries) > len(names) / 2
@@ -152,7 +153,7 @@ def walk(x, y, scale, noise):
     return dist.Normal(before, scale).log_prob(x).sum(-1), dist.Normal(x, noise).log_prob(y).sum(-1)
 
 
-@pytest.mark.parametrize("times", [10, 150])
+@pytest.mark.parametrize("times", [10, 80])
 def test_a_loop_in_python_becomes_one_function(times):
     """A site for each time, and hundreds of operations that a compiler of tensors would look at in pairs."""
     y = torch.randn(times, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -165,7 +166,7 @@ def test_a_loop_in_python_becomes_one_function(times):
 
     target = bk.Target.from_pyro(model)
     engine = target._engine
-    assert is_native(target) and engine._stays_in_python() == (times > 100)
+    assert is_native(target) and engine._stays_in_python() == (times > 10)
     u = torch.randn(3, times, generator=torch.Generator().manual_seed(3), dtype=torch.float64, requires_grad=True)
     beta = torch.tensor([1.0, 0.3, 0.0], dtype=torch.float64)
     log_prior, log_likelihood = walk(u, y, 0.7, 1.3)
@@ -174,7 +175,7 @@ def test_a_loop_in_python_becomes_one_function(times):
     expected = (log_prior.detach(), log_likelihood.detach(), log_density.detach(), gradient)
     for compile in (False, True):
         assert_close(engine.evaluator(3, 1, compile)(u.detach(), beta), expected, torch.float64)
-    assert engine._pays(3, 2000) == (times > 100)
+    assert engine._pays(3, 2000) == (times > 10)
 
 
 def _changed_alone(x):

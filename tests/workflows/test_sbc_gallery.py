@@ -22,7 +22,7 @@ def study(target, sampler, **settings):
 def short(target, seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)  # a rare divergence in the tail of tau
-        return bk.sample(target, 4, 150, 250, seed=seed, progress=False)
+        return bk.sample(target, 16, 100, 60, seed=seed, progress=False)
 
 
 def narrowed(draws, target):

@@ -96,7 +96,7 @@ def test_the_end_of_a_uniform_distribution(seed, limit):
         theta = pyro.sample("theta", dist.Uniform(0.0, torch.tensor(top, dtype=torch.float64)))
         pyro.factor("data", torch.where(theta > largest, -n * theta.log(), -torch.inf))
 
-    draws = bk.sample(bk.Target.from_pyro(model), 8, 500, 1000, seed=seed, progress=False)
+    draws = bk.sample(bk.Target.from_pyro(model), 32, 200, 250, seed=seed, progress=False)
     ratio = largest / top
     mean = (n - 1) / (n - 2) * largest * (1 - ratio ** (n - 2)) / (1 - ratio ** (n - 1))
     assert z_score(draws.values()["theta"], mean) < limit()
@@ -172,7 +172,7 @@ def test_one_step_with_a_metric_leaves_the_target_invariant(skewed, metric):
 
 
 def test_moments_of_a_skewed_correlated_target(skewed, limit):
-    draws = bk.sample(skewed, num_chains=16, num_warmup=300, num_samples=2000, seed=2, progress=False)
+    draws = bk.sample(skewed, num_chains=64, num_warmup=200, num_samples=500, seed=2, progress=False)
     x, y = draws.unconstrained[..., 0], draws.unconstrained[..., 1]
     mean, variance = float(digamma(3)), float(polygamma(1, 3))
     truths = {
