@@ -208,7 +208,9 @@ class Draws:
         """
         if self.target is None:
             raise DrawsError("these draws have no target; load them with Draws.load(path, target=target)")
-        found = self.target.predictive(self.unconstrained, *args, seed=seed, redraw=redraw, **kwargs)
+        if self._whole is None:
+            raise ModelError("data cannot be drawn from a target of minibatches; make a Target of the same model")
+        found = self._whole.predictive(self.unconstrained, *args, seed=seed, redraw=redraw, **kwargs)
         return replace(self, predictions=found) if args or kwargs else replace(self, posterior_predictive=found)
 
     def to_arviz(
@@ -272,15 +274,15 @@ class Draws:
         }
         fitting = {plate: labels for plate, labels in (coords or {}).items() if len(labels) == sizes.get(plate)}
         datasets |= to_datasets({"predictions": self.predictions}, facts, names, fitting)
-        if self.target is not None:
-            observed, constant = self.target.named_data()
+        if self._whole is not None:
+            observed, constant = self._whole.named_data()
             data = {"observed_data": observed, "constant_data": constant}
             datasets |= to_datasets(data, facts, names, coords, sampled=False)
         return datasets | ({} if prior is None else prior.to_datasets(coords=coords, dims=dims))
 
     def _names(self, given: Mapping[str, Sequence[str]]) -> dict[str, tuple[str | None, ...]]:
         """Return names of the dimensions of sites: of their plates, or as given."""
-        names = {} if self.target is None else dict(self.target.dimensions())
+        names = {} if self._whole is None else dict(self._whole.dimensions())
         for name, last in given.items():
             own = names.get(name)
             if own is None:
@@ -292,12 +294,17 @@ class Draws:
 
     def _log_prior(self) -> dict[str, Tensor]:
         """Return the log prior density of the constrained values, which is what ArviZ scales by powers."""
-        if self.target is None:
+        if self._whole is None:
             return {}
         try:
-            return {"log_prior": self.log_prior - self.target.log_jacobian(self.unconstrained)}
+            return {"log_prior": self.log_prior - self._whole.log_jacobian(self.unconstrained)}
         except ModelError:
             return {}
+
+    @property
+    def _whole(self) -> Target | None:
+        """The target, unless it is one of minibatches."""
+        return self.target if isinstance(self.target, Target) else None
 
     def _posterior(self) -> dict[str, Tensor]:
         return {"u": self.unconstrained} if self.target is None else self.values()

@@ -12,6 +12,7 @@ from bayeskit.errors import (
     BudgetError,
     CheckpointError,
     InitializationError,
+    ModelError,
     SamplingWarning,
     SettingsError,
     ShapeError,
@@ -101,6 +102,8 @@ def test_draws_are_what_other_parts_expect(target, tmp_path):
     assert bool(draws.log_likelihood.isnan().all())
     estimate = draws.sample_stats["log_likelihood_estimate"]
     assert estimate.shape == (2, 30) and not torch.equal(estimate, full.log_likelihood(draws.unconstrained))
+    with pytest.raises(ModelError, match="a target of minibatches; make a Target"):
+        draws.predictive()
     tree = draws.to_arviz()
     assert tree.posterior["mean"].shape == (2, 30)
     assert set(tree.sample_stats.data_vars) >= {"step_size", "diverging", "temperature", "log_likelihood_estimate"}
