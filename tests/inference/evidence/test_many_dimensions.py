@@ -64,7 +64,7 @@ def hierarchy():
 def test_three_methods_are_right_and_trusted(case, methods, limit):
     target, exact = case()
     ladder = {"ladder_chains": 8, "ladder_warmup": 100, "ladder_samples": 150, "num_reference_temperatures": 5}
-    budget = evidence.Budget(16, 200, 100, **ladder)
+    budget = evidence.Budget(16, 300, 200, **ladder)
     table = evidence.compare(target, methods, seed=2, budget=budget, progress=False)
     for z in table:
         assert abs(z.log_evidence - exact) < limit(len(methods)) * z.standard_error, z
