@@ -160,9 +160,12 @@ class Draws:
         DrawsError
             If the draws were loaded without their target.
         """
+        return self._given_target().constrain(self.unconstrained, deterministic=deterministic)
+
+    def _given_target(self) -> Target:
         if self.target is None:
             raise DrawsError("these draws have no target; load them with Draws.load(path, target=target)")
-        return self.target.constrain(self.unconstrained, deterministic=deterministic)
+        return self.target
 
     def predictive(
         self, *args: Any, seed: int | torch.Generator = 0, redraw: Collection[str] = (), **kwargs: Any
@@ -206,8 +209,7 @@ class Draws:
         >>> draws.predictive(torch.tensor([2.0, 3.0]), None).predictions["y"].shape
         torch.Size([4, 200, 2])
         """
-        if self.target is None:
-            raise DrawsError("these draws have no target; load them with Draws.load(path, target=target)")
+        self._given_target()
         if self._whole is None:
             raise ModelError("data cannot be drawn from a target of minibatches; make a Target of the same model")
         found = self._whole.predictive(self.unconstrained, *args, seed=seed, redraw=redraw, **kwargs)

@@ -31,6 +31,7 @@ def test_the_quick_start_prints_what_it_says(capsys):
     number = r"-?\d+\.\d+"
     for line in (r"mean +({0}) +({0})", r"bridge_sampling: log evidence ({0})", r"scale 0.5: log evidence ({0})"):
         one, other = (re.search(line.format(number), text) for text in (printed, shown))
+        # Posterior mean and deviation, of 0.44, come from some 5,000 effective draws; 0.05 is over five errors of both.
         assert [float(x) for x in one.groups()] == pytest.approx([float(x) for x in other.groups()], abs=0.05)
     # Normal data with a normal mean: the evidence in closed form.
     y = scope["y"]
@@ -39,7 +40,7 @@ def test_the_quick_start_prints_what_it_says(capsys):
         exact = torch.distributions.MultivariateNormal(torch.zeros_like(y), covariance).log_prob(y)
         for text in (printed, shown):
             found, error = re.search(rf"{line} ({number}) \+- ({number})", text).groups()
-            assert abs(float(found) - float(exact)) < 5 * float(error) + 1e-3
+            assert abs(float(found) - float(exact)) < 5 * (float(error) + 5e-5) + 5e-5  # printed to four digits
 
 
 def test_the_number_of_ways_is_right():
