@@ -119,6 +119,7 @@ class AnnealingPath:
 
 _MIN_FOR_TAIL = 100  # least number of chains for a Pareto fit of their weights
 _MAX_ERROR = 0.5  # of a log likelihood; beyond, the delta method is invalid
+_MAX_SKEWNESS = 0.4  # over twice the root of the number of chains: the bias of a mean in its estimated errors
 
 
 def annealed_importance_sampling(
@@ -170,7 +171,7 @@ def annealed_importance_sampling(
     -------
     HeldOut
         Has Pareto k from 100 chains on. Not trusted if more than 5 % of the observations have k above 0.7 or a standard
-        error above 0.5.
+        error above 0.5, or if the weights of all observations are too skewed for the number of chains.
 
     Raises
     ------
@@ -254,6 +255,14 @@ def _summarised(log_weight: Tensor, dtype: torch.dtype, seconds: float) -> HeldO
         problems.append(
             f"the chains of {100 * vague:.1f} % of the data disagree (standard error above {_MAX_ERROR}): use more "
             "temperatures, or start at the prior"
+        )
+    # A few skewed weights understate their variance; data share their chains' weakness, so that all are looked at.
+    relative = (log_weight - log_likelihood).exp() - 1
+    skewness = float(relative.pow(3).mean() / relative.square().mean().pow(1.5))
+    if skewness > 2 * math.sqrt(count) * _MAX_SKEWNESS:
+        problems.append(
+            f"the weights are so skewed (skewness {skewness:.1f}) that {count} chains understate their errors: use "
+            "more chains or temperatures, or start at the prior"
         )
     if lost:
         problems.append(f"{lost} weights are NaN and were counted as zero: correct the model or the guide")

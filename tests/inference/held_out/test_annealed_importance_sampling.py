@@ -145,6 +145,19 @@ def test_chains_that_disagree_are_not_trusted():
     assert "disagree" in result.warnings[0]
 
 
+@pytest.mark.parametrize(("scale", "trusted"), [(0.2, False), (0.9, True)])
+def test_a_narrow_guide_whose_few_chains_understate_their_errors_is_noticed(scale, trusted, limit):
+    def narrow(x):
+        with pyro.plate("data", len(x)):
+            pyro.sample("z", dist.Normal(0.4 * x, scale))
+
+    result = annealed_importance_sampling(model, narrow, X, num_temperatures=20, num_chains=16)
+    z = (result.log_likelihood - CASES["normal"][3]) / result.pointwise_standard_error
+    # The variance of a t statistic of 16 values, with the error of its mean square, is what right errors have.
+    assert (float(z.square().mean()) < 15 / 13 + limit() * math.sqrt(3.4 / len(X))) == trusted
+    assert result.trusted == trusted
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
