@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Draws", "as_numpy", "prior_predictive"]
 
 _SAVED = ("unconstrained", "log_prior", "log_likelihood", "beta")
-_BY_DRAW = ("sample_stats", "posterior_predictive", "predictions")
+_BY_DRAW = ("sample_stats", "discrete", "posterior_predictive", "predictions")
 _ENDINGS = ("interrupted", "time budget", "finished", "converged")  # the worst first
 
 
@@ -55,6 +55,8 @@ class Draws:
     posterior_predictive, predictions : dict of Tensor
         Data drawn from the model at each draw, for its own arguments and for new ones, each ``(chains, draws,
         *shape)``; see :meth:`predictive`.
+    discrete : dict of Tensor
+        Values of the sites that the target sums out, each ``(chains, draws, *shape)``; see :meth:`infer_discrete`.
 
     Examples
     --------
@@ -78,6 +80,7 @@ class Draws:
     target: Target | None = None
     posterior_predictive: dict[str, Tensor] = field(default_factory=dict)
     predictions: dict[str, Tensor] = field(default_factory=dict)
+    discrete: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.unconstrained.dim() != 3:
@@ -153,19 +156,55 @@ class Draws:
         return replace(self, settings=settings, **self._picked(lambda x: x[:, kept]))
 
     def values(self, deterministic: bool = True) -> dict[str, Tensor]:
-        """Return the sites' values, ``{site: (chains, draws, *shape)}``.
+        """Return the sites' values, ``{site: (chains, draws, *shape)}``, discrete ones after :meth:`infer_discrete`.
 
         Raises
         ------
         DrawsError
             If the draws were loaded without their target.
         """
-        return self._given_target().constrain(self.unconstrained, deterministic=deterministic)
+        return self._given_target().constrain(self.unconstrained, deterministic=deterministic) | self.discrete
 
     def _given_target(self) -> Target:
         if self.target is None:
             raise DrawsError("these draws have no target; load them with Draws.load(path, target=target)")
         return self.target
+
+    def infer_discrete(self, *, seed: int | torch.Generator = 0) -> Draws:
+        """Return the same draws with values of the summed-out sites, drawn jointly from their posterior at each draw.
+
+        Parameters
+        ----------
+        seed : int or torch.Generator, default 0
+
+        Returns
+        -------
+        Draws
+            With ``discrete``; its sites appear among the values, in the summary and in ArviZ's posterior. Their
+            probabilities, which vary less, are those of :meth:`Target.discrete_probabilities`.
+
+        Raises
+        ------
+        DrawsError
+            If the draws were loaded without their target.
+        ModelError
+            If the model has no site that is summed out.
+
+        Examples
+        --------
+        >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+        >>> def model(y):
+        ...     distance = pyro.sample("distance", dist.HalfNormal(3.0))
+        ...     with pyro.plate("data", len(y)):
+        ...         side = pyro.sample("side", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+        ...         pyro.sample("y", dist.Normal(distance * (2 * side - 1), 1.0), obs=y)
+        >>> draws = bk.sample(model, torch.tensor([-2.0, 0.0, 1.0]), num_samples=500, progress=False)
+        >>> draws.infer_discrete()["side"].shape
+        torch.Size([4, 500, 3])
+        """
+        if self._given_target() is not self._whole:
+            raise ModelError("a target of minibatches sums no site out; make a Target of the same model")
+        return replace(self, discrete=self._whole.infer_discrete(self.unconstrained, seed=seed))
 
     def predictive(
         self, *args: Any, seed: int | torch.Generator = 0, redraw: Collection[str] = (), **kwargs: Any
@@ -385,8 +424,7 @@ class Draws:
             sum(part.seconds for part in parts),
             _joint_settings([part.settings for part in parts]),
             target,
-            joined("posterior_predictive"),
-            joined("predictions"),
+            **{part: joined(part) for part in _BY_DRAW[1:]},
         )
 
     def save(self, path: str | Path) -> None:

@@ -62,8 +62,10 @@ def summary(posterior: dict[str, Tensor], **settings: Any) -> pd.DataFrame:
     """Return ArviZ's summary of sites ``(chains, draws, *shape)``."""
     data = as_inference_data(to_datasets({"posterior": posterior}, {}))
     import arviz
+    import numpy as np
 
-    return arviz.summary(data, **settings)
+    with np.errstate(invalid="ignore", divide="ignore"):  # of what is the same at all draws
+        return arviz.summary(data, **settings)
 
 
 def write_netcdf(datasets: dict[str, xr.Dataset], path: str | Path) -> None:

@@ -21,7 +21,18 @@ from torch import Tensor
 
 from bayeskit.errors import ModelError
 
-__all__ = ["EnumeratedDimensions", "Factor", "Label", "align", "couplings", "eliminate", "pack", "sum_product"]
+__all__ = [
+    "EnumeratedDimensions",
+    "Factor",
+    "Label",
+    "align",
+    "conditioned",
+    "couplings",
+    "eliminate",
+    "marginal",
+    "pack",
+    "sum_product",
+]
 
 Label = str | int
 
@@ -132,6 +143,37 @@ def sum_product(
                 term = align(result, keep)
                 total = term if total is None else total + term
     return torch.zeros((1,) * len(keep)) if total is None else total
+
+
+def marginal(
+    factors: list[Factor],
+    home: dict[int, frozenset[str]],
+    names: dict[int, str],
+    variable: int,
+    weights: Factor,  # zeros, labelled by the plates of the variable and the variable
+) -> Tensor:
+    """Return the probabilities of one variable, of the shape of ``weights``, all others summed out."""
+
+    # The derivative of the log of a sum with respect to the log weight of a value is the value's probability.
+    def total(log_weights: Tensor) -> Tensor:
+        return sum_product([*factors, Factor(log_weights, weights.labels, home[variable])], home, names)
+
+    probabilities: Tensor = torch.func.grad(total)(weights.tensor)
+    return probabilities
+
+
+def conditioned(factor: Factor, variable: int, index: Factor) -> Factor:
+    """Return a factor at given values of a variable, whose indices are labelled by the plates of the variable."""
+    if variable not in factor.labels:
+        return factor
+    labels = tuple(dict.fromkeys((*index.labels, *factor.labels)))
+    position, tensor = labels.index(variable), align(factor, labels)
+    picked = align(index, labels)
+    shape = torch.broadcast_shapes(tensor.shape, picked.shape)
+    picked = picked.expand(*shape[:position], 1, *shape[position + 1 :])
+    tensor = tensor.expand(*shape[:position], tensor.shape[position], *shape[position + 1 :]).gather(position, picked)
+    left = tuple(label for label in labels if label != variable)
+    return Factor(tensor.squeeze(position), left, factor.plates)
 
 
 def eliminate(component: list[Factor], plates: frozenset[str], home: dict[int, frozenset[str]]) -> Factor:

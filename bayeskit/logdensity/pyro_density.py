@@ -22,7 +22,17 @@ from bayeskit.core.inputs import arrays_as_tensors, lists_as_tensors
 from bayeskit.core.randomness import defaults, global_stream
 from bayeskit.core.torch_internals import is_batched
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, UnsupportedSiteError
-from bayeskit.logdensity.enumeration import EnumeratedDimensions, Factor, align, couplings, eliminate, pack, sum_product
+from bayeskit.logdensity.enumeration import (
+    EnumeratedDimensions,
+    Factor,
+    align,
+    conditioned,
+    couplings,
+    eliminate,
+    marginal,
+    pack,
+    sum_product,
+)
 from bayeskit.logdensity.pyro_distributions import AugmentedAssignment, batchable_distributions, draw_values
 from bayeskit.logdensity.pyro_runs import (
     Constants,
@@ -127,6 +137,7 @@ class PyroDensity:
         self._enumerates = any(r.kind == "enumerated" for r in records.values())
         self._first_available_dim = -1 - depth
         self.observed_sites = tuple(observed)
+        self.summed_sites = tuple(n for n, r in records.items() if r.kind == "enumerated")
         arguments = (model, self.args, self.kwargs)
         self.data = [r.value for r in records.values() if r.kind == "observed"] + tensors_in(arguments)
         self._deterministic_shapes = {n: r.value.shape for n, r in records.items() if r.kind == "deterministic"}
@@ -507,6 +518,34 @@ class PyroDensity:
                 # Summed-out sites have their probability given the continuous sites that depend on them.
                 result[name] = result[name] - align(eliminate(joined[1:], mine.plates, home), order)
         return result
+
+    def discrete(self, u: Tensor, draw: bool) -> dict[str, Tensor]:
+        """Draw the summed-out sites given ``u`` ``(d,)`` and the data, or return the probabilities of their values."""
+        records = self._run(self._from_vector(u))
+        labelled, home, names = self._factors(records)
+        factors = [factor for _, factor in labelled]
+        # Sites outside of plates come first: given these, the elements of a plate are independent.
+        summed = sorted((r for r in records.values() if r.variable is not None), key=lambda r: len(r.plates))
+        found = {}
+        for record in summed:
+            variable = cast(int, record.variable)
+            plates = sorted(record.plates, key=lambda frame: frame.dim)
+            depth = next(-dim for dim, v in record.dim_to_id.items() if v == variable)
+            values = record.value.reshape(-1, *record.value.shape[depth:])
+            zeros = u.new_zeros([frame.size for frame in plates] + [len(values)])
+            weights = Factor(zeros, (*(frame.name for frame in plates), variable), home[variable])
+            probabilities = marginal(factors, home, names, variable, weights)
+            sizes = {frame.dim: frame.size for frame in plates}
+            shape = [sizes.get(dim, 1) for dim in range(min(sizes, default=0), 0)]
+            if draw:
+                # The first of independent exponential waiting times with these rates.
+                index = (probabilities / -torch.rand(zeros.shape, dtype=u.dtype, device=u.device).log()).argmax(-1)
+                chosen = Factor(index, weights.labels[:-1], home[variable])
+                factors = [conditioned(factor, variable, chosen) for factor in factors]
+                found[record.name] = values[index].reshape([*shape, *values.shape[1:]])
+            else:
+                found[record.name] = probabilities.reshape([*shape, len(values)])
+        return {name: found[name] for name in records if name in found}
 
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
         """Return the constrained values of the sites at ``u`` ``(d,)``, except those that need a summed-out site."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.inputs import arrays_as_tensors, unknown_name
+from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.errors import BayeskitError, ModelError, SettingsError, ShapeError, SlowModelWarning
 from bayeskit.logdensity import compiling as _evaluation
@@ -37,7 +38,7 @@ from bayeskit.logdensity.tracing import UNTRACEABLE, FailingApart, first_line
 __all__ = ["Evaluation", "PriorSampler", "Site", "Target", "can_be_batched"]
 
 
-_PREDICTED_TOGETHER = 1000  # vectors whose data are drawn in one batch
+_DRAWN_TOGETHER = 1000  # vectors at which data or discrete sites are drawn in one batch
 
 PriorSampler = Callable[[int, torch.Generator], Tensor]
 
@@ -451,29 +452,116 @@ class Target:
             if name not in (known := [site.name for site in self.sites]):
                 raise unknown_name("latent site", name, known)
         given = (arrays_as_tensors(args), arrays_as_tensors(kwargs)) if args or kwargs else (None, None)
-        u = self._checked(u)
-        flat = u.reshape(-1, self.dim)
-        generator = new_generator(seed, stream="predictive")
 
         def one(row: Tensor) -> dict[str, Tensor]:
             return density.predict(density.values(row, False), redraw, *given)
 
+        return self._at_random(one, self._checked(u), new_generator(seed, stream="predictive"))
+
+    def _at_random(
+        self, draw: Callable[[Tensor], dict[str, Tensor]], u: Tensor, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Draw at every vector of a batch."""
+        flat = u.reshape(-1, self.dim)
         with global_stream(generator), one_thread():
             try:
-                chunks = flat.split(_PREDICTED_TOGETHER)
-                parts = [torch.func.vmap(one, randomness="different")(rows) for rows in chunks]
+                chunks = flat.split(_DRAWN_TOGETHER)
+                parts = [torch.func.vmap(draw, randomness="different")(rows) for rows in chunks]
             except UNTRACEABLE:  # a distribution that cannot be drawn in a batch, or a model that fails
-                parts = [lift(self._predicted(one, row)) for row in flat]
-        return gather(parts, u.shape[:-1])
+                parts = []
+                with progress_bar("drawing one by one", len(flat), True) as bar:
+                    for row in flat:
+                        parts.append(lift(self._drawn(draw, row)))
+                        bar.update(len(parts))
+        drawn: dict[str, Tensor] = gather(parts, u.shape[:-1])
+        return drawn
 
     @staticmethod
-    def _predicted(one: Callable[[Tensor], dict[str, Tensor]], row: Tensor) -> dict[str, Tensor]:
+    def _drawn(draw: Callable[[Tensor], dict[str, Tensor]], row: Tensor) -> dict[str, Tensor]:
         try:
-            return one(row)
+            return draw(row)
         except UNTRACEABLE as error:
             if isinstance(error, BayeskitError):
                 raise
             raise ModelError(f"the model fails with these arguments{place_of(error)}: {error}") from error
+
+    def discrete_probabilities(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the posterior probabilities of the values of each summed-out site, given parameters and data.
+
+        Parameters
+        ----------
+        u : Tensor
+            Unconstrained vectors, shape ``(*batch, d)``.
+
+        Returns
+        -------
+        dict of str to Tensor
+            For each site marked for enumeration ``(*batch, *plates, K)``: the probability of each of its ``K`` values,
+            in the order of ``enumerate_support``, with all other such sites summed out.
+
+        Raises
+        ------
+        ModelError
+            If the model has no site that is summed out, or its sites cannot be summed out plate by plate.
+
+        Examples
+        --------
+        >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+        >>> def model(y):
+        ...     distance = pyro.sample("distance", dist.HalfNormal(3.0))
+        ...     with pyro.plate("data", len(y)):
+        ...         side = pyro.sample("side", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+        ...         pyro.sample("y", dist.Normal(distance * (2 * side - 1), 1.0), obs=y)
+        >>> target = bk.Target.from_pyro(model, torch.tensor([-2.0, 0.0, 1.0]))
+        >>> at = target.unconstrain({"distance": torch.tensor(1.0)})
+        >>> target.discrete_probabilities(at)["side"][:, 1]
+        tensor([0.0180, 0.5000, 0.8808])
+        """
+        density = self._summing()
+        return self._map(lambda row: density.discrete(row, draw=False), self._checked(u))
+
+    def infer_discrete(self, u: Tensor, *, seed: int | torch.Generator = 0) -> dict[str, Tensor]:
+        """Draw the summed-out sites jointly from their posterior given parameters and data.
+
+        Parameters
+        ----------
+        u : Tensor
+            Unconstrained vectors, shape ``(*batch, d)``.
+        seed : int or torch.Generator, default 0
+
+        Returns
+        -------
+        dict of str to Tensor
+            ``{site: (*batch, *shape)}``, one joint draw at each vector.
+
+        Raises
+        ------
+        ModelError
+            As :meth:`discrete_probabilities`.
+
+        Examples
+        --------
+        >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+        >>> def model(y):
+        ...     distance = pyro.sample("distance", dist.HalfNormal(3.0))
+        ...     with pyro.plate("data", len(y)):
+        ...         side = pyro.sample("side", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+        ...         pyro.sample("y", dist.Normal(distance * (2 * side - 1), 1.0), obs=y)
+        >>> target = bk.Target.from_pyro(model, torch.tensor([-2.0, 0.0, 1.0]))
+        >>> target.infer_discrete(torch.zeros(10, 1))["side"].shape
+        torch.Size([10, 3])
+        """
+        density = self._summing()
+        generator = new_generator(seed, stream="discrete sites")
+        return self._at_random(lambda row: density.discrete(row, draw=True), self._checked(u), generator)
+
+    def _summing(self) -> PyroDensity:
+        if not isinstance(self.density, PyroDensity) or not self.density.summed_sites:
+            raise ModelError(
+                "the model has no site that is summed out; discrete sites marked with "
+                'infer={"enumerate": "parallel"} are'
+            )
+        return self.density
 
     def dimensions(self) -> dict[str, tuple[str | None, ...]]:
         """Return the plate along each dimension of each site's value, None where there is none."""
