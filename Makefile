@@ -25,7 +25,7 @@ demo: $(STAMP)
 	$(BIN)/bayeskit evidence primates --out demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -34,7 +34,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 doctest: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --doctest-modules bayeskit
+	$(BIN)/python -m pytest -n 2 --dist worksteal --doctest-modules bayeskit
 
 # Every page of the gallery at full size; `docs-small` runs them in seconds.
 docs: $(STAMP)
