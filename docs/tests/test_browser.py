@@ -289,7 +289,9 @@ def test_search_finds(browser, address, words, page, size):
     wait = WebDriverWait(browser, 60)
     wait.until(lambda b: "search.html" in b.current_url)
     wait.until(lambda b: b.execute_script("return document.querySelector('p.search-summary')?.innerText"))
-    found = [a.get_attribute("href") for a in browser.find_elements(By.CSS_SELECTOR, "#search-results ul.search > li > a")]
+    found = [
+        a.get_attribute("href") for a in browser.find_elements(By.CSS_SELECTOR, "#search-results ul.search > li > a")
+    ]
     assert any(page in link for link in found[:5]), found[:5]
 
 
