@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bayeskit.workflows.bayes_factors import compare_models
     from bayeskit.workflows.simulation_based_calibration import SBCResult, sbc
 
+#: Version of the package.
 __version__ = "0.1.0"
 
 __all__ = [

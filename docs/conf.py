@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_extensions"))
 
 import left_out  # noqa: E402
+import project_links  # noqa: E402
 import round_citations  # noqa: E402
 from reference import write_pages  # noqa: E402
 
@@ -49,7 +50,8 @@ html_css_files = ["bayeskit.css"]
 html_js_files = ["sort_tables.js"]
 html_theme_options = {
     "navbar_persistent": ["search-button"],  # the field takes the width of two entries
-    "navbar_end": ["theme-switcher"],
+    "navbar_end": ["theme-switcher", "navbar-icon-links"],
+    "icon_links": project_links.icon_links(os.environ),
     "show_prev_next": True,
     # On the gallery's pages code needs the width.
     "secondary_sidebar_items": {

@@ -116,6 +116,12 @@ def rooms_below(name: str) -> list[str]:
     return sorted(found)
 
 
+def room_above(room: str, rooms: list[str]) -> str | None:
+    """Return the innermost of these rooms that a room is in, None if it is in none of them."""
+    above = [other for other in rooms if room.startswith(f"{other}.")]
+    return max(above, key=len, default=None)
+
+
 def returned_classes(thing: Any) -> Iterator[type]:
     """Yield the classes of ours that a function, or a public method of a class, says it returns."""
     if not inspect.isclass(thing):
@@ -135,27 +141,31 @@ def returned_classes(thing: Any) -> Iterator[type]:
 def write_pages(folder: Path) -> None:
     """Write the pages of the reference into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    contents = ["# Reference", "", "Every public name, room by room.", ""]
+    contents = ["# Reference", "", "Every public name, module by module.", ""]
     homes: dict[int, str] = {}
     rooms = [importlib.import_module(room) for roots in PARTS.values() for root in roots for room in rooms_below(root)]
     offered = {id(getattr(room, name)) for room in rooms for name in public_names(room)}
     for part, roots in PARTS.items():
         contents += ["```{toctree}", f":caption: {part}", ":maxdepth: 1", ""]
         for root in roots:
-            for room in rooms_below(root):
-                contents.append(room)
-                _write_if_changed(folder / f"{room}.rst", _page(room, homes, offered))
+            below = rooms_below(root)
+            contents += [room for room in below if room_above(room, below) is None]
+            for room in below:
+                inside = [other for other in below if room_above(other, below) == room]
+                _write_if_changed(folder / f"{room}.rst", _page(room, inside, homes, offered))
         contents += ["```", ""]
     _write_if_changed(folder / "index.md", "\n".join(contents))
 
 
-def _page(room: str, homes: dict[int, str], offered: set[int]) -> str:
+def _page(room: str, inside: list[str], homes: dict[int, str], offered: set[int]) -> str:
     """Return a room's page; ``homes`` knows where things were met first, so that each is described once.
 
-    What functions return and no room offers by name is described where it is returned first.
+    What functions return and no room offers by name is described where it is returned first. Pages of the rooms
+    ``inside`` this one follow it.
     """
-    module = importlib.import_module(room)
-    lines = [room, "=" * len(room), "", f".. currentmodule:: {room}", "", inspect.getdoc(module) or ""]
+    module, title = importlib.import_module(room), room.rpartition(".")[2]
+    lines = [title, "=" * len(title), "", f"``{room}``", "", f".. currentmodule:: {room}", ""]
+    lines.append(inspect.getdoc(module) or "")
     headings = ("Functions", "Classes", "What they return", "Also here", "Values")
     kinds: dict[str, list[str]] = {heading: [] for heading in headings}
     for name in public_names(module):
@@ -181,12 +191,15 @@ def _page(room: str, homes: dict[int, str], offered: set[int]) -> str:
             continue
         lines += ["", kind, "-" * len(kind), ""]
         if kind == "Also here":
-            lines.append(", ".join(f":obj:`{name}`" for name in names))
+            lines.append(", ".join(f":obj:`~{name}`" for name in names))
         elif kind == "Values":
             lines += [f".. autodata:: {name}\n   :no-value:\n" for name in names]
         else:
             lines += [".. autosummary::", "   :toctree: generated", "   :nosignatures:", ""]
-            lines += [f"   {name.removeprefix(f'{room}.')}" for name in names]  # Sphinx wants them as seen from here
+            seen = [name.removeprefix(f"{room}.") for name in names]  # Sphinx wants them as seen from here
+            lines += [f"   ~{name}" if "." in name else f"   {name}" for name in seen]
+    if inside:
+        lines += ["", "Modules", "-------", "", ".. toctree::", "   :maxdepth: 1", "", *(f"   {one}" for one in inside)]
     return "\n".join(lines) + "\n"
 
 

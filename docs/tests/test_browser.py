@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from bayeskit import exact
@@ -29,7 +30,15 @@ GALLERY = (
     "gallery/evidence/eight_schools_by_every_estimator.html",
     "gallery/phylogenetics/four_apes_that_tie.html",
 )
-PAGES = ("report/report.html", "index.html", *GALLERY)
+GUIDE = (
+    "how_to/compare_models.html",
+    "how_to/divergences.html",
+    "how_to/migrate.html",
+    "concepts/glossary.html",
+    "release_notes.html",
+    "api/bayeskit.inference.evidence.html",
+)
+PAGES = ("report/report.html", "index.html", *GALLERY, *GUIDE)
 PHONE, DESK = (390, 844), (1280, 900)
 SHOTS = Path(os.environ.get("BAYESKIT_SCREENSHOTS", Path(__file__).parents[1] / "_build" / "screenshots"))
 
@@ -258,3 +267,57 @@ def test_tables_of_the_pages_sort(browser, address):
     heads[-1].click()
     values = [float(text) for text in column(table, len(heads) - 1) if text]
     assert values == sorted(values, reverse=True) and sorted(column(table, 0)) == sorted(before)
+
+
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("bridge_sampling", "bayeskit.inference.evidence.bridge_sampling.html"),
+        ("divergences", "how_to/divergences.html"),
+        ("missing data", "how_to/missing_data.html"),
+        ("NumPyro", "how_to/migrate.html"),
+        ("Bayes factors", "how_to/compare_models.html"),
+    ],
+)
+def test_search_finds(browser, address, words, page, size):
+    """The button opens the field, and the page that a reader wants is among the first five."""
+    look(browser, address, "how_to/results.html", size)
+    button = next(b for b in browser.find_elements(By.CSS_SELECTOR, ".search-button__button") if b.is_displayed())
+    button.click()
+    browser.find_element(By.CSS_SELECTOR, "#pst-search-dialog input").send_keys(words, Keys.ENTER)
+    wait = WebDriverWait(browser, 60)
+    wait.until(lambda b: "search.html" in b.current_url)
+    wait.until(lambda b: b.execute_script("return document.querySelector('p.search-summary')?.innerText"))
+    found = [
+        a.get_attribute("href") for a in browser.find_elements(By.CSS_SELECTOR, "#search-results ul.search > li > a")
+    ]
+    assert any(page in link for link in found[:5]), found[:5]
+
+
+def test_a_phone_has_all_pages_behind_one_button(browser, address):
+    look(browser, address, "how_to/results.html", PHONE)
+    browser.find_element(By.CSS_SELECTOR, "button.primary-toggle").click()
+    menu = browser.find_element(By.ID, "pst-primary-sidebar-modal")
+    WebDriverWait(browser, 60).until(lambda b: menu.is_displayed())
+    shown = {link.text.strip() for link in menu.find_elements(By.TAG_NAME, "a") if link.is_displayed()}
+    assert {"Reference", "Gallery", "Project", "Compare models", "Missing data", "Frequently asked questions"} <= shown
+    next(link for link in menu.find_elements(By.TAG_NAME, "a") if link.text.strip() == "Compare models").click()
+    WebDriverWait(browser, 60).until(lambda b: "how_to/compare_models.html" in b.current_url)
+
+
+@pytest.mark.parametrize("width", [1000, 1280, 1600])
+def test_the_head_has_one_or_two_lines_and_names_every_part(browser, address, width):
+    look(browser, address, "index.html", (width, 900))
+    head = browser.find_element(By.CSS_SELECTOR, "header.bd-header")
+    assert head.size["height"] < 110
+    assert "Reference" in head.text and "How to" in head.text
+    shoot(browser, f"index_{width}")
+
+
+def test_the_reference_is_listed_by_short_names(browser, address):
+    look(browser, address, "api/bayeskit.inference.evidence.html", DESK)
+    names = [link.text for link in browser.find_elements(By.CSS_SELECTOR, ".bd-sidebar-primary nav.bd-links a")]
+    assert {"evidence", "samplers", "bridge_sampling"} <= set(names)
+    assert not [name for name in names if "." in name]
+    assert browser.find_element(By.CSS_SELECTOR, "h1").text.startswith("evidence")

@@ -111,6 +111,15 @@ def test_every_public_name_has_its_place(site):
             assert (site / f"{thing.page}.html").is_file(), name
 
 
+def test_pages_of_the_reference_are_titled_by_the_last_component(site):
+    titles = {
+        path.stem: re.search(r"<h1>(.*?)<a", path.read_text(encoding="utf-8"), re.DOTALL)[1]
+        for path in [*(site / "api").glob("bayeskit*.html"), *(site / "api" / "generated").glob("*.html")]
+    }
+    assert len(titles) > 400
+    assert not {stem: title for stem, title in titles.items() if title != stem.rpartition(".")[2]}
+
+
 def test_every_room_that_the_pages_name_has_a_page(site):
     pages = (Path(__file__).parents[1] / "how_to").glob("*.md")
     rooms = {room for page in pages for room in re.findall(r"of `\.(\w+)`", page.read_text(encoding="utf-8"))}
