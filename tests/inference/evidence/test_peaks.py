@@ -48,12 +48,12 @@ def at_modes(target, share, seed=0, chains=4, count=500):
 
 
 @pytest.mark.parametrize("method", ["bridge_sampling", "warp_bridge_sampling", "learned_harmonic_mean"])
-def test_the_larger_mode_is_missed_from_the_higher_one(method):
+def test_the_larger_mode_is_missed_from_the_higher_one(method, limit):
     """All chains are in the smaller mode, which is higher; the other holds nine tenths."""
     target = two_modes()
     draws = at_modes(target, 1.0)
     z = getattr(evidence, method)(target, draws)
-    assert abs(z.log_evidence - math.log(0.1)) < 0.1
+    assert abs(z.log_evidence - math.log(0.1)) < limit(3) * z.standard_error
     assert not z.trusted and z.diagnostics["missed_share"] > 1
 
 
@@ -95,14 +95,14 @@ def test_a_share_of_a_tenth_is_missed():
     assert not z.trusted and z.diagnostics["missed_share"] == pytest.approx(0.1, abs=0.02)
 
 
-def test_a_peak_of_half_the_mass_is_missed():
+def test_a_peak_of_half_the_mass_is_missed(limit):
     """Spike and slab of equal mass: the estimate of the slab alone is as large as the spike."""
     case = exact.spike_and_slab(5, spike_height=1.0)
     target = case.target()
     # From draws of the prior, which are all on the slab; by itself a chain would begin nearer to the spike.
     draws = bk.sample(target, 4, 150, 400, seed=1, initial=target.sample_prior(4, seed=0), progress=False)
     z = evidence.bridge_sampling(target, draws)
-    assert abs(z.log_evidence) < 0.1 and not z.trusted
+    assert abs(z.log_evidence) < limit() * z.standard_error and not z.trusted
 
 
 def test_no_false_alarm_on_independent_draws():
