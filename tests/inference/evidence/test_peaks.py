@@ -81,18 +81,24 @@ def test_a_wide_error_does_not_hide_a_much_larger_peak():
     assert not judged(small, modes, at_modes(modes, 1.0)).trusted
 
 
-def test_draws_of_both_modes_miss_nothing():
+def test_draws_of_both_modes_miss_nothing(limit):
     target = two_modes()
     draws = at_modes(target, 0.1)
-    assert len(Diagnostics(target).peaks(draws).found) == 2
+    found = Diagnostics(target).peaks(draws).found
+    assert len(found) == 2
     z = judged(evidence.Evidence("exact", 0.0, 0.01, 0), target, draws)
-    assert z.trusted and abs(z.diagnostics["missed_share"]) < 0.05
+    # The mass of a mode over the estimate, and the share of 2000 draws there.
+    error = math.hypot(max(peak.relative_error for peak in found), 0.01, 0.5 / math.sqrt(2000))
+    assert z.trusted and abs(z.diagnostics["missed_share"]) < limit(2) * error
 
 
-def test_a_share_of_a_tenth_is_missed():
+def test_a_share_of_a_tenth_is_missed(limit):
     target = two_modes(width=1.0)
-    z = judged(evidence.Evidence("nine tenths", math.log(0.9), 0.01, 0), target, at_modes(target, 0.0))
-    assert not z.trusted and z.diagnostics["missed_share"] == pytest.approx(0.1, abs=0.02)
+    draws = at_modes(target, 0.0)
+    z = judged(evidence.Evidence("nine tenths", math.log(0.9), 0.01, 0), target, draws)
+    error = max(peak.relative_error for peak in Diagnostics(target).peaks(draws).found)
+    # A mode is weighed within an ellipsoid that holds nine tenths of it.
+    assert not z.trusted and abs(z.diagnostics["missed_share"] / 0.1 - 1) < limit() * error
 
 
 def test_a_peak_of_half_the_mass_is_missed(limit):

@@ -1,4 +1,3 @@
-import math
 import sys
 from dataclasses import dataclass
 
@@ -151,26 +150,16 @@ def test_information_matching_of_several_unknowns_is_the_ratio_of_traces():
 
 
 @pytest.mark.parametrize(
-    ("draw", "exact", "bias"),
-    [
-        (lambda shape, g: torch.randn(shape, generator=g, dtype=torch.float64), (2 / np.pi) ** 0.5, 0.02),
-        (
-            lambda shape, g: 2 * dist.Laplace(0.0, 1.0).icdf(torch.rand(shape, generator=g, dtype=torch.float64)),
-            0.5,
-            1 / 7,
-        ),
-    ],
+    ("law", "exact", "bias"),
+    [(dist.Normal, (2 / np.pi) ** 0.5, 0.022), (lambda zero, one: dist.Laplace(zero, 2 * one), 0.5, 1 / 7)],
     ids=["normal: twice the density", "laplace of scale two: one half"],
 )
-def test_information_matching_of_the_median(draw, exact, bias, limit):
-    # The kernel estimate is biased towards what is near: by 2 % for a normal density, a seventh where it has a kink.
-    generator = torch.Generator().manual_seed(0)
-    weights = [
-        information_matching(GibbsPosterior(Flat(), losses.Absolute(), draw((400,), generator), compile=False)).weight
-        for _ in range(24)
-    ]
-    ratio, error = np.mean(weights) / exact, np.std(weights, ddof=1) / exact / math.sqrt(24)
-    assert 1 - bias - limit(dof=23) * error < ratio < 1 + limit(dof=23) * error
+def test_information_matching_of_the_median(law, exact, bias):
+    # At quantiles nothing is left but the bias towards what is near: 2.1 %, and a seventh where the density has a kink.
+    p = (torch.arange(400, dtype=torch.float64) + 0.5) / 400
+    x = law(torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)).icdf(p)
+    found = information_matching(GibbsPosterior(Flat(), losses.Absolute(), x, compile=False)).weight
+    assert 1 - bias < found / exact < 1
 
 
 def test_holmes_walker_of_a_normal_location(limit):
