@@ -1,5 +1,6 @@
 """What every test shares: one thread, and torch's globals as they were."""
 
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -7,7 +8,8 @@ from collections.abc import Iterator
 import pyro
 import pytest
 import torch
-from scipy.stats import norm
+from scipy.stats import chi2
+from scipy.stats import t as student
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from bayeskit import parallel
@@ -63,5 +65,24 @@ def ctrl_c_is_heard() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def limit():
-    """Return the largest acceptable |z| among ``comparisons`` at the suite's failure rate."""
-    return lambda comparisons=1: float(norm.isf(FAILURE_RATE / (2 * comparisons)))
+    """Return the largest acceptable |z| among ``comparisons`` at the suite's failure rate.
+
+    An error that is itself a standard deviation of ``n`` replicates has ``dof=n - 1`` degrees of freedom.
+    """
+    return lambda comparisons=1, dof=math.inf: float(student.isf(FAILURE_RATE / (2 * comparisons), dof))
+
+
+@pytest.fixture(scope="session")
+def calibrated(limit):
+    """Say whether scores ``(estimate - truth) / error`` have the mean and the variance of a standard normal variable.
+
+    Errors may be too large or too small by the share ``off``, and estimates have a bias of at most ``bias`` errors.
+    """
+
+    def agree(scores, off=0.0, bias=0.0):
+        z = torch.tensor([float(score) for score in scores], dtype=torch.float64)
+        low, high = chi2.ppf([FAILURE_RATE / 4, 1 - FAILURE_RATE / 4], len(z) - 1) / (len(z) - 1)
+        scatters = (1 - off) ** 2 * low < float(z.var()) < (1 + off) ** 2 * high
+        return scatters and abs(float(z.mean())) < (1 + off) * (bias + limit(2) / math.sqrt(len(z)))
+
+    return agree

@@ -72,12 +72,11 @@ def test_what_goes_wrong_without(mixture, labels, one_mode, limit, monkeypatch):
     truth, lost = exact_log_evidence(mixture), labels.log_num_permutations
     assert lost == pytest.approx(math.log(6), abs=1e-12)
     plain = bridge_sampling(labels.target, one_mode, seed=1)
-    assert plain.log_evidence < truth - 0.8 * lost
+    assert abs(plain.log_evidence - truth + lost) < limit(2) * plain.standard_error
     # The mutation: the same proposal, not averaged over labellings.
     monkeypatch.setattr(module.SymmetricProposal, "log_prob", lambda self, u: self._log_prob(u))
     z = symmetrised_bridge(one_mode, labels, seed=1)
-    assert abs(z.log_evidence - truth) > limit() * z.standard_error
-    assert z.log_evidence < truth - 0.8 * lost
+    assert abs(z.log_evidence - truth + lost) < limit(2) * z.standard_error < lost
 
 
 @pytest.mark.parametrize(("count", "brute_force", "published"), [(2, -239.76, -240.464), (3, -226.81, -228.620)])

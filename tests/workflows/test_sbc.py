@@ -6,7 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from scipy.stats import chisquare
+from scipy.stats import binom, chisquare
 
 import bayeskit as bk
 from bayeskit import exact
@@ -325,4 +325,4 @@ def test_a_result_with_uniform_ranks_is_not_refused_more_often_than_its_level():
         ).passed
         for _ in range(200)
     )
-    assert failed < 20 + 4.3 * math.sqrt(200 * 0.1 * 0.9)
+    assert failed <= binom.isf(1e-5, 200, 0.1)

@@ -8,7 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from scipy.integrate import quad
-from scipy.stats import chi2, gamma
+from scipy.stats import gamma
 
 import bayeskit as bk
 from bayeskit.errors import ModelError, SettingsError, ShapeError
@@ -120,11 +120,9 @@ def _scores(regression, num_runs):
     return torch.tensor([(z.log_evidence - exact) / z.standard_error for z in runs])
 
 
-def test_errors_are_right(regression, limit):
+def test_errors_are_right(regression, calibrated):
     scores = _scores(regression, 24)
-    low, high = chi2.ppf([5e-6, 1 - 5e-6], 24)
-    assert low < float(scores.square().sum()) < 1.2**2 * high
-    assert abs(float(scores.mean())) < 1.2 * limit() / math.sqrt(24)
+    assert calibrated(scores, off=0.2), scores
 
 
 def test_a_forgotten_jacobian_is_noticed(regression, monkeypatch, limit):
@@ -160,7 +158,8 @@ def test_a_simplex_has_one_coordinate_less():
 def test_single_precision(limit):
     case = bk.exact.get("radiata_pine_m1")
     z = chib(case.target(torch.float32), radiata_blocks(case, torch.float32), **SMALL)
-    assert abs(z.log_evidence - case.log_evidence) < max(limit() * z.standard_error, 0.01)
+    rounding = len(case.args[0]) * torch.finfo(torch.float32).eps * abs(case.log_evidence)
+    assert abs(z.log_evidence - case.log_evidence) < limit() * z.standard_error + rounding
 
 
 def mixture(y):
@@ -214,11 +213,11 @@ def in_spike_or_slab(name, other):
     return ConjugateBlock(name, conditional)
 
 
-def test_a_peak_that_no_chain_has_found_is_reported():
+def test_a_peak_that_no_chain_has_found_is_reported(limit):
     blocks = [in_spike_or_slab("a", "b"), in_spike_or_slab("b", "a")]
     off = torch.full((5,), 0.7, dtype=F64)
     z = chib(bk.Target.from_pyro(spike_in_a_slab), blocks, at={"a": off, "b": off}, seed=0)
-    assert abs(z.log_evidence) < 0.1 * math.log(1 + HELD)  # all chains are in the slab, and agree
+    assert abs(z.log_evidence) < limit() * z.standard_error  # all chains are in the slab, and agree
     assert [warning.split(" with")[0] for warning in z.warnings] == ["a mode"], z.warnings
 
 

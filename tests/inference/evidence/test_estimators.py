@@ -270,7 +270,7 @@ def test_no_method_trusts_half_of_a_bimodal_posterior(limit):
 
 
 @pytest.mark.parametrize("constant", [-2.5, 7.0])
-def test_a_likelihood_that_never_changes_is_told_from_one_that_draws_have_not_met(constant):
+def test_a_likelihood_that_never_changes_is_told_from_one_that_draws_have_not_met(constant, limit):
     """No draw can tell a constant likelihood from a peak that was missed, so that no method trusts itself."""
     target = bk.Target.from_functions(
         lambda u: torch.distributions.Normal(0.0, 1.0).log_prob(u).sum(-1),
@@ -281,7 +281,7 @@ def test_a_likelihood_that_never_changes_is_told_from_one_that_draws_have_not_me
     methods = ["naive_monte_carlo", "bridge_sampling", "stepping_stone", "smc", "adaptive_smc", "nested_sampling"]
     table = evidence.compare(target, methods, budget=BUDGET, progress=False)
     for method, z in table.results.items():
-        assert abs(z.log_evidence - constant) < 0.01, method
+        assert abs(z.log_evidence - constant) < limit(12) * z.standard_error + 1e-9, z
         assert any("the same at all draws" in text for text in z.warnings), method
     assert "6 of them: the likelihood is the same at all draws" in str(table.verdict)
 

@@ -207,17 +207,11 @@ def scores(estimator, flow, replicates):
     return np.array(found)
 
 
-def spread_is_right(z):
-    """Ask whether the scores scatter as a standard normal's, allowing for the 10 % of an estimated error."""
-    low, high = chi2.ppf([5e-6, 1 - 5e-6], len(z) - 1) / (len(z) - 1)
-    return 0.9**2 * low < np.var(z, ddof=1) < 1.1**2 * high and abs(z.mean()) < 4.5 / math.sqrt(len(z))
-
-
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_errors_are_neither_too_small_nor_too_large(estimator, curved, replicates):
+def test_errors_are_neither_too_small_nor_too_large(estimator, curved, replicates, calibrated):
     z = scores(estimator, curved[1], replicates)
-    assert spread_is_right(z), (z.mean(), z.std())
-    assert not spread_is_right(2 * z)  # the mutation: half the standard error
+    assert calibrated(z, off=0.1), (z.mean(), z.std())
+    assert not calibrated(2 * z, off=0.1)  # the mutation: half the standard error
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

@@ -72,7 +72,7 @@ def test_newton_and_rafterys_equation_holds(linear):
 
 
 @pytest.mark.parametrize("delta", [0.01, 0.2])
-def test_error_bars_are_those_of_the_limit(delta, beta, several, limit):
+def test_error_bars_are_those_of_the_limit(delta, beta, several, calibrated):
     """The estimate is consistent for another number than the evidence, and scatters about that as it says.
 
     It says that it is biased by itself, before other peaks are looked for.
@@ -84,9 +84,7 @@ def test_error_bars_are_those_of_the_limit(delta, beta, several, limit):
         z = stabilised_harmonic_mean.__wrapped__(target, draws, delta=delta)
         scores.append((z.log_evidence - known) / z.standard_error)
         assert not z.trusted
-    scores = np.array(scores)
-    assert abs(scores.mean()) < limit() * scores.std(ddof=1) / 10
-    assert 0.7 < scores.std(ddof=1) < 1.35  # chi square with 99 degrees of freedom at the suite's failure rate
+    assert calibrated(scores)
 
 
 def test_the_shift_is_measured_where_the_likelihood_is_mild(limit):
@@ -147,7 +145,7 @@ def test_a_peak_that_no_draw_found_is_missed(estimate):
     u = torch.randn(4, 250, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     draws = Draws(u, *target.evaluate(u), torch.ones(4, dtype=torch.float64), target=target)
     z = estimate(target, draws)
-    assert abs(z.log_evidence) < 0.01 and z.standard_error < 0.01  # of the slab; the whole has log 101
+    assert abs(z.log_evidence) < 1e-9 and z.standard_error < 1e-9  # of the slab; the whole has log 101
     assert not z.trusted
 
 

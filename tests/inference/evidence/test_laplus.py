@@ -154,16 +154,14 @@ def heavy_cases():
 
 
 @pytest.mark.parametrize("name", heavy_cases())
-def test_errors_are_right_where_tails_are_heavier_than_those_of_gamma_distributions(name, limit):
+def test_errors_are_right_where_tails_are_heavier_than_those_of_gamma_distributions(name, limit, calibrated):
     target, wanted = heavy_cases()[name]
     mode = PositiveDensity(target).mode()
     found = [gamma_laplus_importance_sampling(target, 2000, mode=mode, seed=seed) for seed in range(40)]
     z = torch.tensor([(one.log_evidence - wanted) / one.standard_error for one in found])
     # Once in a few hundred runs no draw reaches the largest weights, and the warning of it is right.
     assert sum(one.trusted for one in found) >= binom.ppf(1e-5, 40, 0.99)
-    # Chi-squared bounds on the standard deviation of 40 standard normal variables, at 1e-5.
-    assert 0.54 < float(z.std()) < 1.55
-    assert float(z.abs().max()) < limit(40 * 3) and abs(float(z.mean())) < limit(3) / 40**0.5
+    assert calibrated(z) and float(z.abs().max()) < limit(40 * 3)
 
 
 def test_gamma_distributions_alone_do_not_trust_themselves_there():
@@ -183,10 +181,10 @@ def test_the_proposal_is_normalised_and_draws_from_its_density(tail_share, limit
     mass = (proposal.log_prob(x) + x.log().sum(-1)).exp() * 0.1**2
     assert abs(float(mass.sum()) - 1) < 2e-4
     draws = proposal.sample(4000, torch.Generator().manual_seed(0))
-    for inside in (lambda x: (x > 3).any(-1), lambda x: (x < 0.2).all(-1)):
+    # Regions whose edges are those of cells of the grid.
+    for inside in (lambda x: (x.log() > 1.05).any(-1), lambda x: (x.log() < -1.65).all(-1)):
         share, hits = float(mass[inside(x)].sum()), inside(draws).double()
-        # The grid cuts the edge of the region by half a cell.
-        assert abs(float(hits.mean()) - share) < limit(6) * float(hits.std()) / 4000**0.5 + 0.005
+        assert abs(float(hits.mean()) - share) < limit(6) * float(hits.std()) / 4000**0.5 + 2e-4
 
 
 def test_another_mode_along_a_coordinate_is_noticed():

@@ -48,12 +48,12 @@ def at_modes(target, share, seed=0, chains=4, count=500):
 
 
 @pytest.mark.parametrize("method", ["bridge_sampling", "warp_bridge_sampling", "learned_harmonic_mean"])
-def test_the_larger_mode_is_missed_from_the_higher_one(method):
+def test_the_larger_mode_is_missed_from_the_higher_one(method, limit):
     """All chains are in the smaller mode, which is higher; the other holds nine tenths."""
     target = two_modes()
     draws = at_modes(target, 1.0)
     z = getattr(evidence, method)(target, draws)
-    assert abs(z.log_evidence - math.log(0.1)) < 0.1
+    assert abs(z.log_evidence - math.log(0.1)) < limit(3) * z.standard_error
     assert not z.trusted and z.diagnostics["missed_share"] > 1
 
 
@@ -81,28 +81,34 @@ def test_a_wide_error_does_not_hide_a_much_larger_peak():
     assert not judged(small, modes, at_modes(modes, 1.0)).trusted
 
 
-def test_draws_of_both_modes_miss_nothing():
+def test_draws_of_both_modes_miss_nothing(limit):
     target = two_modes()
     draws = at_modes(target, 0.1)
-    assert len(Diagnostics(target).peaks(draws).found) == 2
+    found = Diagnostics(target).peaks(draws).found
+    assert len(found) == 2
     z = judged(evidence.Evidence("exact", 0.0, 0.01, 0), target, draws)
-    assert z.trusted and abs(z.diagnostics["missed_share"]) < 0.05
+    # The mass of a mode over the estimate, and the share of 2000 draws there.
+    error = math.hypot(max(peak.relative_error for peak in found), 0.01, 0.5 / math.sqrt(2000))
+    assert z.trusted and abs(z.diagnostics["missed_share"]) < limit(2) * error
 
 
-def test_a_share_of_a_tenth_is_missed():
+def test_a_share_of_a_tenth_is_missed(limit):
     target = two_modes(width=1.0)
-    z = judged(evidence.Evidence("nine tenths", math.log(0.9), 0.01, 0), target, at_modes(target, 0.0))
-    assert not z.trusted and z.diagnostics["missed_share"] == pytest.approx(0.1, abs=0.02)
+    draws = at_modes(target, 0.0)
+    z = judged(evidence.Evidence("nine tenths", math.log(0.9), 0.01, 0), target, draws)
+    error = max(peak.relative_error for peak in Diagnostics(target).peaks(draws).found)
+    # A mode is weighed within an ellipsoid that holds nine tenths of it.
+    assert not z.trusted and abs(z.diagnostics["missed_share"] / 0.1 - 1) < limit() * error
 
 
-def test_a_peak_of_half_the_mass_is_missed():
+def test_a_peak_of_half_the_mass_is_missed(limit):
     """Spike and slab of equal mass: the estimate of the slab alone is as large as the spike."""
     case = exact.spike_and_slab(5, spike_height=1.0)
     target = case.target()
     # From draws of the prior, which are all on the slab; by itself a chain would begin nearer to the spike.
     draws = bk.sample(target, 4, 150, 400, seed=1, initial=target.sample_prior(4, seed=0), progress=False)
     z = evidence.bridge_sampling(target, draws)
-    assert abs(z.log_evidence) < 0.1 and not z.trusted
+    assert abs(z.log_evidence) < limit() * z.standard_error and not z.trusted
 
 
 def test_no_false_alarm_on_independent_draws():

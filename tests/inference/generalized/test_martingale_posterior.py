@@ -226,6 +226,7 @@ def test_the_copula_s_mean_of_normal_data_has_the_spread_of_two_correlations(rho
 def test_the_default_spreads_as_the_bayesian_bootstrap_does(limit):
     smooth = martingale_posterior(mean_posterior(NORMAL), CopulaUpdate(num_points=100), 400, horizon=600)
     urn = martingale_posterior(mean_posterior(NORMAL), PolyaUrn(), 400, horizon=600)
+    # The spread of the law that it starts from is that of the data within a tenth, as above.
     assert abs(math.log(float(smooth.spread[-1] / urn.spread[-1]))) < limit() / math.sqrt(400) + 0.1
 
 

@@ -125,8 +125,9 @@ def test_active_units_of_a_linear_guide_are_exact():
     assert result.count == 2
     assert result.num_undecided == 0
     assert list(result.to_pandas()["active"]) == [True, False, True]
-    # The standard error of a variance of normal data.
-    assert torch.allclose(result.standard_error["z"], expected * math.sqrt(2 / 40), rtol=0.5)
+    # A variance is a mean of squares.
+    error = (X - X.mean()).square().std() / math.sqrt(40)
+    assert torch.allclose(result.standard_error["z"], WEIGHT.square() * error, rtol=1e-12)
 
 
 def many_variances(num_seeds=60):

@@ -3,7 +3,6 @@ import math
 import pytest
 import torch
 from scipy.optimize import brentq
-from scipy.stats import t as student
 
 import bayeskit as bk
 from bayeskit.core.randomness import new_generator
@@ -36,11 +35,6 @@ def gaussian(scales, correlation=0.0):
     ), covariance
 
 
-def student_limit(comparisons, replicates):
-    """Largest acceptable |z| whose standard error comes from few replicates."""
-    return float(student.isf(FAILURE_RATE / (2 * comparisons), replicates - 1))
-
-
 def z_scores(replicates, truth):
     """Standardised errors of the mean over the leading dimension."""
     return (replicates.mean(0) - truth) / replicates.std(0) * math.sqrt(len(replicates))
@@ -51,7 +45,7 @@ def steps_of(result, adaptation):
 
 
 @pytest.mark.parametrize("metric", ["diagonal", "dense"])
-def test_the_metric_learns_variances_over_seven_orders_of_magnitude(metric):
+def test_the_metric_learns_variances_over_seven_orders_of_magnitude(metric, limit):
     scales = [1e-2, 1.0, 30.0]
     target, covariance = gaussian(scales)
     adaptation = Adaptation(HMC(), 600, num_groups=NUM_GROUPS, metric=metric)
@@ -62,7 +56,7 @@ def test_the_metric_learns_variances_over_seven_orders_of_magnitude(metric):
         assert float((variance / covariance.diagonal() - 1).abs().max()) < EXACT
     else:
         z = z_scores(variance, covariance.diagonal())
-        assert float(z.abs().max()) < student_limit(3, NUM_GROUPS), z
+        assert float(z.abs().max()) < limit(3, NUM_GROUPS - 1), z
     # Without the metric the smallest scale bounds the step, to stay stable, at twice itself, and the largest asks for
     # a quarter of its period.
     assert steps_of(result, adaptation) < math.pi / 2 * scales[-1] / (2 * scales[0])
@@ -121,7 +115,7 @@ def test_a_window_keeps_draws_evenly_spread_over_all_of_it():
     assert torch.equal(window.gradients[known], -window.draws[known])
 
 
-def test_the_longest_axis_sets_the_trajectory():
+def test_the_longest_axis_sets_the_trajectory(limit):
     # Equicorrelation 0.95 in five dimensions: the largest eigenvalue is 1 + 4 * 0.95 = 4.8.
     tied, covariance = gaussian([1.0] * 5, 0.95)
     rule, exact = LongestAxis(), 0.4 * math.pi * math.sqrt(4.8)
@@ -132,7 +126,7 @@ def test_the_longest_axis_sets_the_trajectory():
         run(tied, adaptation, RunSettings(128, 80, 1, seed=seed, control=Control(progress=False))) for seed in range(8)
     ]
     lengths = torch.stack([result.state.trajectory.log_length.exp() for result in lengths])
-    assert abs(float(z_scores(lengths, exact))) < student_limit(1, 8), lengths
+    assert abs(float(z_scores(lengths, exact))) < limit(1, 7), lengths
 
 
 def chees_root(jitter):
@@ -149,13 +143,13 @@ def chees_root(jitter):
     return brentq(gradient, 1.0, 2.0)
 
 
-def test_chees_finds_a_quarter_period_of_a_normal():
+def test_chees_finds_a_quarter_period_of_a_normal(limit):
     """For a standard normal the change in squared distance is largest where the cosine of the length is zero."""
     target, _ = gaussian([1.0] * 10)
     adaptation = Adaptation(HMC(step_size_jitter=0.0, num_steps_jitter=0.1), 200, metric="diagonal")
     settings = (RunSettings(64, 200, 1, seed=seed, control=Control(progress=False)) for seed in range(8))
     lengths = torch.stack([run(target, adaptation, s).state.trajectory.log_length.exp() for s in settings])
-    assert abs(float(z_scores(lengths, chees_root(0.1)))) < student_limit(1, 8), lengths
+    assert abs(float(z_scores(lengths, chees_root(0.1)))) < limit(1, 7), lengths
 
 
 class _WrongSign(ChEES):
@@ -166,7 +160,7 @@ class _WrongSign(ChEES):
 
 
 @pytest.mark.parametrize("rule", [ChEES(), _WrongSign()], ids=["right", "mutated"])
-def test_chees_finds_the_root_where_the_flow_is_exact(rule):
+def test_chees_finds_the_root_where_the_flow_is_exact(rule, limit):
     """Exact positions and momenta on a harmonic oscillator, so that only the stochastic gradient is at work."""
     generator, metric = torch.Generator().manual_seed(0), Metric.diagonal(torch.ones(3, dtype=torch.float64))
     one, centre, logs = torch.ones(256, dtype=torch.float64), torch.zeros(3, dtype=torch.float64), []
@@ -181,7 +175,7 @@ def test_chees_finds_the_root_where_the_flow_is_exact(rule):
             state = rule.update(state, x, info, centre, metric, time * one)
         logs.append(state.log_average)
     z = float(z_scores(torch.stack(logs), math.log(math.pi / 2)))
-    assert (abs(z) < student_limit(1, 8)) == (type(rule) is ChEES), z
+    assert (abs(z) < limit(1, 7)) == (type(rule) is ChEES), z
 
 
 def test_the_chees_gradient_agrees_with_finite_differences():
@@ -246,7 +240,7 @@ def test_dual_averaging_finds_the_step_size_of_a_known_curve():
             assert bool(((share > 1) & (share < 1 + 4 / count**0.25)).all()), share
 
 
-def test_acceptance_comes_near_its_target():
+def test_acceptance_comes_near_its_target(limit):
     """The harmonic mean over a group's chains, from which it learns, keeps the wanted mean after warm-up.
 
     Nearly: the step size kept is an average over the last sixty or so iterations, which are too few for dual averaging
@@ -261,10 +255,10 @@ def test_acceptance_comes_near_its_target():
         rates = result.records["acceptance_rate"].reshape(100, 30, 16)
         harmonic = (1 / rates.clamp(min=FLOOR).reciprocal().mean(-1)).mean(0)
         error = float(harmonic.std()) / math.sqrt(30)
-        assert abs(float(harmonic.mean()) - wanted) < bias + student_limit(3, 30) * error, (wanted, harmonic)
+        assert abs(float(harmonic.mean()) - wanted) < bias + limit(3, 29) * error, (wanted, harmonic)
 
 
-def test_groups_adapt_apart(normal_normal):
+def test_groups_adapt_apart(normal_normal, limit):
     """Groups at two temperatures, in turn, each with its own variance."""
     levels = torch.tensor([1e-4, 1.0], dtype=torch.float64).repeat(NUM_GROUPS // 2)
 
@@ -280,7 +274,7 @@ def test_groups_adapt_apart(normal_normal):
     exact = 1 / (1 + levels * 1e4)
     relative = (result.state.factor.square() / exact[:, None]).reshape(-1, 2, 2)
     z = z_scores(relative, 1.0)
-    assert float(z.abs().max()) < student_limit(4, len(relative)), z
+    assert float(z.abs().max()) < limit(4, len(relative) - 1), z
 
 
 def test_settings_outside_their_domain_are_refused(normal_normal):

@@ -268,7 +268,7 @@ def test_a_chain_lost_far_away_does_not_spoil_the_warm_up_of_the_others():
 
 
 @pytest.mark.parametrize("metric", ["diagonal", "dense", "low_rank"])
-def test_a_chain_without_a_gradient_does_not_spoil_the_warm_up_of_the_others(metric):
+def test_a_chain_without_a_gradient_does_not_spoil_the_warm_up_of_the_others(metric, limit):
     """Nor end it: a density may be finite where a root or a logarithm beside it has no derivative."""
 
     def log_likelihood(u):
@@ -281,7 +281,7 @@ def test_a_chain_without_a_gradient_does_not_spoil_the_warm_up_of_the_others(met
     with pytest.warns(SamplingWarning):
         draws = bk.sample(target, 8, 200, 300, initial=initial, metric=metric, progress=False)
     others = draws.unconstrained[torch.arange(8) != 3]
-    assert 0.5 < float(others.std((0, 1)).min()) and float(others.std((0, 1)).max()) < 2
+    assert max(z_score(x.square(), 1.0) for x in others.unbind(-1)) < limit(3)
 
 
 def test_an_infinite_density_is_no_place_to_stay():
