@@ -380,7 +380,7 @@ def evidence(
     _check_choice(name, alignment, tree)
     if jobs > 1 and replicates == 1:
         raise SettingsError("--jobs is the number of replicates run in parallel; pass --replicates as well")
-    from bayeskit.core.storage import as_output_folder
+    from bayeskit.core.folders import as_output_folder
     from bayeskit.gallery import get_model, is_page, tree_target
     from bayeskit.inference.evidence import compare, select
     from bayeskit.inference.evidence.comparison import by_reason
@@ -470,7 +470,7 @@ def run_model_or_page(
     Models write summary.csv, posterior.nc and report.html; pages write their printed output and their figures.
     """
     from bayeskit import gallery
-    from bayeskit.core.storage import as_output_folder
+    from bayeskit.core.folders import as_output_folder
     from bayeskit.report import posterior_summary
     from bayeskit.workflows import posterior_in_folder
 
@@ -541,7 +541,7 @@ def exam(
     table by method; the exit status is 1 if more than 0.2 % of the answers are trusted and four standard errors off, or
     if a method failed. With --out, the same command resumes a killed run.
     """
-    from bayeskit.core.storage import as_output_folder
+    from bayeskit.core.folders import as_output_folder
     from bayeskit.workflows.exam import (
         FAILED,
         FALSE_COMFORT,

@@ -180,7 +180,7 @@ def run_page(name: str, out: str | Path, *, small: bool = False, quiet: bool = F
     ...     [file.name for file in gallery.run_page("nile_change_point", folder, small=True, quiet=True)]
     ['nile_change_point.txt', 'nile_change_point_1.png', 'nile_change_point_2.png']
     """
-    from bayeskit.core.storage import as_output_folder, write_atomically
+    from bayeskit.core.folders import as_output_folder, write_atomically
 
     chosen = page(name)
     chosen.require()
