@@ -18,7 +18,7 @@ from pathlib import Path
 __all__ = ["FLAGS", "compiler", "load_library"]
 
 #: Flags of every library: all vector instructions of this processor, and no trap or errno of a function's domain.
-FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", *(() if sys.platform == "darwin" else ("-march=native",)))
+FLAGS = ("-O3", "-shared", "-fPIC", *(() if sys.platform == "darwin" else ("-march=native",)))
 _COMPILE_SECONDS = 120
 _MOST = 1000  # libraries of one name in a folder, beyond which the oldest are deleted
 

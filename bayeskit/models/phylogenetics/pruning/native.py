@@ -27,7 +27,7 @@ __all__ = ["CompiledPasses", "arrays_of", "can_run", "load"]
 
 #: The source file and its header.
 _SOURCES = (Path(__file__).with_name("kernel.cpp"), Path(__file__).with_name("lanes.h"))
-_FLAGS = (*FLAGS, "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = (*FLAGS, "-std=c++17", "-fno-math-errno", "-fno-trapping-math")
 _lock = Lock()
 
 
