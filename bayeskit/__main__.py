@@ -4,19 +4,19 @@ import signal
 
 from bayeskit._ctrl_c import end_at_once
 
-__all__ = ["main"]
+__all__ = ["start"]
 
 
-def main() -> None:
+def start() -> None:
     """Run the command line; Ctrl-C ends it quietly at any moment, imports included."""
     signal.signal(signal.SIGINT, end_at_once)
-    from bayeskit.cli import app
+    from bayeskit.cli import main
 
     try:
-        app()
+        main()
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process is about to end
 
 
 if __name__ == "__main__":
-    main()
+    start()

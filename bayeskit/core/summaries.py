@@ -31,7 +31,7 @@ def summary_table(sites: Mapping[str, Tensor], round_to: int | str | None = None
     for name, value in sites.items():
         shape = value.shape[2:]
         labels += [f"{name}[{', '.join(map(str, place))}]" if place else name for place in np.ndindex(*shape)]
-        rows.append(_statistics(value.detach().cpu().double().flatten(2).movedim(-1, 0).numpy()))
+        rows.append(_statistics(value.detach().cpu().double().reshape(*value.shape[:2], -1).movedim(-1, 0).numpy()))
     table = pd.DataFrame(np.concatenate(rows) if rows else np.empty((0, len(_COLUMNS))), labels, _COLUMNS)
     if round_to in ("none", "None"):
         return table
