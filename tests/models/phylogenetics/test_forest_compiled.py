@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bayeskit.core import libraries
 from bayeskit.errors import CompilationWarning
 from bayeskit.models.phylogenetics import Alignment, Tree
 from bayeskit.models.phylogenetics.forest import ForestLikelihood
@@ -75,7 +76,7 @@ def kept(folder: Path) -> list[Path]:
 
 def stand_in(monkeypatch) -> list[Path]:
     """Compile what does nothing but tell its size, quickly; return the list of folders where that happened."""
-    made, original = [], native._made
+    made, original = [], libraries._made
 
     def note(folder, *rest):
         made.append(folder)
@@ -84,7 +85,7 @@ def stand_in(monkeypatch) -> list[Path]:
     path = Path(tempfile.gettempdir()) / "stand_in.cpp"
     path.write_text('extern "C" { long long size_of_task() { return 8; } }')
     monkeypatch.setattr(native, "_SOURCES", (path,))
-    monkeypatch.setattr(native, "_made", note)
+    monkeypatch.setattr(libraries, "_made", note)
     return made
 
 
