@@ -183,18 +183,18 @@ def test_exam_refuses_options_that_it_would_ignore():
 
 def test_calibration_of_several_cases_leaves_out_what_does_not_apply(tmp_path):
     methods = "laplace_importance_sampling,gamma_laplus_importance_sampling"
-    arguments = ("--table", "calibration", "--small", "--replicates", 2, "--out", tmp_path, "--methods", methods)
+    arguments = ("--table", "calibration", "--small", "--replicates", 2, "--out", tmp_path / "out", "--methods", methods)
     result = call("exam", "--cases", "three_taxon_tree,beta_binomial", *arguments)
     assert result.exit_code == 0, result.output
-    table = pd.read_csv(tmp_path / "calibration.csv")
+    table = pd.read_csv(tmp_path / "out" / "calibration.csv")
     assert list(zip(table["case"], table["method"], strict=True)) == [
         ("three_taxon_tree", "laplace_importance_sampling"),
         ("three_taxon_tree", "gamma_laplus_importance_sampling"),
         ("beta_binomial", "laplace_importance_sampling"),
     ]
     assert "beta_binomial: gamma_laplus_importance_sampling: does not apply" in result.stdout
-    assert (tmp_path / "calibration.svg").exists() and (tmp_path / "beta_binomial" / "replicates.csv").exists()
-    replicates = pd.read_csv(tmp_path / "beta_binomial" / "replicates.csv")
+    assert (tmp_path / "out" / "calibration.svg").exists()
+    replicates = pd.read_csv(tmp_path / "out" / "beta_binomial" / "replicates.csv")
     assert replicates["seed"].nunique() == 2 and replicates["seed"].max() > 10
     out = tmp_path / "none"
     only = ("--table", "calibration", "--cases", "beta_binomial", "--methods", "gamma_laplus", "--out", out)

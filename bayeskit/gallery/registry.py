@@ -56,17 +56,15 @@ _ENTRIES: dict[str, Entry] = {
             reference=-6468.912,
             reference_source="importance sampling with 40,000 draws, standard error 0.004",
             reference_error=0.004,
-            # Many short chains: the posterior run then shares its compiled graph with the ladder, and
-            # compiling takes longest here. The ladder is short enough for a demonstration of less than
-            # a minute, with standard errors of 0.04; --ladder-samples 1000 halves them. Few particles and
-            # live points for the same reason.
+            # The ladder is short enough for a demonstration of less than a minute, with standard errors of
+            # 0.04; --ladder-samples 1000 halves them. Few particles and live points for the same reason.
             budget={
                 "num_chains": 64,
                 "num_warmup": 300,
                 "num_samples": 250,
                 "ladder_samples": 250,
                 "num_particles": 16,
-                "num_live": 128,  # blocks of 64 rows, which share the compiled graph
+                "num_live": 128,
             },
         ),
     )

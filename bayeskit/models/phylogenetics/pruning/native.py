@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bayeskit.core.libraries import FLAGS, compiler, load_library
-from bayeskit.errors import CompilationWarning
+from bayeskit.errors import CompilationWarning, OutputError
 from bayeskit.models.phylogenetics.pruning.passes import root_rows
 from bayeskit.models.phylogenetics.pruning.plan import CODE_BASE, PruningPlan
 
@@ -31,20 +31,21 @@ _FLAGS = (*FLAGS, "-std=c++17", "-fno-math-errno", "-fno-trapping-math")
 _lock = Lock()
 
 
-def load(size_of_task: int) -> ctypes.CDLL | None:
+def load(size_of_task: int, real: str = "double", kind: str = "Uniform") -> ctypes.CDLL | None:
     """Load the compiled code, whose argument struct has `size_of_task` bytes; warn once and return None on failure."""
     # Other threads wait while one thread compiles.
     with _lock:
-        return _load_once(size_of_task)
+        return _load_once(size_of_task, real, kind)
 
 
 @lru_cache
-def _load_once(size_of_task: int) -> ctypes.CDLL | None:
+def _load_once(size_of_task: int, real: str, kind: str) -> ctypes.CDLL | None:
     if compiler() is None:
         problem = "no C++ compiler was found; install g++ or clang++"
     else:
         try:
-            library = load_library("forest", {source.name: source.read_text() for source in _SOURCES}, _FLAGS)
+            sources = {source.name: source.read_text() for source in _SOURCES}
+            library = load_library("forest", sources, (*_FLAGS, f"-DREAL={real}", f"-DKIND={kind}"))
             if library.size_of_task() == size_of_task:
                 return library
             problem = "the compiled code takes other arguments than this version of bayeskit passes; reinstall bayeskit"
@@ -86,11 +87,11 @@ class _Task(ctypes.Structure):
 
 def can_run(dtype: torch.dtype, device: torch.device) -> bool:
     """Tell whether there is compiled code for a type and a device; compiles it on the first call."""
-    return device.type == "cpu" and dtype in _NAMES and _functions() is not None
+    return device.type == "cpu" and dtype in _NAMES and _functions(dtype, "Uniform") is not None
 
 
-def _functions() -> ctypes.CDLL | None:
-    return load(ctypes.sizeof(_Task))
+def _functions(dtype: torch.dtype, kind: str) -> ctypes.CDLL | None:
+    return load(ctypes.sizeof(_Task), _NAMES[dtype], kind)
 
 
 def arrays_of(plan: PruningPlan, copied: bool = False) -> list[Tensor]:
@@ -187,8 +188,10 @@ def _prune(
         None if row_weights is None else row_weights.data_ptr(),
         **{name: tensor.data_ptr() for name, tensor in results.items()},
     )
-    kind = "matrices" if inputs.dim() == 5 else "uniform"
-    getattr(_functions(), f"{kind}_{_NAMES[inputs.dtype]}")(ctypes.byref(task))
+    library = _functions(inputs.dtype, "Matrices" if inputs.dim() == 5 else "Uniform")
+    if library is None:  # after the other kind was made
+        raise OutputError("the likelihood of trees can no longer be compiled; is the disk full?")
+    library.prune(ctypes.byref(task))
     return list(results.values())
 
 
