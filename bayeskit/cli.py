@@ -464,6 +464,7 @@ def evidence(
     budget = Budget(**((dict(entry.budget) if entry is not None else {}) | numbers))  # type: ignore[arg-type]
     if replicates > 1:
         problem = _problem(entry, alignment, tree, substitution)
+        _say_where(folder, out, quiet)
         found = _calibrated(problem, chosen, replicates, budget, seed, jobs, folder.path, quiet)
         folder.finish(f"{replicates} replicates of {', '.join(found.estimates) or 'no method'}")
         if not quiet:
@@ -480,6 +481,7 @@ def evidence(
     elif alignment is not None and tree is not None:
         target = tree_target(alignment, tree, substitution)
         settings = {"alignment": alignment, "tree": tree, "substitution": substitution}
+    _say_where(folder, out, quiet)
     comparison = evidence_in_folder(
         target,
         folder.path,
@@ -540,6 +542,7 @@ def run_model_or_page(
         script = {"page": name, "script": _digest(page.path), "small": small}
         folder = _opened("run", name, out, force, quiet, script)
         if folder is not None:
+            _say_where(folder, out, quiet)
             files = gallery.run_page(name, folder.path, small=small, quiet=quiet)
             folder.finish(page.title)
             _print_files(folder.path, [file.name for file in files])
@@ -556,8 +559,10 @@ def run_model_or_page(
     entry = gallery.get_model(name)
 
     give_back()
+    target = entry.build()
+    _say_where(folder, out, quiet)
     draws = posterior_in_folder(
-        entry.build(),
+        target,
         folder.path,
         title=f"Posterior of {entry.name}",
         settings={"model": entry.description},
@@ -845,6 +850,11 @@ def _names(text: str) -> str | list[str]:
     return text if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
 
 
+def _say_where(folder: RunFolder, out: Path | None, quiet: bool) -> None:
+    if out is None and not quiet:
+        typer.echo(f"results go to {folder.path}", err=True)
+
+
 def _opened(
     command: str, name: str, out: Path | None, force: bool, quiet: bool, settings: Mapping[str, Any]
 ) -> RunFolder | None:
@@ -852,8 +862,6 @@ def _opened(
     default = Path("results") / f"{command}-{name}"
     folder = RunFolder(out, {"command": command, **settings}, default=default, force=force)
     if folder.finished is None:
-        if out is None and not quiet:
-            typer.echo(f"results go to {folder.path}", err=True)
         return folder
     said, status = folder.finished
     if not quiet:

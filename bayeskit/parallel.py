@@ -263,11 +263,12 @@ class _ProcessPool:
 
     def _from_idle(self, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Future[Any] | None]:
         """Submit the task to an idle process, and skip processes that died meanwhile."""
+        deaths: tuple[type[BaseException], ...] = (*self.deaths, RuntimeError)
         while _idle:
             executor = _idle.pop()
             try:
                 return executor, executor.submit(function, *args)
-            except (*self.deaths, RuntimeError):
+            except deaths:
                 executor.shutdown(wait=False)
         return None, None
 

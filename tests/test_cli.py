@@ -183,7 +183,17 @@ def test_exam_refuses_options_that_it_would_ignore():
 
 def test_calibration_of_several_cases_leaves_out_what_does_not_apply(tmp_path):
     methods = "laplace_importance_sampling,gamma_laplus_importance_sampling"
-    arguments = ("--table", "calibration", "--small", "--replicates", 2, "--out", tmp_path / "out", "--methods", methods)
+    arguments = (
+        "--table",
+        "calibration",
+        "--small",
+        "--replicates",
+        2,
+        "--out",
+        tmp_path / "out",
+        "--methods",
+        methods,
+    )
     result = call("exam", "--cases", "three_taxon_tree,beta_binomial", *arguments)
     assert result.exit_code == 0, result.output
     table = pd.read_csv(tmp_path / "out" / "calibration.csv")
@@ -216,7 +226,7 @@ def test_every_number_of_a_budget_has_an_option(monkeypatch):
 
     monkeypatch.setattr("bayeskit.workflows.evidence_in_folder", kept)
     options = "--reference-temperatures 11 --particles 12 --smc-replicates 13 --live-points 14".split()
-    refused("evidence", "beta_binomial", *options, *SMALL)
+    refused("evidence", "beta_binomial", *options, *SMALL, "--quiet")
     wanted = {"num_reference_temperatures": 11, "num_particles": 12, "num_replicates": 13, "num_live": 14}
     assert seen | wanted == seen and seen["num_temperatures"] == 6
     assert call("evidence", "beta_binomial", "--particles", -3).exit_code == 2
@@ -273,9 +283,11 @@ def test_bad_files_are_named(tmp_path):
     alignment, tree = tmp_path / "a.fasta", tmp_path / "t.nwk"
     assert "a.fasta" in refused("evidence", "--alignment", alignment, "--tree", tree)
     alignment.write_text(">A\nACGT\n>B\nACG\n>C\nACAA\n")
+    assert "t.nwk" in refused("evidence", "--alignment", alignment, "--tree", tree)
+    tree.write_text("(A,B,D);")
     assert "'B'" in refused("evidence", "--alignment", alignment, "--tree", tree)
     alignment.write_text(">A\nACGT\n>B\nACGA\n>C\nACAA\n")
-    assert "t.nwk" in refused("evidence", "--alignment", alignment, "--tree", tree)
+    assert "'D'" in refused("evidence", "--alignment", alignment, "--tree", tree)
     tree.write_text("(A,B,C);")
     arguments = ("--alignment", alignment, "--tree", tree, "--substitution", "jukes")
     assert "JC69" in refused("evidence", *arguments)

@@ -22,8 +22,7 @@ def primates_target() -> Target:
     from bayeskit.models.phylogenetics import JC69, TreeModel, primates
 
     alignment, tree = primates()
-    # The likelihood is compiled code already. Torch's compiler would take ten seconds to save a tenth of each call of the
-    # tempered ladder.
+    # The likelihood is compiled already; torch's compiler would take ten seconds to save a tenth of a ladder's call.
     return Target.from_pyro(TreeModel(alignment, tree, substitution=JC69()), compile=False)
 
 

@@ -10,7 +10,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from itertools import count
 from typing import Any, NamedTuple, cast
 
@@ -1037,6 +1037,8 @@ class NativeEvaluator:
 
     def __init__(self, library: Any, data: tuple[Tensor, ...], dim: int, dtype: torch.dtype) -> None:
         self._library, self._data, self._dim, self._dtype = library, data, dim, dtype
+        self._data_pointers = [x.data_ptr() for x in data]
+        self._pointers = ctypes.c_void_p * (11 + len(data))
 
     def __call__(self, u: Tensor, beta: Tensor) -> Evaluation:
         """Evaluate rows ``(n, d)`` at inverse temperatures ``(n,)``."""
@@ -1075,16 +1077,20 @@ class NativeEvaluator:
         (n, d), floating = q.shape, ctypes.c_float if q.dtype == torch.float32 else ctypes.c_double
         q, p = (x.clone(memory_format=torch.contiguous_format) for x in (q, p))
         beta, step, factor = (x.to(q.dtype).contiguous() for x in (beta, step, factor))
-        found, part = _empty(q, beta), torch.empty_like(step)
-        lowest, numbers = torch.full_like(part, torch.inf), q.new_tensor(kicks)
+        found, part, lowest = _empty(q, beta), torch.empty_like(step), None
         groups, at_once = factor.numel() // (d * d if is_dense else d), max(1, MAX_EVALUATIONS // n)
-        for some in numbers.split(at_once):
-            tensors = (q, p, beta, step, factor, some, *found, part, *self._data)
-            pointers = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
-            sizes = (ctypes.c_int64(size) for size in (len(some), n, d, groups, is_dense, len(self._data)))
-            self._library.integrate(pointers, floating(drift), *sizes)
-            lowest = torch.minimum(lowest, part)
-        return q, p, found, lowest
+        for some in _numbers_of(tuple(kicks), q.dtype, at_once):
+            tensors = (q, p, beta, step, factor, some, *found, part)
+            pointers = self._pointers(*[x.data_ptr() for x in tensors], *self._data_pointers)
+            sizes = (some.shape[0], n, d, groups, is_dense, len(self._data))
+            self._library.integrate(pointers, floating(drift), *map(ctypes.c_int64, sizes))
+            lowest = part.clone() if lowest is None else torch.minimum(lowest, part)
+        return q, p, found, torch.full_like(part, torch.inf) if lowest is None else lowest
+
+
+@lru_cache(maxsize=128)
+def _numbers_of(kicks: tuple[float, ...], dtype: torch.dtype, at_once: int) -> tuple[Tensor, ...]:
+    return torch.tensor(kicks, dtype=dtype).split(at_once)
 
 
 def _empty(u: Tensor, beta: Tensor) -> Evaluation:
