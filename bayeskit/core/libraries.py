@@ -17,7 +17,7 @@ from pathlib import Path
 
 __all__ = ["FLAGS", "compiler", "load_library"]
 
-#: Flags of every library: all vector instructions of this processor, and no trap or errno of a function's domain.
+#: Flags of every library, which uses all vector instructions of this processor.
 FLAGS = ("-O3", "-shared", "-fPIC", *(() if sys.platform == "darwin" else ("-march=native",)))
 _COMPILE_SECONDS = 120
 _MOST = 1000  # libraries of one name in a folder, beyond which the oldest are deleted

@@ -297,7 +297,7 @@ def _function(program: str) -> Callable[..., list[Tensor]]:
 
 #: Flags of generated code, which has the same digits with any vectors, as no products are fused with sums; of C++14,
 #: whose <cmath> takes half of the time to read.
-_CPP_FLAGS = (*FLAGS, "-std=c++14", "-DNDEBUG", "-fno-trapping-math", "-fno-signed-zeros", "-ffp-contract=off")
+_CPP_FLAGS = (*FLAGS, "-std=c++14", "-DNDEBUG", "-ffp-contract=off")
 
 
 @lru_cache(maxsize=128)

@@ -175,7 +175,7 @@ def test_a_loop_in_python_becomes_one_function(times):
     expected = (log_prior.detach(), log_likelihood.detach(), log_density.detach(), gradient)
     for compile in (False, True):
         assert_close(engine.evaluator(3, 1, compile)(u.detach(), beta), expected, torch.float64)
-    assert engine._pays(3, 2000) == (times > 10)
+    assert engine._pays(3, 500) == (times > 10)
 
 
 def _changed_alone(x):
