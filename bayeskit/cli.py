@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,18 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from bayeskit.errors import BayeskitError, BayeskitWarning, SettingsError, _place_of
+from bayeskit._ctrl_c import give_back
+from bayeskit.core.folders import RunFolder
+from bayeskit.core.inputs import unknown_name
+from bayeskit.errors import (
+    AlignmentError,
+    BayeskitError,
+    BayeskitWarning,
+    SettingsError,
+    TreeError,
+    UnknownNameError,
+    _place_of,
+)
 
 if TYPE_CHECKING:
     from bayeskit.gallery import Entry
@@ -78,7 +90,12 @@ def _print_evidence(
 ) -> None:
     """Print estimates, scores, their warnings, methods that do not apply, and the verdict."""
     console = _new_console()
-    table = _new_table(title, "method", "log evidence", "std. error", "evaluations", "seconds", "trusted")
+    if comparison.results:
+        console.print(Text(f"{title}: {comparison.verdict}", style="bold"), soft_wrap=True)
+    if reference is not None:
+        error = f" ± {reference_error:.4f}" if reference_error > 0 else ""
+        console.print(f"reference {reference:.4f}{error}")
+    table = _new_table("", "method", "log evidence", "std. error", "evaluations", "seconds", "trusted")
     for z in comparison:
         table.add_row(
             z.method,
@@ -101,11 +118,6 @@ def _print_evidence(
     _print_refusals(console, comparison.refused)
     for note in comparison.notes:
         console.print(Text(note, style="dim"))
-    if comparison.results:
-        console.print(Text(str(comparison.verdict), style="bold"))
-    if reference is not None:
-        error = f" ± {reference_error:.4f}" if reference_error > 0 else ""
-        console.print(f"reference {reference:.4f}{error}")
 
 
 def _print_calibration(found: list[Calibration], out: Path | None, one_folder: bool = True) -> None:
@@ -136,11 +148,8 @@ def _print_calibration(found: list[Calibration], out: Path | None, one_folder: b
     if out is None:
         typer.echo("pass --out DIR to save replicates, table and plot")
     else:
-        files = "replicates.csv, calibration.csv, calibration.svg"
-        typer.echo(
-            f"written to {out}: "
-            + (files if one_folder else f"calibration.csv, calibration.svg; for each case: {files}")
-        )
+        files = ["replicates.csv", "calibration.csv", "calibration.svg"]
+        _print_files(out, files if one_folder else [*files[1:], "and for each case a folder with all three"])
 
 
 def _print_refusals(console: Console, refused: Mapping[str, str], case: str = "") -> None:
@@ -151,17 +160,9 @@ def _print_refusals(console: Console, refused: Mapping[str, str], case: str = ""
         console.print(Text(f"{case}{', '.join(methods)}: does not apply: {reason}", style="dim"))
 
 
-def _print_files(out: Path | None, files: Iterable[Path] | None = None) -> None:
-    """Print the result files in a folder: ``files``, or all files with the name of a result."""
-    if out is None:
-        typer.echo("pass --out DIR to save the table, the draws and a report")
-    else:
-        found = sorted(p for p in out.iterdir() if _is_result(p)) if files is None else files
-        typer.echo(f"written to {out}: {', '.join(p.name for p in found)}")
-
-
-def _is_result(path: Path) -> bool:
-    return path.name in {"evidence.csv", "summary.csv", "posterior.nc", "report.html"}
+def _print_files(folder: Path, names: Iterable[str]) -> None:
+    """Print the names of the result files in a folder."""
+    typer.echo(f"written to {folder}: {', '.join(names)}")
 
 
 def print_generated_exam(result: Exam, folder: Path | None) -> None:
@@ -181,7 +182,7 @@ def print_generated_exam(result: Exam, folder: Path | None) -> None:
             console.print(Text(f"{answer.verdict}: {e.method}: {said}\n  {answer.case}{smallest}", style="red"))
     console.print(str(result))
     if folder is not None:
-        _print_files(folder, [folder / "exam.csv"])
+        _print_files(folder, ["exam.csv"])
 
 
 def _print_exam(result: Exam, folder: Path | None) -> None:
@@ -214,14 +215,14 @@ def _print_exam(result: Exam, folder: Path | None) -> None:
         _print_refusals(console, refused, f"{case}: ")
     console.print(Text(str(result), style="bold red" if result.has_false_comfort else "bold"))
     if folder is not None:
-        typer.echo(f"written to {folder}: exam.csv")
+        _print_files(folder, ["exam.csv"])
 
 
 def _figure(value: float, spec: str) -> str:
     return format(value, spec) if math.isfinite(value) else "-"
 
 
-# Messages about misspelt options and commands end with the page that explains them.
+# Usage errors are one line, with the nearest names and the page that explains the command line.
 
 _PAGE = _place_of("how_to/command_line")
 # depending on its version, typer contains click or imports it
@@ -229,32 +230,48 @@ _UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__na
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
-    """Append the page on the command line to the message of a usage error."""
+def _said_plainly() -> Iterator[None]:
+    """Print a usage error as one line."""
     try:
         yield
     except _UsageError as error:
-        if _PAGE not in error.message:
-            before = error.message and error.message + ("" if error.message.endswith((".", "?")) else ".")
-            error.message = f"{before} See {_PAGE}.".lstrip()
-        raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        message = error.format_message().removesuffix(".")
+        if (option := getattr(error, "option_name", None)) and type(error).__name__ == "NoSuchOption":
+            known = [name for parameter in error.ctx.command.get_params(error.ctx) for name in parameter.opts]
+            message = str(unknown_name("option", option, [name for name in known if name.startswith("--")]))
+        _print_error(f"{message} (See {_PAGE})")
+        raise typer.Exit(BAD_INPUT) from error
+    except UnknownNameError as error:
+        _print_error(f"{error} (See {_PAGE})")
+        raise typer.Exit(BAD_INPUT) from error
 
 
-class _ExplainedCommands(TyperGroup):
-    """Commands whose usage errors name the page on the command line."""
+def _print_error(message: str) -> None:
+    Console(stderr=True, highlight=False).print(Text(f"error: {message}", style="bold red"), soft_wrap=True)
+
+
+class _Commands(TyperGroup):
+    """Commands whose usage errors are one line."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        with _explained():
+        with _said_plainly():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        with _explained():
+        with _said_plainly():
             return super().invoke(ctx)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            raise unknown_name("command", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
 
-# Torch and Pyro are imported inside the commands, so that help does not wait for them.
+
+# Torch and Pyro are imported inside the commands, so that help and refusals do not wait for them.
 app = typer.Typer(
-    cls=_ExplainedCommands,
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -263,26 +280,52 @@ app = typer.Typer(
 
 BAD_INPUT, _FALSE_COMFORT_FOUND, _INTERRUPTED = 2, 1, 130
 
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for table, draws and report.")]
+_OUTPUT, _POSTERIOR, _LADDER = "Output", "Posterior run", "Ladder of temperatures"
+_OTHERS, _REPEATED = "Sequential Monte Carlo and nested sampling", "Repetitions"
+
+
+def _number(default: str, help: str, panel: str, **limits: Any) -> Any:
+    """Return an option whose default is that of the budget, or of the model if it has one."""
+    return typer.Option(show_default=default, help=help, rich_help_panel=panel, **limits)
+
+
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="Folder for table, draws and report.",
+        show_default="results/COMMAND-NAME",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Repeat a finished run, and replace results of another.", rich_help_panel=_OUTPUT),
+]
 Seed = Annotated[int, typer.Option(help="Random seed; the same seed gives the same result.")]
 Methods = Annotated[str, typer.Option(help="Names separated by commas, or 'all'.")]
-Replicates = Annotated[int, typer.Option(min=1, help="Number of runs, each with another seed.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Number of replicates run in parallel.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress bars and no table.")]
-Chains = Annotated[int | None, typer.Option(min=1, help="Chains of the posterior run.")]
-Warmup = Annotated[int | None, typer.Option(min=20, help="Warm-up iterations of each chain of the posterior run.")]
-Samples = Annotated[int | None, typer.Option(min=1, help="Draws of each chain of the posterior run.")]
-Acceptance = Annotated[float | None, typer.Option(min=0.1, max=0.999, help="Target acceptance rate.")]
-Temperatures = Annotated[int | None, typer.Option(min=2, help="Number of steps of the tempered ladder.")]
-LadderChains = Annotated[int | None, typer.Option(min=1, help="Chains at each temperature.")]
-LadderWarmup = Annotated[int | None, typer.Option(min=20, help="Warm-up iterations of the ladder.")]
-LadderSamples = Annotated[int | None, typer.Option(min=1, help="Draws of each chain of the ladder.")]
-ReferenceTemperatures = Annotated[
-    int | None, typer.Option(min=2, help="Number of steps of the generalised stepping stone from a reference.")
+Replicates = Annotated[
+    int, typer.Option(min=1, help="Number of runs, each with another seed.", rich_help_panel=_REPEATED)
 ]
-Particles = Annotated[int | None, typer.Option(min=2, help="Particles of each population of sequential Monte Carlo.")]
-SMCReplicates = Annotated[int | None, typer.Option(min=1, help="Populations of sequential Monte Carlo.")]
-LivePoints = Annotated[int | None, typer.Option(min=4, help="Live points of nested sampling.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of replicates run in parallel.", rich_help_panel=_REPEATED)]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print no progress bars and no table.", rich_help_panel=_OUTPUT)
+]
+Chains = Annotated[int | None, _number("64", "Chains.", _POSTERIOR, min=1)]
+Warmup = Annotated[int | None, _number("400", "Warm-up iterations of each chain.", _POSTERIOR, min=20)]
+Samples = Annotated[int | None, _number("400", "Draws of each chain.", _POSTERIOR, min=1)]
+Acceptance = Annotated[float | None, _number("0.8", "Target acceptance rate.", _POSTERIOR, min=0.1, max=0.999)]
+Temperatures = Annotated[int | None, _number("50", "Number of steps.", _LADDER, min=2)]
+LadderChains = Annotated[int | None, _number("32", "Chains at each temperature.", _LADDER, min=1)]
+LadderWarmup = Annotated[int | None, _number("150", "Warm-up iterations.", _LADDER, min=20)]
+LadderSamples = Annotated[int | None, _number("1000", "Draws of each chain.", _LADDER, min=1)]
+ReferenceTemperatures = Annotated[
+    int | None, _number("10", "Number of steps of the generalised stepping stone from a reference.", _LADDER, min=2)
+]
+Particles = Annotated[int | None, _number("64", "Particles of each population.", _OTHERS, min=2)]
+SMCReplicates = Annotated[int | None, _number("32", "Populations of sequential Monte Carlo.", _OTHERS, min=1)]
+LivePoints = Annotated[int | None, _number("500", "Live points of nested sampling.", _OTHERS, min=4)]
 
 
 @contextmanager
@@ -306,10 +349,12 @@ def _plain_messages() -> Iterator[None]:
             yield
         except BayeskitError as error:
             pages = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-            console.print(Text(f"error: {error}{pages}", style="bold red"), soft_wrap=True)
+            _print_error(f"{error}{pages}")
             raise typer.Exit(BAD_INPUT) from error
         except KeyboardInterrupt as interrupt:
-            message = "interrupted; with --out, the same command resumes the run, but not a page or the plain exam"
+            message = (
+                "interrupted; the same command resumes the run of a model, and begins a page or the plain exam anew"
+            )
             console.print(Text(message, style="yellow"), soft_wrap=True)
             raise typer.Exit(_INTERRUPTED) from interrupt
 
@@ -350,10 +395,12 @@ def evidence(
     name: Annotated[str | None, typer.Argument(help="A model listed by 'bayeskit list'.")] = None,
     alignment: Annotated[Path | None, typer.Option(help="FASTA, NEXUS or PHYLIP file.")] = None,
     tree: Annotated[Path | None, typer.Option(help="Newick or NEXUS file with the topology.")] = None,
-    substitution: Annotated[str, typer.Option(help="Substitution model.")] = "JC69",
+    substitution: Annotated[str, typer.Option(help="JC69, K80, HKY85, TN93 or GTR.")] = "JC69",
     methods: Methods = "all",
-    out: Out = None,
     seed: Seed = 0,
+    out: Out = None,
+    force: Force = False,
+    quiet: Quiet = False,
     chains: Chains = None,
     warmup: Warmup = None,
     samples: Samples = None,
@@ -368,84 +415,91 @@ def evidence(
     target_acceptance: Acceptance = None,
     replicates: Replicates = 1,
     jobs: Jobs = 1,
-    quiet: Quiet = False,
 ) -> None:
     """Estimate the log evidence of a named model, or of an alignment on a tree.
 
-    With --out, writes evidence.csv, report.html and, if a method needed draws, posterior.nc; a killed run resumes with
-    the same command. With --replicates, repeats the run with other seeds and compares the spread of the estimates with
-    their standard errors; with --out, it then writes replicates.csv, calibration.csv and calibration.svg. The exit
-    status is 2 if no method applies.
+    Writes evidence.csv, report.html and, if a method needed draws, posterior.nc; a killed run resumes with the same
+    command, and a finished one is not repeated. With --replicates, repeats the run with other seeds, compares the
+    spread of the estimates with their standard errors, and writes replicates.csv, calibration.csv and calibration.svg
+    instead. A model may have other default numbers than these. The exit status is 2 if no method applies.
     """
     _check_choice(name, alignment, tree)
     if jobs > 1 and replicates == 1:
         raise SettingsError("--jobs is the number of replicates run in parallel; pass --replicates as well")
-    from bayeskit.core.storage import as_output_folder
-    from bayeskit.gallery import get_model, is_page, tree_target
-    from bayeskit.inference.evidence import compare, select
+    chosen = _checked_methods(methods)
+    title = _checked_model(name) if name is not None else _checked_files(alignment, tree, substitution)
+    given = {
+        "num_chains": chains,
+        "num_warmup": warmup,
+        "num_samples": samples,
+        "num_temperatures": temperatures,
+        "ladder_chains": ladder_chains,
+        "ladder_warmup": ladder_warmup,
+        "ladder_samples": ladder_samples,
+        "num_reference_temperatures": reference_temperatures,
+        "num_particles": particles,
+        "num_replicates": smc_replicates,
+        "num_live": live_points,
+        "target_acceptance": target_acceptance,
+    }
+    numbers = {key: value for key, value in given.items() if value is not None}
+    what = {"model": name} if name is not None else _named_files(alignment, tree) | {"substitution": substitution}
+    folder = _opened(
+        "evidence" if replicates == 1 else "replicates",
+        Path(title).stem,
+        out,
+        force,
+        quiet,
+        {**what, "methods": chosen, "seed": seed, "replicates": replicates, **numbers},
+    )
+    if folder is None:
+        return
+    from bayeskit.gallery import get_model, tree_target
+    from bayeskit.inference.evidence import Budget
     from bayeskit.inference.evidence.comparison import by_reason
     from bayeskit.workflows import evidence_in_folder
 
-    chosen = _names(methods)
-    if not chosen:
-        raise SettingsError("--methods names no method; separate names by commas, or say 'all'")
-    select(chosen)
-    if name is not None and is_page(name):
-        raise SettingsError(f"{name!r} is a page of the gallery, not a model; use 'bayeskit run {name} --out DIR'")
+    give_back()
     entry = None if name is None else get_model(name)
-    if out is not None:
-        as_output_folder(out)  # refused before a model is built and run
-    budget = _budget(
-        {} if entry is None else entry.budget,
-        num_chains=chains,
-        num_warmup=warmup,
-        num_samples=samples,
-        num_temperatures=temperatures,
-        ladder_chains=ladder_chains,
-        ladder_warmup=ladder_warmup,
-        ladder_samples=ladder_samples,
-        num_reference_temperatures=reference_temperatures,
-        num_particles=particles,
-        num_replicates=smc_replicates,
-        num_live=live_points,
-        target_acceptance=target_acceptance,
-    )
+    budget = Budget(**((dict(entry.budget) if entry is not None else {}) | numbers))  # type: ignore[arg-type]
     if replicates > 1:
         problem = _problem(entry, alignment, tree, substitution)
-        found = _calibrated(problem, chosen, replicates, budget, seed, jobs, out, quiet)
+        _say_where(folder, out, quiet)
+        found = _calibrated(problem, chosen, replicates, budget, seed, jobs, folder.path, quiet)
+        folder.finish(f"{replicates} replicates of {', '.join(found.estimates) or 'no method'}")
         if not quiet:
-            _print_calibration([found], out)
+            _print_calibration([found], folder.path)
         return
     reference, reference_error = None, 0.0
     settings: dict[str, Any]
     if entry is not None:
-        title, target = entry.name, entry.build()
+        target = entry.build()
         reference, reference_error = entry.reference, entry.reference_error
         settings = {"model": entry.description}
         if entry.reference_source:
             settings["reference from"] = entry.reference_source
     elif alignment is not None and tree is not None:
-        title, target = alignment.name, tree_target(alignment, tree, substitution)
+        target = tree_target(alignment, tree, substitution)
         settings = {"alignment": alignment, "tree": tree, "substitution": substitution}
-    progress = not quiet
-    if out is None:
-        comparison = compare(target, chosen, seed=seed, budget=budget, progress=progress)
-    else:
-        comparison = evidence_in_folder(
-            target,
-            out,
-            title=f"Evidence of {title}",
-            methods=chosen,
-            seed=seed,
-            budget=budget,
-            reference=reference,
-            reference_error=reference_error,
-            settings=settings,
-            progress=progress,
-        )
+    _say_where(folder, out, quiet)
+    comparison = evidence_in_folder(
+        target,
+        folder.path,
+        title=f"Evidence of {title}",
+        methods=chosen,
+        seed=seed,
+        budget=budget,
+        reference=reference,
+        reference_error=reference_error,
+        settings=settings,
+        progress=not quiet,
+    )
+    if comparison.results or comparison.scores:
+        scores = [f"{score.method} {score.predictive_score:.4f}" for score in comparison.scores.values()]
+        folder.finish(f"{title}: {comparison.verdict if comparison.results else ', '.join(scores)}")
     if not quiet:
         _print_evidence(comparison, title, reference, reference_error)
-        _print_files(out)
+        _print_files(folder.path, folder.files())
     if not comparison.results and not comparison.scores:
         reasons = "; ".join(f"{', '.join(names)}: {why}" for why, names in by_reason(comparison.refused).items())
         raise SettingsError(f"no method gave an answer: {reasons}")
@@ -454,25 +508,22 @@ def evidence(
 @_command("run")
 def run_model_or_page(
     name: Annotated[str, typer.Argument(help="A model or a page listed by 'bayeskit list'.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the output files.")],
-    seed: Annotated[int | None, typer.Option(help="Random seed; 0 by default.")] = None,
-    chains: Annotated[int | None, typer.Option(min=1, help="Chains; 4 by default.")] = None,
-    warmup: Annotated[int | None, typer.Option(min=0, help="Warm-up iterations; 500 by default.")] = None,
-    samples: Annotated[int | None, typer.Option(min=4, help="Draws of each chain; 1000 by default.")] = None,
-    target_acceptance: Annotated[
-        float | None, typer.Option(min=0.1, max=0.999, help="Target acceptance rate; 0.8 by default.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(show_default="0", help="Random seed.")] = None,
     small: Annotated[bool, typer.Option("--small", help="Run a page with a budget of seconds.")] = False,
+    out: Out = None,
+    force: Force = False,
     quiet: Quiet = False,
+    chains: Annotated[int | None, _number("4", "Chains.", _POSTERIOR, min=1)] = None,
+    warmup: Annotated[int | None, _number("500", "Warm-up iterations of each chain.", _POSTERIOR, min=0)] = None,
+    samples: Annotated[int | None, _number("1000", "Draws of each chain.", _POSTERIOR, min=4)] = None,
+    target_acceptance: Acceptance = None,
 ) -> None:
     """Draw from the posterior of a named model, or run a page of the gallery.
 
-    Models write summary.csv, posterior.nc and report.html; pages write their printed output and their figures.
+    Models write summary.csv, posterior.nc and report.html; pages write their printed output and their figures. A killed
+    run of a model resumes with the same command, and a finished one is not repeated.
     """
     from bayeskit import gallery
-    from bayeskit.core.storage import as_output_folder
-    from bayeskit.report import posterior_summary
-    from bayeskit.workflows import posterior_in_folder
 
     given = {
         "seed": seed,
@@ -486,23 +537,43 @@ def run_model_or_page(
         if settings:
             options = ", ".join(f"--{key.removeprefix('num_').replace('_', '-')}" for key in settings)
             raise SettingsError(f"{name!r} is a page with its own settings; it accepts --small, not {options}")
-        _print_files(out, gallery.run_page(name, out, small=small, quiet=quiet))
+        page = gallery.page(name)
+        page.require()
+        script = {"page": name, "script": _digest(page.path), "small": small}
+        folder = _opened("run", name, out, force, quiet, script)
+        if folder is not None:
+            _say_where(folder, out, quiet)
+            files = gallery.run_page(name, folder.path, small=small, quiet=quiet)
+            folder.finish(page.title)
+            _print_files(folder.path, [file.name for file in files])
         return
     if small:
         raise SettingsError(f"--small is for pages of the gallery; {name!r} accepts --chains, --warmup and --samples")
+    numbers = {"seed": 0, "num_chains": 4, "num_warmup": 500, "num_samples": 1000, "target_acceptance": 0.8} | settings
+    folder = _opened("run", name, out, force, quiet, {"model": name, **numbers})
+    if folder is None:
+        return
+    from bayeskit.report import posterior_summary
+    from bayeskit.workflows import posterior_in_folder
+
     entry = gallery.get_model(name)
-    as_output_folder(out)
+
+    give_back()
+    target = entry.build()
+    _say_where(folder, out, quiet)
     draws = posterior_in_folder(
-        entry.build(),
-        out,
+        target,
+        folder.path,
         title=f"Posterior of {entry.name}",
         settings={"model": entry.description},
         progress=not quiet,
-        **({"seed": 0, "num_chains": 4, "num_warmup": 500, "num_samples": 1000, "target_acceptance": 0.8} | settings),
+        **numbers,
     )
+    summary = posterior_summary(draws)
+    worst = f"{summary['ess'].min():.0f} effective draws or more, r-hat at most {summary['r_hat'].max():.3f}"
+    folder.finish(f"{entry.name}: {draws.num_chains} chains of {draws.num_draws} draws, {worst}")
     if quiet:
         return
-    summary = posterior_summary(draws)
     table = _new_table(entry.name, "parameter", *(str(c).replace("_", "-") for c in summary.columns))
     for parameter, row in summary.head(40).iterrows():
         shown = [f"{row[c]:.4g}" for c in ("mean", "mcse", "sd", "5 %", "95 %")]
@@ -511,25 +582,30 @@ def run_model_or_page(
     console.print(table)
     if len(summary) > 40:
         console.print(f"... and {len(summary) - 40} more in summary.csv")
-    _print_files(out)
+    _print_files(folder.path, folder.files())
 
 
 @_command("exam")
 def exam(
     methods: Methods = "all",
     cases: Annotated[str, typer.Option(help="Exact cases separated by commas, or 'all'.")] = "all",
+    generated: Annotated[int | None, typer.Option(min=1, help="Random problems to run instead of the cases.")] = None,
     seed: Seed = 0,
     small: Annotated[bool, typer.Option("--small", help="Use a budget of seconds, for a first try.")] = False,
     table: Annotated[str, typer.Option(help="'answers', or 'calibration' of the error bars.")] = "answers",
     replicates: Annotated[
-        int | None, typer.Option(min=2, help="Runs of each case for --table calibration; 20 by default.")
+        int | None, _number("20", "Runs of each case for --table calibration.", _REPEATED, min=2)
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Number of replicates or random problems run in parallel; 1 by default.")
+        int | None, _number("1", "Number of replicates or random problems run in parallel.", _REPEATED, min=1)
     ] = None,
-    generated: Annotated[int | None, typer.Option(min=1, help="Random problems to run instead of the cases.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the table.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress bar.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for the table.", rich_help_panel=_OUTPUT)
+    ] = None,
+    force: Force = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print no progress bar.", rich_help_panel=_OUTPUT)
+    ] = False,
 ) -> None:
     """Run every method on every problem whose exact evidence is known.
 
@@ -541,7 +617,27 @@ def exam(
     table by method; the exit status is 1 if more than 0.2 % of the answers are trusted and four standard errors off, or
     if a method failed. With --out, the same command resumes a killed run.
     """
-    from bayeskit.core.storage import as_output_folder
+    if table not in ("answers", "calibration"):
+        raise SettingsError(f"--table must be 'answers' or 'calibration', not {table!r}")
+    which, what = _checked_cases(cases), _checked_methods(methods)
+    calibrated = table == "calibration"
+    if generated is not None and (calibrated or cases != "all" or replicates is not None):
+        raise SettingsError("--generated makes its own problems; leave out --cases, --replicates, --table calibration")
+    for option, given in (("--replicates", replicates), ("--jobs", jobs if generated is None else None)):
+        if given is not None and not calibrated:
+            raise SettingsError(f"{option} is for --table calibration; the table of answers runs each case once")
+    if force and out is None:
+        raise SettingsError("--force repeats the run of a folder; pass --out as well")
+    replicates, num_jobs = replicates or 20, jobs or 1
+    settings = {"methods": what, "cases": which, "generated": generated, "seed": seed, "small": small, "table": table}
+    run = None
+    if out is not None:
+        run = _opened("exam", "", out, force, quiet, settings | ({"replicates": replicates} if calibrated else {}))
+        if run is None:
+            return
+    folder = None if run is None else run.path
+    from bayeskit.inference.evidence.calibration import SMALL as LESS
+    from bayeskit.workflows.calibration import calibrations
     from bayeskit.workflows.exam import (
         FAILED,
         FALSE_COMFORT,
@@ -550,60 +646,42 @@ def exam(
         SMALL,
         run_exam,
         run_generated_exam,
+        selected_cases,
     )
 
-    if table not in ("answers", "calibration"):
-        raise SettingsError(f"--table must be 'answers' or 'calibration', not {table!r}")
-    which, what = _names(cases), _names(methods)
-    if not what:
-        raise SettingsError("--methods names no method; separate names by commas, or say 'all'")
-    if generated is not None and (table == "calibration" or cases != "all" or replicates is not None):
-        raise SettingsError("--generated makes its own problems; leave out --cases, --replicates, --table calibration")
-    if table == "calibration":
-        from bayeskit.inference.evidence.calibration import SMALL as LESS
-        from bayeskit.workflows.calibration import calibrations
-        from bayeskit.workflows.exam import selected_cases
-
+    give_back()
+    progress = not quiet
+    if calibrated:
+        chosen, budget = selected_cases(which), SMALL if small else LESS
         found = calibrations(
-            what,
-            selected_cases(which),
-            out,
-            20 if replicates is None else replicates,
-            budget=SMALL if small else LESS,
-            seed=seed,
-            num_jobs=1 if jobs is None else jobs,
-            progress=not quiet,
+            what, chosen, folder, replicates, budget=budget, seed=seed, num_jobs=num_jobs, progress=progress
         )
-        _print_calibration(found, out, one_folder=False)
+        if run is not None:
+            run.finish(f"{replicates} replicates of {len(found)} cases")
+        _print_calibration(found, folder, one_folder=False)
         return
-    for option, given in (("--replicates", replicates), ("--jobs", jobs if generated is None else None)):
-        if given is not None:
-            raise SettingsError(f"{option} is for --table calibration; the table of answers runs each case once")
-    folder = None if out is None else as_output_folder(out)
+    small_budget = SMALL if small else None
     if generated is not None:
-        answers = run_generated_exam(
+        result = run_generated_exam(
             generated,
             GENERATED_METHODS if methods == "all" else what,
             seed=seed,
-            budget=SMALL if small else None,
-            progress=not quiet,
-            num_jobs=1 if jobs is None else jobs,
+            budget=small_budget,
+            progress=progress,
+            num_jobs=num_jobs,
             checkpoint=None if folder is None else folder / "generated",
         )
-        if folder is not None:
-            answers.to_csv(folder / "exam.csv")
-        print_generated_exam(answers, folder)
-        if answers.count(FALSE_COMFORT) > MAX_FALSE_COMFORT * len(answers.rows) or answers.count(FAILED):
-            raise typer.Exit(_FALSE_COMFORT_FOUND)
-        return
-    result = run_exam(what, which, seed=seed, budget=SMALL if small else None, progress=not quiet)
-    if folder is not None:
-        result.to_csv(folder / "exam.csv")
-    _print_exam(result, folder)
-    if not result.rows:
-        raise typer.Exit(BAD_INPUT)
-    if result.has_false_comfort:
-        raise typer.Exit(_FALSE_COMFORT_FOUND)
+        is_bad = result.count(FALSE_COMFORT) > MAX_FALSE_COMFORT * len(result.rows) or result.count(FAILED)
+        status = _FALSE_COMFORT_FOUND if is_bad else 0
+    else:
+        result = run_exam(what, which, seed=seed, budget=small_budget, progress=progress)
+        status = _FALSE_COMFORT_FOUND if result.has_false_comfort else 0 if result.rows else BAD_INPUT
+    if run is not None:
+        result.to_csv(run.path / "exam.csv")
+        run.finish(str(result), status)
+    (_print_exam if generated is None else print_generated_exam)(result, folder)
+    if status:
+        raise typer.Exit(status)
 
 
 @_command("list")
@@ -612,13 +690,12 @@ def _list_models() -> None:
     from bayeskit import gallery
 
     console = _new_console()
-    table = _plain_table("model", "log evidence", "with 'bayeskit evidence NAME' or 'bayeskit run NAME --out DIR'")
-    for entry in gallery.entries():
-        known = "" if entry.reference is None else f"{entry.reference:.4f}"
-        table.add_row(entry.name, known, Text(entry.description))
+    table = _plain_table("model", "log evidence", "with 'bayeskit evidence NAME' or 'bayeskit run NAME'")
+    for name, known, description in gallery.listed():
+        table.add_row(name, "" if known is None else f"{known:.4f}", Text(description))
     console.print(table)
     for group, heading in gallery.GROUPS.items():
-        table = _plain_table("page", "", f"{heading}, with 'bayeskit run NAME --out DIR [--small]'")
+        table = _plain_table("page", "", f"{heading}, with 'bayeskit run NAME [--small]'")
         for page in gallery.pages():
             if page.group == group:
                 table.add_row(page.name, "", Text(page.title))
@@ -639,10 +716,6 @@ def main() -> None:
     app()
 
 
-def _names(text: str) -> str | list[str]:
-    return text if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
-
-
 def _problem(entry: Entry | None, alignment: Path | None, tree: Path | None, substitution: str) -> Problem:
     from bayeskit.gallery import tree_target
     from bayeskit.inference.evidence import Problem
@@ -661,16 +734,13 @@ def _calibrated(
     budget: Budget,
     seed: int,
     jobs: int,
-    out: Path | None,
+    out: Path,
     quiet: bool,
 ) -> Calibration:
-    from bayeskit.inference.evidence import calibrate
     from bayeskit.workflows import calibration_in_folder
 
     common: dict[str, Any] = {"budget": budget, "seed": seed, "num_jobs": jobs, "progress": not quiet}
     common["skip_refused"] = True  # like a single run, which reports such methods and goes on
-    if out is None:
-        return calibrate(methods, problem, replicates, **common)
     return calibration_in_folder(methods, problem, out, replicates, **common)
 
 
@@ -688,11 +758,119 @@ def _check_choice(name: str | None, alignment: Path | None, tree: Path | None) -
         raise SettingsError("--alignment needs --tree FILE, the topology on which it evolved")
 
 
-def _budget(suited: Mapping[str, int], **given: float | None) -> Budget:
-    from bayeskit.inference.evidence import Budget
+def _checked_model(name: str) -> str:
+    """Return the name of a model; a page is refused."""
+    from bayeskit import gallery
 
-    chosen = {name: value for name, value in given.items() if value is not None}
-    return Budget(**(dict(suited) | chosen))  # type: ignore[arg-type]
+    if gallery.is_page(name):
+        raise SettingsError(f"{name!r} is a page of the gallery, not a model; use 'bayeskit run {name}'")
+    return name
+
+
+def _checked_files(alignment: Path | None, tree: Path | None, substitution: str) -> str:
+    """Return the title of the run of an alignment on a tree."""
+    from bayeskit.gallery import SUBSTITUTION_MODELS
+
+    if substitution not in SUBSTITUTION_MODELS:
+        raise unknown_name("substitution model", substitution, SUBSTITUTION_MODELS)
+    for path, kind in ((alignment, AlignmentError), (tree, TreeError)):
+        if path is not None and not path.is_file():
+            raise kind(f"{path}: there is no such file")
+    return "" if alignment is None else alignment.name
+
+
+def _named_files(*paths: Path | None) -> dict[str, str]:
+    return {path.name: _digest(path) for path in paths if path is not None}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+#: Evidence methods, so that a misspelt name is refused without torch.
+METHOD_NAMES = (
+    "laplace",
+    "maximum_likelihood",
+    "maximum_posterior",
+    "gamma_laplus",
+    "beta_prime_laplus",
+    "lognormal_laplus",
+    "evidence_lower_bound",
+    "naive_monte_carlo",
+    "laplace_importance_sampling",
+    "gamma_laplus_importance_sampling",
+    "variational_importance_sampling",
+    "bridge_sampling",
+    "warp_bridge_sampling",
+    "flow_importance_sampling",
+    "learned_harmonic_mean",
+    "corrected_arithmetic_mean",
+    "generalised_stepping_stone",
+    "harmonic_mean",
+    "stabilised_harmonic_mean",
+    "path_sampling",
+    "modified_path_sampling",
+    "stepping_stone",
+    "thermodynamic_integration",
+    "nested_sampling",
+    "smc",
+    "adaptive_smc",
+    "prequential",
+    "chib",
+    "conditional_predictive_ordinates",
+    "pointwise_predictive_density",
+)
+
+
+def _checked_methods(text: str) -> str | list[str]:
+    """Return the methods of the option, 'all' or names, each of which is known."""
+    chosen = _names(text)
+    if not chosen:
+        raise SettingsError("--methods names no method; separate names by commas, or say 'all'")
+    # Where the command line is called from Python, other packages may have registered methods.
+    loaded = sys.modules.get("bayeskit.inference.evidence")
+    return _all_known("evidence method", chosen, METHOD_NAMES if loaded is None else loaded.METHODS)
+
+
+def _checked_cases(text: str) -> str | list[str]:
+    from bayeskit import gallery
+
+    loaded = sys.modules.get("bayeskit.exact")
+    return _all_known("exact case", _names(text), gallery.EXACT_CASES if loaded is None else loaded.CASES)
+
+
+def _all_known(what: str, chosen: str | list[str], known: Collection[str]) -> str | list[str]:
+    for name in [] if isinstance(chosen, str) else chosen:
+        if name not in known:
+            raise unknown_name(what, name, known)
+    return chosen
+
+
+def _names(text: str) -> str | list[str]:
+    return text if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _say_where(folder: RunFolder, out: Path | None, quiet: bool) -> None:
+    if out is None and not quiet:
+        typer.echo(f"results go to {folder.path}", err=True)
+
+
+def _opened(
+    command: str, name: str, out: Path | None, force: bool, quiet: bool, settings: Mapping[str, Any]
+) -> RunFolder | None:
+    """Return the folder of a run, or None if the run is finished, which is said."""
+    default = Path("results") / f"{command}-{name}"
+    folder = RunFolder(out, {"command": command, **settings}, default=default, force=force)
+    if folder.finished is None:
+        return folder
+    said, status = folder.finished
+    if not quiet:
+        _new_console().print(Text(f"finished before: {said}", style="bold"), soft_wrap=True)
+        _print_files(folder.path, folder.files())
+        typer.echo("pass --force to run it again")
+    if status:
+        raise typer.Exit(status)
+    return None
 
 
 if __name__ == "__main__":

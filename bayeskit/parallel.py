@@ -10,18 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
-
-from cloudpickle import dumps
-from joblib import Parallel, delayed
-from joblib.parallel import get_active_backend
-from loky import BrokenProcessPool, ProcessPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import one_thread
 from bayeskit.core.storage import TaskFolder
 from bayeskit.errors import WorkerError
+
+if TYPE_CHECKING:
+    from loky import ProcessPoolExecutor
 
 __all__ = ["DASK_PATIENCE", "Result", "Task", "map_tasks"]
 
@@ -124,6 +122,9 @@ def _outcomes(
     """Yield index and result of each task as they come."""
     if num_jobs == 1 or not tasks:
         return (_call(function, index, task) for index, task in tasks)
+    from joblib import Parallel, delayed
+    from joblib.parallel import get_active_backend
+
     backend, _ = get_active_backend()
     # Compared by name, because importing the class of Dask's backend would import Dask.
     kinds = {kind.__name__ for kind in type(backend).__mro__}
@@ -145,6 +146,8 @@ def _call(function: Callable[[Task], Result], index: int, task: Task) -> tuple[i
 
 
 def _call_elsewhere(function: Callable[[Task], Result], index: int, task: Task) -> tuple[int, Result]:
+    from cloudpickle import dumps
+
     try:
         return _call(function, index, task)
     except Exception as error:
@@ -241,28 +244,31 @@ _IDLE_SECONDS = 60  # after which a process ends by itself
 class _ProcessPool:
     """One process a slot, each an executor of its own, because an executor dies as a whole."""
 
-    deaths: tuple[type[BaseException], ...] = (BrokenProcessPool,)
-
     def __init__(self) -> None:
+        from loky import BrokenProcessPool
+
+        self.deaths: tuple[type[BaseException], ...] = (BrokenProcessPool,)
         self._busy: dict[Future[Any], ProcessPoolExecutor] = {}
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         executor, future = self._from_idle(function, args)
         if future is None:
+            from loky import ProcessPoolExecutor
+
             environment = {name: os.environ.get(name, "1") for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
             executor = ProcessPoolExecutor(1, timeout=_IDLE_SECONDS, env=environment)
             future = executor.submit(function, *args)
         self._busy[future] = executor
         return future
 
-    @staticmethod
-    def _from_idle(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Future[Any] | None]:
+    def _from_idle(self, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Future[Any] | None]:
         """Submit the task to an idle process, and skip processes that died meanwhile."""
+        deaths: tuple[type[BaseException], ...] = (*self.deaths, RuntimeError)
         while _idle:
             executor = _idle.pop()
             try:
                 return executor, executor.submit(function, *args)
-            except (BrokenProcessPool, RuntimeError):
+            except deaths:
                 executor.shutdown(wait=False)
         return None, None
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from bayeskit.core.folders import write_atomically
 from bayeskit.core.page import rendered
 from bayeskit.core.statistics import effective_sample_size, r_hat
-from bayeskit.core.storage import write_atomically
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence import EvidenceComparison
 from bayeskit.inference.evidence.comparison import comparison_facts, own_seconds

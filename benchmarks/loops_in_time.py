@@ -159,5 +159,5 @@ def main() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "XDG_CACHE_HOME": cache}
         main()

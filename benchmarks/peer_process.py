@@ -39,6 +39,7 @@ class PeerProcess:
         flags = (os.environ.get("PYTENSOR_FLAGS"), f"base_compiledir={self.caches}/pytensor")
         caches = {
             "TORCHINDUCTOR_CACHE_DIR": f"{self.caches}/inductor",
+            "XDG_CACHE_HOME": f"{self.caches}/compiled",
             "PYTENSOR_FLAGS": ",".join(flag for flag in flags if flag),
         }
         begin = time.perf_counter()

@@ -149,7 +149,7 @@ def environment(caches: str, arguments: argparse.Namespace) -> dict[str, str]:
     own["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     own["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     if not arguments.warm:
-        own["TORCHINDUCTOR_CACHE_DIR"] = f"{caches}/inductor"
+        own["TORCHINDUCTOR_CACHE_DIR"] = own["XDG_CACHE_HOME"] = f"{caches}/inductor"
         own["JAX_COMPILATION_CACHE_DIR"] = f"{caches}/jax"
         own["NUMBA_CACHE_DIR"] = f"{caches}/numba"
     return own

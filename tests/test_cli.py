@@ -1,20 +1,31 @@
+import json
+import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 from typer.utils import get_params_from_function
 
-from bayeskit import __version__, cli
+from bayeskit import __version__, cli, exact, gallery
 from bayeskit.errors import OutputError
-from bayeskit.inference.evidence import Evidence
+from bayeskit.inference.evidence import METHODS, Budget, Evidence
 from bayeskit.inference.evidence.budget import LEAST
 from bayeskit.workflows import Exam, ExamRow
 
 SMALL = (
     "--chains 4 --warmup 60 --samples 100 --temperatures 6 --ladder-chains 4 --ladder-warmup 30 --ladder-samples 40"
 ).split()
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Keep folders that have no name out of the checkout."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
 
 
 def call(*arguments):
@@ -39,19 +50,66 @@ def test_help_version_and_list():
     assert "nile_change_point" in listed and "Phylogenetics" in listed
 
 
-def test_evidence_of_a_named_model(tmp_path):
+@pytest.fixture(scope="module")
+def coin(tmp_path_factory):
+    """The evidence of a coin by all methods: the call's arguments, its folder and what it said."""
     fewer = "--live-points 40 --particles 16 --smc-replicates 8".split()
-    result = call("evidence", "beta_binomial", "--out", tmp_path / "out", *SMALL, *fewer)
+    arguments = ("evidence", "beta_binomial", *SMALL, *fewer)
+    folder = tmp_path_factory.mktemp("coin") / "out"
+    return arguments, folder, call(*arguments, "--out", folder)
+
+
+def test_evidence_of_a_named_model(coin):
+    _, folder, result = coin
     assert result.exit_code == 0, result.output
-    assert "bridge_sampling" in result.stdout and "reference -2.3979" in result.stdout
-    assert "written to" in result.stdout
-    table = pd.read_csv(tmp_path / "out" / "evidence.csv")
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("beta_binomial: log evidence -2.") and lines[1] == "reference -2.3979"
+    assert "bridge_sampling" in result.stdout and lines[-1].startswith("written to")
+    table = pd.read_csv(folder / "evidence.csv")
     assert len(table) >= 6
     for warning in table["warnings"].dropna():
         # Whatever a method says against itself is readable below the table.
         assert warning.split(";")[0][:40] in " ".join(result.stdout.split())
-    names = sorted(p.name for p in (tmp_path / "out").iterdir())
-    assert names == ["evidence.csv", "posterior.nc", "report.html"]
+    names = sorted(p.name for p in folder.iterdir())
+    assert names == ["evidence.csv", "posterior.nc", "report.html", "run.json"]
+
+
+def test_a_finished_run_is_said_and_not_repeated(coin, monkeypatch):
+    def never(*_, **__):
+        raise OutputError("the run was repeated")
+
+    arguments, folder, first = coin
+    monkeypatch.setattr("bayeskit.workflows.evidence_in_folder", never)
+    again = call(*arguments, "--out", folder)
+    assert again.exit_code == 0, again.output
+    said, written, remedy = again.stdout.splitlines()
+    assert said == f"finished before: {first.stdout.splitlines()[0]}"
+    assert "evidence.csv, posterior.nc, report.html" in written and "--force" in remedy
+    assert call(*arguments, "--out", folder, "--quiet").stdout == ""
+    other = refused(*arguments, "--out", folder, "--seed", 1)
+    assert "another run, with seed 0 instead of 1; choose another folder by --out, or pass --force" in other
+    copy = shutil.copytree(folder, folder.parent / "copy")
+    assert "was repeated" in refused(*arguments, "--out", copy, "--force")
+    assert json.loads((copy / "run.json").read_text())["finished"] is None
+    assert "was repeated" in refused(*arguments, "--out", copy)  # which resumes
+
+
+def test_folders_of_others_are_refused(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("precious")
+    for command in (["evidence", "beta_binomial"], ["run", "beta_binomial"], ["exam", "--small"]):
+        assert "other files, such as 'thesis.tex'" in refused(*command, "--out", tmp_path / "out")
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_without_a_name_is_found_again(monkeypatch):
+    def ends(*_, **__):
+        raise OutputError("enough")
+
+    monkeypatch.setattr("bayeskit.workflows.posterior_in_folder", ends)
+    for seed, folder in ((0, "run-eggbox"), (1, "run-eggbox-2"), (0, "run-eggbox"), (2, "run-eggbox-3")):
+        result = call("run", "eggbox", "--seed", seed)
+        assert f"results go to results/{folder}\n" in result.stderr
 
 
 def test_evidence_of_files_in_a_subprocess(tmp_path, monkeypatch):
@@ -76,12 +134,14 @@ def test_evidence_of_files_in_a_subprocess(tmp_path, monkeypatch):
 
 
 def test_run_writes_the_posterior(tmp_path):
-    arguments = ("--chains", 2, "--warmup", 50, "--samples", 50)
-    result = call("run", "beta_binomial", "--out", tmp_path, *arguments)
+    arguments = ("run", "beta_binomial", "--chains", 2, "--warmup", 50, "--samples", 50, "--out", tmp_path / "out")
+    result = call(*arguments)
     assert result.exit_code == 0, result.output
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["posterior.nc", "report.html", "summary.csv"]
-    assert list(pd.read_csv(tmp_path / "summary.csv")["parameter"]) == ["p"]
+    found = sorted(p.name for p in (tmp_path / "out").iterdir())
+    assert found == ["posterior.nc", "report.html", "run.json", "summary.csv"]
+    assert list(pd.read_csv(tmp_path / "out" / "summary.csv")["parameter"]) == ["p"]
     assert "r-hat" in result.stdout
+    assert "finished before: beta_binomial: 2 chains of 50 draws" in call(*arguments).stdout
 
 
 def test_run_runs_a_page(tmp_path, monkeypatch):
@@ -90,8 +150,10 @@ def test_run_runs_a_page(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert "nile_change_point.txt, nile_change_point_1.png" in result.stdout
     assert "log Bayes factor" in (tmp_path / "out" / "nile_change_point.txt").read_text(encoding="utf-8")
+    again = call("run", "nile_change_point", "--out", tmp_path / "out", "--small")
+    assert again.exit_code == 0 and "finished before: The Nile in 1898" in again.stdout
     assert "--small, not --chains" in refused("run", "nile_change_point", "--out", tmp_path, "--chains", 2)
-    assert "bayeskit run karate_club --out DIR" in refused("evidence", "karate_club", "--out", tmp_path)
+    assert "bayeskit run karate_club" in refused("evidence", "karate_club", "--out", tmp_path)
     assert "--small" in refused("run", "beta_binomial", "--out", tmp_path, "--small")
     assert "did you mean 'nile_change_point'" in refused("run", "nile_changepoint", "--out", tmp_path)
 
@@ -121,18 +183,28 @@ def test_exam_refuses_options_that_it_would_ignore():
 
 def test_calibration_of_several_cases_leaves_out_what_does_not_apply(tmp_path):
     methods = "laplace_importance_sampling,gamma_laplus_importance_sampling"
-    arguments = ("--table", "calibration", "--small", "--replicates", 2, "--out", tmp_path, "--methods", methods)
+    arguments = (
+        "--table",
+        "calibration",
+        "--small",
+        "--replicates",
+        2,
+        "--out",
+        tmp_path / "out",
+        "--methods",
+        methods,
+    )
     result = call("exam", "--cases", "three_taxon_tree,beta_binomial", *arguments)
     assert result.exit_code == 0, result.output
-    table = pd.read_csv(tmp_path / "calibration.csv")
+    table = pd.read_csv(tmp_path / "out" / "calibration.csv")
     assert list(zip(table["case"], table["method"], strict=True)) == [
         ("three_taxon_tree", "laplace_importance_sampling"),
         ("three_taxon_tree", "gamma_laplus_importance_sampling"),
         ("beta_binomial", "laplace_importance_sampling"),
     ]
     assert "beta_binomial: gamma_laplus_importance_sampling: does not apply" in result.stdout
-    assert (tmp_path / "calibration.svg").exists() and (tmp_path / "beta_binomial" / "replicates.csv").exists()
-    replicates = pd.read_csv(tmp_path / "beta_binomial" / "replicates.csv")
+    assert (tmp_path / "out" / "calibration.svg").exists()
+    replicates = pd.read_csv(tmp_path / "out" / "beta_binomial" / "replicates.csv")
     assert replicates["seed"].nunique() == 2 and replicates["seed"].max() > 10
     out = tmp_path / "none"
     only = ("--table", "calibration", "--cases", "beta_binomial", "--methods", "gamma_laplus", "--out", out)
@@ -148,13 +220,13 @@ def test_scores_alone_are_printed_without_a_verdict():
 def test_every_number_of_a_budget_has_an_option(monkeypatch):
     seen = {}
 
-    def kept(target, methods, *, seed, budget, progress):
+    def kept(*_, budget, **__):
         seen.update(budget.words())
         raise OutputError("enough")
 
-    monkeypatch.setattr("bayeskit.inference.evidence.compare", kept)
+    monkeypatch.setattr("bayeskit.workflows.evidence_in_folder", kept)
     options = "--reference-temperatures 11 --particles 12 --smc-replicates 13 --live-points 14".split()
-    refused("evidence", "beta_binomial", *options, *SMALL)
+    refused("evidence", "beta_binomial", *options, *SMALL, "--quiet")
     wanted = {"num_reference_temperatures": 11, "num_particles": 12, "num_replicates": 13, "num_live": 14}
     assert seen | wanted == seen and seen["num_temperatures"] == 6
     assert call("evidence", "beta_binomial", "--particles", -3).exit_code == 2
@@ -166,6 +238,16 @@ def test_options_and_budgets_have_the_same_least_numbers():
     names = {"particles": "num_particles", "smc_replicates": "num_replicates", "live_points": "num_live"}
     names |= {name.removeprefix("num_"): name for name in LEAST if name not in names.values()}
     assert {field: options[name].default.min for name, field in names.items()} == LEAST
+    # Help names the defaults without importing the budget.
+    shown = {field: options[name].default.show_default for name, field in names.items()}
+    assert shown == {field: str(value) for field, value in Budget().words().items() if field in LEAST}
+
+
+def test_what_is_known_without_torch_is_what_there_is():
+    assert set(cli.METHOD_NAMES) == set(METHODS)
+    built = {name: build() for name, build in exact.CASES.items()}
+    known = {name: (case.description, round(case.log_evidence, 4)) for name, case in built.items()}
+    assert known == gallery.EXACT_CASES and list(known) == list(gallery.EXACT_CASES)
 
 
 def test_exam_fails_on_false_comfort(monkeypatch):
@@ -183,7 +265,9 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path):
     arguments = ("--methods", "brige", "--out", out)
     assert "did you mean 'bridge_sampling'" in refused("evidence", "linreg10", *arguments)
     assert "no method" in refused("evidence", "linreg10", "--methods", ",")
-    assert "linreg10" in refused("exam", "--cases", "linreg")
+    assert "did you mean 'linreg10'" in refused("exam", "--cases", "linreg")
+    assert "did you mean '--methods'" in refused("evidence", "linreg10", "--method", "all")
+    assert "did you mean 'evidence'" in refused("evidense", "linreg10")
     assert not out.exists()
 
 
@@ -199,9 +283,11 @@ def test_bad_files_are_named(tmp_path):
     alignment, tree = tmp_path / "a.fasta", tmp_path / "t.nwk"
     assert "a.fasta" in refused("evidence", "--alignment", alignment, "--tree", tree)
     alignment.write_text(">A\nACGT\n>B\nACG\n>C\nACAA\n")
+    assert "t.nwk" in refused("evidence", "--alignment", alignment, "--tree", tree)
+    tree.write_text("(A,B,D);")
     assert "'B'" in refused("evidence", "--alignment", alignment, "--tree", tree)
     alignment.write_text(">A\nACGT\n>B\nACGA\n>C\nACAA\n")
-    assert "t.nwk" in refused("evidence", "--alignment", alignment, "--tree", tree)
+    assert "'D'" in refused("evidence", "--alignment", alignment, "--tree", tree)
     tree.write_text("(A,B,C);")
     arguments = ("--alignment", alignment, "--tree", tree, "--substitution", "jukes")
     assert "JC69" in refused("evidence", *arguments)
@@ -210,7 +296,7 @@ def test_bad_files_are_named(tmp_path):
 @pytest.mark.parametrize("command", ["evidence", "run"])
 def test_a_folder_that_cannot_be_written_is_refused(command, tmp_path):
     (tmp_path / "file").write_text("")
-    assert "--out" in refused(command, "beta_binomial", "--out", tmp_path / "file" / "below")
+    assert "cannot write" in refused(command, "beta_binomial", "--out", tmp_path / "file" / "below")
 
 
 def test_an_error_after_the_run_has_no_traceback_either(monkeypatch, tmp_path):
@@ -218,7 +304,7 @@ def test_an_error_after_the_run_has_no_traceback_either(monkeypatch, tmp_path):
         raise OutputError("cannot write evidence.csv: no space")
 
     monkeypatch.setattr("bayeskit.workflows.evidence_in_folder", full)
-    assert "no space" in refused("evidence", "beta_binomial", "--out", tmp_path)
+    assert "no space" in refused("evidence", "beta_binomial", "--out", tmp_path / "out")
 
 
 def test_an_interrupted_run_says_how_to_resume(monkeypatch, tmp_path):
@@ -226,21 +312,34 @@ def test_an_interrupted_run_says_how_to_resume(monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("bayeskit.workflows.evidence_in_folder", interrupt)
-    result = call("evidence", "beta_binomial", "--out", tmp_path)
+    result = call("evidence", "beta_binomial", "--out", tmp_path / "out")
     assert result.exit_code == 130 and "resumes" in result.stderr
 
 
+@pytest.mark.parametrize("moment", ["imports", "run"])
+def test_ctrl_c_ends_quietly(moment, tmp_path):
+    """Imports take seconds; a run has begun once its first checkpoint is there."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "bayeskit", "run", "eight_schools", "--samples", "1000000", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    awaited = out / ("run.json" if moment == "imports" else "checkpoint.posterior")
+    while not awaited.exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate()
+    assert process.returncode == 130, stderr
+    assert stdout == "" and stderr.count("\n") == 1 and stderr.startswith("interrupted"), stderr
+
+
 @pytest.mark.parametrize(
-    "arguments", [["run", "karate_club"], ["runn"], ["evidence", "--nope"], ["exam", "--seed"], ["exam", "--seed", "x"]]
+    "arguments",
+    [["runn"], ["evidence", "--nope"], ["exam", "--seed"], ["exam", "--seed", "x"], ["run"]],
 )
 def test_usage_errors_end_with_the_page_that_explains_them(arguments):
-    result = call(*arguments)
-    said = " ".join(result.output.replace("│", " ").split())
-    assert result.exit_code == 2 and "See docs/how_to/command_line.md." in said and said.count("See docs") == 1
+    assert refused(*arguments).endswith(" (See docs/how_to/command_line.md)\n")
 
 
 def test_the_error_of_a_reference_is_said(monkeypatch):
-    from bayeskit import gallery
     from bayeskit.gallery import registry
 
     build = gallery.get_model("beta_binomial").build

@@ -13,7 +13,7 @@ import torch
 from loky import BrokenProcessPool
 
 from bayeskit import parallel
-from bayeskit.core import storage as _files
+from bayeskit.core import folders as _files
 from bayeskit.core import storage as _tasks
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.storage import decode, digest, encode

@@ -31,17 +31,38 @@ draws = bk.sample(target, num_chains=2, num_warmup=20, num_samples=20, seed=0, p
 """
 
 
-def loaded_by(*arguments):
-    """Return the names of the modules that a process imports."""
+def loaded_by(*arguments, status=0):
+    """Return the names of the modules that a process imports, which ends with that status."""
     command = [sys.executable, "-X", "importtime", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
 
 
 @pytest.mark.parametrize("arguments", [("-c", "import bayeskit"), ("-m", "bayeskit", "--help")], ids=["import", "help"])
 def test_neither_import_nor_help_loads_torch(arguments):
     assert not loaded_by(*arguments) & {"torch", "pyro", "numpy", *HEAVY}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["list"], 0),
+        (["evidence", "primats"], 2),
+        (["evidence", "linreg10", "--methods", "bridge"], 2),
+        (["evidence", "linreg10", "--method", "all"], 2),
+        (["evidence", "--alignment", "missing.fasta", "--tree", "missing.nwk"], 2),
+        (["exam", "--cases", "linreg"], 2),
+        (["run", "linreg10", "--out", "/dev/null/folder"], 2),
+    ],
+)
+def test_lists_and_refusals_need_no_torch(arguments, status):
+    assert not loaded_by("-m", "bayeskit", *arguments, status=status) & {"torch", "pyro", "numpy", *HEAVY}
+
+
+def test_a_summary_and_the_evidence_load_only_what_they_need():
+    found = loaded_by("-c", f"{SAMPLE}\ndraws.summary()\nbk.evidence.bridge_sampling(draws.target, draws)")
+    assert "pandas" in found and not found & (set(HEAVY) - {"pandas"})
 
 
 def test_sampling_loads_only_what_it_needs():

@@ -5,20 +5,20 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Collection
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from bayeskit.errors import DataError, SettingsError, UnknownNameError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
 __all__ = ["arrays_as_tensors", "as_numbers", "lists_as_tensors", "real_number", "unknown_name", "whole_number"]
 
 # Settings from users.
 
-#: Number of names beyond which an error with a suggestion does not list them.
-_MANY = 30
+#: Number of names beyond which an error with a suggestion does not list them, and of suggestions.
+_MANY, _NEAREST = 8, 3
 
 
 def whole_number(name: str, value: Any, least: int | None = None) -> int:
@@ -50,9 +50,12 @@ def real_number(name: str, value: Any, between: tuple[float, float] | None = Non
 
 
 def unknown_name(what: str, name: str, known: Collection[str]) -> UnknownNameError:
-    """Return the error for a name that a registry lacks, with the nearest name that it has."""
-    nearest = difflib.get_close_matches(str(name).lower(), [k.lower() for k in known], 1, 0.4)
-    hint = next((f"; did you mean {k!r}?" for k in known if nearest and k.lower() == nearest[0]), ".")
+    """Return the error for a name that a registry lacks, with the nearest names that it has."""
+    by_lower = {k.lower(): k for k in known}
+    close = difflib.get_close_matches(str(name).lower(), by_lower, _NEAREST, 0.4)
+    likely = difflib.get_close_matches(str(name).lower(), by_lower, _NEAREST, 0.7)
+    nearest = [repr(by_lower[k]) for k in likely or close[:1]]
+    hint = f"; did you mean {' or '.join(nearest)}?" if nearest else "."
     listed = "" if nearest and len(known) > _MANY else f" Known names: {', '.join(known)}"
     return UnknownNameError(f"no {what} is called {name!r}{hint}{listed}")
 
@@ -62,7 +65,10 @@ def unknown_name(what: str, name: str, known: Collection[str]) -> UnknownNameErr
 
 def as_numbers(name: str, value: Any) -> Tensor:
     """Return data of any library as a tensor, and tensors as they are; raise ``DataError`` if not numbers."""
-    if isinstance(value, Tensor):
+    import numpy as np
+    import torch
+
+    if isinstance(value, torch.Tensor):
         return value
     remedy = "give a tensor, an array or a list of numbers"
     try:
@@ -80,6 +86,8 @@ def as_numbers(name: str, value: Any) -> Tensor:
 
 def arrays_as_tensors(data: Any) -> Any:
     """Return arguments of a model with arrays and columns of tables as tensors, and everything else as it is."""
+    import numpy as np
+
     # An array that meets a tensor in arithmetic loses the gradient silently.
     if isinstance(data, (np.ndarray, np.number)) or hasattr(data, "to_numpy"):
         try:

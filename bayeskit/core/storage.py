@@ -1,4 +1,4 @@
-"""Atomic writes of files, and results of tasks in a folder, stored so that loading runs no code."""
+"""Files of tensors, and results of tasks in a folder, stored so that loading runs no code."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ import functools
 import hashlib
 import inspect
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, EllipsisType, FunctionType, MethodType
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import torch
@@ -23,40 +19,20 @@ from safetensors.torch import save
 from torch import Tensor
 
 from bayeskit._moved import present_names
-from bayeskit.errors import CheckpointError, OutputError
+from bayeskit.core.folders import as_output_folder, write_atomically
+from bayeskit.errors import CheckpointError
 
 __all__ = [
     "TaskFolder",
-    "as_output_folder",
     "decode",
     "digest",
     "encode",
     "load_tensors",
     "qualified_name",
     "save_tensors",
-    "write_atomically",
 ]
 
-# Atomic writes: write to a temporary name, then rename.
-
-
-def write_atomically(path: str | Path, data: bytes) -> None:
-    """Write ``data`` to ``path``, whole or not at all; raise ``OutputError`` if it cannot be written."""
-    path = Path(path)
-    # Not a file of tempfile, which is private: a result should have the permissions of the user's umask.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise OutputError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that exists, is writable and has space"
-        ) from error
+# Tensors and facts in one file.
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -86,21 +62,6 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             "checkpoint, pass a path that does not exist, which starts a new run"
         ) from error
     return tensors, facts
-
-
-def as_output_folder(path: str | Path) -> Path:
-    """Create ``path`` if needed and return it; raise ``OutputError`` if it cannot be written."""
-    folder = Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OutputError(
-            f"cannot write to the folder {folder}: {error.strerror or error}; choose another folder "
-            "(option --out of the command line)"
-        ) from error
-    return folder
 
 
 # Finished tasks in a folder: the run that they belong to, and their results, stored so that loading runs no code.

@@ -13,6 +13,7 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributions import Distribution, MultivariateNormal
 from torch.fx._lazy_graph_module import _make_graph_module as make_graph_module
 from torch.fx._lazy_graph_module import _use_lazy_graph_module as use_lazy_graph_module
 from torch.fx.passes.shape_prop import _extract_tensor_metadata as extract_tensor_metadata
@@ -37,6 +38,7 @@ __all__ = [
     "has_forward_derivative",
     "is_batched",
     "is_wrapped",
+    "normal_of_factor",
     "make_graph_module",
     "script_of",
     "standard_gamma",
@@ -69,6 +71,17 @@ without_overrides: Any = torch._C._disabled_torch_function_impl
 def standard_gamma(concentration: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Draw gamma variables of rate one, of any shape; unlike torch's distributions, with a generator."""
     return torch._standard_gamma(concentration, generator=generator)
+
+
+def normal_of_factor(mean: Tensor, factor: Tensor) -> MultivariateNormal:
+    """Return the normal distribution ``(d,)`` whose covariance has a Cholesky factor.
+
+    The constructor of torch imports SymPy (0.7 s) to compare shapes.
+    """
+    made = object.__new__(MultivariateNormal)
+    made.loc, made.scale_tril, made._unbroadcasted_scale_tril = mean, factor, factor
+    Distribution.__init__(made, torch.Size(), mean.shape, validate_args=False)
+    return made
 
 
 def batching_level() -> int | None:

@@ -6,11 +6,12 @@ requested.
 """
 
 from bayeskit._moved import answer_to_old_names
-from bayeskit.gallery.registry import Entry, entries, get_model, names
+from bayeskit.gallery.registry import EXACT_CASES, Entry, entries, get_model, listed, names
 from bayeskit.gallery.scripts import GROUPS, Page, is_page, is_small, page, pages, run_page
 from bayeskit.gallery.trees import SUBSTITUTION_MODELS, tree_target
 
 __all__ = [
+    "EXACT_CASES",
     "Entry",
     "GROUPS",
     "Page",
@@ -19,6 +20,7 @@ __all__ = [
     "get_model",
     "is_page",
     "is_small",
+    "listed",
     "names",
     "page",
     "pages",

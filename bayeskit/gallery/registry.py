@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bayeskit.exact import ExactCase
     from bayeskit.logdensity.target import Target
 
-__all__ = ["Entry", "entries", "get_model", "names"]
+__all__ = ["EXACT_CASES", "Entry", "entries", "get_model", "listed", "names"]
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,36 @@ _ENTRIES: dict[str, Entry] = {
             reference=-6468.912,
             reference_source="importance sampling with 40,000 draws, standard error 0.004",
             reference_error=0.004,
-            # Many short chains: the posterior run then shares its compiled graph with the ladder, and
-            # compiling takes longest here. The ladder is short enough for a demonstration of less than
-            # a minute, with standard errors of 0.04; --ladder-samples 1000 halves them. Few particles and
-            # live points for the same reason.
+            # The ladder is short enough for a demonstration of less than a minute, with standard errors of
+            # 0.04; --ladder-samples 1000 halves them. Few particles and live points for the same reason.
             budget={
                 "num_chains": 64,
                 "num_warmup": 300,
                 "num_samples": 250,
                 "ladder_samples": 250,
                 "num_particles": 16,
-                "num_live": 128,  # blocks of 64 rows, which share the compiled graph
+                "num_live": 128,
             },
         ),
     )
+}
+
+
+#: Descriptions and log evidence of :data:`bayeskit.exact.CASES`, so that a list of them needs no torch.
+EXACT_CASES = {
+    "linreg10": ("linear regression, 50 x 10, known noise, normal prior", -94.0845),
+    "radiata_pine_m1": ("radiata pine strength on covariate x (model 1), normal-gamma prior", -310.1283),
+    "radiata_pine_m2": ("radiata pine strength on covariate z (model 2), normal-gamma prior", -301.7046),
+    "beta_binomial": ("2 successes in 10 trials, Beta(1, 1) prior", -2.3979),
+    "eight_schools": ("normal hierarchy of 8 groups, half-Cauchy scale, non-centred", -31.3113),
+    "three_taxon_tree": ("three-taxon star tree, 72 sites, Jukes-Cantor, Exponential(10) prior", -220.3197),
+    "pima_m1": ("logistic regression of diabetes, 532 x 5, normal prior", -257.2326),
+    "pima_m2": ("logistic regression of diabetes, 532 x 6, normal prior", -259.8576),
+    "gaussian_shells_2": ("two thin shells in 2 dimensions, uniform prior on a cube", -1.7456),
+    "gaussian_shells_10": ("two thin shells in 10 dimensions, uniform prior on a cube", -14.5905),
+    "eggbox": ("eighteen equal peaks on a square, uniform prior", 235.8559),
+    "spike_and_slab": ("normal spike on a normal slab in 20 dimensions, uniform prior on a cube", 4.6151),
+    "neals_funnel": ("Neal's funnel in 10 dimensions as a prior, one coordinate measured", -2.9929),
 }
 
 
@@ -82,9 +98,20 @@ def names() -> tuple[str, ...]:
     >>> gallery.names()[:2]
     ('primates', 'linreg10')
     """
-    from bayeskit.exact import CASES
+    return (*_ENTRIES, *EXACT_CASES)
 
-    return (*_ENTRIES, *CASES)
+
+def listed() -> list[tuple[str, float | None, str]]:
+    """Return name, log evidence to four decimals, and description of all models; unlike entries, without torch.
+
+    Examples
+    --------
+    >>> from bayeskit import gallery
+    >>> [name for name, log_evidence, description in gallery.listed() if "pine" in description]
+    ['radiata_pine_m1', 'radiata_pine_m2']
+    """
+    own = [(entry.name, entry.reference, entry.description) for entry in _ENTRIES.values()]
+    return [*own, *((name, known, description) for name, (description, known) in EXACT_CASES.items())]
 
 
 def entries() -> tuple[Entry, ...]:

@@ -141,7 +141,7 @@ def is_page(name: str) -> bool:
     >>> gallery.is_page("karate_club"), gallery.is_page("linreg10")
     (True, False)
     """
-    known = {each.name for each in pages()}
+    known = {path.stem for group in GROUPS for path in (_folder() / group).glob("*.py")}
     if name not in known and name not in names():
         raise unknown_name("model or page", name, (*names(), *sorted(known)))
     return name in known
@@ -180,7 +180,7 @@ def run_page(name: str, out: str | Path, *, small: bool = False, quiet: bool = F
     ...     [file.name for file in gallery.run_page("nile_change_point", folder, small=True, quiet=True)]
     ['nile_change_point.txt', 'nile_change_point_1.png', 'nile_change_point_2.png']
     """
-    from bayeskit.core.storage import as_output_folder, write_atomically
+    from bayeskit.core.folders import as_output_folder, write_atomically
 
     chosen = page(name)
     chosen.require()
@@ -221,10 +221,17 @@ def _pages(folder: Path) -> list[Page]:
 
 def _read_page(path: Path) -> Page:
     """Read title and lesson from a script's docstring."""
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    text = ast.get_docstring(ast.parse(_docstring(path))) or ""
     title = text.partition("\n")[0]
     lesson = re.search(r"\*\*What you will learn:\*\*(.*?)(?:\n\s*\n|\Z)", text, re.DOTALL)
     return Page(path.stem, path.parent.name, title, " ".join(lesson[1].split()) if lesson else "", path)
+
+
+def _docstring(path: Path) -> str:
+    """Return the docstring that begins a script, quotes included; to parse all of the script takes far longer."""
+    whole = path.read_text(encoding="utf-8")
+    found = re.match(r'\s*r?("""|\'\'\').*?\1', whole, re.DOTALL)
+    return whole if found is None else found[0]
 
 
 @functools.cache

@@ -22,7 +22,8 @@ def primates_target() -> Target:
     from bayeskit.models.phylogenetics import JC69, TreeModel, primates
 
     alignment, tree = primates()
-    return Target.from_pyro(TreeModel(alignment, tree, substitution=JC69()))
+    # The likelihood is compiled already; torch's compiler would take ten seconds to save a tenth of a ladder's call.
+    return Target.from_pyro(TreeModel(alignment, tree, substitution=JC69()), compile=False)
 
 
 def tree_target(alignment: str | Path, tree: str | Path, substitution: str = "JC69") -> Target:

@@ -22,8 +22,9 @@ __all__ = ["Compile", "Engine", "Evaluators", "RESULTS", "ROW_SECONDS"]
 
 Compile = bool | Literal["auto"]
 
-#: Seconds to compile C++ over rows: the minimum, and for each node.
-ROW_SECONDS, _ROW_SECONDS_PER_NODE = 1.5, 1e-4
+#: Seconds to compile C++ over rows: the minimum, and for each node of small and of large densities.
+ROW_SECONDS, _ROW_SECONDS_PER_NODE, _ROW_SECONDS_OF_MANY = 0.3, 4e-4, 1e-4
+_SMALL_ROW_SECONDS = 1.5
 #: Bytes written by the nodes of a row, in total and per node, beyond which inductor's vector instructions are faster.
 _MAX_ROW_BYTES, _MAX_BYTES_PER_NODE = 5 * 2**17, 2**11
 #: Number of nodes beyond which building torch's interpreter takes longer than running the graph in Python until it is
@@ -93,8 +94,13 @@ class Engine:
         seconds = calls * self.cost.seconds(chunk)
         if self._stays_in_python():
             seconds *= _SLOWER_IN_PYTHON
-        by_rows = max(ROW_SECONDS, _ROW_SECONDS_PER_NODE * self.cost.num_nodes)
-        return seconds > self.cost.compile_seconds or (seconds > by_rows and bool(self._row_source()))
+        return seconds > self.cost.compile_seconds or (seconds > self._row_seconds() and bool(self._row_source()))
+
+    def _row_seconds(self) -> float:
+        """Estimate the seconds of compiling C++ over rows."""
+        count = self.cost.num_nodes
+        small = min(ROW_SECONDS + _ROW_SECONDS_PER_NODE * count, _SMALL_ROW_SECONDS)
+        return max(small, _ROW_SECONDS_OF_MANY * count)
 
     def _stays_in_python(self) -> bool:
         return self.cost.num_nodes > _MANY_NODES and bool(self._row_source())

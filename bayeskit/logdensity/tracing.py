@@ -66,7 +66,7 @@ def raise_if_forked(error: Exception) -> None:
         ) from error
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: Exception | str) -> str:
     """Return the beginning of an error's message, short enough for a warning."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 

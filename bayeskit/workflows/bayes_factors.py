@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import logsumexp
 
+from bayeskit.core.folders import write_atomically
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import derived_seed
-from bayeskit.core.storage import digest, write_atomically
+from bayeskit.core.storage import digest
 from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, compare
 from bayeskit.inference.evidence.methods import Method, Part, select

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bayeskit.core.storage import as_output_folder, write_atomically
+from bayeskit.core.folders import as_output_folder, write_atomically
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import Budget, Calibration, Problem, calibrate
 from bayeskit.inference.evidence.calibration import SMALL, Answered, applicable, as_problem

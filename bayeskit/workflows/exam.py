@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayeskit import exact
+from bayeskit.core.folders import write_atomically
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import derived_seed
-from bayeskit.core.storage import write_atomically
 from bayeskit.errors import BayeskitError, SamplingWarning, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, compare, select
 from bayeskit.parallel import map_tasks

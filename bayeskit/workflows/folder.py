@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from bayeskit.core.compatibility import write_netcdf
-from bayeskit.core.storage import as_output_folder, write_atomically
+from bayeskit.core.folders import as_output_folder, write_atomically
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence import Budget, EvidenceComparison, compare, select
 from bayeskit.inference.samplers import sample

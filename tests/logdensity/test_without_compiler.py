@@ -1,5 +1,6 @@
 """Where nothing can be compiled the traced graph serves, after one warning."""
 
+import subprocess
 import warnings
 
 import pytest
@@ -15,6 +16,10 @@ def broken(*_, **__):
     raise RuntimeError("the compiler gave up")
 
 
+def failing(*_, **__):
+    raise subprocess.CalledProcessError(1, "g++", stderr="density.cpp:1: error")
+
+
 @pytest.mark.parametrize("cause", ["none installed", "it fails", "inductor fails"])
 def test_the_traced_graph_serves_after_one_warning(cause, monkeypatch, request):
     case = exact.get("linreg10")
@@ -23,7 +28,7 @@ def test_the_traced_graph_serves_after_one_warning(cause, monkeypatch, request):
     if cause == "none installed":
         monkeypatch.setattr(_evaluation, "has_compiler", lambda: False)
     elif cause == "it fails":
-        monkeypatch.setattr("torch._inductor.codecache.CppCodeCache.load", broken)
+        monkeypatch.setattr(_operations, "load_library", failing)
         monkeypatch.setattr(torch._inductor, "compile", broken)
         monkeypatch.setattr(_evaluation, "has_compiler", lambda: True)
         _operations.library_of.cache_clear()  # which remembers failures, too

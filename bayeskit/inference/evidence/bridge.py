@@ -12,6 +12,7 @@ from torch.distributions import MultivariateNormal
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size
+from bayeskit.core.torch_internals import normal_of_factor
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, finite_chains, posterior_problems, with_rounding
@@ -54,7 +55,7 @@ def normal_fit(target: Target, x: Tensor) -> tuple[MultivariateNormal, int]:
         if bool(precision.isfinite().all() & (flat.var(0) > 0).all()):
             factor, failed = torch.linalg.cholesky_ex(_corrected(flat - centre, precision))
             if not bool(failed) and bool(factor.isfinite().all()):
-                return MultivariateNormal(centre, scale_tril=factor, validate_args=False), spent
+                return normal_of_factor(centre, factor), spent
     covariance = torch.cov(flat.T).reshape(d, d)
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if bool(failed) or not bool(factor.isfinite().all()):
@@ -62,7 +63,7 @@ def normal_fit(target: Target, x: Tensor) -> tuple[MultivariateNormal, int]:
             "the covariance of the draws is singular: a coordinate is constant, or two are perfectly correlated; "
             "check the chains and the model"
         )
-    return MultivariateNormal(flat.mean(0), scale_tril=factor, validate_args=False), spent
+    return normal_of_factor(flat.mean(0), factor), spent
 
 
 def _corrected(x: Tensor, precision: Tensor) -> Tensor:

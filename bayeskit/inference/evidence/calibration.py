@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import scipy
 import torch
 
 from bayeskit.core.inputs import real_number, whole_number
@@ -46,7 +46,7 @@ _COMPILE_FROM = 16
 _NORMAL_CASE = "linreg10"
 #: Errors below this, in nats, are rounding errors.
 _EXACT = 1e-10
-_COVERED = float(scipy.special.ndtri(0.975))
+_COVERED = NormalDist().inv_cdf(0.975)
 
 
 class Answered(Protocol):

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import scipy
 
 from bayeskit.core.compatibility import as_inference_data, plain_attributes, write_netcdf
+from bayeskit.core.folders import write_atomically
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.page import rendered
-from bayeskit.core.storage import write_atomically
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, CheckpointError, OutputError, SettingsError, UnknownNameError
 from bayeskit.inference.evidence.budget import Budget

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
@@ -400,7 +401,7 @@ class Adaptation:
                 length = length.clamp(min=_LEAST_LENGTH)
             steps = (length / state.step.step_size).median()
             changes["num_steps"] = min(max(float(steps), 1.0), limit)
-        return self.planned(state).with_settings(**changes)
+        return self.kernel.with_settings(planned_calls=int(state.planned_calls), **changes)
 
     # -- adaptation -------------------------------------------------------------------------
 
@@ -460,17 +461,7 @@ class Adaptation:
         return state._replace(trajectory=trajectory)
 
     def _windows(self) -> tuple[int, list[int]]:
-        """Return the first slow iteration and the end of each doubling window."""
-        first = max(5, round(0.01 * self.num_warmup))
-        last = self.num_warmup - max(5, round(0.1 * self.num_warmup))
-        ends, size, end = [], max(10, round(0.02 * self.num_warmup)), first
-        while end + size <= last:
-            end += size
-            if end + 2 * size > last:
-                end = last
-            ends.append(end)
-            size *= 2
-        return first, ends or [last]
+        return _windows_of(self.num_warmup)
 
     def _observe(self, state: AdaptationState) -> AdaptationState:
         """Add the positions and gradients of the chains to the moments of the window."""
@@ -583,6 +574,21 @@ class Adaptation:
                 break
             step_size = torch.where(small, 0.5 * step_size, step_size)
         return step_size
+
+
+@cache  # asked several times in each iteration
+def _windows_of(num_warmup: int) -> tuple[int, list[int]]:
+    """Return the first slow iteration and the end of each doubling window."""
+    first = max(5, round(0.01 * num_warmup))
+    last = num_warmup - max(5, round(0.1 * num_warmup))
+    ends, size, end = [], max(10, round(0.02 * num_warmup)), first
+    while end + size <= last:
+        end += size
+        if end + 2 * size > last:
+            end = last
+        ends.append(end)
+        size *= 2
+    return first, ends or [last]
 
 
 def _alive(chains: HMCState) -> Tensor:

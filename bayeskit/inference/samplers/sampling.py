@@ -16,9 +16,9 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
+from bayeskit.core.folders import as_output_folder
 from bayeskit.core.inputs import real_number, unknown_name, whole_number
 from bayeskit.core.randomness import new_generator
-from bayeskit.core.storage import as_output_folder
 from bayeskit.draws import Draws
 from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, SettingsError, ShapeError
 from bayeskit.inference.samplers.adaptation import Adaptation, MetricKind

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayeskit.core.folders import write_atomically
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator
-from bayeskit.core.storage import write_atomically
 from bayeskit.errors import ConversionWarning, SettingsError, ShapeError, TreeError
 from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.newick import ParsedTree, TreeText, parse_newick, quote, read_tree_texts

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayeskit.core.folders import write_atomically
 from bayeskit.core.plots import BLUE, GREY, SKY
-from bayeskit.core.storage import write_atomically
 from bayeskit.errors import SettingsError, TreeError
 from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.newick import quote

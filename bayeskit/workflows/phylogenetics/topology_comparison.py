@@ -17,6 +17,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Gamma
 
+from bayeskit.core.folders import write_atomically
 from bayeskit.core.inputs import real_number, unknown_name, whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
@@ -27,7 +28,6 @@ from bayeskit.core.statistics import (
     stratified_log_mean_exp_error,
     weight_effective_sample_size,
 )
-from bayeskit.core.storage import write_atomically
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import ConversionWarning, SamplingWarning, SettingsError
 from bayeskit.inference.evidence import Budget, Evidence

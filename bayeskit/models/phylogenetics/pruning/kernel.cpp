@@ -315,8 +315,5 @@ template <class Real, template <class> class Kind> void run(const Task &task) {
 
 extern "C" {
 std::int64_t size_of_task() { return sizeof(Task); }
-void uniform_double(const Task *task) { run<double, Uniform>(*task); }
-void uniform_float(const Task *task) { run<float, Uniform>(*task); }
-void matrices_double(const Task *task) { run<double, Matrices>(*task); }
-void matrices_float(const Task *task) { run<float, Matrices>(*task); }
+void prune(const Task *task) { run<REAL, KIND>(*task); }  // each combination takes the compiler more than a second
 }

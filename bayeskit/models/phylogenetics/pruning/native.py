@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
 import subprocess
 import sys
-import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -23,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayeskit.errors import CompilationWarning
+from bayeskit.core.libraries import FLAGS, compiler, load_library
+from bayeskit.errors import CompilationWarning, OutputError
 from bayeskit.models.phylogenetics.pruning.passes import root_rows
 from bayeskit.models.phylogenetics.pruning.plan import CODE_BASE, PruningPlan
 
@@ -33,32 +27,30 @@ __all__ = ["CompiledPasses", "arrays_of", "can_run", "load"]
 
 #: The source file and its header.
 _SOURCES = (Path(__file__).with_name("kernel.cpp"), Path(__file__).with_name("lanes.h"))
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
-_COMPILE_SECONDS = 120
+_FLAGS = (*FLAGS, "-std=c++17", "-fno-math-errno", "-fno-trapping-math")
 _lock = Lock()
 
 
-def load(size_of_task: int) -> ctypes.CDLL | None:
+def load(size_of_task: int, real: str = "double", kind: str = "Uniform") -> ctypes.CDLL | None:
     """Load the compiled code, whose argument struct has `size_of_task` bytes; warn once and return None on failure."""
     # Other threads wait while one thread compiles.
     with _lock:
-        return _load_once(size_of_task)
+        return _load_once(size_of_task, real, kind)
 
 
 @lru_cache
-def _load_once(size_of_task: int) -> ctypes.CDLL | None:
-    candidates = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
-    compiler = next((name for name in candidates if name and shutil.which(name)), None)
-    if compiler is None:
+def _load_once(size_of_task: int, real: str, kind: str) -> ctypes.CDLL | None:
+    if compiler() is None:
         problem = "no C++ compiler was found; install g++ or clang++"
     else:
         try:
-            library = _library(compiler)
+            sources = {source.name: source.read_text() for source in _SOURCES}
+            library = load_library("forest", sources, (*_FLAGS, f"-DREAL={real}", f"-DKIND={kind}"))
             if library.size_of_task() == size_of_task:
                 return library
             problem = "the compiled code takes other arguments than this version of bayeskit passes; reinstall bayeskit"
         except subprocess.SubprocessError as error:
-            problem = f"{compiler} failed ({str(getattr(error, 'stderr', '') or error)[:200]})"
+            problem = f"{compiler()} failed ({str(getattr(error, 'stderr', '') or error)[:200]})"
         except OSError as error:
             problem = f"the compiled code cannot be stored or loaded ({error})"
     warnings.warn(
@@ -75,73 +67,6 @@ def _level_of_caller() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("bayeskit", "torch"):
         frame, level = frame.f_back, level + 1
     return level
-
-
-def _library(compiler: str) -> ctypes.CDLL:
-    """Load the code from the first folder that holds it or is writable."""
-    identity = _identity(compiler)
-    problem = OSError("no folder can hold it")
-    for folder in _folders():
-        try:
-            return ctypes.CDLL(str(_kept(folder, identity) or _made(folder, identity, compiler)))
-        except OSError as error:  # the folder may be read-only, full, or not for code
-            problem = error
-    raise problem
-
-
-def _identity(compiler: str) -> str:
-    """Return a short text that differs for each source, compiler and processor."""
-    processor = platform.processor() + platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor += next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    texts = (*(source.read_text() for source in _SOURCES), *_FLAGS, version, processor)
-    return _digest("\0".join(texts).encode())
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
-
-
-def _folders() -> Iterator[Path]:
-    """Yield the user's cache folder, and a folder of the user's own among temporary files."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    with suppress(RuntimeError):  # the home folder is unknown
-        yield (Path(cache) if cache else Path.home() / ".cache") / "bayeskit"
-    if hasattr(os, "getuid"):
-        folder = Path(tempfile.gettempdir()) / f"bayeskit_{os.getuid()}"
-        with suppress(OSError):
-            folder.mkdir(mode=0o700, exist_ok=True)
-            status = folder.lstat()
-            # All users can write to the temporary folder; code of other users is not run.
-            if status.st_uid == os.getuid() and not status.st_mode & 0o022:
-                yield folder
-
-
-def _kept(folder: Path, identity: str) -> Path | None:
-    """Return the library in a folder, if any, and delete damaged libraries."""
-    for path in folder.glob(f"forest_{identity}_*.so"):
-        # Loading a truncated library could crash the process.
-        if path.stem.rpartition("_")[2] == _digest(path.read_bytes()):
-            return path
-        path.unlink()
-    return None
-
-
-def _made(folder: Path, identity: str, compiler: str) -> Path:
-    """Compile the library into a folder, under a name with the hash of its content."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made = Path(scratch) / "forest.so"
-        subprocess.run(
-            [compiler, *_FLAGS, str(_SOURCES[0]), "-o", str(made)],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=_COMPILE_SECONDS,
-        )
-        return made.replace(folder / f"forest_{identity}_{_digest(made.read_bytes())}.so")
 
 
 # The two passes as one operation of torch, so that they are a single node where operations are recorded or compiled.
@@ -162,11 +87,11 @@ class _Task(ctypes.Structure):
 
 def can_run(dtype: torch.dtype, device: torch.device) -> bool:
     """Tell whether there is compiled code for a type and a device; compiles it on the first call."""
-    return device.type == "cpu" and dtype in _NAMES and _functions() is not None
+    return device.type == "cpu" and dtype in _NAMES and _functions(dtype, "Uniform") is not None
 
 
-def _functions() -> ctypes.CDLL | None:
-    return load(ctypes.sizeof(_Task))
+def _functions(dtype: torch.dtype, kind: str) -> ctypes.CDLL | None:
+    return load(ctypes.sizeof(_Task), _NAMES[dtype], kind)
 
 
 def arrays_of(plan: PruningPlan, copied: bool = False) -> list[Tensor]:
@@ -263,8 +188,10 @@ def _prune(
         None if row_weights is None else row_weights.data_ptr(),
         **{name: tensor.data_ptr() for name, tensor in results.items()},
     )
-    kind = "matrices" if inputs.dim() == 5 else "uniform"
-    getattr(_functions(), f"{kind}_{_NAMES[inputs.dtype]}")(ctypes.byref(task))
+    library = _functions(inputs.dtype, "Matrices" if inputs.dim() == 5 else "Uniform")
+    if library is None:  # after the other kind was made
+        raise OutputError("the likelihood of trees can no longer be compiled; is the disk full?")
+    library.prune(ctypes.byref(task))
     return list(results.values())
 
 

@@ -1,0 +1,134 @@
+"""Atomic writes of files, and folders of results that know which run they belong to and whether it is finished."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from bayeskit.errors import OutputError
+
+__all__ = ["RunFolder", "as_output_folder", "write_atomically"]
+
+# Atomic writes: write to a temporary name, then rename.
+
+
+def write_atomically(path: str | Path, data: bytes) -> None:
+    """Write ``data`` to ``path``, whole or not at all; raise ``OutputError`` if it cannot be written."""
+    path = Path(path)
+    # Not a file of tempfile, which is private: a result should have the permissions of the user's umask.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}; choose a folder that exists, is writable and has space"
+        ) from error
+
+
+def as_output_folder(path: str | Path) -> Path:
+    """Create ``path`` if needed and return it; raise ``OutputError`` if it cannot be written."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"cannot write to the folder {folder}: {error.strerror or error}; choose another folder "
+            "(option --out of the command line)"
+        ) from error
+    return folder
+
+
+# Folders of runs.
+
+_RECORD = "run.json"
+#: What runs write before they are finished, and read when they resume.
+_UNFINISHED = ("checkpoint*", "*/checkpoint*", "generated")
+
+
+class RunFolder:
+    """A folder of results and ``run.json``, which tells the settings of the run and, once it is finished, its result.
+
+    Without a path, it is ``default``, or the first of ``default-2``, ``default-3`` and so on that holds no other run.
+    Raise ``OutputError`` for a folder with another run or with other files, unless ``force``, and for one that cannot
+    be written.
+    """
+
+    def __init__(
+        self, path: str | Path | None, settings: Mapping[str, Any], *, default: str | Path = "", force: bool = False
+    ) -> None:
+        self._settings = json.loads(json.dumps(dict(settings)))
+        numbered = (Path(default if number == 1 else f"{default}-{number}") for number in count(1))
+        candidates = numbered if path is None else iter([Path(path)])
+        self.path = next(folder for folder in candidates if path is not None or self._problem(folder) is None)
+        problem = self._problem(self.path)
+        if problem is not None and not force:
+            raise OutputError(f"{problem}; choose another folder by --out, or pass --force, which replaces results")
+        found = _record(self.path)
+        #: What the finished run said at its end, and its exit status; None if it is not finished or is to be repeated.
+        self.finished: tuple[str, int] | None = None
+        if problem is None and found and not force and found.get("finished"):
+            self.finished = str(found["finished"]["said"]), int(found["finished"]["status"])
+            return
+        as_output_folder(self.path)
+        if force and found:
+            _delete_unfinished(self.path)
+        self._write(None)
+
+    def finish(self, said: str, status: int = 0) -> None:
+        """Note that the run is finished, what it said, and its exit status."""
+        self._write({"said": said, "status": status})
+
+    def files(self) -> list[str]:
+        """Return the names of the results."""
+        return sorted(p.name for p in self.path.iterdir() if p.name != _RECORD and not p.name.startswith("."))
+
+    def _write(self, finished: Mapping[str, Any] | None) -> None:
+        record = {"settings": self._settings, "finished": finished}
+        write_atomically(self.path / _RECORD, json.dumps(record, indent=1).encode())
+
+    def _problem(self, folder: Path) -> str | None:
+        """Return why a folder cannot hold the run, or None."""
+        found = _record(folder)
+        if found is None:
+            with suppress(OSError):  # a folder that cannot be read cannot be written either, which is found later
+                strange = next((p.name for p in sorted(folder.iterdir()) if not p.name.startswith(".")), None)
+                return strange and f"the folder {folder} holds other files, such as {strange!r}"
+            return None
+        theirs, ours = found.get("settings", {}), self._settings
+        differing = [k for k in (*ours, *(k for k in theirs if k not in ours)) if ours.get(k) != theirs.get(k)]
+        if not differing:
+            return None
+        shown = ", ".join(f"{k} {theirs.get(k)!r} instead of {ours.get(k)!r}" for k in differing[:3])
+        return f"the folder {folder} holds another run, with {shown}"
+
+
+def _record(folder: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _delete_unfinished(folder: Path) -> None:
+    for path in [p for pattern in _UNFINISHED for p in folder.glob(pattern)]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

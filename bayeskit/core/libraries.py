@@ -1,0 +1,127 @@
+"""C++ compiled on first use by the machine's compiler, and kept for the next process."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+__all__ = ["FLAGS", "compiler", "load_library"]
+
+#: Flags of every library, which uses all vector instructions of this processor.
+FLAGS = ("-O3", "-shared", "-fPIC", *(() if sys.platform == "darwin" else ("-march=native",)))
+_COMPILE_SECONDS = 120
+_MOST = 1000  # libraries of one name in a folder, beyond which the oldest are deleted
+
+
+def compiler() -> str | None:
+    """Return the path of a C++ compiler: that of the variable CXX, or the first of g++, clang++ and c++; or None."""
+    return _found(os.environ.get("CXX", ""), os.environ.get("PATH", os.defpath))
+
+
+@lru_cache
+def _found(named: str, path: str) -> str | None:
+    return next(
+        (found for name in (named, "g++", "clang++", "c++") if name and (found := shutil.which(name, path=path))), None
+    )
+
+
+def load_library(name: str, sources: Mapping[str, str], flags: Sequence[str]) -> ctypes.CDLL:
+    """Load the library of C++ sources, the first of which is compiled; an earlier process may have done it.
+
+    Raise ``OSError`` without a compiler, or if no folder can hold the library, and ``subprocess.SubprocessError`` if
+    the compiler fails.
+    """
+    chosen = compiler()
+    if chosen is None:
+        raise OSError("no C++ compiler was found; install g++ or clang++")
+    identity = _identity(chosen, sources, flags)
+    problem = OSError("no folder can hold it")
+    for folder in _folders():
+        try:
+            path = _kept(folder, f"{name}_{identity}") or _made(folder, f"{name}_{identity}", chosen, sources, flags)
+            return ctypes.CDLL(str(path))
+        except OSError as error:  # the folder may be read-only, full, or not for code
+            problem = error
+    raise problem
+
+
+def _identity(chosen: str, sources: Mapping[str, str], flags: Sequence[str]) -> str:
+    """Return a short text that differs for each source, compiler and processor."""
+    binary = os.stat(chosen)
+    known = (chosen, str(binary.st_size), str(binary.st_mtime_ns), _processor())
+    return _digest("\0".join((*sources, *sources.values(), *flags, *known)).encode())
+
+
+@lru_cache
+def _processor() -> str:
+    """Return the name of the processor's kind, and its instructions where Linux lists them."""
+    found = platform.machine()
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        found += next((line for line in file if line.lower().startswith(("flags", "features"))), "")
+    return found
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _folders() -> Iterator[Path]:
+    """Yield the user's cache folder, and a folder of the user's own among temporary files."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    with suppress(RuntimeError):  # the home folder is unknown
+        yield (Path(cache) if cache else Path.home() / ".cache") / "bayeskit"
+    if hasattr(os, "getuid"):
+        folder = Path(tempfile.gettempdir()) / f"bayeskit_{os.getuid()}"
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            status = folder.lstat()
+            # All users can write to the temporary folder; code of other users is not run.
+            if status.st_uid == os.getuid() and not status.st_mode & 0o022:
+                yield folder
+
+
+def _kept(folder: Path, stem: str) -> Path | None:
+    """Return the library in a folder, if any, and delete damaged libraries."""
+    for path in folder.glob(f"{stem}_*.so"):
+        # Loading a truncated library could crash the process.
+        if path.stem.rpartition("_")[2] == _digest(path.read_bytes()):
+            return path
+        path.unlink()
+    return None
+
+
+def _made(folder: Path, stem: str, chosen: str, sources: Mapping[str, str], flags: Sequence[str]) -> Path:
+    """Compile the library into a folder, under a name with the hash of its content."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        for file, text in sources.items():
+            (Path(scratch) / file).write_text(text, encoding="utf-8")
+        made = Path(scratch) / "library.so"
+        subprocess.run(
+            [chosen, *flags, str(Path(scratch) / next(iter(sources))), "-o", str(made)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_COMPILE_SECONDS,
+        )
+        path = made.replace(folder / f"{stem}_{_digest(made.read_bytes())}.so")
+    _forget_the_oldest(folder, stem.partition("_")[0])
+    return path
+
+
+def _forget_the_oldest(folder: Path, name: str) -> None:
+    """Delete the oldest libraries of a name where there are very many; a process that has one open keeps it."""
+    with suppress(OSError):
+        found = sorted(folder.glob(f"{name}_*.so"), key=lambda path: path.stat().st_mtime)
+        for path in found[:-_MOST]:
+            path.unlink()
