@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from bayeskit.core.statistics import effective_sample_size, effective_within_chains, mean_error, num_largest, r_hat
 from bayeskit.draws import Draws
@@ -236,18 +235,8 @@ def weight_problems(shape: float, effective: float) -> list[str]:
     return problems
 
 
-_ladders = WeakIdKeyDictionary()  # what is known of each; several estimators share one, and its checks take seconds
-
-
 def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
     """Check that the chains at every temperature agree on position and likelihood."""
-    if ladder not in _ladders:
-        _ladders[ladder] = _problems_of_ladder(ladder)
-    problems, facts = _ladders[ladder]
-    return list(problems), dict(facts)
-
-
-def _problems_of_ladder(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
     log_likelihood, diverging = ladder.log_likelihood, ladder.draws.sample_stats.get("diverging")
     levels, chains, count = log_likelihood.shape
     position = ladder.draws.unconstrained.reshape(levels, chains, count, -1).movedim(-1, 1)

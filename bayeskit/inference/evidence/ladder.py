@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
@@ -144,7 +145,7 @@ def curve(target: Target, ladder: Ladder) -> IntegrandCurve:
     mean = tempered.mean((1, 2))
     centred = tempered - mean[:, None, None]
     terms = (first - start).exp()
-    problems, diagnostics = ladder_problems(ladder)
+    problems, diagnostics = _problems(ladder, target)
     first_problems, facts = _first_step(first, terms)
     if len(ladder.beta) - 2 < _MIN_INTERVALS:
         problems.append(
@@ -164,6 +165,15 @@ def curve(target: Target, ladder: Ladder) -> IntegrandCurve:
         diagnostics | facts,
         not first_problems,
     )
+
+
+def _problems(ladder: Ladder, target: Target) -> tuple[list[str], dict[str, float]]:
+    """Return the problems of a ladder, found once for all estimators that share it, since that takes seconds."""
+    known = target.findings.setdefault("ladders", WeakIdKeyDictionary())
+    if ladder not in known:
+        known[ladder] = ladder_problems(ladder)
+    problems, facts = known[ladder]
+    return list(problems), dict(facts)
 
 
 def _check_ladder(ladder: Ladder, target: Target) -> None:
@@ -421,7 +431,7 @@ def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
     # Delta method: the error of a logarithm is the relative error.
     error = ladder_error((steps - ratios[:, None, None]).exp(), ladder)
 
-    problems, diagnostics = ladder_problems(ladder)
+    problems, diagnostics = _problems(ladder, target)
     problems += nan_problems
     count = steps[0].numel()
     # Prior draws may have likelihood zero; for the autocorrelation any lowest value represents them.
