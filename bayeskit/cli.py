@@ -145,7 +145,7 @@ def _print_calibration(found: list[Calibration], out: Path | None, one_folder: b
 
 def _print_refusals(console: Console, refused: Mapping[str, str], case: str = "") -> None:
     """Print each reason once, with all methods that share it."""
-    from bayeskit.inference.evidence.comparison import by_reason
+    from bayeskit.inference.evidence.tables import by_reason
 
     for reason, methods in by_reason(refused).items():
         console.print(Text(f"{case}{', '.join(methods)}: does not apply: {reason}", style="dim"))
@@ -383,7 +383,7 @@ def evidence(
     from bayeskit.core.storage import as_output_folder
     from bayeskit.gallery import get_model, is_page, tree_target
     from bayeskit.inference.evidence import compare, select
-    from bayeskit.inference.evidence.comparison import by_reason
+    from bayeskit.inference.evidence.tables import by_reason
     from bayeskit.workflows import evidence_in_folder
 
     chosen = _names(methods)

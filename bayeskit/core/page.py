@@ -1,16 +1,71 @@
-"""Self-contained HTML pages from templates."""
+"""Results as HTML, from templates: fragments of notebooks and self-contained pages."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bayeskit.core.texts import number_and_error
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["rendered", "template_source"]
+__all__ = ["Cell", "Listed", "Number", "Table", "measured", "number", "rendered", "result_html", "template_source"]
+
+
+class Number(NamedTuple):
+    """A number as it is shown, and its value, by which a table sorts."""
+
+    text: str
+    value: float
+
+
+Cell = str | Number
+
+
+class Table(NamedTuple):
+    """A table; grey if it holds what should not be relied on."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    is_grey: bool = False
+    note: str = ""
+
+
+class Listed(NamedTuple):
+    """Remarks under one heading, folded until they are asked for; each with the name of what it is about."""
+
+    heading: str
+    remarks: Sequence[tuple[str, str]]
+
+
+def number(value: float, spec: str) -> Number:
+    """Return a number to be shown in a format, as a dash if it is not finite."""
+    return Number(format(value, spec) if math.isfinite(value) else "–", value)
+
+
+def measured(value: float, error: float) -> tuple[Number, Number]:
+    """Return a number and its standard error to be shown in neighbouring columns, to two digits of the error."""
+    shown, spread = number_and_error(value, error)
+    return Number(shown if math.isfinite(value) else "–", value), Number(spread or "–", error)
+
+
+def result_html(
+    headline: str,
+    tables: Sequence[Table] = (),
+    folded: Sequence[Listed] = (),
+    *,
+    facts: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
+) -> str:
+    """Return a result as a fragment for a notebook: what it says, tables, and remarks that unfold."""
+    return rendered(
+        "notebook.html", headline=headline, tables=tables, folded=folded, facts=facts or {}, notes=list(notes)
+    )
 
 
 def rendered(template: str, **facts: Any) -> str:
@@ -34,11 +89,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters["formatted"] = _formatted
+    environment.filters["sign"] = lambda text: str(text).replace("+-", "±")
     environment.tests["finite"] = math.isfinite
     return environment
-
-
-def _formatted(value: Any, spec: str) -> str:
-    """Return a number as text, a dash if it is not finite."""
-    return format(value, spec) if math.isfinite(value) else "–"

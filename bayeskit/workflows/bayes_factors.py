@@ -16,6 +16,7 @@ from scipy.special import logsumexp
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import derived_seed
 from bayeskit.core.storage import digest, write_atomically
+from bayeskit.core.texts import with_error
 from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, compare
 from bayeskit.inference.evidence.methods import Method, Part, select
@@ -310,9 +311,9 @@ class ModelComparison:
         lines = []
         for row in self.to_pandas().itertuples():
             lines.append(
-                f"{row.model}: log evidence {row.log_evidence:.4f} +- {row.standard_error:.4f}, log Bayes factor "
-                f"{row.log_bayes_factor:.4f} +- {row.log_bayes_factor_error:.4f}, probability "
-                f"{row.posterior_probability:.4g} +- {row.posterior_probability_error:.2g}"
+                f"{row.model}: log evidence {with_error(row.log_evidence, row.standard_error)}, log Bayes factor "
+                f"{with_error(row.log_bayes_factor, row.log_bayes_factor_error)}, probability "
+                f"{with_error(row.posterior_probability, row.posterior_probability_error)}"
             )
         return "\n".join([*lines, *(f"  {warning}" for warning in self.warnings)])
 

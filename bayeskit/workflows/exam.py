@@ -199,6 +199,9 @@ class Exam:
         """
         write_atomically(path, self.to_pandas().to_csv(index=False, float_format="%.10g").encode())
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         passed, flagged, comfort, failed = (self.count(v) for v in (_PASS, _SELF_FLAGGED, FALSE_COMFORT, FAILED))
         text = f"{len(self.rows)} answers: {passed} pass, {flagged} self-flagged, {comfort} false comfort"

@@ -172,6 +172,9 @@ class SBCResult:
             plot_rank_uniformity(self.ranks[name], self.num_draws, name, left, right)
         return figure
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         verdict = "uniform" if self.passed else "NOT uniform"
         worst = self.p_values.min(axis=1).idxmin()
