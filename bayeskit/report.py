@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from bayeskit.core.page import Number, Table, measured, number, rendered
+from bayeskit.core.page import Number, PageTable, measured, number, rendered
 from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.core.storage import write_atomically
 from bayeskit.draws import Draws
@@ -178,7 +178,7 @@ def _posterior(draws: Draws) -> dict[str, Any]:
     columns = ["parameter", *summary.columns]
     return {
         "text": text,
-        "table": Table("Posterior of every parameter", columns, rows, note=" ".join(notes)),
+        "table": PageTable("Posterior of every parameter", columns, rows, note=" ".join(notes)),
         "pictures": [*_against_the_prior(draws, labels, names, values), *_picture(draws)],
         "chains": _chain_figures(labels, values, summary),
     }
@@ -189,7 +189,7 @@ def _row(one: pd.Series) -> list[Number]:
     low, high = (Number(measured(one[end], one["sd"])[0].text, one[end]) for end in ("5 %", "95 %"))
     return [
         *measured(one["mean"], one["mcse"]),
-        number(one["sd"], ".3g"),
+        Number(f"{one['sd']:#.3g}".rstrip(".") if math.isfinite(one["sd"]) else "–", one["sd"]),
         low,
         high,
         number(one["ess"], ".0f"),

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from bayeskit.core.texts import number_and_error
 
 if TYPE_CHECKING:
+    import pandas as pd
     from jinja2 import Environment
 
-__all__ = ["Cell", "Listed", "Number", "Table", "measured", "number", "rendered", "result_html", "template_source"]
+__all__ = [
+    "Cell",
+    "Listed",
+    "Number",
+    "PageTable",
+    "frame_table",
+    "measured",
+    "number",
+    "rendered",
+    "result_html",
+    "template_source",
+]
 
 
 class Number(NamedTuple):
@@ -26,7 +41,7 @@ class Number(NamedTuple):
 Cell = str | Number
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """A table; grey if it holds what should not be relied on."""
 
     caption: str
@@ -54,9 +69,23 @@ def measured(value: float, error: float) -> tuple[Number, Number]:
     return Number(shown if math.isfinite(value) else "–", value), Number(spread or "–", error)
 
 
+def frame_table(caption: str, frame: pd.DataFrame, **formats: str) -> PageTable:
+    """Return a data frame as a table, its numbers in the formats of their columns, by default to three digits."""
+    rows: list[list[Cell]] = [
+        [
+            number(value, formats.get(column, ".3g"))
+            if isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
+            else {True: "yes", False: "no"}.get(value, str(value))
+            for column, value in zip(frame.columns, row, strict=True)
+        ]
+        for row in frame.itertuples(index=False)
+    ]
+    return PageTable(caption, [str(column).replace("_", " ") for column in frame.columns], rows)
+
+
 def result_html(
     headline: str,
-    tables: Sequence[Table] = (),
+    tables: Sequence[PageTable] = (),
     folded: Sequence[Listed] = (),
     *,
     facts: Mapping[str, str] | None = None,

@@ -486,7 +486,7 @@ class Target:
         return {site: tuple(of) for site, of in named.items() if sizes.get(site) == (len(of),)}
 
     def plot_values(self, values: Mapping[str, Tensor], ax: Any) -> tuple[str, str] | None:
-        """Let a model with a method ``plot_values`` draw itself at values of its sites; return words and a caption."""
+        """Let a model with a method ``plot_values`` draw itself at values of its sites; return words, a caption."""
         plot = getattr(self._model, "plot_values", None)
         return None if plot is None else plot(values, ax)
 

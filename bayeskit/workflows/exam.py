@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bayeskit import exact
 from bayeskit.core.inputs import whole_number
+from bayeskit.core.page import frame_table, result_html
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import derived_seed
 from bayeskit.core.storage import write_atomically
@@ -198,6 +199,12 @@ class Exam:
             If the file cannot be written.
         """
         write_atomically(path, self.to_pandas().to_csv(index=False, float_format="%.10g").encode())
+
+    def _repr_html_(self) -> str:
+        table = self.to_pandas().drop(columns=["seconds", "remarks"])
+        return result_html(
+            str(self), [frame_table("Answers", table, estimate=".4f", exact=".4f")] if len(table) else []
+        )
 
     def __repr__(self) -> str:
         return str(self)

@@ -27,7 +27,7 @@ from bayeskit.inference.evidence.judgement import comparison
 from bayeskit.inference.evidence.methods import METHODS, Method, Part, select
 from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 from bayeskit.inference.evidence.shared_runs import SharedRuns
-from bayeskit.inference.evidence.tables import Group, folded, groups_of, html_tables, text_lines
+from bayeskit.inference.evidence.tables import EstimateGroup, folded, groups_of, html_tables, text_lines
 from bayeskit.inference.samplers import Ladder
 from bayeskit.logdensity.target import Target
 
@@ -133,8 +133,14 @@ class Verdict:
                 return f"log evidence unknown: {next(iter(self.untrusted))} is not trusted: {reason}"
             text = f"log evidence unknown: none of {self.num_methods} methods is trusted"
             return f"{text}; {count} of them: {reason}" if count > 1 else text
-        text = f"log evidence {with_error(self.log_evidence, self.standard_error)} by {self.best.method}; "
-        text += f"{self.num_trusted} of {self.num_methods} methods trusted"
+        return f"log evidence {with_error(self.log_evidence, self.standard_error)} {self.grounds}"
+
+    @property
+    def grounds(self) -> str:
+        """What the value rests on: its method, how many are trusted, and whether they agree; empty if it is unknown."""
+        if self.best is None:
+            return ""
+        text = f"by {self.best.method}; {self.num_trusted} of {self.num_methods} methods trusted"
         if not self.disagreeing and (self.is_agreed or self.num_trusted == 1):
             sources = f" and use {self.num_sources} separate sets of draws" if self.num_sources > 1 else ""
             return f"{text}; they agree{sources}" if self.num_trusted > 1 else text
@@ -258,6 +264,7 @@ def comparison_facts(
     return {
         "comparison": comparison,
         "best": measured(verdict.log_evidence, verdict.standard_error),
+        "said": str(verdict) if verdict.best is None else f"Log evidence {verdict.grounds}",
         "groups": html_tables(comparison.groups),
         "folded": folded((*comparison, *comparison.scores.values()), comparison.refused),
         "reference": _beside_reference(comparison, reference, reference_error) if comparison.results else "",
@@ -487,7 +494,7 @@ class EvidenceComparison:
         return plot_evidence(list(self), reference, ax)
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[EstimateGroup]:
         """Estimates in groups: trusted by error, not trusted, those without an error, predictive scores."""
         return groups_of(self, self.scores.values())
 

@@ -141,6 +141,8 @@ def _digits(low: float, high: float) -> int:
 
 def plot_cost(estimates: Sequence[Evidence], ax: Axes) -> list[Evidence]:
     """Plot standard errors against evaluations; return and name those that no other surpasses in both."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
     shown = [z for z in estimates if z.standard_error > 0 and z.num_evaluations > 0]
     shown.sort(key=lambda z: (z.num_evaluations, z.standard_error))
     best: list[Evidence] = []
@@ -150,21 +152,25 @@ def plot_cost(estimates: Sequence[Evidence], ax: Axes) -> list[Evidence]:
     others = [z for z in shown if z not in best]
     for several, colour in ((others, GREY), (best, BLUE)):
         cost, error = [z.num_evaluations for z in several], [z.standard_error for z in several]
-        ax.plot(cost, error, marker="o", markersize=5, color=colour, linestyle="--" if several is best else "",
-                linewidth=0.9, alpha=1.0 if several is best else 0.6)  # fmt: skip
+        ax.plot(cost, error, marker="o", markersize=5, color=colour, linestyle="",
+                alpha=1.0 if several is best else 0.6)  # fmt: skip
     ax.set_xscale("log")
     ax.set_yscale("log")
-    ax.margins(x=0.12, y=0.15)
+    ax.margins(x=0.12, y=0.2)
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=7))
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    ax.xaxis.set_minor_formatter(NullFormatter())
     middle = math.sqrt(shown[0].num_evaluations * shown[-1].num_evaluations) if shown else 1.0
     for z in best:
-        left = z.num_evaluations > middle
+        # Below and to the left of these points there are no others.
+        side = "right" if z.num_evaluations > middle else "left"
         ax.annotate(
             z.method.replace("_", " "),
             (z.num_evaluations, z.standard_error),
-            xytext=(-6 if left else 6, -4 if left else 4),
+            xytext=(0, -6),
             textcoords="offset points",
-            ha="right" if left else "left",
-            va="top" if left else "bottom",
+            ha=side,
+            va="top",
             fontsize="small",
             color=BLUE,
         )

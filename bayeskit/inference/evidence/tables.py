@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from bayeskit.core.page import Listed, Table, measured, number
+from bayeskit.core.page import Listed, PageTable, measured, number
 from bayeskit.core.texts import number_and_error
 from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 
-__all__ = ["Group", "by_reason", "folded", "groups_of", "html_tables", "text_lines"]
+__all__ = ["EstimateGroup", "by_reason", "folded", "groups_of", "html_tables", "text_lines"]
 
 
-class Group(NamedTuple):
+class EstimateGroup(NamedTuple):
     """Estimates that are read together."""
 
     title: str
@@ -23,7 +23,7 @@ class Group(NamedTuple):
     has_errors: bool = True
 
 
-def groups_of(results: Iterable[Evidence], scores: Iterable[PredictiveScore] = ()) -> list[Group]:
+def groups_of(results: Iterable[Evidence], scores: Iterable[PredictiveScore] = ()) -> list[EstimateGroup]:
     """Return the groups that have members."""
     trusted, doubtful, unknown = [], [], []
     for z in results:
@@ -31,15 +31,15 @@ def groups_of(results: Iterable[Evidence], scores: Iterable[PredictiveScore] = (
         without = math.isfinite(z.log_evidence) and math.isnan(z.standard_error)
         (trusted if z.trusted else unknown if without else doubtful).append(z)
     groups = [
-        Group("Estimates, the most precise first", "log evidence", tuple(sorted(trusted, key=_error))),
-        Group("Not trusted", "log evidence", tuple(doubtful), is_grey=True),
-        Group("Approximations, bounds and maxima", "value", tuple(unknown), is_grey=True, has_errors=False),
-        Group("Predictive scores", "score", tuple(scores)),
+        EstimateGroup("Estimates, the most precise first", "log evidence", tuple(sorted(trusted, key=_error))),
+        EstimateGroup("Not trusted", "log evidence", tuple(doubtful), is_grey=True),
+        EstimateGroup("Approximations, bounds and maxima", "value", tuple(unknown), is_grey=True, has_errors=False),
+        EstimateGroup("Predictive scores", "score", tuple(scores)),
     ]
     return [group for group in groups if group.members]
 
 
-def text_lines(groups: Iterable[Group], refused: Mapping[str, str]) -> list[str]:
+def text_lines(groups: Iterable[EstimateGroup], refused: Mapping[str, str]) -> list[str]:
     """Return the groups as lines with aligned numbers, and last the methods that do not apply."""
     groups = list(groups)
     members = [z for group in groups for z in group.members]
@@ -63,7 +63,7 @@ def text_lines(groups: Iterable[Group], refused: Mapping[str, str]) -> list[str]
     return lines
 
 
-def html_tables(groups: Iterable[Group]) -> list[Table]:
+def html_tables(groups: Iterable[EstimateGroup]) -> list[PageTable]:
     """Return each group as a table with the cost of its members."""
     tables = []
     for group in groups:
@@ -78,7 +78,7 @@ def html_tables(groups: Iterable[Group]) -> list[Table]:
             note = "Log predictive densities of single observations; they do not estimate the log evidence."
             doubtful = [z.method for z in group.members if not z.trusted]
             note += f" Not trusted: {', '.join(doubtful)}." if doubtful else ""
-        tables.append(Table(title, columns, rows, group.is_grey, note))
+        tables.append(PageTable(title, columns, rows, group.is_grey, note))
     return tables
 
 

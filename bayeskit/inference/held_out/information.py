@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.randomness import global_stream, new_generator
-from bayeskit.core.texts import with_error
+from bayeskit.core.texts import short_repr, with_error
 from bayeskit.errors import DataError, GuideError, SettingsError
 from bayeskit.inference.held_out.importance import Minibatches, already_validated, draw_particles, positive
 from bayeskit.inference.objectives.drawing import Layout, Site
@@ -42,6 +42,8 @@ class ActiveUnits:
     variance: dict[str, Tensor]
     standard_error: dict[str, Tensor]
     threshold: float
+
+    __repr__ = short_repr
 
     @property
     def active(self) -> dict[str, Tensor]:

@@ -151,7 +151,7 @@ class TreeModel:
         return {"branch_lengths": self.tree.edge_names}
 
     def plot_values(self, values: Mapping[str, Tensor], ax: Axes) -> tuple[str, str]:
-        """Plot the tree with branch lengths `values["branch_lengths"]`, shape `(edges,)`; return words and a caption."""
+        """Plot the tree with branch lengths `values["branch_lengths"]`, shape `(edges,)`; return words, a caption."""
         tree = replace(self.tree, branch_lengths=values["branch_lengths"].detach().cpu().double())
         plot_tree(tree, ax, numbered=True)
         lengths = [float(f"{length:.3g}") for length in values["branch_lengths"].tolist()]
