@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -73,7 +73,7 @@ def frame_table(caption: str, frame: pd.DataFrame, **formats: str) -> PageTable:
     """Return a data frame as a table, its numbers in the formats of their columns, by default to three digits."""
     rows: list[list[Cell]] = [
         [
-            number(value, formats.get(column, ".3g"))
+            number(cast(float, value), formats.get(column, ".3g"))
             if isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
             else {True: "yes", False: "no"}.get(value, str(value))
             for column, value in zip(frame.columns, row, strict=True)

@@ -38,6 +38,8 @@ def number_and_error(value: float, error: float) -> tuple[str, str]:
     """Return the texts of a number and of its standard error, the latter empty if it is unknown."""
     if not math.isfinite(value):
         return str(value), ""
+    if value == error == 0:
+        return "0", ""
     if not (math.isfinite(error) and error > 0):
         number = f"{value:z.4f}" if value == 0 or 0.01 <= abs(value) < 1e12 else f"{value:.4g}"
         return number, "" if math.isnan(error) else f"{error:g}"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from bayeskit.core.page import Listed, PageTable, measured, number
+from bayeskit.core.page import Cell, Listed, PageTable, measured, number
 from bayeskit.core.texts import number_and_error
 from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 
@@ -25,13 +25,16 @@ class EstimateGroup(NamedTuple):
 
 def groups_of(results: Iterable[Evidence], scores: Iterable[PredictiveScore] = ()) -> list[EstimateGroup]:
     """Return the groups that have members."""
-    trusted, doubtful, unknown = [], [], []
+    trusted: list[Evidence] = []
+    doubtful: list[Evidence] = []
+    unknown: list[Evidence] = []
     for z in results:
         # Approximations, maxima and bounds have no standard error.
         without = math.isfinite(z.log_evidence) and math.isnan(z.standard_error)
         (trusted if z.trusted else unknown if without else doubtful).append(z)
+    trusted.sort(key=lambda z: z.standard_error)
     groups = [
-        EstimateGroup("Estimates, the most precise first", "log evidence", tuple(sorted(trusted, key=_error))),
+        EstimateGroup("Estimates, the most precise first", "log evidence", tuple(trusted)),
         EstimateGroup("Not trusted", "log evidence", tuple(doubtful), is_grey=True),
         EstimateGroup("Approximations, bounds and maxima", "value", tuple(unknown), is_grey=True, has_errors=False),
         EstimateGroup("Predictive scores", "score", tuple(scores)),
@@ -67,8 +70,8 @@ def html_tables(groups: Iterable[EstimateGroup]) -> list[PageTable]:
     """Return each group as a table with the cost of its members."""
     tables = []
     for group in groups:
+        rows: list[list[Cell]] = []
         columns = ["method", group.value, *(["standard error"] if group.has_errors else []), "evaluations", "seconds"]
-        rows = []
         for z in group.members:
             value, error = measured(_value(z), z.standard_error)
             cost = (number(z.num_evaluations, "d"), number(z.seconds, ".1f"))
@@ -106,7 +109,3 @@ def by_reason(refused: Mapping[str, str]) -> dict[str, list[str]]:
 
 def _value(z: Evidence | PredictiveScore) -> float:
     return z.log_evidence if isinstance(z, Evidence) else z.predictive_score
-
-
-def _error(z: Evidence) -> float:
-    return z.standard_error
