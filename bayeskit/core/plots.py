@@ -68,7 +68,9 @@ def new_figure(height: float) -> Figure:
 def _svg(figure: Figure) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    return "data:image/svg+xml," + quote(buffer.getvalue(), safe="/:=,;() ")
+    text = buffer.getvalue()
+    # Without the XML declaration and the document type, which names an address.
+    return "data:image/svg+xml," + quote(text[text.index("<svg") :], safe="/:=,;() ")
 
 
 def _png(figure: Figure) -> str:

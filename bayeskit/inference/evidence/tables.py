@@ -47,7 +47,7 @@ def text_lines(groups: Iterable[EstimateGroup], refused: Mapping[str, str]) -> l
     groups = list(groups)
     members = [z for group in groups for z in group.members]
     width = max((len(z.method) for z in members), default=0)
-    shown = {id(z): number_and_error(_value(z), z.standard_error) for z in members}
+    shown = {id(z): _shown(z) for z in members}
     # Points below each other, and errors.
     before = max((len(value.partition(".")[0]) for value, _ in shown.values()), default=0)
     behind = max((len(value) - len(value.partition(".")[0]) for value, _ in shown.values()), default=0)
@@ -105,6 +105,10 @@ def by_reason(refused: Mapping[str, str]) -> dict[str, list[str]]:
     for method, reason in refused.items():
         together.setdefault(reason, []).append(method)
     return together
+
+
+def _shown(z: Evidence | PredictiveScore) -> tuple[str, str]:
+    return ("failed", "") if math.isnan(_value(z)) else number_and_error(_value(z), z.standard_error)
 
 
 def _value(z: Evidence | PredictiveScore) -> float:
