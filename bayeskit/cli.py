@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from bayeskit.core.texts import number_and_error, with_error
 from bayeskit.errors import BayeskitError, BayeskitWarning, SettingsError, _place_of
 
 if TYPE_CHECKING:
@@ -82,8 +83,7 @@ def _print_evidence(
     for z in comparison:
         table.add_row(
             z.method,
-            _figure(z.log_evidence, ".4f"),
-            _figure(z.standard_error, ".4f"),
+            *_measured(z.log_evidence, z.standard_error),
             f"{z.num_evaluations}",
             f"{z.seconds:.1f}",
             "yes" if z.trusted else "no",
@@ -93,7 +93,7 @@ def _print_evidence(
         console.print(table)
     scores = comparison.scores.values()
     for score in scores:
-        text = f"{score.method}: predictive score {score.predictive_score:.4f} +- {score.standard_error:.4f}"
+        text = f"{score.method}: predictive score {with_error(score.predictive_score, score.standard_error)}"
         console.print(Text(text, style="" if score.trusted else "yellow"))
     for answer in (*comparison, *scores):
         for warning in answer.warnings:
@@ -104,8 +104,7 @@ def _print_evidence(
     if comparison.results:
         console.print(Text(str(comparison.verdict), style="bold"))
     if reference is not None:
-        error = f" ± {reference_error:.4f}" if reference_error > 0 else ""
-        console.print(f"reference {reference:.4f}{error}")
+        console.print(f"reference {with_error(reference, reference_error or math.nan)}")
 
 
 def _print_calibration(found: list[Calibration], out: Path | None, one_folder: bool = True) -> None:
@@ -175,7 +174,7 @@ def print_generated_exam(result: Exam, folder: Path | None) -> None:
     for answer in result.rows:
         if answer.verdict in ("FALSE COMFORT", "failed"):
             e = answer.evidence
-            estimate = f"{e.log_evidence:.4f} +- {e.standard_error:.4f}, exact {answer.exact:.4f}"
+            estimate = f"{with_error(e.log_evidence, e.standard_error)}, exact {answer.exact:.4f}"
             said = "; ".join(e.warnings) if answer.verdict == "failed" else estimate
             smallest = f"\n  smallest: {answer.smallest}" if answer.smallest else ""
             console.print(Text(f"{answer.verdict}: {e.method}: {said}\n  {answer.case}{smallest}", style="red"))
@@ -199,8 +198,7 @@ def _print_exam(result: Exam, folder: Path | None) -> None:
         e = row.evidence
         table.add_row(
             f"  {e.method}",
-            _figure(e.log_evidence, ".4f"),
-            _figure(e.standard_error, ".4f"),
+            *_measured(e.log_evidence, e.standard_error),
             _figure(row.z, "+.2f"),
             row.verdict,
             style=styles.get(row.verdict),
@@ -215,6 +213,12 @@ def _print_exam(result: Exam, folder: Path | None) -> None:
     console.print(Text(str(result), style="bold red" if result.has_false_comfort else "bold"))
     if folder is not None:
         typer.echo(f"written to {folder}: exam.csv")
+
+
+def _measured(value: float, error: float) -> tuple[str, str]:
+    """Return a number and its error for two columns, to two digits of the error."""
+    number, spread = number_and_error(value, error)
+    return number if math.isfinite(value) else "-", spread or "-"
 
 
 def _figure(value: float, spec: str) -> str:
