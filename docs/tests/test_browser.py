@@ -205,7 +205,7 @@ def test_it_is_seen_by_colour_blind_readers(browser, address, page, kind):
     look(browser, address, page, DESK)
     seen = shoot(browser, f"{name_of(page)}_desk")
     places = browser.execute_script(
-        "return [...document.querySelectorAll('figure img[src*=svg], img[src*=sphx_glr_]')]"
+        "return [...document.querySelectorAll('figure img[src^=\"data:image/svg\"], img[src*=sphx_glr_]')]"
         ".map(e => e.getBoundingClientRect())"
         ".map(r => [r.left + scrollX, r.top + scrollY, r.right + scrollX, r.bottom + scrollY].map(Math.round))"
     )
