@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 from bayeskit._ctrl_c import give_back
 from bayeskit.core.folders import RunFolder
 from bayeskit.core.inputs import unknown_name
+from bayeskit.core.texts import number_and_error, with_error
 from bayeskit.errors import (
     AlignmentError,
     BayeskitError,
@@ -93,14 +94,12 @@ def _print_evidence(
     if comparison.results:
         console.print(Text(f"{title}: {comparison.verdict}", style="bold"), soft_wrap=True)
     if reference is not None:
-        error = f" ± {reference_error:.4f}" if reference_error > 0 else ""
-        console.print(f"reference {reference:.4f}{error}")
+        console.print(f"reference {with_error(reference, reference_error or math.nan)}")
     table = _new_table("", "method", "log evidence", "std. error", "evaluations", "seconds", "trusted")
     for z in comparison:
         table.add_row(
             z.method,
-            _figure(z.log_evidence, ".4f"),
-            _figure(z.standard_error, ".4f"),
+            *_measured(z.log_evidence, z.standard_error),
             f"{z.num_evaluations}",
             f"{z.seconds:.1f}",
             "yes" if z.trusted else "no",
@@ -110,7 +109,7 @@ def _print_evidence(
         console.print(table)
     scores = comparison.scores.values()
     for score in scores:
-        text = f"{score.method}: predictive score {score.predictive_score:.4f} +- {score.standard_error:.4f}"
+        text = f"{score.method}: predictive score {with_error(score.predictive_score, score.standard_error)}"
         console.print(Text(text, style="" if score.trusted else "yellow"))
     for answer in (*comparison, *scores):
         for warning in answer.warnings:
@@ -154,7 +153,7 @@ def _print_calibration(found: list[Calibration], out: Path | None, one_folder: b
 
 def _print_refusals(console: Console, refused: Mapping[str, str], case: str = "") -> None:
     """Print each reason once, with all methods that share it."""
-    from bayeskit.inference.evidence.comparison import by_reason
+    from bayeskit.inference.evidence.tables import by_reason
 
     for reason, methods in by_reason(refused).items():
         console.print(Text(f"{case}{', '.join(methods)}: does not apply: {reason}", style="dim"))
@@ -176,7 +175,7 @@ def print_generated_exam(result: Exam, folder: Path | None) -> None:
     for answer in result.rows:
         if answer.verdict in ("FALSE COMFORT", "failed"):
             e = answer.evidence
-            estimate = f"{e.log_evidence:.4f} +- {e.standard_error:.4f}, exact {answer.exact:.4f}"
+            estimate = f"{with_error(e.log_evidence, e.standard_error)}, exact {answer.exact:.4f}"
             said = "; ".join(e.warnings) if answer.verdict == "failed" else estimate
             smallest = f"\n  smallest: {answer.smallest}" if answer.smallest else ""
             console.print(Text(f"{answer.verdict}: {e.method}: {said}\n  {answer.case}{smallest}", style="red"))
@@ -200,8 +199,7 @@ def _print_exam(result: Exam, folder: Path | None) -> None:
         e = row.evidence
         table.add_row(
             f"  {e.method}",
-            _figure(e.log_evidence, ".4f"),
-            _figure(e.standard_error, ".4f"),
+            *_measured(e.log_evidence, e.standard_error),
             _figure(row.z, "+.2f"),
             row.verdict,
             style=styles.get(row.verdict),
@@ -216,6 +214,12 @@ def _print_exam(result: Exam, folder: Path | None) -> None:
     console.print(Text(str(result), style="bold red" if result.has_false_comfort else "bold"))
     if folder is not None:
         _print_files(folder, ["exam.csv"])
+
+
+def _measured(value: float, error: float) -> tuple[str, str]:
+    """Return a number and its error for two columns, to two digits of the error."""
+    number, spread = number_and_error(value, error)
+    return number if math.isfinite(value) else "-", spread or "-"
 
 
 def _figure(value: float, spec: str) -> str:
@@ -456,7 +460,7 @@ def evidence(
         return
     from bayeskit.gallery import get_model, tree_target
     from bayeskit.inference.evidence import Budget
-    from bayeskit.inference.evidence.comparison import by_reason
+    from bayeskit.inference.evidence.tables import by_reason
     from bayeskit.workflows import evidence_in_folder
 
     give_back()

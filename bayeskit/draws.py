@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bayeskit.core.compatibility import as_inference_data, summary, to_datasets
 from bayeskit.core.inputs import unknown_name, whole_number
+from bayeskit.core.page import result_html
 from bayeskit.core.storage import load_tensors, save_tensors
 from bayeskit.core.summaries import summary_table
 from bayeskit.errors import DrawsError, ModelError, ShapeError
@@ -27,6 +28,7 @@ __all__ = ["Draws", "as_numpy", "prior_predictive"]
 
 _SAVED = ("unconstrained", "log_prior", "log_likelihood", "beta")
 _BY_DRAW = ("sample_stats", "discrete", "posterior_predictive", "predictions")
+_SHOWN_SETTINGS = ("sampler", "num_warmup", "seed", "ending")
 _ENDINGS = ("interrupted", "time budget", "finished", "converged")  # the worst first
 
 
@@ -484,6 +486,23 @@ class Draws:
             settings=facts["settings"],
             target=target,
         )
+
+    def _repr_html_(self) -> str:
+        return result_html(f"{self.num_chains} chains of {self.num_draws} draws", facts=self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        """Return what is known without a computation."""
+        facts = {"dimension": str(self.unconstrained.shape[-1])}
+        if self.target is not None:
+            sites = [f"{site.name} {tuple(site.shape)}" if site.shape else site.name for site in self.target.sites]
+            facts["sites"] = ", ".join(sites[:20]) + (f" and {len(sites) - 20} more" if len(sites) > 20 else "")
+        for name in ("posterior_predictive", "predictions"):
+            if found := getattr(self, name):
+                facts[name] = ", ".join(found)
+        if (diverging := self.sample_stats.get("diverging")) is not None:
+            facts["divergent transitions"] = f"{int(diverging.sum())} of {diverging.numel()}"
+        facts |= {name: str(self.settings[name]) for name in _SHOWN_SETTINGS if name in self.settings}
+        return facts | {"gradients": str(self.num_gradients), "seconds": f"{self.seconds:.1f}"}
 
     def __repr__(self) -> str:
         return f"Draws({self.num_chains} chains x {self.num_draws} draws, {self.space()})"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import itertools
 import math
 import platform
@@ -16,20 +14,26 @@ import numpy as np
 import torch
 
 from bayeskit.core.folders import write_atomically
-from bayeskit.core.page import rendered
+from bayeskit.core.page import Number, PageTable, measured, number, rendered
 from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.draws import Draws
+from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence import EvidenceComparison
 from bayeskit.inference.evidence.comparison import comparison_facts, own_seconds
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from bayeskit.core.plots import Drawing
+    from bayeskit.inference.samplers import Ladder
 
 __all__ = ["posterior_summary", "write_report"]
 
 _MAX_PLOTTED = 12
+_MAX_COMPARED = 12  # parameters whose posterior is plotted beside the prior
+_PRIOR_DRAWS = 4000
+_TITLE = 32  # characters of the title of a small plot
 _MAX_LISTED = 400
 _PACKAGES = ("bayeskit", "torch", "pyro-ppl", "numpy", "scipy", "xarray", "arviz", "matplotlib")
 
@@ -127,12 +131,22 @@ def write_report(
     ...     page.read_text(encoding="utf-8").startswith("<!doctype html>")
     True
     """
+    facts = comparison_facts(comparison, reference, reference_error)
+    parts = {"answer": "Log evidence"} if comparison.results else {}
+    if comparison.results or comparison.scores or comparison.refused:
+        parts["estimates"] = "Estimates"
+    if comparison.ladder is not None:
+        facts["figures"]["path"] = _path(comparison.ladder)
+        parts["path"] = "From prior to posterior"
+    if comparison.draws is not None:
+        parts |= {"posterior": "Posterior", "chains": "Chains"}
     page = rendered(
         "report.html",
         title=title,
+        parts=parts | {"settings": "Settings", "versions": "Versions"},
         posterior=None if comparison.draws is None else _posterior(comparison.draws),
         tables=_tables(comparison, target, settings or {}),
-        **comparison_facts(comparison, reference, reference_error),
+        **facts,
     )
     write_atomically(path, page.encode("utf-8"))
 
@@ -141,30 +155,53 @@ def write_report(
 
 
 def _posterior(draws: Draws) -> dict[str, Any]:
-    """Return the text, the rows of the summary and the figures of the chains."""
+    """Return the text, the table, the pictures and the chains of the posterior."""
     names, values = _components(draws)  # once: deterministic sites need the whole model
     summary = _summary(names, values)
-    shown = summary.iloc[np.sort(_worst_first(summary)[:_MAX_LISTED])]
-    specs = [{"ess": ".0f", "r_hat": ".3f"}.get(column, ".4g") for column in summary.columns]
+    labels = _labels(names, draws.target)
+    shown = np.sort(_worst_first(summary)[:_MAX_LISTED])
     diverging = draws.sample_stats.get("diverging")
     text = f"{draws.num_chains} chains of {draws.num_draws} draws"
     if diverging is not None:
         text += f", {int(diverging.sum())} of {draws.num_chains * draws.num_draws} transitions divergent"
-    rows = [
-        {
-            "name": name,
-            "cells": list(zip(row, specs, strict=True)),
-            "doubtful": row["r_hat"] > 1.05 or not math.isfinite(row["mean"]),
-        }
-        for name, row in shown.iterrows()
+    table = summary.iloc[shown]
+    doubtful = [
+        labels[i] for i in shown if not summary["r_hat"].iloc[i] <= 1.05 or not math.isfinite(summary["mean"].iloc[i])
     ]
+    notes = []
+    if len(table) < len(summary):
+        notes.append(f"The table has the {len(table)} of {len(summary)} parameters with the largest R-hat.")
+    if doubtful and draws.num_draws >= 4:
+        more = ", ..." if len(doubtful) > 10 else ""
+        notes.append(f"Not converged, with an R-hat above 1.05: {', '.join(doubtful[:10])}{more}.")
+    rows = [[labels[i], *_row(one)] for i, (_, one) in zip(shown, table.iterrows(), strict=True)]
+    columns = ["parameter", *summary.columns]
     return {
         "text": text,
-        "columns": list(summary.columns),
-        "rows": rows,
-        "num_parameters": len(summary),
-        "figures": _chain_figures(names, values, summary),
+        "table": PageTable("Posterior of every parameter", columns, rows, note=" ".join(notes)),
+        "pictures": [*_against_the_prior(draws, labels, names, values), *_picture(draws)],
+        "chains": _chain_figures(labels, values, summary),
     }
+
+
+def _row(one: pd.Series) -> list[Number]:
+    """Return the cells of a parameter: the mean to the digits of its error, quantiles to those of the spread."""
+    low, high = (Number(measured(one[end], one["sd"])[0].text, one[end]) for end in ("5 %", "95 %"))
+    return [
+        *measured(one["mean"], one["mcse"]),
+        Number(f"{one['sd']:#.3g}".rstrip(".") if math.isfinite(one["sd"]) else "–", one["sd"]),
+        low,
+        high,
+        number(one["ess"], ".0f"),
+        number(one["r_hat"], ".3f"),
+    ]
+
+
+def _labels(names: list[str], target: Any) -> list[str]:
+    """Return the names of components, with what the model calls them."""
+    known = target.element_names() if isinstance(target, Target) else {}
+    called = {f"{site}[{i}]": name for site, of in known.items() for i, name in enumerate(of)}
+    return [f"{name} {called[name]}" if name in called else name for name in names]
 
 
 def _tables(
@@ -207,38 +244,94 @@ def _versions() -> dict[str, str]:
 # -- figures --------------------------------------------------------------------------------
 
 
-def _chain_figures(names: list[str], values: torch.Tensor, summary: pd.DataFrame) -> list[dict[str, Any]]:
+def _against_the_prior(draws: Draws, labels: list[str], names: list[str], values: torch.Tensor) -> list[Drawing]:
+    """Return densities of the prior and the posterior of the first parameters; nothing without prior draws."""
+    from bayeskit.core.plots import Drawing, new_figure, plot_prior_and_posterior
+
+    target = draws.target
+    if not isinstance(target, Target) or not target.can_sample_prior:
+        return []
+    try:
+        u = target.sample_prior(_PRIOR_DRAWS, seed=0)
+        of_prior = dict(zip(*_flat({s: v.unsqueeze(0) for s, v in target.constrain(u).items()}), strict=True))
+    except BayeskitError:
+        return []  # such as flat priors
+    finite = values.isfinite().all(-1).all(-1)
+    chosen = [
+        i for i, name in enumerate(names) if name in of_prior and finite[i] and bool(of_prior[name].isfinite().all())
+    ]
+    shown = chosen[:_MAX_COMPARED]
+    if not shown:
+        return []
+    rows = -(-len(shown) // 2)
+    figure = new_figure(0.3 + 1.05 * rows)
+    axes = figure.subplots(rows, 2, squeeze=False).flat
+    for ax, i in itertools.zip_longest(axes, shown):
+        if i is None:
+            ax.set_axis_off()
+            continue
+        title = labels[i].removeprefix(names[i]).strip() or names[i]
+        title = title if len(title) <= _TITLE else title[: _TITLE - 3] + "..."
+        plot_prior_and_posterior(of_prior[names[i]].flatten().numpy(), values[i].flatten().numpy(), _plain(title), ax)
+    first = f" of the first {len(shown)} of {len(chosen)} parameters" if len(shown) < len(chosen) else ""
+    caption = f"Prior (line) and posterior (filled){first}. Axes end where a posterior would be too narrow."
+    alt = f"Densities of prior and posterior of {', '.join(labels[i] for i in shown)}; the table below has the numbers"
+    return [Drawing.of(figure, alt, caption)]
+
+
+def _picture(draws: Draws) -> list[Drawing]:
+    """Return what a model draws of itself at the posterior mean."""
+    from bayeskit.core.plots import Drawing, new_figure
+
+    target = draws.target
+    if not isinstance(target, Target):
+        return []
+    mean = {site: value.flatten(0, 1).mean(0) for site, value in draws.values(deterministic=False).items()}
+    figure = new_figure(0.6 + 0.16 * max((value.numel() for value in mean.values()), default=1))
+    said = target.plot_values(mean, figure.subplots())
+    return [] if said is None else [Drawing.of(figure, said[0], f"At the posterior mean; {said[1]}.")]
+
+
+def _path(ladder: Ladder) -> Drawing:
+    """Return the log likelihood along the ladder."""
+    from bayeskit.core.plots import Drawing, new_figure
+    from bayeskit.inference.evidence.plots import plot_path
+
+    figure = new_figure(3.0)
+    plot_path(ladder, figure.subplots())
+    ends = [float(ladder.log_likelihood[place].median()) for place in (0, -1)]
+    alt = f"Log likelihood against inverse temperature: it rises from a median of {ends[0]:.6g} to {ends[1]:.6g}"
+    caption = (
+        f"Medians and central 90 % of the draws at {len(ladder.beta)} temperatures. The log evidence is the area under "
+        "the mean, on a linear axis; a jump is a change of phase, where temperatures should be close."
+    )
+    return Drawing.of(figure, alt, caption)
+
+
+def _chain_figures(labels: list[str], values: torch.Tensor, summary: pd.DataFrame) -> list[Drawing]:
     from matplotlib.figure import Figure
 
-    from bayeskit.core.plots import plot_rank, plot_trace
+    from bayeskit.core.plots import Drawing, plot_rank, plot_trace
 
     figures = []
     for index in _worst_first(summary)[:_MAX_PLOTTED]:
-        name, chains = names[index], values[index].numpy()
+        chains = values[index].numpy()
         # Fixed margins: a layout engine would draw every figure twice.
         figure = Figure(figsize=(8.0, 2.1))
         figure.subplots_adjust(left=0.1, right=0.985, bottom=0.22, top=0.96, wspace=0.28)
         left, right = figure.subplots(1, 2, width_ratios=[1.7, 1.0])
-        plot_trace(chains, _plain(name), left)
+        plot_trace(chains, _plain(str(summary.index[index])), left)
         plot_rank(chains, "", right)
         ratio = float(summary["r_hat"].iloc[index])
-        figures.append({"name": name, "source": _as_png(figure), "r_hat": ratio})
+        caption = f"{labels[index]}, R-hat {number(ratio, '.3f').text}"
+        alt = f"Trace and ranks of {labels[index]}"
+        figures.append(Drawing.of(figure, alt, caption, is_broad=True, as_pixels=True))
     return figures
 
 
 def _plain(text: str) -> str:
     """Escape dollar signs in a site's name, which matplotlib would read as mathematics."""
     return text.replace("$", r"\$")
-
-
-def _as_png(figure: Figure) -> str:
-    from PIL import Image
-
-    drawn, buffer = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=110)
-    # A palette is enough for a few lines and a third of the size.
-    Image.open(drawn).convert("RGB").quantize(64, method=Image.Quantize.FASTOCTREE).save(buffer, format="png")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 # -- numbers --------------------------------------------------------------------------------
@@ -250,6 +343,10 @@ def _components(draws: Draws) -> tuple[list[str], torch.Tensor]:
         sites = {"u": draws.unconstrained}
     else:
         sites = draws.values()
+    return _flat(sites)
+
+
+def _flat(sites: Mapping[str, torch.Tensor]) -> tuple[list[str], torch.Tensor]:
     names: list[str] = []
     columns = []
     for site, value in sites.items():

@@ -349,7 +349,7 @@ def test_the_error_of_a_reference_is_said(monkeypatch):
     assert result.exit_code == 0, result.output
     assert cli._problem(entry, None, None, "JC69").standard_error == 0.004
     shown = call("evidence", "coin", "--methods", "laplace_importance_sampling")
-    assert "reference -2.3979 ± 0.0040" in shown.stdout
+    assert "reference -2.3979 +- 0.0040" in shown.stdout
     assert gallery.get_model("primates").reference_error == 0.004
 
 

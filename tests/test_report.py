@@ -1,17 +1,22 @@
 import math
 import re
 from dataclasses import replace
+from html.parser import HTMLParser
+from urllib.parse import unquote
 
 import numpy as np
+import pyro
 import pytest
 import torch
 from matplotlib.figure import Figure
 
 import bayeskit as bk
-from bayeskit.core.plots import plot_rank, plot_trace
+from bayeskit.core.plots import plot_prior_and_posterior, plot_rank, plot_trace
 from bayeskit.errors import OutputError, ShapeError
 from bayeskit.inference.evidence import Evidence, EvidenceComparison, PredictiveScore
-from bayeskit.inference.evidence.plots import plot_calibration, plot_evidence
+from bayeskit.inference.evidence.plots import plot_calibration, plot_cost, plot_evidence, plot_path
+from bayeskit.inference.samplers import sample_ladder
+from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel
 from bayeskit.report import posterior_summary, write_report
 
 GOOD = Evidence("bridge_sampling", -94.083, 0.004, 8000)
@@ -48,13 +53,146 @@ def test_report_is_one_file_that_needs_no_network(tmp_path, comparison):
     write_report(page, comparison, title="linreg10", reference=-94.0845, settings={"model": "regression"})
     text = page.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
-    without_namespaces = re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
+    without_namespaces = re.sub(r'xmlns(:\w+)?="[^"]*"', "", unquote(text))
     assert not re.search(r'(src|href)\s*=\s*"(?!data:|#)', without_namespaces)
     assert "http://" not in without_namespaces and "https://" not in without_namespaces
-    assert text.count("<svg") == 1 and text.count("data:image/png;base64,") == 10
+    # Estimates, error against cost, prior beside posterior; and the chains.
+    assert text.count("data:image/svg+xml,") == 3 and text.count("data:image/png;base64,") == 10
     for expected in ("-94.0830", "Reference value: -94.0845", "bayeskit", "seed", "17", "b[9]", "regression"):
         assert expected in text
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+class Reader(HTMLParser):
+    """Reads a page as an assistive program does: elements in order, with their attributes."""
+
+    EMPTY = frozenset({"meta", "img", "br", "wbr"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        """Note an element and the elements around it."""
+        self.elements.append((tag, dict(attrs), tuple(self.open)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        """Close an element, which must be the last one opened."""
+        assert self.open.pop() == tag, f"</{tag}> closes another element"
+
+    def of(self, *tags):
+        """Return the elements of some kinds."""
+        return [(tag, attributes, around) for tag, attributes, around in self.elements if tag in tags]
+
+
+@pytest.fixture(scope="module")
+def tree_target():
+    alignment = Alignment.from_sequences({"A_1": "ACGTAC", "B_2": "ACGTAA", "<b>C": "ACCTGC", "D": "TCCTGC"})
+    return bk.Target.from_pyro(TreeModel(alignment, Tree.from_newick("((A_1,B_2),'<b>C',D);")))
+
+
+@pytest.fixture(scope="module")
+def tree_page(tree_target, tmp_path_factory):
+    """Return the report of a tree, with everything that a report can have."""
+    draws = bk.sample(tree_target, 4, 100, 100, seed=0, progress=False)
+    ladder = sample_ladder(tree_target, 6, 4, 30, 20, progress=False)
+    score = PredictiveScore("pointwise_predictive_density", -12.3456, 0.5, 100)
+    results = {z.method: z for z in (GOOD, OTHER, ABSURD, FAILED, Evidence("laplace", -94.1, math.nan, 1, ("no",)))}
+    comparison = EvidenceComparison(
+        results, draws, ladder, {"seed": 17}, scores={score.method: score}, refused={"chib": "no blocks"}
+    )
+    page = tmp_path_factory.mktemp("tree") / "report.html"
+    write_report(page, comparison, title="A tree", reference=-94.0845)
+    return page.read_text(encoding="utf-8")
+
+
+def test_a_report_can_be_read_aloud_and_by_keyboard(tree_page):
+    page = Reader(tree_page)
+    assert page.open == [] and page.of("html")[0][1]["lang"] == "en"
+    assert len(page.of("main")) == len(page.of("h1")) == len(page.of("nav")) == 1
+    levels = [int(tag[1]) for tag, _, _ in page.of("h1", "h2", "h3", "h4")]
+    assert levels[0] == 1 and all(below <= above + 1 for above, below in zip(levels, levels[1:], strict=False))
+    identities = [attributes["id"] for _, attributes, _ in page.elements if "id" in attributes]
+    assert len(identities) == len(set(identities))
+    links = [attributes["href"].removeprefix("#") for _, attributes, _ in page.of("a")]
+    assert links[0] == "main" and set(links) <= set(identities) and len(links) == 8
+    images = [attributes["alt"] for _, attributes, _ in page.of("img")]
+    assert len(images) == 5 + 5 and all(len(alt) > 15 for alt in images) and len(set(images)) == len(images)
+    assert all(around[-1] == "figure" for _, _, around in page.of("img"))
+    assert len(page.of("figcaption")) == len(page.of("figure")) == len(images)
+    assert all(attributes.get("scope") in {"col", "row"} for _, attributes, _ in page.of("th"))
+    for _, attributes, _ in page.of("div"):
+        assert attributes["role"] == "region" and attributes["aria-label"] and attributes["tabindex"] == "0"
+    assert all("div" in around for _, _, around in page.of("table")), "a table scrolls in its own box"
+    assert len(page.of("details")) == len(page.of("summary")) == 3 and not [a for _, a, _ in page.of("details") if a]
+
+
+def test_a_report_says_the_answer_first_and_folds_warnings(tree_page):
+    order = ["Skip to the results", "A tree</h1>", "-94.0830", "Reference value", "data:image/svg", "most precise"]
+    order += ["Not trusted", "Approximations, bounds", "Predictive scores", "Warnings of 3 methods", "no blocks"]
+    order += ["Error against cost", "From prior to posterior", "Densities of prior and posterior", "Tree of 4 taxa"]
+    order += ["Posterior of every parameter", "Trace and ranks", "Settings</h2>", "Versions</h2>"]
+    places = [tree_page.index(piece, tree_page.index("<body>")) for piece in order[:6]]
+    places += [tree_page.index(piece, places[-1]) for piece in order[6:]]
+    assert places == sorted(places)
+    assert "infinite variance" in tree_page.partition("<details>")[2].partition("</details>")[0]
+
+
+def test_splits_of_a_tree_are_named_and_escaped(tree_page, tree_target):
+    names = tree_target.element_names()["branch_lengths"]
+    assert names == ("A_1", "B_2", "<b>C", "D", "A_1|B_2")
+    for shown in ("branch_<wbr>lengths[4] A_<wbr>1|B_<wbr>2", "branch_<wbr>lengths[2] &lt;b&gt;C"):
+        assert f'<th scope="row">{shown}</th>' in tree_page
+    assert "<b>C" not in tree_page
+    assert re.search(r'alt="Tree of 4 taxa: \(\(A_1:[\d.]+,B_2:[\d.]+\):[\d.]+,', tree_page)
+
+
+def test_a_model_without_names_of_its_own_has_none():
+    target = bk.exact.get("linreg10").target()
+    assert target.element_names() == {} and target.plot_values({}, None) is None
+    assert bk.Target.from_functions(lambda u: -u.sum(-1), lambda u: u.sum(-1), 1).element_names() == {}
+
+    class Named:
+        """A model whose names do not fit."""
+
+        element_names = {"x": ("a", "b"), "y": ("a",)}
+
+        def __call__(self):
+            """Sample."""
+            x = pyro.sample("x", pyro.distributions.Normal(torch.zeros(3), 1.0).to_event(1))
+            pyro.factor("likelihood", -x.square().sum())
+
+    assert bk.Target.from_pyro(Named()).element_names() == {}
+
+
+def test_the_page_is_light_and_dark_narrow_and_wide():
+    text = EvidenceComparison({GOOD.method: GOOD}, None, None).to_html()
+    style = text.partition("<style>")[2].partition("</style>")[0]
+    assert "prefers-color-scheme: dark" in style and "overflow-x: auto" in style and ":focus-visible" in style
+    after = style.partition("body {")[2]
+    assert not re.findall(r"#[0-9a-fA-F]{3,6}\b", after), "a colour that does not change with the scheme"
+    light, dark = (dict(re.findall(r"--(\w+): (#\w+)", part)) for part in style.split("@media")[:2])
+    assert light.keys() == dark.keys()
+    for colours in (light, dark):
+        for ink in ("ink", "faint", "link", "bad"):
+            assert contrast(colours[ink], colours["paper"]) > 4.5, (ink, colours)
+
+
+def contrast(one, other):
+    """Return the contrast of two colours as the accessibility guidelines define it."""
+    light = []
+    for colour in (one, other):
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        s = np.array([int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)])
+        light.append(float(np.where(s <= 0.04045, s / 12.92, ((s + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]))
+    return (max(light) + 0.05) / (min(light) + 0.05)
+
+
+def test_the_contrast_of_black_and_white():
+    assert contrast("#000", "#ffffff") == pytest.approx(21) and contrast("#777", "#fff") < 4.5
 
 
 def test_report_escapes_every_text(tmp_path, comparison):
@@ -81,8 +219,8 @@ def test_scores_and_refusals_alone_are_shown(tmp_path):
     alone = EvidenceComparison({}, None, None, scores={score.method: score}, refused=refused, notes=("a constant",))
     write_report(tmp_path / "s.html", alone, title="scores")
     for text in ((tmp_path / "s.html").read_text(encoding="utf-8"), alone.to_html()):
-        assert "12.3456" in text and "it needs blocks" in text and "too few draws" in text and "a constant" in text
-        assert "<svg" not in text and 'class="headline"' not in text
+        assert "-12.35" in text and "it needs blocks" in text and "too few draws" in text and "a constant" in text
+        assert "<img" not in text and 'class="headline"' not in text
 
 
 def test_report_shows_the_worst_chains_first(tmp_path):
@@ -92,8 +230,10 @@ def test_report_shows_the_worst_chains_first(tmp_path):
     zeros = torch.zeros(2, 50, dtype=torch.float64)
     stuck = bk.Draws(unconstrained, zeros, zeros, torch.ones(2, dtype=torch.float64))
     write_report(tmp_path / "r.html", EvidenceComparison({}, stuck, None), title="stuck")
-    captions = re.findall(r"<figcaption>([^,]+), R-hat", (tmp_path / "r.html").read_text(encoding="utf-8"))
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    captions = re.findall(r"<figcaption>([^,]+), R-hat", text)
     assert captions[0] == "u[13]" and len(captions) == 12
+    assert "Not converged, with an R-hat above 1.05: " in text and "<summary>9 more parameters</summary>" in text
 
 
 def test_a_report_that_cannot_be_written_is_a_typed_error(tmp_path, comparison):
@@ -191,3 +331,36 @@ def test_plots_of_chains_refuse_other_shapes():
     for plot in (plot_trace, plot_rank):
         with pytest.raises(ShapeError, match="chains, draws"):
             plot(np.zeros(5), "x", Figure().subplots())
+
+
+def test_error_against_cost_names_those_that_nothing_surpasses():
+    errors = {"a": (100, 0.5), "b": (200, 0.6), "c": (300, 0.1), "d": (300, 0.2), "e": (400, 0.1), "exact": (10, 0.0)}
+    estimates = [Evidence(name, -1.0, error, cost) for name, (cost, error) in errors.items()]
+    axes = Figure().subplots()
+    assert [z.method for z in plot_cost(estimates, axes)] == ["a", "c"]
+    assert [text.get_text() for text in axes.texts] == ["a", "c"]
+    axes.figure.canvas.draw()
+
+
+def test_the_likelihood_rises_along_the_path(tree_target):
+    ladder = sample_ladder(tree_target, 6, 4, 30, 20, progress=False)
+    axes = plot_path(ladder, Figure().subplots())
+    axes.figure.canvas.draw()
+    beta, middle = axes.lines[0].get_data()
+    np.testing.assert_array_equal(beta, ladder.beta)
+    np.testing.assert_allclose(middle, np.median(ladder.log_likelihood.flatten(1).numpy(), axis=1))
+
+
+@pytest.mark.parametrize("shift", [0.0, 3.0, 500.0])
+@pytest.mark.parametrize("spread", [1.0, 1e-3, 0.0])
+def test_prior_and_posterior_are_densities_on_one_axis(shift, spread):
+    generator = np.random.default_rng(0)
+    prior, posterior = generator.normal(size=4000), shift + spread * generator.normal(size=1000)
+    axes = plot_prior_and_posterior(prior, posterior, "x", Figure().subplots())
+    axes.figure.canvas.draw()
+    (first, edges, _), (last, same, _) = (patch.get_data() for patch in axes.patches)
+    np.testing.assert_array_equal(edges, same)
+    width = edges[1] - edges[0]
+    assert 0 <= first.sum() * width <= 1 + 1e-9 and last.sum() * width == pytest.approx(1, abs=0.01)
+    inside = np.ptp(np.quantile(posterior, [0.001, 0.999])) / (edges[-1] - edges[0])
+    assert inside > 0.16 or spread == 0

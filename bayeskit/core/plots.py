@@ -7,8 +7,11 @@ changed: figures that a function makes for itself are plain ``Figure`` objects, 
 
 from __future__ import annotations
 
+import base64
+import io
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 
@@ -16,15 +19,19 @@ from bayeskit.errors import ShapeError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = [
     "BLUE",
     "CHAIN_COLOURS",
+    "Drawing",
     "GREY",
     "ORANGE",
     "SKY",
     "VERMILION",
     "axes_or_new",
+    "new_figure",
+    "plot_prior_and_posterior",
     "plot_rank",
     "plot_rank_uniformity",
     "plot_trace",
@@ -35,6 +42,45 @@ __all__ = [
 BLUE, ORANGE, _GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 _PURPLE, SKY, _YELLOW, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#666666"
 CHAIN_COLOURS = (BLUE, ORANGE, _GREEN, VERMILION, _PURPLE, SKY, GREY)
+
+
+class Drawing(NamedTuple):
+    """A figure of a page, with the text that stands for it where it is not seen."""
+
+    source: str
+    alt: str
+    caption: str
+    is_broad: bool = False  # scrolls in its own box on a narrow screen
+
+    @classmethod
+    def of(cls, figure: Figure, alt: str, caption: str, *, is_broad: bool = False, as_pixels: bool = False) -> Drawing:
+        """Return a drawing of a figure: lines, or pixels where there are many lines."""
+        return cls(_png(figure) if as_pixels else _svg(figure), alt, caption, is_broad)
+
+
+def new_figure(height: float) -> Figure:
+    """Return a figure as wide as a page, whose letters can be read on a phone; its height is in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(5.0, height), layout="constrained")
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = buffer.getvalue()
+    # Without the XML declaration and the document type, which names an address.
+    return "data:image/svg+xml," + quote(text[text.index("<svg") :], safe="/:=,;() ")
+
+
+def _png(figure: Figure) -> str:
+    from PIL import Image
+
+    drawn, buffer = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=110)
+    # A palette is enough for a few lines and a third of the size.
+    Image.open(drawn).convert("RGB").quantize(64, method=Image.Quantize.FASTOCTREE).save(buffer, format="png")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def axes_or_new(ax: Axes | None, width: float, height: float) -> Axes:
@@ -73,6 +119,29 @@ def plot_rank(values: np.ndarray, name: str, ax: Axes) -> Axes:
     ax.set_xlim(0, 1)
     ax.set_xlabel("fractional rank")
     ax.set_ylabel("ECDF difference")
+    ax.set_title(name, fontsize="small")
+    return ax
+
+
+def plot_prior_and_posterior(prior: np.ndarray, posterior: np.ndarray, name: str, ax: Axes) -> Axes:
+    """Plot densities of draws of one quantity ``(n,)``, the posterior filled."""
+    low, high = np.quantile(posterior, [0.001, 0.999])
+    first, last = np.quantile(prior, [0.02, 0.98])
+    half, middle = max(high - low, 1e-12 * abs(high)) / 2, (low + high) / 2
+    # A posterior that is much narrower than its prior would be a line: it takes a sixth of the axis at least.
+    edges = np.linspace(max(min(first, low), middle - 6 * half), min(max(last, high), middle + 6 * half), 41)
+    if not edges[0] < edges[-1]:
+        edges = np.linspace(middle - 1, middle + 1, 41)
+    for values, filled in ((prior, False), (posterior, True)):
+        # Shares of all draws, also of those beyond the axis.
+        density = np.histogram(values, edges)[0] / (len(values) * (edges[1] - edges[0]))
+        ax.stairs(
+            density, edges, fill=filled, color=BLUE if filled else GREY, alpha=0.75 if filled else 1, linewidth=1.1
+        )
+    ax.set_xlim(edges[0], edges[-1])
+    ax.set_ylim(bottom=0)
+    ax.set_yticks([])
+    ax.locator_params(axis="x", nbins=4)
     ax.set_title(name, fontsize="small")
     return ax
 

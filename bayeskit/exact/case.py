@@ -15,6 +15,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from bayeskit.core.texts import short_repr
 from bayeskit.errors import DataError, SettingsError, ShapeError
 
 if TYPE_CHECKING:
@@ -131,6 +132,8 @@ class ExactCase:
     reference: str
     standard_error: float = 0.0
     full_conditionals: Callable[..., Conditionals] | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.log_evidence):

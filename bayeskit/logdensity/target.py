@@ -567,6 +567,21 @@ class Target:
         """Return the plate along each dimension of each site's value, None where there is none."""
         return self.density.dimensions() if isinstance(self.density, PyroDensity) else {}
 
+    def element_names(self) -> dict[str, tuple[str, ...]]:
+        """Return names of the elements of vector sites, where the model has an attribute ``element_names``."""
+        named = getattr(self._model, "element_names", {})
+        sizes = {site.name: tuple(site.shape) for site in self.sites}
+        return {site: tuple(of) for site, of in named.items() if sizes.get(site) == (len(of),)}
+
+    def plot_values(self, values: Mapping[str, Tensor], ax: Any) -> tuple[str, str] | None:
+        """Let a model with a method ``plot_values`` draw itself at values of its sites; return words, a caption."""
+        plot = getattr(self._model, "plot_values", None)
+        return None if plot is None else plot(values, ax)
+
+    @property
+    def _model(self) -> Any:
+        return self.density.model if isinstance(self.density, PyroDensity) else None
+
     def named_data(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the data of the observed sites, and the other tensors among the model's arguments, by name."""
         return self.density.named_data() if isinstance(self.density, PyroDensity) else ({}, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +15,10 @@ from scipy.special import logsumexp
 
 from bayeskit.core.folders import write_atomically
 from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.page import Listed, PageTable, measured, result_html
 from bayeskit.core.randomness import derived_seed
 from bayeskit.core.storage import digest
+from bayeskit.core.texts import with_error
 from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, compare
 from bayeskit.inference.evidence.methods import Method, Part, select
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["ModelComparison", "compare_models"]
+__all__ = ["ModelComparison", "compare_models", "models_html"]
 
 
 # Posterior probabilities of models with uncertain log evidences.
@@ -66,6 +68,8 @@ _TOO_VAGUE = 0.5
 """Standard error of a log evidence, in nats, above which probabilities are rough."""
 _MOST_NAMED = 5
 """Models that a warning names."""
+_MOST_SHOWN = 30
+"""Models in a printed table."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -304,18 +308,49 @@ class ModelComparison:
         """
         return _plot(self.to_pandas(), ax)
 
+    def _repr_html_(self) -> str:
+        return models_html(self.to_pandas(), self.warnings)
+
     def __repr__(self) -> str:
         return str(self)
 
     def __str__(self) -> str:
-        lines = []
-        for row in self.to_pandas().itertuples():
-            lines.append(
-                f"{row.model}: log evidence {row.log_evidence:.4f} +- {row.standard_error:.4f}, log Bayes factor "
-                f"{row.log_bayes_factor:.4f} +- {row.log_bayes_factor_error:.4f}, probability "
-                f"{row.posterior_probability:.4g} +- {row.posterior_probability_error:.2g}"
-            )
+        table = self.to_pandas()
+        lines = [
+            f"{row.model}: log evidence {with_error(row.log_evidence, row.standard_error)}, log Bayes factor "
+            f"{with_error(row.log_bayes_factor, row.log_bayes_factor_error)}, probability "
+            f"{with_error(row.posterior_probability, row.posterior_probability_error)}"
+            for row in table.head(_MOST_SHOWN).itertuples()
+        ]
+        if len(table) > _MOST_SHOWN:
+            lines.append(f"... and {len(table) - _MOST_SHOWN} more models in .to_pandas()")
         return "\n".join([*lines, *(f"  {warning}" for warning in self.warnings)])
+
+
+def models_html(table: pd.DataFrame, warnings: Sequence[str]) -> str:
+    """Return the table of a :class:`ModelComparison` as a fragment for a notebook; names are in its first column."""
+    columns = [str(table.columns[0]), "log evidence", "error", "log Bayes factor", "error", "probability", "error"]
+    rows = []
+    for row in table.head(_MOST_SHOWN).itertuples(index=False):
+        rows.append(
+            [
+                row[0] if row.trusted else f"{row[0]} (not trusted)",
+                *measured(row.log_evidence, row.standard_error),
+                *measured(row.log_bayes_factor, row.log_bayes_factor_error),
+                *measured(row.posterior_probability, row.posterior_probability_error),
+            ]
+        )
+    best = table.iloc[0]
+    more = len(table) - len(rows)
+    name, probability = best.iloc[0], with_error(best.posterior_probability, best.posterior_probability_error)
+    return result_html(
+        f"{name} has the largest evidence; posterior probability {probability}",
+        [PageTable("Models, log Bayes factors against the best", columns, rows)],
+        [Listed(f"{len(warnings)} warning{'s' * (len(warnings) > 1)}", [("models", why) for why in warnings])]
+        if warnings
+        else [],
+        notes=[f"{more} more models are in .to_pandas()."] if more else [],
+    )
 
 
 def _as_prior_probabilities(models: Iterable[str], given: Mapping[str, float] | None) -> dict[str, float]:

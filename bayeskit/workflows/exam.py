@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bayeskit import exact
 from bayeskit.core.folders import write_atomically
 from bayeskit.core.inputs import whole_number
+from bayeskit.core.page import frame_table, result_html
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import derived_seed
 from bayeskit.errors import BayeskitError, SamplingWarning, UnknownNameError
@@ -198,6 +199,15 @@ class Exam:
             If the file cannot be written.
         """
         write_atomically(path, self.to_pandas().to_csv(index=False, float_format="%.10g").encode())
+
+    def _repr_html_(self) -> str:
+        table = self.to_pandas().drop(columns=["seconds", "remarks"])
+        return result_html(
+            str(self), [frame_table("Answers", table, estimate=".4f", exact=".4f")] if len(table) else []
+        )
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         passed, flagged, comfort, failed = (self.count(v) for v in (_PASS, _SELF_FLAGGED, FALSE_COMFORT, FAILED))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayeskit.core.page import Listed, frame_table, result_html
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size
 from bayeskit.core.storage import digest
@@ -171,6 +172,15 @@ class SBCResult:
                 raise UnknownNameError(f"no quantity is called {name!r}; known are: {', '.join(self.ranks)}")
             plot_rank_uniformity(self.ranks[name], self.num_draws, name, left, right)
         return figure
+
+    def _repr_html_(self) -> str:
+        headline, *_ = str(self).partition("\n")
+        warnings = [("ranks", why) for why in self.warnings]
+        listed = [Listed(f"{len(warnings)} warning{'s' * (len(warnings) > 1)}", warnings)] if warnings else []
+        return result_html(headline, [frame_table("Ranks of each quantity", self.to_pandas())], listed)
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         verdict = "uniform" if self.passed else "NOT uniform"

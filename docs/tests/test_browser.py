@@ -213,7 +213,8 @@ def test_it_is_seen_by_colour_blind_readers(browser, address, page, kind):
     look(browser, address, page, DESK)
     seen = shoot(browser, f"{name_of(page)}_desk")
     places = browser.execute_script(
-        "return [...document.querySelectorAll('figure svg, img[src*=sphx_glr_]')].map(e => e.getBoundingClientRect())"
+        "return [...document.querySelectorAll('figure img[src^=\"data:image/svg\"], img[src*=sphx_glr_]')]"
+        ".map(e => e.getBoundingClientRect())"
         ".map(r => [r.left + scrollX, r.top + scrollY, r.right + scrollX, r.bottom + scrollY].map(Math.round))"
     )
     browser.execute_cdp_cmd("Emulation.setEmulatedVisionDeficiency", {"type": kind})
@@ -232,14 +233,36 @@ def test_it_is_seen_by_colour_blind_readers(browser, address, page, kind):
 
 def test_trust_is_said_in_words_and_not_by_colour_alone(browser, address):
     look(browser, address, PAGES[0], DESK)
-    rows = browser.find_elements(By.CSS_SELECTOR, "table.sortable tbody tr")
-    said = {("untrusted" in row.get_attribute("class"), row.text.split()[-1]) for row in rows[:5]}
-    assert said == {(True, "no"), (False, "yes")}
+    tables = browser.find_elements(By.CSS_SELECTOR, "#estimates table")
+    said = {("grey" in t.get_attribute("class"), t.find_element(By.TAG_NAME, "caption").text) for t in tables}
+    assert {(False, "Estimates, the most precise first"), (True, "Not trusted")} <= said
+
+
+def test_the_report_is_read_in_the_dark_and_by_keyboard(browser, address):
+    look(browser, address, PAGES[0], DESK)
+    for scheme, is_light in (("light", True), ("dark", False)):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        seen = shoot(browser, f"report_{scheme}")
+        # Figures too: nine tenths of all are paper.
+        assert np.quantile(seen, 0.1) > 200 if is_light else np.quantile(seen, 0.9) < 60
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
+    reached = []
+    for _ in range(60):
+        here = browser.switch_to.active_element
+        reached.append(here.get_attribute("class") + here.tag_name)
+        here.send_keys(Keys.TAB)
+    assert reached[0] == "skipa" and {"sortbutton", "widediv", "summary"} <= set(reached)
+    fold = browser.find_element(By.TAG_NAME, "summary")
+    fold.send_keys(Keys.ENTER)
+    assert browser.find_element(By.TAG_NAME, "details").get_attribute("open")
 
 
 def column(table, index):
     return [
-        row.find_elements(By.TAG_NAME, "td")[index].text for row in table.find_elements(By.CSS_SELECTOR, "tbody tr")
+        row.find_elements(By.CSS_SELECTOR, "th, td")[index].text
+        for row in table.find_elements(By.CSS_SELECTOR, "tbody tr")
     ]
 
 

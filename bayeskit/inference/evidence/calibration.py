@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.page import Listed, frame_table, result_html
 from bayeskit.core.randomness import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitWarning, SettingsError
@@ -169,6 +170,21 @@ class Calibration:
                     }
                 )
         return pd.DataFrame(rows)
+
+    def _repr_html_(self) -> str:
+        table = frame_table("Errors of the estimates", self._shown(), coverage_95=".1%", replicates="d")
+        listed = [Listed(f"{len(self.refused)} methods do not apply", list(self.refused.items()))]
+        return result_html(self._headline(), [table], listed if self.refused else [])
+
+    def __repr__(self) -> str:
+        return "\n".join([self._headline(), self._shown().to_string(index=False, float_format="{:.3g}".format)])
+
+    def _headline(self) -> str:
+        known = "" if math.isnan(self.log_evidence) else f", log evidence {self.log_evidence:.4f}"
+        return f"{self.case}{known}: {len(self.seeds)} replicates of {len(self.estimates)} methods"
+
+    def _shown(self) -> pd.DataFrame:
+        return self.to_pandas().drop(columns=["case", "sd_of_estimate", "mean_z", "failed"])
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot z of all replicates, one row per method; about 95 % should lie in the shaded band.

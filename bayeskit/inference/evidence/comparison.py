@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import time
 from collections import Counter
@@ -17,7 +16,8 @@ import scipy
 from bayeskit.core.compatibility import as_inference_data, plain_attributes, write_netcdf
 from bayeskit.core.folders import write_atomically
 from bayeskit.core.inputs import real_number, whole_number
-from bayeskit.core.page import rendered
+from bayeskit.core.page import Listed, measured, rendered, result_html
+from bayeskit.core.texts import with_error
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, CheckpointError, OutputError, SettingsError, UnknownNameError
 from bayeskit.inference.evidence.budget import Budget
@@ -27,6 +27,7 @@ from bayeskit.inference.evidence.judgement import comparison
 from bayeskit.inference.evidence.methods import METHODS, Method, Part, select
 from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 from bayeskit.inference.evidence.shared_runs import SharedRuns
+from bayeskit.inference.evidence.tables import EstimateGroup, folded, groups_of, html_tables, text_lines
 from bayeskit.inference.samplers import Ladder
 from bayeskit.logdensity.target import Target
 
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes
 
+    from bayeskit.core.plots import Drawing
     from bayeskit.inference.evidence.conditionals import ConjugateBlock
 
 __all__ = [
     "COLUMNS",
     "EvidenceComparison",
     "Verdict",
-    "by_reason",
     "compare",
     "comparison_facts",
     "judge",
@@ -113,6 +114,11 @@ class Verdict:
         """Number of methods that applied."""
         return self.num_trusted + len(self.untrusted)
 
+    def _repr_html_(self) -> str:
+        reasons = {"not trusted": self.untrusted, "do not apply": self.refused}
+        listed = [Listed(f"{len(why)} {what}", list(why.items())) for what, why in reasons.items() if why]
+        return result_html(str(self), folded=listed, notes=self.notes)
+
     def __repr__(self) -> str:
         return str(self)
 
@@ -127,8 +133,14 @@ class Verdict:
                 return f"log evidence unknown: {next(iter(self.untrusted))} is not trusted: {reason}"
             text = f"log evidence unknown: none of {self.num_methods} methods is trusted"
             return f"{text}; {count} of them: {reason}" if count > 1 else text
-        text = f"log evidence {self.log_evidence:.4f} ± {self.standard_error:.4f} by {self.best.method}; "
-        text += f"{self.num_trusted} of {self.num_methods} methods trusted"
+        return f"log evidence {with_error(self.log_evidence, self.standard_error)} {self.grounds}"
+
+    @property
+    def grounds(self) -> str:
+        """What the value rests on: its method, how many are trusted, and whether they agree; empty if it is unknown."""
+        if self.best is None:
+            return ""
+        text = f"by {self.best.method}; {self.num_trusted} of {self.num_methods} methods trusted"
         if not self.disagreeing and (self.is_agreed or self.num_trusted == 1):
             sources = f" and use {self.num_sources} separate sets of draws" if self.num_sources > 1 else ""
             return f"{text}; they agree{sources}" if self.num_trusted > 1 else text
@@ -179,7 +191,7 @@ def judge(
     >>> bridge = Evidence("bridge_sampling", -94.083, 0.002, 8000)
     >>> verdict = judge([bridge, Evidence("path_sampling", -94.09, 0.01, 8000), Evidence("smc", -94.5, 0.05, 8000)])
     >>> print(verdict)  # doctest: +NORMALIZE_WHITESPACE
-    log evidence -94.0830 ± 0.0020 by bridge_sampling; 3 of 3 methods trusted; 2 of them agree;
+    log evidence -94.0830 +- 0.0020 by bridge_sampling; 3 of 3 methods trusted; 2 of them agree;
     this estimate disagrees with smc (8.3 standard errors away)
     """
     results = list(estimates)
@@ -247,20 +259,16 @@ def _gap(one: Evidence, other: Evidence) -> float:
 def comparison_facts(
     comparison: EvidenceComparison, reference: float | None = None, reference_error: float = 0.0
 ) -> dict[str, Any]:
-    """Return the contents of the page: warnings, refusals, the distance to a reference, and the plot."""
-    return {
-        **_tables(comparison),
-        "reference": _beside_reference(comparison, reference, reference_error) if comparison.results else "",
-        "figure": _figure(comparison, reference) if comparison.results else "",
-    }
-
-
-def _tables(comparison: EvidenceComparison) -> dict[str, Any]:
-    """Return the contents of the tables: the comparison, warnings, and reasons why methods do not apply."""
+    """Return the contents of the page: groups, warnings, the distance to a reference, and the figures."""
+    verdict = comparison.verdict
     return {
         "comparison": comparison,
-        "doubts": [(z.method, "; ".join(z.warnings)) for z in (*comparison, *comparison.scores.values()) if z.warnings],
-        "refusals": [(", ".join(names), why) for why, names in by_reason(comparison.refused).items()],
+        "best": measured(verdict.log_evidence, verdict.standard_error),
+        "said": str(verdict) if verdict.best is None else f"Log evidence {verdict.grounds}",
+        "groups": html_tables(comparison.groups),
+        "folded": folded((*comparison, *comparison.scores.values()), comparison.refused),
+        "reference": _beside_reference(comparison, reference, reference_error) if comparison.results else "",
+        "figures": _figures(comparison, reference),
     }
 
 
@@ -276,7 +284,7 @@ def _beside_reference(comparison: EvidenceComparison, reference: float | None, r
             f"reference and reference_error must be finite, the error at least zero, not {reference} and "
             f"{reference_error}; leave them out if they are unknown"
         )
-    known = f"{reference:.4f} ± {reference_error:.4f}" if reference_error > 0 else f"{reference:.4f}"
+    known = with_error(reference, reference_error or math.nan, "±")
     note = f" Reference value: {known}."
     error = math.hypot(verdict.standard_error, reference_error)
     if verdict.best is not None and error > 0:
@@ -292,17 +300,34 @@ def own_seconds(comparison: EvidenceComparison) -> float:
     return math.fsum(max(0.0, z.seconds - shared.get(z.method, 0.0)) for z in comparison)
 
 
-def _figure(comparison: EvidenceComparison, reference: float | None) -> str:
-    from matplotlib.figure import Figure
+def _figures(comparison: EvidenceComparison, reference: float | None) -> dict[str, Drawing]:
+    """Return the forest plot, and the errors of trusted estimates against their cost if there are several."""
+    from bayeskit.core.plots import Drawing, new_figure
+    from bayeskit.inference.evidence.plots import plot_cost, plot_evidence
 
-    figure = Figure(figsize=(7.5, 1.5 + 0.4 * len(comparison.results)), layout="constrained")
-    comparison.plot(reference, figure.subplots())
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    text = buffer.getvalue()
-    # An XML declaration and document type are not allowed inside a page.
-    svg = text[text.index("<svg") :]
-    return svg.replace("<svg", '<svg role="img" aria-label="Estimates of the log evidence"', 1)
+    trusted = sorted((z for z in comparison if z.trusted), key=lambda z: z.standard_error)
+    shown = trusted or list(comparison)
+    if not shown:
+        return {}
+    figure = new_figure(1.1 + 0.27 * len(shown))
+    plot_evidence(shown, reference, figure.subplots())
+    values = "; ".join(f"{z.method} {with_error(z.log_evidence, z.standard_error, '±')}" for z in shown)
+    left_out = len(comparison.results) - len(shown)
+    caption = "Trusted estimates" if trusted else "Estimates, none of which is trusted,"
+    caption += " with 95 % intervals"
+    caption += f"; {left_out} more are in the tables." if left_out else "."
+    figures = {"forest": Drawing.of(figure, f"Estimates of the log evidence with 95 % intervals: {values}", caption)}
+    if len(trusted) > 1 and any(z.standard_error > 0 and z.num_evaluations for z in trusted):
+        figure = new_figure(3.0)
+        best = plot_cost(trusted, figure.subplots())
+        names = ", ".join(z.method for z in best)
+        alt = f"Standard error against evaluations of {len(trusted)} estimates; most precise for their cost: {names}"
+        caption = (
+            "Trusted estimates, with the evaluations of their draws. No other is both cheaper and more precise than "
+            "one with a name."
+        )
+        figures["cost"] = Drawing.of(figure, alt, caption)
+    return figures
 
 
 # Comparison of several estimates of one log evidence.
@@ -468,25 +493,28 @@ class EvidenceComparison:
 
         return plot_evidence(list(self), reference, ax)
 
-    def _repr_html_(self) -> str:
+    @property
+    def groups(self) -> list[EstimateGroup]:
+        """Estimates in groups: trusted by error, not trusted, those without an error, predictive scores."""
+        return groups_of(self, self.scores.values())
 
-        return rendered("notebook.html", **_tables(self))
+    def _repr_html_(self) -> str:
+        return result_html(
+            str(self.verdict) if self.results else "No estimate of the log evidence",
+            html_tables(self.groups),
+            folded((*self, *self.scores.values()), self.refused),
+            notes=self.notes,
+        )
 
     def __repr__(self) -> str:
         return str(self)
 
     def __str__(self) -> str:
-        lines = [str(z) for z in self.results.values()] + [str(s) for s in self.scores.values()]
-        lines += [f"{', '.join(names)}: does not apply: {why}" for why, names in by_reason(self.refused).items()]
-        return "\n".join([*lines, *([str(self.verdict)] if self.results else []), *self.notes])
-
-
-def by_reason(refused: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the names of refused methods, grouped by the reason."""
-    together: dict[str, list[str]] = {}
-    for method, reason in refused.items():
-        together.setdefault(reason, []).append(method)
-    return together
+        lines = [*([str(self.verdict)] if self.results else []), *text_lines(self.groups, self.refused), *self.notes]
+        warned = [z.method for z in (*self, *self.scores.values()) if z.warnings]
+        if warned:
+            lines.append(f"{len(warned)} of the methods have warnings, such as .results[{warned[0]!r}].warnings")
+        return "\n".join(lines)
 
 
 def _spent(z: Evidence | PredictiveScore) -> tuple[int, float, bool, str]:

@@ -405,6 +405,9 @@ class ConstantsReport:
         """True if no error was found."""
         return not self.warnings
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         lines = [f"warning: {text}" for text in self.warnings] + [f"note: {text}" for text in self.notes]
         return "\n".join(lines) or "no constant is missing"

@@ -52,7 +52,7 @@ _MARGIN = 0.25
 WIDER, LOOKS = (2.0, 4.0, 8.0, 16.0, 32.0), 200
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EvidenceFromDraws(Evidence):
     """An estimate from posterior draws, with the draws by which it is judged.
 

@@ -25,6 +25,7 @@ from bayeskit.core.statistics import (
     stratified_log_mean_exp_error,
     weight_effective_sample_size,
 )
+from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.checks import (
@@ -100,6 +101,8 @@ class FittedFlow:
     gain: float = 0.0
     gain_error: float = math.nan
     dtype: torch.dtype = field(default=torch.float64)
+
+    __repr__ = short_repr
 
     @property
     def dim(self) -> int:

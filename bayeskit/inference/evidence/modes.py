@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.randomness import new_generator, one_thread
+from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError
 from bayeskit.inference.evidence.checks import is_same, require_own
@@ -86,6 +87,8 @@ class Mode:
     others: Tensor
     num_evaluations: int
     problems: tuple[str, ...] = ()
+
+    __repr__ = short_repr
 
     @property
     def ends(self) -> Tensor:
@@ -433,6 +436,8 @@ class Peak:
     radius: float  # in standard deviations of the normal distribution about the mode
     log_mass: float  # log of prior times likelihood integrated over the ellipsoid
     relative_error: float  # standard error of the mass over the mass
+
+    __repr__ = short_repr
 
     def holds(self, x: Tensor) -> Tensor:
         """Return whether points lie inside, ``(*batch, d) -> (*batch)``, bool."""

@@ -14,7 +14,9 @@ from bayeskit.inference.evidence.result import Evidence
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_calibration", "plot_evidence"]
+    from bayeskit.inference.samplers import Ladder
+
+__all__ = ["plot_calibration", "plot_cost", "plot_evidence", "plot_path"]
 
 _WIDTH = 3.0
 """Half the range of plots of estimates, in typical 95 % intervals."""
@@ -58,7 +60,7 @@ def plot_evidence(estimates: Sequence[Evidence], reference: float | None = None,
     ax.set_ylim(max(len(estimates), 1) - 0.5, -0.5)
     labels = [z.method.replace("_", " ") + ("" if z.trusted else " (not trusted)") for z in estimates]
     ax.set_yticks(range(len(estimates)), labels)
-    ax.locator_params(axis="x", nbins=5)  # long numbers such as -6468.9120 would overlap
+    ax.locator_params(axis="x", nbins=4)  # long numbers such as -6468.9120 would overlap
     ax.ticklabel_format(axis="x", useOffset=False, style="plain")
     ax.set_xlabel("log evidence (nats)")
     ax.grid(axis="x", alpha=0.25)
@@ -135,6 +137,65 @@ def _arrow(ax: Axes, estimate: Evidence, row: int, low: float, high: float) -> N
 def _digits(low: float, high: float) -> int:
     """Return the number of decimals that distinguish a value beyond the axis from its edge."""
     return max(2, 1 - math.floor(math.log10(high - low)))
+
+
+def plot_cost(estimates: Sequence[Evidence], ax: Axes) -> list[Evidence]:
+    """Plot standard errors against evaluations; return and name those that no other surpasses in both."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
+    shown = [z for z in estimates if z.standard_error > 0 and z.num_evaluations > 0]
+    shown.sort(key=lambda z: (z.num_evaluations, z.standard_error))
+    best: list[Evidence] = []
+    for z in shown:
+        if not best or z.standard_error < best[-1].standard_error:
+            best.append(z)
+    others = [z for z in shown if z not in best]
+    for several, colour in ((others, GREY), (best, BLUE)):
+        cost, error = [z.num_evaluations for z in several], [z.standard_error for z in several]
+        ax.plot(cost, error, marker="o", markersize=5, color=colour, linestyle="",
+                alpha=1.0 if several is best else 0.6)  # fmt: skip
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.margins(x=0.12, y=0.2)
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=7))
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    middle = math.sqrt(shown[0].num_evaluations * shown[-1].num_evaluations) if shown else 1.0
+    for z in best:
+        # Below and to the left of these points there are no others.
+        side = "right" if z.num_evaluations > middle else "left"
+        ax.annotate(
+            z.method.replace("_", " "),
+            (z.num_evaluations, z.standard_error),
+            xytext=(0, -6),
+            textcoords="offset points",
+            ha=side,
+            va="top",
+            fontsize="small",
+            color=BLUE,
+        )
+    ax.set_xlabel("evaluations, those of shared draws included")
+    ax.set_ylabel("standard error (nats)")
+    ax.grid(alpha=0.25)
+    return best
+
+
+def plot_path(ladder: Ladder, ax: Axes) -> Axes:
+    """Plot the log likelihood against the inverse temperature: medians and central 90 % of the draws.
+
+    The axis is that of ``beta ** 0.3``, near which temperatures are usually chosen, so that the steep part has room.
+    """
+    beta = ladder.beta.numpy()
+    low, middle, high = np.quantile(ladder.log_likelihood.flatten(1).numpy(), [0.05, 0.5, 0.95], axis=1)
+    ax.set_xscale("function", functions=(lambda x: np.abs(x) ** 0.3, lambda x: np.abs(x) ** (1 / 0.3)))
+    ax.fill_between(beta, low, high, color=BLUE, alpha=0.25, linewidth=0)
+    ax.plot(beta, middle, color=BLUE, marker="o", markersize=2.5, linewidth=1.0)
+    ax.set_xlim(0.0, 1.0)
+    ax.set_xticks([0, 0.001, 0.01, 0.1, 0.3, 1], ["0", "0.001", "0.01", "0.1", "0.3", "1"])
+    ax.set_xlabel("inverse temperature (0: prior, 1: posterior)")
+    ax.set_ylabel("log likelihood (nats)")
+    ax.grid(alpha=0.25)
+    return ax
 
 
 def plot_calibration(

@@ -53,7 +53,7 @@ _PROBES = 4
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PrequentialEvidence(Evidence):
     """An :class:`Evidence` with its terms, one per observation.
 

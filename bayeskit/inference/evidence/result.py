@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from bayeskit.core.page import Listed, result_html
+from bayeskit.core.texts import with_error
+
 __all__ = ["Evidence", "PredictiveScore"]
 
 
@@ -58,13 +61,15 @@ class Evidence:
         """Return the normal interval of ``z`` standard errors, 95 % by default."""
         return self.log_evidence - z * self.standard_error, self.log_evidence + z * self.standard_error
 
+    def _repr_html_(self) -> str:
+        return _html(self, "log evidence", self.log_evidence)
+
     def __repr__(self) -> str:
         return str(self)
 
     def __str__(self) -> str:
         flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
-        error = "" if math.isnan(self.standard_error) else f" +- {self.standard_error:.4f}"
-        return f"{self.method}: log evidence {self.log_evidence:.4f}{error}{flag}"
+        return f"{self.method}: log evidence {with_error(self.log_evidence, self.standard_error)}{flag}"
 
 
 # Predictive scores, which do not estimate the log evidence.
@@ -120,9 +125,22 @@ class PredictiveScore:
         """Return the normal interval of ``z`` standard errors, 95 % by default."""
         return self.predictive_score - z * self.standard_error, self.predictive_score + z * self.standard_error
 
+    def _repr_html_(self) -> str:
+        return _html(self, "predictive score", self.predictive_score)
+
     def __repr__(self) -> str:
         return str(self)
 
     def __str__(self) -> str:
         flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
-        return f"{self.method}: predictive score {self.predictive_score:.4f} +- {self.standard_error:.4f}{flag}"
+        return f"{self.method}: predictive score {with_error(self.predictive_score, self.standard_error)}{flag}"
+
+
+def _html(z: Evidence | PredictiveScore, name: str, value: float) -> str:
+    """Return the estimate as a fragment: the number, its cost, and its warnings folded."""
+    trust = "" if z.trusted else ", not trusted"
+    text = f"{z.method}: {name} {with_error(value, z.standard_error)}{trust}"
+    count = len(z.warnings)
+    listed = [Listed(f"{count} warning{'s' * (count > 1)}", [(z.method, why) for why in z.warnings])] if count else []
+    cost = f"{z.num_evaluations} evaluations" + (f", {z.seconds:.1f} seconds" if z.seconds else "")
+    return result_html(text, folded=listed, notes=[cost])

@@ -14,6 +14,7 @@ from torch import Tensor
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator, normal_points, one_thread
 from bayeskit.core.statistics import log_mean_exp, pareto_shape, weight_effective_sample_size
+from bayeskit.core.texts import short_repr
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.draws import Draws
 from bayeskit.errors import InitializationError, SettingsError
@@ -155,6 +156,8 @@ class MeanField:
     others: tuple[tuple[Tensor, Tensor], ...] = ()
     problems: tuple[str, ...] = ()
     height: float = math.nan
+
+    __repr__ = short_repr
 
     def require(self, target: Target) -> int:
         """Raise if this mean field does not belong to the target.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.plots import BLUE, VERMILION
+from bayeskit.core.texts import short_repr
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.log_likelihood import NegativeLogLikelihood
 from bayeskit.inference.generalized.losses.loss import as_data, num_data
@@ -125,6 +126,8 @@ class CalibrationCurve:
     log_likelihood_error: Tensor
     complexity: Tensor
     complexity_error: Tensor
+
+    __repr__ = short_repr
 
     @property
     def elbow(self) -> float:

@@ -20,6 +20,7 @@ from bayeskit.core.plots import CHAIN_COLOURS, GREY
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import mean_error, pareto_smoothed, replicates_log_mean_error
+from bayeskit.core.texts import with_error
 from bayeskit.draws import Draws
 from bayeskit.errors import InitializationError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, belongs, posterior_problems
@@ -283,13 +284,16 @@ class CrossValidation:
         name = "cumulative score (nats)" if cumulative else "log predictive density of a datum (nats)"
         return _named(ax, "data held out", name, bool(label))
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
         if len(self.held_out) == self.num_data:
-            number, error = self.log_evidence, self.log_evidence_standard_error
-            return f"cross-validation of {self.num_data} data: log evidence {number:.4f} +- {error:.4f}{flag}"
+            number = with_error(self.log_evidence, self.log_evidence_standard_error)
+            return f"cross-validation of {self.num_data} data: log evidence {number}{flag}"
         scores = ", ".join(
-            f"{p}: {s:.4f} +- {e:.4f}"
+            f"{p}: {with_error(s, e)}"
             for p, s, e in zip(self.held_out.tolist(), self.score.tolist(), self.standard_error.tolist(), strict=True)
             if math.isfinite(s)
         )
@@ -602,10 +606,13 @@ class Prequential:
         name = "cumulative log predictive density (nats)" if against is None else "log Bayes factor (nats)"
         return _named(ax, "data seen", name, bool(label))
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
         return (
-            f"prequential: log evidence {self.log_evidence:.4f} +- {self.log_evidence_standard_error:.4f} "
+            f"prequential: log evidence {with_error(self.log_evidence, self.log_evidence_standard_error)} "
             f"from {len(self.orders)} orders of {self.orders.shape[1]} data{flag}"
         )
 

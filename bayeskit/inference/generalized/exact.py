@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bayeskit.core.inputs import real_number
 from bayeskit.core.randomness import new_generator
+from bayeskit.core.texts import short_repr
 from bayeskit.errors import CoherenceError, DataError, ImproperPosteriorError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, Loss, PointwiseLoss, as_data, columns, num_data, refuse
 from bayeskit.inference.generalized.posterior import GibbsPosterior, Pooling, as_loss, as_pooling
@@ -58,6 +59,8 @@ class Quadratic:
     linear: Tensor
     constant: Tensor
 
+    __repr__ = short_repr
+
     @property
     def minimizer(self) -> Tensor:
         """Minimiser, ``(d,)``; ModelError if the Hessian is not positive definite."""
@@ -95,6 +98,8 @@ class GaussianPosterior:
     covariance: Tensor
     log_normalizer: Tensor
 
+    __repr__ = short_repr
+
     @property
     def distribution(self) -> dist.MultivariateNormal:
         """Distribution of vectors ``(d,)``."""
@@ -122,6 +127,8 @@ class BetaPosterior:
     concentration1: Tensor
     concentration0: Tensor
     log_normalizer: Tensor
+
+    __repr__ = short_repr
 
     @property
     def distribution(self) -> dist.Beta:

@@ -19,6 +19,7 @@ from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.plots import BLUE
 from bayeskit.core.progress import Bar, progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
+from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
 from bayeskit.errors import DataError, SamplingWarning, SettingsError, ShapeError
 from bayeskit.inference.generalized.bootstrap import dirichlet, joined, minima_as_draws, numbers_of, replicate_batches
@@ -189,6 +190,8 @@ class ScoreDriven(Predictive):
     family: Callable[[Tensor], Distribution]
     start: Tensor
     information: Tensor | None = None
+
+    __repr__ = short_repr
 
     def init(self, data: Data, num_replicates: int, horizon: int) -> ScoreState:
         """Return the state with parameter ``start`` in each replicate."""

@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bayeskit.core.inputs import as_numbers, whole_number
+from bayeskit.core.page import frame_table, result_html
 from bayeskit.core.plots import BLUE, GREY, VERMILION
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator, one_thread
+from bayeskit.core.texts import short_repr
 from bayeskit.errors import DataError, SettingsError
 from bayeskit.inference.gradients.estimator import Function, GradientEstimator, Table, function_of
 from bayeskit.inference.gradients.score_function import Baseline, DisARM, LeaveOneOut, ScoreFunction
@@ -77,6 +79,8 @@ class GradientStatistics:
     num_evaluations: int
     seconds: float
     unbiased: bool
+
+    __repr__ = short_repr
 
     @property
     def without_variance(self) -> bool:
@@ -145,6 +149,10 @@ class GradientComparison:
             for name, found in self.results.items()
         ]
         return pd.DataFrame(rows)
+
+    def _repr_html_(self) -> str:
+        table = frame_table("Estimators of one gradient", self.to_pandas(), judged="d", components="d")
+        return result_html(f"{self.num_replicates} replicates", [table], notes=self.notes)
 
     def __repr__(self) -> str:
         table = self.to_pandas()

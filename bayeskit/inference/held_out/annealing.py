@@ -16,6 +16,7 @@ from torch import Tensor
 from bayeskit.core.progress import Bar, progress_bar
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.core.statistics import pareto_shape
+from bayeskit.core.texts import short_repr
 from bayeskit.errors import ModelError, SettingsError
 from bayeskit.inference.held_out.importance import (
     MAX_SHARE,
@@ -285,6 +286,8 @@ class Sandwich:
 
     lower: Tensor
     upper: Tensor
+
+    __repr__ = short_repr
 
     @property
     def gap(self) -> float:

@@ -16,6 +16,7 @@ from torch import Tensor
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, validation_kept
 from bayeskit.core.statistics import pareto_shape
+from bayeskit.core.texts import with_error
 from bayeskit.errors import DataError, ModelError, SettingsError
 from bayeskit.inference.objectives.drawing import Compatibility, Layout, Particles, plate_nesting, run_particles
 
@@ -270,10 +271,13 @@ class HeldOut:
         ax.set_ylabel("log likelihood (nats)")
         return ax
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
-        count = self.log_likelihood.numel()
-        return f"{self.method}: mean log likelihood {self.mean:.4f} +- {self.standard_error:.4f} of {count} data{flag}"
+        count, mean = self.log_likelihood.numel(), with_error(self.mean, self.standard_error)
+        return f"{self.method}: mean log likelihood {mean} of {count} data{flag}"
 
 
 def _share_above(pareto_k: Tensor) -> float:

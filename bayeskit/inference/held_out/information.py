@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit.core.texts import short_repr, with_error
 from bayeskit.errors import DataError, GuideError, SettingsError
 from bayeskit.inference.held_out.importance import Minibatches, already_validated, draw_particles, positive
 from bayeskit.inference.objectives.drawing import Layout, Site
@@ -41,6 +42,8 @@ class ActiveUnits:
     variance: dict[str, Tensor]
     standard_error: dict[str, Tensor]
     threshold: float
+
+    __repr__ = short_repr
 
     @property
     def active(self) -> dict[str, Tensor]:
@@ -207,9 +210,12 @@ class Information:
         """True if no diagnostic found a problem."""
         return not self.warnings and math.isfinite(self.value) and math.isfinite(self.standard_error)
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
-        return f"{self.value:.4f} +- {self.standard_error:.4f} nats{flag}"
+        return f"{with_error(self.value, self.standard_error)} nats{flag}"
 
 
 def mutual_information(

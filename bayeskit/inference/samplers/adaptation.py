@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.texts import short_repr
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.hmc import HMC, HMCInfo, HMCState
 from bayeskit.inference.samplers.metric import MAX_CROSS_DIMENSION, RANK, Metric, Moments, Window
@@ -311,6 +312,8 @@ class Adaptation:
     metric: MetricKind = "auto"
     trajectory: TrajectoryRule = ChEES()
     num_samples: int = 0
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         for name, least in (("num_warmup", None), ("num_groups", 1), ("max_steps", 1)):

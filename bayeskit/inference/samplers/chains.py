@@ -14,6 +14,7 @@ from torch import Tensor
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size, r_hat
+from bayeskit.core.texts import short_repr
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
 from bayeskit.inference.samplers.driver import Algorithm, Control, Ending, Records, drive, nothing_done, say_early
@@ -134,6 +135,8 @@ class Chains:
     settings: RunSettings
     initial: Tensor | Climb | None = None
     _tuned: Any = field(default=None, init=False, repr=False)  # the kernel after warm-up, constant from then on
+
+    __repr__ = short_repr
 
     @property
     def description(self) -> str:

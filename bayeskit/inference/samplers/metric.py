@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bayeskit.core.texts import short_repr
 from bayeskit.errors import SettingsError, ShapeError
 
 __all__ = ["MAX_CROSS_DIMENSION", "Metric", "Moments", "RANK", "Window"]
@@ -47,6 +48,8 @@ class Metric:
     is_dense: bool
     directions: Tensor | None = None
     stretch: Tensor | None = None
+
+    __repr__ = short_repr
 
     @classmethod
     def diagonal(cls, variance: Tensor) -> Metric:

@@ -16,6 +16,7 @@ from torch import Tensor
 from bayeskit.core.compatibility import as_inference_data
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import new_generator
+from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
 from bayeskit.errors import DataError, InitializationError, SettingsError, ShapeError
 from bayeskit.inference.samplers.driver import (
@@ -154,6 +155,8 @@ class ConstrainedSlice:
     pair_width: float = 2.0
     pair_share: float = 0.25
     planned_calls: int = 1
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if self.num_steps < 1:

@@ -20,6 +20,7 @@ from bayeskit.core.inputs import as_numbers, real_number, whole_number
 from bayeskit.core.plots import BLUE, CHAIN_COLOURS, GREY, VERMILION
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator, one_thread
+from bayeskit.core.texts import with_error
 from bayeskit.errors import AccuracyWarning, DataError, SettingsError, ShapeError, UnknownNameError
 from bayeskit.models.discrete.inputs import as_real, digits_of, new_axes, prior_probabilities_of
 
@@ -536,7 +537,7 @@ class AnnealedEvidence(NamedTuple):
     def __repr__(self) -> str:
         chains, nodes = self.assignments.shape
         return (
-            f"AnnealedEvidence({self.log_evidence:.4f} +- {self.standard_error:.4f}, {chains} chains of "
+            f"AnnealedEvidence({with_error(self.log_evidence, self.standard_error)}, {chains} chains of "
             f"{self.num_steps} steps on {nodes} nodes, worth {self.effective_sample_size:.0f} chains)"
         )
 
@@ -698,8 +699,8 @@ class BlockComparison:
 
     def __repr__(self) -> str:
         lines = [
-            f"{row.num_blocks} blocks: log evidence {row.log_evidence:.4f} +- {row.standard_error:.4f}, probability "
-            f"{row.posterior_probability:.4g} +- {row.posterior_probability_error:.2g}"
+            f"{row.num_blocks} blocks: log evidence {with_error(row.log_evidence, row.standard_error)}, probability "
+            f"{with_error(row.posterior_probability, row.posterior_probability_error)}"
             + ("" if row.reliable else " (not to be relied on)")
             for row in self.to_pandas().itertuples()
         ]

@@ -332,7 +332,7 @@ def _mean_lengths(sample: TreeSample, splits: clades.Bits) -> Tensor | None:
 # Plots of trees, split frequencies and credible sets, in plain matplotlib.
 
 
-def plot_tree(tree: Tree | ConsensusTree, ax: Axes | None = None) -> Axes:
+def plot_tree(tree: Tree | ConsensusTree, ax: Axes | None = None, *, numbered: bool = False) -> Axes:
     """Plot a tree from left to right, with taxon names and supports.
 
     With branch lengths, horizontal lines are to scale, with a scale bar (phylogram); without, all tips are aligned
@@ -344,6 +344,8 @@ def plot_tree(tree: Tree | ConsensusTree, ax: Axes | None = None) -> Axes:
         Supports of a consensus tree are written above the edges.
     ax : Axes, optional
         By default new axes of ``pyplot``.
+    numbered : bool, default False
+        Write the number of each internal edge, its place in `branch_lengths` and `edge_names`, beside it.
 
     Returns
     -------
@@ -383,6 +385,8 @@ def plot_tree(tree: Tree | ConsensusTree, ax: Axes | None = None) -> Axes:
     if isinstance(tree, ConsensusTree):
         for node in range(tree.num_taxa, tree.num_edges):
             _note(ax, f"{tree.supports[node]:.2f}", (x[node], y[node]), (-2, 1.5), ha="right", va="bottom", color=GREY)
+    for node in range(tree.num_taxa, tree.num_edges) if numbered else ():
+        _note(ax, f"{node}", (x[node], y[node]), (-2, 1.5), ha="right", va="bottom", color=GREY)
     width = float(x.max()) or 1.0
     ax.set_xlim(-0.02 * width, 1.02 * width)
     ax.set_ylim(tree.num_taxa + (0.6 if tree.branch_lengths is not None else -0.2), -0.8)

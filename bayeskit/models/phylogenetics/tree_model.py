@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from typing import NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyro
 import torch
@@ -20,8 +21,12 @@ from bayeskit.models.phylogenetics.pruning.passes import TensorPasses
 from bayeskit.models.phylogenetics.pruning.plan import CODE_BASE, SubPatterns, make_plan
 from bayeskit.models.phylogenetics.site_rates import Categories, SiteRates, mix, one_rate
 from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel
+from bayeskit.models.phylogenetics.summaries import plot_tree
 from bayeskit.models.phylogenetics.topologies import Topologies
 from bayeskit.models.phylogenetics.trees import Tree, check_same_taxa, edges_of_trees
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["TreeModel"]
 
@@ -139,6 +144,19 @@ class TreeModel:
         parts += [] if self.site_rates is None else [type(self.site_rates).__name__]
         sampled = ", ".join(["branch_lengths", *self.priors])
         return f"TreeModel({', '.join(parts)}, {self.tree.num_edges} branches; sampled: {sampled})"
+
+    @property
+    def element_names(self) -> dict[str, tuple[str, ...]]:
+        """Names of the branch lengths: the taxa on one side of each branch."""
+        return {"branch_lengths": self.tree.edge_names}
+
+    def plot_values(self, values: Mapping[str, Tensor], ax: Axes) -> tuple[str, str]:
+        """Plot the tree with branch lengths `values["branch_lengths"]`, shape `(edges,)`; return words, a caption."""
+        tree = replace(self.tree, branch_lengths=values["branch_lengths"].detach().cpu().double())
+        plot_tree(tree, ax, numbered=True)
+        lengths = [float(f"{length:.3g}") for length in values["branch_lengths"].tolist()]
+        caption = "numbers are those of the inner branches among branch_lengths, the bar is in substitutions per site"
+        return f"Tree of {tree.num_taxa} taxa: {tree.to_newick(lengths)}", caption
 
     def __call__(self) -> Tensor:
         """Sample branch lengths and parameters, add the log-likelihood, and return the branch lengths."""

@@ -660,6 +660,9 @@ class Curvature:
         """Number of rows of :meth:`dual`, ``n * r``."""
         return len(self.x) * self.rank
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
         return f"{self.name} of {self.shape[0]} parameters and {len(self.x)} data{flag}"

@@ -19,6 +19,7 @@ from torch.func import functional_call, grad, vmap
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.plots import BLUE, CHAIN_COLOURS, GREY, VERMILION, axes_or_new
 from bayeskit.core.randomness import new_generator, one_thread
+from bayeskit.core.texts import short_repr, with_error
 from bayeskit.errors import DataError, LossError, ModelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks.activations import Activation, PiecewiseLinear, Step
 from bayeskit.models.wide_networks.empirical_kernels import (
@@ -378,6 +379,8 @@ class DeviationMoments:
     bias: Tensor
     covariance: Tensor
     distance: tuple[float, float]
+
+    __repr__ = short_repr
 
     @property
     def is_diagonal(self) -> Tensor:
@@ -856,7 +859,7 @@ class DriftAgainstWidth:
             lines.append(f"  {self.rate}")
         for width, value, error in zip(self.widths, self.typical.tolist(), self.standard_error.tolist(), strict=True):
             name = "the module's own width" if width is None else f"width {width}"
-            lines.append(f"  {name}: {value:.3g} +- {error:.2g}")
+            lines.append(f"  {name}: {with_error(value, error)}")
         return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
+from bayeskit.core.texts import short_repr
 from bayeskit.errors import (
     AccuracyWarning,
     DataError,
@@ -1380,6 +1381,8 @@ class ProcessPrediction:
     mean: Tensor
     variance: Tensor | None
     jitter: float
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, eq=False, repr=False)

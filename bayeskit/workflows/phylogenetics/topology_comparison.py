@@ -54,7 +54,7 @@ from bayeskit.models.phylogenetics.branch_length_priors import (
 )
 from bayeskit.models.phylogenetics.distributions import Estimate
 from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topologies
-from bayeskit.workflows.bayes_factors import ModelComparison, compare_models
+from bayeskit.workflows.bayes_factors import ModelComparison, compare_models, models_html
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -357,6 +357,11 @@ class TopologyComparison:
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot log Bayes factors against the best topology with 95 % intervals."""
         return self.comparison.plot(ax)
+
+    def _repr_html_(self) -> str:
+        table = self.to_pandas()
+        table.insert(0, "tree", table["topology"] + " " + table["newick"])
+        return models_html(table, self.warnings)
 
     def __repr__(self) -> str:
         return str(self.comparison)

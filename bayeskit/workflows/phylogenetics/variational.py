@@ -30,6 +30,7 @@ from bayeskit.core.statistics import (
     weight_effective_sample_size,
 )
 from bayeskit.core.storage import decode, encode, load_tensors, qualified_name, save_tensors
+from bayeskit.core.texts import short_repr
 from bayeskit.errors import BayeskitError, CheckpointError, LossError, SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Evidence
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE, with_rounding, without_nan
@@ -661,6 +662,8 @@ class VariationalPosterior:
     ending: Ending
     seconds: float
     settings: dict[str, Any]
+
+    __repr__ = short_repr
 
     @cached_property
     def topologies(self) -> SubsplitBayesianNetwork:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bayeskit.core.inputs import as_numbers, real_number, whole_number
 from bayeskit.core.randomness import new_generator
+from bayeskit.core.texts import short_repr
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.draws import Draws
 from bayeskit.errors import DataError, InitializationError, SettingsError, ShapeError
@@ -211,6 +212,8 @@ class MixturePrior:
     rate_prior: tuple[float, Tensor] | None
     concentration: float = 1.0
     correlation: float = 1.0
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if (self.spread is None) == (self.relative_precision is None):
