@@ -305,7 +305,7 @@ def test_what_is_no_target_draws_or_budget_is_refused(linear):
 
 
 def test_nested_sampling_finds_a_spike_with_a_small_termination():
-    # Between slab and spike the prior volume shrinks by a factor of e^28, as in the usual case of 20 dimensions.
+    # From slab to spike the prior volume shrinks by a factor of some e^28, in the usual 20 dimensions of e^29.
     case = spike_and_slab(5, spike_sd=1e-4)
     for termination, finds in ((1e-3, False), (1e-15, True)):
         budget = Budget(num_live=120, termination=termination)
