@@ -44,11 +44,9 @@ with process_group() as ranks:
 def launch(folder, num_processes):
     script = folder / "worker.py"
     script.write_text(WORKER, encoding="utf-8")
-    command = [sys.executable, script, folder / "rank"]
-    if num_processes > 1:
-        address = ["--local-addr", "127.0.0.1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-        run = ["-m", "torch.distributed.run", "--nproc-per-node", str(num_processes), *address]
-        command = [sys.executable, *run, *command[1:]]
+    address = ["--local-addr", "127.0.0.1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    run = ["-m", "torch.distributed.run", "--nproc-per-node", str(num_processes), *address]
+    command = [sys.executable, *run, script, folder / "rank"]
     # On the processor, where one process and two draw alike.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
@@ -56,14 +54,27 @@ def launch(folder, num_processes):
     return [load_file(folder / f"rank{rank}") for rank in range(num_processes)]
 
 
-def test_two_ranks_end_with_the_same_bits_and_do_what_one_process_does(tmp_path):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    first, second = launch(tmp_path / "two", 2)
-    (alone,) = launch(tmp_path / "one", 1)
+@pytest.fixture
+def alone(monkeypatch):
+    """Parameters after training in this process, on the processor, where one process and two draw alike."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from distributed_svi import train
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with process_group("gloo") as ranks:
+            guide = train(ranks, EPOCHS)
+            assert ranks.world_size == 1 and ranks.same_everywhere(guide)
+    finally:
+        torch.set_default_dtype(before)
+    return {name: value.detach() for name, value in guide.named_parameters()}
+
+
+def test_two_ranks_end_with_the_same_bits_and_do_what_one_process_does(tmp_path, alone):
+    first, second = launch(tmp_path, 2)
     assert bool(first["same"]) and bool(second["same"])
     assert not bool(first["apart"])  # the mutation
-    assert bool(alone["same"])
     names = set(first) - {"same", "apart"}
     assert len(names) >= 3
     for name in names:

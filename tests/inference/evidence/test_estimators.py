@@ -10,6 +10,7 @@ import torch
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import DrawsError, SettingsError, UnknownNameError
+from bayeskit.exact.several_modes import spike_and_slab
 from bayeskit.inference import evidence
 from bayeskit.inference.evidence import Budget, SharedRuns
 from bayeskit.inference.evidence.comparison import COLUMNS
@@ -36,7 +37,8 @@ CONSISTENT = (
 )
 
 
-@pytest.fixture(scope="module", params=exact.EASY)
+# The other radiata pine model differs from this one in its numbers only.
+@pytest.fixture(scope="module", params=[name for name in exact.EASY if name != "radiata_pine_m2"])
 def compared(request):
     case = exact.get(request.param)
     with warnings.catch_warnings():
@@ -303,7 +305,8 @@ def test_what_is_no_target_draws_or_budget_is_refused(linear):
 
 
 def test_nested_sampling_finds_a_spike_with_a_small_termination():
-    case = exact.get("spike_and_slab")
+    # From slab to spike the prior volume shrinks by a factor of some e^28, in the usual 20 dimensions of e^29.
+    case = spike_and_slab(5, spike_sd=1e-4)
     for termination, finds in ((1e-3, False), (1e-15, True)):
         budget = Budget(num_live=120, termination=termination)
         z = evidence.compare(case.target(), ["nested_sampling"], budget=budget, progress=False)["nested_sampling"]

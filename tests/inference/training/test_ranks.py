@@ -5,10 +5,12 @@ import sys
 import torch
 from safetensors.torch import load_file
 
-# The mutation forgets to wrap the objective, so that gradients are not averaged.
+# The mutation forgets to wrap the objective, so that gradients are not averaged. What torchrun would tell its
+# processes, this script tells its own copies, so that all is imported once.
 WORKER = """
-import functools, sys
+import functools, os, sys, traceback
 import pyro, torch
+import torch._dynamo  # which optimizers import
 import pyro.distributions as dist
 from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule
@@ -52,10 +54,10 @@ def train(ranks, epochs, path=None):
                  optimizer=functools.partial(torch.optim.Adam, lr=0.02), checkpoint=path, progress=False)
     return guide, result
 
-with process_group() as ranks:
+def work(ranks, rank_path, checkpoint):
     guide, result = train(ranks, 6)
-    train(ranks, 3, sys.argv[2])
-    again, resumed = train(ranks, 6, sys.argv[2])
+    train(ranks, 3, checkpoint)
+    again, resumed = train(ranks, 6, checkpoint)
     apart, _ = train(Forgetful(ranks.rank, ranks.world_size, ranks.device), 1)
     alike = []
     for objective in (DReG(3), SUMO(), ReweightedWakeSleep(3), GECO(MeanSquaredError("x", 0.5)), VCD(num_steps=1)):
@@ -76,29 +78,47 @@ with process_group() as ranks:
         "resumed": torch.tensor(all(map(torch.equal, guide.parameters(), again.parameters()))),
         "losses": result.losses, "validation": result.validation_losses,
     }
-    save_file({k: v.detach().clone() for k, v in guide.named_parameters()} | facts, sys.argv[1] + str(ranks.rank))
+    save_file({k: v.detach().clone() for k, v in guide.named_parameters()} | facts, rank_path + str(ranks.rank))
+
+def copy(folder, rank, world_size, port):
+    process = os.fork()
+    if process == 0:
+        try:
+            if world_size > 1:
+                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
+                               "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            with process_group() as ranks:
+                work(ranks, folder + "/rank", folder + "/checkpoint")
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return process
+
+store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the ranks find each other in the store of this process
+copies = [copy(sys.argv[1], 0, 1, "")] + [copy(sys.argv[2], rank, 2, str(store.port)) for rank in range(2)]
+sys.exit(sum(os.waitstatus_to_exitcode(os.waitpid(each, 0)[1]) != 0 for each in copies))
 """
 
 
-def launch(folder, num_processes):
-    folder.mkdir()
+def launch(folder):
+    """Return what one process alone says, and what each of two says."""
+    one, two = folder / "one", folder / "two"
+    for path in (one, two):
+        path.mkdir()
     script = folder / "worker.py"
     script.write_text(WORKER, encoding="utf-8")
-    command = [sys.executable, script, folder / "rank", folder / "checkpoint"]
-    if num_processes > 1:
-        address = ["--local-addr", "127.0.0.1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(num_processes), *address]
-        command = [sys.executable, *launcher, *command[1:]]
     # On the processor, where one process and two draw alike.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, script, one, two]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [load_file(folder / f"rank{rank}") for rank in range(num_processes)]
+    return [load_file(path) for path in (one / "rank0", two / "rank0", two / "rank1")]
 
 
 def test_two_processes_do_what_one_does(tmp_path):
-    first, second = launch(tmp_path / "two", 2)
-    (alone,) = launch(tmp_path / "one", 1)
+    alone, first, second = launch(tmp_path)
     assert bool(first["same"]) and bool(second["same"]) and bool(first["apart"]) and bool(second["apart"])
     assert all(bool(rank["resumed"]) for rank in (first, second, alone))
     # Objectives that weigh the gradients of model and guide apart, or learn something themselves.
