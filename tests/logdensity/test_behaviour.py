@@ -314,6 +314,7 @@ def chain(y, step):
         (lambda a: dist.Normal(a, 0.5), 0.0, 0.25),
         (lambda a: dist.Logistic(a, 0.5), 0.0, 0.25 * math.pi**2 / 3),
         (lambda a: dist.Gumbel(a, 0.5), 0.5 * 0.5772156649015329, 0.25 * math.pi**2 / 6),
+        (lambda a: dist.Laplace(a, 0.5), 0.0, 0.5),
         (lambda a: dist.StudentT(6.0, a, 0.5), 0.0, 0.375),  # not batched: a run of the model for each draw
         (lambda a: dist.Uniform(a - 1, a + 1), 0.0, 1 / 3),
     ],

@@ -37,8 +37,7 @@ CONSISTENT = (
 )
 
 
-# The other radiata pine model differs from this one in its numbers only.
-@pytest.fixture(scope="module", params=[name for name in exact.EASY if name != "radiata_pine_m2"])
+@pytest.fixture(scope="module", params=exact.EASY)
 def compared(request):
     case = exact.get(request.param)
     with warnings.catch_warnings():
