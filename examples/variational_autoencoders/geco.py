@@ -128,7 +128,7 @@ for name, value, known in zip(("divergence", "squared error", "multiplier"), fou
 
 RATE, SMOOTHING = 0.02, 0.9
 options = {
-    "num_epochs": 16 if is_small() else 100,
+    "num_epochs": 40 if is_small() else 100,
     "batch_size": 100,
     "optimizer": functools.partial(torch.optim.Adam, lr=3e-3),
     "progress": False,
