@@ -140,9 +140,7 @@ assert np.abs(z).max() < 4.5
 # divergence of each fit from the posterior, in nats, is finite.
 
 substitution = HKY85(4.0, empirical_frequencies(alignment))
-found = compare_topologies(
-    alignment, six, substitution=substitution, num_draws=500 if is_small() else 2000, progress=False
-)
+found = compare_topologies(alignment, six, substitution=substitution, num_draws=2000, progress=False)
 assert all(estimate.trusted for estimate in found.comparison.results.values())
 posterior = SampleFrequencies.fit(TreeSample.from_topologies(trees, found.posterior_probabilities.repeat_interleave(3)))
 print(f"the posterior is spread over the equivalent of {np.exp(posterior.entropy().value):.1f} trees")
