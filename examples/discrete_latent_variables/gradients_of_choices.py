@@ -142,7 +142,7 @@ def exact_bound(logits: torch.Tensor) -> torch.Tensor:
 
 
 guides, bounds = {}, {}
-num_steps = 300 if is_small() else 1500
+num_steps = 160 if is_small() else 1500
 trained_by = {
     "UnorderedSet": gradients.UnorderedSet(4, baseline=True),
     "GumbelSoftmax": gradients.GumbelSoftmax(1.0, num_samples=4),

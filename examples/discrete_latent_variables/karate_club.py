@@ -90,7 +90,7 @@ assert abs(annealed.log_evidence - by_hand) < 4.5 * annealed.standard_error
 # independent of each other, and their weights tell how many of them count.
 
 numbers = (1, 2) if is_small() else (1, 2, 3, 4, 5)
-size = {"num_chains": 400, "num_steps": 80} if is_small() else {"num_chains": 800, "num_steps": 400}
+size = {"num_chains": 400, "num_steps": 60} if is_small() else {"num_chains": 800, "num_steps": 400}
 comparison = compare_num_blocks(club.adjacency, numbers, seed=0, progress=False, **size)
 print(comparison)
 assert all(result.reliable for result in comparison.results.values())

@@ -96,7 +96,7 @@ assert abs(log_evidence - float(five.log_evidence())) < 1e-9 and difference < 1e
 
 posterior = matching.posterior()
 of_true_pairs = posterior.marginals.gather(-1, truth.unsqueeze(-1)).squeeze(-1).mean(-1)
-num_draws = 500 if is_small() else 5000
+num_draws = 200 if is_small() else 5000
 with global_stream(torch.Generator().manual_seed(2)):
     drawn = posterior.sample((num_draws,))
 right = (drawn == truth).double().mean(-1)

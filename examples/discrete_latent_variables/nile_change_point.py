@@ -123,7 +123,7 @@ for name, found in (("up to five, equally likely", posterior), ("negative binomi
 # Whole segmentations can be drawn independently, which answers what no sum was written for: by how much did the
 # mean flow fall at the first change?
 
-draws = posterior.sample(500 if is_small() else 5000, seed=0)
+draws = posterior.sample(200 if is_small() else 5000, seed=0)
 falls = []
 for cut in draws[draws.any(1)]:
     first = int(cut.nonzero()[0]) + 1

@@ -65,7 +65,7 @@ print(f"{num_conflict_free(*truth.shape):,} of 2**{truth.numel()} tables have no
 # A table without readings has the prior for its posterior. Tables drawn from it never break the rule, but once they are
 # misread, at rates from their prior, nearly every second one does.
 
-count = 50 if is_small() else 500
+count = 20 if is_small() else 500
 nothing_read = torch.full_like(observed, torch.nan)
 tables = NoisyGenotypes(nothing_read, 0.01, 0.2).sample(count, seed=0)
 rng = np.random.default_rng(0)
@@ -152,7 +152,7 @@ assert abs(log_evidence - by_list) < 1e-9
 # draws of tables, from which whether one mutation came before another is a matter of counting. In the figure, the only
 # filled circle on a field lighter than one half is the entry that was misread.
 
-number = 100 if is_small() else 500
+number = 40 if is_small() else 500
 rates = pairs[torch.multinomial(posterior, number, replacement=True, generator=generator)]
 tables = torch.cat([NoisyGenotypes(observed, *pair).sample(1, seed=i) for i, pair in enumerate(rates)])
 marginals = (posterior[:, None, None] * NoisyGenotypes(observed, *pairs.T).marginals()).sum(0)

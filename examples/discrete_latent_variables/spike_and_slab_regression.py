@@ -116,7 +116,7 @@ def bound_of(logits: torch.Tensor) -> torch.Tensor:
 
 optimizer = torch.optim.Adam([logits], lr=0.05)
 with global_stream(torch.Generator().manual_seed(0)):
-    for _ in range(300 if is_small() else 1500):
+    for _ in range(100 if is_small() else 1500):
         optimizer.zero_grad()
         ELBO().differentiable_loss(regression.model, guide, x, y).backward()
         optimizer.step()

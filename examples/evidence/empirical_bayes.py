@@ -110,7 +110,8 @@ assert z.trusted and abs(z.log_evidence - by_quadrature) < 4.5 * z.standard_erro
 # The evidence at a grid of scales, by bridge sampling from posterior draws. Where there is a closed form nobody would
 # do that, but a logistic regression has none and needs the same three lines.
 
-size = {"num_chains": 8, "num_warmup": 200, "num_samples": 200 if is_small() else 500, "progress": False}
+num_warmup, num_samples = (100, 120) if is_small() else (200, 500)
+size = {"num_chains": 8, "num_warmup": num_warmup, "num_samples": num_samples, "progress": False}
 scales = np.geomspace(0.02, 5, 3 if is_small() else 11)
 found = []
 for seed, scale in enumerate(scales):

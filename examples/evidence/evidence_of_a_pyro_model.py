@@ -93,9 +93,9 @@ def integrand(slope: float, intercept: float) -> float:
     return likelihood * norm.pdf(intercept, scale=2.0) * norm.pdf(slope, scale=2.0)
 
 
-exact = math.log(dblquad(integrand, -16, 16, -16, 16, epsabs=1e-12)[0])
+exact = math.log(dblquad(integrand, -16, 16, -16, 16, epsabs=1e-8 if is_small() else 1e-12)[0])
 twin = bk.Target.from_pyro(grades, course[few, None], scales[:1], improved[few])
-size = {"num_warmup": 200, "num_samples": 300} if is_small() else {"num_warmup": 500, "num_samples": 2000}
+size = {"num_warmup": 100, "num_samples": 200} if is_small() else {"num_warmup": 500, "num_samples": 2000}
 z = evidence.bridge_sampling(twin, bk.sample(twin, 8, seed=0, progress=False, **size), seed=0)
 print(f"eight students: {z}, by quadrature {exact:.4f}")
 assert z.trusted and abs(z.log_evidence - exact) < 4.5 * z.standard_error
@@ -137,7 +137,7 @@ slope = draws.values()["slopes"][..., 2]
 print(f"log odds ratio of PSI: posterior mean {float(slope.mean()):.2f}, standard deviation {float(slope.std()):.2f}")
 assert factor > 4.5 * error
 
-widths = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
+widths = [0.25, 2.0, 16.0] if is_small() else [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
 factors = []
 for width in widths:
     prior_scales = scales.new_tensor([2.0, 2.0, width])

@@ -89,7 +89,7 @@ twin = GaussianMixture(few, 3, conjugate)
 twin_target = bk.Target.from_pyro(twin)
 labels = Labels(twin_target, twin.exchangeable)
 start = twin.start(1, seed=0)[0]
-size = {"num_warmup": 100, "num_samples": 200} if is_small() else {"num_warmup": 300, "num_samples": 2000}
+size = {"num_warmup": 80, "num_samples": 120} if is_small() else {"num_warmup": 300, "num_samples": 2000}
 draws = bk.sample(twin_target, 4, seed=0, initial=start, progress=False, **size)
 z = symmetrised_bridge(draws, labels, seed=0)
 print(f"nine galaxies: one by one {exact:.4f}; {z}")
@@ -108,7 +108,7 @@ chibs_prior = MixturePrior.independent(location=20.0, spread=10.0, shape=3.0, ra
 chibs = GaussianMixture(y, 3, chibs_prior, equal_scales=True)
 target = bk.Target.from_pyro(chibs)
 labels = Labels(target, chibs.exchangeable)
-size = {"num_warmup": 150, "num_samples": 250} if is_small() else {"num_warmup": 500, "num_samples": 2000}
+size = {"num_warmup": 100, "num_samples": 150} if is_small() else {"num_warmup": 500, "num_samples": 2000}
 pilot = bk.sample(target, 1, 150, 50, seed=0, initial=chibs.start(1, seed=1)[0], progress=False)
 draws = bk.sample(target, 4, seed=0, initial=pilot.unconstrained[0, -1], progress=False, **size)
 plain, right = bridge_sampling(target, draws, seed=0), symmetrised_bridge(draws, labels, seed=0)

@@ -74,7 +74,7 @@ print(f"{'observed':>14}: from {float(loss.min()):.0f} to {float(loss.max()):.0f
 # Seven days, the intercept and the scale: two parameters, over which quadrature integrates formulas of SciPy.
 
 few = slice(0, 21, 3)
-size = {"num_warmup": 200, "num_samples": 300} if is_small() else {"num_warmup": 500, "num_samples": 2000}
+size = {"num_warmup": 120, "num_samples": 250} if is_small() else {"num_warmup": 500, "num_samples": 2000}
 intercept, log_scale = np.linspace(-60, 100, 1601)[:, None], np.linspace(-3, 7, 301)
 for freedom, errors in ((math.inf, stats.norm), (2.0, stats.t(2.0))):
     log_density = stats.norm.logpdf(intercept, scale=20.0) + stats.norm.logpdf(log_scale, loc=1.0)

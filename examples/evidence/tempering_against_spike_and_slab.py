@@ -86,14 +86,17 @@ def likelihood(x):
     return 100 * norm.pdf(x, 0, 0.05) + norm.pdf(x, 0, 0.1)
 
 
+lengths = (100, 200) if is_small() else (150, 500)
+
+
 def ladder_of(target, **options):
-    return sample_ladder(target, 30, 8, 150, 300 if is_small() else 500, progress=False, **options)
+    return sample_ladder(target, 30, 8, *lengths, progress=False, **options)
 
 
 by_quadrature = math.log(2 * quad(likelihood, 0, 0.5, points=[0.1, 0.2], epsabs=0, epsrel=1e-12)[0])
 closed_form = exact.spike_and_slab(1, spike_sd=0.05).log_evidence
 line = make_target(1, 0.05, 0.1)
-works = evidence.stepping_stone(line, sample_ladder(line, 30, 8, 150, 1000, progress=False))
+works = evidence.stepping_stone(line, sample_ladder(line, 30, 8, 150, 200 if is_small() else 1000, progress=False))
 print(f"one dimension: quadrature {by_quadrature:.9f}, closed form {closed_form:.9f}")
 print(works)
 assert abs(by_quadrature - closed_form) < 1e-9
@@ -177,7 +180,7 @@ axes.legend()
 # says so. Importance sampling about the highest mode that a search finds gets the mass of the spike, and not the
 # hundredth of the slab; in twenty dimensions it does not trust itself either.
 
-num_live = 60 if is_small() else 400
+num_live = 40 if is_small() else 400
 stopped = evidence.nested_sampling(target, sample_nested(target, num_live, progress=False))
 patient = evidence.nested_sampling(target, sample_nested(target, num_live, termination=1e-15, progress=False))
 by_importance = evidence.laplace_importance_sampling(target)

@@ -108,7 +108,7 @@ for theta in (-1.5, 0.3, 2.0):
     u = torch.tensor([theta], dtype=torch.float64)
     ratio = float((twin.log_density(u) - twin.log_density(0 * u)).exp())
     assert abs(ratio * by_hand(0.0) / by_hand(theta) - 1) < 1e-9
-draws = bk.sample(twin, 4, 200, 250 if is_small() else 2000, seed=0, progress=False)
+draws = bk.sample(twin, 4, 100 if is_small() else 200, 150 if is_small() else 2000, seed=0, progress=False)
 row = posterior_summary(draws).iloc[0]
 print(f"mean effect by quadrature {mean:.4f}, by draws {row['mean']:.4f} +- {row['mcse']:.4f}")
 assert abs(row["mean"] - mean) < 4.5 * row["mcse"]
@@ -130,7 +130,7 @@ ratio = torch.linalg.eigvals(torch.linalg.solve(found.sandwich, found.posterior_
 print(f"variance of the posterior over that of the minimiser: {ratio.min():.2f} to {ratio.max():.2f}")
 assert 1 / 1.5 < float(ratio.min()) and float(ratio.max()) < 1.5
 
-draws = bk.sample(posterior, 4, *((100, 150) if is_small() else (500, 2000)), seed=0, progress=False)
+draws = bk.sample(posterior, 4, *((80, 100) if is_small() else (500, 2000)), seed=0, progress=False)
 summary = posterior_summary(draws)
 print(f"largest R-hat {summary['r_hat'].max():.3f}, smallest effective sample size {summary['ess'].min():.0f}")
 assert summary["r_hat"].max() < 1.05 and summary["ess"].min() > 100

@@ -91,14 +91,15 @@ for level, posterior in posteriors.items():
 # With weight one a posterior would not know how well a line is known: multiply all francs by ten, and it changes. The
 # weight is the one at which posterior regions cover in the bootstrap, for each level another.
 
-REPLICATES, LENGTHS = (80, (150, 200)) if is_small() else (500, (500, 1000))  # lengths of warm-up and of what is kept
+REPLICATES, NUM_DRAWS = (50, 512) if is_small() else (500, 2048)
+LENGTHS = (80, 100) if is_small() else (500, 1000)  # of warm-up and of what is kept
 slopes, bands, income_grid = {}, {}, torch.linspace(0.3, 5.0, 50, dtype=torch.float64)
 for level, posterior in posteriors.items():
     found = minimize(posterior)
     at_mean, slope = found.position.tolist()
     intercept = 1000 * (at_mean - slope * float(centre))
     assert abs(float(found.value) - linear_programme(level, slice(None)).fun) < 1e-9
-    chosen = calibrate.posterior_coverage(posterior, num_replicates=REPLICATES, num_draws=2048, seed=0)
+    chosen = calibrate.posterior_coverage(posterior, num_replicates=REPLICATES, num_draws=NUM_DRAWS, seed=0)
     assert chosen.trusted
     draws = bk.sample(chosen.posterior, 4, *LENGTHS, seed=0, progress=False)
     summary = posterior_summary(draws)

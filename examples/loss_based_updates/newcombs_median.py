@@ -91,7 +91,7 @@ integral, first = (
 print(f"integral {integral:.12f}, by hand {mass:.12f}; mean {first / integral:.12f}, by hand {moment / mass:.12f}")
 assert abs(integral - mass) < 1e-9 * mass and abs(first / integral - moment / mass) < 1e-9
 
-draws = bk.sample(twin, 4, 200, 200 if is_small() else 1000, seed=0, progress=False)
+draws = bk.sample(twin, 4, 100 if is_small() else 200, 150 if is_small() else 1000, seed=0, progress=False)
 row = posterior_summary(draws).loc["theta"]
 print(f"its mean by sampling: {row['mean']:.4f} +- {row['mcse']:.4f}")
 assert abs(row["mean"] - moment / mass) < 4.5 * row["mcse"]
@@ -110,7 +110,7 @@ huber = GibbsPosterior(prior, losses.Huber(1.345 * spread), x)
 weights = {}
 for name, posterior in (("absolute", median), ("Huber", huber)):
     matched = calibrate.information_matching(posterior)
-    covering = calibrate.posterior_coverage(posterior, num_replicates=200 if is_small() else 1000, seed=0)
+    covering = calibrate.posterior_coverage(posterior, num_replicates=60 if is_small() else 1000, seed=0)
     assert matched.trusted and covering.trusted
     weights[name] = covering.weight
     print(

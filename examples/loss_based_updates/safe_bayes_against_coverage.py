@@ -39,7 +39,7 @@ from bayeskit.inference.generalized import Flat, GibbsPosterior, calibrate, cove
 # is normal with precision :math:`w S_2 + 10^{-2}`, while the least-squares slope has variance :math:`4 S_4 / S_2^2`.
 # Both agree, but for the prior, at :math:`w = S_2 / (4 S_4)`: that weight gives intervals their coverage.
 
-NUM_DATA, SLOPE, NOISE, PRIOR_SD = 200, 1.0, 2.0, 10.0
+NUM_DATA, SLOPE, NOISE, PRIOR_SD = 100 if is_small() else 200, 1.0, 2.0, 10.0
 generator = torch.Generator().manual_seed(0)
 x = torch.linspace(0.5, 2.0, NUM_DATA, dtype=torch.float64)[torch.randperm(NUM_DATA, generator=generator)]
 s2, s4 = float(x.square().sum()), float(x.pow(4).sum())
@@ -97,7 +97,7 @@ for weight in (1.0, SD**-2):
         truth=0.0,
         weight=weight,
         levels=(0.95,),
-        num_replicates=400 if is_small() else 4000,
+        num_replicates=200 if is_small() else 4000,
         num_draws=32,
     )
     covered, known = float(report.coverage[1, 0]), math.erf(z95 / (weight**0.5 * SD) / 2**0.5)
@@ -127,15 +127,15 @@ assert bool(((curve.values - by_hand).abs() < 1e-9 * by_hand).all())
 # fewer data sets. How often an interval covers is known at any weight here, as in the twin.
 
 SELECTORS = {  # each with the number of data sets
-    "SafeBayes": (lambda p: calibrate.safe_bayes(p, grid, num_draws=32), 12 if is_small() else 80),
+    "SafeBayes": (lambda p: calibrate.safe_bayes(p, grid, num_draws=32), 5 if is_small() else 80),
     "Holmes and Walker": (
         lambda p: calibrate.holmes_walker(p, model=lambda slope, x: dist.Normal(slope * x, 1.0), num_draws=32),
-        12 if is_small() else 120,
+        5 if is_small() else 120,
     ),
-    "information matching": (calibrate.information_matching, 20 if is_small() else 500),
+    "information matching": (calibrate.information_matching, 12 if is_small() else 500),
     "bootstrap coverage": (
         lambda p: calibrate.posterior_coverage(p, num_replicates=100, num_draws=32),
-        10 if is_small() else 120,
+        5 if is_small() else 120,
     ),
 }
 reports, measured = {}, {}

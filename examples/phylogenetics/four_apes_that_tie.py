@@ -80,7 +80,7 @@ def evolve(bases: np.ndarray, length: float) -> np.ndarray:
 
 
 expected = []
-for _ in range(200 if is_small() else 1000):
+for _ in range(100 if is_small() else 1000):
     lengths = rng.exponential(0.1, 5)
     left = rng.integers(4, size=gene.num_sites)
     right = evolve(left, lengths[4])
@@ -145,7 +145,7 @@ for columns in ([*symmetric, "AACC", "AACC"], [*symmetric, "AACC"], symmetric):
     assert (np.ptp(exact) < 1e-9) == (columns is symmetric)
 
 toy = Alignment.from_sequences({name: "".join(site[i] for site in columns) for i, name in enumerate("abcd")})
-found = compare_topologies(toy, three_trees(toy.taxa), num_draws=60_000, progress=False)
+found = compare_topologies(toy, three_trees(toy.taxa), num_draws=10_000 if is_small() else 60_000, progress=False)
 z = (found.log_evidence.numpy() - exact) / found.standard_error.numpy()
 print(f"importance sampling: log evidence off by {z.round(2)} standard errors")
 assert np.abs(z).max() < 4.5
@@ -175,7 +175,7 @@ for name, (alignment, substitution, prior) in settings.items():
         three_trees(alignment.taxa),
         substitution=substitution,
         branch_length_prior=prior,
-        num_draws=4000 if is_small() else 20_000,
+        num_draws=1500 if is_small() else 20_000,
         seed=2,
         progress=False,
     )

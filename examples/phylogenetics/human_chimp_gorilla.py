@@ -55,7 +55,7 @@ prior_predictive = Figure(figsize=(7, 3), layout="constrained")
 axes = prior_predictive.subplots()
 for name, substitution in models.items():
     shares = []
-    for length in rng.exponential(0.1, 200 if is_small() else 2000):
+    for length in rng.exponential(0.1, 100 if is_small() else 2000):
         change = substitution.transition_matrices(torch.tensor([length]))[0]
         joint = (substitution.frequencies(change)[:, None] * change).numpy().flatten()
         counts = rng.multinomial(alignment.num_sites, joint / joint.sum()).reshape(4, 4)  # bases A, C, G, T
@@ -98,7 +98,9 @@ def log_evidence(a: int, b: int, c: int, d: int, num_nodes: int) -> float:
 
 four = all_topologies("abcd")
 toy = Alignment.from_sequences({name: "".join("ACGT"[x] for x in columns[:, i]) for i, name in enumerate("abcd")})
-twin = compare_topologies(toy, four, substitution=HKY85(ratio, pi.tolist()), num_draws=60_000, progress=False)
+twin = compare_topologies(
+    toy, four, substitution=HKY85(ratio, pi.tolist()), num_draws=10_000 if is_small() else 60_000, progress=False
+)
 for place, tree in enumerate(four):
     order = ["abcd".index(letter) for letter in tree.to_newick(0) if letter.isalpha()]  # neighbours, then the others
     exact = log_evidence(*order, 16)

@@ -145,7 +145,7 @@ assert all(estimate.trusted for estimate in found.comparison.results.values())
 posterior = SampleFrequencies.fit(TreeSample.from_topologies(trees, found.posterior_probabilities.repeat_interleave(3)))
 print(f"the posterior is spread over the equivalent of {np.exp(posterior.entropy().value):.1f} trees")
 
-sizes, num_replicates = ([60, 200, 600], 10) if is_small() else ([60, 200, 600, 2000], 20)
+sizes, num_replicates = ([60, 200], 6) if is_small() else ([60, 200, 600, 2000], 20)
 divergence = {name: np.zeros((len(sizes), num_replicates)) for name in fits}
 for row, size in enumerate(sizes):
     for replicate in range(num_replicates):

@@ -107,7 +107,7 @@ for tree in three:
         product = product * 0.25 * np.einsum("iu,ju,kuv,lv,mv->ijklm", a, b, change, c, d, optimize=True)
     exact.append(np.log(np.einsum("ijklm,i,j,k,l,m->", product, *[node_weights] * 5, optimize=True)))
 toy = Alignment.from_sequences({name: "".join("ACGT"[base] for base in columns[:, i]) for i, name in enumerate("abcd")})
-steps = 300 if is_small() else 2000
+steps = 120 if is_small() else 2000
 rates = LearningRates(0.02, 0.02, factor=0.5, every=steps // 4)
 twin = variational_inference(toy, three, num_steps=steps, learning_rates=rates, progress=False)
 total, found = logsumexp(exact) - math.log(3), twin.log_evidence(10_000)
@@ -138,7 +138,7 @@ for number, tree in enumerate(exact):
 # leave-one-out baseline :cite:p:`mnih2016`. Importance sampling from the result gives the evidence, and says whether
 # its weights can be trusted; bounds must lie below it.
 
-steps, rates = (1200, (0.05, 0.03)) if is_small() else (6000, (0.02, 0.02))
+steps, rates = (800, (0.05, 0.03)) if is_small() else (6000, (0.02, 0.02))
 posterior = variational_inference(
     alignment,
     support,

@@ -82,7 +82,7 @@ def train(ranks: Ranks, num_epochs: int, batch_size: int = BATCH_SIZE, seed: int
 
 if __name__ == "__main__":
     with process_group() as ranks:
-        guide = train(ranks, num_epochs=100 if is_small() else 500)
+        guide = train(ranks, num_epochs=40 if is_small() else 500)
         assert ranks.same_everywhere(guide)
         first, num_processes = ranks.rank == 0, ranks.world_size
 

@@ -64,7 +64,7 @@ assert set(upper.tolist()) == {0.0, 1.0}
 # :cite:p:`okabe2001,syed2022`. The masses are known, and so is the evidence: both modes are equally far from the middle
 # of the prior. Sixty-four independent ladders run at once, and the spread over them is the error.
 
-size = {"num_warmup": 300, "num_samples": 400} if is_small() else {"num_warmup": 300, "num_samples": 3000}
+size = {"num_warmup": 100, "num_samples": 200} if is_small() else {"num_warmup": 300, "num_samples": 3000}
 ladder = sample_ladder(target, 16, num_chains=64, seed=1, exchange=True, progress=False, **size)
 tempered = ladder.posterior.unconstrained[..., 0]
 shares = (tempered > 0).double().mean(1)

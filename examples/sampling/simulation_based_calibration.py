@@ -37,7 +37,7 @@ def dose_response(dose: torch.Tensor, deaths: torch.Tensor) -> None:
         pyro.sample("deaths", dist.Binomial(10, logits=intercept + slope * dose), obs=deaths)
 
 
-length = 60 if is_small() else 100  # of warm-up, and of what is kept
+length = 25 if is_small() else 100  # of warm-up, and of what is kept
 
 
 def right(target: bk.Target, seed: int) -> bk.Draws:
@@ -80,7 +80,7 @@ def exact_draws(target: bk.Target, seed: int, factor: float) -> bk.Draws:
     return bk.Draws(u, *target.evaluate(u), torch.ones(4, dtype=torch.float64), target=target)
 
 
-num_replicates, num_draws = 60 if is_small() else 1000, 15
+num_replicates, num_draws = 24 if is_small() else 1000, 15
 
 
 def rank_probability(rank: int, factor: float) -> float:

@@ -61,7 +61,7 @@ kernel = SGLD(step_size)
 assert abs(float(kernel.stationary_variance(precision, gradient_noise)) - variance) < 1e-12
 
 twin = MinibatchTarget.from_pyro(normal_mean, y, 10, row_order=IndependentRows())
-draws = sample_stochastic_gradient(twin, kernel, num_chains, 200, 300 if is_small() else 1000, seed=0, progress=False)
+draws = sample_stochastic_gradient(twin, kernel, num_chains, 200, 150 if is_small() else 1000, seed=0, progress=False)
 squares = (draws.unconstrained - y.sum() / precision).square().mean((1, 2))  # one for each chain, all independent
 found, error = float(squares.mean()), float(squares.std()) / num_chains**0.5
 print(f"variance: right {1 / precision:.5f}, expected {variance:.5f}, found {found:.5f} +- {error:.5f}")
@@ -108,7 +108,7 @@ runs = {
     "SGLD, epochs": (epochs, SGLD(0.1, metric=metric)),
     "SGHMC, independent": (independent, SGHMC(0.1, friction=2.0, gradient_noise=noise, metric=metric)),
 }
-length = (150, 100, 10) if is_small() else (300, 300, 20)  # warm-up, draws, steps from one to the next
+length = (100, 100, 5) if is_small() else (300, 300, 20)  # warm-up, draws, steps from one to the next
 print(f"{num_data} rows, {batch_size} at a time; variance is too large by a factor")
 excess, predicted = {}, {}
 for seed, (name, (target, kernel)) in enumerate(runs.items(), 1):

@@ -110,7 +110,7 @@ for name, estimator in estimators.items():
         vae.guide,
         ELBO(),
         train,
-        num_epochs=8 if is_small() else 40,
+        num_epochs=4 if is_small() else 40,
         batch_size=50,
         optimizer=functools.partial(torch.optim.Adam, lr=3e-3),
         seed=0,

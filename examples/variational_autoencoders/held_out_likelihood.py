@@ -89,7 +89,7 @@ assert float((tiny.log_likelihood(few).detach() - exact).abs().max()) < 1e-9
 
 with torch.no_grad():
     tiny.encoder.log_scale += np.log(2.0)  # untrained guides miss: this one is wide enough to be sampled from
-budget = Budget(num_chains=16, num_warmup=150, num_samples=100)
+budget = Budget(num_chains=16, num_warmup=60 if is_small() else 150, num_samples=60 if is_small() else 100)
 roles = tiny.model, tiny.guide, few
 ways = {
     "importance sampling": importance_sampling(*roles, num_samples=2000, seed=0, progress=False),
@@ -107,7 +107,7 @@ for name, found in ways.items():
 # The evidence lower bound trains model and guide. Then the held-out tumours: all of them by two of the ways, and a few
 # by bridge sampling, which takes seconds for each.
 
-epochs = 40 if is_small() else 200
+epochs = 15 if is_small() else 200
 adam = functools.partial(torch.optim.Adam, lr=0.01)
 bk.fit(vae.model, vae.guide, ELBO(), train, num_epochs=epochs, batch_size=50, optimizer=adam, seed=0, progress=False)
 with torch.no_grad():

@@ -101,7 +101,7 @@ assert found.trusted and abs(z).max() < 4.5
 # misses codes that matter. Guides tend to be too narrow, and then the estimate itself says not to trust it. Annealed
 # importance sampling, which moves codes from the guide to the posterior, is slower and depends less on the guide.
 
-epochs, num_images, num_temperatures = (8, 20, 30) if is_small() else (80, 100, 100)
+epochs, num_images, num_temperatures = (8, 20, 20) if is_small() else (80, 100, 100)
 vaes, annealed = {}, {}
 for name, objective in (("ELBO", ELBO()), ("IWAE", IWAE(num_particles=10))):
     vae = vaes[name] = new_vae()
