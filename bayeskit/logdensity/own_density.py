@@ -86,7 +86,7 @@ class OwnDensity:
         """Return the named values at ``u``: what ``constrain`` returns, else the coordinates by name."""
         if self._constrain is None:
             named = ((s, u[..., s.start : s.stop]) for s in self.sites)
-            return {site.name: part.reshape(*u.shape[:-1], *site.shape) for site, part in named}
+            return {site.name: part.reshape((*u.shape[:-1], *site.shape)) for site, part in named}
         found = self._constrain(self.given(u))
         if not isinstance(found, Mapping) or not found:
             raise ModelError(
@@ -217,7 +217,9 @@ class _Known(torch.autograd.Function):
         return along.unsqueeze(-1) * gradient, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], u: Tensor, density: OwnGradient) -> tuple[Any, tuple[int, int]]:
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], u: Tensor, density: OwnGradient
+    ) -> tuple[Any, tuple[int, int]]:
         return _Known.apply(u.movedim(in_dims[0] or 0, 0), density), (0, 0)
 
 
@@ -238,7 +240,9 @@ def _sites(names: Names | None, dim: int) -> tuple[Site, ...]:
         sites.append(Site(str(name), shape, shape, start, start + shape.numel()))
         start += shape.numel()
     if start != dim:
-        parts = ", ".join(f"{site.name} {tuple(site.shape)}" for site in sites[:6]) + (", ..." if len(sites) > 6 else "")
+        parts = ", ".join(f"{site.name} {tuple(site.shape)}" for site in sites[:6]) + (
+            ", ..." if len(sites) > 6 else ""
+        )
         raise ShapeError(f"names have {start} coordinates ({parts}), but dim is {dim}; make the two agree")
     return tuple(sites)
 
@@ -290,7 +294,7 @@ def checked_density(
     """Return the density of a function, after calls at a few points that show whether it can be used."""
     dim = whole_number("dim", dim, 1)
     for name, one in (("value_and_grad", function), ("constrain", constrain)):
-        if one is not None and not callable(one):
+        if not callable(one) and (one is not None or name == "value_and_grad"):
             raise SettingsError(f"{name} must be callable, not {_kind(one)}")
     if inputs not in ("numpy", "torch"):
         raise SettingsError(f'inputs must be "numpy" or "torch", not {inputs!r}')
@@ -457,7 +461,7 @@ def _require_repeatable(evaluate: ValueAndGradient, u: Tensor) -> None:
 
 _NUM_DIRECTIONS, _NUM_NEIGHBOURS = 4, 9
 #: Differences count as known up to so many of their errors; gradients, up to this share of the sum of their terms.
-_ERRORS, _SHARE = 3.0, 1e-5
+_ERRORS, _SHARE = 3.0, {torch.float64: 1e-6, torch.float32: 1e-4}
 
 
 def _require_gradient(evaluate: ValueAndGradient, u: Tensor, names: Sequence[str]) -> None:
@@ -494,7 +498,7 @@ def _disagreement(evaluate: ValueAndGradient, u: Tensor, along: Tensor) -> tuple
     slope, error = _slopes(evaluate, u, along)
     terms = (evaluate(u.unsqueeze(0))[1] * along).double()
     gap = (terms.sum(-1) - slope).abs()
-    return torch.where(gap > _ERRORS * error + _SHARE * terms.abs().sum(-1), gap, 0.0), slope
+    return torch.where(gap > _ERRORS * error + _SHARE[u.dtype] * terms.abs().sum(-1), gap, 0.0), slope
 
 
 def _slopes(evaluate: ValueAndGradient, u: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
