@@ -22,7 +22,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -55,7 +54,7 @@ def exact() -> float:
 
 
 def by_pyro(stan: str) -> bk.Target:
-    """The Pyro model; its vector is the log of the variance and then the coefficients."""
+    """Return the Pyro model; its vector is the log of the variance and then the coefficients."""
 
     def model(x: torch.Tensor, y: torch.Tensor) -> None:
         variance = pyro.sample("variance", dist.InverseGamma(x.new_tensor(SHAPE), x.new_tensor(RATE)))
@@ -67,7 +66,7 @@ def by_pyro(stan: str) -> bk.Target:
 
 
 def by_numpy(stan: str) -> bk.Target:
-    """The same, written by hand for the rows of a matrix."""
+    """Return the same, written by hand for the rows of a matrix."""
     n, d = X.shape
     constant = SHAPE * math.log(RATE) - math.lgamma(SHAPE) - (n + d) / 2 * math.log(2 * math.pi) - d * math.log(SPREAD)
     power = SHAPE + (n + d) / 2
@@ -83,7 +82,7 @@ def by_numpy(stan: str) -> bk.Target:
 
 
 def by_numpyro(stan: str) -> bk.Target:
-    """The potential of a NumPyro model, for the rows of a matrix."""
+    """Return the potential of a NumPyro model, for the rows of a matrix."""
     import jax
     import numpyro
     import numpyro.distributions as ndist
@@ -110,7 +109,7 @@ def by_numpyro(stan: str) -> bk.Target:
 
 
 def by_pymc(stan: str) -> bk.Target:
-    """The compiled log density of a PyMC model, for one vector."""
+    """Return the compiled log density of a PyMC model, for one vector."""
     import pymc as pm
 
     with pm.Model() as model:
@@ -129,7 +128,7 @@ def by_pymc(stan: str) -> bk.Target:
 
 
 def by_bridgestan(stan: str) -> bk.Target:
-    """The log density of a Stan program, for one vector."""
+    """Return the log density of a Stan program, for one vector."""
     import bridgestan
 
     data = {"n": len(Y), "d": 3, "x": X.tolist(), "y": Y.tolist()}

@@ -263,11 +263,11 @@ def _pair(found: Any) -> tuple[Any, Any]:
 def _shapes(u: Tensor, value: Tensor, gradient: Tensor, batched: bool) -> str:
     before, after = tuple(u.shape), (tuple(value.shape), tuple(gradient.shape))
     how = (
-        "with batched=True every row is a vector; pass batched=False for a function of one vector, or batch it, such as "
-        "by jax.vmap"
+        "with batched=True every row is a vector; pass batched=False for a function of one vector, or batch it, such "
+        "as by jax.vmap"
         if batched
-        else "the value is one number and the gradient has one number a coordinate; pass batched=True for a function of "
-        "the rows of a matrix"
+        else "the value is one number and the gradient has one number a coordinate; pass batched=True for a function "
+        "of the rows of a matrix"
     )
     return (
         f"the function maps shape {before} to a value of shape {after[0]} and a gradient of shape {after[1]}, instead "

@@ -1,4 +1,4 @@
-"""A posterior that is known as one function with its gradient: a twin of a Pyro model, refusals, and wrong functions."""
+"""A posterior known as one function with its gradient: a twin of a Pyro model, refusals, and wrong functions."""
 
 import math
 import pickle

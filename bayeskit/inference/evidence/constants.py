@@ -480,8 +480,8 @@ def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = F
 
 
 _ONE_DENSITY = (
-    "prior and likelihood are one function, so the evidence is its integral: it means nothing if the prior is improper, "
-    "and a missing constant or Jacobian cannot be detected"
+    "prior and likelihood are one function, so the evidence is its integral: it means nothing if the prior is "
+    "improper, and a missing constant or Jacobian cannot be detected"
 )
 _FUNCTIONS = (
     "the likelihood is a function, so the evidence is relative to the constants in it; a missing constant cannot be "
