@@ -301,19 +301,9 @@ def checked_density(
     if dtype not in (None, *_DTYPES):
         raise SettingsError(f"dtype must be torch.float64, torch.float32 or None, not {dtype!r}")
 
-    def made(kind: type[OwnDensity], dtype: torch.dtype) -> OwnDensity:
-        return kind(
-            function,
-            dim,
-            names=names,
-            constrain=constrain,
-            batched=batched,
-            inputs=inputs,
-            dtype=dtype,
-            device=device,
-        )
-
-    first = made(OwnDensity, dtype or torch.float64)
+    settings: dict[str, Any] = {"names": names, "constrain": constrain, "batched": batched}
+    settings |= {"inputs": inputs, "device": device}
+    first = OwnDensity(function, dim, dtype=dtype or torch.float64, **settings)
     candidates = _candidates(start, dim).to(device)
     found = _first_answer(first, candidates)
     returned = found if isinstance(found, Tensor) and inputs == "torch" else _pair(found)[1]
@@ -324,11 +314,11 @@ def checked_density(
             'precision, such as by jax.config.update("jax_enable_x64", True), or leave dtype out'
         )
     if returned is found:
-        density = made(OwnDensity, dtype or own_dtype)
+        density = OwnDensity(function, dim, dtype=dtype or own_dtype, **settings)
         evaluate = _differentiated(density, candidates.to(density.dtype))
     else:
-        own = made(OwnGradient, dtype or own_dtype)
-        density, evaluate = own, own.value_and_gradient
+        density = own = OwnGradient(function, dim, dtype=dtype or own_dtype, **settings)
+        evaluate = own.value_and_gradient
     density.start = _place(evaluate, candidates.to(density.dtype), density, start is not None)
     _require_repeatable(evaluate, density.start)
     if check_gradient:
