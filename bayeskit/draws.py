@@ -304,7 +304,9 @@ class Draws:
         if bool((self.beta == 0).all()):
             groups = {"prior": self._posterior(), "prior_predictive": self.posterior_predictive}
             return to_datasets(groups, facts, names, coords)
-        stats = {"lp": self.log_density, "log_prior": self.log_prior, "log_likelihood": self.log_likelihood}
+        stats = {"lp": self.log_density}
+        if self._whole is None or self._whole.is_split:
+            stats |= {"log_prior": self.log_prior, "log_likelihood": self.log_likelihood}
         groups = {
             "posterior": self._posterior(),
             "sample_stats": stats | self.sample_stats,
@@ -341,7 +343,7 @@ class Draws:
 
     def _log_prior(self) -> dict[str, Tensor]:
         """Return the log prior density of the constrained values, which is what ArviZ scales by powers."""
-        if self._whole is None:
+        if self._whole is None or not self._whole.is_split:
             return {}
         try:
             return {"log_prior": self.log_prior - self._whole.log_jacobian(self.unconstrained)}

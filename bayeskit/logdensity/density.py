@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -26,6 +26,7 @@ __all__ = [
     "first_rows",
     "gather",
     "lift",
+    "names_of",
     "raise_if_broken",
     "raise_if_not_differentiable",
     "warn_if_gradient_is_wrong",
@@ -141,11 +142,32 @@ class FunctionDensity:
         raise ModelError("a target made from functions has no pointwise log likelihood; build it with Target.from_pyro")
 
 
-def fingerprint(density: Density, evaluate: Callable[[Tensor], tuple[Tensor, Tensor]]) -> str:
+def names_of(sites: Sequence[Site]) -> tuple[str, ...]:
+    """Return a readable name for each unconstrained coordinate, such as ``theta[2]``."""
+    result = []
+    for site in sites:
+        if not site.unconstrained_shape:
+            result.append(site.name)
+            continue
+        for index in torch.cartesian_prod(*(torch.arange(n) for n in site.unconstrained_shape)).reshape(
+            -1, len(site.unconstrained_shape)
+        ):
+            result.append(f"{site.name}[{','.join(str(int(i)) for i in index)}]")
+    return tuple(result)
+
+
+def fingerprint(
+    density: Density, evaluate: Callable[[Tensor], tuple[Tensor, Tensor]], start: Tensor | None = None
+) -> str:
     """Return a digest of the sites, the data, and the density at two fixed points, rounded to reproducible digits."""
     grid = torch.linspace(-0.5, 0.5, density.dim)
-    values = torch.cat(evaluate(torch.stack([torch.zeros_like(grid), grid])))
+    points = torch.stack([torch.zeros_like(grid), grid])
     digits = 2 if density.dtype == torch.float32 else 5
+    if start is not None:
+        # Data that a function keeps to itself are seen in its values only: where it has some, and to more digits.
+        points = torch.cat([points, points + start.to(points)])
+        digits += 3 * (density.dtype == torch.float64)
+    values = torch.cat(evaluate(points))
     digest = hashlib.sha256()
     for tensor in density.data:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())

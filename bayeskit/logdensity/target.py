@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,11 +26,13 @@ from bayeskit.logdensity.density import (
     first_rows,
     gather,
     lift,
+    names_of,
     raise_if_broken,
     raise_if_not_differentiable,
     warn_if_gradient_is_wrong,
 )
 from bayeskit.logdensity.engine import Compile, Engine, Evaluators
+from bayeskit.logdensity.own_density import ONE_DENSITY, Names, OwnDensity, OwnGradient, checked_density
 from bayeskit.logdensity.pyro_density import PyroDensity, Site
 from bayeskit.logdensity.pyro_runs import place_of
 from bayeskit.logdensity.tracing import UNTRACEABLE, FailingApart, first_line
@@ -82,8 +84,8 @@ def _takes_two(function: Callable[..., Any]) -> bool:
 class Target:
     """A posterior over an unconstrained vector, split into prior and likelihood.
 
-    Make one with :meth:`from_pyro` or :meth:`from_functions`. All methods take
-    vectors with any leading batch shape and never change a torch global.
+    Make one with :meth:`from_pyro`, :meth:`from_functions` or, where only their product is known,
+    :meth:`from_log_density`. All methods take vectors with any leading batch shape and never change a torch global.
 
     Attributes
     ----------
@@ -268,14 +270,131 @@ class Target:
         density = FunctionDensity(log_prior, log_likelihood, dim, dtype, device)
         return cls(density, compile=compile, batched=True, sample_prior=sample_prior)
 
+    @classmethod
+    def from_log_density(
+        cls,
+        value_and_grad: Callable[..., Any],
+        dim: int,
+        *,
+        names: Names | None = None,
+        constrain: Callable[..., Mapping[str, Any]] | None = None,
+        batched: bool = False,
+        inputs: Literal["numpy", "torch"] = "numpy",
+        start: Any = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        compile: Compile = "auto",
+        check_gradient: bool = True,
+    ) -> Target:
+        """Make a target from one function: a log posterior density over unconstrained space, with its gradient.
+
+        The function may be of any library: of BridgeStan, PyMC, JAX or your own. It is tried at a few points before
+        anything is computed with it. Samplers, and all estimators of the evidence that need no prior of its own, take
+        the target; others refuse it. The evidence is the integral of the function, so it has to hold the Jacobian of
+        the constraints, and the constants of prior and likelihood.
+
+        Parameters
+        ----------
+        value_and_grad : callable
+            From a vector ``(dim,)`` to a pair: the log density, a number, and its gradient ``(dim,)``, as NumPy or JAX
+            arrays, numbers or tensors. Where it is not defined it returns minus infinity, or raises an
+            ``ArithmeticError``, ``ValueError`` or ``RuntimeError``. With ``inputs="torch"`` it may return the log
+            density alone, which torch then differentiates.
+        dim : int
+            Number ``d`` of unconstrained coordinates.
+        names : mapping of str to shape, or sequence of str, optional
+            Names of blocks of the vector, in order, such as ``{"beta": (3,), "log_sigma": ()}``, or of each coordinate.
+        constrain : callable, optional
+            From the same argument as ``value_and_grad`` to a dictionary of values, which draws then have instead of the
+            coordinates.
+        batched : bool, default False
+            Whether both functions take the rows of a matrix ``(n, dim)``, with ``n`` the first dimension of all that
+            they return. If not, chains are evaluated one by one.
+        inputs : {"numpy", "torch"}, default "numpy"
+            What both functions take: arrays or tensors.
+        start : array_like, optional
+            A point of positive density, ``(dim,)``. The function is checked there, and chains start around it; by
+            default both happen around zero.
+        dtype : torch.float64 or torch.float32, optional
+            Precision, by default that of the gradient that the function returns.
+        device : torch.device or str, default "cpu"
+            Device of the draws.
+        compile : bool or "auto", default "auto"
+            As in :meth:`from_pyro`, for functions that torch differentiates.
+        check_gradient : bool, default True
+            Compare the gradient with differences of the log density, at one point.
+
+        Returns
+        -------
+        Target
+            :attr:`is_split` is false; :meth:`evaluate` returns zero as the log prior.
+
+        Raises
+        ------
+        SettingsError
+            If an argument is not of the kind above, or ``dtype`` claims more precision than the function has.
+        ShapeError
+            If the function returns another shape, or ``names`` or ``start`` do not fit ``dim``.
+        ModelError
+            If the function raises, returns no pair or is random, or the gradient is not the derivative of the value up
+            to rounding and the error of differences.
+        DataError
+            If the log density or its gradient is NaN at the start.
+        InitializationError
+            If the density is zero there.
+
+        Warns
+        -----
+        AccuracyWarning
+            If the function raises at some points.
+
+        Examples
+        --------
+        >>> import numpy as np, bayeskit as bk
+        >>> def value_and_grad(u):
+        ...     return -0.5 * u @ u, -u
+        >>> target = bk.Target.from_log_density(value_and_grad, 2, names=["x", "y"])
+        >>> target
+        Target(dim=2, sites=[x(), y()], dtype=torch.float64, device=cpu)
+        >>> draws = bk.sample(target, num_samples=500, progress=False)
+        >>> z = bk.evidence.bridge_sampling(target, draws)
+        >>> bool(abs(z.log_evidence - np.log(2 * np.pi)) < 4 * z.standard_error)
+        True
+        """
+        density = checked_density(
+            value_and_grad,
+            dim,
+            names=names,
+            constrain=constrain,
+            batched=batched,
+            inputs=inputs,
+            start=start,
+            dtype=dtype,
+            device=torch.device(device),
+            check_gradient=check_gradient,
+        )
+        known = isinstance(density, OwnGradient)
+        return cls(density, compile=compile, batched=batched or known, loops=known and not batched)
+
     # -- evaluating -------------------------------------------------------------------------
+
+    @property
+    def is_split(self) -> bool:
+        """Whether prior and likelihood are known apart, as they are not for :meth:`from_log_density`."""
+        return not isinstance(self.density, OwnDensity)
+
+    def _require_split(self, what: str) -> None:
+        if not self.is_split:
+            raise ModelError(f"this target has no {what} of its own, because {ONE_DENSITY}")
 
     def log_prior(self, u: Tensor) -> Tensor:
         """Return the log prior density over unconstrained space, ``(*batch, d) -> (*batch)``."""
+        self._require_split("prior")
         return self.evaluate(u)[0]
 
     def log_likelihood(self, u: Tensor) -> Tensor:
         """Return the log likelihood, ``(*batch, d) -> (*batch)``."""
+        self._require_split("likelihood")
         return self.evaluate(u)[1]
 
     def log_density(self, u: Tensor, beta: float | Tensor = 1.0) -> Tensor:
@@ -373,7 +492,9 @@ class Target:
         bare._engine = bare._new_engine()
         return bare
 
-    def _new_engine(self) -> Engine:
+    def _new_engine(self) -> Evaluators:
+        if isinstance(self.density, OwnGradient):
+            return self.density
         data_bytes = sum(x.numel() * x.element_size() for x in self.density.data)
         one_by_one = self.density.joint if self.loops else None
         return Engine(self._joint_of_batch, self.dim, self.dtype, self.device, data_bytes, one_by_one)
@@ -565,6 +686,8 @@ class Target:
 
     def dimensions(self) -> dict[str, tuple[str | None, ...]]:
         """Return the plate along each dimension of each site's value, None where there is none."""
+        if isinstance(self.density, OwnDensity):
+            return {name: (None,) * len(shape) for name, shape in self.density.shapes.items()}
         return self.density.dimensions() if isinstance(self.density, PyroDensity) else {}
 
     def element_names(self) -> dict[str, tuple[str, ...]]:
@@ -610,6 +733,8 @@ class Target:
         if num_draws < 1:
             raise SettingsError(f"num_draws must be at least 1, not {num_draws}")
         generator = new_generator(seed, stream="prior")
+        if not self.is_split:
+            raise SettingsError(f"this target cannot draw from its prior, because {ONE_DENSITY}")
         if isinstance(self.density, PyroDensity):
             return self.density.prior_draws(num_draws, generator, not self.loops)
         if self._sample_prior is None:
@@ -728,20 +853,16 @@ class Target:
     @property
     def names(self) -> tuple[str, ...]:
         """A readable name for each unconstrained coordinate, such as ``theta[2]``."""
-        result = []
-        for site in self.sites:
-            if not site.unconstrained_shape:
-                result.append(site.name)
-                continue
-            for index in torch.cartesian_prod(*(torch.arange(n) for n in site.unconstrained_shape)).reshape(
-                -1, len(site.unconstrained_shape)
-            ):
-                result.append(f"{site.name}[{','.join(str(int(i)) for i in index)}]")
-        return tuple(result)
+        return names_of(self.sites)
 
     def fingerprint(self) -> str:
-        """Return a digest of the model's sites, its data, and its density at two fixed points."""
-        return fingerprint(self.density, lambda u: self._evaluate_eagerly(self._checked(u)))
+        """Return a digest of the model's sites, its data, and its density at two fixed points.
+
+        Of a single function (:meth:`from_log_density`) the digest has the density at four points, to nine digits: other
+        data are noticed if they change one of these numbers.
+        """
+        start = self.density.start if isinstance(self.density, OwnDensity) else None
+        return fingerprint(self.density, lambda u: self._evaluate_eagerly(self._checked(u)), start)
 
     # -- checking ---------------------------------------------------------------------------
 

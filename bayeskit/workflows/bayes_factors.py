@@ -562,7 +562,7 @@ def _check_method(method: Method, models: Mapping[str, Target | Callable[[], Tar
             f"{method.name} is a predictive score, not a log evidence, and gives no Bayes factor; choose a method such "
             "as bridge_sampling"
         )
-    if method.refuses is None and not method.needs & {Part.PRIOR, Part.LADDER}:
+    if method.refuses is None and not method.needs & {Part.PRIOR, Part.LADDER, Part.LIKELIHOOD}:
         return  # the method applies to every target, so no target is built here
     for name, model in models.items():
         target = _built(name, model)

@@ -468,6 +468,8 @@ def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = F
     (False, True)
     """
     num_draws = whole_number("num_draws", num_draws, least=_LEAST_DRAWS)
+    if not target.is_split:
+        return ConstantsReport(math.nan, math.nan, (), (_ONE_DENSITY,), 0)
     density = target.density
     parts = parts_of(density, new_generator(seed, stream="constants")) if isinstance(density, PyroDensity) else None
     warnings, notes = _of_parts(parts) if parts is not None else ([], [_FUNCTIONS])
@@ -480,6 +482,10 @@ def check_constants(target: Target, *, num_draws: int = 4000, thorough: bool = F
     )
 
 
+_ONE_DENSITY = (
+    "prior and likelihood are one function, so the evidence is its integral: it means nothing if the prior is "
+    "improper, and a missing constant or Jacobian cannot be detected"
+)
 _FUNCTIONS = (
     "the likelihood is a function, so the evidence is relative to the constants in it; a missing constant cannot be "
     "detected"

@@ -16,8 +16,9 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from bayeskit.draws import Draws
+from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.diagnostics import Diagnostics, EvidenceFromDraws
-from bayeskit.inference.evidence.methods import Estimate, Kind, Part, Refusal, register
+from bayeskit.inference.evidence.methods import Estimate, Kind, Part, Refusal, register, split_refusal
 from bayeskit.inference.samplers import Ladder
 from bayeskit.inference.samplers.nested import NestedRun
 from bayeskit.inference.samplers.smc import SMCRun
@@ -78,6 +79,8 @@ def estimator(
                 return _judged(target, function(target, *given, **named))
             if asked_by == _NOBODY:
                 Diagnostics(target).check_target(proper=kind != "score", stacklevel=2)
+                if (reason := split_refusal(target, needs)) is not None:
+                    raise SettingsError(f"{function.__name__} does not apply: {reason}")
             begin = time.monotonic()
             with _asked_by(_ESTIMATOR):
                 found = _judged(target, function(target, *given, **named))

@@ -20,7 +20,7 @@ from bayeskit.core.statistics import (
 )
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.draws import Draws
-from bayeskit.errors import SettingsError
+from bayeskit.errors import ModelError, SettingsError
 from bayeskit.inference.evidence.checks import (
     MIN_MISSED_SHARE,
     missed_draws,
@@ -30,7 +30,7 @@ from bayeskit.inference.evidence.checks import (
 )
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.laplus import PositiveDensity, climb_to_modes
-from bayeskit.inference.evidence.methods import Part
+from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.missed_mass import (
     NUM_MOVED,
     exceeds_error,
@@ -575,7 +575,7 @@ def _flattened(log_weights: Tensor, needed: float) -> Tensor:
 # Maxima instead of integrals: the largest likelihood, and the largest prior times likelihood.
 
 
-@estimator(Part.MODE, kind="approximation")
+@estimator(Part.MODE, Part.LIKELIHOOD, kind="approximation")
 def maximum_likelihood(
     target: Target, *, draws: Draws | None = None, mode: Mode | None = None, seed: int = 0
 ) -> Evidence:
@@ -624,7 +624,15 @@ def maximum_likelihood(
     return _maximised("maximum_likelihood", target, likelihood, draws, mode, seed)
 
 
-@estimator(Part.MODE, kind="approximation")
+def _of_unknown_scale(target: Target, parts: Parts) -> str | None:
+    try:
+        target.log_jacobian(torch.zeros(1, target.dim, dtype=target.dtype, device=target.device))
+    except ModelError as error:
+        return str(error)
+    return None
+
+
+@estimator(Part.MODE, kind="approximation", refuses=_of_unknown_scale)
 def maximum_posterior(
     target: Target, *, draws: Draws | None = None, mode: Mode | None = None, seed: int = 0
 ) -> Evidence:

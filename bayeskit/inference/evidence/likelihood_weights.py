@@ -147,7 +147,7 @@ def naive_monte_carlo(target: Target, num_draws: int = 10_000, *, seed: int = 0)
 # Harmonic mean of the likelihood over posterior draws, included as a warning example.
 
 
-@estimator(Part.POSTERIOR, kind="unstable")
+@estimator(Part.POSTERIOR, Part.LIKELIHOOD, kind="unstable")
 def harmonic_mean(target: Target, draws: Draws, *, seed: int = 0) -> Evidence:
     """Estimate the log evidence by the harmonic mean of the likelihood over posterior draws.
 
@@ -209,7 +209,7 @@ _TOLERANCE = 1e-10
 _MAX_SHIFT = 0.25
 
 
-@estimator(Part.POSTERIOR, kind="unstable")
+@estimator(Part.POSTERIOR, Part.LIKELIHOOD, kind="unstable")
 def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.01, seed: int = 0) -> Evidence:
     """Estimate the log evidence by the harmonic mean with a small share of imaginary prior draws.
 

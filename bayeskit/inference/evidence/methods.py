@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from bayeskit.inference.evidence.budget import Budget
     from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 
-__all__ = ["Estimate", "Kind", "METHODS", "Method", "Part", "Parts", "Refusal", "register", "select"]
+__all__ = ["Estimate", "Kind", "METHODS", "Method", "Part", "Parts", "Refusal", "register", "select", "split_refusal"]
 
 
 class Part(StrEnum):
-    """Parts that methods need and can share: draws, a ladder, fits and modes."""
+    """Parts that methods need and can share: draws, a ladder, fits and modes; or need to know apart from the others."""
 
     PRIOR = "prior"
     MODE = "mode"
@@ -30,7 +30,11 @@ class Part(StrEnum):
     POSTERIOR = "posterior"
     FLOW = "flow"
     LADDER = "ladder"
+    LIKELIHOOD = "likelihood"
 
+
+#: Parts that a target made from one log density does not have.
+_SPLIT = frozenset({Part.PRIOR, Part.LADDER, Part.LIKELIHOOD})
 
 #: The argument of an estimator for each part; estimators make prior draws themselves.
 _ARGUMENTS = {
@@ -82,7 +86,8 @@ class Method:
     name : str
         Name of its function.
     needs : frozenset of Part
-        Shared parts; ``Part.PRIOR`` if the method draws from the prior.
+        Shared parts; ``Part.PRIOR`` if the method draws from the prior, ``Part.LIKELIHOOD`` if it evaluates the
+        likelihood by itself.
     estimate : callable
         ``(target, runs, seed) -> Evidence`` or ``PredictiveScore``.
     kind : {"consistent", "unstable", "approximation", "bound", "score"}
@@ -109,6 +114,8 @@ class Method:
         """Return the reason why the method does not apply to a target, or None."""
         if self.kind != "score" and runs.improper is not None:
             return runs.improper
+        if (reason := split_refusal(target, self.needs)) is not None:
+            return reason
         if self.needs & {Part.PRIOR, Part.LADDER} and not target.can_sample_prior:
             return NO_PRIOR_DRAWS
         return None if self.refuses is None else self.refuses(target, runs)
@@ -128,6 +135,17 @@ class Method:
         else:
             group = int(self.kind == "consistent")
         return group, 0 if group in (2, 3) else min(parts)
+
+
+def split_refusal(target: Target, needs: Collection[Part]) -> str | None:
+    """Return the reason why a method with these needs does not apply to a target of a single log density, or None."""
+    if target.is_split or not _SPLIT & set(needs):
+        return None
+    what = "the likelihood by itself" if Part.LIKELIHOOD in needs else "the prior by itself"
+    return (
+        f"it needs {what}, and this target is one log density: use bridge_sampling or another method of the posterior, "
+        "or make the target by Target.from_functions or Target.from_pyro"
+    )
 
 
 #: Methods by name, in the order of tables.

@@ -14,6 +14,7 @@ from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.logdensity.climbing import ClimbObjective, InverseHessian, Place, ascent
 from bayeskit.logdensity.compiling import tempered
+from bayeskit.logdensity.own_density import OwnDensity
 from bayeskit.logdensity.pyro_density import PyroDensity
 from bayeskit.logdensity.target import Target
 
@@ -36,7 +37,8 @@ def starting_points(
 ) -> Tensor:
     """Return a starting point for each chain, ``(num_chains, d)``, at inverse temperatures ``(num_chains,)``."""
     # Each chain takes the best of CANDIDATES prior draws by likelihood, which is plausible and differs between chains.
-    # Without a prior to draw from, it takes the draw of highest density among uniform draws on [-2, 2]^d. ``initial``,
+    # Without a prior to draw from, it takes the draw of highest density among uniform draws on [-2, 2]^d, about a
+    # known point of positive density if there is one, or that point where no draw has any. ``initial``,
     # (d,) or (num_chains, d), unconstrained, replaces both. InitializationError, or DataError if all log likelihoods
     # are NaN, if no chain has a finite density.
     if initial is not None:
@@ -47,6 +49,9 @@ def starting_points(
         shape = (count, target.dim)
         points = 4 * torch.rand(shape, dtype=target.dtype, device=generator.device, generator=generator) - 2
     points = points.to(target.device)
+    known = target.density.start if isinstance(target.density, OwnDensity) else None
+    if known is not None:
+        points = points + known
     log_prior, log_likelihood = target.evaluate(points, compiled=False)
     density = tempered(log_prior, log_likelihood, beta.repeat_interleave(CANDIDATES))
     density = density.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).reshape(num_chains, CANDIDATES)
@@ -57,6 +62,8 @@ def starting_points(
     best = torch.where(density.isfinite(), merit, -torch.inf).argmax(1)
     chosen = points.reshape(num_chains, CANDIDATES, -1)[torch.arange(num_chains), best]
     finite = density.max(1).values.isfinite()
+    if known is not None:
+        return torch.where(finite.unsqueeze(-1), chosen, known)
     if not bool(finite.any()):
         if bool(log_likelihood.isnan().all()):
             raise DataError(

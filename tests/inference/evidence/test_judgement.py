@@ -65,7 +65,7 @@ ARGUMENTS = {
 
 def _with_its_parts(function, target, m):
     """How a user would call a method that works on parts alone."""
-    parts = {ARGUMENTS[part]: m.part(part) for part in METHODS[function.__name__].needs - {Part.PRIOR}}
+    parts = {ARGUMENTS[part]: m.part(part) for part in METHODS[function.__name__].needs & set(ARGUMENTS)}
     return function(target, **parts, **({"seed": SEED} if "seed" in signature(function).parameters else {}))
 
 
