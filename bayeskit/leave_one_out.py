@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["LeaveOneOutScore", "leave_one_out"]
+__all__ = ["AffineMaps", "LeaveOneOutScore", "LeftOut", "leave_one_out"]
 
 _MIN_DRAWS = 8
 _AT_A_TIME = 2**22  # numbers of one temporary
 _ROUNDS = 30
+_FINITE_VARIANCE = 0.5  # Pareto shape below which the error of the mean is reliable
+_SIGNIFICANT = 0.0  # squared size of a change of moments, in squared errors, below which it is taken for noise
 _DRAWS_PER_DIMENSION = 10  # fewer do not determine a covariance
 _NAMED = 3
 
@@ -148,12 +150,14 @@ class LeaveOneOutScore:
         number, k, before = torch.arange(len(self.pareto_k)), self.pareto_k.cpu(), self.pareto_k_before.cpu()
         moved, bad = self.matched.cpu() & before.isfinite(), ~(k <= self.threshold)
         ax.vlines(number[moved].numpy(), k[moved].numpy(), before[moved].numpy(), color=GREY, linewidth=0.8)
-        ax.plot(
-            number[moved].numpy(), before[moved].numpy(), "o", color=GREY, mfc="white", markersize=4, label="before"
-        )
-        for chosen, colour, label in ((~bad, BLUE, "reliable"), (bad, VERMILION, "not reliable")):
+        for chosen, value, colour, face, label in (
+            (moved, before, GREY, "white", "before moment matching"),
+            (~bad, k, BLUE, BLUE, "reliable"),
+            (bad, k, VERMILION, VERMILION, "not reliable"),
+        ):
             if bool(chosen.any()):
-                ax.plot(number[chosen].numpy(), k[chosen].numpy(), "o", color=colour, markersize=4, label=label)
+                x, y = number[chosen].numpy(), value[chosen].numpy()
+                ax.plot(x, y, "o", color=colour, mfc=face, markersize=4, label=label)
         ax.axhline(self.threshold, color=GREY, linestyle="--", linewidth=1.0, zorder=0)
         ax.set(xlabel="datum", ylabel="Pareto k")
         ax.legend(frameon=False)
@@ -238,7 +242,7 @@ def leave_one_out(
     >>> bool(((score.pointwise - exact).abs() < 4 * score.pointwise_error).all())
     True
     """
-    data = _Data(target, by)
+    data = LeftOut(target, by)
     chains, count = unconstrained.shape[:2]
     if count < _MIN_DRAWS:
         raise DrawsError(f"chains of {count} draws are too short to estimate errors; draw at least {_MIN_DRAWS}")
@@ -263,8 +267,10 @@ def leave_one_out(
     before = found.shape.clone()
     if moment_matching:
         size = max(1, _AT_A_TIME // (each.shape[1] * target.dim))
-        for which in (before > threshold).nonzero().flatten().split(size):
-            maps, changed = _matched(draws, which, -each[which], before[which], threshold)
+        for which in (before > _FINITE_VARIANCE).nonzero().flatten().split(size):
+            if not len(which):  # what an empty tensor is split into
+                continue
+            maps, changed = _matched(draws, which, -each[which], before[which])
             if bool(changed.any()):
                 kept = which[changed]
                 log_weights, one, shape = _mixture(draws, kept, maps.of(changed))
@@ -316,10 +322,10 @@ def _doubt(
 # Data that are left out, and the draws.
 
 
-class _Data:
+class LeftOut:
     """The data of a target, which are left out one by one or in groups."""
 
-    def __init__(self, target: Target, by: str | Sequence[Any] | Tensor | None) -> None:
+    def __init__(self, target: Target, by: str | Sequence[Any] | Tensor | None = None) -> None:
         self.target = target
         self._observations = Observations(target)
         self.num_evaluations = 0
@@ -396,7 +402,7 @@ def _by_plate(plate: str, sites: dict[str, dict[str, int]]) -> Tensor:
 class _PosteriorDraws:
     """Draws around their mean, the log densities of their data, and which of them move for a mixture."""
 
-    def __init__(self, data: _Data, unconstrained: Tensor, log_density: Tensor) -> None:
+    def __init__(self, data: LeftOut, unconstrained: Tensor, log_density: Tensor) -> None:
         self.data = data
         flat = unconstrained.flatten(0, 1)
         rows = max(1, _AT_A_TIME // len(data.counts))
@@ -444,14 +450,15 @@ class _Scores:
 # Moment matching: an affine map of the draws for each datum.
 
 
-class _Maps(NamedTuple):
+class AffineMaps(NamedTuple):
     """Affine maps of the distances from the centre, ``z -> shift + linear z``, one for each datum."""
 
     linear: Tensor  # lower triangular (m, d, d), or diagonal (m, d)
     shift: Tensor  # (m, d)
 
-    def of(self, which: Tensor) -> _Maps:
-        return _Maps(self.linear[which], self.shift[which])
+    def of(self, which: Tensor) -> AffineMaps:
+        """Return some of the maps."""
+        return AffineMaps(self.linear[which], self.shift[which])
 
     def forth(self, z: Tensor) -> Tensor:
         """Map ``(draws, d)`` to ``(m, draws, d)``."""
@@ -467,13 +474,12 @@ class _Maps(NamedTuple):
 
     @property
     def log_determinant(self) -> Tensor:
+        """Log of the factor by which volumes grow, ``(m,)``."""
         diagonal = self.linear if self.linear.dim() == 2 else self.linear.diagonal(dim1=-2, dim2=-1)
         return diagonal.log().sum(-1)
 
 
-def _matched(
-    draws: _PosteriorDraws, which: Tensor, log_weights: Tensor, shape: Tensor, threshold: float
-) -> tuple[_Maps, Tensor]:
+def _matched(draws: _PosteriorDraws, which: Tensor, log_weights: Tensor, shape: Tensor) -> tuple[AffineMaps, Tensor]:
     """Return maps that bring the draws closer to the posterior without a datum, and whether one was found, ``(m,)``."""
     z = draws.around
     count, dim = z.shape
@@ -481,9 +487,9 @@ def _matched(
     factor = torch.linalg.cholesky_ex(z.T @ z / count).L if full else z
     identity = torch.eye(dim, dtype=z.dtype, device=z.device) if full else torch.ones_like(z[0])
     linear = identity.expand(len(which), *identity.shape).clone()
-    maps, start = _Maps(linear, torch.zeros_like(z[:1]).expand(len(which), dim).clone()), shape
+    maps, start = AffineMaps(linear, torch.zeros_like(z[:1]).expand(len(which), dim).clone()), shape
     log_weights, shape = pareto_smoothed(log_weights)[0], shape.clone()
-    moving = shape > threshold
+    moving = shape > _FINITE_VARIANCE
     for _ in range(_ROUNDS):
         waiting = moving.nonzero().flatten()
         # The simplest map that helps: of the mean, of the variances as well, of the covariance as well.
@@ -500,29 +506,38 @@ def _matched(
             waiting = waiting[~better]
             if not len(waiting):
                 break
-        moving = moving.index_fill(0, waiting, False) & (shape > threshold)
+        moving = moving.index_fill(0, waiting, False) & (shape > _FINITE_VARIANCE)
         if not bool(moving.any()):
             break
     return maps, shape < start
 
 
-def _moved(maps: _Maps, z: Tensor, weights: Tensor, moments: int, factor: Tensor) -> _Maps:
+def _moved(maps: AffineMaps, z: Tensor, weights: Tensor, moments: int, factor: Tensor) -> AffineMaps:
     """Return maps to the weighted mean, and to the weighted variances or covariance, of the draws where they are."""
     here = maps.forth(z)
-    mean = (weights.unsqueeze(1) @ here).squeeze(1)
-    if moments == 1:
-        return _Maps(maps.linear, mean)
-    apart = here - mean.unsqueeze(1)
-    if moments == 2:
-        wanted = (weights.unsqueeze(1) @ apart.square()).squeeze(1)
-        scale = (wanted / here.var(1, correction=0)).sqrt()
-        return _Maps(scale * maps.linear if maps.linear.dim() == 2 else scale.unsqueeze(-1) * maps.linear, mean)
+    effective = 1 / weights.square().sum(1, keepdim=True)
+    mean, variance = maps.shift, here.var(1, correction=0)
+    wanted_mean = (weights.unsqueeze(1) @ here).squeeze(1)
+    if moments < 3:
+        # Of many dimensions most do not depend on the datum; a change within the error of the weights is left out.
+        change = wanted_mean - mean
+        mean = mean + _shrunken(change, variance / effective)
+        if moments == 1:
+            return AffineMaps(maps.linear, mean)
+        wanted = (weights.unsqueeze(1) @ (here - wanted_mean.unsqueeze(1)).square()).squeeze(1)
+        scale = (0.5 * _shrunken((wanted / variance).log(), 2 / effective)).exp()
+        return AffineMaps(scale * maps.linear if maps.linear.dim() == 2 else scale.unsqueeze(-1) * maps.linear, mean)
+    apart = here - wanted_mean.unsqueeze(1)
     wanted, _ = torch.linalg.cholesky_ex(apart.mT @ (weights.unsqueeze(-1) * apart))
     # All draws have the covariance of the first ones, mapped; so the map before does not matter.
-    return _Maps(torch.linalg.solve_triangular(factor, wanted, upper=False, left=False), mean)
+    return AffineMaps(torch.linalg.solve_triangular(factor, wanted, upper=False, left=False), wanted_mean)
 
 
-def _mixture(draws: _PosteriorDraws, which: Tensor, maps: _Maps) -> tuple[Tensor, Tensor, Tensor]:
+def _shrunken(change: Tensor, variance: Tensor) -> Tensor:
+    return change * (1 - _SIGNIFICANT * variance / change.square()).clamp(min=0.0)
+
+
+def _mixture(draws: _PosteriorDraws, which: Tensor, maps: AffineMaps) -> tuple[Tensor, Tensor, Tensor]:
     """Return normalised log weights and log likelihoods ``(m, draws)`` and ``k`` of half moved, half unmoved draws."""
     # The unmoved half keeps the numerator reliable, the integral of the posterior with the datum.
     data, moves = draws.data, draws.moves

@@ -99,10 +99,12 @@ def elpd_data(
         from arviz.stats.stats_utils import ELPDData
 
         return ELPDData(list(facts.values()), list(facts))
-    from arviz_stats.utils import ELPDData
+    from arviz_stats import utils
 
     names = {"elpd_loo": "elpd", "p_loo": "p", "loo_i": "elpd_i"}
-    return ELPDData(kind="loo", **{names.get(name, name): value for name, value in facts.items()})
+    renamed = {names.get(name, name): value for name, value in facts.items()}
+    # Earlier versions have one class for all kinds.
+    return utils.ELPDDataLOO(**renamed) if "ELPDDataLOO" in vars(utils) else utils.ELPDData(kind="loo", **renamed)
 
 
 def write_netcdf(datasets: dict[str, xr.Dataset], path: str | Path) -> None:
