@@ -27,9 +27,10 @@ _MIN_DRAWS = 8
 _AT_A_TIME = 2**22  # numbers of one temporary
 _ROUNDS = 30
 _FINITE_VARIANCE = 0.5  # Pareto shape below which the error of the mean is reliable
-_SIGNIFICANT = 0.0  # squared size of a change of moments, in squared errors, below which it is taken for noise
+_SIGNIFICANT = 4.0  # squared size of a change of moments, in squared errors, below which it is taken for noise
 _DRAWS_PER_DIMENSION = 10  # fewer do not determine a covariance
 _NAMED = 3
+_OWN_PARAMETERS = 0.2  # effective parameters of a typical datum above which k may be too low (Vehtari et al. 2017)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -281,13 +282,20 @@ def leave_one_out(
     doubtful = ((found.shape > threshold) & (counts > 0)).nonzero().flatten().tolist()
     if doubtful:
         problems.append(_doubt(data.sites, doubtful, found.shape, float(counts.sum()), threshold, moment_matching))
+    raised = log_mean_exp(each.unsqueeze(-1)) - found.elpd
+    typical = float(raised[counts > 0].median())
+    if typical > _OWN_PARAMETERS:
+        problems.append(
+            f"a datum determines {typical:.2f} effective parameters by itself (the median over data, above "
+            f"{_OWN_PARAMETERS}), so that draws may miss where they are without it, and Pareto k may not show it: "
+            "integrate parameters out that belong to a single datum, or sample again without some of the data"
+        )
     total = float(counts @ found.elpd)
     if not math.isfinite(total):
         problems.append("a datum has likelihood zero at posterior draws: check the support of the model")
     num_data = float(counts.sum())
     mean = total / num_data
     variance = float(counts @ (found.elpd - mean).square()) / max(num_data - 1, 1)
-    raised = log_mean_exp(each.unsqueeze(-1)) - found.elpd
     return LeaveOneOutScore(
         elpd=total,
         standard_error=math.sqrt(num_data * variance),
@@ -492,8 +500,8 @@ def _matched(draws: _PosteriorDraws, which: Tensor, log_weights: Tensor, shape: 
     moving = shape > _FINITE_VARIANCE
     for _ in range(_ROUNDS):
         waiting = moving.nonzero().flatten()
-        # The simplest map that helps: of the mean, of the variances as well, of the covariance as well.
-        for moments in (1, 2, 3)[: 3 if full else 2]:
+        # The simplest map that helps: of what changes in the mean, and the variances; of all of the mean; of all.
+        for moments in _MOMENTS[: 4 if full else 3]:
             tried = _moved(maps.of(waiting), z, log_weights[waiting].exp(), moments, factor)
             point = draws.centre + tried.forth(z)
             rest, _ = draws.data.without(point.to(draws.data.target.dtype), which[waiting])
@@ -512,28 +520,32 @@ def _matched(draws: _PosteriorDraws, which: Tensor, log_weights: Tensor, shape: 
     return maps, shape < start
 
 
-def _moved(maps: AffineMaps, z: Tensor, weights: Tensor, moments: int, factor: Tensor) -> AffineMaps:
-    """Return maps to the weighted mean, and to the weighted variances or covariance, of the draws where they are."""
+_MOMENTS = ("changes of the mean", "changes of mean and variances", "mean", "covariance")
+
+
+def _moved(maps: AffineMaps, z: Tensor, weights: Tensor, moments: str, factor: Tensor) -> AffineMaps:
+    """Return maps to moments of the draws where they are, with their weights."""
     here = maps.forth(z)
-    effective = 1 / weights.square().sum(1, keepdim=True)
-    mean, variance = maps.shift, here.var(1, correction=0)
-    wanted_mean = (weights.unsqueeze(1) @ here).squeeze(1)
-    if moments < 3:
-        # Of many dimensions most do not depend on the datum; a change within the error of the weights is left out.
-        change = wanted_mean - mean
-        mean = mean + _shrunken(change, variance / effective)
-        if moments == 1:
-            return AffineMaps(maps.linear, mean)
-        wanted = (weights.unsqueeze(1) @ (here - wanted_mean.unsqueeze(1)).square()).squeeze(1)
-        scale = (0.5 * _shrunken((wanted / variance).log(), 2 / effective)).exp()
-        return AffineMaps(scale * maps.linear if maps.linear.dim() == 2 else scale.unsqueeze(-1) * maps.linear, mean)
-    apart = here - wanted_mean.unsqueeze(1)
+    mean = (weights.unsqueeze(1) @ here).squeeze(1)
+    if moments == "mean":
+        return AffineMaps(maps.linear, mean)
+    apart = here - mean.unsqueeze(1)
+    if moments != "covariance":
+        # Most of many dimensions do not depend on the datum: what may be the error of few weights is left out.
+        effective, variance = 1 / weights.square().sum(1, keepdim=True), here.var(1, correction=0)
+        shift = maps.shift + _significant(mean - maps.shift, variance / effective)
+        if moments == "changes of the mean":
+            return AffineMaps(maps.linear, shift)
+        growth = ((weights.unsqueeze(1) @ apart.square()).squeeze(1) / variance).log()
+        scale = (0.5 * _significant(growth, 2 / effective)).exp()
+        return AffineMaps(maps.linear * (scale if maps.linear.dim() == 2 else scale.unsqueeze(-1)), shift)
     wanted, _ = torch.linalg.cholesky_ex(apart.mT @ (weights.unsqueeze(-1) * apart))
     # All draws have the covariance of the first ones, mapped; so the map before does not matter.
-    return AffineMaps(torch.linalg.solve_triangular(factor, wanted, upper=False, left=False), wanted_mean)
+    return AffineMaps(torch.linalg.solve_triangular(factor, wanted, upper=False, left=False), mean)
 
 
-def _shrunken(change: Tensor, variance: Tensor) -> Tensor:
+def _significant(change: Tensor, variance: Tensor) -> Tensor:
+    """Shrink changes towards zero by their error, to zero where they are less than two errors."""
     return change * (1 - _SIGNIFICANT * variance / change.square()).clamp(min=0.0)
 
 

@@ -181,7 +181,8 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 def refitted(target: bk.Target, num_samples: int, seed: int) -> tuple[Tensor, Tensor]:
     """Sample with all data and without each; return log predictive densities and their errors, by bridges of the two.
 
-    The mean likelihood of an outlier at draws without it is no better than the mean inverse at draws with it.
+    The mean likelihood of an outlier at draws without it is no better than the mean inverse at draws with it. NaN where
+    the two posteriors do not overlap enough.
     """
     data = WeightedData(target)
     n = data.num_data
@@ -201,7 +202,8 @@ def refitted(target: bk.Target, num_samples: int, seed: int) -> tuple[Tensor, Te
     each = data.pointwise(whole.unconstrained)
     for i, u in enumerate(found.unconstrained.chunk(n)):
         with_it, without = each[..., i], data.pointwise(u)[..., i]
-        value = bridge(with_it.flatten(), without.flatten()).log_value
+        found_ratio = bridge(with_it.flatten(), without.flatten())
+        value = found_ratio.log_value if found_ratio.reliable else math.nan
         parts = torch.sigmoid(without - value), torch.sigmoid(value - with_it)
         answer.append(value)
         error.append(math.hypot(*(float(mean_error(part) / part.mean()) for part in parts)))
@@ -232,28 +234,32 @@ def main() -> None:
             begin = time.process_time()
             score, plain = draws.loo(), draws.loo(moment_matching=False)
             seconds = time.process_time() - begin
-            good = score.pareto_k <= score.threshold
+            known = truth.isfinite()
+            good = (score.pareto_k <= score.threshold) & known
             z = (score.pointwise - truth) / (score.pointwise_error.square() + truth_error.square()).sqrt()
-            error = math.hypot(score.monte_carlo_error, float(truth_error.square().sum().sqrt()))
-            z_sum.append((score.elpd - float(truth.sum())) / error)
+            its_error = float(truth_error[known].square().sum().sqrt())
+            elpd, total = float(score.pointwise[known].sum()), float(truth[known].sum())
+            z_sum.append((elpd - total) / math.hypot(score.monte_carlo_error, its_error))
             z_each.append(z[good])
             tables.append(score.to_pandas().assign(problem=name, seed=seed, truth=truth, truth_error=truth_error, z=z))
         rows.append(
             {
                 "data set": name,
                 "n": len(z),
-                "elpd": round(score.elpd, 3),
+                "compared": int(known.sum()),
+                "elpd": round(elpd, 3),
                 "error": round(score.monte_carlo_error, 3),
-                "truth": round(float(truth.sum()), 3),
-                "its error": round(float(truth_error.square().sum().sqrt()), 3),
-                "plain": round(plain.elpd, 3),
+                "truth": round(total, 3),
+                "its error": round(its_error, 3),
+                "plain": round(float(plain.pointwise[known].sum()), 3),
                 "k before": round(float(score.pareto_k_before.max()), 2),
                 "k after": round(float(score.pareto_k.max()), 2),
                 "matched": int(score.matched.sum()),
-                "bad k": int((~good).sum()),
+                "bad k": int((~(score.pareto_k <= score.threshold)).sum()),
                 "z of sum": round(z_sum[-1], 2),
                 "|z| > 2": f"{int((z[good].abs() > 2).sum())} of {int(good.sum())}",
                 "largest |z|": round(float(z[good].abs().max()), 2),
+                "trusted": score.trusted,
                 "seconds": round(seconds, 2),
             }
         )
