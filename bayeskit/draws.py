@@ -220,9 +220,9 @@ class Draws:
         """Return leave-one-out cross-validation: the log predictive density of each datum given all others.
 
         The draws are weighted by the inverse likelihood of the datum, with Pareto-smoothed weights. Where their Pareto
-        ``k`` exceeds its threshold, the draws are moved towards the posterior without the datum by affine maps that
-        match weighted moments, and half of the moved and half of the original draws are weighted as one mixture. No
-        model is sampled again.
+        ``k`` exceeds 0.5, the draws are moved towards the posterior without the datum by affine maps that match
+        weighted moments, as far as these differ by more than their error, and half of the moved and half of the
+        original draws are weighted as one mixture. No model is sampled again.
 
         Parameters
         ----------
@@ -234,7 +234,8 @@ class Draws:
         Returns
         -------
         LeaveOneOutScore
-            Not trusted if chains have not converged or ``k`` stays above the threshold for any datum.
+            Not trusted if chains have not converged, ``k`` stays above the threshold for any datum, or most data have
+            parameters of their own, which ``k`` may not show.
 
         Raises
         ------

@@ -67,7 +67,7 @@ class LeaveOneOutScore:
     Examples
     --------
     >>> import bayeskit as bk
-    >>> draws = bk.sample(bk.exact.get("radiata_pine").target(), num_samples=500, progress=False)
+    >>> draws = bk.sample(bk.exact.get("radiata_pine_m1").target(), num_samples=500, progress=False)
     >>> score = draws.loo()
     >>> score.trusted, len(score.pointwise), score.to_pandas().columns.tolist()[-3:]
     (True, 42, ['monte_carlo_error', 'pareto_k', 'pareto_k_before'])
