@@ -91,15 +91,23 @@ def test_moment_matching_reaches_the_closed_form_where_weights_fail(kind, limit)
     assert abs(float(before.pointwise[0] - answer[0])) > 5 * abs(float(after.pointwise[0] - answer[0]))
 
 
-@pytest.mark.parametrize(("part", "kind"), [("log_determinant", {"leverage": 12.0}), ("back", {"outlier": 15.0})])
-def test_a_map_without_its_jacobian_or_inverse_is_noticed(part, kind, monkeypatch, limit):
-    x, y, draws = problem(**kind)
-    wrong = {
-        "log_determinant": property(lambda maps: torch.zeros_like(maps.shift[:, 0])),
-        "back": lambda maps, z: z.expand(len(maps.shift), *z.shape),
-    }[part]
-    monkeypatch.setattr(AffineMaps, part, wrong)
+def test_maps_without_their_jacobian_are_noticed(monkeypatch, limit):
+    x, y, draws = problem(leverage=12.0)
+    monkeypatch.setattr(AffineMaps, "log_determinant", property(lambda maps: torch.zeros_like(maps.shift[:, 0])))
     assert abs(float(z_of(draws.loo(), left_out(x, y))[0])) > 2 * limit()
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_maps_have_their_inverse_and_determinant(full):
+    z, shift = torch.randn(2, 5, 3, generator=new_generator(0, stream="maps"), dtype=torch.float64)
+    linear = torch.eye(3, dtype=z.dtype) * torch.tensor([0.5, 2.0, 3.0], dtype=z.dtype)
+    linear[2, 0] = 0.7 if full else 0.0
+    linear = linear.expand(5, 3, 3)
+    maps = AffineMaps(linear if full else linear.diagonal(dim1=1, dim2=2), shift)
+    for i, there in enumerate(maps.forth(z)):
+        torch.testing.assert_close(there, shift[i] + z @ linear[i].T)
+        torch.testing.assert_close(maps.back(there)[i], z)
+    torch.testing.assert_close(maps.log_determinant, torch.linalg.slogdet(linear).logabsdet)
 
 
 def test_few_draws_for_many_dimensions_move_without_covariances(limit):
