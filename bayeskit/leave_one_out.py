@@ -30,7 +30,7 @@ _FINITE_VARIANCE = 0.5  # Pareto shape below which the error of the mean is reli
 _SIGNIFICANT = 4.0  # squared size of a change of moments, in squared errors, below which it is taken for noise
 _DRAWS_PER_DIMENSION = 10  # fewer do not determine a covariance
 _NAMED = 3
-_OWN_PARAMETERS = 0.2  # effective parameters of a typical datum above which k may be too low (Vehtari et al. 2017)
+_OWN_PARAMETERS = 0.2  # effective parameters of a typical datum above which k was seen to be too low
 
 
 @dataclass(frozen=True, eq=False, repr=False)
