@@ -18,6 +18,7 @@ from bayeskit.core.page import result_html
 from bayeskit.core.storage import load_tensors, save_tensors
 from bayeskit.core.summaries import summary_table
 from bayeskit.errors import DrawsError, ModelError, ShapeError
+from bayeskit.leave_one_out import LeaveOneOutScore, leave_one_out
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
@@ -259,6 +260,74 @@ class Draws:
             raise ModelError("data cannot be drawn from a target of minibatches; make a Target of the same model")
         found = self._whole.predictive(self.unconstrained, *args, seed=seed, redraw=redraw, **kwargs)
         return replace(self, predictions=found) if args or kwargs else replace(self, posterior_predictive=found)
+
+    def loo(self, *, by: str | Sequence[Any] | Tensor | None = None, moment_matching: bool = True) -> LeaveOneOutScore:
+        """Return leave-one-out cross-validation: the log predictive density of each datum given all others.
+
+        The draws are weighted by the inverse likelihood of the datum, with Pareto-smoothed weights. Where their Pareto
+        ``k`` exceeds 0.5, the draws are moved towards the posterior without the datum by affine maps that match
+        weighted moments, as far as these differ by more than their error, and half of the moved and half of the
+        original draws are weighted as one mixture. No model is sampled again.
+
+        Parameters
+        ----------
+        by : str, sequence or Tensor, optional
+            What is left out together: the name of a plate of the observations, whose members are then left out with all
+            that is observed of them, or a number for the group of each datum. By default each datum alone.
+        moment_matching : bool, default True
+
+        Returns
+        -------
+        LeaveOneOutScore
+            Not trusted if chains have not converged, ``k`` stays above the threshold for any datum, or most data have
+            parameters of their own, which ``k`` may not show.
+
+        Raises
+        ------
+        DrawsError
+            If the draws have no target, are tempered, or are fewer than 8 a chain.
+        ModelError
+            If the likelihood is no sum of log densities of data, or data are coupled by summed-out sites.
+        ShapeError, UnknownNameError
+            If ``by`` does not fit the data.
+
+        References
+        ----------
+        Vehtari, A., Gelman, A., Gabry, J. (2017). Practical Bayesian model evaluation using leave-one-out
+        cross-validation and WAIC. Statistics and Computing 27, 1413-1432.
+        Paananen, T., Piironen, J., Burkner, P.-C., Vehtari, A. (2021). Implicitly adaptive importance sampling.
+        Statistics and Computing 31, 16.
+        Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed importance sampling. Journal of
+        Machine Learning Research 25(72).
+
+        Examples
+        --------
+        The last observation is an outlier, whose weights are reliable only after moment matching:
+
+        >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+        >>> def model(y):
+        ...     mean, scale = pyro.sample("mean", dist.Normal(0.0, 5.0)), pyro.sample("scale", dist.HalfNormal(5.0))
+        ...     with pyro.plate("data", len(y)):
+        ...         pyro.sample("y", dist.Normal(mean, scale), obs=y)
+        >>> draws = bk.sample(model, torch.tensor([0.2, -0.4, 0.1, 0.3, -0.1, 0.0, -0.2, 0.1, 2.0]), progress=False)
+        >>> score = draws.loo()
+        >>> score.trusted, score.matched.tolist()[-1], bool(score.pareto_k_before[-1] > 0.7)
+        (True, True, True)
+        """
+        target = self._given_target()
+        if not isinstance(target, Target):
+            raise ModelError("a target of minibatches has no likelihood of all data; make a Target of the same model")
+        if not bool((self.beta == 1).all()):
+            raise DrawsError("the draws are tempered (beta below 1); loo() needs draws from the posterior")
+        diverging = self.sample_stats.get("diverging")
+        return leave_one_out(
+            target,
+            self.unconstrained,
+            log_density=self.log_density,
+            diverging=diverging,
+            by=by,
+            moment_matching=moment_matching,
+        )
 
     def to_arviz(
         self,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-__all__ = ["as_inference_data", "plain_attributes", "summary", "to_datasets", "write_netcdf"]
+__all__ = ["as_inference_data", "elpd_data", "plain_attributes", "summary", "to_datasets", "write_netcdf"]
 
 
 def to_datasets(
@@ -66,6 +66,47 @@ def summary(posterior: dict[str, Tensor], **settings: Any) -> pd.DataFrame:
 
     with np.errstate(invalid="ignore", divide="ignore"):  # of what is the same at all draws
         return arviz.summary(data, **settings)
+
+
+def elpd_data(
+    elpd: float,
+    standard_error: float,
+    p_loo: float,
+    pointwise: Tensor,
+    pareto_k: Tensor,
+    num_draws: int,
+    threshold: float,
+    warning: bool,
+) -> Any:
+    """Return ArviZ's result of leave-one-out cross-validation, of the class that its version has."""
+    import xarray as xr
+
+    each, shape = (xr.DataArray(x.detach().cpu().numpy(), dims="datum") for x in (pointwise, pareto_k))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        import arviz
+    facts = {
+        "elpd_loo": elpd,
+        "se": standard_error,
+        "p_loo": p_loo,
+        "n_samples": num_draws,
+        "n_data_points": len(pointwise),
+        "warning": warning,
+        "loo_i": each,
+        "pareto_k": shape,
+        "scale": "log",
+        "good_k": threshold,
+    }
+    if "InferenceData" in vars(arviz):
+        from arviz.stats.stats_utils import ELPDData
+
+        return ELPDData(list(facts.values()), list(facts))
+    from arviz_stats import utils
+
+    names = {"elpd_loo": "elpd", "p_loo": "p", "loo_i": "elpd_i"}
+    renamed = {names.get(name, name): value for name, value in facts.items()}
+    # Earlier versions have one class for all kinds.
+    return utils.ELPDDataLOO(**renamed) if "ELPDDataLOO" in vars(utils) else utils.ELPDData(kind="loo", **renamed)
 
 
 def write_netcdf(datasets: dict[str, xr.Dataset], path: str | Path) -> None:

@@ -9,6 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from bayeskit.core.convergence import (
+    MAX_PARETO_SHAPE,
+    MAX_R_HAT,
+    MIN_EFFECTIVE,
+    MIN_EFFECTIVE_WITHIN,
+    chain_problems,
+    divergence_problems,
+)
 from bayeskit.core.statistics import effective_sample_size, effective_within_chains, mean_error, num_largest, r_hat
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, SettingsError, ShapeError
@@ -110,13 +118,7 @@ def largest_shape(num_weights: int, slowness: float = 1.0) -> float:
     return _INFINITE_VARIANCE - (1 + _INFINITE_VARIANCE) / math.sqrt(effective)
 
 
-MAX_R_HAT = 1.05
-MAX_PARETO_SHAPE = 0.7
-MIN_EFFECTIVE = 100
-_MAX_DIVERGING = 0.01
-_MAX_UNREACHED = 0.05  # share of the mass behind divergences
 _MIN_ROUND_TRIPS = 10
-_MIN_EFFECTIVE_WITHIN = 8.0
 _LOST_CHAINS = "lost_chains"
 
 
@@ -184,42 +186,8 @@ def require_own(
 
 def posterior_problems(draws: Draws) -> tuple[list[str], dict[str, float]]:
     """Check chains for disagreement, too few effective draws, and divergences."""
-    x = torch.cat([draws.unconstrained.movedim(-1, 0), draws.log_density.unsqueeze(0)])
-    ratio = r_hat(x)
-    worst = float(ratio.max())
-    effective = float(effective_sample_size(x).min())
-    diverging = draws.sample_stats.get("diverging")
-    share = 0.0 if diverging is None else float(diverging.to(torch.float64).mean())
-    problems = []
-    # The difference of half chains depends on their effective sample size, however many chains there are.
-    chance = 1 / effective_within_chains(x).clamp(min=_MIN_EFFECTIVE_WITHIN)
-    if not bool((ratio.square() <= MAX_R_HAT**2 + chance).all()):
-        problems.append(f"chains disagree (R-hat {worst:.3f} > {MAX_R_HAT}): run longer chains or more warm-up")
     lost = int(draws.settings.get(_LOST_CHAINS, 0))
-    if lost:
-        problems.append(
-            f"{lost} chains were left out, because the density is infinite or NaN at some of their draws: check the "
-            "model there"
-        )
-    if not effective >= MIN_EFFECTIVE:
-        problems.append(f"only {effective:.0f} effective draws: run longer chains")
-    problems += _divergence_problems(share, x[0].numel() * share / max(effective, 1.0))
-    return problems, {"r_hat": worst, "effective_draws": effective, "diverging": share}
-
-
-def _divergence_problems(share: float, unreached: float) -> list[str]:
-    """Return a warning on the share of transitions that diverged, or on the mass that they may not have reached."""
-    if share > _MAX_DIVERGING:
-        return [f"{100 * share:.1f} % of transitions diverged: raise target_acceptance or reparameterise"]
-    # Diverging chains turn back. If admitted, they would stay for about one autocorrelation time, so the mass beyond is
-    # about the share of such transitions times this time.
-    if unreached > _MAX_UNREACHED:
-        return [
-            f"{100 * share:.2g} % of transitions diverged and chains move slowly, so up to "
-            f"{100 * min(unreached, 1):.0f} % of the mass may not have been reached: raise target_acceptance or "
-            "reparameterise"
-        ]
-    return []
+    return chain_problems(draws.unconstrained, draws.log_density, draws.sample_stats.get("diverging"), lost)
 
 
 def weight_problems(shape: float, effective: float) -> list[str]:
@@ -248,7 +216,7 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
     worst = float(ranks.max())
     problems = []
     # As for the posterior: the difference of half chains depends on their effective sample size.
-    chance = 1 / effective_within_chains(tempered).clamp(min=_MIN_EFFECTIVE_WITHIN)
+    chance = 1 / effective_within_chains(tempered).clamp(min=MIN_EFFECTIVE_WITHIN)
     if not bool((ranks.square() <= (2 * MAX_R_HAT - 1) ** 2 + chance).all()):
         problems.append(
             f"chains at temperature {int(ranks.amax(1).argmax()) + 1} disagree (R-hat {worst:.3f}): give the ladder "
@@ -262,7 +230,7 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
     if diverging is not None:
         shares = diverging.to(torch.float64).reshape(levels, -1).mean(1)
         share = float(shares.mean())
-        problems += _divergence_problems(share, float((shares[1:] * chains * count / effective.clamp(min=1.0)).max()))
+        problems += divergence_problems(share, float((shares[1:] * chains * count / effective.clamp(min=1.0)).max()))
     facts = {"r_hat": worst, "diverging": share}
     if ladder.exchange is not None:
         trips = float(ladder.exchange.round_trips.sum())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import effective_sample_size, mean_error, num_largest, pareto_shape, shape_of_largest
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, ModelError
@@ -26,122 +25,17 @@ from bayeskit.inference.evidence.checks import (
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.result import PredictiveScore
-from bayeskit.logdensity.pyro_density import FactorTerms, PyroDensity, likelihood_parts
+from bayeskit.logdensity.observations import Observations
 from bayeskit.logdensity.target import Target
 
 __all__ = [
     "AT_A_TIME",
     "KEPT",
-    "Observations",
-    "SITE_REMEDY",
     "TAILS_AT_A_TIME",
-    "check_terms_add_up",
     "conditional_predictive_ordinates",
     "pointwise_predictive_density",
     "scores_refusal",
 ]
-
-# The likelihood of a target by observation.
-
-_PROBES = 2
-SITE_REMEDY = "give every part of the likelihood its own site"
-
-
-class Observations:
-    """The data of a target and the log likelihood of each; ModelError unless it is a sum of known log densities."""
-
-    def __init__(self, target: Target) -> None:
-        _refuse_loss(target)
-        self._target = target
-        self._factors, self._model = _factors(target)
-        density = target.density
-        self._all_are_factors = isinstance(density, PyroDensity) and set(density.observed_sites) == set(self._factors)
-        generator = new_generator(0, stream="probes of the likelihood")
-        probe = torch.randn(_PROBES, target.dim, generator=generator, dtype=torch.float64).to(target.dtype)
-        probe = probe.to(target.device)
-        terms, counts = self._evaluate(probe)
-        # Number of observations per term, (n,), float64: equal observations, such as sites of one alignment pattern,
-        # can share a term.
-        self.counts = torch.cat(counts)
-        check_terms_add_up(
-            torch.cat(terms, -1).to(torch.float64) @ self.counts, target.log_likelihood(probe), SITE_REMEDY
-        )
-
-    def log_likelihood(self, u: Tensor) -> Tensor:
-        """Return the log likelihood of one observation of each term, ``(m, d) -> (m, n)``, float64."""
-        return torch.cat(self._evaluate(u)[0], -1).to(torch.float64)
-
-    def _evaluate(self, u: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        terms, counts = [], []
-        if self._model is not None:
-            with one_thread():
-                found = self._model.factor_terms(self._target.constrain(u))
-            for name in self._factors:
-                terms.append(found[name][0])
-                counts.append(found[name][1].to(u.device, torch.float64))
-        others = {} if self._all_are_factors else self._target.pointwise_log_likelihood(u)
-        for each in (x.reshape(len(x), -1) for name, x in others.items() if name not in self._factors):
-            terms.append(each)
-            counts.append(torch.ones(each.shape[1], dtype=torch.float64, device=u.device))
-        return terms, counts
-
-
-def scores_refusal(target: Target) -> str | None:
-    """Return the reason why the observations of ``target`` cannot be scored one by one, or None."""
-    try:
-        Observations(target)
-    except ModelError as error:
-        return str(error)
-    return None
-
-
-def _factors(target: Target) -> tuple[tuple[str, ...], FactorTerms | None]:
-    """Return the factors of a Pyro model and the model with their terms; ModelError if a part is not pointwise."""
-    if not isinstance(target.density, PyroDensity):
-        return (), None
-    parts = likelihood_parts(target.density)
-    if parts.scaled:
-        raise ModelError(
-            f"{_quoted(parts.scaled)} is scaled by poutine.scale, so its terms are powers of predictive densities; "
-            "remove the scale, and repeat observations that occur more than once"
-        )
-    if parts.factors and parts.model is None:
-        raise ModelError(
-            f"the factor {_quoted(parts.factors)} is one term for all data, so single observations cannot be scored; "
-            "replace it by pyro.sample(..., obs=data) in a plate, or give the model a method factor_terms"
-        )
-    return parts.factors, parts.model if parts.factors else None
-
-
-def _refuse_loss(target: Target) -> None:
-    # Imported here, because that package imports pointwise log likelihoods from this one.
-    from bayeskit.inference.generalized.losses import NegativeLogLikelihood
-    from bayeskit.inference.generalized.posterior import GibbsPosterior
-
-    model = target.density.model if isinstance(target.density, PyroDensity) else None
-    if isinstance(model, GibbsPosterior) and not (isinstance(model.loss, NegativeLogLikelihood) and model.weight == 1):
-        raise ModelError(
-            f"exp(-{model.weight:g} {type(model.loss).__name__}) is not a density of the data, so it has no predictive "
-            "density; compare models by the loss on held-out data, or take NegativeLogLikelihood with weight 1"
-        )
-
-
-def check_terms_add_up(total: Tensor, expected: Tensor, remedy: str, names: Iterable[str] = ()) -> None:
-    """Raise ModelError if sums of likelihood terms and log likelihoods, ``(m,)``, are finite and differ."""
-    comparable = total.isfinite() & expected.isfinite()
-    tolerance = 1e-3 if torch.float32 in (total.dtype, expected.dtype) else 1e-8
-    off = (total - expected).abs() > tolerance * (1 + expected.abs())
-    if bool((off & comparable).any()):
-        of = _quoted(names)
-        raise ModelError(
-            f"the log likelihoods of the observations{' of ' + of if of else ''} do not add up to the log likelihood, "
-            f"so observations cannot be used one by one; {remedy}"
-        )
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))
-
 
 # Sums over observations of the log mean of a power of their likelihood, in bounded memory.
 
@@ -151,6 +45,15 @@ TAILS_AT_A_TIME = 512
 _LEAST_LARGEST = 26
 _MAX_BIAS = 0.5  # standard errors
 _REMEDY = "run longer chains, or use generalized.cross_validation, which samples again without the observation"
+
+
+def scores_refusal(target: Target) -> str | None:
+    """Return the reason why the observations of ``target`` cannot be scored one by one, or None."""
+    try:
+        Observations(target)
+    except ModelError as error:
+        return str(error)
+    return None
 
 
 class _Sums(NamedTuple):

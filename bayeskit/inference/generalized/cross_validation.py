@@ -24,8 +24,6 @@ from bayeskit.core.texts import with_error
 from bayeskit.draws import Draws
 from bayeskit.errors import InitializationError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, belongs, posterior_problems
-from bayeskit.inference.evidence.predictive import SITE_REMEDY as REMEDY
-from bayeskit.inference.evidence.predictive import check_terms_add_up
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.smc import (
@@ -42,6 +40,7 @@ from bayeskit.inference.samplers.smc import (
     survivors,
 )
 from bayeskit.logdensity.combinators import Weighted
+from bayeskit.logdensity.observations import SITE_REMEDY, check_terms_add_up
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ class WeightedData:
         probe = probe.to(target.device)
         entries = {name: x.reshape(len(x), -1) for name, x in target.pointwise_log_likelihood(probe).items()}
         together = torch.cat(list(entries.values()), 1)
-        check_terms_add_up(together.sum(1), target.log_likelihood(probe), REMEDY, entries)
+        check_terms_add_up(together.sum(1), target.log_likelihood(probe), SITE_REMEDY, entries)
         assignment = None if groups is None else _assignment(groups, together.shape[1]).to(target.device)
         self.num_data = together.shape[1] if assignment is None else int(assignment.max()) + 1
         self._assignment = assignment

@@ -23,6 +23,7 @@ from bayeskit.errors import (
     SettingsError,
     ShapeError,
 )
+from bayeskit.inference.generalized.losses.log_likelihood import NegativeLogLikelihood
 from bayeskit.inference.generalized.losses.loss import (
     Data,
     FunctionLoss,
@@ -408,6 +409,15 @@ class GibbsPosterior(Target):
         if not (isinstance(self.loss, PointwiseLoss) and isinstance(self.pooling, Sum)):
             raise ModelError("this loss is not a sum over data, so it has no pointwise values")
         return super().pointwise_log_likelihood(u)
+
+    def why_no_density(self) -> str | None:
+        """Return why the weighted loss is not minus a log density of the data, or None if it is."""
+        if isinstance(self.loss, NegativeLogLikelihood) and self.weight == 1:
+            return None
+        return (
+            f"exp(-{self.weight:g} {type(self.loss).__name__}) is not a density of the data, so it has no predictive "
+            "density; compare models by the loss on held-out data, or take NegativeLogLikelihood with weight 1"
+        )
 
     def _check_losses(self, seed: int) -> None:
         """Raise an error if a loss is nan at a prior draw, infinite at all of them, or of the wrong shape."""

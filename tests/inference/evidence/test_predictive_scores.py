@@ -14,13 +14,13 @@ from bayeskit import exact
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, ModelError
 from bayeskit.inference.evidence.predictive import (
-    Observations,
     conditional_predictive_ordinates,
     pointwise_predictive_density,
     scores_refusal,
 )
 from bayeskit.inference.evidence.result import PredictiveScore
 from bayeskit.inference.generalized import GibbsPosterior, losses
+from bayeskit.logdensity.observations import Observations
 from bayeskit.models.phylogenetics import HKY85, Alignment, Tree, TreeModel
 
 SCORES = (conditional_predictive_ordinates, pointwise_predictive_density)

@@ -1,0 +1,67 @@
+"""What chains and weights have to satisfy for estimates from them to be trusted."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.statistics import effective_sample_size, effective_within_chains, r_hat
+
+__all__ = [
+    "MAX_PARETO_SHAPE",
+    "MAX_R_HAT",
+    "MIN_EFFECTIVE",
+    "MIN_EFFECTIVE_WITHIN",
+    "chain_problems",
+    "divergence_problems",
+]
+
+MAX_R_HAT = 1.05
+MAX_PARETO_SHAPE = 0.7
+MIN_EFFECTIVE = 100
+MIN_EFFECTIVE_WITHIN = 8.0
+_MAX_DIVERGING = 0.01
+_MAX_UNREACHED = 0.05  # share of the mass behind divergences
+
+
+def chain_problems(
+    unconstrained: Tensor, log_density: Tensor, diverging: Tensor | None, lost: int = 0
+) -> tuple[list[str], dict[str, float]]:
+    """Check chains ``(chains, draws, d)`` for disagreement, too few effective draws, and divergences.
+
+    ``log_density`` and ``diverging`` are ``(chains, draws)``; ``lost`` chains were left out.
+    """
+    x = torch.cat([unconstrained.movedim(-1, 0), log_density.unsqueeze(0)])
+    ratio = r_hat(x)
+    worst = float(ratio.max())
+    effective = float(effective_sample_size(x).min())
+    share = 0.0 if diverging is None else float(diverging.to(torch.float64).mean())
+    problems = []
+    # The difference of half chains depends on their effective sample size, however many chains there are.
+    chance = 1 / effective_within_chains(x).clamp(min=MIN_EFFECTIVE_WITHIN)
+    if not bool((ratio.square() <= MAX_R_HAT**2 + chance).all()):
+        problems.append(f"chains disagree (R-hat {worst:.3f} > {MAX_R_HAT}): run longer chains or more warm-up")
+    if lost:
+        problems.append(
+            f"{lost} chains were left out, because the density is infinite or NaN at some of their draws: check the "
+            "model there"
+        )
+    if not effective >= MIN_EFFECTIVE:
+        problems.append(f"only {effective:.0f} effective draws: run longer chains")
+    problems += divergence_problems(share, x[0].numel() * share / max(effective, 1.0))
+    return problems, {"r_hat": worst, "effective_draws": effective, "diverging": share}
+
+
+def divergence_problems(share: float, unreached: float) -> list[str]:
+    """Return a warning on the share of transitions that diverged, or on the mass that they may not have reached."""
+    if share > _MAX_DIVERGING:
+        return [f"{100 * share:.1f} % of transitions diverged: raise target_acceptance or reparameterise"]
+    # Diverging chains turn back. If admitted, they would stay for about one autocorrelation time, so the mass beyond is
+    # about the share of such transitions times this time.
+    if unreached > _MAX_UNREACHED:
+        return [
+            f"{100 * share:.2g} % of transitions diverged and chains move slowly, so up to "
+            f"{100 * min(unreached, 1):.0f} % of the mass may not have been reached: raise target_acceptance or "
+            "reparameterise"
+        ]
+    return []

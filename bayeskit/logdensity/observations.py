@@ -1,0 +1,114 @@
+"""The data of a target, and the log likelihood of each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.randomness import new_generator, one_thread
+from bayeskit.errors import ModelError
+from bayeskit.logdensity.pyro_density import FactorTerms, PyroDensity, likelihood_parts
+from bayeskit.logdensity.target import Target
+
+__all__ = ["LossModel", "Observations", "SITE_REMEDY", "check_terms_add_up"]
+
+
+@runtime_checkable
+class LossModel(Protocol):
+    """A model that knows whether its likelihood is a loss in place of a density."""
+
+    def why_no_density(self) -> str | None:
+        """Return why the likelihood is not a density of the data, with the remedy, or None if it is one."""
+        ...
+
+
+_PROBES = 2
+SITE_REMEDY = "give every part of the likelihood its own site"
+
+
+class Observations:
+    """The data of a target and the log likelihood of each; ModelError unless it is a sum of known log densities."""
+
+    def __init__(self, target: Target) -> None:
+        _refuse_loss(target)
+        self._target = target
+        self._factors, self._model = _factors(target)
+        density = target.density
+        self._all_are_factors = isinstance(density, PyroDensity) and set(density.observed_sites) == set(self._factors)
+        generator = new_generator(0, stream="probes of the likelihood")
+        probe = torch.randn(_PROBES, target.dim, generator=generator, dtype=torch.float64).to(target.dtype)
+        probe = probe.to(target.device)
+        terms, counts = self._evaluate(probe)
+        #: Shape of the terms of each site, in their order.
+        self.shapes = {name: x.shape[1:] for name, x in terms.items()}
+        # Number of observations per term, (n,), float64: equal observations, such as sites of one alignment pattern,
+        # can share a term.
+        self.counts = torch.cat(list(counts.values()))
+        check_terms_add_up(_together(terms) @ self.counts, target.log_likelihood(probe), SITE_REMEDY)
+
+    def log_likelihood(self, u: Tensor) -> Tensor:
+        """Return the log likelihood of one observation of each term, ``(m, d) -> (m, n)``, float64."""
+        return _together(self._evaluate(u)[0])
+
+    def _evaluate(self, u: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return terms ``(m, *shape)`` and counts ``(n,)`` by site."""
+        terms, counts = {}, {}
+        if self._model is not None:
+            with one_thread():
+                found = self._model.factor_terms(self._target.constrain(u))
+            for name in self._factors:
+                terms[name], counts[name] = found[name][0], found[name][1].to(u.device, torch.float64)
+        others = {} if self._all_are_factors else self._target.pointwise_log_likelihood(u)
+        for name, each in others.items():
+            if name not in self._factors:
+                terms[name] = each
+                counts[name] = torch.ones(each.shape[1:].numel(), dtype=torch.float64, device=u.device)
+        return terms, counts
+
+
+def _together(terms: dict[str, Tensor]) -> Tensor:
+    return torch.cat([x.reshape(len(x), -1) for x in terms.values()], -1).to(torch.float64)
+
+
+def _factors(target: Target) -> tuple[tuple[str, ...], FactorTerms | None]:
+    """Return the factors of a Pyro model and the model with their terms; ModelError if a part is not pointwise."""
+    if not isinstance(target.density, PyroDensity):
+        return (), None
+    parts = likelihood_parts(target.density)
+    if parts.scaled:
+        raise ModelError(
+            f"{_quoted(parts.scaled)} is scaled by poutine.scale, so its terms are powers of predictive densities; "
+            "remove the scale, and repeat observations that occur more than once"
+        )
+    if parts.factors and parts.model is None:
+        raise ModelError(
+            f"the factor {_quoted(parts.factors)} is one term for all data, so single observations cannot be scored; "
+            "replace it by pyro.sample(..., obs=data) in a plate, or give the model a method factor_terms"
+        )
+    return parts.factors, parts.model if parts.factors else None
+
+
+def _refuse_loss(target: Target) -> None:
+    model = target.density.model if isinstance(target.density, PyroDensity) else None
+    if isinstance(model, LossModel) and (reason := model.why_no_density()) is not None:
+        raise ModelError(reason)
+
+
+def check_terms_add_up(total: Tensor, expected: Tensor, remedy: str, names: Iterable[str] = ()) -> None:
+    """Raise ModelError if sums of likelihood terms and log likelihoods, ``(m,)``, are finite and differ."""
+    comparable = total.isfinite() & expected.isfinite()
+    tolerance = 1e-3 if torch.float32 in (total.dtype, expected.dtype) else 1e-8
+    off = (total - expected).abs() > tolerance * (1 + expected.abs())
+    if bool((off & comparable).any()):
+        of = _quoted(names)
+        raise ModelError(
+            f"the log likelihoods of the observations{' of ' + of if of else ''} do not add up to the log likelihood, "
+            f"so observations cannot be used one by one; {remedy}"
+        )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
