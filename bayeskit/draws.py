@@ -264,10 +264,12 @@ class Draws:
     def loo(self, *, by: str | Sequence[Any] | Tensor | None = None, moment_matching: bool = True) -> LeaveOneOutScore:
         """Return leave-one-out cross-validation: the log predictive density of each datum given all others.
 
-        The draws are weighted by the inverse likelihood of the datum, with Pareto-smoothed weights. Where their Pareto
-        ``k`` exceeds 0.5, the draws are moved towards the posterior without the datum by affine maps that match
-        weighted moments, as far as these differ by more than their error, and half of the moved and half of the
-        original draws are weighted as one mixture. No model is sampled again.
+        The draws are weighted by the inverse likelihood of the datum, with Pareto-smoothed weights. For a datum that
+        matters (Pareto ``k`` above 0.5, or more than 0.02 effective parameters) half of the draws are moved towards the
+        posterior without it, and spread twice as far in the direction in which its likelihood changes; moved and
+        unmoved draws are weighted as one mixture. The move is that of a normal posterior with a quadratic log
+        likelihood of the datum, found by principal Hessian directions, or where this leaves ``k`` above 0.5 by matching
+        weighted moments, as far as these differ by more than their error. No model is sampled again.
 
         Parameters
         ----------
@@ -299,6 +301,8 @@ class Draws:
         Statistics and Computing 31, 16.
         Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto smoothed importance sampling. Journal of
         Machine Learning Research 25(72).
+        Li, K.-C. (1992). On principal Hessian directions for data visualization and dimension reduction. Journal of the
+        American Statistical Association 87, 1025-1039.
 
         Examples
         --------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +26,10 @@ __all__ = ["AffineMaps", "LeaveOneOutScore", "LeftOut", "leave_one_out"]
 _MIN_DRAWS = 8
 _AT_A_TIME = 2**22  # numbers of one temporary
 _ROUNDS = 30
+_INFLUENTIAL = 0.02  # effective parameters of a datum from which its draws are moved
+_POWERS = 20
+_STRETCH = 2.0  # by which draws are spread further than a normal posterior without the datum
+_LEAST_PRECISION = 1e-4  # of that posterior, in units of the posterior with the datum
 _FINITE_VARIANCE = 0.5  # Pareto shape below which the error of the mean is reliable
 _SIGNIFICANT = 4.0  # squared size of a change of moments, in squared errors, below which it is taken for noise
 _DRAWS_PER_DIMENSION = 10  # fewer do not determine a covariance
@@ -266,17 +270,20 @@ def leave_one_out(
         log_weights, shape = pareto_smoothed(-each[which])
         found.put(which, log_weights, each[which], shape)
     before = found.shape.clone()
+    raised = log_mean_exp(each.unsqueeze(-1)) - found.elpd
     if moment_matching:
         size = max(1, _AT_A_TIME // (each.shape[1] * target.dim))
-        for which in (before > _FINITE_VARIANCE).nonzero().flatten().split(size):
-            if not len(which):  # what an empty tensor is split into
+        influential = (before > _FINITE_VARIANCE) | (raised > _INFLUENTIAL)
+        for which in influential.nonzero().flatten().split(size):
+            if not len(which):  # an empty tensor is split into itself
                 continue
-            maps, changed = _matched(draws, which, -each[which], before[which])
-            if bool(changed.any()):
-                kept = which[changed]
-                log_weights, one, shape = _mixture(draws, kept, maps.of(changed))
-                better = shape < before[kept]
-                found.put(kept[better], log_weights[better], one[better], shape[better], draws.moves)
+            found.put(which, *_mixture(draws, which, _without_datum(draws, which)), draws.moves)
+            which = which[~(found.shape[which] <= _FINITE_VARIANCE)]
+            if len(which):
+                maps = _matched(draws, which, -each[which], before[which])
+                log_weights, one, shape = _mixture(draws, which, _of_influence(draws, which, maps))
+                better = shape < found.shape[which]
+                found.put(which[better], log_weights[better], one[better], shape[better], draws.moves)
     # Masked data have likelihood one everywhere, up to rounding if sites were summed out.
     counts = torch.where(each.abs().amax(1) > 8 * torch.finfo(target.dtype).eps, data.counts, 0.0)
     doubtful = ((found.shape > threshold) & (counts > 0)).nonzero().flatten().tolist()
@@ -487,18 +494,93 @@ class AffineMaps(NamedTuple):
         return diagonal.log().sum(-1)
 
 
-def _matched(draws: _PosteriorDraws, which: Tensor, log_weights: Tensor, shape: Tensor) -> tuple[AffineMaps, Tensor]:
-    """Return maps that bring the draws closer to the posterior without a datum, and whether one was found, ``(m,)``."""
+class WideMaps(NamedTuple):
+    """Affine maps that then move a coordinate of distances from their centre, ``t = b'y -> factor t + offset``."""
+
+    maps: AffineMaps
+    direction: Tensor  # c, along which points move, (m, d)
+    coordinate: Tensor  # b, with b'c = 1, (m, d)
+    factor: Tensor  # (m,)
+    offset: Tensor  # (m,)
+
+    def forth(self, z: Tensor) -> Tensor:
+        """Map ``(draws, d)`` to ``(m, draws, d)``."""
+        y = self.maps.forth(z)
+        return self._moved(y, lambda t: self.factor[:, None, None] * t + self.offset[:, None, None])
+
+    def back(self, z: Tensor) -> Tensor:
+        """Map ``(draws, d)`` to ``(m, draws, d)`` by the inverse maps."""
+        y = z.expand(len(self.factor), *z.shape[-2:])
+        return self.maps.back(self._moved(y, lambda t: (t - self.offset[:, None, None]) / self.factor[:, None, None]))
+
+    def _moved(self, y: Tensor, new: Callable[[Tensor], Tensor]) -> Tensor:
+        t = (y - self.maps.shift.unsqueeze(1)) @ self.coordinate.unsqueeze(-1)  # (m, draws, 1)
+        return y + (new(t) - t) * self.direction.unsqueeze(1)
+
+    @property
+    def log_determinant(self) -> Tensor:
+        """Log of the factor by which volumes grow, ``(m,)``."""
+        return self.maps.log_determinant + self.factor.log()
+
+
+def _of_influence(draws: _PosteriorDraws, which: Tensor, maps: AffineMaps) -> WideMaps:
+    """Widen maps along the direction in which the log likelihood of the datum changes, whose coordinate has variance 1.
+
+    The posterior without a datum is wider in this direction, and draws with it may show neither how much wider nor, by
+    their weights, that they do not.
+    """
+    z, one = draws.around, draws.log_likelihood[:, which].T
+    full = len(z) >= _DRAWS_PER_DIMENSION * z.shape[1]
+    scale = torch.linalg.cholesky_ex(z.T @ z / len(z)).L if full else z.square().mean(0).sqrt().diag()
+    white = torch.linalg.solve_triangular(scale.mT, z, upper=True, left=False)
+    centred = torch.where(one.isfinite(), one - _finite_mean(one), 0.0) / len(z)
+    line = centred @ white
+    # Principal Hessian directions (Li 1992), by the power method, beside the mean gradient.
+    v = torch.nn.functional.normalize(line + 1e-3 * line.norm(dim=1, keepdim=True), dim=1)
+    for _ in range(_POWERS):
+        bent = v
+        for _ in range(2):
+            bent = (centred * (bent @ white.T)) @ white
+        v = torch.nn.functional.normalize(bent + line * (line * v).sum(1, keepdim=True), dim=1)
+    wide = torch.full_like(v[:, 0], _STRETCH)
+    coordinate = torch.linalg.solve_triangular(scale, v, upper=False, left=False)
+    return WideMaps(maps, v @ scale.mT, coordinate, wide, torch.zeros_like(wide))
+
+
+def _finite_mean(x: Tensor) -> Tensor:
+    return torch.where(x.isfinite(), x, torch.nan).nanmean(1, keepdim=True)
+
+
+def _without_datum(draws: _PosteriorDraws, which: Tensor) -> WideMaps:
+    """Return maps to the posterior without a datum, were it normal and the log likelihood of the datum quadratic."""
+    z, count = draws.around, len(which)
+    identity = AffineMaps(torch.ones_like(z[0]).expand(count, -1), torch.zeros_like(z[:1]).expand(count, -1))
+    found = _of_influence(draws, which, identity)
+    t, one = found.coordinate @ z.T, draws.log_likelihood[:, which].T  # (m, draws)
+    terms = torch.stack([torch.ones_like(t), t, t.square()], -1)
+    # Where a datum has likelihood zero, a line through its logarithm means nothing.
+    known = one.isfinite()
+    terms, one = torch.where(known.unsqueeze(-1), terms, 0.0), torch.where(known, one, 0.0)
+    gram, moments = terms.mT @ terms, terms.mT @ one.unsqueeze(-1)
+    line, curve = torch.linalg.lstsq(gram, moments).solution[:, 1:, 0].unbind(1)
+    variance = 1 / (1 + 2 * curve).clamp(min=_LEAST_PRECISION)
+    return found._replace(factor=_STRETCH * variance.sqrt(), offset=-line * variance)
+
+
+def _matched(draws: _PosteriorDraws, which: Tensor, log_weights: Tensor, shape: Tensor) -> AffineMaps:
+    """Return maps that bring the draws closer to the posterior without a datum, identities where none does."""
     z = draws.around
     count, dim = z.shape
     full = count >= _DRAWS_PER_DIMENSION * dim
     factor = torch.linalg.cholesky_ex(z.T @ z / count).L if full else z
     identity = torch.eye(dim, dtype=z.dtype, device=z.device) if full else torch.ones_like(z[0])
     linear = identity.expand(len(which), *identity.shape).clone()
-    maps, start = AffineMaps(linear, torch.zeros_like(z[:1]).expand(len(which), dim).clone()), shape
+    maps = AffineMaps(linear, torch.zeros_like(z[:1]).expand(len(which), dim).clone())
     log_weights, shape = pareto_smoothed(log_weights)[0], shape.clone()
     moving = shape > _FINITE_VARIANCE
     for _ in range(_ROUNDS):
+        if not bool(moving.any()):
+            break
         waiting = moving.nonzero().flatten()
         # The simplest map that helps: of what changes in the mean, and the variances; of all of the mean; of all.
         for moments in _MOMENTS[: 4 if full else 3]:
@@ -515,9 +597,7 @@ def _matched(draws: _PosteriorDraws, which: Tensor, log_weights: Tensor, shape: 
             if not len(waiting):
                 break
         moving = moving.index_fill(0, waiting, False) & (shape > _FINITE_VARIANCE)
-        if not bool(moving.any()):
-            break
-    return maps, shape < start
+    return maps
 
 
 _MOMENTS = ("changes of the mean", "changes of mean and variances", "mean", "covariance")
@@ -549,7 +629,7 @@ def _significant(change: Tensor, variance: Tensor) -> Tensor:
     return change * (1 - _SIGNIFICANT * variance / change.square()).clamp(min=0.0)
 
 
-def _mixture(draws: _PosteriorDraws, which: Tensor, maps: AffineMaps) -> tuple[Tensor, Tensor, Tensor]:
+def _mixture(draws: _PosteriorDraws, which: Tensor, maps: WideMaps) -> tuple[Tensor, Tensor, Tensor]:
     """Return normalised log weights and log likelihoods ``(m, draws)`` and ``k`` of half moved, half unmoved draws."""
     # The unmoved half keeps the numerator reliable, the integral of the posterior with the datum.
     data, moves = draws.data, draws.moves

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import bayeskit as bk
+import bayeskit.leave_one_out as leave_one_out_module
 from bayeskit.core.randomness import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, ModelError, ShapeError, UnknownNameError
 from bayeskit.inference.evidence.predictive import conditional_predictive_ordinates
-from bayeskit.leave_one_out import AffineMaps, LeftOut, leave_one_out
+from bayeskit.leave_one_out import AffineMaps, LeftOut, WideMaps, leave_one_out
 from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel
 
 CHAINS, COUNT = 4, 1000
@@ -91,10 +92,57 @@ def test_moment_matching_reaches_the_closed_form_where_weights_fail(kind, limit)
     assert abs(float(before.pointwise[0] - answer[0])) > 5 * abs(float(after.pointwise[0] - answer[0]))
 
 
+def scores_of_one_datum(num_replicates=40):
+    """Return the score of a datum of leverage in each of many runs of independent draws."""
+    x, y, draws = problem(leverage=4.0, outlier=2.0)
+    answer, law = left_out(x, y), posterior(x, y)
+    runs = [independent(draws.target, *law, seed=seed, count=250).loo() for seed in range(num_replicates)]
+    return [float(z_of(run, answer)[0]) for run in runs]
+
+
+def test_errors_of_an_influential_datum_are_right(calibrated):
+    assert calibrated(scores_of_one_datum())
+
+
+def test_widening_without_its_jacobian_is_noticed(monkeypatch, calibrated):
+    monkeypatch.setattr(WideMaps, "log_determinant", property(lambda wide: wide.maps.log_determinant))
+    assert not calibrated(scores_of_one_datum())
+
+
+def score_of_leverage():
+    """Return the score of a datum without which the posterior is much wider in one direction."""
+    x, y, draws = problem(leverage=80.0)
+    return float(z_of(draws.loo(), left_out(x, y))[0])
+
+
+def test_a_datum_of_great_leverage_is_right(limit):
+    assert abs(score_of_leverage()) < limit()
+
+
+def test_mutation_a_posterior_without_the_datum_that_is_no_wider(monkeypatch, limit):
+    monkeypatch.setattr(leave_one_out_module, "_LEAST_PRECISION", 1.0)
+    monkeypatch.setattr(leave_one_out_module, "_ROUNDS", 0)
+    assert abs(score_of_leverage()) > 2 * limit()
+
+
+def score_of_a_group():
+    """Return the score of two data together, without which the posterior is wider in two directions."""
+    x, y, draws = problem()
+    x, group = x.clone(), torch.arange(len(y)).clamp(min=1) - 1
+    x[:2] *= 8.0
+    draws = independent(bk.Target.from_pyro(regression, x, y), *posterior(x, y))
+    score = draws.loo(by=group)
+    return float(z_of(score, left_out(x, y, group))[0]), score
+
+
+def test_a_group_that_determines_several_directions_is_right(limit):
+    z, score = score_of_a_group()
+    assert bool(score.matched[0]) and score.trusted and abs(z) < limit()
+
+
 def test_maps_without_their_jacobian_are_noticed(monkeypatch, limit):
-    x, y, draws = problem(leverage=12.0)
     monkeypatch.setattr(AffineMaps, "log_determinant", property(lambda maps: torch.zeros_like(maps.shift[:, 0])))
-    assert abs(float(z_of(draws.loo(), left_out(x, y))[0])) > 2 * limit()
+    assert abs(score_of_a_group()[0]) > 2 * limit()
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -108,6 +156,12 @@ def test_maps_have_their_inverse_and_determinant(full):
         torch.testing.assert_close(there, shift[i] + z @ linear[i].T)
         torch.testing.assert_close(maps.back(there)[i], z)
     torch.testing.assert_close(maps.log_determinant, torch.linalg.slogdet(linear).logabsdet)
+    direction, factor, offset = torch.randn_like(shift), torch.linspace(0.5, 3, 5, dtype=z.dtype), shift[:, 0]
+    wide = WideMaps(maps, direction, 1 / (3 * direction), factor, offset)
+    for i, there in enumerate(wide.forth(z)):
+        torch.testing.assert_close(wide.back(there)[i], z)
+    whole = torch.func.vmap(torch.func.jacrev(lambda one: wide.forth(one.unsqueeze(0))[:, 0]))(z)  # (draws, m, d, d)
+    torch.testing.assert_close(wide.log_determinant.expand(5, 5), torch.linalg.slogdet(whole).logabsdet)
 
 
 def test_few_draws_for_many_dimensions_move_without_covariances(limit):
@@ -174,7 +228,7 @@ def test_patterns_of_an_alignment_count_as_often_as_they_occur():
     alignment = Alignment.from_sequences({"a": "ACGTACGTAA", "b": "ACGTACGAAA", "c": "ACTTACGTCA"})
     target = bk.Target.from_pyro(TreeModel(alignment, Tree.from_newick("(a,b,c);")))
     draws = bk.sample(target, num_warmup=200, num_samples=250, progress=False)
-    score = draws.loo()
+    score = draws.loo(moment_matching=False)
     other = conditional_predictive_ordinates(target, draws).predictive_score
     assert float(score.counts.sum()) == 10 and len(score.counts) < 10
     assert abs(score.elpd - other) < score.monte_carlo_error
