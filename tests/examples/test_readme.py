@@ -10,15 +10,15 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(text):
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+def blocks(text, opening="python"):
+    return re.findall(rf"```{opening}\n(.*?)```", text, re.DOTALL)
 
 
 def run(page):
-    """Run the example of a page of the documentation; return its names."""
-    (block,) = blocks((ROOT / "docs" / page).read_text(encoding="utf-8"))
-    scope = {}
-    exec(block, scope)
+    """Run the one example of a page of the documentation, or else all of its cells; return the names."""
+    text, scope = (ROOT / "docs" / page).read_text(encoding="utf-8"), {}
+    for block in blocks(text) or blocks(text, r"\{code-cell\} python"):
+        exec(block, scope)
     return scope
 
 
@@ -71,6 +71,7 @@ def test_the_training_example_runs(capsys):
 def test_the_example_of_discrete_gradients_runs(capsys):
     scope = run("how_to/discrete.md")
     assert scope["gradient"].shape == (5,) and "UnorderedSet(k=4)" in capsys.readouterr().out
+    torch.testing.assert_close(scope["probability"], scope["by_hand"])
 
 
 def test_the_example_of_a_loss_runs(capsys):

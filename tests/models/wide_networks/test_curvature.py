@@ -382,11 +382,11 @@ def test_empirical_fisher_of_other_data_is_not(limit):
     assert not exact.trusted and math.isfinite(exact.diagnostics["ratio"])
 
 
-def test_a_probe_of_a_model_with_a_wrong_fisher_is_noticed(monkeypatch):
+def test_a_probe_of_a_model_with_a_wrong_fisher_is_noticed(monkeypatch, limit):
     right = Poisson.fisher_root
     monkeypatch.setattr(Poisson, "fisher_root", lambda self, f: 2 * right(self, f))
     with pytest.raises(AssertionError):
-        test_empirical_fisher_of_data_of_the_model_is_trusted("poisson")
+        test_empirical_fisher_of_data_of_the_model_is_trusted("poisson", limit)
 
 
 @pytest.mark.parametrize(
