@@ -584,7 +584,7 @@ class Draws:
 
     def space(self) -> str:
         """Return a short text with the dimension and the sites of the draws."""
-        sites = [] if self.target is None else [site.name for site in self.target.sites]
+        sites = [*([] if self.target is None else [site.name for site in self.target.sites]), *self.discrete]
         shown = sites if len(sites) <= 6 else [*sites[:5], f"{len(sites) - 5} more"]
         return f"dim {self.unconstrained.shape[-1]}" + (f", sites: {', '.join(shown)}" if shown else "")
 

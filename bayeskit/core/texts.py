@@ -10,11 +10,12 @@ from typing import Any
 __all__ = ["number_and_error", "short_repr", "with_error"]
 
 _SIGNIFICANT = 15  # decimal digits that a float holds
+_DECIMALS = 8  # at most; more are noise to a reader
 _LONGEST = 60  # characters of a value in a short text
 
 
 def with_error(value: float, error: float, sign: str = "+-") -> str:
-    """Return a number and its standard error, both to two digits of the error.
+    """Return a number and its standard error, both to two digits of the error and the number to eight decimals at most.
 
     Parameters
     ----------
@@ -25,8 +26,8 @@ def with_error(value: float, error: float, sign: str = "+-") -> str:
 
     Examples
     --------
-    >>> with_error(-6468.90443, 0.0027), with_error(-7.65190123, 3.1e-6), with_error(-6468.1155, 12.3)
-    ('-6468.9044 +- 0.0027', '-7.6519012 +- 3.1e-06', '-6468 +- 12')
+    >>> with_error(-6468.90443, 0.0027), with_error(-7.65190123, 3.1e-14), with_error(-6468.1155, 12.3)
+    ('-6468.9044 +- 0.0027', '-7.65190123 +- 3.1e-14', '-6468 +- 12')
     >>> with_error(-2.5, 0.0), with_error(-2.5, float("nan"))
     ('-2.5000 +- 0', '-2.5000')
     """
@@ -47,8 +48,10 @@ def number_and_error(value: float, error: float) -> tuple[str, str]:
     spread = f"{error:.{decimals}f}" if decimals <= 5 and error < 1e6 else f"{error:.1e}"
     if abs(value) >= 1e12:
         return f"{value:.{_SIGNIFICANT}g}", spread
+    if error < abs(value) < 10.0**-_DECIMALS:
+        return f"{value:.1e}", spread
     before_the_point = max(1, math.floor(math.log10(abs(value))) + 1) if value else 1
-    return f"{value:z.{min(decimals, _SIGNIFICANT - before_the_point)}f}", spread
+    return f"{value:z.{min(decimals, _DECIMALS, _SIGNIFICANT - before_the_point)}f}", spread
 
 
 def short_repr(self: Any) -> str:

@@ -103,6 +103,25 @@ def _refuse_discrete(name: str, fn: Any, place: str = "") -> None:
     )
 
 
+def _outside_of_domain(name: str, parameter: str, where: str) -> ModelError:
+    """Return the error for a parameter of a site that a draw from the prior takes out of its domain."""
+    return ModelError(
+        f"the {parameter} of site {name!r} leaves its domain{where} from the prior; give the sites that it depends on "
+        "a prior with the right support, such as HalfNormal or LogNormal for a scale, or transform it by exp() or "
+        "sigmoid()"
+    )
+
+
+def _refuse_parameters(name: str, fn: Any) -> None:
+    """Raise ``ModelError`` if a distribution cannot be drawn from because a parameter lies outside its bounds."""
+    check = DomainCheck()
+    check.look(name, fn)
+    for (_, parameter), far in check.excess.items():
+        if bool(far > 0):
+            value = float(check.values[name, parameter])
+            raise _outside_of_domain(name, parameter, f"{check.places[name]}: it is {value:.4g} at a draw")
+
+
 class PyroDensity:
     """A Pyro model with its arguments as a density over one unconstrained vector ``(d,)``."""
 
@@ -471,17 +490,17 @@ class PyroDensity:
                 return list(check.excess.values()), list(check.values.values())
 
             excess, values = torch.func.vmap(outside, chunk_size=self._prior_draws_at_once())(vectors)
+        except ModelError:
+            raise
         except UNTRACEABLE:
             return  # a model that cannot be batched is reported elsewhere
         for (name, parameter), far, value in zip(check.excess, excess, values, strict=True):
             bad = far > 0
             if bool(bad.any()):
-                raise ModelError(
-                    f"the {parameter} of site {name!r} leaves its domain{check.places[name]}: it is "
-                    f"{float(value[bad][0]):.4g} at {int(bad.sum())} of {len(bad)} draws from the prior; give the "
-                    "sites that it depends on a prior with the right support, such as HalfNormal or LogNormal for a "
-                    "scale, or transform it by exp() or sigmoid()"
+                where = (
+                    f"{check.places[name]}: it is {float(value[bad][0]):.4g} at {int(bad.sum())} of {len(bad)} draws"
                 )
+                raise _outside_of_domain(name, parameter, where)
 
     def _factors(
         self, records: dict[str, Record]
@@ -621,7 +640,11 @@ class PyroDensity:
         pieces: dict[str, Tensor] = {}
 
         def supply(name: str, fn: Any) -> tuple[Tensor, None]:
-            value, x = given[name] if name in given else self._draw_with_coordinate(fn)
+            try:
+                value, x = given[name] if name in given else self._draw_with_coordinate(fn)
+            except RuntimeError:
+                _refuse_parameters(name, fn)
+                raise
             pieces[name] = x.reshape(-1)
             return value, None
 

@@ -657,8 +657,11 @@ class DomainCheck(Messenger):
 
     def _pyro_post_sample(self, msg: Any) -> None:
         name, fn = msg["name"], msg["fn"]
-        if isinstance(fn, _Subsample) or is_deterministic(msg):
-            return
+        if not isinstance(fn, _Subsample) and not is_deterministic(msg):
+            self.look(name, fn)
+
+    def look(self, name: str, fn: Any) -> None:
+        """Record how far the parameters of a distribution lie outside their bounds."""
         while "base_dist" in vars(fn) and not hasattr(fn, "transforms"):
             fn = fn.base_dist
         for parameter, constraint in fn.arg_constraints.items():

@@ -126,7 +126,8 @@ class LogSimplex(StickBreakingTransform):
         """Return the logarithms of the pieces ``(*batch, K)`` and of the Jacobian ``(*batch)``."""
         logit = x - _log_pieces_after(x)
         log_rest = logsigmoid(-logit)
-        whole = torch.zeros_like(logit[..., :1])
+        # A simplex of one piece has no coordinate.
+        whole = torch.zeros_like(logit[..., :1]) if logit.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
         log_v = torch.cat([whole, log_rest.cumsum(-1)], -1) + torch.cat([logsigmoid(logit), whole], -1)
         return log_v, (log_v[..., :-1] + log_rest).sum(-1)
 

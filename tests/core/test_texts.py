@@ -17,8 +17,8 @@ def numbers(count=3000):
 
 
 def law(shown, value, error):
-    """Tell whether a number is shown to within half a unit of the second digit of its error, rounding aside."""
-    unit = 10.0 ** (int(f"{error:.1e}".partition("e")[2]) - 1)
+    """Tell whether a number is shown to within half a unit of the second digit of its error or of the eighth decimal."""
+    unit = max(10.0 ** (int(f"{error:.1e}".partition("e")[2]) - 1), 1e-8)
     return abs(float(shown) - value) <= 0.5 * unit * (1 + 1e-9) + 8e-15 * abs(value)
 
 
@@ -37,6 +37,7 @@ def test_numbers_are_shown_to_two_digits_of_their_errors():
     [
         (-7.65190123, 3.1e-6, "-7.6519012 +- 3.1e-06"),
         (-94.083, 0.0996, "-94.08 +- 0.10"),
+        (2.84e-20, 2.8e-23, "2.8e-20 +- 2.8e-23"),
         (-0.0001, 0.5, "0.00 +- 0.50"),
         (-2.5, math.nan, "-2.5000"),
         (1e-7, math.nan, "1e-07"),
@@ -46,7 +47,7 @@ def test_numbers_are_shown_to_two_digits_of_their_errors():
         (math.nan, 0.1, "nan"),
         (-math.inf, math.nan, "-inf"),
         (1.5e20, 2e3, "1.5e+20 +- 2000"),
-        (1.0, 1e-30, "1.00000000000000 +- 1.0e-30"),
+        (1.0, 1e-30, "1.00000000 +- 1.0e-30"),
     ],
 )
 def test_numbers_at_the_edges(value, error, shown):

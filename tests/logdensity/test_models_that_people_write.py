@@ -151,6 +151,41 @@ def test_a_scale_that_may_be_negative_is_named():
         bk.Target.from_pyro(model)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_latent_site_with_a_scale_that_may_be_negative_is_named(seed):
+    def model():
+        scale = pyro.sample("scale", dist.Normal(0.0, 1.0))
+        with pyro.plate("n", 20):
+            effect = pyro.sample("effect", dist.Normal(0.0, scale))
+            pyro.sample("y", dist.Normal(effect, 1.0), obs=Y)
+
+    with pytest.raises(
+        ModelError, match="the scale of site 'effect' leaves its domain, in line .* of model.*HalfNormal"
+    ):
+        bk.Target.from_pyro(model, seed=seed)
+
+
+def test_a_mixture_of_one_component_is_its_component():
+    def model(num_components):
+        weights = pyro.sample("weights", dist.Dirichlet(torch.ones(num_components, dtype=F64)))
+        with pyro.plate("components", num_components):
+            mean = pyro.sample("mean", dist.Normal(torch.zeros((), dtype=F64), 3.0))
+        with pyro.plate("n", 20):
+            z = pyro.sample("z", dist.Categorical(weights), infer={"enumerate": "parallel"})
+            pyro.sample("y", dist.Normal(mean[z], 1.0), obs=Y)
+
+    def component(num_components):
+        mean = pyro.sample("mean", dist.Normal(torch.zeros((), dtype=F64), 3.0))
+        with pyro.plate("n", 20):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=Y)
+
+    mixture, single = (bk.Target.from_pyro(one, 1) for one in (model, component))
+    u = torch.linspace(-2, 2, 5, dtype=F64).unsqueeze(1)
+    assert mixture.dim == 1
+    torch.testing.assert_close(mixture.log_density(u), single.log_density(u))
+    assert bool((mixture.constrain(u)["weights"] == 1).all())
+
+
 @pytest.mark.parametrize("tiny", [1e-3, 1e-6])
 def test_a_scale_that_only_rounds_to_zero_is_no_fault(tiny):
     def model():

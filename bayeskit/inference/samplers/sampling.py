@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 import re
@@ -444,6 +445,7 @@ def sample(
         named = {"num_chains": num_chains, "num_warmup": num_warmup, "num_samples": num_samples}
         num_chains, num_warmup, num_samples = _by_position(args, kwargs, named)
     elif callable(target):
+        _refuse_misspelt_settings(target, kwargs)
         target = Target.from_pyro(target, *args, seed=seed, **kwargs)
     if not _is_target(target):
         raise SettingsError(
@@ -489,11 +491,27 @@ def _is_target(given: Any) -> TypeGuard[Target]:
     return hasattr(given, "can_sample_prior")
 
 
+def _settings() -> list[str]:
+    return [name for name in inspect.signature(sample).parameters if name not in ("target", "args", "kwargs")]
+
+
+def _refuse_misspelt_settings(model: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise ``UnknownNameError`` for a keyword that the model does not take and that resembles a setting."""
+    try:
+        taken = inspect.signature(model).parameters.values()
+    except (TypeError, ValueError):
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
+        return
+    for name in kwargs.keys() - {parameter.name for parameter in taken}:
+        if difflib.get_close_matches(name, _settings(), 1, 0.8):
+            raise unknown_name("argument of the model or setting of sample", name, _settings())
+
+
 def _by_position(args: tuple[Any, ...], kwargs: Mapping[str, Any], counts: dict[str, int]) -> list[int]:
     """Return the counts of chains, warm-up and draws, given by position or by name; a typed error for anything else."""
     if kwargs:
-        settings = [name for name in inspect.signature(sample).parameters if name not in ("target", "args", "kwargs")]
-        raise unknown_name("setting of sample with a Target", next(iter(kwargs)), settings)
+        raise unknown_name("setting of sample with a Target", next(iter(kwargs)), _settings())
     if len(args) > len(counts):
         raise SettingsError(
             f"sample takes {', '.join(counts)} by position with a Target, not {args[len(counts)]!r:.40}; give other "
