@@ -17,7 +17,7 @@ def numbers(count=3000):
 
 
 def law(shown, value, error):
-    """Tell whether a number is shown to within half a unit of the second digit of its error or of the eighth decimal."""
+    """Tell whether a number is right to half a unit of the second digit of its error, or of the eighth decimal."""
     unit = max(10.0 ** (int(f"{error:.1e}".partition("e")[2]) - 1), 1e-8)
     return abs(float(shown) - value) <= 0.5 * unit * (1 + 1e-9) + 8e-15 * abs(value)
 
