@@ -100,8 +100,8 @@ def _of_disagreement(draws: Draws, alive: Tensor, worst: int) -> str | None:
     if float(means.diff().max()) > _SEPARATE * float(width):
         places = ", ".join(f"{float(m):.3g}" for m in means)
         return (
-            f"they stay in different modes, at {places}; use sample_ladder with exchange=True, or sample_smc, or "
-            "impose an order on exchangeable components"
+            f"they stay in different modes, at {places}; use samplers.sample_ladder with exchange=True, or "
+            "samplers.sample_smc, or impose an order on exchangeable components"
         )
     return None
 
@@ -159,8 +159,8 @@ def _of_slowness(draws: Draws, x: Tensor, worst: int, max_steps: int) -> str:
             "for long; give it a prior with less mass there, or run longer"
         )
     return (
-        "run longer, raise num_warmup, or, if the posterior has several modes, use sample_ladder with exchange=True, "
-        "or sample_smc"
+        "run longer, raise num_warmup, or, if the posterior has several modes, use "
+        "samplers.sample_ladder with exchange=True, or samplers.sample_smc"
     )
 
 

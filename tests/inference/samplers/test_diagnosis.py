@@ -75,7 +75,7 @@ def test_a_chain_that_did_not_come_home_is_told_from_a_mode(noise, target):
     x[2, :, 2] += 50.0
     (said,) = problems(draws_of(x, target), 256)
     assert "R-hat" in said and "for 'slope'" in said and "different modes, at " in said
-    assert "use sample_ladder with exchange=True" in said
+    assert "use samplers.sample_ladder with exchange=True" in said
     level = torch.zeros(4, 500, dtype=DOUBLE)
     level[2] = -1e5
     (said,) = problems(draws_of(x, target, level), 256)
