@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["AffineMaps", "LeaveOneOutScore", "LeftOut", "leave_one_out"]
+__all__ = ["AffineMaps", "LeaveOneOutScore", "LeftOut", "WideMaps", "leave_one_out"]
 
 _MIN_DRAWS = 8
 _AT_A_TIME = 2**22  # numbers of one temporary
