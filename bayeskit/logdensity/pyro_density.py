@@ -103,9 +103,12 @@ def _refuse_discrete(name: str, fn: Any, place: str = "") -> None:
     )
 
 
-def _outside_of_domain(name: str, parameter: str, where: str) -> ModelError:
-    """Return the error for a parameter of a site that a draw from the prior takes out of its domain."""
-    return ModelError(
+class _OutsideOfDomain(ModelError):
+    """Raised for a parameter of a site that a draw from the prior takes out of its domain."""
+
+
+def _outside_of_domain(name: str, parameter: str, where: str) -> _OutsideOfDomain:
+    return _OutsideOfDomain(
         f"the {parameter} of site {name!r} leaves its domain{where} from the prior; give the sites that it depends on "
         "a prior with the right support, such as HalfNormal or LogNormal for a scale, or transform it by exp() or "
         "sigmoid()"
@@ -490,7 +493,7 @@ class PyroDensity:
                 return list(check.excess.values()), list(check.values.values())
 
             excess, values = torch.func.vmap(outside, chunk_size=self._prior_draws_at_once())(vectors)
-        except ModelError:
+        except _OutsideOfDomain:
             raise
         except UNTRACEABLE:
             return  # a model that cannot be batched is reported elsewhere
