@@ -166,8 +166,9 @@ def quadratic_coefficients(loss: Loss, data: Data, at: Tensor, weights: Tensor |
     >>> import torch
     >>> from bayeskit.inference.generalized import losses
     >>> x = torch.tensor([1.0, 2.0, 4.0])
-    >>> quadratic_coefficients(losses.HalfSquared(), x, torch.tensor(0.0))
-    Quadratic(hessian=tensor([[3.]]), linear=tensor([-7.]), constant=tensor(10.5000))
+    >>> hessian, linear, constant = vars(quadratic_coefficients(losses.HalfSquared(), x, torch.tensor(0.0))).values()
+    >>> hessian.item(), linear.item(), constant.item()
+    (3.0, -7.0, 10.5)
     """
     if not at.is_floating_point():
         raise ShapeError(f"at must be a parameter of a floating type, not of {at.dtype}")
