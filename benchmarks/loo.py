@@ -4,7 +4,7 @@ All posteriors without a datum are sampled in one batch, four chains each. For e
 with Monte Carlo errors, the largest Pareto k before and after moment matching, the number of data matched, the
 difference of the sums in units of its error, how many of the data with reliable k differ by more than two errors, and
 the largest difference in errors. With replicates, also over all posterior runs: the root mean square of z of the sums
-and of the data, which is 1 where errors are right.
+and of the data, and the spread of estimates over runs in units of their errors, which are 1 where errors are right.
 
     python benchmarks/loo.py --data DIR      # a folder with mesquite-logmesquite.json of posteriordb
     python benchmarks/loo.py --replicates 20 --only normal linreg10 radiata_pine eight_schools
@@ -226,7 +226,7 @@ def main() -> None:
     for name in given.only or problems:
         target, answer = problems[name]()
         truth, truth_error = answer, None if answer is None else torch.zeros_like(answer)
-        z_sum, z_each = [], []
+        z_sum, z_each, runs = [], [], []
         for seed in range(given.seed, given.seed + given.replicates):
             draws = bk.sample(target, num_samples=given.samples, seed=seed, progress=False)
             if truth is None or truth_error is None:
@@ -241,6 +241,7 @@ def main() -> None:
             elpd, total = float(score.pointwise[known].sum()), float(truth[known].sum())
             z_sum.append((elpd - total) / math.hypot(score.monte_carlo_error, its_error))
             z_each.append(z[good])
+            runs.append(torch.stack([score.pointwise, score.pointwise_error]))
             tables.append(score.to_pandas().assign(problem=name, seed=seed, truth=truth, truth_error=truth_error, z=z))
         rows.append(
             {
@@ -269,6 +270,12 @@ def main() -> None:
                 f"{name}: {given.replicates} runs, rms z of sums {sums.square().mean().sqrt():.2f}, of data "
                 f"{together.square().mean().sqrt():.2f}; beyond two errors are {int((sums.abs() > 2).sum())} sums and "
                 f"{100 * (together.abs() > 2).double().mean():.1f} % of {len(together)} data"
+            )
+            # Whatever the truth: refits share the draws of one full posterior, so that their errors do too.
+            estimates, errors = torch.stack(runs).unbind(1)
+            ratio = (estimates.var(0) / errors.square().mean(0)).mean().sqrt()
+            print(
+                f"{name}: standard deviation over runs in units of the errors, root mean square over data {ratio:.2f}"
             )
     print(pd.DataFrame(rows).to_string(index=False))
     whole = pd.concat(tables)
