@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bayeskit.core.convergence import MAX_PARETO_SHAPE, chain_problems
 from bayeskit.core.inputs import as_numbers, unknown_name
+from bayeskit.core.progress import progress_bar
 from bayeskit.core.statistics import log_mean_exp, mean_error, pareto_smoothed
 from bayeskit.errors import DrawsError, ModelError, ShapeError
 from bayeskit.logdensity.observations import Observations
@@ -273,17 +274,18 @@ def leave_one_out(
     raised = log_mean_exp(each.unsqueeze(-1)) - found.elpd
     if moment_matching:
         size = max(1, _AT_A_TIME // (each.shape[1] * target.dim))
-        influential = (before > _FINITE_VARIANCE) | (raised > _INFLUENTIAL)
-        for which in influential.nonzero().flatten().split(size):
-            if not len(which):  # an empty tensor is split into itself
-                continue
-            found.put(which, *_mixture(draws, which, _without_datum(draws, which)), draws.moves)
-            which = which[~(found.shape[which] <= _FINITE_VARIANCE)]
-            if len(which):
-                maps = _matched(draws, which, -each[which], before[which])
-                log_weights, one, shape = _mixture(draws, which, _of_influence(draws, which, maps))
-                better = shape < found.shape[which]
-                found.put(which[better], log_weights[better], one[better], shape[better], draws.moves)
+        influential = ((before > _FINITE_VARIANCE) | (raised > _INFLUENTIAL)).nonzero().flatten()
+        with progress_bar("leave one out", len(influential)) as bar:
+            for begin in range(0, len(influential), size):
+                which = influential[begin : begin + size]
+                found.put(which, *_mixture(draws, which, _without_datum(draws, which)), draws.moves)
+                which = which[~(found.shape[which] <= _FINITE_VARIANCE)]
+                if len(which):
+                    maps = _matched(draws, which, -each[which], before[which])
+                    log_weights, one, shape = _mixture(draws, which, _of_influence(draws, which, maps))
+                    better = shape < found.shape[which]
+                    found.put(which[better], log_weights[better], one[better], shape[better], draws.moves)
+                bar.update(min(begin + size, len(influential)))
     # Masked data have likelihood one everywhere, up to rounding if sites were summed out.
     counts = torch.where(each.abs().amax(1) > 8 * torch.finfo(target.dtype).eps, data.counts, 0.0)
     doubtful = ((found.shape > threshold) & (counts > 0)).nonzero().flatten().tolist()

@@ -370,7 +370,7 @@ def _first_answer(density: OwnDensity, candidates: Tensor) -> Any:
                 'pass inputs="torch" if it takes tensors, batched according to its argument, and start= if it is '
                 "defined in a small region only"
             ) from error
-    raise AssertionError
+    raise ModelError("the function was tried at no point")
 
 
 def _dtype_of(value: Any) -> torch.dtype:
