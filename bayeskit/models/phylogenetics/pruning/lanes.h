@@ -12,12 +12,12 @@ namespace {
 template <class Real> struct Format;
 template <> struct Format<double> {
     using Word = std::int64_t;
-    static constexpr int shift = 52, bias = 1023, lift = 200;
+    static constexpr int shift = 52, bias = 1023, lift = 200, terms = 12;
     static constexpr double tiny = 0x1p-1000, large = 0x1p200;
 };
 template <> struct Format<float> {
     using Word = std::int32_t;
-    static constexpr int shift = 23, bias = 127, lift = 60;
+    static constexpr int shift = 23, bias = 127, lift = 60, terms = 6;
     static constexpr float tiny = 0x1p-100f, large = 0x1p60f;
 };
 
@@ -157,8 +157,9 @@ template <class Line> inline typename Line::Lane logarithm(typename Line::Lane v
     const auto exponent = exponent_of<Form, typename Line::Words>(lifted);
     const Lane one = lifted * two_to<Form, Lane>(-exponent), above = one > Real(1.4142135623730951) ? zero + 1 : zero;
     const Lane reduced = one - Real(0.5) * above * one, s = (reduced - 1) / (reduced + 1), square = s * s;
-    Lane series = zero + Real(1) / 23;
-    for (int odd = 21; odd > 0; odd -= 2) series = series * square + Real(1) / odd;
+    constexpr int last = 2 * Form::terms - 1;
+    Lane series = zero + Real(1) / last;
+    for (int odd = last - 2; odd > 0; odd -= 2) series = series * square + Real(1) / odd;
     const Lane power = convert<Lane>(exponent) + above - (value < Form::tiny ? zero + Form::lift : zero);
     const Lane none = value == zero ? zero - Real(HUGE_VAL) : zero + Real(NAN);
     return value > zero ? 2 * s * series + Real(LOG_2) * power : none;

@@ -1,0 +1,1 @@
+"""Moves of Markov chains over unrooted topologies and branch lengths."""

@@ -1,0 +1,992 @@
+// A Markov chain over unrooted topologies and branch lengths, at given parameters of the substitution model.
+//
+// The partial likelihoods of the subtrees behind both ends of every edge are kept, so that a change at one edge leaves
+// those that do not see it: a local move computes what lies between it and the move before. A partial likelihood is
+// made when it is asked for.
+//
+// With the partial likelihoods at both ends of an edge, the likelihood of each pattern is a sum of exponentials of the
+// edge's length, whose coefficients are computed once; each value and its derivatives are then cheap. Lengths are
+// proposed from a gamma distribution that matches the mode and the curvature of their conditional density, found from
+// the coefficients alone, so that it does not depend on the present length.
+//
+// chain.py says what the arguments are; types and order of the fields of Data and Call must stay as they are there.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "lanes.h"
+
+namespace {
+
+using Real = REAL;
+constexpr int S = STATES, WIDTH = 64 / sizeof(Real);
+using Line = Lanes<Real, WIDTH>;
+using Lane = typename Line::Lane;
+using Int = std::int64_t;
+
+struct Data {
+    Int taxa, patterns;
+    const std::uint64_t *masks;  // allowed states, (taxa, patterns)
+    const double *weights;       // number of sites, (patterns,)
+};
+
+struct Call {
+    std::int32_t *ends;          // (edges, 2), edge i < taxa ends in tip i
+    double *lengths;             // (edges,)
+    const std::uint8_t *locked;  // edges whose split must stay, (edges,)
+    std::uint64_t *random;       // state of the generator, (4,)
+    Int *focus;                  // the edge of the last local move
+    double *log_likelihood;
+    Int *counts;                 // proposed and accepted moves of each kind, (MOVES, 2)
+    const double *eigenvalues, *right, *left, *frequencies;  // of the rate matrix: (S,), (S, S), (S, S), (S,)
+    const double *rates, *rate_weights;                      // (categories,)
+    Int categories;
+    double invariant;  // proportion of invariant sites
+    double beta;       // power of the likelihood
+    // log prior density of the lengths t with sum L:
+    // (pendant - 1) sum log t + (inner - 1) sum log t - rate L + power log L, over pendant and inner edges
+    double pendant, inner, rate, power;
+    const double *shares;  // relative frequency of each kind of move, (MOVES,)
+    Int steps;
+    std::uint64_t *splits;  // taxa on the side of each edge without the first taxon, (edges, words)
+};
+
+enum Move { LENGTH, EXCHANGE, LIKELIHOOD_REGRAFT, PARSIMONY_REGRAFT, NEAR_REGRAFT, REJOIN, SCALE, MOVES };
+
+// The generator xoshiro256++ of D. Blackman and S. Vigna (2021).
+struct Random {
+    std::uint64_t s[4];
+    static std::uint64_t turned(std::uint64_t x, int k) { return (x << k) | (x >> (64 - k)); }
+    std::uint64_t next() {
+        const std::uint64_t result = turned(s[0] + s[3], 23) + s[0], t = s[1] << 17;
+        s[2] ^= s[0], s[3] ^= s[1], s[1] ^= s[2], s[0] ^= s[3], s[2] ^= t, s[3] = turned(s[3], 45);
+        return result;
+    }
+    double uniform() { return (double(next() >> 11) + 0.5) * 0x1p-53; }
+    Int below(Int count) { return std::min(count - 1, Int(uniform() * double(count))); }
+    double normal() { return std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform()); }
+    // G. Marsaglia and W. W. Tsang (2000).
+    double gamma(double shape) {
+        if (shape < 1) return gamma(shape + 1) * std::pow(uniform(), 1 / shape);
+        const double d = shape - 1.0 / 3, c = 1 / std::sqrt(9 * d);
+        while (true) {
+            const double x = normal(), v = std::pow(1 + c * x, 3);
+            if (v > 0 && std::log(uniform()) < 0.5 * x * x + d - d * v + d * std::log(v)) return d * v;
+        }
+    }
+    template <class Weights> Int choose(const Weights &logs) {
+        const double largest = *std::max_element(logs.begin(), logs.end());
+        double total = 0;
+        for (double one : logs) total += std::exp(one - largest);
+        double left = total * uniform();
+        Int place = 0;
+        for (; place + 1 < Int(logs.size()); ++place)
+            if ((left -= std::exp(logs[place] - largest)) < 0) break;
+        while (!(logs[place] > -HUGE_VAL)) --place;
+        return place;
+    }
+};
+
+double log_sum(const std::vector<double> &logs) {
+    const double largest = *std::max_element(logs.begin(), logs.end());
+    if (!(largest > -HUGE_VAL)) return largest;
+    double total = 0;
+    for (double one : logs) total += std::exp(one - largest);
+    return largest + std::log(total);
+}
+
+// The logarithm of a sum less one of its terms.
+double log_others(const std::vector<double> &logs, Int left_out) {
+    std::vector<double> others(logs);
+    others[left_out] = -HUGE_VAL;
+    return log_sum(others);
+}
+
+struct Aligned {
+    Real *data = nullptr;
+    std::size_t size = 0;
+    Aligned() = default;
+    Aligned(const Aligned &) = delete;
+    Aligned(Aligned &&other) noexcept : data(other.data), size(other.size) { other.data = nullptr, other.size = 0; }
+    ~Aligned() { std::free(data); }
+    void resize(std::size_t wanted) {
+        if (wanted <= size) return;
+        std::free(data);
+        data = static_cast<Real *>(std::aligned_alloc(64, (wanted * sizeof(Real) + 63) / 64 * 64));
+        size = wanted;
+    }
+};
+
+// Log density of a gamma distribution.
+double log_gamma_density(double x, double shape, double rate) {
+    return shape * std::log(rate) + (shape - 1) * std::log(x) - rate * x - std::lgamma(shape);
+}
+
+// Partial likelihoods: `states` (categories, S, width) with exponents of two (width,), or those of a tip.
+struct Partial {
+    const Real *states, *exponents;  // a tip has the same states in each category, and no exponents
+    bool tip;
+};
+
+class Chain {
+    const Int n, edges, nodes, patterns, width;  // width: patterns, padded to whole vectors
+    std::vector<Aligned> blocks;                 // 3 of each inner node: the subtree away from each neighbour
+    std::vector<char> valid;
+    std::vector<Aligned> tips;
+    Aligned weights, constant, coefficients, scratch, first_side, second_side;
+    std::vector<Aligned> incoming[2];  // partial likelihoods of candidate places, for each side
+    std::vector<std::array<std::int32_t, 3>> neighbour, edge_at;
+    std::vector<std::array<std::int32_t, 2>> ends;
+    std::vector<double> length;
+    std::vector<std::uint8_t> locked;
+    // the model
+    Int categories = 0, distinct = 0;
+    std::vector<double> eigenvalues, right, left, frequencies, rates, rate_weights;
+    double invariant = 0;
+    std::vector<int> rank;         // number of the distinct eigenvalue of each
+    std::vector<double> exponents;  // distinct eigenvalues times rates, (categories, distinct)
+    std::vector<Real> at_left, at_right;  // transforms of both ends, (S, S)
+    std::vector<Real> matrices[2];
+    double beta = 1, pendant = 1, inner = 1, rate = 10, power = 0;
+    Random random;
+    // parsimony
+    Int words = 0;
+    std::vector<std::uint64_t> tip_sets;  // (taxa, S, words)
+    std::vector<std::uint64_t> sets;      // (inner nodes, 3, S, words)
+    Int focus = 0;
+    Int *counts = nullptr;
+
+    Int block_size() const { return (categories * S + 1) * width; }
+    bool is_tip(Int node) const { return node < n; }
+    int slot(Int node, Int edge) const {
+        const auto &at = edge_at[node];
+        return is_tip(node) || at[0] == edge ? 0 : at[1] == edge ? 1 : 2;
+    }
+    Int other_end(Int edge, Int node) const { return ends[edge][0] == node ? ends[edge][1] : ends[edge][0]; }
+    double shape_of(Int edge) const { return edge < n ? pendant : inner; }
+
+    // Partial likelihoods.
+
+    void fill(double time, std::vector<Real> &matrix) const {
+        matrix.resize(categories * S * S);
+        double powers[S];
+        for (Int c = 0; c < categories; ++c) {
+            for (int k = 0; k < S; ++k) powers[k] = std::exp(eigenvalues[k] * rates[c] * time);
+            for (int i = 0; i < S; ++i)
+                for (int j = 0; j < S; ++j) {
+                    double sum = 0;
+                    for (int k = 0; k < S; ++k) sum += right[i * S + k] * powers[k] * left[k * S + j];
+                    matrix[(c * S + i) * S + j] = Real(std::max(sum, 0.0));
+                }
+        }
+    }
+
+    static void apply(const Real *matrix, const Lane *from, Lane *to) {
+        for (int i = 0; i < S; ++i) {
+            Lane sum = from[0] * matrix[i * S];
+            for (int j = 1; j < S; ++j) sum += from[j] * matrix[i * S + j];
+            to[i] = sum;
+        }
+    }
+
+    static void load_states(const Real *place, Int width, Lane *states) {
+        for (int i = 0; i < S; ++i) states[i] = load<Lane>(place + i * width);
+    }
+
+    static Lane largest(Lane a, Lane b) { return a > b ? a : b; }
+
+    // Where two subtrees meet, at the other ends of edges of lengths `one_time` and `other_time`.
+    void join(const Partial &one, double one_time, const Partial &other, double other_time, Real *out) {
+        fill(one_time, matrices[0]);
+        fill(other_time, matrices[1]);
+        std::vector<Lane> &kept = lanes;
+        kept.resize(categories * S);
+        for (Int g = 0; g < width; g += WIDTH) {
+            Lane high{};
+            for (Int c = 0; c < categories; ++c) {
+                Lane x[S], y[S], sent[S];
+                load_states(one.states + (one.tip ? 0 : c * S * width) + g, width, x);
+                apply(matrices[0].data() + c * S * S, x, sent);
+                load_states(other.states + (other.tip ? 0 : c * S * width) + g, width, x);
+                apply(matrices[1].data() + c * S * S, x, y);
+                for (int i = 0; i < S; ++i) {
+                    const Lane product = sent[i] * y[i];
+                    kept[c * S + i] = product;
+                    high = largest(high, product);
+                }
+            }
+            const auto shift = exponent_of<Format<Real>, typename Line::Words>(high);
+            const Lane inverse = two_to<Format<Real>, Lane>(-shift);
+            for (Int k = 0; k < categories * S; ++k) store(out + k * width + g, kept[k] * inverse);
+            Lane power = convert<Lane>(shift);
+            if (!one.tip) power += load<Lane>(one.exponents + g);
+            if (!other.tip) power += load<Lane>(other.exponents + g);
+            store(out + categories * S * width + g, power);
+        }
+    }
+    std::vector<Lane> lanes;
+    static void store(Real *place, const Lane &value) { std::memcpy(place, &value, sizeof value); }
+
+    Partial as_partial(const Real *block) const { return {block, block + categories * S * width, false}; }
+    Partial held(Int node, int k) const {
+        return is_tip(node) ? Partial{tips[node].data, nullptr, true} : as_partial(blocks[3 * (node - n) + k].data);
+    }
+
+    // The subtree behind `node`, as seen through its edge `edge`.
+    Partial behind(Int node, Int edge) {
+        if (is_tip(node)) return held(node, 0);
+        const int k = slot(node, edge);
+        const Int place = 3 * (node - n) + k;
+        if (!valid[place]) {
+            const int a = (k + 1) % 3, b = (k + 2) % 3;
+            const Int ea = edge_at[node][a], eb = edge_at[node][b];
+            const Partial one = behind(neighbour[node][a], ea), other = behind(neighbour[node][b], eb);
+            blocks[place].resize(block_size());
+            // The sum must not depend on the order of the neighbours.
+            join(one, length[ea], other, length[eb], blocks[place].data);
+            valid[place] = 1;
+        }
+        return held(node, k);
+    }
+
+    // Forget all subtrees that hold an edge; `both` forgets those on either side of it, too.
+    void forget(Int edge, bool both) {
+        for (int side = 0; side < 2; ++side) {
+            const Int node = ends[edge][side];
+            if (both && !is_tip(node)) valid[3 * (node - n) + slot(node, edge)] = 0;
+            forget_from(node, edge);
+        }
+    }
+    void forget_from(Int node, Int edge) {
+        if (is_tip(node)) return;
+        const int toward = slot(node, edge);
+        for (int k = 0; k < 3; ++k)
+            if (k != toward) {
+                valid[3 * (node - n) + k] = 0;
+                forget_from(neighbour[node][k], edge_at[node][k]);
+            }
+    }
+    void forget_all() { std::fill(valid.begin(), valid.end(), 0); }
+
+    // The likelihood as a function of one length.
+
+    struct Values {
+        double value, first, second;
+    };
+
+    // Coefficients of the exponentials for an edge between two subtrees, (categories * distinct + 1, width).
+    void expand(const Partial &one, const Partial &other, Aligned &out) {
+        out.resize((categories * distinct + 1) * width);
+        for (Int g = 0; g < width; g += WIDTH) {
+            for (Int c = 0; c < categories; ++c) {
+                Lane x[S], u[S], v[S], sums[S];
+                load_states(one.states + (one.tip ? 0 : c * S * width) + g, width, x);
+                apply(at_left.data(), x, u);
+                load_states(other.states + (other.tip ? 0 : c * S * width) + g, width, x);
+                apply(at_right.data(), x, v);
+                for (Int d = 0; d < distinct; ++d) sums[d] = Lane{};
+                for (int k = 0; k < S; ++k) sums[rank[k]] += u[k] * v[k];
+                for (Int d = 0; d < distinct; ++d)
+                    store(out.data + (c * distinct + d) * width + g, sums[d] * Real(rate_weights[c]));
+            }
+            Lane power{};
+            if (!one.tip) power += load<Lane>(one.exponents + g);
+            if (!other.tip) power += load<Lane>(other.exponents + g);
+            store(out.data + categories * distinct * width + g, power);
+        }
+    }
+
+    Lane unchanging(Lane power, Int g) const {
+        // Powers of two of exponents, which are whole numbers; below the smallest number, none.
+        using Words = typename Line::Words;
+        const Lane limit = Lane{} + Real(1 - Format<Real>::bias), top = Lane{} - limit;
+        const Lane bounded = -power < limit ? limit : -power > top ? top : -power;
+        return load<Lane>(constant.data + g) * two_to<Format<Real>, Lane>(convert<Words>(bounded)) * Real(invariant);
+    }
+
+    template <bool values, bool derivatives> Values evaluate(const Aligned &terms, double time) const {
+        const Int count = categories * distinct;
+        constexpr int MOST = 4096;
+        Real powers[MOST], slopes[MOST], curves[MOST];
+        for (Int k = 0; k < count; ++k) {
+            const double size = std::exp(exponents[k] * time);
+            powers[k] = Real(size), slopes[k] = Real(size * exponents[k]);
+            curves[k] = Real(size * exponents[k] * exponents[k]);
+        }
+        Values result{0, 0, 0};
+        double lane_value[WIDTH] = {};
+        Lane first{}, second{};
+        for (Int g = 0; g < width; g += WIDTH) {
+            Lane site{}, slope{}, curve{};
+            for (Int k = 0; k < count; ++k) {
+                const Lane term = load<Lane>(terms.data + k * width + g);
+                site += term * powers[k];
+                if constexpr (derivatives) slope += term * slopes[k], curve += term * curves[k];
+            }
+            const Lane power = load<Lane>(terms.data + count * width + g), weight = load<Lane>(weights.data + g);
+            if (invariant > 0) site += unchanging(power, g);
+            const Lane smallest = Lane{} + std::numeric_limits<Real>::min();
+            site = site > smallest ? site : smallest;
+            if constexpr (values) {
+                const Lane log = (logarithm<Line>(site) + power * Real(LOG_2)) * weight;
+                for (int v = 0; v < WIDTH; ++v) lane_value[v] += double(log[v]);
+            }
+            if constexpr (derivatives) {
+                const Lane inverse = 1 / site, ratio = slope * inverse;
+                first += ratio * weight, second += (curve * inverse - ratio * ratio) * weight;
+            }
+        }
+        for (int v = 0; v < WIDTH; ++v)
+            result.value += lane_value[v], result.first += double(first[v]), result.second += double(second[v]);
+        return result;
+    }
+
+    // A proposal of one length: a gamma distribution at the mode of the logarithm, and a wide one.
+    struct Fit {
+        double shape, rate, wide_shape, wide_rate, log_mass;
+        double draw(Random &random) const {
+            return random.uniform() < 0.9 ? random.gamma(shape) / rate : random.gamma(wide_shape) / wide_rate;
+        }
+        double log_density(double time) const {
+            const double near = std::log(0.9) + log_gamma_density(time, shape, rate);
+            const double wide = std::log(0.1) + log_gamma_density(time, wide_shape, wide_rate);
+            return std::max(near, wide) + std::log1p(std::exp(-std::abs(near - wide)));
+        }
+    };
+    // `prior_shape` and `prior_rate` of the length's prior; the mode is sought from the same start always.
+    Fit fit(const Aligned &terms, double prior_shape, double prior_rate) const {
+        double y = std::log(0.02), bend = 1;
+        for (int round = 0; round < 20; ++round) {
+            const double time = std::exp(y);
+            const Values at = evaluate<false, true>(terms, time);
+            const double tilt = time * (beta * at.first - prior_rate);
+            const double slope = tilt + prior_shape;
+            const double curve = tilt + time * time * beta * at.second;
+            bend = std::max(-curve, 0.3 * prior_shape);
+            double step = curve < -0.05 ? -slope / curve : slope > 0 ? 1.5 : -1.5;
+            step = std::clamp(step, -2.5, 2.5);
+            if (std::abs(step) < 0.1 || round == 19) break;
+            y = std::clamp(y + step, -16.0, 4.0);
+        }
+        const double mode = std::exp(y), shape = std::min(bend, 1e6);
+        const double height = beta * evaluate<true, false>(terms, mode).value + prior_shape * y - prior_rate * mode;
+        return {shape, shape / mode, prior_shape, std::min(prior_shape / mode, 1e8),
+                height + std::lgamma(shape) + shape - shape * std::log(shape)};
+    }
+
+    double sum_of_lengths() const { return std::accumulate(length.begin(), length.end(), 0.0); }
+    // Rate of the prior of one length given the sum of the others.
+    double rate_given(double others) const { return rate - power / (others + 0.05); }
+    double log_prior(double time, double prior_shape) const { return (prior_shape - 1) * std::log(time) - rate * time; }
+
+    bool decide(Move move, double log_ratio) {
+        counts[2 * move] += 1;
+        const bool yes = log_ratio >= 0 || std::log(random.uniform()) < log_ratio;
+        counts[2 * move + 1] += yes;
+        return yes;
+    }
+
+    // Moves.
+
+    void walk() {
+        if (random.uniform() < 0.5) {
+            focus = random.below(edges);
+            return;
+        }
+        const Int node = ends[focus][random.below(2)];
+        const int turn = 1 + int(random.below(2));
+        if (!is_tip(node)) focus = edge_at[node][(slot(node, focus) + turn) % 3];
+    }
+
+    // A new length of one edge.
+    void resample(Int edge) {
+        expand(behind(ends[edge][0], edge), behind(ends[edge][1], edge), coefficients);
+        const double old = length[edge], shape = shape_of(edge), others = sum_of_lengths() - old;
+        double proposed, ratio;
+        if (random.uniform() < 0.2) {
+            const double step = 2 * (random.uniform() - 0.5);
+            proposed = old * std::exp(step);
+            ratio = step;
+        } else {
+            const Fit found = fit(coefficients, shape, rate_given(others));
+            proposed = found.draw(random);
+            ratio = found.log_density(old) - found.log_density(proposed);
+        }
+        if (!(proposed > 1e-30 && proposed < 1e6)) return;
+        ratio += beta * (evaluate<true, false>(coefficients, proposed).value - evaluate<true, false>(coefficients, old).value) +
+                 log_prior(proposed, shape) - log_prior(old, shape) +
+                 power * std::log((others + proposed) / (others + old));
+        if (decide(LENGTH, ratio)) {
+            length[edge] = proposed;
+            forget(edge, false);
+        }
+    }
+
+    // One of the three topologies around an inner edge, and its length, chosen by their approximate masses.
+    void exchange(Int edge) {
+        const Int u = ends[edge][0], v = ends[edge][1];
+        const int at_u = slot(u, edge), at_v = slot(v, edge);
+        const Int a = edge_at[u][(at_u + 1) % 3], b = edge_at[u][(at_u + 2) % 3];
+        const Int c = edge_at[v][(at_v + 1) % 3], d = edge_at[v][(at_v + 2) % 3];
+        const Partial pa = behind(other_end(a, u), a), pb = behind(other_end(b, u), b);
+        const Partial pc = behind(other_end(c, v), c), pd = behind(other_end(d, v), d);
+        const double others = sum_of_lengths() - length[edge], prior_rate = rate_given(others);
+        Aligned *terms[3] = {&coefficients, &more[0], &more[1]};
+        expand(behind(u, edge), behind(v, edge), coefficients);
+        first_side.resize(block_size()), second_side.resize(block_size());
+        join(pa, length[a], pc, length[c], first_side.data);
+        join(pb, length[b], pd, length[d], second_side.data);
+        expand(as_partial(first_side.data), as_partial(second_side.data), more[0]);
+        join(pa, length[a], pd, length[d], first_side.data);
+        join(pb, length[b], pc, length[c], second_side.data);
+        expand(as_partial(first_side.data), as_partial(second_side.data), more[1]);
+        Fit fits[3];
+        std::vector<double> masses(3);
+        for (int k = 0; k < 3; ++k) {
+            fits[k] = fit(*terms[k], inner, prior_rate);
+            masses[k] = fits[k].log_mass;
+        }
+        const Int chosen = random.choose(masses);
+        const double old = length[edge], proposed = fits[chosen].draw(random);
+        if (!(proposed > 1e-30 && proposed < 1e6)) return;
+        const auto weight = [&](Int k, double time, double mass) {
+            return beta * evaluate<true, false>(*terms[k], time).value + log_prior(time, inner) +
+                   power * std::log(others + time) - fits[k].log_density(time) - mass;
+        };
+        if (!decide(EXCHANGE, weight(chosen, proposed, masses[chosen]) - weight(0, old, masses[0]))) return;
+        length[edge] = proposed;
+        if (chosen == 0) {
+            forget(edge, false);
+            return;
+        }
+        // First b and c change places, or b and d.
+        const Int moved = chosen == 1 ? c : d;
+        const Int x = other_end(b, u), y = other_end(moved, v);
+        const int bu = slot(u, b), mv = slot(v, moved);
+        neighbour[u][bu] = y, edge_at[u][bu] = moved;
+        neighbour[v][mv] = x, edge_at[v][mv] = b;
+        neighbour[x][slot(x, b)] = v, neighbour[y][slot(y, moved)] = u;
+        ends[b] = {std::int32_t(x), std::int32_t(v)}, ends[moved] = {std::int32_t(y), std::int32_t(u)};
+        forget(edge, true);
+    }
+    Aligned more[2];
+
+    // Places to which a side of a cut edge can be joined again. Without the node of the cut, its two other edges are
+    // one; place 0 is this edge. Further places lie behind its two ends.
+    struct Place {
+        Int edge, near, far;
+        double time;
+        Int before;          // the place through which this one was reached
+        Int sibling, aside;  // the other edge at the near node, and the node behind it
+        Int steps;           // from place 0
+        bool made;
+    };
+    struct Side {
+        Int node, cut, x, y, ex, ey;  // the node at the cut edge, its other neighbours and edges
+        double time;                  // the sum of both lengths
+        std::vector<Place> places;
+    };
+
+    Side side_of(Int node, Int cut) {
+        Side side;
+        const int k = slot(node, cut);
+        const int a = (k + 1) % 3, b = (k + 2) % 3;
+        side.node = node, side.cut = cut;
+        side.x = neighbour[node][a], side.y = neighbour[node][b];
+        side.ex = edge_at[node][a], side.ey = edge_at[node][b];
+        side.time = length[side.ex] + length[side.ey];
+        side.places.push_back({side.ex, side.x, side.y, side.time, -1, -1, -1, 0, true});
+        if (!locked[side.ex]) reach(side, 0, side.x, side.ex);
+        if (!locked[side.ey]) reach(side, 0, side.y, side.ey);
+        return side;
+    }
+    void reach(Side &side, Int before, Int node, Int through) {
+        if (is_tip(node)) return;
+        const int k = slot(node, through);
+        for (int turn = 1; turn < 3; ++turn) {
+            const int one = (k + turn) % 3, other = (k + 3 - turn) % 3;
+            const Int edge = edge_at[node][one], far = neighbour[node][one];
+            const Int number = Int(side.places.size());
+            side.places.push_back({edge, node, far, length[edge], before, edge_at[node][other], neighbour[node][other],
+                                   side.places[before].steps + 1, false});
+            if (!locked[edge]) reach(side, number, far, edge);
+        }
+    }
+
+    // What lies on the near side of a place, without the node of the cut.
+    Partial near_of(Side &side, Int place, std::vector<Aligned> &made) {
+        if (place == 0) return behind(side.x, side.ex);
+        Place &at = side.places[place];
+        if (Int(made.size()) <= place) made.resize(place + 1);
+        if (!at.made) {
+            Partial in;
+            double time = side.places[at.before].time;
+            if (at.before == 0)
+                in = at.near == side.x ? behind(side.y, side.ey) : behind(side.x, side.ex);
+            else
+                in = near_of(side, at.before, made);
+            made[place].resize(block_size());
+            join(in, time, behind(at.aside, at.sibling), length[at.sibling], made[place].data);
+            at.made = true;
+        }
+        return as_partial(made[place].data);
+    }
+    Partial far_of(Side &side, Int place) {
+        return place == 0 ? behind(side.y, side.ey) : behind(side.places[place].far, side.places[place].edge);
+    }
+
+    // The likelihood with a subtree at the middle of each place.
+    double score(Side &side, Int place, const Partial &subtree, double time) {
+        const double half = 0.5 * side.places[place].time;
+        scratch.resize(block_size());
+        join(near_of(side, place, incoming[0]), half, far_of(side, place), half, scratch.data);
+        expand(as_partial(scratch.data), subtree, more[0]);
+        return evaluate<true, false>(more[0], time).value;
+    }
+
+    // Parsimony: the sets of states of Fitch (1971) for the subtree behind each end of each edge.
+
+    const std::uint64_t *set_of(Int node, int k) const {
+        return is_tip(node) ? tip_sets.data() + node * S * words : sets.data() + (3 * (node - n) + k) * S * words;
+    }
+    void meet(const std::uint64_t *one, const std::uint64_t *other, std::uint64_t *out) const {
+        for (Int w = 0; w < words; ++w) {
+            std::uint64_t shared = 0;
+            for (int s = 0; s < S; ++s) shared |= one[s * words + w] & other[s * words + w];
+            for (int s = 0; s < S; ++s) {
+                const std::uint64_t a = one[s * words + w], b = other[s * words + w];
+                out[s * words + w] = (a & b) | (~shared & (a | b));
+            }
+        }
+    }
+    double unmet(const std::uint64_t *one, const std::uint64_t *other) const {
+        Int count = 0;
+        for (Int w = 0; w < words; ++w) {
+            std::uint64_t shared = 0;
+            for (int s = 0; s < S; ++s) shared |= one[s * words + w] & other[s * words + w];
+            count += __builtin_popcountll(~shared);
+        }
+        return double(count);
+    }
+    // Sets behind a node through an edge, computed anew.
+    const std::uint64_t *states_behind(Int node, Int edge) {
+        const int k = slot(node, edge);
+        if (!is_tip(node)) {
+            const int a = (k + 1) % 3, b = (k + 2) % 3;
+            const auto *one = states_behind(neighbour[node][a], edge_at[node][a]);
+            const auto *other = states_behind(neighbour[node][b], edge_at[node][b]);
+            meet(one, other, sets.data() + (3 * (node - n) + k) * S * words);
+        }
+        return set_of(node, k);
+    }
+    // Sets at the middle of each place of a side, (places, S, words); those behind the node of the cut are known.
+    std::vector<std::uint64_t> sets_at_places(const Side &side) {
+        const Int size = S * words, count = Int(side.places.size());
+        std::vector<std::uint64_t> near(count * size), middle(count * size);
+        const auto *x = states_behind(side.x, side.ex), *y = states_behind(side.y, side.ey);
+        meet(x, y, middle.data());
+        for (Int place = 1; place < count; ++place) {
+            const Place &at = side.places[place];
+            const auto *in = at.before ? near.data() + at.before * size : at.near == side.x ? y : x;
+            meet(in, set_of(at.aside, slot(at.aside, at.sibling)), near.data() + place * size);
+            meet(near.data() + place * size, set_of(at.far, slot(at.far, at.edge)), middle.data() + place * size);
+        }
+        return middle;
+    }
+
+    Int distance(const Side &side, Int one, Int other) const {
+        Int steps = 0;
+        const auto &places = side.places;
+        while (one != other) {
+            Int &lower = places[one].steps >= places[other].steps ? one : other;
+            if (lower == 0) break;
+            // Places that leave the same node are one step apart, not two.
+            const Int &upper = &lower == &one ? other : one;
+            if (places[upper].before == places[lower].before && places[upper].near == places[lower].near && upper)
+                return steps + 1;
+            lower = places[lower].before;
+            ++steps;
+        }
+        return steps;
+    }
+
+    // Cut an edge and join the parts elsewhere: one side, or both.
+    void regraft(Move move) {
+        const Int cut = random.below(edges);
+        Int u = ends[cut][0], v = ends[cut][1];
+        if (is_tip(v) || (!is_tip(u) && random.uniform() < 0.5)) std::swap(u, v);
+        const bool both = move == REJOIN;
+        if (is_tip(v) || (both && is_tip(u))) return;
+        Side side = side_of(v, cut), second;
+        if (both) second = side_of(u, cut);
+        const Int count = Int(side.places.size()), seconds = both ? Int(second.places.size()) : 1;
+        if (count * seconds == 1) return;
+        const Partial subtree = behind(u, cut);
+        // Relative log weights of all pairs of places; the present one is the first.
+        std::vector<double> logs(count * seconds);
+        double ratio;
+        Int chosen;
+        if (move == NEAR_REGRAFT) {
+            const auto weigh = [&](Int from) {
+                for (Int place = 0; place < count; ++place)
+                    logs[place] = place == from ? -HUGE_VAL : -NEAR * double(distance(side, from, place));
+            };
+            weigh(0);
+            chosen = random.choose(logs);
+            const double there = log_sum(logs);
+            weigh(chosen);
+            ratio = there - log_sum(logs);
+        } else {
+            if (move == LIKELIHOOD_REGRAFT) {
+                // The same for the present and the proposed tree.
+                const double typical = (sum_of_lengths() - length[cut]) / double(edges - 1);
+                const auto middle = sets_at_places(side);
+                const auto *own = states_behind(u, cut);
+                for (Int place = 0; place < count; ++place) logs[place] = unmet(middle.data() + place * S * words, own);
+                const double most = *std::min_element(logs.begin(), logs.end()) + SCREEN;
+                if (logs[0] > most) return;
+                for (double &one : logs)
+                    one = one > most ? -HUGE_VAL : GUIDED * beta * score(side, &one - logs.data(), subtree, typical);
+            } else {
+                const auto middle = sets_at_places(side);
+                if (both) {
+                    const auto other = sets_at_places(second);
+                    for (Int one = 0; one < count; ++one)
+                        for (Int two = 0; two < seconds; ++two)
+                            logs[one * seconds + two] = -WARP * beta * unmet(middle.data() + one * S * words,
+                                                                      other.data() + two * S * words);
+                } else {
+                    const auto *own = states_behind(u, cut);
+                    for (Int place = 0; place < count; ++place)
+                        logs[place] = -WARP * beta * unmet(middle.data() + place * S * words, own);
+                }
+            }
+            const double all = log_others(logs, 0);
+            if (!(all > -HUGE_VAL)) return;
+            std::vector<double> others(logs);
+            others[0] = -HUGE_VAL;
+            chosen = random.choose(others);
+            ratio = logs[0] - log_others(logs, chosen) - (logs[chosen] - all);
+        }
+        if (!std::isfinite(ratio)) return;
+        const Int one = chosen / seconds, two = chosen % seconds;
+        const double old = length[cut], others = sum_of_lengths() - old, prior_rate = rate_given(others);
+        const double shape = shape_of(cut), share = random.uniform(), other_share = both ? random.uniform() : 0;
+        // Lengths of the present and of the proposed tree that differ, but for the cut edge.
+        double prior_ratio = 0;
+        const auto split = [&](Side &part, Int place, double at) {
+            const double time = part.places[place].time;
+            const auto put = [&](Int edge, double new_time) { prior_ratio += (shape_of(edge) - 1) * std::log(new_time); };
+            const auto [kept, freed] = names(part);
+            ratio += std::log(time) - std::log(part.time);
+            prior_ratio -= (shape_of(part.ex) - 1) * std::log(length[part.ex]);
+            prior_ratio -= (shape_of(part.ey) - 1) * std::log(length[part.ey]);
+            if (place == 0) {
+                put(part.ex, at * time), put(part.ey, (1 - at) * time);
+            } else {
+                put(kept, part.time);
+                prior_ratio -= (shape_of(part.places[place].edge) - 1) * std::log(time);
+                put(freed, at * time), put(part.places[place].edge, (1 - at) * time);
+            }
+        };
+        split(side, one, share);
+        first_side.resize(block_size());
+        const double time = side.places[one].time;
+        join(near_of(side, one, incoming[0]), share * time, far_of(side, one), (1 - share) * time, first_side.data);
+        Partial opposite = subtree;
+        if (both) {
+            split(second, two, other_share);
+            const double own = second.places[two].time;
+            second_side.resize(block_size());
+            join(near_of(second, two, incoming[1]), other_share * own, far_of(second, two), (1 - other_share) * own,
+                 second_side.data);
+            opposite = as_partial(second_side.data);
+        }
+        expand(as_partial(first_side.data), opposite, more[0]);
+        expand(behind(v, cut), subtree, coefficients);
+        const Fit there = fit(more[0], shape, prior_rate), here = fit(coefficients, shape, prior_rate);
+        const double proposed = there.draw(random);
+        if (!(proposed > 1e-30 && proposed < 1e6)) return;
+        ratio += here.log_density(old) - there.log_density(proposed) + prior_ratio +
+                 beta * (evaluate<true, false>(more[0], proposed).value - evaluate<true, false>(coefficients, old).value) +
+                 log_prior(proposed, shape) - log_prior(old, shape) +
+                 power * std::log((others + proposed) / (others + old));
+        if (!decide(move, ratio)) return;
+        length[cut] = proposed;
+        place_side(side, one, share);
+        if (both) place_side(second, two, other_share);
+        forget(cut, true);
+    }
+    static constexpr double NEAR = 0.7, GUIDED = 0.7, WARP = 0.6, SCREEN = 4;
+
+    // The edge that stays where the node is taken out, and the one that is free: pendant and locked edges stay.
+    std::pair<Int, Int> names(const Side &side) const {
+        const bool other = side.ey < n || locked[side.ey];
+        return other ? std::pair{side.ey, side.ex} : std::pair{side.ex, side.ey};
+    }
+
+    void place_side(Side &side, Int place, double share) {
+        const Place at = side.places[place];
+        const auto set_neighbour = [&](Int node, Int edge, Int beside, Int by) {
+            const int k = slot(node, edge);
+            neighbour[node][k] = std::int32_t(beside), edge_at[node][k] = std::int32_t(by);
+        };
+        const auto narrow = [](Int a, Int b) { return std::array<std::int32_t, 2>{std::int32_t(a), std::int32_t(b)}; };
+        if (place == 0) {
+            length[side.ex] = share * at.time, length[side.ey] = (1 - share) * at.time;
+            forget(side.ex, false), forget(side.ey, false);
+            return;
+        }
+        const auto [kept, freed] = names(side);
+        set_neighbour(side.x, side.ex, side.y, kept);
+        set_neighbour(side.y, side.ey, side.x, kept);
+        ends[kept] = narrow(side.x, side.y);
+        length[kept] = side.time;
+        set_neighbour(at.near, at.edge, side.node, freed);
+        set_neighbour(at.far, at.edge, side.node, at.edge);
+        ends[freed] = narrow(at.near, side.node), ends[at.edge] = narrow(side.node, at.far);
+        length[freed] = share * at.time, length[at.edge] = (1 - share) * at.time;
+        const int k = slot(side.node, side.cut);
+        neighbour[side.node][(k + 1) % 3] = std::int32_t(at.near), edge_at[side.node][(k + 1) % 3] = std::int32_t(freed);
+        neighbour[side.node][(k + 2) % 3] = std::int32_t(at.far), edge_at[side.node][(k + 2) % 3] = std::int32_t(at.edge);
+        forget(kept, false);
+        forget(freed, true), forget(at.edge, false);
+    }
+
+    // All lengths times a common factor.
+    void scale() {
+        const double size = std::exp(-5 * random.uniform()), step = size * random.normal(), factor = std::exp(step);
+        const double before = log_likelihood(), old_sum = sum_of_lengths();
+        const std::vector<double> kept(length);
+        for (double &one : length) one *= factor;
+        forget_all();
+        const double shapes = double(n) * (pendant - 1) + double(edges - n) * (inner - 1);
+        const double after = log_likelihood();
+        const double ratio = beta * (after - before) + (shapes + double(edges) + power) * step - rate * old_sum * (factor - 1);
+        if (decide(SCALE, ratio)) return;
+        length = kept;
+        forget_all();
+    }
+
+    double log_likelihood() {
+        expand(behind(ends[focus][0], focus), behind(ends[focus][1], focus), coefficients);
+        return evaluate<true, false>(coefficients, length[focus]).value;
+    }
+
+    // The state and the model.
+
+    void take_model(const Call &call) {
+        const auto same = [](const std::vector<double> &one, const double *other, Int size) {
+            return Int(one.size()) == size && std::equal(one.begin(), one.end(), other);
+        };
+        beta = call.beta, pendant = call.pendant, inner = call.inner, rate = call.rate, power = call.power;
+        if (same(eigenvalues, call.eigenvalues, S) && same(right, call.right, S * S) && same(left, call.left, S * S) &&
+            same(frequencies, call.frequencies, S) && same(rates, call.rates, call.categories) &&
+            same(rate_weights, call.rate_weights, call.categories) && invariant == call.invariant)
+            return;
+        categories = call.categories, invariant = call.invariant;
+        eigenvalues.assign(call.eigenvalues, call.eigenvalues + S);
+        right.assign(call.right, call.right + S * S), left.assign(call.left, call.left + S * S);
+        frequencies.assign(call.frequencies, call.frequencies + S);
+        rates.assign(call.rates, call.rates + categories);
+        rate_weights.assign(call.rate_weights, call.rate_weights + categories);
+        std::vector<double> found;
+        rank.assign(S, 0);
+        for (int k = 0; k < S; ++k) {
+            const auto near = [&](double one) { return std::abs(one - eigenvalues[k]) <= 1e-9; };
+            const auto place = std::find_if(found.begin(), found.end(), near);
+            rank[k] = int(place - found.begin());
+            if (place == found.end()) found.push_back(eigenvalues[k]);
+        }
+        distinct = Int(found.size());
+        exponents.resize(categories * distinct);
+        for (Int c = 0; c < categories; ++c)
+            for (Int d = 0; d < distinct; ++d) exponents[c * distinct + d] = found[d] * rates[c];
+        at_left.resize(S * S), at_right.resize(S * S);
+        for (int k = 0; k < S; ++k)
+            for (int i = 0; i < S; ++i) {
+                at_left[k * S + i] = Real(frequencies[i] * right[i * S + k]);
+                at_right[k * S + i] = Real(left[k * S + i]);
+            }
+        for (Int s = 0; s < width; ++s) {
+            double sum = 0;
+            for (int i = 0; i < S; ++i) sum += always[s * S + i] ? frequencies[i] : 0.0;
+            constant.data[s] = Real(sum);
+        }
+        forget_all();
+    }
+    std::vector<char> always;  // states that all taxa allow, (width, S)
+
+    void take_tree(const Call &call) {
+        bool same = std::equal(length.begin(), length.end(), call.lengths);
+        for (Int e = 0; e < edges && same; ++e) {
+            const std::int32_t a = call.ends[2 * e], b = call.ends[2 * e + 1];
+            same = (ends[e][0] == a && ends[e][1] == b) || (ends[e][0] == b && ends[e][1] == a);
+        }
+        std::copy(call.locked, call.locked + edges, locked.begin());
+        // Always in the order of the edges, so that a state alone decides what follows.
+        length.assign(call.lengths, call.lengths + edges);
+        const std::vector<std::array<std::int32_t, 3>> before(edge_at);
+        for (Int e = 0; e < edges; ++e) ends[e] = {call.ends[2 * e], call.ends[2 * e + 1]};
+        connect();
+        if (!same || before != edge_at) forget_all();
+    }
+
+    // List the neighbours of each node, in the order of the edges that have ends.
+    void connect() {
+        std::vector<int> used(nodes, 0);
+        for (Int e = 0; e < edges; ++e)
+            for (int side = 0; side < 2 && ends[e][0] >= 0; ++side) {
+                const Int node = ends[e][side];
+                neighbour[node][used[node]] = ends[e][1 - side];
+                edge_at[node][used[node]++] = std::int32_t(e);
+            }
+    }
+
+  public:
+    explicit Chain(const Data &data)
+        : n(data.taxa), edges(2 * n - 3), nodes(2 * n - 2), patterns(data.patterns),
+          width((patterns + WIDTH - 1) / WIDTH * WIDTH), blocks(3 * (n - 2)), valid(3 * (n - 2), 0), tips(n),
+          neighbour(nodes), edge_at(nodes), ends(edges), length(edges, -1), locked(edges, 0), always(width * S, 1) {
+        weights.resize(width), constant.resize(width);
+        std::fill(weights.data, weights.data + width, Real(0));
+        Int sites = 0;
+        for (Int s = 0; s < patterns; ++s) {
+            weights.data[s] = Real(data.weights[s]);
+            sites += Int(std::ceil(data.weights[s]));
+        }
+        words = (sites + 63) / 64;
+        tip_sets.assign(n * S * words, ~std::uint64_t(0));
+        sets.assign(3 * (n - 2) * S * words, 0);
+        for (Int taxon = 0; taxon < n; ++taxon) {
+            tips[taxon].resize(S * width);
+            Int site = 0;
+            for (Int s = 0; s < width; ++s) {
+                const std::uint64_t mask = s < patterns ? data.masks[taxon * patterns + s] : ~std::uint64_t(0);
+                const Int count = s < patterns ? Int(std::ceil(data.weights[s])) : 0;
+                for (int i = 0; i < S; ++i) {
+                    const bool allowed = (mask >> i) & 1;
+                    tips[taxon].data[i * width + s] = Real(allowed);
+                    always[s * S + i] &= allowed;
+                    if (!allowed)
+                        for (Int k = site; k < site + count; ++k)
+                            tip_sets[(taxon * S + i) * words + k / 64] &= ~(std::uint64_t(1) << (k % 64));
+                }
+                site += count;
+            }
+        }
+    }
+
+    void run(Call &call) {
+        std::memcpy(random.s, call.random, sizeof random.s);
+        take_model(call);
+        take_tree(call);
+        focus = *call.focus, counts = call.counts;
+        double total = 0;
+        for (int move = 0; move < MOVES; ++move) total += call.shares[move];
+        for (Int step = 0; step < call.steps; ++step) {
+            double left = random.uniform() * total;
+            int move = 0;
+            while (move + 1 < MOVES && (left -= call.shares[move]) >= 0) ++move;
+            if (move <= EXCHANGE) {
+                walk();
+                if (move == LENGTH || focus < n || locked[focus])
+                    resample(focus);
+                else
+                    exchange(focus);
+            } else if (move == SCALE) {
+                scale();
+            } else {
+                regraft(Move(move));
+            }
+        }
+        *call.log_likelihood = log_likelihood();
+        *call.focus = focus;
+        give(call);
+    }
+
+    void give(Call &call) const {
+        std::memcpy(call.random, random.s, sizeof random.s);
+        std::copy(length.begin(), length.end(), call.lengths);
+        for (Int e = 0; e < edges; ++e) call.ends[2 * e] = ends[e][0], call.ends[2 * e + 1] = ends[e][1];
+        const Int size = (n + 63) / 64;
+        std::fill(call.splits, call.splits + edges * size, 0);
+        collect(neighbour[0][0], 0, call.splits, size);
+        // The pendant edge of the first taxon has all others on its other side.
+    }
+
+    // Write the taxa below each edge, seen from the first taxon.
+    void collect(Int node, Int edge, std::uint64_t *splits, Int size) const {
+        std::uint64_t *own = splits + edge * size;
+        if (is_tip(node)) {
+            own[node / 64] |= std::uint64_t(1) << (node % 64);
+            return;
+        }
+        for (int k = 0; k < 3; ++k) {
+            const Int below = edge_at[node][k];
+            if (below == edge) continue;
+            collect(neighbour[node][k], below, splits, size);
+            for (Int w = 0; w < size; ++w) own[w] |= splits[below * size + w];
+        }
+    }
+
+    // A tree by stepwise addition: each taxon, in random order, where it adds fewest changes; anywhere if beta is zero.
+    void grow(Call &call) {
+        std::memcpy(random.s, call.random, sizeof random.s);
+        std::vector<std::int32_t> order(n);
+        std::iota(order.begin(), order.end(), 0);
+        for (Int i = n - 1; i > 0; --i) std::swap(order[i], order[random.below(i + 1)]);
+        std::vector<Int> present;
+        const auto link = [&](Int edge, Int a, Int b) {
+            ends[edge] = {std::int32_t(a), std::int32_t(b)};
+            present.push_back(edge);
+        };
+        // Inner edges are numbered as they come.
+        Int next = n;
+        std::fill(ends.begin(), ends.end(), std::array<std::int32_t, 2>{-1, -1});
+        for (int i = 0; i < 3; ++i) link(order[i], order[i], n);
+        for (Int i = 3; i < n; ++i) {
+            connect();
+            std::vector<std::uint64_t> middle(S * words);
+            double best = HUGE_VAL;
+            std::vector<Int> ties;
+            for (Int e : present) {
+                double cost = 0;
+                if (call.beta > 0) {
+                    meet(states_behind(ends[e][0], e), states_behind(ends[e][1], e), middle.data());
+                    cost = unmet(middle.data(), set_of(order[i], 0));
+                }
+                if (cost < best) ties.clear();
+                if (cost <= best) best = cost, ties.push_back(e);
+            }
+            const Int e = ties[random.below(Int(ties.size()))], node = n + i - 2, a = ends[e][0], b = ends[e][1];
+            // A pendant edge keeps its number.
+            const Int tip = a < n ? a : b, far = a < n ? b : a;
+            const Int name = next++;
+            ends[e] = {std::int32_t(tip), std::int32_t(node)};
+            link(name, node, far);
+            link(order[i], order[i], node);
+        }
+        connect();
+        length.assign(call.lengths, call.lengths + edges);
+        forget_all();
+        give(call);
+    }
+};
+
+}  // namespace
+
+extern "C" {
+std::int64_t size_of_call() { return sizeof(Call); }
+void *make_chain(const Data *data) { return new Chain(*data); }
+void delete_chain(void *chain) { delete static_cast<Chain *>(chain); }
+void run_chain(void *chain, Call *call) { static_cast<Chain *>(chain)->run(*call); }
+void grow_tree(void *chain, Call *call) { static_cast<Chain *>(chain)->grow(*call); }
+}

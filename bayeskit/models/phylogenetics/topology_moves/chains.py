@@ -1,0 +1,253 @@
+"""Markov chains over unrooted topologies and branch lengths as compiled code."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import finalize
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayeskit.core.libraries import FLAGS, load_library
+from bayeskit.errors import MissingPackageError
+from bayeskit.models.phylogenetics import clades
+from bayeskit.models.phylogenetics.topologies import Topologies
+
+__all__ = ["LengthPrior", "Moves", "Process", "TreeChains", "Trees", "topologies_of"]
+
+_SOURCES = (Path(__file__).with_name("chain.cpp"), Path(__file__).parents[1] / "pruning" / "lanes.h")
+_FLAGS = (*FLAGS, "-std=c++17", "-fno-math-errno", "-fno-trapping-math")
+
+
+class Trees(NamedTuple):
+    """States of chains; node `i` of a tree is tip `i`, edge `i` ends in tip `i`."""
+
+    ends: Tensor  # nodes at both ends of each edge, (chains, edges, 2), int32
+    lengths: Tensor  # (chains, edges), float64
+    locked: Tensor  # edges whose split has to stay, (chains, edges), uint8
+    focus: Tensor  # edge of the last local move, (chains,), int64
+    log_likelihood: Tensor  # (chains,), float64
+    splits: Tensor  # taxa on the side of each edge without the first taxon, as bits, (chains, edges, words), int64
+    random: Tensor  # states of the generators, (chains, 4), int64
+    counts: Tensor  # proposed and accepted moves of each kind, (chains, moves, 2), int64
+
+
+class Process(NamedTuple):
+    """Substitution process of each chain: an eigendecomposition of the rate matrix, and the rates of sites."""
+
+    eigenvalues: Tensor  # (chains, states)
+    right: Tensor  # eigenvectors as columns, (chains, states, states)
+    left: Tensor  # inverse of `right`
+    frequencies: Tensor  # (chains, states)
+    rates: Tensor  # (chains, categories)
+    weights: Tensor  # (chains, categories)
+    invariant: Tensor  # proportion of invariant sites, (chains,)
+
+    @classmethod
+    def of(cls, rate_matrix: Tensor, frequencies: Tensor, categories: Any = None) -> Process:
+        """Decompose reversible rate matrices `(chains, states, states)`; `categories` are those of the site rates."""
+        root = frequencies.sqrt()
+        symmetric = root[..., :, None] * rate_matrix / root[..., None, :]
+        values, vectors = torch.linalg.eigh((symmetric + symmetric.mT) / 2)
+        chains = len(frequencies)
+        if categories is None:
+            rates = weights = frequencies.new_ones(chains, 1)
+            invariant = frequencies.new_zeros(chains)
+        else:
+            rates, weights = (part.expand(chains, part.shape[-1]) for part in categories[:2])
+            none = frequencies.new_zeros(())
+            invariant = (none if categories.invariant is None else categories.invariant).expand(chains)
+        right, left = vectors / root[..., :, None], vectors.mT * root[..., None, :]
+        return cls(*(part.contiguous() for part in (values, right, left, frequencies, rates, weights, invariant)))
+
+
+@dataclass(frozen=True)
+class LengthPrior:
+    """Branch lengths `t` of sum `L` with log density `sum (shape - 1) log t - rate L + power log L`, up to a constant.
+
+    Covers independent exponential and gamma distributions and the gamma-Dirichlet distribution.
+    """
+
+    pendant: float = 1.0  # shape of the edges of tips
+    inner: float = 1.0  # shape of the other edges
+    rate: float = 10.0
+    power: float = 0.0
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Relative frequencies of the kinds of moves.
+
+    Attributes
+    ----------
+    length : float
+        One branch length, from a gamma distribution that matches the first two derivatives of its log density.
+    exchange : float
+        Nearest-neighbour interchange: one of three topologies, and the inner edge's length.
+    likelihood_regraft : float
+        Subtree pruning and regrafting, among the places with few more changes than the best by the likelihood.
+    parsimony_regraft : float
+        The same by the number of changes.
+    near_regraft : float
+        The same by the distance only (extending subtree pruning and regrafting).
+    reconnection : float
+        Tree bisection and reconnection, by the number of changes.
+    scale : float
+        All branch lengths times a common factor.
+    """
+
+    length: float = 1.0
+    exchange: float = 1.0
+    likelihood_regraft: float = 0.1
+    parsimony_regraft: float = 0.1
+    near_regraft: float = 0.1
+    reconnection: float = 0.1
+    scale: float = 0.01
+
+
+class _Data(ctypes.Structure):
+    """The data, in the order of the struct of the same name in the source."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("taxa", "patterns")),
+        *((name, ctypes.c_void_p) for name in ("masks", "weights")),
+    ]
+
+
+_STATE = ("ends", "lengths", "locked", "random", "focus", "log_likelihood", "counts")
+_PROCESS = ("eigenvalues", "right", "left", "frequencies", "rates", "weights")
+
+
+class _Call(ctypes.Structure):
+    """The arguments, in the order of the struct of the same name in the source."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in (*_STATE, *_PROCESS)),
+        ("categories", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("invariant", "beta", "pendant", "inner", "rate", "power")),
+        ("shares", ctypes.c_void_p),
+        ("steps", ctypes.c_int64),
+        ("splits", ctypes.c_void_p),
+    ]
+
+
+@lru_cache
+def _library(num_states: int, dtype: torch.dtype) -> ctypes.CDLL:
+    """Load the compiled code; MissingPackageError without a compiler."""
+    sources = {source.name: source.read_text(encoding="utf-8") for source in _SOURCES}
+    real = "float" if dtype == torch.float32 else "double"
+    try:
+        library = load_library("tree_chain", sources, (*_FLAGS, f"-DREAL={real}", f"-DSTATES={num_states}"))
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = str(getattr(error, "stderr", "") or error)[:200]
+        raise MissingPackageError(
+            f"Chains over topologies need compiled code, which could not be made: {reason}. Remedy: install g++ or "
+            "clang++."
+        ) from error
+    library.make_chain.restype = ctypes.c_void_p
+    if library.size_of_call() != ctypes.sizeof(_Call):
+        raise MissingPackageError("The compiled code takes other arguments. Remedy: reinstall bayeskit.")
+    return library
+
+
+class TreeChains:
+    """Several chains over the topologies of an alignment, each with a power of the likelihood of its own.
+
+    `run` depends on its arguments alone; partial likelihoods of the state that it returned last are kept. Chains run in
+    `num_threads` threads, which changes nothing but the time.
+
+    Parameters
+    ----------
+    masks : ndarray
+        Allowed states of each taxon and site pattern as bits, shape `(taxa, patterns)`.
+    weights : ndarray
+        Number of sites of each pattern, shape `(patterns,)`.
+    num_states, num_chains : int
+    prior : LengthPrior
+    dtype : torch.dtype
+        Of the partial likelihoods: float64, or float32 with errors of the log-likelihood of some 1e-7 per site.
+    num_threads : int, default 1
+    """
+
+    def __init__(
+        self,
+        masks: np.ndarray,
+        weights: np.ndarray,
+        num_states: int,
+        num_chains: int,
+        prior: LengthPrior,
+        *,
+        dtype: torch.dtype = torch.float64,
+        num_threads: int = 1,
+    ) -> None:
+        self.num_chains, self.num_taxa, self.prior, self.num_threads = num_chains, len(masks), prior, num_threads
+        self.num_edges = 2 * self.num_taxa - 3
+        self._library = _library(num_states, dtype)
+        masks, weights = np.ascontiguousarray(masks, dtype=np.uint64), np.ascontiguousarray(weights, dtype=np.float64)
+        data = _Data(*masks.shape, masks.ctypes.data, weights.ctypes.data)
+        self._chains = [ctypes.c_void_p(self._library.make_chain(ctypes.byref(data))) for _ in range(num_chains)]
+        for chain in self._chains:
+            finalize(self, self._library.delete_chain, chain)
+
+    def start(self, generator: torch.Generator, beta: Tensor, process: Process) -> Trees:
+        """Return trees by stepwise addition in random order: of fewest changes, or of any where `beta` is zero.
+
+        `beta` has shape `(chains,)`. Branch lengths are 0.05.
+        """
+        chains, edges = self.num_chains, self.num_edges
+        words = clades.num_words(self.num_taxa)
+        # Not all zero.
+        random = torch.randint(1, 2**63 - 1, (chains, 4), generator=generator, dtype=torch.int64)
+        trees = Trees(
+            torch.zeros(chains, edges, 2, dtype=torch.int32),
+            torch.full((chains, edges), 0.05, dtype=torch.float64),
+            torch.zeros(chains, edges, dtype=torch.uint8),
+            torch.zeros(chains, dtype=torch.int64),
+            torch.zeros(chains, dtype=torch.float64),
+            torch.zeros(chains, edges, words, dtype=torch.int64),
+            random,
+            torch.zeros(chains, len(astuple(Moves())), 2, dtype=torch.int64),
+        )
+        trees = self._call(self._library.grow_tree, trees, process, beta, Moves(), 0)
+        return self.run(trees, process, beta, Moves(), 0)
+
+    def run(self, trees: Trees, process: Process, beta: Tensor, moves: Moves, num_moves: int) -> Trees:
+        """Return the states after `num_moves` moves of each chain; with none, with their log-likelihood."""
+        return self._call(self._library.run_chain, trees, process, beta, moves, num_moves)
+
+    def _call(
+        self, function: Callable[..., Any], trees: Trees, process: Process, beta: Tensor, moves: Moves, num_moves: int
+    ) -> Trees:
+        trees = Trees(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in trees))
+        shares = torch.tensor(astuple(moves), dtype=torch.float64)
+        state = trees._asdict()
+        model = {name: tensor.to(torch.float64).contiguous() for name, tensor in process._asdict().items()}
+        passed = [*(state[name] for name in _STATE), *(model[name] for name in _PROCESS), state["splits"]]
+        powers, invariant, categories = beta.tolist(), model["invariant"].tolist(), model["rates"].shape[1]
+
+        def one(chain: int) -> None:
+            *places, splits = (part.data_ptr() + chain * part.stride(0) * part.element_size() for part in passed)
+            numbers = (categories, invariant[chain], powers[chain], *astuple(self.prior))
+            call = _Call(*places, *numbers, shares.data_ptr(), num_moves, splits)
+            function(self._chains[chain], ctypes.byref(call))
+
+        if self.num_threads == 1:
+            for chain in range(self.num_chains):
+                one(chain)
+        else:
+            with ThreadPoolExecutor(self.num_threads) as pool:
+                list(pool.map(one, range(self.num_chains)))
+        return trees
+
+
+def topologies_of(taxa: Sequence[str], splits: Tensor) -> tuple[Topologies, np.ndarray]:
+    """Return topologies from splits `(trees, edges, words)`, and the edge of each of their edges, `(trees, edges)`."""
+    return Topologies.from_edges(taxa, splits.numpy().view(np.uint64), rooted=False)
