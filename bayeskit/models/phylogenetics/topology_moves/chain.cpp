@@ -35,12 +35,13 @@ struct Data {
     Int taxa, patterns;
     const std::uint64_t *masks;  // allowed states, (taxa, patterns)
     const double *weights;       // number of sites, (patterns,)
+    Int num_constraints;
+    const std::uint64_t *constraints;  // splits that every tree has, without the first taxon, (constraints, words)
 };
 
 struct Call {
     std::int32_t *ends;          // (edges, 2), edge i < taxa ends in tip i
     double *lengths;             // (edges,)
-    const std::uint8_t *locked;  // edges whose split must stay, (edges,)
     std::uint64_t *random;       // state of the generator, (4,)
     Int *focus;                  // the edge of the last local move
     double *log_likelihood;
@@ -830,13 +831,41 @@ class Chain {
             const std::int32_t a = call.ends[2 * e], b = call.ends[2 * e + 1];
             same = (ends[e][0] == a && ends[e][1] == b) || (ends[e][0] == b && ends[e][1] == a);
         }
-        std::copy(call.locked, call.locked + edges, locked.begin());
         // Always in the order of the edges, so that a state alone decides what follows.
         length.assign(call.lengths, call.lengths + edges);
         const std::vector<std::array<std::int32_t, 3>> before(edge_at);
         for (Int e = 0; e < edges; ++e) ends[e] = {call.ends[2 * e], call.ends[2 * e + 1]};
         connect();
         if (!same || before != edge_at) forget_all();
+        if (!constraints.empty()) lock();
+    }
+
+    // Mark the edges whose split has to stay.
+    void lock() {
+        const Int size = Int(constraints[0].size());
+        std::vector<std::uint64_t> splits(edges * size, 0);
+        collect(neighbour[0][0], 0, splits.data(), size);
+        for (Int e = 0; e < edges; ++e) {
+            const auto equal = [&](const auto &one) { return std::equal(one.begin(), one.end(), &splits[e * size]); };
+            locked[e] = std::any_of(constraints.begin(), constraints.end(), equal);
+        }
+    }
+    std::vector<std::vector<std::uint64_t>> constraints;
+
+    // Whether a taxon may be added at an edge of a tree of some taxa, one of whose sides is given as bits.
+    bool allowed(Int taxon, const std::uint64_t *side, const std::vector<std::uint64_t> &present) const {
+        for (const auto &one : constraints) {
+            const bool inside = (one[taxon / 64] >> (taxon % 64)) & 1;
+            // The taxa on the same side of the constraint must stay together, if there are others.
+            bool some = false, others = false, near = true, far = true;
+            for (std::size_t w = 0; w < one.size(); ++w) {
+                const std::uint64_t own = present[w] & (inside ? one[w] : ~one[w]);
+                some = some || own, others = others || (present[w] & ~own);
+                near = near && !(side[w] & ~own), far = far && !(present[w] & ~side[w] & ~own);
+            }
+            if (some && others && !near && !far) return false;
+        }
+        return true;
     }
 
     // List the neighbours of each node, in the order of the edges that have ends.
@@ -855,6 +884,9 @@ class Chain {
         : n(data.taxa), edges(2 * n - 3), nodes(2 * n - 2), patterns(data.patterns),
           width((patterns + WIDTH - 1) / WIDTH * WIDTH), blocks(3 * (n - 2)), valid(3 * (n - 2), 0), tips(n),
           neighbour(nodes), edge_at(nodes), ends(edges), length(edges, -1), locked(edges, 0), always(width * S, 1) {
+        const Int size = (n + 63) / 64;
+        for (Int k = 0; k < data.num_constraints; ++k)
+            constraints.emplace_back(data.constraints + k * size, data.constraints + (k + 1) * size);
         weights.resize(width), constant.resize(width);
         std::fill(weights.data, weights.data + width, Real(0));
         Int sites = 0;
@@ -951,13 +983,21 @@ class Chain {
         // Inner edges are numbered as they come.
         Int next = n;
         std::fill(ends.begin(), ends.end(), std::array<std::int32_t, 2>{-1, -1});
-        for (int i = 0; i < 3; ++i) link(order[i], order[i], n);
+        const Int size = (n + 63) / 64;
+        std::vector<std::uint64_t> taken(size, 0);
+        const auto add = [&](Int taxon) { taken[taxon / 64] |= std::uint64_t(1) << (taxon % 64); };
+        for (int i = 0; i < 3; ++i) link(order[i], order[i], n), add(order[i]);
         for (Int i = 3; i < n; ++i) {
             connect();
-            std::vector<std::uint64_t> middle(S * words);
+            std::vector<std::uint64_t> middle(S * words), splits(edges * size, 0);
+            if (!constraints.empty()) {
+                const Int tip = order[0];
+                collect(neighbour[tip][0], tip, splits.data(), size);
+            }
             double best = HUGE_VAL;
             std::vector<Int> ties;
             for (Int e : present) {
+                if (!allowed(order[i], &splits[e * size], taken)) continue;
                 double cost = 0;
                 if (call.beta > 0) {
                     meet(states_behind(ends[e][0], e), states_behind(ends[e][1], e), middle.data());
@@ -973,6 +1013,7 @@ class Chain {
             ends[e] = {std::int32_t(tip), std::int32_t(node)};
             link(name, node, far);
             link(order[i], order[i], node);
+            add(order[i]);
         }
         connect();
         length.assign(call.lengths, call.lengths + edges);

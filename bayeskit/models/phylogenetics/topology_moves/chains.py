@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.libraries import FLAGS, load_library
+from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import MissingPackageError
 from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.topologies import Topologies
@@ -32,7 +33,6 @@ class Trees(NamedTuple):
 
     ends: Tensor  # nodes at both ends of each edge, (chains, edges, 2), int32
     lengths: Tensor  # (chains, edges), float64
-    locked: Tensor  # edges whose split has to stay, (chains, edges), uint8
     focus: Tensor  # edge of the last local move, (chains,), int64
     log_likelihood: Tensor  # (chains,), float64
     splits: Tensor  # taxa on the side of each edge without the first taxon, as bits, (chains, edges, words), int64
@@ -81,6 +81,14 @@ class LengthPrior:
     rate: float = 10.0
     power: float = 0.0
 
+    def log_density(self, lengths: Tensor, num_taxa: int) -> Tensor:
+        """Return the log density of lengths, `(*batch, edges) -> (*batch)`, up to a constant."""
+        logs, total = lengths.log(), lengths.sum(-1)
+        pendant, inner = logs[..., :num_taxa].sum(-1), logs[..., num_taxa:].sum(-1)
+        return (
+            (self.pendant - 1) * pendant + (self.inner - 1) * inner - self.rate * total + self.power * total.log()
+        )
+
 
 @dataclass(frozen=True)
 class Moves:
@@ -119,10 +127,12 @@ class _Data(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("taxa", "patterns")),
         *((name, ctypes.c_void_p) for name in ("masks", "weights")),
+        ("num_constraints", ctypes.c_int64),
+        ("constraints", ctypes.c_void_p),
     ]
 
 
-_STATE = ("ends", "lengths", "locked", "random", "focus", "log_likelihood", "counts")
+_STATE = ("ends", "lengths", "random", "focus", "log_likelihood", "counts")
 _PROCESS = ("eigenvalues", "right", "left", "frequencies", "rates", "weights")
 
 
@@ -172,6 +182,8 @@ class TreeChains:
         Number of sites of each pattern, shape `(patterns,)`.
     num_states, num_chains : int
     prior : LengthPrior
+    constraints : ndarray, optional
+        Splits that every tree has, as bits without the first taxon, shape `(constraints, words)`.
     dtype : torch.dtype
         Of the partial likelihoods: float64, or float32 with errors of the log-likelihood of some 1e-7 per site.
     num_threads : int, default 1
@@ -185,6 +197,7 @@ class TreeChains:
         num_chains: int,
         prior: LengthPrior,
         *,
+        constraints: clades.Bits | None = None,
         dtype: torch.dtype = torch.float64,
         num_threads: int = 1,
     ) -> None:
@@ -192,39 +205,59 @@ class TreeChains:
         self.num_edges = 2 * self.num_taxa - 3
         self._library = _library(num_states, dtype)
         masks, weights = np.ascontiguousarray(masks, dtype=np.uint64), np.ascontiguousarray(weights, dtype=np.float64)
-        data = _Data(*masks.shape, masks.ctypes.data, weights.ctypes.data)
+        words = clades.num_words(self.num_taxa)
+        splits = np.zeros((0, words), dtype=np.uint64) if constraints is None else np.ascontiguousarray(constraints)
+        data = _Data(*masks.shape, masks.ctypes.data, weights.ctypes.data, len(splits), splits.ctypes.data)
         self._chains = [ctypes.c_void_p(self._library.make_chain(ctypes.byref(data))) for _ in range(num_chains)]
         for chain in self._chains:
             finalize(self, self._library.delete_chain, chain)
 
-    def start(self, generator: torch.Generator, beta: Tensor, process: Process) -> Trees:
-        """Return trees by stepwise addition in random order: of fewest changes, or of any where `beta` is zero.
+    def start(self, generator: torch.Generator, process: Process) -> Trees:
+        """Return trees by stepwise addition in random order, each taxon where it adds fewest changes.
 
-        `beta` has shape `(chains,)`. Branch lengths are 0.05.
+        Branch lengths are 0.05.
         """
         chains, edges = self.num_chains, self.num_edges
-        words = clades.num_words(self.num_taxa)
-        # Not all zero.
-        random = torch.randint(1, 2**63 - 1, (chains, 4), generator=generator, dtype=torch.int64)
         trees = Trees(
             torch.zeros(chains, edges, 2, dtype=torch.int32),
             torch.full((chains, edges), 0.05, dtype=torch.float64),
-            torch.zeros(chains, edges, dtype=torch.uint8),
             torch.zeros(chains, dtype=torch.int64),
             torch.zeros(chains, dtype=torch.float64),
-            torch.zeros(chains, edges, words, dtype=torch.int64),
-            random,
+            torch.zeros(chains, edges, clades.num_words(self.num_taxa), dtype=torch.int64),
+            torch.randint(1, 2**63 - 1, (chains, 4), generator=generator, dtype=torch.int64),  # not all zero
             torch.zeros(chains, len(astuple(Moves())), 2, dtype=torch.int64),
         )
-        trees = self._call(self._library.grow_tree, trees, process, beta, Moves(), 0)
-        return self.run(trees, process, beta, Moves(), 0)
+        ones = torch.ones(chains, dtype=torch.float64)
+        trees = self._call(self._library.grow_tree, trees, process, ones, Moves(), 0 * ones, range(chains))
+        return self.run(trees, process, ones, Moves(), 0)
 
-    def run(self, trees: Trees, process: Process, beta: Tensor, moves: Moves, num_moves: int) -> Trees:
-        """Return the states after `num_moves` moves of each chain; with none, with their log-likelihood."""
-        return self._call(self._library.run_chain, trees, process, beta, moves, num_moves)
+    def draw(self, trees: Trees, process: Process, chains: Sequence[int], generator: torch.Generator) -> Trees:
+        """Replace the trees of some chains by draws from the prior; their log-likelihood stays that of before."""
+        prior, tips = self.prior, self.num_taxa
+        shape = torch.full((len(chains), self.num_edges), prior.inner, dtype=torch.float64)
+        shape[:, :tips] = prior.pendant
+        parts = standard_gamma(shape, generator=generator)
+        total = standard_gamma(shape.sum(-1, keepdim=True) + prior.power, generator=generator) / prior.rate
+        lengths = trees.lengths.clone()
+        lengths[list(chains)] = (total * parts / parts.sum(-1, keepdim=True)).clamp(min=1e-30)
+        beta = torch.zeros(self.num_chains, dtype=torch.float64)
+        trees = trees._replace(lengths=lengths)
+        return self._call(self._library.grow_tree, trees, process, beta, Moves(), 0 * beta, chains)
+
+    def run(self, trees: Trees, process: Process, beta: Tensor, moves: Moves, num_moves: int | Tensor) -> Trees:
+        """Return the states after some moves of each chain, `(chains,)`; with none, with their log-likelihood."""
+        counts = torch.as_tensor(num_moves).expand(self.num_chains)
+        return self._call(self._library.run_chain, trees, process, beta, moves, counts, range(self.num_chains))
 
     def _call(
-        self, function: Callable[..., Any], trees: Trees, process: Process, beta: Tensor, moves: Moves, num_moves: int
+        self,
+        function: Callable[..., Any],
+        trees: Trees,
+        process: Process,
+        beta: Tensor,
+        moves: Moves,
+        num_moves: Tensor,
+        chains: Sequence[int],
     ) -> Trees:
         trees = Trees(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in trees))
         shares = torch.tensor(astuple(moves), dtype=torch.float64)
@@ -232,19 +265,20 @@ class TreeChains:
         model = {name: tensor.to(torch.float64).contiguous() for name, tensor in process._asdict().items()}
         passed = [*(state[name] for name in _STATE), *(model[name] for name in _PROCESS), state["splits"]]
         powers, invariant, categories = beta.tolist(), model["invariant"].tolist(), model["rates"].shape[1]
+        counts, prior = num_moves.long().tolist(), astuple(self.prior)
 
         def one(chain: int) -> None:
             *places, splits = (part.data_ptr() + chain * part.stride(0) * part.element_size() for part in passed)
-            numbers = (categories, invariant[chain], powers[chain], *astuple(self.prior))
-            call = _Call(*places, *numbers, shares.data_ptr(), num_moves, splits)
+            numbers = (categories, invariant[chain], powers[chain], *prior)
+            call = _Call(*places, *numbers, shares.data_ptr(), counts[chain], splits)
             function(self._chains[chain], ctypes.byref(call))
 
         if self.num_threads == 1:
-            for chain in range(self.num_chains):
+            for chain in chains:
                 one(chain)
         else:
             with ThreadPoolExecutor(self.num_threads) as pool:
-                list(pool.map(one, range(self.num_chains)))
+                list(pool.map(one, chains))
         return trees
 
 

@@ -1,0 +1,734 @@
+"""Posterior over topologies, branch lengths and parameters from an alignment alone, by tempered chains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from pyro.distributions import Exponential, Gamma, TorchDistribution
+from torch import Tensor
+
+from bayeskit.core.compatibility import as_inference_data
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import new_generator
+from bayeskit.core.statistics import effective_sample_size, mean_error, r_hat
+from bayeskit.errors import AlignmentError, SettingsError
+from bayeskit.inference.evidence import Evidence
+from bayeskit.inference.samplers.driver import (
+    CHECKPOINT_SECONDS,
+    Control,
+    Ending,
+    Outcome,
+    Records,
+    drive,
+    nothing_done,
+    say_early,
+)
+from bayeskit.inference.samplers.ladder import Exchange
+from bayeskit.inference.training.fitting import setting_as_json
+from bayeskit.models.phylogenetics import (
+    Alignment,
+    GammaDirichlet,
+    SiteRates,
+    SubstitutionModel,
+    TreeSample,
+    asdsf,
+    clades,
+)
+from bayeskit.models.phylogenetics.parameters import ParameterSpace
+from bayeskit.models.phylogenetics.topology_moves.chains import (
+    LengthPrior,
+    Moves,
+    Process,
+    TreeChains,
+    Trees,
+    topologies_of,
+)
+from bayeskit.workflows.phylogenetics.topology_comparison import check_models
+
+__all__ = ["TopologyInference", "infer_topologies"]
+
+
+class SearchState(NamedTuple):
+    """State of `R` runs, each of `T` tempered replicas; `P` parameters, replicas in the order of runs."""
+
+    trees: Trees  # of R * T chains
+    position: Tensor  # unconstrained parameters, (R * T, P)
+    replica: Tensor  # the replica at each temperature, (R, T), int64
+    beta: Tensor  # inverse temperatures from 0 to 1, (T,)
+    rejection: Tensor  # sums of rejection probabilities of neighbours since the last adaptation, (T - 1,)
+    num_counted: Tensor  # number of their terms, ()
+    mean: Tensor  # of the parameters at the posterior, (P,)
+    covariance: Tensor  # (P, P)
+    log_scale: Tensor  # of the proposals of parameters at each temperature, (T,)
+    heading: Tensor  # per replica: 1 if its last end visited is the prior, (R, T), int64
+    round_trips: Tensor  # (R,), int64
+
+
+#: Proposals of the parameters in each round.
+_PARAMETER_PROPOSALS = 3
+#: Share of the warm-up after which the temperatures stay as they are, and number of their adaptations.
+_ADAPTED, _ADAPTATIONS = 0.75, 6
+_TARGET_ACCEPTANCE = 0.25
+
+
+@dataclass
+class TopologySearch:
+    """Runs of tempered chains over topologies as an algorithm for the driver."""
+
+    chains: TreeChains
+    space: ParameterSpace
+    num_runs: int
+    beta: Tensor
+    num_warmup: int
+    num_samples: int
+    moves: Moves
+    num_moves: int
+    settings: dict[str, Any]
+    stop: float | None = None
+    taxa: tuple[str, ...] = ()
+
+    description = "topologies"
+
+    @property
+    def num_steps(self) -> int:
+        """Rounds of moves, warm-up included."""
+        return self.num_warmup + self.num_samples
+
+    def facts(self) -> dict[str, Any]:
+        """Return the settings that have to be equal in a checkpoint and a resumed run."""
+        return self.settings
+
+    def _process(self, position: Tensor) -> Process:
+        model, categories = self.space.models(position)
+        count = len(position)
+        like = position.new_zeros(())
+        frequencies = model.frequencies(like)
+        number = frequencies.shape[-1]
+        matrix = model.rate_matrix(like).expand(count, number, number)
+        return Process.of(matrix, frequencies.expand(count, number), categories)
+
+    def start(self, generator: torch.Generator) -> SearchState:
+        """Start from trees of few changes, and from the prior's parameters."""
+        levels, runs, dim = len(self.beta), self.num_runs, self.space.dim
+        replica = torch.arange(levels).expand(runs, levels).contiguous()
+        # Medians of the priors would need their quantiles; the mean of few draws is near enough.
+        draws = self.space.sample(64 * runs * levels, generator).reshape(64, runs * levels, dim)
+        position = draws.median(0).values
+        trees = self.chains.start(generator, self._process(position))
+        return SearchState(
+            trees,
+            position,
+            replica,
+            self.beta,
+            torch.zeros(levels - 1, dtype=torch.float64),
+            torch.zeros((), dtype=torch.int64),
+            position.mean(0),
+            torch.eye(dim, dtype=torch.float64) * 0.05,
+            torch.zeros(levels, dtype=torch.float64),
+            torch.zeros(runs, levels, dtype=torch.int64),
+            torch.zeros(runs, dtype=torch.int64),
+        )
+
+    def advance(
+        self, state: SearchState, iteration: int, generator: torch.Generator
+    ) -> tuple[SearchState, Mapping[str, Tensor]]:
+        """Move all replicas, propose parameters, and exchange every second pair of neighbouring temperatures."""
+        warming = iteration < self.num_warmup
+        runs, levels = state.replica.shape
+        level = torch.empty_like(state.replica).scatter_(
+            1, state.replica, torch.arange(levels).expand(runs, levels)
+        ).flatten()
+        beta = state.beta[level]
+        at = (beta == 0).nonzero().flatten()
+        position = state.position.clone()
+        position[at] = self.space.sample(len(at), generator)
+        process = self._process(position)
+        drawn = self.chains.draw(state.trees, process, at.tolist(), generator)
+        state = state._replace(trees=drawn, position=position)
+        moves = torch.where(beta > 0, self.num_moves, 0)
+        trees = self.chains.run(state.trees, process, beta, self.moves, moves)
+        state = state._replace(trees=trees)
+        if self.space.dim:
+            state = self._propose(state, process, level, warming, iteration, generator)
+        cold = state.replica[:, -1] + torch.arange(runs) * levels
+        row = {
+            "splits": state.trees.splits[cold],
+            "lengths": state.trees.lengths[cold],
+            "position": state.position[cold],
+        }
+        state, exchanged = self._exchange(state, iteration, generator)
+        state = self._count(state, warming)
+        return self._adapt(state, iteration) if warming else state, row | exchanged
+
+    def _propose(
+        self, state: SearchState, process: Process, level: Tensor, warming: bool, iteration: int, generator: torch.Generator
+    ) -> SearchState:
+        """Random walk Metropolis steps of the parameters, with the covariance found in warm-up."""
+        dim, trees, position = self.space.dim, state.trees, state.position
+        beta, log_scale = state.beta[level], state.log_scale.clone()
+        root = torch.linalg.cholesky(state.covariance + 1e-10 * torch.eye(dim, dtype=torch.float64))
+        log_prior = self.space.log_prior(position)
+        for _ in range(_PARAMETER_PROPOSALS):
+            step = torch.randn(position.shape, generator=generator, dtype=torch.float64) @ root.T
+            scale = (2.38 / math.sqrt(dim)) * log_scale[level].exp()
+            proposed = position + scale[:, None] * step
+            there = self._process(proposed)
+            log_prior_there = self.space.log_prior(proposed)
+            moved = self.chains.run(trees, there, beta, self.moves, torch.zeros_like(level))
+            gain = torch.where(beta > 0, beta * (moved.log_likelihood - trees.log_likelihood), 0.0)
+            log_ratio = gain + log_prior_there - log_prior
+            uniform = torch.rand(len(level), generator=generator, dtype=torch.float64)
+            accept = uniform.log() < log_ratio
+            position = torch.where(accept[:, None], proposed, position)
+            log_prior = torch.where(accept, log_prior_there, log_prior)
+            log_likelihood = torch.where(accept, moved.log_likelihood, trees.log_likelihood)
+            trees = trees._replace(log_likelihood=log_likelihood)
+            if warming:
+                probability = log_ratio.clamp(max=0).exp().nan_to_num(0.0)
+                mean = torch.zeros_like(log_scale).index_add_(0, level, probability) / self.num_runs
+                log_scale += (mean - _TARGET_ACCEPTANCE) / (iteration + 1) ** 0.6
+        state = state._replace(trees=trees, position=position, log_scale=log_scale)
+        if not warming:
+            return state
+        runs, levels = state.replica.shape
+        cold = position[state.replica[:, -1] + torch.arange(runs) * levels]
+        weight = min(1.0, 3.0 / (iteration + 3))
+        mean = torch.lerp(state.mean, cold.mean(0), weight)
+        spread = (cold - state.mean).mT @ (cold - mean) / runs
+        covariance = torch.lerp(state.covariance, (spread + spread.mT) / 2, 0.0 if iteration < 50 else weight)
+        return state._replace(mean=mean, covariance=covariance)
+
+    def _exchange(
+        self, state: SearchState, iteration: int, generator: torch.Generator
+    ) -> tuple[SearchState, dict[str, Tensor]]:
+        runs, levels = state.replica.shape
+        log_likelihood = state.trees.log_likelihood.reshape(runs, levels).gather(1, state.replica)
+        width = state.beta.diff()
+        probability = (width * (log_likelihood[:, :-1] - log_likelihood[:, 1:])).exp().clamp(max=1.0)
+        uniform = torch.rand(probability.shape, generator=generator, dtype=torch.float64)
+        turn = (torch.arange(levels - 1) + iteration) % 2 == 0
+        accept = (uniform < probability) & turn
+        source = torch.arange(levels).repeat(runs, 1)
+        source[:, :-1] += accept.long()
+        source[:, 1:] -= accept.long()
+        state = state._replace(
+            replica=state.replica.gather(1, source),
+            rejection=state.rejection + (1 - probability).mean(0),
+            num_counted=state.num_counted + 1,
+        )
+        return state, {"log_likelihood": log_likelihood, "exchange_probability": probability}
+
+    def _count(self, state: SearchState, warming: bool) -> SearchState:
+        """Count round trips of replicas from the prior to the posterior and back."""
+        heading = state.heading.clone()
+        top, bottom = state.replica[:, -1:], state.replica[:, :1]
+        arrived = heading.gather(1, top)[:, 0] == 1
+        heading.scatter_(1, top, 0).scatter_(1, bottom, 1)
+        trips = state.round_trips if warming else state.round_trips + arrived.long()
+        return state._replace(heading=heading, round_trips=trips)
+
+    def _adapt(self, state: SearchState, iteration: int) -> SearchState:
+        """Place the temperatures so that neighbours exchange at equal rates."""
+        due = [round(_ADAPTED * self.num_warmup * (k + 1) / _ADAPTATIONS) for k in range(_ADAPTATIONS)]
+        if iteration + 1 not in due or int(state.num_counted) < 10:
+            return state
+        seen = Exchange(state.rejection / state.num_counted, torch.zeros(1), int(state.num_counted))
+        beta = seen.temperatures(state.beta, len(state.beta) - 1).to(torch.float64)
+        beta[0] = self.beta[0]
+        return state._replace(
+            beta=beta,
+            rejection=torch.zeros_like(state.rejection),
+            num_counted=torch.zeros_like(state.num_counted),
+        )
+
+    def ending(self, state: SearchState, iteration: int, records: Records) -> Ending | None:
+        """Return how the runs end, or None to continue."""
+        if iteration >= self.num_steps:
+            return "finished"
+        done = iteration - self.num_warmup
+        if self.stop is None or done < _CHECKED or done % _CHECKED:
+            return None
+        splits = records["splits"][self.num_warmup :]
+        samples = [TreeSample.from_topologies(topologies_of(self.taxa, splits[:, run])[0]) for run in range(self.num_runs)]
+        return "converged" if asdsf(samples).average < self.stop else None
+
+    def note(self, state: SearchState, iteration: int, records: Records) -> str:
+        """Return the text behind the progress bar."""
+        phase = "warm-up" if iteration <= self.num_warmup else "sampling"
+        best = float(records["log_likelihood"][-1][:, -1].max())
+        return f"{phase}, log likelihood {best:.1f}, {int(state.round_trips.sum())} round trips"
+
+
+#: Draws between checks of the stopping rule.
+_CHECKED = 500
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TopologyInference:
+    """Posterior over topologies, branch lengths and parameters, with the evidence over all topologies.
+
+    Attributes
+    ----------
+    samples : tuple of TreeSample
+        Trees of each run with their branch lengths, without burn-in.
+    parameters : dict of Tensor
+        Values of the free parameters of the substitution model and the site rates, shape `(runs, draws, *event_shape)`.
+    log_likelihood : Tensor
+        Log-likelihoods at each temperature, shape `(temperatures, runs, draws)`.
+    log_prior : Tensor
+        Log prior densities of branch lengths and parameters of the trees in `samples`, up to a constant, shape
+        `(runs, draws)`.
+    beta : Tensor
+        Inverse temperatures, increasing to 1, shape `(temperatures,)`.
+    exchange : Exchange
+        Exchange rates of neighbouring temperatures, and round trips.
+    moves : dict of tuple of float
+        Number of proposals and acceptance rate of each kind of move at the posterior's temperature and below.
+    ending : str
+        "finished", "converged", "time budget" or "interrupted".
+    seconds : float
+    settings : dict
+        Settings of the run.
+    is_warm : bool
+        Whether the run reached the end of its warm-up; otherwise its later half is returned.
+    """
+
+    samples: tuple[TreeSample, ...]
+    parameters: dict[str, Tensor]
+    log_likelihood: Tensor
+    log_prior: Tensor
+    beta: Tensor
+    exchange: Exchange
+    moves: dict[str, tuple[int, float]]
+    ending: Ending
+    seconds: float
+    settings: dict[str, Any] = field(default_factory=dict)
+    is_warm: bool = True
+
+    @cached_property
+    def sample(self) -> TreeSample:
+        """Trees of all runs."""
+        return TreeSample.pooled(self.samples)
+
+    @cached_property
+    def asdsf(self) -> float:
+        """Average standard deviation of split frequencies among the runs; NaN for a single run."""
+        return asdsf(self.samples).average if len(self.samples) > 1 else math.nan
+
+    @cached_property
+    def split_effective_sizes(self) -> Tensor:
+        """Effective sample size of the indicator of each split with a frequency from 0.05 to 0.95, `(splits,)`."""
+        sample, runs = self.sample, len(self.samples)
+        inner = sample.topologies.below[:, sample.num_taxa :]
+        splits, index = clades.identify(inner)
+        incidence = np.zeros((len(inner), len(splits)), dtype=bool)
+        np.put_along_axis(incidence, index, True, axis=1)
+        shares = sample.weights @ incidence
+        chosen = incidence[:, (shares >= 0.05) & (shares <= 0.95)][sample.index]
+        series = torch.from_numpy(chosen.astype(np.float64)).T.reshape(chosen.shape[1], runs, -1)
+        # The indicator of a split may be constant in one run.
+        return effective_sample_size(series) if len(series) else torch.zeros(0, dtype=torch.float64)
+
+    @cached_property
+    def r_hat(self) -> dict[str, float]:
+        """R-hat of the tree length, the log-likelihood and each parameter; the largest of its elements."""
+        return {name: float(r_hat(series).max()) for name, series in self._series.items()}
+
+    @property
+    def _series(self) -> dict[str, Tensor]:
+        """Return scalar summaries, `(elements, runs, draws)`."""
+        lengths = torch.stack([sample.branch_lengths.sum(-1) for sample in self.samples])
+        series = {"tree_length": lengths[None], "log_likelihood": self.log_likelihood[-1][None]}
+        for name, values in self.parameters.items():
+            series[name] = values.reshape(*values.shape[:2], -1).movedim(-1, 0)
+        return series
+
+    @cached_property
+    def problems(self) -> tuple[str, ...]:
+        """What speaks against convergence, each with its remedy; empty if nothing does."""
+        found = []
+        if not self.is_warm:
+            found.append("the run ended in its warm-up and has not converged: give more time")
+        more = "give num_samples= and num_warmup= larger numbers"
+        if len(self.samples) < 2:
+            found.append("a single run cannot show whether runs agree: use num_runs=2 or more")
+        elif not self.asdsf < _ASDSF:
+            found.append(f"the runs' split frequencies differ (ASDSF {self.asdsf:.3f}, above {_ASDSF}): {more}")
+        sizes = self.split_effective_sizes
+        if len(sizes) and float(sizes.min()) < _LEAST_EFFECTIVE:
+            found.append(f"a split has only {float(sizes.min()):.0f} effective draws: {more}")
+        worst = max(self.r_hat, key=lambda name: self.r_hat[name])
+        if not self.r_hat[worst] < _MOST_R_HAT:
+            found.append(f"the runs disagree on {worst} (R-hat {self.r_hat[worst]:.3f}): {more}")
+        return tuple(found)
+
+    @property
+    def is_converged(self) -> bool:
+        """Whether no diagnostic speaks against convergence."""
+        return not self.problems
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """Evidence over all topologies under their uniform prior, by stepping stones between all temperatures.
+
+        Each ratio of normalising constants is estimated from the draws at both of its temperatures (Bennett 1976).
+        """
+        evaluations = int(self.settings["num_evaluations"])
+        if float(self.beta[0]) > 0:
+            why = "the ladder of temperatures does not reach the prior: use evidence=True"
+            return Evidence("stepping_stone", math.nan, math.nan, evaluations, (why,))
+        ratios, influence = bidirectional_ratios(self.beta, self.log_likelihood)
+        problems = [] if self.is_warm else [self.problems[0]]
+        trips = int(self.exchange.round_trips.sum())
+        if trips < _LEAST_ROUND_TRIPS:
+            problems.append(f"only {trips} round trips between prior and posterior: give num_samples= a larger number")
+        size = effective_sample_size(influence)
+        if not float(size.min()) >= _LEAST_EFFECTIVE:
+            problems.append(f"a step has only {float(size.min()):.0f} effective draws: give num_samples= a larger number")
+        widest = float(self.exchange.rejection.max())
+        if widest > _MOST_REJECTED:
+            problems.append(
+                f"neighbouring temperatures exchange {100 * (1 - widest):.0f} % of the time only: use more temperatures"
+            )
+        facts = {"round_trips": float(trips), "barrier": self.exchange.barrier}
+        # Exchanges make the temperatures' errors dependent, so that their influences are added up.
+        error = float(mean_error(influence.sum(0)))
+        return Evidence(
+            "stepping_stone", float(ratios.sum()), error, evaluations, tuple(problems), facts, seconds=self.seconds
+        )
+
+    @property
+    def log_evidence(self) -> float:
+        """The log evidence over all topologies in nats; its error and warnings are in `evidence`."""
+        return self.evidence.log_evidence
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on convergence and the evidence."""
+        splits = f"ASDSF {self.asdsf:.4f}" if len(self.samples) > 1 else "one run"
+        state = "converged" if self.is_converged else "NOT CONVERGED"
+        text = f"{state} ({splits}, {self.sample.num_samples} trees, {len(self.sample.topologies)} topologies)"
+        if float(self.beta[0]) == 0:
+            text += f"; {self.evidence}"
+        return text + "".join(f"\n  {problem}" for problem in self.problems)
+
+    def __repr__(self) -> str:
+        return f"TopologyInference({len(self.samples)} runs x {self.log_likelihood.shape[-1]} draws): {self.verdict}"
+
+    def to_arviz(self) -> Any:
+        """Return parameters, tree length and log-likelihood as `InferenceData` (ArviZ 0.x) or `DataTree` (1.x).
+
+        A run is a chain. Split indicators are not included: see `sample` and `split_frequencies`.
+        """
+        import xarray as xr
+
+        variables = {
+            name: (("chain", "draw", *(f"{name}_dim_{k}" for k in range(values.dim() - 2))), values.numpy())
+            for name, values in self.parameters.items()
+        }
+        variables["tree_length"] = (("chain", "draw"), self._series["tree_length"][0].numpy())
+        stats = {
+            "lp": (("chain", "draw"), (self.log_prior + self.log_likelihood[-1]).numpy()),
+            "log_likelihood": (("chain", "draw"), self.log_likelihood[-1].numpy()),
+        }
+        return as_inference_data({"posterior": xr.Dataset(variables), "sample_stats": xr.Dataset(stats)})
+
+
+_ASDSF, _LEAST_EFFECTIVE, _MOST_R_HAT = 0.01, 100, 1.05
+_LEAST_ROUND_TRIPS, _MOST_REJECTED = 10, 0.9
+
+
+def bidirectional_ratios(beta: Tensor, log_likelihood: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log ratios of the normalising constants of neighbouring temperatures, and the influence of each draw.
+
+    `beta` `(T,)`, `log_likelihood` `(T, runs, draws)`; the ratios are `(T - 1,)`, the influences `(T - 1, runs, draws)`,
+    whose mean is the error to first order.
+    """
+    gains = beta.diff()[:, None, None]
+    up, down = gains * log_likelihood[:-1], gains * log_likelihood[1:]
+    low = torch.minimum(up.amin((1, 2)), down.amin((1, 2)))
+    high = torch.maximum(up.amax((1, 2)), down.amax((1, 2)))
+    for _ in range(100):  # bisection: the difference of means decreases in the ratio
+        middle = (low + high) / 2
+        at = middle[:, None, None]
+        rest = (up - at).sigmoid().mean((1, 2)) - (at - down).sigmoid().mean((1, 2))
+        low, high = torch.where(rest > 0, middle, low), torch.where(rest > 0, high, middle)
+    ratios = (low + high) / 2
+    at = ratios[:, None, None]
+    one, other = (up - at).sigmoid(), (at - down).sigmoid()
+    slope = (one * (1 - one)).mean((1, 2)) + (other * (1 - other)).mean((1, 2))
+    return ratios, (one - other) / slope[:, None, None]
+
+
+def infer_topologies(
+    alignment: Alignment,
+    *,
+    substitution: SubstitutionModel | None = None,
+    site_rates: SiteRates | None = None,
+    branch_length_prior: TorchDistribution | None = None,
+    num_runs: int = 2,
+    num_warmup: int = 1000,
+    num_samples: int = 4000,
+    num_temperatures: int | None = None,
+    evidence: bool = True,
+    constraints: Sequence[Sequence[str]] = (),
+    moves: Moves | None = None,
+    stop: float | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    time_budget: float | None = None,
+    num_jobs: int = 1,
+    progress: bool = True,
+) -> TopologyInference:
+    r"""Sample topologies, branch lengths and parameters from an alignment alone.
+
+    Parallel tempering over unrooted topologies with a uniform prior. A round is one sweep of moves of every chain, a
+    few proposals of the free parameters, and an exchange of neighbouring temperatures; each run gives one draw a round.
+    Branch lengths are proposed from gamma distributions that match the first two derivatives of their log density;
+    topologies by nearest-neighbour interchange, subtree pruning and regrafting, and tree bisection and reconnection,
+    guided by likelihood and parsimony.
+
+    Parameters
+    ----------
+    alignment : Alignment
+    substitution : SubstitutionModel, default JC69()
+        Parameters without a value are sampled.
+    site_rates : SiteRates, optional
+        Distribution of the rate over sites; parameters without a value are sampled. By default all sites have rate one.
+    branch_length_prior : TorchDistribution, optional
+        `Exponential` or `Gamma` of one branch length, or `GammaDirichlet` of all. Exponential with rate 10 by default.
+    num_runs : int, default 2
+        Independent runs, from different trees.
+    num_warmup, num_samples : int, default 1000 and 4000
+        Rounds.
+    num_temperatures : int, optional
+        Temperatures of each run; by default enough for the number of branches. They are placed in the warm-up.
+    evidence : bool, default True
+        Whether the temperatures reach the prior, which the evidence needs. Otherwise a few suffice.
+    constraints : sequence of sequences of str, optional
+        Groups of taxa that are on one side of a branch in every tree.
+    moves : Moves, optional
+        Relative frequencies of the kinds of moves.
+    stop : float, optional
+        Average standard deviation of split frequencies below which the runs end early, such as 0.01.
+    seed : int, default 0
+    dtype : torch.dtype, default torch.float64
+        float32 is nearly twice as fast; its log-likelihoods have errors of some 1e-7 per site.
+    checkpoint : path, optional
+        File for the state, from which an existing run resumes with bitwise identical results.
+    checkpoint_seconds : float, default 10
+    time_budget : float, optional
+        Seconds after which the runs end early, as on Ctrl-C.
+    num_jobs : int, default 1
+        Threads over chains; the result does not depend on it.
+    progress : bool, default True
+        Show a progress bar if the run takes over two seconds.
+
+    Returns
+    -------
+    TopologyInference
+
+    Raises
+    ------
+    SettingsError
+        If a setting lies outside its domain, or the constraints contradict each other.
+    AlignmentError
+        If there are fewer than four taxa.
+    MissingPackageError
+        If there is no C++ compiler.
+    CheckpointError
+        If the checkpoint is damaged or belongs to another run.
+
+    Warns
+    -----
+    SamplingWarning
+        If the run ended early.
+
+    References
+    ----------
+    Altekar, G., Dwarkadas, S., Huelsenbeck, J. P., Ronquist, F. (2004). Parallel Metropolis coupled Markov chain Monte
+    Carlo for Bayesian phylogenetic inference. Bioinformatics 20, 407-415.
+
+    Lakner, C., van der Mark, P., Huelsenbeck, J. P., Larget, B., Ronquist, F. (2008). Efficiency of Markov chain Monte
+    Carlo tree proposals in Bayesian phylogenetics. Systematic Biology 57, 86-103.
+
+    Zhang, C., Huelsenbeck, J. P., Ronquist, F. (2020). Using parsimony-guided tree proposals to accelerate convergence
+    in Bayesian phylogenetic inference. Systematic Biology 69, 1016-1032.
+
+    Xie, W., Lewis, P. O., Fan, Y., Kuo, L., Chen, M.-H. (2011). Improving marginal likelihood estimation for Bayesian
+    phylogenetic model selection. Systematic Biology 60, 150-160.
+
+    Bennett, C. H. (1976). Efficient estimation of free energy differences from Monte Carlo data. Journal of
+    Computational Physics 22, 245-268.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics import primates
+    >>> alignment, _ = primates()
+    >>> result = infer_topologies(alignment, num_warmup=50, num_samples=50, num_temperatures=8, progress=False)
+    >>> result.sample.num_samples
+    100
+    """
+    substitution = check_models(alignment, substitution, site_rates)
+    if alignment.num_taxa < 4:
+        raise AlignmentError(
+            f"The alignment has {alignment.num_taxa} taxa, which have one topology only. Remedy: give at least four taxa, "
+            "or use TreeModel."
+        )
+    prior = _length_prior(branch_length_prior, alignment.num_taxa)
+    num_runs, num_warmup = whole_number("num_runs", num_runs, 1), whole_number("num_warmup", num_warmup, 0)
+    num_samples, seed = whole_number("num_samples", num_samples, 4), whole_number("seed", seed)
+    num_jobs = whole_number("num_jobs", num_jobs, 1)
+    if stop is not None:
+        stop = real_number("stop", stop, between=(0, 1))
+        if num_runs < 2:
+            raise SettingsError("stop compares runs. Remedy: use num_runs=2 or more, or leave stop=None.")
+    if dtype not in (torch.float64, torch.float32):
+        raise SettingsError(f"dtype={dtype} is not supported. Remedy: use torch.float64 or torch.float32.")
+    num_edges = 2 * alignment.num_taxa - 3
+    if num_temperatures is None:
+        num_temperatures = math.ceil(4 + 3.4 * math.sqrt(num_edges)) if evidence else 5
+    num_temperatures = whole_number("num_temperatures", num_temperatures, 2 if not evidence else 3)
+    beta = torch.linspace(0, 1, num_temperatures, dtype=torch.float64)
+    beta = beta**3 if evidence else _WARMEST + (1 - _WARMEST) * beta
+    space = ParameterSpace(substitution, site_rates)
+    moves = Moves() if moves is None else moves
+    if not isinstance(moves, Moves) or min(astuple(moves)) < 0 or not sum(astuple(moves)) > 0:
+        raise SettingsError(f"moves: {moves!r:.80} is invalid. Remedy: give Moves(...) with shares of at least 0.")
+    splits = _checked_constraints(constraints, alignment.taxa)
+    num_states = int(substitution.with_parameters(space.constrain(torch.zeros(space.dim, dtype=torch.float64))).frequencies(
+        torch.zeros((), dtype=torch.float64)
+    ).shape[-1])
+    chains = TreeChains(
+        alignment.patterns.numpy(),
+        alignment.weights.numpy(),
+        num_states,
+        num_runs * num_temperatures,
+        prior,
+        constraints=splits,
+        dtype=dtype,
+        num_threads=num_jobs,
+    )
+    settings: dict[str, Any] = {
+        "model": setting_as_json(
+            [list(alignment.taxa), alignment.patterns, alignment.weights, substitution, site_rates, astuple(prior)]
+        ),
+        "constraints": splits.tolist(),
+        "num_runs": num_runs,
+        "num_warmup": num_warmup,
+        "num_samples": num_samples,
+        "num_temperatures": num_temperatures,
+        "evidence": bool(evidence),
+        "moves": list(astuple(moves)),
+        "stop": stop,
+        "seed": seed,
+        "dtype": str(dtype),
+    }
+    control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
+    search = TopologySearch(
+        chains, space, num_runs, beta, num_warmup, num_samples, moves, num_edges, settings, stop, alignment.taxa
+    )
+    outcome = drive(search, control, new_generator(seed, stream="topologies"))
+    return _result(search, outcome, control)
+
+
+#: Smallest inverse temperature of a ladder that does not reach the prior.
+_WARMEST = 0.5
+
+
+def _result(search: TopologySearch, outcome: Outcome, control: Control) -> TopologyInference:
+    """Collect the draws of the runs."""
+    done, warm = outcome.num_iterations, outcome.num_iterations >= search.num_warmup + _LEAST_DRAWS
+    first = search.num_warmup if warm else done // 2
+    if done - first < _LEAST_DRAWS:
+        raise nothing_done(outcome.ending, control, f"after {done} rounds")
+    rows = {name: rows[first:] for name, rows in outcome.records.as_dict().items()}
+    num_runs, state = search.num_runs, outcome.state
+    samples = []
+    for run in range(num_runs):
+        topologies, order = topologies_of(search.taxa, rows["splits"][:, run])
+        lengths = rows["lengths"][:, run].gather(1, torch.from_numpy(order))
+        samples.append(replace(TreeSample.from_topologies(topologies, branch_lengths=lengths), num_burn_in=first))
+    position, prior = rows["position"].movedim(0, 1), search.chains.prior
+    lengths = rows["lengths"].movedim(0, 1)
+    log_prior = search.space.log_prior(position) + prior.log_density(lengths, len(search.taxa))
+    rejection = 1 - rows["exchange_probability"].mean((0, 1))
+    counts = state.trees.counts.sum(0)
+    moves = {
+        name: (int(tried), float(accepted) / max(1, int(tried)))
+        for name, (tried, accepted) in zip(asdict(search.moves), counts.tolist(), strict=True)
+    }
+    warm_up = f"after {done} of {search.num_steps} rounds"
+    say_early(outcome.ending, control, search.description, warm_up + ("" if warm else ", in the warm-up"), stacklevel=4)
+    return TopologyInference(
+        tuple(samples),
+        search.space.constrain(position),
+        rows["log_likelihood"].permute(2, 1, 0).contiguous(),
+        log_prior,
+        state.beta,
+        Exchange(rejection, state.round_trips, done - first),
+        moves,
+        outcome.ending,
+        outcome.seconds,
+        search.settings | {"num_evaluations": int(counts[:, 0].sum())},
+        warm,
+    )
+
+
+_LEAST_DRAWS = 8
+
+
+def _length_prior(prior: TorchDistribution | None, num_taxa: int) -> LengthPrior:
+    """Return the prior of branch lengths in the form that the chains need."""
+    if prior is None:
+        return LengthPrior()
+    if isinstance(prior, Exponential) and prior.batch_shape == ():
+        return LengthPrior(rate=float(prior.rate))
+    if isinstance(prior, Gamma) and prior.batch_shape == ():
+        shape = float(prior.concentration)
+        return LengthPrior(shape, shape, float(prior.rate))
+    if isinstance(prior, GammaDirichlet) and prior.event_shape == (2 * num_taxa - 3,):
+        pendant, inner = prior.concentration[..., :num_taxa], prior.concentration[..., num_taxa:]
+        if prior.batch_shape == () and bool((pendant == pendant[0]).all() and (inner == inner[0]).all()):
+            power = float(prior.length_shape - prior.concentration.sum())
+            return LengthPrior(float(pendant[0]), float(inner[0]), float(prior.length_rate), power)
+    raise SettingsError(
+        f"branch_length_prior: {type(prior).__name__} is not supported here, because branches change their places. "
+        "Remedy: give Exponential(torch.tensor(10.0)), Gamma(...) of one length, or GammaDirichlet.for_tree(tree)."
+    )
+
+
+def _checked_constraints(groups: Sequence[Sequence[str]], taxa: Sequence[str]) -> clades.Bits:
+    """Return the splits of groups of taxa, `(constraints, words)`; SettingsError if they are invalid."""
+    number = {taxon: place for place, taxon in enumerate(taxa)}
+    everything, alone = clades.everything(len(taxa)), clades.single(len(taxa))
+    splits: list[Any] = []
+    for group in groups:
+        if isinstance(group, str) or not all(taxon in number for taxon in group):
+            unknown = group if isinstance(group, str) else [taxon for taxon in group if taxon not in number]
+            raise SettingsError(f"constraints: {unknown!r:.80} is not in the alignment. Remedy: give lists of its taxa.")
+        if not 2 <= len(set(group)) <= len(taxa) - 2:
+            raise SettingsError(
+                f"constraints: {list(group)!r:.80} does not constrain a tree. Remedy: give at least two taxa, and leave "
+                "at least two out."
+            )
+        split = np.bitwise_or.reduce(alone[[number[taxon] for taxon in group]], axis=0)
+        split = everything & ~split if split[0] & np.uint64(1) else split
+        for place, other in enumerate(splits):
+            common = split & other
+            if common.any() and (common != split).any() and (common != other).any():
+                raise SettingsError(
+                    f"constraints: groups {place + 1} and {len(splits) + 1} contradict each other. Remedy: give groups "
+                    "of which one holds the other, or that have no taxon in common."
+                )
+        splits.append(split)
+    return np.array(splits, dtype=np.uint64).reshape(len(splits), clades.num_words(len(taxa)))
