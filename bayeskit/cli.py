@@ -399,7 +399,7 @@ def evidence(
     name: Annotated[str | None, typer.Argument(help="A model listed by 'bayeskit list'.")] = None,
     alignment: Annotated[Path | None, typer.Option(help="FASTA, NEXUS or PHYLIP file.")] = None,
     tree: Annotated[Path | None, typer.Option(help="Newick or NEXUS file with the topology.")] = None,
-    substitution: Annotated[str, typer.Option(help="JC69, K80, HKY85, TN93 or GTR.")] = "JC69",
+    substitution: Annotated[str, typer.Option(help="Such as JC69, HKY85, GTR+I+G4 or LG+F+R3.")] = "JC69",
     methods: Methods = "all",
     seed: Seed = 0,
     out: Out = None,
@@ -773,10 +773,9 @@ def _checked_model(name: str) -> str:
 
 def _checked_files(alignment: Path | None, tree: Path | None, substitution: str) -> str:
     """Return the title of the run of an alignment on a tree."""
-    from bayeskit.gallery import SUBSTITUTION_MODELS
+    from bayeskit.gallery import check_substitution
 
-    if substitution not in SUBSTITUTION_MODELS:
-        raise unknown_name("substitution model", substitution, SUBSTITUTION_MODELS)
+    check_substitution(substitution)
     for path, kind in ((alignment, AlignmentError), (tree, TreeError)):
         if path is not None and not path.is_file():
             raise kind(f"{path}: there is no such file")

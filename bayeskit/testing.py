@@ -237,7 +237,7 @@ class KernelContract:
 
 
 class SubstitutionModelContract:
-    """What a model of nucleotide substitution promises: a reversible Markov process of unit mean rate.
+    """What a substitution model promises: a reversible Markov process of unit mean rate.
 
     Attributes
     ----------
@@ -257,16 +257,16 @@ class SubstitutionModelContract:
     lengths: ClassVar[tuple[float, ...]] = (0.0, 1e-9, 0.01, 0.3, 2.0, 500.0)
 
     def _facts(self) -> tuple[SubstitutionModel, Tensor, Tensor, Tensor, Tensor]:
-        """Return model, lengths ``(n,)``, matrices ``(n, 4, 4)``, rates ``(4, 4)`` and frequencies ``(4,)``."""
+        """Return model, lengths ``(n,)``, matrices ``(n, s, s)``, rates ``(s, s)``, frequencies ``(s,)``."""
         model, t = type(self).model(), torch.tensor(self.lengths, dtype=torch.float64)
         return model, t, model.transition_matrices(t), model.rate_matrix(t), model.frequencies(t)
 
     def test_rows_are_probabilities(self) -> None:
         """No branch is too short or too long."""
-        _, t, matrices, _, _ = self._facts()
-        assert matrices.shape == (*t.shape, 4, 4) and bool((matrices >= 0).all())
+        model, t, matrices, _, _ = self._facts()
+        assert matrices.shape == (*t.shape, model.num_states, model.num_states) and bool((matrices >= 0).all())
         torch.testing.assert_close(matrices.sum(-1), torch.ones_like(matrices[..., 0]), rtol=0, atol=1e-12)
-        torch.testing.assert_close(matrices[0], torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-12)
+        torch.testing.assert_close(matrices[0], torch.eye(model.num_states, dtype=torch.float64), rtol=0, atol=1e-12)
 
     def test_it_is_a_process(self) -> None:
         """Transition matrices are the exponential of the rate matrix, and two branches in a row are one."""
@@ -297,7 +297,7 @@ class SubstitutionModelContract:
         model, _, _, _, _ = self._facts()
         for dtype in (torch.float32, torch.float64):
             found = model.transition_matrices(torch.full((2, 3, 5), 0.1, dtype=dtype))
-            assert found.shape == (2, 3, 5, 4, 4) and found.dtype == dtype
+            assert found.shape == (2, 3, 5, model.num_states, model.num_states) and found.dtype == dtype
 
 
 class GradientEstimatorContract:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,24 @@ from bayeskit.core.inputs import unknown_name
 if TYPE_CHECKING:
     from bayeskit.logdensity.target import Target
 
-__all__ = ["SUBSTITUTION_MODELS", "primates_target", "tree_target"]
+__all__ = ["SUBSTITUTION_MODELS", "check_substitution", "primates_target", "tree_target"]
 
-SUBSTITUTION_MODELS = ("JC69", "K80", "HKY85", "TN93", "GTR")
-"""Names of the substitution models; their parameters have the usual priors."""
+SUBSTITUTION_MODELS = (
+    *("JC69", "F81", "K80", "HKY85", "TNe", "TN93", "K81", "K81u", "TPM2", "TPM2u", "TPM3", "TPM3u"),
+    *("TIMe", "TIM", "TIM2e", "TIM2", "TIM3e", "TIM3", "TVMe", "TVM", "SYM", "GTR"),
+    *("LG", "WAG", "JTT", "GY94", "Mk"),
+    *("JC", "K2P", "HKY", "TN", "TrN", "TrNe", "TrNef", "K3P", "TPM1", "K3Pu", "TPM1u", "K81uf", "TPM1uf", "TPM2uf"),
+    *("TPM3uf", "TIM1", "TIM1e", "TIM1ef", "TIM2ef", "TIM3ef", "TVMef", "GY"),
+)
+"""Names of the substitution models, and other programs' names of the same; their parameters have the usual priors."""
+
+
+def check_substitution(text: str) -> None:
+    """Raise UnknownNameError if the model of a text such as "GTR+G4" is unknown, without an import of torch."""
+    name = text.partition("+")[0].strip()
+    known = {spelling.lower() for spelling in SUBSTITUTION_MODELS}
+    if name.lower() not in known | {"mkv"} and not re.fullmatch("[0-9]{6}", name):
+        raise unknown_name("substitution model", name, SUBSTITUTION_MODELS)
 
 
 def primates_target() -> Target:
@@ -38,7 +53,7 @@ def tree_target(alignment: str | Path, tree: str | Path, substitution: str = "JC
     tree : path
         A Newick or NEXUS file over the same taxa.
     substitution : str, default "JC69"
-        One of :data:`SUBSTITUTION_MODELS`.
+        One of :data:`SUBSTITUTION_MODELS`, and what is added to it, such as "HKY85", "GTR+G4" or "LG+F+R3".
 
     Returns
     -------
@@ -48,6 +63,8 @@ def tree_target(alignment: str | Path, tree: str | Path, substitution: str = "JC
     ------
     UnknownNameError
         If there is no such substitution model.
+    SettingsError
+        If a suffix is unknown, or the data are of another type than the model.
     AlignmentError, TreeError
         If a file is missing or malformed, or the taxa differ.
 
@@ -62,12 +79,12 @@ def tree_target(alignment: str | Path, tree: str | Path, substitution: str = "JC
     ...     tree_target(alignment, tree).dim
     3
     """
-    if substitution not in SUBSTITUTION_MODELS:
-        raise unknown_name("substitution model", substitution, SUBSTITUTION_MODELS)
+    check_substitution(substitution)
     from bayeskit.logdensity.target import Target
     from bayeskit.models import phylogenetics
 
-    sequences = phylogenetics.Alignment.from_file(alignment)
+    kind = {"gy94": "codon", "gy": "codon", "mk": "standard"}.get(substitution.partition("+")[0].strip().lower())
+    sequences = phylogenetics.Alignment.from_file(alignment, data_type=kind)
     topology = phylogenetics.Tree.from_file(tree)
-    model = phylogenetics.TreeModel(sequences, topology, substitution=getattr(phylogenetics, substitution)())
-    return Target.from_pyro(model)
+    model, site_rates = phylogenetics.parse_substitution(substitution, sequences)
+    return Target.from_pyro(phylogenetics.TreeModel(sequences, topology, model, site_rates=site_rates))

@@ -1,8 +1,11 @@
 """Phylogenetics: alignments, trees and samples of trees, substitution models and their likelihoods."""
 
 from bayeskit.models.phylogenetics.alignments import Alignment, primates
+from bayeskit.models.phylogenetics.amino_acids import AminoAcidModel
 from bayeskit.models.phylogenetics.branch_derivatives import BranchDerivatives
 from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
+from bayeskit.models.phylogenetics.codon_models import GY94, codon_frequencies
+from bayeskit.models.phylogenetics.data_types import DNA, PROTEIN, DataType, codons, standard_characters
 from bayeskit.models.phylogenetics.distributions import (
     ConditionalCladeDistribution,
     SampleFrequencies,
@@ -10,15 +13,20 @@ from bayeskit.models.phylogenetics.distributions import (
     SubsplitBayesianNetwork,
 )
 from bayeskit.models.phylogenetics.forest import ForestLikelihood
+from bayeskit.models.phylogenetics.model_names import parse_substitution
 from bayeskit.models.phylogenetics.samples import TreeSample, asdsf, robinson_foulds, split_frequencies
-from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites, SiteRates
+from bayeskit.models.phylogenetics.site_rates import FreeRates, GammaRates, InvariantSites, SiteRates
 from bayeskit.models.phylogenetics.substitution import (
     GTR,
     HKY85,
     JC69,
     K80,
     TN93,
+    GTRSubmodel,
+    Mk,
+    ReversibleModel,
     SubstitutionModel,
+    all_reversible_models,
     empirical_frequencies,
 )
 from bayeskit.models.phylogenetics.summaries import (
@@ -35,17 +43,26 @@ from bayeskit.models.phylogenetics.trees import Tree
 
 __all__ = [
     "Alignment",
+    "AminoAcidModel",
     "BranchDerivatives",
     "ConditionalCladeDistribution",
     "ConsensusTree",
+    "DNA",
+    "DataType",
     "ForestLikelihood",
+    "FreeRates",
     "GTR",
+    "GTRSubmodel",
+    "GY94",
     "GammaDirichlet",
     "GammaRates",
     "HKY85",
     "InvariantSites",
     "JC69",
     "K80",
+    "Mk",
+    "PROTEIN",
+    "ReversibleModel",
     "SampleFrequencies",
     "SiteRates",
     "Smoothed",
@@ -56,15 +73,20 @@ __all__ = [
     "Tree",
     "TreeModel",
     "TreeSample",
+    "all_reversible_models",
     "all_topologies",
     "asdsf",
+    "codon_frequencies",
+    "codons",
     "empirical_frequencies",
     "greedy_consensus",
     "majority_rule_consensus",
+    "parse_substitution",
     "plot_credible_set",
     "plot_split_frequencies",
     "plot_tree",
     "primates",
     "robinson_foulds",
     "split_frequencies",
+    "standard_characters",
 ]

@@ -1,10 +1,13 @@
-"""Nucleotide alignments as weighted site patterns, and readers for FASTA, NEXUS and PHYLIP files."""
+"""Alignments as weighted site patterns, and readers for FASTA, NEXUS and PHYLIP files."""
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -17,7 +20,9 @@ from dendropy.dataio.nexusreader import NexusReader
 from dendropy.utility.error import DataParseError
 from torch import Tensor
 
+from bayeskit.core.inputs import unknown_name
 from bayeskit.errors import AlignmentError, ConversionWarning, SettingsError
+from bayeskit.models.phylogenetics.data_types import DNA, PROTEIN, DataType, codons, standard_characters
 from bayeskit.models.phylogenetics.newick import QUOTED, nexus_commands, read_text, unquoted
 from bayeskit.models.phylogenetics.trees import Tree
 
@@ -27,13 +32,9 @@ __all__ = ["Alignment", "primates"]
 # characters in the file, because its own has no U beside T. DendroPy does not report a wrong number of taxa, and if a
 # sequence is too short it reads the next name as characters.
 
-#: Sets of bases as bits (A=1, C=2, G=4, T=8) for each IUPAC code; gaps and unknowns are all four.
-_BASES = {
-    **{"A": 1, "C": 2, "M": 3, "G": 4, "R": 5, "S": 6, "V": 7, "T": 8, "U": 8, "W": 9, "Y": 10},
-    **{"H": 11, "K": 12, "D": 13, "B": 14, "N": 15, "X": 15, "O": 15, "?": 15, "-": 15},
-}
 _SET = re.compile(r"[{(]([^{}()]*)[})]")
-_LETTER = {mask: letter for letter, mask in reversed(_BASES.items()) if letter.isalpha()}
+#: Stands for a set of symbols in the text of a sequence.
+_ANY = "\x01"
 #: Characters that DendroPy rejects as symbols, and its fixed gap and missing characters.
 _NO_SYMBOLS = set(" \t\n{}(),;:=\\\"'[]-?")
 _SETTING = re.compile(r"(\w+)(?:\s*=\s*(\"[^\"]*\"|\S+))?")
@@ -58,8 +59,9 @@ class _Record:
     """A sequence of an alignment, with its lines in the file."""
 
     name: str
-    text: str  # one character per site
+    text: str  # one character per site, or per base of a codon
     rows: list[tuple[int, int]]  # line and number of its sites; empty without a file
+    sets: tuple[str, ...] = ()  # the symbols of each `_ANY` in `text`
 
     @property
     def line(self) -> int | None:
@@ -75,8 +77,10 @@ class _Record:
         return self.line
 
 
-def _read_records(path: str | os.PathLike[str], format: str | None = None) -> list[_Record]:
-    """Return the sequences of an alignment file in file order, their characters unchecked.
+def _read_records(
+    path: str | os.PathLike[str], format: str | None = None
+) -> tuple[list[_Record], DataType | str | None]:
+    """Return the sequences of an alignment file in file order, their characters unchecked, and the type it declares.
 
     Without `format` it is guessed from content, then suffix; AlignmentError if the file is missing or malformed.
     """
@@ -85,8 +89,9 @@ def _read_records(path: str | os.PathLike[str], format: str | None = None) -> li
         raise SettingsError(f"format={format!r} is unknown. Remedy: use 'fasta', 'nexus' or 'phylip'.")
     text = read_text(path, "a FASTA, NEXUS or PHYLIP file", AlignmentError)
     kind = format.lower() if format else _guess(text, source)
-    reader = {"fasta": _read_fasta, "nexus": _read_nexus, "phylip": _read_phylip}[kind]
-    return reader(text, source)
+    if kind == "nexus":
+        return _read_nexus(text, source)
+    return (_read_fasta if kind == "fasta" else _read_phylip)(text, source), None
 
 
 def _guess(text: str, source: str) -> str:
@@ -276,12 +281,13 @@ def _read_phylip(text: str, source: str) -> list[_Record]:
 
 
 def _likeliest(readings: list[list[_Record]], source: str, line: int) -> list[_Record]:
-    """Choose among PHYLIP variants that all give the announced lengths: sequences of bases, fewest names like bases."""
+    """Choose among PHYLIP variants that all give the announced lengths: known symbols, fewest names like bases."""
     distinct = list({tuple((record.name, record.text) for record in reading): reading for reading in readings}.values())
-    nucleotides = [
-        reading for reading in distinct if all(set(record.text.upper()) <= set(_BASES) for record in reading)
-    ]
-    candidates = nucleotides or distinct[:1]
+    nucleotides, proteins = (
+        [reading for reading in distinct if all(kind.symbols.keys() >= set(record.text.upper()) for record in reading)]
+        for kind in (DNA, PROTEIN)
+    )
+    candidates = nucleotides or proteins or distinct[:1]
     doubts = [sum(set(record.name) <= set("ACGTU") for record in reading) for reading in candidates]
     likely = [reading for reading, doubt in zip(candidates, doubts, strict=True) if doubt == min(doubts)]
     if len(likely) > 1:
@@ -293,10 +299,11 @@ def _likeliest(readings: list[list[_Record]], source: str, line: int) -> list[_R
     return likely[0]
 
 
-def _read_nexus(text: str, source: str) -> list[_Record]:
+def _read_nexus(text: str, source: str) -> tuple[list[_Record], DataType | str | None]:
     settings: dict[str, str] = {}
     records: list[_Record] | None = None
     has_trees = False
+    kind: DataType | str | None = None
     for block, head, line, rest in nexus_commands(text, source, AlignmentError):
         if _leaves_out(block, head, rest):
             warnings.warn(
@@ -317,13 +324,13 @@ def _read_nexus(text: str, source: str) -> list[_Record]:
             )
         if block in ("data", "characters") and head in ("dimensions", "format"):
             settings |= {key.lower(): value.strip("\"'") for key, value in _SETTING.findall(rest)}
-            _check_format(settings, source, line)
+            kind = _declared_type(settings, source, line)
         elif block in ("data", "characters") and head == "matrix":
             records = _nexus_matrix(rest, source, line, settings)
     if records is None:
         problem = _TREE_FILE if has_trees else "there is no DATA block with a MATRIX. Remedy: add this block."
         raise AlignmentError(f"{source}: {problem}")
-    return records
+    return records, kind
 
 
 def _leaves_out(block: str, head: str, rest: str) -> bool:
@@ -333,12 +340,13 @@ def _leaves_out(block: str, head: str, rest: str) -> bool:
     return block in ("paup", "mrbayes") and head in ("exclude", "delete", "weights")
 
 
-def _check_format(settings: dict[str, str], source: str, line: int) -> None:
-    kind = settings.get("datatype", "dna").lower()
-    if kind not in ("dna", "rna", "nucleotide"):
+def _declared_type(settings: dict[str, str], source: str, line: int) -> DataType | str | None:
+    """Check the settings of FORMAT and return the type of data that it declares."""
+    kind = settings.get("datatype", "").lower()
+    if kind not in ("", "dna", "rna", "nucleotide", "protein", "standard"):
         raise AlignmentError(
-            f"{source}, line {line}: the data are of type {kind!r}. Remedy: give nucleotide sequences "
-            "(datatype=dna); substitution models for protein and other data are not supported."
+            f"{source}, line {line}: data of type {kind!r} are not supported. Remedy: give datatype=dna, protein or "
+            "standard; the parts of a mixed matrix in files of their own."
         )
     for key in ("equate", "transpose", "tokens", "nolabels", "labels"):
         if key in settings and (key != "labels" or settings[key].lower() not in ("", "left")):
@@ -346,6 +354,10 @@ def _check_format(settings: dict[str, str], source: str, line: int) -> None:
                 f"{source}, line {line}: the format option {key.upper()!r} is not supported. Remedy: write "
                 "the matrix without it."
             )
+    symbols = "".join(settings.get("symbols", "").split())
+    if kind == "standard":
+        return standard_characters(symbols) if len(symbols) > 1 else kind
+    return PROTEIN if kind == "protein" else DNA if kind else None
 
 
 def _nexus_matrix(text: str, source: str, first_line: int, settings: dict[str, str]) -> list[_Record]:
@@ -364,8 +376,10 @@ def _nexus_matrix(text: str, source: str, first_line: int, settings: dict[str, s
     )
     try:
         found = _parse(plain, "nexus", preserve_underscores=True, case_sensitive_taxon_labels=True)
-        sequences = [(name, _SET.sub(_set_letter, states)) for name, states in found]
+        sequences = [(name, _SET.sub(_ANY, states)) for name, states in found]
         records = _records(sequences, rows, _first_word, "interleaved with names" if interleaved else "sequential")
+        for record, (_, states) in zip(records, found, strict=True):
+            record.sets = tuple(_SET.findall(states))
     except (DataParseError, NexusReader.BlockTerminatedException, _Misread) as error:
         line = error.line if isinstance(error, _Misread) else first_line - 1 + (getattr(error, "line_num", None) or 1)
         if "MATCHCHAR" in str(error):
@@ -396,26 +410,76 @@ def _nexus_matrix(text: str, source: str, first_line: int, settings: dict[str, s
     return records
 
 
-def _set_letter(found: re.Match[str]) -> str:
-    """Return the IUPAC code of a set of bases, or its first symbol that is not a base."""
-    mask = 0
-    for symbol in found.group(1).replace(",", "").upper():
-        if symbol not in _BASES:
-            return symbol
-        mask |= _BASES[symbol]
-    return _LETTER.get(mask, "?")
+# The type of the data, as declared or told by the symbols.
+
+#: Share of bases below which letters that may be amino acids are taken for these; proteins have about a quarter.
+_SHARE_OF_BASES = 0.8
+#: Number of letters below which all are taken for bases.
+_FEW = 10
 
 
-# Nucleotide alignments as weighted site patterns.
+def _type_of(
+    given: DataType | str | None, declared: DataType | str | None, records: Sequence[_Record], source: str
+) -> DataType:
+    """Return the type that the caller gives, or the file declares, or the symbols tell."""
+    names: dict[str, DataType | str] = dict.fromkeys(("dna", "rna", "nucleotide"), DNA)
+    names |= {"protein": PROTEIN, "codon": codons(), "standard": "standard"}
+    if isinstance(given, str) and given.lower() not in names:
+        raise unknown_name("type of data", given, ("DNA", "protein", "codon", "standard"))
+    if not isinstance(given, DataType | str | None):
+        raise SettingsError(f"data_type: {given!r:.60} is not a type of data. Remedy: give a name such as 'protein'.")
+    kind: DataType | str | None = names[given.lower()] if isinstance(given, str) else given
+    known = [one.name if isinstance(one, DataType) else one for one in (declared, kind) if one is not None]
+    if len(set(known)) > 1 and known != ["DNA", "codon"]:
+        raise AlignmentError(
+            f"{source}: the file declares {known[0]} data, but data_type={known[1]!r} is given. Remedy: correct one."
+        )
+    found = declared if kind is None or (kind == "standard" and declared is not None) else kind
+    if isinstance(found, DataType):
+        return found
+    counts = Counter("".join(record.text + "".join(record.sets) for record in records).upper())
+    for blank in ("-", "?", ",", _ANY):
+        counts.pop(blank, None)
+    return _guessed_type(counts, source) if found is None else _standard_of(counts, source)
 
-_MASK_OF_BYTE = np.zeros(256, dtype=np.uint8)
-for _symbol, _mask in _BASES.items():
-    _MASK_OF_BYTE[ord(_symbol)] = _MASK_OF_BYTE[ord(_symbol.lower())] = _mask
+
+def _standard_of(counts: Counter[str], source: str) -> DataType:
+    """Return the type of morphological symbols up to the last of those that occur."""
+    symbols = standard_characters(36).states
+    unknown = sorted(counts.keys() - set(symbols))
+    if unknown:
+        raise AlignmentError(
+            f"{source}: the symbol {unknown[0]!r} is not a state of standard data. Remedy: use digits and letters."
+        )
+    return standard_characters(max([2, *(symbols.index(symbol) + 1 for symbol in counts)]))
+
+
+def _guessed_type(counts: Counter[str], source: str) -> DataType:
+    """Return the type told by how often symbols occur; AlignmentError where it cannot be told."""
+    letters = counts.total()
+    bases = sum(counts[symbol] for symbol in "ACGTU")
+    if counts.keys() <= DNA.symbols.keys():
+        letters -= sum(counts[symbol] for symbol in "NXO")
+        if letters >= _FEW and bases < letters / 2:
+            raise AlignmentError(
+                f"{source}: only {bases} of {letters} letters are A, C, G, T or U, although each is a code of "
+                "nucleotides; these look like amino acids. Remedy: give data_type='protein', or data_type='DNA' if "
+                "the others are ambiguous bases."
+            )
+        return DNA
+    if counts.keys() <= set("0123456789"):
+        return _standard_of(counts, source)
+    if letters >= _FEW and counts.keys() <= PROTEIN.symbols.keys() and bases + counts["N"] < _SHARE_OF_BASES * letters:
+        return PROTEIN
+    return DNA
+
+
+# Alignments as weighted site patterns.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Alignment:
-    """Aligned nucleotide sequences, stored as distinct columns with counts.
+    """Aligned sequences, stored as distinct columns with counts.
 
     Use `from_file` or `from_sequences` to make an alignment.
 
@@ -424,12 +488,15 @@ class Alignment:
     taxa : tuple of str
         Names in file order.
     patterns : Tensor
-        Distinct columns, shape `(taxa, patterns)`, uint8. Each entry is a set of bases as bits:
-        A=1, C=2, G=4, T=U=8; ambiguity codes are unions, gaps and unknown bases are 15.
+        Distinct columns, shape `(taxa, patterns)`, uint8, or int64 for more than eight states. Each entry is a set
+        of states as bits, for bases A=1, C=2, G=4, T=U=8; ambiguity codes are unions, gaps and unknown states are the
+        set of all.
     weights : Tensor
         Number of sites with each pattern, shape `(patterns,)`, float64.
     site_patterns : Tensor
         Index of the pattern of each site, shape `(num_sites,)`, int64.
+    data_type : DataType
+        What the sites are: `DNA`, `PROTEIN`, codons or the states of morphological characters.
 
     Examples
     --------
@@ -439,19 +506,24 @@ class Alignment:
     >>> alignment.patterns[2].tolist(), alignment.weights.tolist()
     ([5, 2, 15, 1], [1.0, 1.0, 1.0, 2.0])
     >>> alignment
-    Alignment(3 taxa, 5 sites, 4 patterns)
+    Alignment(DNA, 3 taxa, 5 sites, 4 patterns)
     """
 
     taxa: tuple[str, ...]
     patterns: Tensor
     weights: Tensor
     site_patterns: Tensor
+    data_type: DataType = DNA
 
     def __repr__(self) -> str:
-        return f"Alignment({self.num_taxa} taxa, {self.num_sites} sites, {self.num_patterns} patterns)"
+        return (
+            f"Alignment({self.data_type}, {self.num_taxa} taxa, {self.num_sites} sites, {self.num_patterns} patterns)"
+        )
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str], format: str | None = None) -> Alignment:
+    def from_file(
+        cls, path: str | os.PathLike[str], format: str | None = None, *, data_type: DataType | str | None = None
+    ) -> Alignment:
         r"""Read a FASTA, NEXUS or PHYLIP file.
 
         Parameters
@@ -461,6 +533,10 @@ class Alignment:
             characters. A FASTA name is the first word after '>'; blanks in quoted NEXUS names become underscores.
         format : {"fasta", "nexus", "phylip"}, optional
             By default detected from the content, then from the suffix.
+        data_type : {"DNA", "protein", "codon", "standard"} or DataType, optional
+            By default what a NEXUS file declares, else told by the symbols: bases, amino acids, or digits for the
+            states of morphological characters. Codons are read from bases in frame, by the standard genetic code or
+            that of `codons(genetic_code)`.
 
         Returns
         -------
@@ -469,10 +545,11 @@ class Alignment:
         Raises
         ------
         AlignmentError
-            If the file is missing, empty, truncated or malformed; if it holds other data than nucleotides, sequences
-            of unequal lengths or a repeated name. The message gives file, line and taxon.
+            If the file is missing, empty, truncated or malformed; if it holds symbols of another type of data,
+            sequences of unequal lengths, a repeated name, an incomplete codon or a stop codon; if bases cannot be told
+            from amino acids. The message gives file, line and taxon.
         SettingsError
-            If `format` is not one of the three names.
+            If `format` is not one of the three names, or `data_type` is unknown.
 
         Examples
         --------
@@ -482,16 +559,19 @@ class Alignment:
         >>> Alignment.from_file(path).taxa
         ('A', 'B', 'C')
         """
-        return cls._from_records(_read_records(path, format), os.fspath(path))
+        records, declared = _read_records(path, format)
+        return cls._from_records(records, os.fspath(path), data_type, declared)
 
     @classmethod
-    def from_sequences(cls, sequences: Mapping[str, str]) -> Alignment:
+    def from_sequences(cls, sequences: Mapping[str, str], *, data_type: DataType | str | None = None) -> Alignment:
         """Make an alignment from sequences in memory.
 
         Parameters
         ----------
         sequences : mapping of str to str
             Sequence of each taxon, all of the same length.
+        data_type : {"DNA", "protein", "codon", "standard"} or DataType, optional
+            By default told by the symbols, as in `from_file`.
 
         Returns
         -------
@@ -501,23 +581,37 @@ class Alignment:
         Raises
         ------
         AlignmentError
-            If there is no site, a character is unknown or the lengths are unequal.
+            If there is no site, a character is unknown, the lengths are unequal, a codon is incomplete or a stop codon,
+            or bases cannot be told from amino acids.
+        SettingsError
+            If `data_type` is unknown.
 
         Examples
         --------
         >>> Alignment.from_sequences({"A": "ac", "B": "gt", "C": "u?"}).patterns.tolist()
         [[1, 2], [4, 8], [8, 15]]
+        >>> Alignment.from_sequences({"A": "MKVLAT", "B": "MKILGT"})
+        Alignment(protein, 2 taxa, 6 sites, 6 patterns)
+        >>> Alignment.from_sequences({"A": "ATGAAA", "B": "ATGAAG"}, data_type="codon")
+        Alignment(codon, 2 taxa, 2 sites, 2 patterns)
         """
         records = [_Record(name, text, []) for name, text in sequences.items()]
-        return cls._from_records(records, "sequences")
+        return cls._from_records(records, "sequences", data_type)
 
     @classmethod
-    def _from_records(cls, records: Sequence[_Record], source: str) -> Alignment:
+    def _from_records(
+        cls,
+        records: Sequence[_Record],
+        source: str,
+        data_type: DataType | str | None,
+        declared: DataType | str | None = None,
+    ) -> Alignment:
         if not records or not records[0].text:
             raise AlignmentError(f"{source}: there is no site. Remedy: give sequences with at least one site.")
-        num_sites = len(records[0].text)
+        kind = _type_of(data_type, declared, records, source)
+        num_sites = len(_masks(records[0], source, kind))
         first_seen: dict[str, _Record] = {}
-        rows = np.empty((len(records), num_sites), dtype=np.uint8)
+        rows = np.empty((len(records), num_sites), dtype=np.uint8 if kind.num_states <= 8 else np.int64)
         for row, record in zip(rows, records, strict=True):
             if record.name in first_seen:
                 raise AlignmentError(
@@ -527,18 +621,18 @@ class Alignment:
                     + (" (a FASTA name ends at its first blank)." if record.line else ".")
                 )
             first_seen[record.name] = record
-            masks = _masks(record, source)
+            masks = _masks(record, source, kind)
             if len(masks) != num_sites:
                 raise AlignmentError(
                     f"{_at(source, record.line)}: taxon {record.name!r} has {len(masks)} sites, but "
                     f"{num_sites} are expected, as in {records[0].name!r}. Remedy: align the sequences to one length."
                 )
             row[:] = masks
-        return cls._from_rows(tuple(record.name for record in records), rows)
+        return cls._from_rows(tuple(record.name for record in records), rows, kind)
 
     @classmethod
-    def _from_rows(cls, taxa: tuple[str, ...], rows: np.ndarray) -> Alignment:
-        """Find the patterns of sets of bases, shape `(taxa, sites)`."""
+    def _from_rows(cls, taxa: tuple[str, ...], rows: np.ndarray, data_type: DataType) -> Alignment:
+        """Find the patterns of sets of states, shape `(taxa, sites)`."""
         columns, site_patterns, counts = np.unique(rows, axis=1, return_inverse=True, return_counts=True)
         # In order of first appearance, so that the order of patterns follows the file and not the codes.
         first = np.full(len(counts), rows.shape[1])
@@ -551,6 +645,7 @@ class Alignment:
             patterns=torch.from_numpy(np.ascontiguousarray(columns[:, order])),
             weights=torch.from_numpy(counts[order].astype(np.float64)),
             site_patterns=torch.from_numpy(rank[site_patterns.ravel()]),
+            data_type=data_type,
         )
 
     def select(self, taxa: Sequence[str]) -> Alignment:
@@ -585,7 +680,7 @@ class Alignment:
             problem = f"there is no taxon {unknown[0]!r}" if unknown else "name at least one taxon, and each taxon once"
             raise AlignmentError(f"taxa: {problem}. Remedy: choose from {', '.join(self.taxa)}.")
         rows = self.patterns.numpy()[[row[taxon] for taxon in taxa]][:, self.site_patterns.numpy()]
-        return self._from_rows(tuple(taxa), rows)
+        return self._from_rows(tuple(taxa), rows, self.data_type)
 
     @property
     def num_taxa(self) -> int:
@@ -607,22 +702,63 @@ def _at(source: str, line: int | None) -> str:
     return source if line is None else f"{source}, line {line}"
 
 
-def _masks(record: _Record, source: str) -> np.ndarray:
-    """Translate a sequence to sets of bases, shape `(sites,)`."""
+def _masks(record: _Record, source: str, data_type: DataType) -> np.ndarray:
+    """Translate a sequence to sets of states, shape `(sites,)`."""
+    symbols = data_type.symbols
+    known = {**symbols} | {s.lower(): mask for s, mask in symbols.items()}
+    table = np.zeros(256, dtype=np.int64)
+    table[[ord(symbol) for symbol in known]] = list(known.values())
     text = record.text
-    codes = text.encode("latin-1", errors="replace")
-    masks = _MASK_OF_BYTE[np.frombuffer(codes, dtype=np.uint8)]
+    masks = table[np.frombuffer(text.encode("latin-1", errors="replace"), dtype=np.uint8)]
     # Characters outside Latin-1 become '?', which would be read as missing data.
     foreign = [] if text.isascii() else [site for site, symbol in enumerate(text) if ord(symbol) > 127]
-    unknown = sorted({*np.flatnonzero(masks == 0).tolist(), *foreign})
+    wrong = {}
+    for site, several in zip([site for site, symbol in enumerate(text) if symbol == _ANY], record.sets, strict=True):
+        members = several.replace(",", "")
+        masks[site] = functools.reduce(operator.or_, (known.get(symbol, 0) for symbol in members), 0)
+        strange = [symbol for symbol in members if symbol not in known]
+        if strange:
+            wrong[site] = strange[0]
+    unknown = sorted({*np.flatnonzero(masks == 0).tolist(), *foreign, *wrong})
     if unknown:
         site = unknown[0]
-        symbol = text[site]
-        hint = "; this looks like protein data" if symbol.upper() in "EFIJLPQZ*" else ""
+        symbol = wrong.get(site, text[site])
+        hint, remedy = _advice(data_type, symbol.upper())
         raise AlignmentError(
             f"{_at(source, record.line_of(site))}: unknown character {symbol!r} in taxon {record.name!r} "
-            f"at site {site + 1}{hint}. Remedy: use IUPAC nucleotide codes (ACGTU, RYSWKMBDHV, N), '-' for "
-            "gaps and '?' for missing data."
+            f"at site {site + 1}{hint}. Remedy: {remedy}, '-' for gaps and '?' for missing data."
+        )
+    return masks if data_type.name != "codon" else _codon_masks(masks, record, source, data_type)
+
+
+def _advice(data_type: DataType, symbol: str) -> tuple[str, str]:
+    """Return what an unknown symbol suggests, and which symbols there are."""
+    if data_type == PROTEIN:
+        hint = ", which ends a protein" if symbol == "*" else ""
+        return hint, "use the letters of amino acids (with B, Z, J and X for several)"
+    if data_type.name == "standard":
+        return "", f"use the symbols {' '.join(data_type.states)}"
+    hint = "; this looks like protein data, which data_type='protein' reads" if symbol in "EFIJLPQZ*" else ""
+    return hint, "use IUPAC nucleotide codes (ACGTU, RYSWKMBDHV, N)"
+
+
+def _codon_masks(bases: np.ndarray, record: _Record, source: str, data_type: DataType) -> np.ndarray:
+    """Translate sets of bases in frame to sets of codons, shape `(sites / 3,)`."""
+    if len(bases) % 3:
+        raise AlignmentError(
+            f"{_at(source, record.line)}: taxon {record.name!r} has {len(bases)} bases, which is not a multiple of "
+            "three. Remedy: align codons in frame, from the first base on."
+        )
+    places = np.array([["ACGT".index(base) for base in codon] for codon in data_type.states])
+    allowed = (bases.reshape(-1, 1, 3) >> places) & 1  # (sites, codons, 3)
+    masks: np.ndarray = (allowed.all(axis=-1) << np.arange(data_type.num_states)).sum(axis=1)
+    ends = np.flatnonzero(masks == 0)
+    if len(ends):
+        site = 3 * int(ends[0])
+        raise AlignmentError(
+            f"{_at(source, record.line_of(site))}: taxon {record.name!r} has the stop codon "
+            f"{record.text[site : site + 3]!r} at site {site + 1}. Remedy: remove this column or write '---', check "
+            "the reading frame, or give another genetic code, as data_type=codons('vertebrate mitochondrial')."
         )
     return masks
 

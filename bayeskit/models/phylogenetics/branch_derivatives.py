@@ -41,7 +41,7 @@ class BranchDerivatives(NamedTuple):
 class Sites(NamedTuple):
     """The data, pattern by pattern."""
 
-    tips: Tensor  # allowed bases, entries 0 and 1, (taxa, 4, patterns), taxa in the order of the tree
+    tips: Tensor  # allowed states, entries 0 and 1, (taxa, n, patterns), taxa in the order of the tree
     weights: Tensor  # number of sites of each pattern, (patterns,)
 
 
@@ -58,9 +58,10 @@ def branch_derivatives(
     """
     batch = lengths.shape[1:-1]
     size = batch.numel()
-    matrices = substitution.transition_matrices(lengths).reshape(len(lengths), size, tree.num_edges, 4, 4)
-    rate_matrix = substitution.rate_matrix(lengths).expand(*batch, 4, 4).reshape(size, 4, 4)
-    frequencies = substitution.frequencies(lengths).expand(*batch, 4).reshape(size, 4)
+    n = substitution.num_states
+    matrices = substitution.transition_matrices(lengths).reshape(len(lengths), size, tree.num_edges, n, n)
+    rate_matrix = substitution.rate_matrix(lengths).expand(*batch, n, n).reshape(size, n, n)
+    frequencies = substitution.frequencies(lengths).expand(*batch, n).reshape(size, n)
     rates, weights, invariant = categories.expand(batch)
     rates, weights = rates.reshape(size, len(lengths)), weights.reshape(size, len(lengths))
     invariant = None if invariant is None else invariant.reshape(size)
@@ -79,7 +80,7 @@ def branch_derivatives(
 def _derivatives(
     tree: Tree, sites: Sites, matrices: Tensor, rate_matrix: Tensor, frequencies: Tensor, categories: Categories
 ) -> BranchDerivatives:
-    """Compute the derivatives of one chunk, from transition matrices `(categories, chunk, edges, 4, 4)`."""
+    """Compute the derivatives of one chunk, from transition matrices `(categories, chunk, edges, n, n)`."""
     messages, logs = _derivatives_upward(tree, sites, matrices, frequencies)
     mixed = mix(logs.movedim(-1, 0), categories, frequencies, sites.tips.amin(0).T).movedim(0, -1)
     possible = mixed != -torch.inf
@@ -103,7 +104,7 @@ def _derivatives(
 
 
 def _derivatives_upward(tree: Tree, sites: Sites, matrices: Tensor, frequencies: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return the message of each edge, `(categories, chunk, 4, patterns)`, and the log-likelihoods of the patterns."""
+    """Return the message of each edge, `(categories, chunk, n, patterns)`, and the log-likelihoods of the patterns."""
     logs = torch.zeros_like(matrices[..., 0, 0, 0, None])
     messages: list[Tensor] = [torch.empty(0)] * tree.num_edges
     partials = {tip: sites.tips[tip] for tip in range(tree.num_taxa)}
@@ -124,7 +125,7 @@ def _derivatives_upward(tree: Tree, sites: Sites, matrices: Tensor, frequencies:
 def _derivatives_downward(
     tree: Tree, matrices: Tensor, frequencies: Tensor, messages: list[Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield each edge with the probability of all data not below it, `(categories, chunk, 4, patterns)`, scaled."""
+    """Yield each edge with the probability of all data not below it, `(categories, chunk, n, patterns)`, scaled."""
     outside = {tree.root: frequencies[..., None]}
     for node in range(tree.root, tree.num_taxa - 1, -1):
         below, rest = tree.children[node - tree.num_taxa], outside.pop(node)
@@ -140,7 +141,7 @@ def _derivatives_downward(
 
 
 def _scaled(partial: Tensor) -> tuple[Tensor, Tensor]:
-    """Divide partial likelihoods `(..., 4, patterns)` by their largest entry, and return it too."""
+    """Divide partial likelihoods `(..., n, patterns)` by their largest entry, and return it too."""
     largest = partial.amax(-2)
     largest = torch.where(largest > 0, largest, 1.0)
     return partial / largest[..., None, :], largest

@@ -15,7 +15,7 @@ from bayeskit.models.phylogenetics.alignments import Alignment
 from bayeskit.models.phylogenetics.pruning.evaluation import log_likelihood, planned_groups
 from bayeskit.models.phylogenetics.pruning.plan import SubPatterns
 from bayeskit.models.phylogenetics.site_rates import SiteRates
-from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel
+from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel, check_data_type
 from bayeskit.models.phylogenetics.topologies import Topologies
 from bayeskit.models.phylogenetics.trees import check_same_taxa
 
@@ -51,7 +51,7 @@ class ForestLikelihood:
     Raises
     ------
     SettingsError
-        If `dtype` is neither float64 nor float32.
+        If `dtype` is neither float64 nor float32, or the substitution model is for another type of data.
 
     References
     ----------
@@ -93,6 +93,7 @@ class ForestLikelihood:
             raise SettingsError(f"dtype={dtype} is not supported. Remedy: use torch.float64 or torch.float32.")
         self.alignment = alignment
         self.substitution = JC69() if substitution is None else substitution
+        check_data_type(alignment, self.substitution)
         self.site_rates = site_rates
         self.dtype, self.device = dtype, torch.device(device)
         # Created once: priors check their parameters, which tracing does not allow.
@@ -160,7 +161,7 @@ class ForestLikelihood:
         site_rates = None if self.site_rates is None else self.site_rates.with_parameters(values)
         batch = _common_batch(lengths, substitution, site_rates)
         lengths = lengths.expand(*batch, lengths.shape[-1])
-        frequencies = substitution.frequencies(lengths).expand(*batch, 4)
+        frequencies = substitution.frequencies(lengths).expand(*batch, substitution.num_states)
         if site_rates is None:
             return [lengths if substitution.is_uniform else substitution.transition_matrices(lengths), frequencies]
         categories = site_rates.categories(lengths).expand(batch)
@@ -187,6 +188,7 @@ class ForestLikelihood:
                 self._weights,
                 self.substitution.is_uniform,
                 self._cache_bytes,
+                self.substitution.num_states,
             )
         return patterns
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Self
 
 import torch
-from pyro.distributions import Beta, Exponential, TorchDistribution
+from pyro.distributions import Beta, Dirichlet, Exponential, TorchDistribution
 from torch import Tensor
 
 from bayeskit.core.inputs import whole_number
@@ -19,6 +19,7 @@ from bayeskit.models.phylogenetics.substitution import Given, Parameter, Paramet
 
 __all__ = [
     "Categories",
+    "FreeRates",
     "GammaRates",
     "InvariantSites",
     "SiteRates",
@@ -246,6 +247,97 @@ class GammaRates(SiteRates):
 
 
 @dataclass(frozen=True, eq=False)
+class FreeRates(SiteRates):
+    """Rates in categories whose rates and probabilities are both free, with mean one.
+
+    The rates grow from one category to the next, by increments that are scaled to a mean rate of one, so that no two
+    orders of the categories are the same model.
+
+    Parameters
+    ----------
+    rate_increments : sequence of float, Tensor or TorchDistribution, optional
+        The rate of the first category, and how much each is above the one before, up to a common factor, shape
+        `(*batch, num_categories)`, above 0. Or their prior, by default Dirichlet(1, ..., 1).
+    rate_weights : sequence of float, Tensor or TorchDistribution, optional
+        Probabilities of the categories, shape `(*batch, num_categories)`, above 0, scaled to sum to one. Or their
+        prior, by default Dirichlet(1, ..., 1).
+    num_categories : int, default 4
+        At least 2.
+
+    Raises
+    ------
+    SettingsError
+        If values or values in the support of a prior are not above 0, or there are fewer than two categories.
+    ShapeError
+        If there is not one number for each category.
+
+    References
+    ----------
+    Z. Yang (1995), A space-time process model for the evolution of DNA sequences, Genetics 139, 993-1005.
+
+    J. Soubrier et al. (2012), The influence of rate heterogeneity among sites on the time dependence of molecular
+    rates, Molecular Biology and Evolution 29, 3345-3358.
+
+    Examples
+    --------
+    >>> FreeRates.of([0.2, 1.8], weights=[0.5, 0.5]).categories(torch.zeros(())).rates
+    tensor([0.2000, 1.8000])
+    """
+
+    rate_increments: Given = None
+    rate_weights: Given = None
+    num_categories: int = 4
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        object.__setattr__(self, "num_categories", whole_number("num_categories", self.num_categories, least=2))
+        super().__post_init__()
+
+    @classmethod
+    def of(cls, rates: Sequence[float], weights: Sequence[float]) -> Self:
+        """Return fixed rates, in any order, such as those that another program has estimated.
+
+        Parameters
+        ----------
+        rates : sequence of float
+            Above 0 and different, scaled to mean one.
+        weights : sequence of float
+            Probabilities of the rates, above 0, scaled to sum to one.
+
+        Raises
+        ------
+        SettingsError
+            If rates are equal or not above 0, or there are not as many weights.
+
+        Examples
+        --------
+        >>> FreeRates.of([3.0, 1.0], weights=[0.5, 0.5]).categories(torch.zeros(())).rates
+        tensor([0.5000, 1.5000])
+        """
+        ordered = sorted(zip(rates, weights, strict=False))
+        increments = [now - before for (now, _), before in zip(ordered, [0.0, *sorted(rates)], strict=False)]
+        if len(rates) != len(weights) or min(increments, default=0.0) <= 0:
+            raise SettingsError(
+                f"rates {list(rates)} and weights {list(weights)} are not pairs with different rates above 0. Remedy: "
+                "give one weight for each rate, join categories of one rate, and use InvariantSites for a rate of 0."
+            )
+        return cls(increments, [weight for _, weight in ordered], len(rates))
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Increments and weights."""
+        size = self.num_categories
+        simplex = Parameter(lambda like: Dirichlet(like.new_ones(size)), size=size)
+        return MappingProxyType({"rate_increments": simplex, "rate_weights": simplex})
+
+    def categories(self, like: Tensor) -> Categories:
+        """Return the categories, with the dtype and device of `like`."""
+        rates, weights = self._values("rate_increments", like).cumsum(-1), self._values("rate_weights", like)
+        rates, weights = torch.broadcast_tensors(rates, weights / weights.sum(-1, keepdim=True))
+        return Categories(rates / (rates * weights).sum(-1, keepdim=True), weights)
+
+
+@dataclass(frozen=True, eq=False)
 class InvariantSites(SiteRates):
     """Mixture of invariant sites and variable sites, with mean rate one over all sites.
 
@@ -323,7 +415,7 @@ class InvariantSites(SiteRates):
 def mix(logs: Tensor, categories: Categories, frequencies: Tensor, constant: Tensor) -> Tensor:
     """Return log-likelihoods of sites of unknown category, `(sites, *batch)`, from `(sites, categories, *batch)`.
 
-    `frequencies` are `(*batch, 4)`, and `constant` `(sites, 4)` is 1 for bases that all taxa allow at a site, else 0.
+    `frequencies` are `(*batch, n)`, and `constant` `(sites, n)` is 1 for states that all taxa allow at a site, else 0.
     """
     largest = logs.detach().amax(1, keepdim=True)
     largest = torch.where(largest > -torch.inf, largest, torch.zeros_like(largest))

@@ -1,9 +1,10 @@
-"""Substitution models: continuous-time Markov chains of the bases along an edge."""
+"""Substitution models: continuous-time Markov chains of the states of a site along an edge."""
 
 from __future__ import annotations
 
 import copy
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,19 +17,25 @@ from torch import Tensor
 
 from bayeskit.errors import AlignmentError, SettingsError, ShapeError
 from bayeskit.models.phylogenetics.alignments import Alignment
+from bayeskit.models.phylogenetics.data_types import DNA, DataType, standard_characters
 
 __all__ = [
     "GTR",
+    "GTRSubmodel",
     "Given",
     "HKY85",
     "JC69",
     "K80",
+    "Mk",
     "Parameter",
     "Parameterized",
-    "SUBSTITUTION_MODELS",
+    "ReversibleModel",
     "SubstitutionModel",
     "TN93",
+    "all_reversible_models",
+    "check_data_type",
     "empirical_frequencies",
+    "state_counts",
 ]
 
 # Parameters of a model, either fixed or with a prior.
@@ -146,7 +153,10 @@ class Parameterized:
     []
     """
 
-    parameters: ClassVar[Mapping[str, Parameter]] = MappingProxyType({})
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The parameters by field name; most subclasses have the same for all of their objects."""
+        return MappingProxyType({})
 
     def __post_init__(self) -> None:
         """Check the fields that are parameters."""
@@ -222,21 +232,19 @@ class Parameterized:
 
 # The interface of substitution models, and shared parts.
 
-#: Order of the bases in all vectors and matrices.
-_BASE_ORDER = "ACGT"
-
 #: Stationary frequencies; the default prior is flat, as in MrBayes.
 _BASE_FREQUENCIES = Parameter(lambda like: Dirichlet(like.new_ones(4)), size=4)
 
 
 class SubstitutionModel(Parameterized, ABC):
-    """A time-reversible substitution model over the four bases.
+    """A time-reversible substitution model over the four bases, or over the states of another type of data.
 
     The rate matrix is scaled to one expected substitution per site and unit of branch length. Parameters given as
     numbers (with any batch dimensions) are fixed; a `TreeModel` samples those given as a prior or not at all.
 
     A subclass implements `frequencies`, `rate_matrix` and `transition_matrices`; the likelihood and its derivatives
-    follow from these. A subclass with equal rates may set `is_uniform` for a faster likelihood.
+    follow from these. `data_type` says which data it is for, bases where it does not. A subclass with equal rates may
+    set `is_uniform` for a faster likelihood. `ReversibleModel` computes all matrices from exchangeabilities.
 
     Examples
     --------
@@ -246,13 +254,23 @@ class SubstitutionModel(Parameterized, ABC):
     """
 
     @property
+    def data_type(self) -> DataType:
+        """What the sites are, bases by default."""
+        return DNA
+
+    @property
+    def num_states(self) -> int:
+        """Number of states."""
+        return self.data_type.num_states
+
+    @property
     def is_uniform(self) -> bool:
         """Whether all substitutions have the same rate, as in the Jukes-Cantor model."""
         return False
 
     @abstractmethod
     def frequencies(self, like: Tensor) -> Tensor:
-        """Return the stationary frequencies, shape `(*batch, 4)`, with the dtype and device of `like`."""
+        """Return the stationary frequencies, shape `(*batch, states)`, with the dtype and device of `like`."""
 
     @abstractmethod
     def rate_matrix(self, like: Tensor) -> Tensor:
@@ -266,7 +284,7 @@ class SubstitutionModel(Parameterized, ABC):
         Returns
         -------
         Tensor
-            Shape `(*batch, 4, 4)`; entry `[..., i, j]` is the rate from base `i` to base `j`; rows sum to zero.
+            Shape `(*batch, states, states)`; entry `[..., i, j]` is the rate from `i` to `j`; rows sum to zero.
         """
 
     @abstractmethod
@@ -281,15 +299,38 @@ class SubstitutionModel(Parameterized, ABC):
         Returns
         -------
         Tensor
-            Shape `(*batch, edges, 4, 4)`, with the dtype and device of `branch_lengths`; entry `[..., i, j]` is the
-            probability of base `j` at the end given base `i` at the start. Branch lengths and parameters broadcast.
+            Shape `(*batch, edges, states, states)`, with the dtype and device of `branch_lengths`; entry `[..., i, j]`
+            is the probability of state `j` at the end given `i` at the start. Branch lengths and parameters broadcast.
         """
 
 
-def empirical_frequencies(alignment: Alignment) -> Tensor:
-    """Return the relative frequency of each base in an alignment.
+def check_data_type(alignment: Alignment, substitution: SubstitutionModel) -> None:
+    """Raise if a substitution model is for another type of data than that of an alignment.
 
-    An ambiguity code counts in equal parts for the bases that it allows; gaps and unknown bases do not count.
+    Raises
+    ------
+    SettingsError
+        With both types.
+
+    Examples
+    --------
+    >>> check_data_type(Alignment.from_sequences({"A": "AACG", "B": "A-RT"}), JC69())
+    """
+    if not alignment.data_type.fits(substitution.data_type):
+        raise SettingsError(
+            f"substitution: {type(substitution).__name__} is a model of {substitution.data_type} data, but the data of "
+            f"the alignment are {alignment.data_type}. Remedy: choose a model of such data ({_MODELS_OF}), or read the "
+            "alignment with the right data_type."
+        )
+
+
+_MODELS_OF = "DNA: GTR; protein: AminoAcidModel; codon: GY94; standard: Mk"
+
+
+def empirical_frequencies(alignment: Alignment) -> Tensor:
+    """Return the relative frequency of each state in an alignment.
+
+    An ambiguity code counts in equal parts for the states that it allows; gaps and unknown states do not count.
 
     Parameters
     ----------
@@ -298,42 +339,61 @@ def empirical_frequencies(alignment: Alignment) -> Tensor:
     Returns
     -------
     Tensor
-        Shape `(4,)`, float64, in the order A, C, G, T; sums to one.
+        Shape `(states,)`, float64, in the order of `alignment.data_type.states`, for bases A, C, G, T; sums to one.
 
     Raises
     ------
     AlignmentError
-        If a base never occurs.
+        If a state never occurs.
 
     Examples
     --------
     >>> empirical_frequencies(Alignment.from_sequences({"A": "AACG", "B": "A-RT"}))
     tensor([0.5000, 0.1429, 0.2143, 0.1429], dtype=torch.float64)
     """
-    allowed = ((alignment.patterns.long()[..., None] >> torch.arange(4)) & 1).to(torch.float64)
-    known = (allowed.sum(-1) < 4).to(torch.float64) * alignment.weights
-    counts = (known[..., None] * allowed / allowed.sum(-1, keepdim=True)).sum((0, 1))
-    absent = [base for base, count in zip(_BASE_ORDER, counts.tolist(), strict=True) if count == 0]
+    counts = state_counts(alignment)
+    states = alignment.data_type.states
+    absent = [state for state, count in zip(states, counts.tolist(), strict=True) if count == 0]
     if absent:
+        kind = {"DNA": "base", "protein": "amino acid", "codon": "codon"}.get(alignment.data_type.name, "state")
         raise AlignmentError(
-            f"The base {absent[0]} never occurs in the alignment, so its frequency would be zero. Remedy: give "
+            f"The {kind} {absent[0]} never occurs in the alignment, so its frequency would be zero. Remedy: give "
             "frequencies above zero, or leave them to a prior."
         )
     return counts / counts.sum()
 
 
+def state_counts(alignment: Alignment) -> Tensor:
+    """Return how often each state occurs, `(states,)`, float64; ambiguity codes in equal parts, gaps not at all.
+
+    Examples
+    --------
+    >>> state_counts(Alignment.from_sequences({"A": "AACG", "B": "A-RT"}))
+    tensor([3.5000, 1.0000, 1.5000, 1.0000], dtype=torch.float64)
+    """
+    num_states = alignment.data_type.num_states
+    allowed = ((alignment.patterns.long()[..., None] >> torch.arange(num_states)) & 1).to(torch.float64)
+    known = (allowed.sum(-1) < num_states).to(torch.float64) * alignment.weights
+    return (known[..., None] * allowed / allowed.sum(-1, keepdim=True)).sum((0, 1))
+
+
 def _normalised(frequencies: Tensor) -> Tensor:
-    """Scale frequencies `(*batch, 4)` so that they sum to one."""
+    """Scale frequencies `(*batch, states)` so that they sum to one."""
     return frequencies / frequencies.sum(-1, keepdim=True)
 
 
-def _reversible_rate_matrix(exchangeabilities: Tensor, frequencies: Tensor) -> Tensor:
-    """Return the rates of a time-reversible model, `(*batch, 4, 4)`, scaled to one expected change."""
-    # `exchangeabilities` (*batch, 6): AC, AG, AT, CG, CT and GT, up to a factor; `frequencies` (*batch, 4).
+def _of_pairs(exchangeabilities: Tensor) -> Tensor:
+    """Return the symmetric matrix, `(*batch, 4, 4)`, of AC, AG, AT, CG, CT and GT, `(*batch, 6)`."""
     ac, ag, at, cg, ct, gt = exchangeabilities.unbind(-1)
     none = torch.zeros_like(ac)
     pairs = [none, ac, ag, at, ac, none, cg, ct, ag, cg, none, gt, at, ct, gt, none]
-    changes = torch.stack(pairs, -1).reshape(*none.shape, 4, 4) * frequencies[..., None, :]
+    return torch.stack(pairs, -1).reshape(*none.shape, 4, 4)
+
+
+def _reversible_rate_matrix(exchangeabilities: Tensor, frequencies: Tensor) -> Tensor:
+    """Return the rates of a time-reversible model, `(*batch, n, n)`, scaled to one expected change."""
+    # `exchangeabilities` (*batch, n, n): symmetric, up to a factor, no diagonal; `frequencies` (*batch, n).
+    changes = exchangeabilities * frequencies[..., None, :]
     leaving = changes.sum(-1)
     speed = (frequencies * leaving).sum(-1)[..., None, None]
     return (changes - torch.diag_embed(leaving)) / speed
@@ -346,11 +406,48 @@ def _gone(events: Tensor) -> Tensor:
     return 2.0 * half / (1.0 + half)
 
 
-# The Jukes-Cantor model.
+# Equal rates between all states: the models of Jukes and Cantor, and of Lewis.
+
+
+class _EqualRates(SubstitutionModel):
+    """All substitutions have the same rate."""
+
+    @property
+    def is_uniform(self) -> bool:
+        """Always True."""
+        return True
+
+    def frequencies(self, like: Tensor) -> Tensor:
+        """Return equal frequencies, shape `(states,)`, with the dtype and device of `like`."""
+        return like.new_full((self.num_states,), 1.0 / self.num_states)
+
+    def rate_matrix(self, like: Tensor) -> Tensor:
+        """Return the rate matrix, shape `(states, states)`, with the dtype and device of `like`."""
+        n = self.num_states
+        identity = torch.eye(n, dtype=like.dtype, device=like.device)
+        return like.new_full((n, n), 1.0 / (n - 1)) - identity * (n / (n - 1))
+
+    def transition_matrices(self, branch_lengths: Tensor) -> Tensor:
+        """Return the matrices of transition probabilities, shape `(*batch, edges, states, states)`.
+
+        Parameters
+        ----------
+        branch_lengths : Tensor
+            Expected substitutions per site, shape `(*batch, edges)`, at least 0.
+
+        Returns
+        -------
+        Tensor
+            Shape `(*batch, edges, states, states)`, with the dtype and device of `branch_lengths`.
+        """
+        n = self.num_states
+        events = branch_lengths[..., None, None] * (n / (n - 1))
+        identity = torch.eye(n, dtype=branch_lengths.dtype, device=branch_lengths.device)
+        return torch.exp(-events) * identity + _gone(events) * (1.0 / n)
 
 
 @dataclass(frozen=True)
-class JC69(SubstitutionModel):
+class JC69(_EqualRates):
     """The Jukes-Cantor model: equal base frequencies and equal rates.
 
     References
@@ -364,35 +461,45 @@ class JC69(SubstitutionModel):
     tensor([0.9064, 0.0312, 0.0312, 0.0312], dtype=torch.float64)
     """
 
+
+@dataclass(frozen=True)
+class Mk(_EqualRates):
+    """The model of Lewis for morphological characters: any number of states, equal frequencies and equal rates.
+
+    Characters that are the same in all taxa count as data: there is no correction for leaving them out.
+
+    Parameters
+    ----------
+    states : int, default 2
+        Number of states, from 2 to 36.
+
+    Raises
+    ------
+    SettingsError
+        If `states` is not such a number.
+
+    References
+    ----------
+    P. O. Lewis (2001), A likelihood approach to estimating phylogeny from discrete morphological character data,
+    Systematic Biology 50, 913-925.
+
+    Examples
+    --------
+    >>> Mk(3).transition_matrices(torch.tensor([0.1], dtype=torch.float64))[0, 0]
+    tensor([0.9071, 0.0464, 0.0464], dtype=torch.float64)
+    """
+
+    states: int = 2
+
+    def __post_init__(self) -> None:
+        """Check the number of states."""
+        super().__post_init__()
+        object.__setattr__(self, "states", standard_characters(self.states).num_states)
+
     @property
-    def is_uniform(self) -> bool:
-        """Always True."""
-        return True
-
-    def frequencies(self, like: Tensor) -> Tensor:
-        """Return `(1/4, 1/4, 1/4, 1/4)` with the dtype and device of `like`."""
-        return like.new_full((4,), 0.25)
-
-    def rate_matrix(self, like: Tensor) -> Tensor:
-        """Return the rate matrix, 1/3 off the diagonal, shape `(4, 4)`, with the dtype and device of `like`."""
-        return like.new_full((4, 4), 1.0 / 3.0) - torch.eye(4, dtype=like.dtype, device=like.device) * (4.0 / 3.0)
-
-    def transition_matrices(self, branch_lengths: Tensor) -> Tensor:
-        """Return the matrices of transition probabilities, shape `(*batch, edges, 4, 4)`.
-
-        Parameters
-        ----------
-        branch_lengths : Tensor
-            Expected substitutions per site, shape `(*batch, edges)`, at least 0.
-
-        Returns
-        -------
-        Tensor
-            Shape `(*batch, edges, 4, 4)`, with the dtype and device of `branch_lengths`.
-        """
-        events = branch_lengths[..., None, None] * (4.0 / 3.0)
-        identity = torch.eye(4, dtype=branch_lengths.dtype, device=branch_lengths.device)
-        return torch.exp(-events) * identity + _gone(events) * 0.25
+    def data_type(self) -> DataType:
+        """Symbols of that many states."""
+        return standard_characters(self.states)
 
 
 # Models with separate rates of transitions and transversions: K80, HKY85 and TN93.
@@ -411,7 +518,8 @@ class _TwoRates(SubstitutionModel):
         """Return the rate matrix, shape `(*batch, 4, 4)`, with the dtype and device of `like`."""
         kappa = self._values("kappa", like)
         one = torch.ones_like(kappa)
-        return _reversible_rate_matrix(torch.stack([one, kappa, one, one, kappa, one], -1), self.frequencies(like))
+        pairs = torch.stack([one, kappa, one, one, kappa, one], -1)
+        return _reversible_rate_matrix(_of_pairs(pairs), self.frequencies(like))
 
     def transition_matrices(self, branch_lengths: Tensor) -> Tensor:
         """Return the matrices of transition probabilities, shape `(*batch, edges, 4, 4)`.
@@ -607,7 +715,7 @@ class TN93(SubstitutionModel):
         purines, pyrimidines = self._ratios(like)
         one = torch.ones_like(purines)
         pairs = torch.stack([one, purines, one, one, pyrimidines, one], -1)
-        return _reversible_rate_matrix(pairs, self.frequencies(like))
+        return _reversible_rate_matrix(_of_pairs(pairs), self.frequencies(like))
 
     def transition_matrices(self, branch_lengths: Tensor) -> Tensor:
         """Return the matrices of transition probabilities, shape `(*batch, edges, 4, 4)`.
@@ -643,19 +751,85 @@ class TN93(SubstitutionModel):
         return purines, pyrimidines
 
 
-# The general time-reversible model, GTR.
+# Time-reversible models by exchangeabilities: GTR and its submodels.
 
 #: Exchangeabilities, identified up to a common factor; the default prior is flat, as in MrBayes.
 _EXCHANGEABILITIES = Parameter(lambda like: Dirichlet(like.new_ones(6)), size=6)
 
 
-@dataclass(frozen=True, eq=False)
-class GTR(SubstitutionModel):
-    """The general time-reversible model: any base frequencies, one exchangeability for each pair of bases.
+class ReversibleModel(SubstitutionModel):
+    """A time-reversible model of any states, given by `exchangeability_matrix` and `frequencies`.
 
     Transition matrices are computed from the eigendecomposition of the symmetrised rate matrix. Their derivative with
     respect to the parameters is exact for repeated eigenvalues too (as under Jukes-Cantor). They are differentiable
     once with respect to the parameters, and any number of times with respect to branch lengths.
+
+    References
+    ----------
+    R. Bhatia (1997), Matrix Analysis, chapter V (the derivative of a matrix function by divided differences).
+
+    Examples
+    --------
+    >>> isinstance(GTR(), ReversibleModel)
+    True
+    """
+
+    @abstractmethod
+    def exchangeability_matrix(self, like: Tensor) -> Tensor:
+        """Return exchangeabilities up to a factor, symmetric, with zeros on the diagonal.
+
+        Parameters
+        ----------
+        like : Tensor
+            Sets dtype and device of the result.
+
+        Returns
+        -------
+        Tensor
+            Shape `(*batch, states, states)`; the rate from `i` to `j` is entry `[..., i, j]` times the frequency of
+            `j`.
+        """
+
+    def rate_matrix(self, like: Tensor) -> Tensor:
+        """Return the rate matrix, shape `(*batch, states, states)`, with the dtype and device of `like`."""
+        return _reversible_rate_matrix(self.exchangeability_matrix(like), self.frequencies(like))
+
+    def transition_matrices(self, branch_lengths: Tensor) -> Tensor:
+        """Return the matrices of transition probabilities, shape `(*batch, edges, states, states)`.
+
+        Parameters
+        ----------
+        branch_lengths : Tensor
+            Expected substitutions per site, shape `(*batch, edges)`, at least 0.
+
+        Returns
+        -------
+        Tensor
+            Shape `(*batch, edges, states, states)`, with the dtype and device of `branch_lengths`.
+
+        Raises
+        ------
+        SettingsError
+            If a parameter has no value.
+        """
+        # Probabilities of rare substitutions on short branches are small differences: single precision loses them.
+        # Longer branches are at stationarity; an infinite length times a zero eigenvalue would be NaN.
+        lengths = branch_lengths.double().clamp(max=1e100)
+        roots = self.frequencies(lengths).sqrt()
+        scaling = roots[..., None, :] / roots[..., :, None]
+        symmetric = self.rate_matrix(lengths) / scaling
+        change = _exponential_minus_identity(0.5 * (symmetric + symmetric.mT), lengths)
+        identity = torch.eye(self.num_states, dtype=lengths.dtype, device=lengths.device)
+        # Rounding may make a very small probability negative.
+        return (identity + scaling[..., None, :, :] * change).clamp(min=0.0).to(branch_lengths.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class GTR(ReversibleModel):
+    """The general time-reversible model: any base frequencies, one exchangeability for each pair of bases.
+
+    Transition matrices are differentiable once with respect to the parameters, and any number of times with respect to
+    branch lengths.
 
     Parameters
     ----------
@@ -679,8 +853,6 @@ class GTR(SubstitutionModel):
     S. Tavare (1986), Some probabilistic and statistical problems in the analysis of DNA sequences, Lectures on
     Mathematics in the Life Sciences 17, 57-86.
 
-    R. Bhatia (1997), Matrix Analysis, chapter V (the derivative of a matrix function by divided differences).
-
     Examples
     --------
     >>> model = GTR(exchangeabilities=[1, 2, 1, 1, 2, 1], base_frequencies=[0.4, 0.3, 0.2, 0.1])
@@ -699,49 +871,115 @@ class GTR(SubstitutionModel):
         """Return the stationary frequencies, shape `(*batch, 4)`, with the dtype and device of `like`."""
         return _normalised(self._values("base_frequencies", like))
 
-    def rate_matrix(self, like: Tensor) -> Tensor:
-        """Return the rate matrix, shape `(*batch, 4, 4)`, with the dtype and device of `like`."""
-        return _reversible_rate_matrix(self._values("exchangeabilities", like), self.frequencies(like))
-
-    def transition_matrices(self, branch_lengths: Tensor) -> Tensor:
-        """Return the matrices of transition probabilities, shape `(*batch, edges, 4, 4)`.
-
-        Parameters
-        ----------
-        branch_lengths : Tensor
-            Expected substitutions per site, shape `(*batch, edges)`, at least 0.
-
-        Returns
-        -------
-        Tensor
-            Shape `(*batch, edges, 4, 4)`, with the dtype and device of `branch_lengths`.
-
-        Raises
-        ------
-        SettingsError
-            If a parameter has no value.
-        """
-        # Probabilities of rare substitutions on short branches are small differences: single precision loses them.
-        # Longer branches are at stationarity; an infinite length times a zero eigenvalue would be NaN.
-        lengths = branch_lengths.double().clamp(max=1e100)
-        roots = self.frequencies(lengths).sqrt()
-        scaling = roots[..., None, :] / roots[..., :, None]
-        symmetric = self.rate_matrix(lengths) / scaling
-        change = _exponential_minus_identity(0.5 * (symmetric + symmetric.mT), lengths)
-        identity = torch.eye(4, dtype=lengths.dtype, device=lengths.device)
-        # Rounding may make a very small probability negative.
-        return (identity + scaling[..., None, :, :] * change).clamp(min=0.0).to(branch_lengths.dtype)
+    def exchangeability_matrix(self, like: Tensor) -> Tensor:
+        """Return the exchangeabilities, shape `(*batch, 4, 4)`, with the dtype and device of `like`."""
+        return _of_pairs(self._values("exchangeabilities", like))
 
 
-#: The models by name, for the command line and for files of fitted posteriors.
-SUBSTITUTION_MODELS: dict[str, type[SubstitutionModel]] = {
-    model.__name__: model for model in (JC69, K80, HKY85, TN93, GTR)
-}
+@dataclass(frozen=True, eq=False)
+class GTRSubmodel(ReversibleModel):
+    """A submodel of GTR in which some exchangeabilities are equal, such as F81, TIM2 or TVM.
+
+    `parse_substitution` knows the names of these models; `all_reversible_models` lists all of them.
+
+    Parameters
+    ----------
+    partition : str, default "012345"
+        The classes of A-C, A-G, A-T, C-G, C-T and G-T, as six digits: pairs with the same digit have the same
+        exchangeability. HKY85 is "010010", GTR "012345".
+    exchangeabilities : sequence of float, Tensor or TorchDistribution, optional
+        One for each class in the order of the digits, up to a common factor, shape `(*batch, classes)`, above 0; or
+        their prior, by default Dirichlet(1, ..., 1). There is no such parameter where all are equal.
+    base_frequencies : sequence of float, Tensor or TorchDistribution, optional
+        Stationary frequencies of A, C, G and T, shape `(*batch, 4)`, above 0, scaled to sum to one; or their prior,
+        by default Dirichlet(1, 1, 1, 1).
+
+    Raises
+    ------
+    SettingsError
+        If `partition` is not six digits, or values, or values in the support of a prior, are not above 0.
+    ShapeError
+        If there is not one exchangeability for each class, or there are not four frequencies.
+
+    References
+    ----------
+    J. P. Huelsenbeck, B. Larget and M. E. Alfaro (2004), Bayesian phylogenetic model selection using reversible jump
+    Markov chain Monte Carlo, Molecular Biology and Evolution 21, 1123-1133.
+
+    Examples
+    --------
+    >>> model = GTRSubmodel("010020", [1.0, 2.0, 5.0], [0.4, 0.3, 0.2, 0.1])  # as TN93
+    >>> model.transition_matrices(torch.tensor([0.1], dtype=torch.float64))[0, 0]
+    tensor([0.9317, 0.0261, 0.0335, 0.0087], dtype=torch.float64)
+    >>> sorted(GTRSubmodel("000000").priors(torch.zeros(())))
+    ['base_frequencies']
+    """
+
+    partition: str = "012345"
+    exchangeabilities: Given = None
+    base_frequencies: Given = None
+
+    def __post_init__(self) -> None:
+        """Check the partition and the parameters; classes are numbered in the order in which they occur."""
+        if not isinstance(self.partition, str) or not re.fullmatch("[0-9]{6}", self.partition):
+            raise SettingsError(
+                f"partition={self.partition!r} is not six digits. Remedy: give the classes of the pairs A-C, A-G, A-T, "
+                "C-G, C-T and G-T, such as '010010' for equal transitions and equal transversions."
+            )
+        number = {digit: str(place) for place, digit in enumerate(dict.fromkeys(self.partition))}
+        object.__setattr__(self, "partition", "".join(number[digit] for digit in self.partition))
+        if self._num_classes == 1 and self.exchangeabilities is not None:
+            raise SettingsError("exchangeabilities: all are equal, so that they have no value. Remedy: leave them out.")
+        super().__post_init__()
+
+    @property
+    def _num_classes(self) -> int:
+        return len(set(self.partition))
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The exchangeability of each class, if there are several, and the base frequencies."""
+        size = self._num_classes
+        classes = {"exchangeabilities": Parameter(lambda like: Dirichlet(like.new_ones(size)), size=size)}
+        return MappingProxyType((classes if size > 1 else {}) | {"base_frequencies": _BASE_FREQUENCIES})
+
+    def frequencies(self, like: Tensor) -> Tensor:
+        """Return the stationary frequencies, shape `(*batch, 4)`, with the dtype and device of `like`."""
+        return _normalised(self._values("base_frequencies", like))
+
+    def exchangeability_matrix(self, like: Tensor) -> Tensor:
+        """Return the exchangeabilities, shape `(*batch, 4, 4)`, with the dtype and device of `like`."""
+        classes = self._values("exchangeabilities", like) if self._num_classes > 1 else like.new_ones(1)
+        return _of_pairs(classes[..., [int(digit) for digit in self.partition]])
+
+
+def all_reversible_models() -> tuple[str, ...]:
+    """Return the partitions of all 203 submodels of GTR, from the simplest to GTR.
+
+    Returns
+    -------
+    tuple of str
+        For `GTRSubmodel`, ordered by the number of classes.
+
+    Examples
+    --------
+    >>> codes = all_reversible_models()
+    >>> len(codes), codes[0], codes[-1]
+    (203, '000000', '012345')
+    """
+    codes = [""]
+    for _ in range(6):
+        codes = [code + str(digit) for code in codes for digit in range(len(set(code)) + 1)]
+    return tuple(sorted(codes, key=lambda code: (len(set(code)), code)))
+
+
+#: Up to this number, all edges are turned from eigenvectors to states by one product with a matrix of pairs.
+_FEW_STATES = 4
 
 
 def _exponential_minus_identity(matrix: Tensor, times: Tensor) -> Tensor:
-    """Return `exp(times * matrix) - I` of symmetric matrices with largest eigenvalue zero: `(*batch, edges, 4, 4)`."""
-    # `matrix` (*batch, 4, 4), `times` (*batch, edges). The value comes from the eigendecomposition. The derivative in
+    """Return `exp(times * matrix) - I` of symmetric matrices with largest eigenvalue zero: `(*batch, edges, n, n)`."""
+    # `matrix` (*batch, n, n), `times` (*batch, edges). The value comes from the eigendecomposition. The derivative in
     # direction `E`, in the basis of eigenvectors, is `E` times the divided differences of `exp` between each pair of
     # eigenvalues (Daleckii and Krein); eigenvalues may be equal and eigenvectors not unique.
     values, vectors = torch.linalg.eigh(matrix.detach())
@@ -751,12 +989,15 @@ def _exponential_minus_identity(matrix: Tensor, times: Tensor) -> Tensor:
     events = times[..., None] * decay[..., None, :]
     in_eigenvectors = torch.diag_embed(-_gone(events))
     in_eigenvectors = in_eigenvectors + _divided_differences(decay, times) * direction[..., None, :, :]
+    n = matrix.shape[-1]
+    if n > _FEW_STATES:
+        return vectors[..., None, :, :] @ in_eigenvectors @ vectors.mT[..., None, :, :]
     pairs = torch.einsum("...ik,...jl->...klij", vectors, vectors).flatten(-2).flatten(-3, -2)
-    return (in_eigenvectors.flatten(-2) @ pairs).unflatten(-1, (4, 4))
+    return (in_eigenvectors.flatten(-2) @ pairs).unflatten(-1, (n, n))
 
 
 def _divided_differences(decay: Tensor, times: Tensor) -> Tensor:
-    """Return `(exp(-a t) - exp(-b t)) / (b - a)` for each two of `decay`, shape `(*batch, edges, 4, 4)`."""
+    """Return `(exp(-a t) - exp(-b t)) / (b - a)` for each two of `decay`, shape `(*batch, edges, n, n)`."""
     slower = torch.minimum(decay[..., :, None], decay[..., None, :])[..., None, :, :]
     times = times[..., None, None]
     apart = (decay[..., :, None] - decay[..., None, :]).abs()[..., None, :, :] * times
@@ -799,6 +1040,6 @@ class _FromEigenvectors(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> None:  # type: ignore[override]
         raise NotImplementedError(
-            "GTR has only first derivatives with respect to its parameters. Remedy: use finite differences of its "
-            "gradient."
+            "The model has only first derivatives with respect to its parameters. Remedy: use finite differences of "
+            "its gradient."
         )

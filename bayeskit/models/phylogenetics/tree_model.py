@@ -20,7 +20,7 @@ from bayeskit.models.phylogenetics.pruning.native import CompiledPasses, can_run
 from bayeskit.models.phylogenetics.pruning.passes import TensorPasses
 from bayeskit.models.phylogenetics.pruning.plan import CODE_BASE, SubPatterns, make_plan
 from bayeskit.models.phylogenetics.site_rates import Categories, SiteRates, mix, one_rate
-from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel
+from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel, check_data_type
 from bayeskit.models.phylogenetics.summaries import plot_tree
 from bayeskit.models.phylogenetics.topologies import Topologies
 from bayeskit.models.phylogenetics.trees import Tree, check_same_taxa, edges_of_trees
@@ -65,8 +65,8 @@ class TreeModel:
     TreeError
         If tree and alignment have different taxa.
     SettingsError
-        If an argument has the wrong type, the prior has the wrong event shape or allows negative numbers, or `dtype`
-        is not a floating-point type.
+        If an argument has the wrong type, the prior has the wrong event shape or allows negative numbers, `dtype`
+        is not a floating-point type, or the substitution model is for another type of data.
 
     References
     ----------
@@ -113,6 +113,7 @@ class TreeModel:
         self.alignment = alignment
         self.tree = tree
         self.substitution = JC69() if substitution is None else substitution
+        check_data_type(alignment, self.substitution)
         self.site_rates = site_rates
         self.dtype = dtype
         self.device = torch.device(device)
@@ -130,13 +131,14 @@ class TreeModel:
         patterns = alignment.patterns[[row[taxon] for taxon in tree.taxa]]
         topology, order = Topologies.from_edges(*edges_of_trees([tree]), rooted=False)
         weights = alignment.weights.numpy()
-        sub_patterns = SubPatterns(tree.taxa, patterns.numpy(), weights, self.substitution.is_uniform, num_bytes=0)
+        uniform, num_states = self.substitution.is_uniform, self.substitution.num_states
+        sub_patterns = SubPatterns(tree.taxa, patterns.numpy(), weights, uniform, num_bytes=0, num_states=num_states)
         self._plan = make_plan(topology, sub_patterns)
         self._edges = torch.as_tensor(order[0], device=self.device)  # of the tree, in the order of the topology
         rows = sub_patterns.codes[tree.num_taxa] // CODE_BASE
         self._row_of_pattern = torch.as_tensor(rows, dtype=torch.int64, device=self.device)
         self._made: dict[bool, Passes] = {}  # by compiled code, and as tensor operations
-        allowed = (patterns.long()[:, None] >> torch.arange(4)[:, None]) & 1
+        allowed = (patterns.long()[:, None] >> torch.arange(num_states)[:, None]) & 1
         self._sites = Sites(allowed.to(self._like), alignment.weights.to(self._like))
 
     def __repr__(self) -> str:
@@ -245,7 +247,7 @@ class TreeModel:
         # Tensor operations are differentiable any number of times.
         inputs, batch = self._inputs(state), state.lengths.shape[:-1]
         inputs = inputs.reshape(batch.numel(), 1, *inputs.shape[len(batch) :])
-        frequencies = state.frequencies.expand(*batch, 4).reshape(batch.numel(), 1, 4)
+        frequencies = state.frequencies.expand(*batch, -1).reshape(batch.numel(), 1, self.substitution.num_states)
         rows = self._passes(compiled=False).row_values(inputs, frequencies)[:, 0]
         logs = rows[:, self._row_of_pattern].unflatten(0, batch) if batch else rows[0, self._row_of_pattern]
         if state.categories is None:
@@ -322,7 +324,7 @@ class TreeModel:
 
     def _groups(self) -> Generator[tuple[slice, Passes]]:
         """Yield the one topology; asked anew each time, because copies may go to machines without a compiler."""
-        yield slice(None), self._passes(can_run(self.dtype, self.device))
+        yield slice(None), self._passes(can_run(self.dtype, self.device, self.substitution.num_states))
 
     def _inputs(self, state: _State) -> Tensor:
         """Return the inputs of the passes: lengths, or matrices, in the order of the topology's edges."""
@@ -360,7 +362,7 @@ class TreeModel:
                 "Remedy: give all parameters the same batch dimensions as branch_lengths, or none."
             ) from error
         lengths = lengths.expand(*batch, edges)
-        frequencies = substitution.frequencies(lengths).expand(*batch, 4)
+        frequencies = substitution.frequencies(lengths).expand(*batch, substitution.num_states)
         if site_rates is None:
             return _State(substitution, lengths, frequencies, None)
         categories = site_rates.categories(lengths).expand(batch)
@@ -404,5 +406,5 @@ class _State(NamedTuple):
 
     substitution: SubstitutionModel  # with values for all parameters
     lengths: Tensor  # (*batch, edges); with site rates those of each category, (categories, *batch, edges)
-    frequencies: Tensor  # (*batch, 4)
+    frequencies: Tensor  # (*batch, states)
     categories: Categories | None  # batched as (*batch); None for one rate

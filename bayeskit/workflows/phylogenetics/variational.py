@@ -42,6 +42,8 @@ from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Endi
 from bayeskit.inference.training.fitting import setting_as_json
 from bayeskit.models.phylogenetics import (
     Alignment,
+    DataType,
+    FreeRates,
     GammaDirichlet,
     GammaRates,
     InvariantSites,
@@ -60,7 +62,8 @@ from bayeskit.models.phylogenetics.distributions import Estimate
 from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topologies
 from bayeskit.models.phylogenetics.distributions.graphs import ABOVE, BELOW, ROOT, EveryRoot, Numbers, SubsplitGraph
 from bayeskit.models.phylogenetics.forest import ForestLikelihood
-from bayeskit.models.phylogenetics.substitution import SUBSTITUTION_MODELS, SubstitutionModel
+from bayeskit.models.phylogenetics.model_names import SUBSTITUTION_MODELS
+from bayeskit.models.phylogenetics.substitution import SubstitutionModel
 from bayeskit.models.phylogenetics.trees import check_same_taxa
 from bayeskit.workflows.phylogenetics.topology_comparison import (
     check_models,
@@ -494,9 +497,9 @@ class _Prior(NamedTuple):
 
 
 _STORED = (
-    *(Alignment, SubsplitGraph, _Prior),
+    *(Alignment, DataType, SubsplitGraph, _Prior),
     *SUBSTITUTION_MODELS.values(),
-    *(GammaRates, InvariantSites, LogNormalLengths, FlowLengths),
+    *(FreeRates, GammaRates, InvariantSites, LogNormalLengths, FlowLengths),
 )
 _TYPES = {qualified_name(kind): kind for kind in _STORED}
 

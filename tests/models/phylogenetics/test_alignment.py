@@ -28,7 +28,7 @@ def write(tmp_path, content, name="a.txt"):
 def test_codes():
     symbols = "ACGTURYSWKMBDHVNXO?-"
     expected = [1, 2, 4, 8, 8, 5, 10, 6, 9, 12, 3, 14, 13, 11, 7, 15, 15, 15, 15, 15]
-    alignment = Alignment.from_sequences({"a": symbols, "b": symbols.lower()})
+    alignment = Alignment.from_sequences({"a": symbols, "b": symbols.lower()}, data_type="DNA")
     assert masks(alignment) == [expected, expected]
     assert alignment.patterns.dtype == torch.uint8
 
@@ -194,9 +194,9 @@ BAD = {
         nexus("a acgt\nb ACGT").replace("ntax=2", "ntax=3"),
         "line 5: the matrix has 2 taxa, but ntax=3",
     ),
-    "nexus protein": (
-        nexus("a acgt\nb ACGT").replace("dna", "protein"),
-        r"line 4: the data are of type 'protein'",
+    "nexus restriction": (
+        nexus("a acgt\nb ACGT").replace("dna", "restriction"),
+        r"line 4: data of type 'restriction' are not supported",
     ),
     "nexus equate": (nexus("a acgt\nb ACGT", ' equate="z=A"'), "line 4: the format option 'EQUATE'"),
     "nexus without matrix": ("#NEXUS\nbegin trees;\ntree a=(1,2);\nend;\n", "a file of trees.*TreeSample"),

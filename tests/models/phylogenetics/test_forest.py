@@ -73,7 +73,8 @@ def random_topologies(num_taxa: int, count: int, seed: int = 0) -> Topologies:
 def random_alignment(num_taxa: int, num_sites: int, seed: int = 1, symbols: str = AMBIGUOUS) -> Alignment:
     generator = torch.Generator().manual_seed(seed)
     picks = torch.randint(len(symbols), (num_taxa, num_sites), generator=generator).tolist()
-    return Alignment.from_sequences({f"t{i}": "".join(symbols[j] for j in row) for i, row in enumerate(picks)})
+    rows = {f"t{i}": "".join(symbols[j] for j in row) for i, row in enumerate(picks)}
+    return Alignment.from_sequences(rows, data_type="DNA")
 
 
 def lengths_for(topologies: Topologies, *sample: int, seed: int = 2) -> torch.Tensor:

@@ -96,7 +96,7 @@ def test_code_made_anew_is_right_and_a_mutation_is_caught(mutated, problem, comp
     model = HKY85(kappa=3.0, base_frequencies=[0.4, 0.3, 0.2, 0.1])
     expected = evaluate(ForestLikelihood(alignment, model, compile=False), topologies, lengths)
     if mutated:
-        change_source(monkeypatch, tmp_path, "(entry(c, 0, j) * g[0]", "(entry(c, j, 0) * g[0]")
+        change_source(monkeypatch, tmp_path, "entry(c, i, j) * g[i]", "entry(c, j, i) * g[i]")
     values, slopes = evaluate(ForestLikelihood(alignment, model), topologies, lengths)
     assert relative_error(values, expected[0]) < 1e-12
     assert (relative_error(slopes, expected[1]) < 1e-10) != mutated

@@ -112,7 +112,7 @@ def test_only_tensors_are_evaluated():
 
 def test_representation():
     model = TreeModel(ALIGNMENT, TREE, HKY85(kappa=2.0), site_rates=GammaRates())
-    expected = "Alignment(4 taxa, 4 sites, 4 patterns), HKY85, GammaRates, 5 branches; sampled: branch_lengths"
+    expected = "Alignment(DNA, 4 taxa, 4 sites, 4 patterns), HKY85, GammaRates, 5 branches; sampled: branch_lengths"
     assert repr(model) == f"TreeModel({expected}, base_frequencies, shape)"
 
 

@@ -28,8 +28,8 @@ Groups = Callable[[], Generator[tuple[slice, Passes]]]
 
 def log_likelihood(groups: Groups, inputs: Tensor, frequencies: Tensor, *rates: Tensor) -> Tensor:
     """Return log-likelihoods `(*sample, topologies)`, differentiable once by all tensors."""
-    # `inputs` are branch lengths (*sample, topologies, edges) or matrices (*sample, topologies, edges, 4, 4); with site
-    # rates, those at each rate, a dimension after that of topologies. `frequencies` are (*sample, topologies, 4), and
+    # `inputs` are branch lengths (*sample, topologies, edges) or matrices (*sample, topologies, edges, n, n); with site
+    # rates, those at each rate, a dimension after that of topologies. `frequencies` are (*sample, topologies, n), and
     # `rates` the fields of `Rates`, (*sample, topologies, ...).
     tensors = (inputs, frequencies, *rates)
     at_once = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -41,10 +41,10 @@ def planned_groups(
     topologies: Topologies, patterns: SubPatterns, dtype: torch.dtype, device: torch.device, compile: bool
 ) -> Generator[tuple[slice, Passes]]:
     """Yield topologies in groups that fit into the tables of `patterns`, and the passes over each."""
-    native = compile and can_run(dtype, device)
+    native = compile and can_run(dtype, device, patterns.num_states)
     step, count = patterns.num_topologies, len(topologies)
     if not native:
-        step = min(step, max(1, _TABLE_SIZE // (4 * patterns.masks.size)))
+        step = min(step, max(1, _TABLE_SIZE // (patterns.num_states**2 // 4 * patterns.masks.size)))
     for first in range(0, count, step):
         group = slice(first, min(first + step, count))
         # Another thread's plan would take slots away from this one.

@@ -1,7 +1,7 @@
 // The likelihood of an alignment on many topologies, and its gradient, in two passes.
 //
 // One topology is done after the other, a few vectors of branch lengths at a time, so that everything stays in the
-// cache. A table has one line of four states for every row below every edge; each state has one lane for each vector.
+// cache. A table has one line of STATES states for every row below every edge; each state has one lane for each vector.
 // Partial likelihoods are scaled by powers of two, which is exact; the exponents are added up.
 //
 // The rows of the root are added up, or given one by one, so that sites can be mixtures; their gradient then takes a
@@ -20,17 +20,20 @@
 
 namespace {
 
+// A set of states as bits.
+using Mask = std::conditional_t<(STATES > 8), std::uint64_t, std::uint8_t>;
+
 struct Task {
     std::int64_t patterns, taxa, topologies, samples;
     const std::int32_t *codes, *representatives;  // (slots, patterns)
     const double *weights;                        // (slots, patterns)
     const std::int64_t *counts;                   // (slots,)
-    const std::uint8_t *masks;                    // (taxa, patterns)
-    const std::uint8_t *reading;                  // (32, 4)
+    const Mask *masks;                            // (taxa, patterns)
+    const std::uint8_t *reading;                  // (32, STATES)
     const std::int32_t *order, *factors, *roots;  // (topologies, taxa - 3), (.., taxa - 3, 2), (topologies, 3)
     const std::int32_t *slots;                    // (topologies, edges)
     const void *inputs;                           // (samples, topologies, edges, INPUTS)
-    const void *frequencies;                      // (samples, topologies, 4)
+    const void *frequencies;                      // (samples, topologies, STATES)
     const void *row_weights;                      // (samples, topologies, rows), or null
     void *values;                                 // (samples, topologies), or null
     void *row_values;                             // (samples, topologies, rows), or null
@@ -38,50 +41,47 @@ struct Task {
     void *frequency_slopes;                       // like frequencies, or null
 };
 
-// All changes equally likely: the input is the length t, and the matrix a I + (1 - a) J / 4 with a = exp(-4 t / 3).
+// All changes equally likely: the input is the length t, and the matrix a I + (1 - a) J / n with n states and
+// a = exp(-n t / (n - 1)).
 template <class Line> struct Uniform {
     using Real = typename Line::Real;
     using Lane = typename Line::Lane;
     static constexpr int INPUTS = 1, COEFFICIENTS = 2;
 
     static void prepare(const Real *input, Real *c, int v) {
-        const Real events = input[0] * Real(4) / Real(3);
+        const Real events = input[0] * Real(STATES) / Real(STATES - 1);
         c[v] = std::exp(-events);
-        c[Line::WIDTH + v] = -std::expm1(-events) * Real(0.25);
+        c[Line::WIDTH + v] = -std::expm1(-events) * (Real(1) / Real(STATES));
     }
     static Line send(const Real *c, const Line &p) {
         return p * Line::all(load<Lane>(c)) + Line::all(p.sum() * load<Lane>(c + Line::WIDTH));
     }
     static Line pull(const Real *c, const Line &g) { return send(c, g); }
     static void gather(const Line &g, const Line &m, const Line &, Lane *sums) {
-        *sums += (g * (Line::all(m.sum() * Real(0.25)) - m)).sum();
+        *sums += (g * (Line::all(m.sum() * (Real(1) / Real(STATES))) - m)).sum();
     }
-    static Real slope(Real sum) { return sum * Real(4) / Real(3); }
+    static Real slope(Real sum) { return sum * Real(STATES) / Real(STATES - 1); }
 };
 
 // Any matrix, which is the input.
 template <class Line> struct Matrices {
     using Real = typename Line::Real;
     using Lane = typename Line::Lane;
-    static constexpr int INPUTS = 16, COEFFICIENTS = 16;
+    static constexpr int INPUTS = STATES * STATES, COEFFICIENTS = INPUTS;
 
     static void prepare(const Real *input, Real *c, int v) {
-        for (int k = 0; k < 16; ++k) c[k * Line::WIDTH + v] = input[k];
+        for (int k = 0; k < INPUTS; ++k) c[k * Line::WIDTH + v] = input[k];
     }
-    static Lane entry(const Real *c, int i, int j) { return load<Lane>(c + (4 * i + j) * Line::WIDTH); }
+    static Lane entry(const Real *c, int i, int j) { return load<Lane>(c + (STATES * i + j) * Line::WIDTH); }
     static Line send(const Real *c, const Line &p) {
-        return Line::make([&](int i) {
-            return (entry(c, i, 0) * p[0] + entry(c, i, 1) * p[1]) + (entry(c, i, 2) * p[2] + entry(c, i, 3) * p[3]);
-        });
+        return Line::make([&](int i) { return pairwise<0, STATES>([&](int j) { return entry(c, i, j) * p[j]; }); });
     }
     static Line pull(const Real *c, const Line &g) {
-        return Line::make([&](int j) {
-            return (entry(c, 0, j) * g[0] + entry(c, 1, j) * g[1]) + (entry(c, 2, j) * g[2] + entry(c, 3, j) * g[3]);
-        });
+        return Line::make([&](int j) { return pairwise<0, STATES>([&](int i) { return entry(c, i, j) * g[i]; }); });
     }
     static void gather(const Line &g, const Line &, const Line &p, Lane *sums) {
-        for (int i = 0; i < 4; ++i)
-            for (int j = 0; j < 4; ++j) sums[4 * i + j] += g[i] * p[j];
+        for (int i = 0; i < STATES; ++i)
+            for (int j = 0; j < STATES; ++j) sums[STATES * i + j] += g[i] * p[j];
     }
     static Real slope(Real sum) { return sum; }
 };
@@ -106,7 +106,7 @@ template <class Line, template <class> class Kind> class Pass {
     };
     Factor factor(std::int32_t edge, std::int32_t pattern) const {
         const std::int32_t code = task.codes[slots[edge] * task.patterns + pattern];
-        return {(start[edge] + (code >> 5)) * Line::SIZE, {task.reading + 4 * (code & 31)}};
+        return {(start[edge] + (code >> 5)) * Line::SIZE, {task.reading + STATES * (code & 31)}};
     }
     Line message(const Factor &factor) const { return Line::read(messages.data() + factor.line, factor.reading); }
     void hand_down(const Factor &factor, const Line &adjoint) {
@@ -115,7 +115,7 @@ template <class Line, template <class> class Kind> class Pass {
     const std::int32_t *shown_by(std::int64_t slot) const { return task.representatives + slot * task.patterns; }
     const Real *coefficient(std::int32_t edge) const { return coefficients.data() + edge * COEFFICIENTS * WIDTH; }
     Line tip(std::int32_t edge, std::int32_t pattern) const {
-        const int mask = task.masks[edge * task.patterns + pattern];
+        const Mask mask = task.masks[edge * task.patterns + pattern];
         return Line::make([&](int i) { return Lane{} + Real((mask >> i) & 1); });
     }
 
@@ -255,8 +255,8 @@ template <class Line, template <class> class Kind> class Pass {
             const Real *input = static_cast<const Real *>(task.inputs) + place * edges * INPUTS;
             for (std::int64_t edge = 0; edge < edges; ++edge)
                 Transport::prepare(input + edge * INPUTS, coefficients.data() + edge * COEFFICIENTS * WIDTH, v);
-            for (int i = 0; i < 4; ++i)
-                frequencies[i * WIDTH + v] = static_cast<const Real *>(task.frequencies)[4 * place + i];
+            for (int i = 0; i < STATES; ++i)
+                frequencies[i * WIDTH + v] = static_cast<const Real *>(task.frequencies)[STATES * place + i];
         }
         const Line at_root = load<Line>(frequencies);
         Line by_frequency = Line::all(Lane{});
@@ -286,8 +286,8 @@ template <class Line, template <class> class Kind> class Pass {
             for (std::int64_t edge = 0; edge < edges; ++edge)
                 for (int k = 0; k < INPUTS; ++k)
                     slope[edge * INPUTS + k] = Transport::slope(Line::at(sums[edge * COEFFICIENTS + k], v));
-            for (int i = 0; i < 4; ++i)
-                static_cast<Real *>(task.frequency_slopes)[4 * place + i] = Line::at(by_frequency[i], v);
+            for (int i = 0; i < STATES; ++i)
+                static_cast<Real *>(task.frequency_slopes)[STATES * place + i] = Line::at(by_frequency[i], v);
         }
     }
 };

@@ -1,4 +1,4 @@
-// Lines of a table: four states, each with one lane for every vector of branch lengths.
+// Lines of a table: STATES states, each with one lane for every vector of branch lengths.
 
 #pragma once
 
@@ -58,46 +58,76 @@ template <class Type> inline Type load(const void *place) {
     return value;
 }
 
-// In which order the four states of a line are read.
+// The sum of `term(i)` for i from FIRST to LAST - 1, by halves.
+template <int FIRST, int LAST, class Term> inline auto pairwise(Term term) {
+    if constexpr (LAST - FIRST == 1)
+        return term(FIRST);
+    else
+        return pairwise<FIRST, (FIRST + LAST) / 2>(term) + pairwise<(FIRST + LAST) / 2, LAST>(term);
+}
+
+// A lane: a number for each of several vectors of branch lengths, or one.
+template <class Number, int WIDTH> struct LaneOf {
+    using Type = typename Vector<Number, WIDTH>::Type;
+};
+template <class Number> struct LaneOf<Number, 1> {
+    using Type = Number;
+};
+
+// In which order the states of a line are read; more than four are read as they stand.
 struct Reading {
     const std::uint8_t *state;
 };
 
-// A line of several lanes: each state is a vector of its own.
+// A line whose states are lanes of their own.
 template <class Real_, int WIDTH_> struct Lanes {
     using Real = Real_;
-    static constexpr int WIDTH = WIDTH_, SIZE = 4 * WIDTH;
-    using Lane = typename Vector<Real, WIDTH>::Type;
-    using Words = typename Vector<typename Format<Real>::Word, WIDTH>::Type;
-    Lane state[4];
+    static constexpr int WIDTH = WIDTH_, SIZE = STATES * WIDTH;
+    using Lane = typename LaneOf<Real, WIDTH>::Type;
+    using Words = typename LaneOf<typename Format<Real>::Word, WIDTH>::Type;
+    Lane state[STATES];
 
+    static int place_of(int i, Reading reading) { return (STATES == 4 ? reading.state[i] : i) * WIDTH; }
     static Lanes read(const Real *line, Reading reading) {
-        Lanes result;
-        for (int i = 0; i < 4; ++i) result.state[i] = load<Lane>(line + reading.state[i] * WIDTH);
-        return result;
+        return make([&](int i) { return load<Lane>(line + place_of(i, reading)); });
     }
     void add_to(Real *line, Reading reading) const {
-        for (int i = 0; i < 4; ++i) {
-            Real *place = line + reading.state[i] * WIDTH;
+        for (int i = 0; i < STATES; ++i) {
+            Real *place = line + place_of(i, reading);
             const Lane sum = load<Lane>(place) + state[i];
             std::memcpy(place, &sum, sizeof sum);
         }
     }
-    template <class Body> static Lanes make(Body body) { return {{body(0), body(1), body(2), body(3)}}; }
-    static Lanes all(Lane value) { return {{value, value, value, value}}; }
+    template <class Body> static Lanes make(Body body) {
+        Lanes result;
+        for (int i = 0; i < STATES; ++i) result.state[i] = body(i);
+        return result;
+    }
+    static Lanes all(Lane value) {
+        return make([&](int) { return value; });
+    }
     Lane operator[](int i) const { return state[i]; }
-    Lane sum() const { return (state[0] + state[1]) + (state[2] + state[3]); }
+    Lane sum() const {
+        return pairwise<0, STATES>([&](int i) { return state[i]; });
+    }
     Lane largest() const {
-        const Lane one = state[0] > state[1] ? state[0] : state[1], other = state[2] > state[3] ? state[2] : state[3];
-        return one > other ? one : other;
+        Lane result = state[0];
+        for (int i = 1; i < STATES; ++i) result = state[i] > result ? state[i] : result;
+        return result;
     }
     Lanes operator*(const Lanes &other) const { return make([&](int i) { return state[i] * other.state[i]; }); }
     Lanes operator+(const Lanes &other) const { return make([&](int i) { return state[i] + other.state[i]; }); }
     Lanes operator-(const Lanes &other) const { return make([&](int i) { return state[i] - other.state[i]; }); }
     Lanes at_most(const Lane &limit) const { return make([&](int i) { return state[i] > limit ? limit : state[i]; }); }
-    static Real at(const Lane &lane, int v) { return lane[v]; }
+    static Real at(const Lane &lane, [[maybe_unused]] int v) {
+        if constexpr (WIDTH == 1)
+            return lane;
+        else
+            return lane[v];
+    }
 };
 
+#if STATES == 4
 // A line of a single lane: the four states are one vector.
 template <class Real_> struct Lanes<Real_, 1> {
     using Real = Real_;
@@ -134,6 +164,7 @@ template <class Real_> struct Lanes<Real_, 1> {
     Lanes at_most(Real limit) const { return {states > limit ? States{limit, limit, limit, limit} : states}; }
     static Real at(Real lane, int) { return lane; }
 };
+#endif
 
 // Exponents of numbers >= 0; zero for those that have none of the usual ones.
 template <class Form, class Words, class Lane> inline Words exponent_of(Lane value) {

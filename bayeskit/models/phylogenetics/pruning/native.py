@@ -31,21 +31,23 @@ _FLAGS = (*FLAGS, "-std=c++17", "-fno-math-errno", "-fno-trapping-math")
 _lock = Lock()
 
 
-def load(size_of_task: int, real: str = "double", kind: str = "Uniform") -> ctypes.CDLL | None:
+def load(size_of_task: int, real: str = "double", kind: str = "Uniform", states: int = 4) -> ctypes.CDLL | None:
     """Load the compiled code, whose argument struct has `size_of_task` bytes; warn once and return None on failure."""
     # Other threads wait while one thread compiles.
     with _lock:
-        return _load_once(size_of_task, real, kind)
+        return _load_once(size_of_task, real, kind, states)
 
 
 @lru_cache
-def _load_once(size_of_task: int, real: str, kind: str) -> ctypes.CDLL | None:
+def _load_once(size_of_task: int, real: str, kind: str, states: int) -> ctypes.CDLL | None:
     if compiler() is None:
         problem = "no C++ compiler was found; install g++ or clang++"
     else:
         try:
             sources = {source.name: source.read_text() for source in _SOURCES}
-            library = load_library("forest", sources, (*_FLAGS, f"-DREAL={real}", f"-DKIND={kind}"))
+            library = load_library(
+                "forest", sources, (*_FLAGS, f"-DREAL={real}", f"-DKIND={kind}", f"-DSTATES={states}")
+            )
             if library.size_of_task() == size_of_task:
                 return library
             problem = "the compiled code takes other arguments than this version of bayeskit passes; reinstall bayeskit"
@@ -85,19 +87,19 @@ class _Task(ctypes.Structure):
     ]
 
 
-def can_run(dtype: torch.dtype, device: torch.device) -> bool:
-    """Tell whether there is compiled code for a type and a device; compiles it on the first call."""
-    return device.type == "cpu" and dtype in _NAMES and _functions(dtype, "Uniform") is not None
+def can_run(dtype: torch.dtype, device: torch.device, num_states: int = 4) -> bool:
+    """Tell whether there is compiled code for a type, a device and some states; compiles it on the first call."""
+    return device.type == "cpu" and dtype in _NAMES and _functions(dtype, "Uniform", num_states) is not None
 
 
-def _functions(dtype: torch.dtype, kind: str) -> ctypes.CDLL | None:
-    return load(ctypes.sizeof(_Task), _NAMES[dtype], kind)
+def _functions(dtype: torch.dtype, kind: str, num_states: int) -> ctypes.CDLL | None:
+    return load(ctypes.sizeof(_Task), _NAMES[dtype], kind, num_states)
 
 
 def arrays_of(plan: PruningPlan, copied: bool = False) -> list[Tensor]:
     """Return the arrays of a plan in the order of the struct; `copied`, or shared with the plan."""
     patterns, hanging, slots = plan
-    reading = np.zeros((CODE_BASE, 4), dtype=np.uint8)
+    reading = np.zeros((CODE_BASE, patterns.num_states), dtype=np.uint8)
     reading[: len(patterns.group.reading)] = patterns.group.reading
     tables: list[NDArray[Any]] = [patterns.codes, patterns.representatives, patterns.weights, patterns.counts]
     if copied:
@@ -124,7 +126,7 @@ class CompiledPasses:
     def log_likelihoods(self, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[Tensor, ...]:
         """Return log-likelihoods `(samples, topologies)` and, on request, gradients by inputs and by frequencies.
 
-        `inputs` are lengths `(samples, topologies, edges)` or matrices `(..., edges, 4, 4)`, `frequencies` `(..., 4)`.
+        `inputs` are lengths `(samples, topologies, edges)` or matrices `(..., edges, n, n)`, `frequencies` `(..., n)`.
         """
         return tuple(torch.ops.bayeskit.prune(self._arrays, inputs, frequencies, None, 0, slopes))
 
@@ -188,7 +190,7 @@ def _prune(
         None if row_weights is None else row_weights.data_ptr(),
         **{name: tensor.data_ptr() for name, tensor in results.items()},
     )
-    library = _functions(inputs.dtype, "Matrices" if inputs.dim() == 5 else "Uniform")
+    library = _functions(inputs.dtype, "Matrices" if inputs.dim() == 5 else "Uniform", frequencies.shape[-1])
     if library is None:  # after the other kind was made
         raise OutputError("the likelihood of trees can no longer be compiled; is the disk full?")
     library.prune(ctypes.byref(task))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -40,13 +41,14 @@ class Mixed(NamedTuple):
     values: Tensor  # (samples, topologies)
     by_row: Tensor | None = None  # by the log-likelihood of each row at each rate, (rates, samples, topologies, rows)
     by_rates: tuple[Tensor, ...] = ()  # by the fields of `Rates`
-    by_frequency: Tensor | None = None  # through invariant sites only, (samples, topologies, 4)
+    by_frequency: Tensor | None = None  # through invariant sites only, (samples, topologies, states)
 
 
 def mix_rows(logs: Tensor, rates: Rates, frequencies: Tensor, counts: Tensor, constant: Tensor, slopes: bool) -> Mixed:
     """Return log-likelihoods of sites of unknown rate from `logs` `(rates, samples, topologies, rows)` of root rows.
 
-    `frequencies` are `(samples, topologies, 4)`, `counts` `(rows,)`; `constant` `(rows, 4)` is 1 for bases of all taxa.
+    `frequencies` are `(samples, topologies, n)`, `counts` `(rows,)`; `constant` `(rows, n)` is 1 for states of all
+    taxa.
     """
     largest = logs.amax(0)
     chance = log_unchanged = None
@@ -85,8 +87,8 @@ def mix_rows(logs: Tensor, rates: Rates, frequencies: Tensor, counts: Tensor, co
 class Level(NamedTuple):
     """Rows of the edges at one distance from the root: first those of tips, then the others."""
 
-    tips: Tensor  # allowed bases of each tip row, entries 0 and 1, (tip_rows, 4, 1)
-    # line `4 * row + state` of the next deeper table for each state of each other row, for either factor, (4 * rows,)
+    tips: Tensor  # allowed states of each tip row, entries 0 and 1, (tip_rows, n, 1)
+    # line `n * row + state` of the next deeper table for each state of each other row, for either factor, (n * rows,)
     factors: tuple[Tensor, Tensor]
     edges: Tensor  # edge above each row, counted through all topologies, (tip_rows + rows,)
     trees: Tensor  # topology of each row but tips, (rows,)
@@ -97,18 +99,19 @@ class Tables(NamedTuple):
     """The data of the two passes other than their inputs."""
 
     levels: list[Level]  # from the deepest to the one below the root
-    root: tuple[Tensor, ...]  # line of each state of each root row, for each of the three factors, (trees * rows * 4,)
+    root: tuple[Tensor, ...]  # line of each state of each root row, for each of the three factors, (trees * rows * n,)
     root_weights: Tensor  # number of sites of each root row, (rows, 1)
     num_rows: int  # of all levels
     num_trees: int
     num_edges: int  # of each topology
+    num_states: int  # n
 
 
 def tabulate(plan: PruningPlan, dtype: torch.dtype, device: torch.device) -> Tables:
     """List the rows of all topologies and the positions of their factors."""
     patterns, hanging, slots = plan
     count, num_edges = slots.shape
-    num_taxa = len(patterns.taxa)
+    num_taxa, num_states = len(patterns.taxa), patterns.num_states
     trees = np.arange(count)
     depth = np.zeros((count, num_edges), dtype=np.int64)
     factors = np.zeros((count, num_edges, 2), dtype=np.int64)
@@ -132,7 +135,7 @@ def tabulate(plan: PruningPlan, dtype: torch.dtype, device: torch.device) -> Tab
 
     def lines(edges: NDArray[np.int64], shown: NDArray[np.int64]) -> Tensor:
         row, renaming = np.divmod(patterns.codes[slot_of[edges], shown], CODE_BASE)
-        return index(4 * (start[edges] + row)[:, None] + patterns.group.reading[renaming])
+        return index(num_states * (start[edges] + row)[:, None] + patterns.group.reading[renaming])
 
     edge = np.repeat(order, sizes)
     row = np.arange(len(edge)) - np.repeat(ends - sizes, sizes)
@@ -145,7 +148,7 @@ def tabulate(plan: PruningPlan, dtype: torch.dtype, device: torch.device) -> Tab
         inner, tips = edge[middle:last], (edge[first:middle] % num_edges, shown[first:middle])
         levels.append(
             Level(
-                tips=real((patterns.masks[tips][:, None] >> np.arange(4)) & 1)[..., None],
+                tips=real((patterns.masks[tips][:, None] >> np.arange(num_states)) & 1)[..., None],
                 factors=(lines(one[inner], shown[middle:last]), lines(other[inner], shown[middle:last])),
                 edges=index(edge[first:last]),
                 trees=index(inner // num_edges),
@@ -161,17 +164,17 @@ def tabulate(plan: PruningPlan, dtype: torch.dtype, device: torch.device) -> Tab
         num_rows=len(edge),
         num_trees=count,
         num_edges=num_edges,
+        num_states=num_states,
     )
 
 
 def _send(inputs: Tensor, edges: Tensor, partials: Tensor) -> Tensor:
-    """Carry `(rows, 4, samples)` up along edges."""
+    """Carry `(rows, n, samples)` up along edges."""
     if inputs.dim() == 3:
         keep, mix = inputs[0, edges], inputs[1, edges]
         return keep[:, None] * partials + (mix * partials.mean(1))[:, None]
-    entries = inputs[edges]
-    one, other, third, last = (entries[:, :, state] * partials[:, None, state] for state in range(4))
-    return (one + other) + (third + last)
+    columns = zip(inputs[edges].unbind(2), partials.unbind(1), strict=True)
+    return functools.reduce(torch.add, (column * partial[:, None] for column, partial in columns))
 
 
 def _pull_back(inputs: Tensor, edges: Tensor, adjoints: Tensor) -> Tensor:
@@ -184,12 +187,17 @@ def _pull_back(inputs: Tensor, edges: Tensor, adjoints: Tensor) -> Tensor:
 def _terms(inputs: Tensor, adjoints: Tensor, messages: Tensor, partials: Tensor) -> Tensor:
     """Return what each row adds to the gradient of its edge."""
     if inputs.dim() == 3:
-        return (4.0 / 3.0) * (adjoints * (messages.mean(1, keepdim=True) - messages)).sum(1)
+        return _speed(adjoints.shape[1]) * (adjoints * (messages.mean(1, keepdim=True) - messages)).sum(1)
     return adjoints[:, :, None] * partials[:, None]
 
 
+def _speed(num_states: int) -> float:
+    """Return the rate at which equally likely changes forget the state, if one is expected in a unit of time."""
+    return num_states / (num_states - 1)
+
+
 def _gather(table: Tensor, lines: Tensor) -> Tensor:
-    return table.flatten(0, 1)[lines].unflatten(0, (-1, 4))
+    return table.flatten(0, 1)[lines].unflatten(0, (-1, table.shape[1]))
 
 
 def _largest_adjoint(sites: Tensor) -> float:
@@ -209,11 +217,11 @@ class _Upward(NamedTuple):
     """Results of the upward pass."""
 
     inputs: Tensor  # keep and mix of each edge, or its matrix; samples are the last dimension
-    partials: list[Tensor]  # scaled partial likelihoods of each level, (rows, 4, samples); if uniform, not needed
-    messages: list[Tensor]  # from each row of a level up its edge, (rows, 4, samples)
+    partials: list[Tensor]  # scaled partial likelihoods of each level, (rows, n, samples); if uniform, not needed
+    messages: list[Tensor]  # from each row of a level up its edge, (rows, n, samples)
     scalers: list[Tensor]  # divisors of each level's partial likelihoods but tips, (rows, samples)
-    frequencies: Tensor  # (topologies, 1, 4, samples)
-    factors: tuple[Tensor, ...]  # the three messages at each root row, (topologies, rows, 4, samples)
+    frequencies: Tensor  # (topologies, 1, n, samples)
+    factors: tuple[Tensor, ...]  # the three messages at each root row, (topologies, rows, n, samples)
     sites: Tensor  # scaled likelihood of each root row, (topologies, rows, samples)
 
 
@@ -222,13 +230,13 @@ class TensorPasses:
 
     def __init__(self, plan: PruningPlan, dtype: torch.dtype, device: torch.device) -> None:
         self._tables = tabulate(plan, dtype, device)
-        self.table_size = 4 * self._tables.num_rows  # of one vector
+        self.table_size = self._tables.num_states**2 // 4 * self._tables.num_rows  # of one vector
         self.counts, self.constant = root_rows(plan, dtype, device)
 
     def log_likelihoods(self, inputs: Tensor, frequencies: Tensor, slopes: bool) -> tuple[Tensor, ...]:
         """Return log-likelihoods `(samples, topologies)` and, on request, gradients by inputs and by frequencies.
 
-        `inputs` are lengths `(samples, topologies, edges)` or matrices `(..., edges, 4, 4)`, `frequencies` `(..., 4)`.
+        `inputs` are lengths `(samples, topologies, edges)` or matrices `(..., edges, n, n)`, `frequencies` `(..., n)`.
         """
         tables = self._tables
         upward = _upward(tables, inputs, frequencies)
@@ -248,14 +256,14 @@ class TensorPasses:
         upward = _upward(tables, inputs, frequencies)
         totals = inputs.new_zeros((0, inputs.shape[0]), dtype=torch.float64)
         for level, scaler in zip(tables.levels, upward.scalers, strict=True):
-            one, other = (totals[_rows(lines)] for lines in level.factors)
+            one, other = (totals[_rows(lines, tables.num_states)] for lines in level.factors)
             tips = totals.new_zeros((len(level.tips), totals.shape[1]))
             totals = torch.cat([tips, scaler.log().double() + one + other])
         # The logarithm of zero is avoided, because its derivative is infinite.
         impossible = upward.sites == 0
         values = torch.where(impossible, -torch.inf, torch.where(impossible, 1.0, upward.sites).log()).double()
         for lines in tables.root:
-            values = values + totals[_rows(lines)].unflatten(0, (tables.num_trees, -1))
+            values = values + totals[_rows(lines, tables.num_states)].unflatten(0, (tables.num_trees, -1))
         return values.permute(2, 0, 1).to(inputs.dtype)
 
     def row_slopes(self, inputs: Tensor, frequencies: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -265,26 +273,26 @@ class TensorPasses:
 
 
 def root_rows(plan: PruningPlan, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the number of sites of each root row, `(rows,)`, and the bases of all taxa there, 0 or 1, `(rows, 4)`."""
+    """Return the number of sites of each root row, `(rows,)`, and the states of all taxa there, 0 or 1, `(rows, n)`."""
     counts, constant = plan.patterns.root_weights, plan.patterns.constant
     return torch.as_tensor(counts, dtype=dtype, device=device), torch.as_tensor(constant, dtype=dtype, device=device)
 
 
-def _rows(lines: Tensor) -> Tensor:
-    """Return the row that every four lines belong to."""
-    return lines[::4] // 4
+def _rows(lines: Tensor, num_states: int) -> Tensor:
+    """Return the row that the lines of all its states belong to."""
+    return lines[::num_states] // num_states
 
 
 def _upward(tables: Tables, inputs: Tensor, frequencies: Tensor) -> _Upward:
     samples = inputs.shape[0]
     last, uniform = inputs.movedim(0, -1).flatten(0, 1), inputs.dim() == 3
     if uniform:
-        events = last * (4.0 / 3.0)
+        events = last * _speed(tables.num_states)
         # 1 - exp(-x) by way of tanh: exact to rounding for short branches, also where a compiler turns expm1 into exp.
         half = torch.tanh(0.5 * events)
         last = torch.stack([torch.exp(-events), 2.0 * half / (1.0 + half)])
     root_frequencies = frequencies.permute(1, 2, 0)[:, None]
-    table = inputs.new_zeros((0, 4, samples))
+    table = inputs.new_zeros((0, tables.num_states, samples))
     partials, messages, scalers = [], [], []
     for level in tables.levels:
         one, other = (_gather(table, lines) for lines in level.factors)

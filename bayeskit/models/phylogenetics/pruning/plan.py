@@ -28,9 +28,10 @@ __all__ = [
 ]
 
 # Distinct sub-patterns of sets of taxa, cached: whether two site patterns are equal at a node depends only on the
-# *taxa* below it, so that a new topology made of known sets needs no search. If all changes between bases are equally
-# likely, patterns that differ only by a renaming of the bases count as equal. The renamings that leave a sub-pattern
-# unchanged permute bases within the blocks of one of the fifteen partitions of the bases.
+# *taxa* below it, so that a new topology made of known sets needs no search. If all changes between four bases are
+# equally likely, patterns that differ only by a renaming of the bases count as equal. The renamings that leave a
+# sub-pattern unchanged permute bases within the blocks of one of the fifteen partitions of the bases. Other numbers of
+# states have too many renamings; of these only the identity is used.
 
 #: A code is `row * CODE_BASE + renaming`.
 CODE_BASE = 32
@@ -38,24 +39,27 @@ _PARTITIONS = [labels for labels in itertools.product(range(4), repeat=4) if lab
 
 
 class Renamings(NamedTuple):
-    """A group of renamings of the four bases, with lookup tables."""
+    """A group of renamings of the states, with lookup tables: all of four bases, or the identity."""
 
     # A set of renamings is a bit mask; a *stabiliser* is the index of a group in `stabilizers`.
 
-    images: NDArray[np.int64]  # [g, i]: image of base i under renaming g; renaming 0 is the identity
+    images: NDArray[np.int64]  # [g, i]: image of state i under renaming g; renaming 0 is the identity
     relative: NDArray[np.int64]  # [g, h]: h first, then the inverse of g
     stabilizers: NDArray[np.int64]  # each stabiliser as a set, ascending
     coset: NDArray[np.int64]  # [s, t, g]: smallest product a g b with a in s and b in t, b applied first
     carriers: NDArray[np.int64]  # [s, g, h]: set of all renamings that turn h x into g x, if s leaves x unchanged
     first: NDArray[np.int64]  # [bit % 37]: number of the renaming with that bit; 37 tells powers of two apart
-    tips: NDArray[np.int64]  # [a, b]: set of all renamings that turn the set of bases a into b
-    reading: NDArray[np.int64]  # [g, i]: base that renaming g turns into i
+    reading: NDArray[np.int64]  # [g, i]: state that renaming g turns into i
+    tips: NDArray[np.int64] | None  # [a, b]: set of all renamings that turn the set of bases a into b
 
     @classmethod
     @lru_cache
-    def of(cls, interchangeable: bool) -> Renamings:
-        """Return all renamings if bases are interchangeable, else the identity only."""
-        images = np.array(list(itertools.permutations(range(4)))[: 24 if interchangeable else 1])
+    def of(cls, interchangeable: bool, num_states: int = 4) -> Renamings:
+        """Return all renamings of four interchangeable bases, else the identity only."""
+        if not interchangeable or num_states != 4:
+            none, states = np.zeros((1, 1, 1), dtype=np.int64), np.arange(num_states)[None]
+            return cls(states, none[0], none[0, 0] + 1, none, none + 1, np.zeros(37, dtype=np.int64), states, None)
+        images = np.array(list(itertools.permutations(range(4))))
         number = {tuple(image): place for place, image in enumerate(images.tolist())}
         product = np.array([[number[tuple(g[h].tolist())] for h in images] for g in images])
         inverse = (product == 0).argmax(axis=1)
@@ -79,7 +83,7 @@ class Renamings(NamedTuple):
         tips = (renamed[:, None] == sets[:, None]) @ bits
         first = np.zeros(37, dtype=np.int64)
         first[bits % 37] = np.arange(len(images))
-        return cls(images, relative, stabilizers, coset, carriers, first, tips, images[inverse])
+        return cls(images, relative, stabilizers, coset, carriers, first, images[inverse], tips)
 
     def smallest(self, sets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the smallest renaming of each set."""
@@ -94,8 +98,11 @@ class Rows(NamedTuple):
     stabilizers: NDArray[np.int64]  # stabiliser of each row's representative, (rows,)
 
 
-def tip_rows(masks: NDArray[np.uint8], group: Renamings) -> Rows:
-    """Find the rows of a single taxon from the set of bases that each pattern shows."""
+def tip_rows(masks: NDArray[Any], group: Renamings) -> Rows:
+    """Find the rows of a single taxon from the set of states that each pattern shows."""
+    if group.tips is None:
+        _, first, row = np.unique(masks, return_index=True, return_inverse=True)
+        return Rows(row * CODE_BASE, first, np.zeros(len(first), dtype=np.int64))
     smallest = (group.tips != 0).argmax(axis=1)  # sets are equal up to renaming if their smallest renamed sets are
     _, first, row = np.unique(smallest[masks], return_index=True, return_inverse=True)
     renaming = group.smallest(group.tips[masks[first][row], masks])
@@ -178,15 +185,17 @@ class SubPatterns:
     def __init__(
         self,
         taxa: Sequence[str],
-        masks: NDArray[np.uint8],
+        masks: NDArray[Any],
         weights: NDArray[np.float64],
         interchangeable: bool,
         num_bytes: int,
+        num_states: int = 4,
     ) -> None:
-        # `masks` are sets of bases as bits, (taxa, patterns), `weights` numbers of sites, (patterns,).
-        self.taxa, self.masks = tuple(taxa), np.ascontiguousarray(masks)
+        # `masks` are sets of states as bits, (taxa, patterns), `weights` numbers of sites, (patterns,).
+        self.taxa, self.num_states = tuple(taxa), num_states
+        self.masks = np.ascontiguousarray(masks, dtype=np.uint8 if num_states <= 8 else np.int64)
         num_taxa, num_patterns = masks.shape
-        self.group = Renamings.of(interchangeable)
+        self.group = Renamings.of(interchangeable, num_states)
         self._pattern_weights = weights
         fixed = num_taxa + 1
         # At least one topology fits.
@@ -238,10 +247,10 @@ class SubPatterns:
 
     @property
     def constant(self) -> NDArray[np.float64]:
-        """The bases that all taxa allow in each row of all taxa together, entries 0 and 1, `(rows, 4)`."""
+        """The states that all taxa allow in each row of all taxa together, entries 0 and 1, `(rows, states)`."""
         shown = self.representatives[len(self.taxa), : self.num_root_rows]
         common = np.bitwise_and.reduce(self.masks[:, shown], axis=0)
-        return ((common[:, None] >> np.arange(4)) & 1).astype(np.float64)
+        return ((common[:, None] >> np.arange(self.num_states)) & 1).astype(np.float64)
 
     def find(self, hanging: Hanging) -> NDArray[np.int32]:
         """Return the slot of the taxa below each edge, `(topologies, edges)`, int32, valid until the next call."""
@@ -287,7 +296,7 @@ class SubPatterns:
         self.codes[slot] = rows.codes
         self.representatives[slot, :count] = rows.representatives
         self._stabilizers[slot, :count] = rows.stabilizers
-        self.weights[slot, :count] = np.bincount(rows.codes // 32, self._pattern_weights, count)
+        self.weights[slot, :count] = np.bincount(rows.codes // CODE_BASE, self._pattern_weights, count)
 
     def _load(self, slot: int) -> Rows:
         count = self.counts[slot]

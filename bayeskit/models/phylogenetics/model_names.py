@@ -1,0 +1,187 @@
+"""Models of sequence evolution by the names that other programs use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from bayeskit.core.inputs import unknown_name
+from bayeskit.errors import SettingsError
+from bayeskit.models.phylogenetics.alignments import Alignment
+from bayeskit.models.phylogenetics.amino_acids import AMINO_ACID_MATRICES, AminoAcidModel
+from bayeskit.models.phylogenetics.codon_models import GY94, codon_frequencies
+from bayeskit.models.phylogenetics.site_rates import FreeRates, GammaRates, InvariantSites, SiteRates
+from bayeskit.models.phylogenetics.substitution import (
+    GTR,
+    HKY85,
+    JC69,
+    K80,
+    TN93,
+    Given,
+    GTRSubmodel,
+    Mk,
+    SubstitutionModel,
+    check_data_type,
+    empirical_frequencies,
+)
+
+__all__ = ["KNOWN_NAMES", "MODEL_NAMES", "SUBSTITUTION_MODELS", "parse_substitution"]
+
+#: The models by the names of their classes, for files of fitted posteriors.
+SUBSTITUTION_MODELS: dict[str, type[SubstitutionModel]] = {
+    model.__name__: model for model in (JC69, K80, HKY85, TN93, GTR, GTRSubmodel, AminoAcidModel, GY94, Mk)
+}
+
+#: Partitions of the six rates by name, and whether base frequencies are equal where the name alone is given.
+_SIX_RATES = {
+    "JC69": ("000000", True),
+    "F81": ("000000", False),
+    "HKY85": ("010010", False),
+    "K80": ("010010", True),
+    "TN93": ("010020", False),
+    "TNe": ("010020", True),
+    "K81": ("012210", True),
+    "K81u": ("012210", False),
+    "TPM2": ("010212", True),
+    "TPM2u": ("010212", False),
+    "TPM3": ("012012", True),
+    "TPM3u": ("012012", False),
+    "TIM": ("012230", False),
+    "TIMe": ("012230", True),
+    "TIM2": ("010232", False),
+    "TIM2e": ("010232", True),
+    "TIM3": ("012032", False),
+    "TIM3e": ("012032", True),
+    "TVM": ("012314", False),
+    "TVMe": ("012314", True),
+    "SYM": ("012345", True),
+    "GTR": ("012345", False),
+}
+_SAME = {
+    **{"JC": "JC69", "K2P": "K80", "HKY": "HKY85", "TN": "TN93", "TrN": "TN93", "TrNe": "TNe", "TrNef": "TNe"},
+    **{"K3P": "K81", "TPM1": "K81", "K3Pu": "K81u", "TPM1u": "K81u", "K81uf": "K81u", "TPM1uf": "K81u"},
+    **{"TPM2uf": "TPM2u", "TPM3uf": "TPM3u", "TIM1": "TIM", "TIM1e": "TIMe", "TIM1ef": "TIMe", "TIM2ef": "TIM2e"},
+    **{"TIM3ef": "TIM3e", "TVMef": "TVMe", "GY": "GY94"},
+}
+#: Names of the models, and of them and other programs' names for the same.
+MODEL_NAMES = (*_SIX_RATES, *AMINO_ACID_MATRICES, "GY94", "Mk")
+KNOWN_NAMES = (*MODEL_NAMES, *_SAME)
+_CLASSES: dict[str, Callable[[Given], SubstitutionModel]] = {
+    "010010": lambda frequencies: HKY85(base_frequencies=frequencies),
+    "010020": lambda frequencies: TN93(base_frequencies=frequencies),
+    "012345": lambda frequencies: GTR(base_frequencies=frequencies),
+}
+_REMEDY = "Remedy: write a model and what is added to it, such as HKY85, GTR+G4, TIM2+FQ+I+G4 or LG+F+R3"
+
+
+def parse_substitution(text: str, alignment: Alignment | None = None) -> tuple[SubstitutionModel, SiteRates | None]:
+    """Return the substitution model and the site rates that a text such as "GTR+I+G4" names.
+
+    Names and suffixes are those of IQ-TREE and ModelTest, in capitals or not. Parameters have their usual priors.
+
+    Parameters
+    ----------
+    text : str
+        A model: JC69, F81, K80, HKY85, TN93, TNe, K81, K81u, TPM2, TPM2u, TPM3, TPM3u, TIM, TIMe, TIM2, TIM2e, TIM3,
+        TIM3e, TVM, TVMe, SYM, GTR, or six digits for a submodel of GTR (see `GTRSubmodel`); LG, WAG, JTT; GY94; Mk.
+        Then, in any order, frequencies: `+F` those of the alignment, `+FO` free, `+FQ` equal, `+F1x4` and `+F3x4` for
+        codons; and rates of sites: `+I` some invariant, `+G` or `+G4` Gamma-distributed in so many categories, `+R` or
+        `+R4` free rates. Without such a suffix, base frequencies are free or, by the model, equal, those of amino acids
+        are the published ones, and those of codons equal.
+    alignment : Alignment, optional
+        Needed for `+F`, `+F1x4`, `+F3x4` and Mk, which has as many states as the alignment. If given, its type of data
+        must be that of the model.
+
+    Returns
+    -------
+    substitution : SubstitutionModel
+    site_rates : SiteRates or None
+
+    Raises
+    ------
+    UnknownNameError
+        If there is no such model.
+    SettingsError
+        If a suffix is unknown or does not fit, the alignment is needed, or its data are of another type.
+    AlignmentError
+        If a state never occurs whose frequency is to be that of the alignment.
+
+    Examples
+    --------
+    >>> parse_substitution("K80+G4")
+    (K80(kappa=None), GammaRates(shape=None, num_categories=4, median=False))
+    >>> parse_substitution("TVM")[0].partition
+    '012314'
+    """
+    name, *suffixes = str(text).strip().split("+")
+    suffixes = [suffix.upper() for suffix in suffixes]
+    if name.lower() == "mkv" or "ASC" in suffixes:
+        raise SettingsError(
+            f"{text!r}: the correction for leaving out characters that are constant (ascertainment) is not supported. "
+            "Remedy: use Mk on a matrix that has its constant characters."
+        )
+    frequencies = [suffix for suffix in suffixes if suffix.startswith("F")]
+    site_rates = _site_rates([suffix for suffix in suffixes if suffix not in frequencies], text)
+    if len(frequencies) > 1:
+        raise SettingsError(f"{text!r} names frequencies twice. {_REMEDY}.")
+    substitution = _substitution(name, "".join(frequencies), alignment, text)
+    if alignment is not None:
+        check_data_type(alignment, substitution)
+    return substitution, site_rates
+
+
+def _site_rates(suffixes: list[str], text: str) -> SiteRates | None:
+    """Return the rates of sites named by suffixes such as I and G4."""
+    others: list[SiteRates] = []
+    for suffix in suffixes:
+        found = re.fullmatch(r"([GR])([1-9][0-9]*)?", suffix)
+        if suffix != "I" and found is None:
+            raise SettingsError(f"{text!r}: +{suffix} is unknown. {_REMEDY}.")
+        if found is not None:
+            count = int(found.group(2) or 4)
+            gamma = found.group(1) == "G"
+            others.append(GammaRates(num_categories=count) if gamma else FreeRates(num_categories=count))
+    if len(others) > 1 or suffixes.count("I") > 1:
+        raise SettingsError(f"{text!r} names rates of sites twice. {_REMEDY}.")
+    rates = others[0] if others else None
+    return InvariantSites(others=rates) if "I" in suffixes else rates
+
+
+def _substitution(name: str, suffix: str, alignment: Alignment | None, text: str) -> SubstitutionModel:
+    """Return the model with the frequencies that a suffix says."""
+    known = {spelling.lower(): spelling for spelling in KNOWN_NAMES}
+    if name.lower() in known:
+        name = _SAME.get(known[name.lower()], known[name.lower()])
+    elif not re.fullmatch("[0-9]{6}", name):
+        raise unknown_name("substitution model", name, MODEL_NAMES)
+    fitting = {"Mk": ("", "FQ"), "GY94": ("", "F", "FO", "FQ", "F1X4", "F3X4")}.get(name, ("", "F", "FO", "FQ"))
+    if suffix not in fitting:
+        raise SettingsError(f"{text!r}: +{suffix} does not fit {name}. {_REMEDY}.")
+    if alignment is None and (name == "Mk" or suffix in ("F", "F1X4", "F3X4")):
+        raise SettingsError(f"{text!r} depends on the alignment. Remedy: give parse_substitution the alignment, too.")
+    if name == "Mk":
+        return Mk(alignment.data_type.num_states if alignment and alignment.data_type.name == "standard" else 2)
+    given: Given = None
+    if alignment is not None and suffix == "F":
+        given = empirical_frequencies(alignment)
+    elif alignment is not None and suffix in ("F1X4", "F3X4"):
+        given = codon_frequencies(alignment, "F1x4" if suffix == "F1X4" else "F3x4")
+    if name in AMINO_ACID_MATRICES:
+        return AminoAcidModel(name, "own" if not suffix else [0.05] * 20 if suffix == "FQ" else given)
+    if name == "GY94":
+        code = alignment.data_type.genetic_code if alignment is not None else ""
+        return GY94(codon_frequencies="equal" if suffix in ("", "FQ") else given, genetic_code=code or "standard")
+    return _of_bases(name, suffix, given)
+
+
+def _of_bases(name: str, suffix: str, given: Given) -> SubstitutionModel:
+    """Return a submodel of GTR, as a class of its own where there is one."""
+    partition, equal = _SIX_RATES.get(name, (name, False))
+    partition = GTRSubmodel(partition).partition
+    if suffix == "FQ" or (equal and not suffix):
+        if partition in ("000000", "010010"):
+            return JC69() if partition == "000000" else K80()
+        given = [0.25] * 4
+    if partition in _CLASSES:
+        return _CLASSES[partition](given)
+    return GTRSubmodel(partition, base_frequencies=given)
