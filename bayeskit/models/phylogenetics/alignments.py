@@ -18,7 +18,7 @@ from dendropy.utility.error import DataParseError
 from torch import Tensor
 
 from bayeskit.errors import AlignmentError, ConversionWarning, SettingsError
-from bayeskit.models.phylogenetics.newick import QUOTED, nexus_commands, read_text, unquoted
+from bayeskit.models.phylogenetics.newick import QUOTED, nexus_commands, path_name, read_text, unquoted
 from bayeskit.models.phylogenetics.trees import Tree
 
 __all__ = ["Alignment", "primates"]
@@ -42,6 +42,7 @@ _SUFFIXES = {
     **dict.fromkeys((".nex", ".nexus", ".nxs"), "nexus"),
     **dict.fromkeys((".phy", ".phylip", ".ph"), "phylip"),
 }
+_ALIGNMENT_FILE = "a FASTA, NEXUS or PHYLIP file"
 _TREE_FILE = "this is a file of trees. Remedy: read it with Tree.from_file or TreeSample.from_file."
 
 
@@ -80,10 +81,10 @@ def _read_records(path: str | os.PathLike[str], format: str | None = None) -> li
 
     Without `format` it is guessed from content, then suffix; AlignmentError if the file is missing or malformed.
     """
-    source = os.fspath(path)
+    source = path_name(path, _ALIGNMENT_FILE, AlignmentError)
     if format is not None and format.lower() not in ("fasta", "nexus", "phylip"):
         raise SettingsError(f"format={format!r} is unknown. Remedy: use 'fasta', 'nexus' or 'phylip'.")
-    text = read_text(path, "a FASTA, NEXUS or PHYLIP file", AlignmentError)
+    text = read_text(path, _ALIGNMENT_FILE, AlignmentError)
     kind = format.lower() if format else _guess(text, source)
     reader = {"fasta": _read_fasta, "nexus": _read_nexus, "phylip": _read_phylip}[kind]
     return reader(text, source)
@@ -99,7 +100,7 @@ def _guess(text: str, source: str) -> str:
         return "phylip"
     if re.match(r"(\[[^\]]*\]\s*)?([0-9.eE+-]+\s+)?\(", start):
         raise AlignmentError(f"{source}: {_TREE_FILE}")
-    suffix = Path(source).suffix.lower()
+    suffix = Path(source.removesuffix(".gz")).suffix.lower()
     if suffix in _SUFFIXES:
         return _SUFFIXES[suffix]
     raise AlignmentError(
@@ -216,6 +217,11 @@ def _read_fasta(text: str, source: str) -> list[_Record]:
         raise AlignmentError(
             f"{source}, line {error.line_num}: there is no site between this name and the previous name. Remedy: give "
             "each name a sequence."
+        ) from error
+    except _Misread as error:
+        raise AlignmentError(
+            f"{source}, line {error.line}: {error}, a set of bases in brackets counted as one. Remedy: write such a set "
+            "as one letter of the IUPAC code."
         ) from error
     for record in records:
         record.name = record.name.split()[0]
@@ -457,7 +463,7 @@ class Alignment:
         Parameters
         ----------
         path : str or os.PathLike
-            NEXUS and PHYLIP may be interleaved; NEXUS may declare its own gap, missing and match
+            May be compressed by gzip. NEXUS and PHYLIP may be interleaved; NEXUS may declare its own gap, missing and match
             characters. A FASTA name is the first word after '>'; blanks in quoted NEXUS names become underscores.
         format : {"fasta", "nexus", "phylip"}, optional
             By default detected from the content, then from the suffix.
@@ -501,13 +507,24 @@ class Alignment:
         Raises
         ------
         AlignmentError
-            If there is no site, a character is unknown or the lengths are unequal.
+            If there is no site, a name is empty, a name or sequence is not text, a character is unknown or the lengths
+            are unequal.
 
         Examples
         --------
         >>> Alignment.from_sequences({"A": "ac", "B": "gt", "C": "u?"}).patterns.tolist()
         [[1, 2], [4, 8], [8, 15]]
         """
+        if not isinstance(sequences, Mapping):
+            raise AlignmentError(
+                f"sequences: {type(sequences).__name__} is not a mapping. Remedy: give names and sequences, such as "
+                '{"A": "ACGT", "B": "ACGA"}.'
+            )
+        for name, text in sequences.items():
+            if not (isinstance(name, str) and isinstance(text, str)):
+                raise AlignmentError(
+                    f"sequences: taxon {name!r} has the sequence {text!r:.60}. Remedy: give both as text (str)."
+                )
         records = [_Record(name, text, []) for name, text in sequences.items()]
         return cls._from_records(records, "sequences")
 
@@ -526,6 +543,8 @@ class Alignment:
                     + ". Remedy: make names unique"
                     + (" (a FASTA name ends at its first blank)." if record.line else ".")
                 )
+            if not record.name.strip():
+                raise AlignmentError(f"{_at(source, record.line)}: a taxon has no name. Remedy: name every taxon.")
             first_seen[record.name] = record
             masks = _masks(record, source)
             if len(masks) != num_sites:
