@@ -1,5 +1,6 @@
 """Phylogenetics: alignments, trees and samples of trees, substitution models and their likelihoods."""
 
+from bayeskit.models.phylogenetics.alignment_checks import check_for_search
 from bayeskit.models.phylogenetics.alignments import Alignment, primates
 from bayeskit.models.phylogenetics.branch_derivatives import BranchDerivatives
 from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
@@ -12,6 +13,7 @@ from bayeskit.models.phylogenetics.distributions import (
 from bayeskit.models.phylogenetics.forest import ForestLikelihood
 from bayeskit.models.phylogenetics.samples import TreeSample, asdsf, robinson_foulds, split_frequencies
 from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites, SiteRates
+from bayeskit.models.phylogenetics.site_sets import read_partitions
 from bayeskit.models.phylogenetics.substitution import (
     GTR,
     HKY85,
@@ -58,6 +60,7 @@ __all__ = [
     "TreeSample",
     "all_topologies",
     "asdsf",
+    "check_for_search",
     "empirical_frequencies",
     "greedy_consensus",
     "majority_rule_consensus",
@@ -65,6 +68,7 @@ __all__ = [
     "plot_split_frequencies",
     "plot_tree",
     "primates",
+    "read_partitions",
     "robinson_foulds",
     "split_frequencies",
 ]

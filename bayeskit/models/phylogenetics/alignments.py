@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bayeskit.errors import AlignmentError, ConversionWarning, SettingsError
 from bayeskit.models.phylogenetics.newick import QUOTED, nexus_commands, path_name, read_text, unquoted
+from bayeskit.models.phylogenetics.site_sets import check_partition, read_partitions
 from bayeskit.models.phylogenetics.trees import Tree
 
 __all__ = ["Alignment", "primates"]
@@ -220,8 +221,8 @@ def _read_fasta(text: str, source: str) -> list[_Record]:
         ) from error
     except _Misread as error:
         raise AlignmentError(
-            f"{source}, line {error.line}: {error}, a set of bases in brackets counted as one. Remedy: write such a set "
-            "as one letter of the IUPAC code."
+            f"{source}, line {error.line}: {error}, a set of bases in brackets counted as one. Remedy: write such a "
+            "set as one letter of the IUPAC code."
         ) from error
     for record in records:
         record.name = record.name.split()[0]
@@ -463,8 +464,8 @@ class Alignment:
         Parameters
         ----------
         path : str or os.PathLike
-            May be compressed by gzip. NEXUS and PHYLIP may be interleaved; NEXUS may declare its own gap, missing and match
-            characters. A FASTA name is the first word after '>'; blanks in quoted NEXUS names become underscores.
+            May be compressed by gzip. NEXUS and PHYLIP may be interleaved; NEXUS may declare its own gap, missing and
+            match characters. A FASTA name is the first word after '>'; blanks in quoted NEXUS names become underscores.
         format : {"fasta", "nexus", "phylip"}, optional
             By default detected from the content, then from the suffix.
 
@@ -605,6 +606,83 @@ class Alignment:
             raise AlignmentError(f"taxa: {problem}. Remedy: choose from {', '.join(self.taxa)}.")
         rows = self.patterns.numpy()[[row[taxon] for taxon in taxa]][:, self.site_patterns.numpy()]
         return self._from_rows(tuple(taxa), rows)
+
+    def select_sites(self, sites: Sequence[int] | np.ndarray) -> Alignment:
+        """Return the alignment of a subset of the sites.
+
+        Parameters
+        ----------
+        sites : sequence of int
+            Indices of the sites, counted from 0, in the order of the result.
+
+        Returns
+        -------
+        Alignment
+
+        Raises
+        ------
+        AlignmentError
+            If there is no site, or an index is not a whole number from 0 to `num_sites - 1`.
+
+        Examples
+        --------
+        >>> alignment = Alignment.from_sequences({"A": "ACGT", "B": "ACGA"})
+        >>> alignment.select_sites(range(0, 4, 2)).patterns.tolist()
+        [[1, 4], [1, 4]]
+        """
+        chosen = self._indices(sites, "sites")
+        if not len(chosen):
+            raise AlignmentError("sites: there is no site. Remedy: choose at least one.")
+        return self._from_rows(self.taxa, self.patterns.numpy()[:, self.site_patterns.numpy()[chosen]])
+
+    def partitioned(
+        self, subsets: Mapping[str, Sequence[int] | np.ndarray] | str | os.PathLike[str]
+    ) -> dict[str, Alignment]:
+        r"""Divide the sites into subsets, for a `Partition`.
+
+        Parameters
+        ----------
+        subsets : mapping of str to sequence of int, or path
+            Indices of the sites of each subset, counted from 0; or a file that `read_partitions` reads: of RAxML or
+            IQ-TREE, such as `DNA, first = 1-500\3`, or NEXUS with character sets, where sites are counted from 1.
+
+        Returns
+        -------
+        dict of str to Alignment
+            All taxa, and the sites of each subset, in the given order.
+
+        Raises
+        ------
+        AlignmentError
+            If a site occurs twice, in none of the subsets, or outside the alignment; if a subset has no site; or if the
+            file is malformed. The message names the sites, counted from 1.
+
+        Examples
+        --------
+        >>> alignment = Alignment.from_sequences({"A": "ACGTAC", "B": "ACGAAC"})
+        >>> alignment.partitioned({"third": [2, 5], "others": [0, 1, 3, 4]})["third"]
+        Alignment(2 taxa, 2 sites, 2 patterns)
+        """
+        if isinstance(subsets, Mapping):
+            where = "subsets"
+            found = {name: self._indices(sites, f"{where}, {name!r}") for name, sites in subsets.items()}
+        else:
+            found, where = read_partitions(subsets, self.num_sites), os.fspath(subsets)
+        check_partition(found, self.num_sites, where)
+        return {name: self.select_sites(sites) for name, sites in found.items()}
+
+    def _indices(self, sites: Sequence[int] | np.ndarray, where: str) -> np.ndarray:
+        """Return sites as an array; AlignmentError if one of them is outside the alignment."""
+        try:
+            indices = np.asarray(sites)
+            indices = indices.astype(np.int64) if not indices.size else indices
+        except (TypeError, ValueError):
+            indices = np.empty((), dtype=object)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu" or ((indices < 0) | (indices >= self.num_sites)).any():
+            raise AlignmentError(
+                f"{where}: {sites!r:.60} are not sites. Remedy: give whole numbers from 0 to {self.num_sites - 1}."
+            )
+        return indices
 
     @property
     def num_taxa(self) -> int:
