@@ -11,6 +11,11 @@ from bayeskit.models.phylogenetics.distributions import (
     SubsplitBayesianNetwork,
 )
 from bayeskit.models.phylogenetics.forest import ForestLikelihood
+from bayeskit.models.phylogenetics.partitions import (
+    Partition,
+    PartitionedForestLikelihood,
+    PartitionedTreeModel,
+)
 from bayeskit.models.phylogenetics.samples import TreeSample, asdsf, robinson_foulds, split_frequencies
 from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites, SiteRates
 from bayeskit.models.phylogenetics.site_sets import read_partitions
@@ -48,6 +53,9 @@ __all__ = [
     "InvariantSites",
     "JC69",
     "K80",
+    "Partition",
+    "PartitionedForestLikelihood",
+    "PartitionedTreeModel",
     "SampleFrequencies",
     "SiteRates",
     "Smoothed",

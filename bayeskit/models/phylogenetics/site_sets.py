@@ -221,7 +221,7 @@ def _nexus_entries(text: str, source: str, num_sites: int) -> list[tuple[str, st
                 raise AlignmentError(f"{where}: there is a partition in {divided} as well. Remedy: keep one of them.")
             divided = where
             _, parts = named_set(rest, where)
-            for number, part in enumerate(re.sub(r"^\s*\d+\s*:", "", parts).split(","), start=1):
+            for number, part in enumerate(re.split(r",(?![^{]*\})", re.sub(r"^\s*\d+\s*:", "", parts)), start=1):
                 label, _, members = (word.strip() for word in part.rpartition(":"))
                 if _MODEL.fullmatch(label):
                     models.add(label)
