@@ -277,7 +277,7 @@ def _same(one: Any, other: Any) -> bool:
         return one.shape == other.shape and bool((one == other).all())
     if isinstance(one, torch.distributions.TransformedDistribution | torch.distributions.Independent):
         return _same(one.base_dist, other.base_dist) and vars(one).get("transforms") == vars(other).get("transforms")
-    constrained = getattr(type(one), "arg_constraints", {})
+    constrained = getattr(one, "arg_constraints", {})
     return bool(constrained) and all(_same(getattr(one, name), getattr(other, name)) for name in constrained)
 
 
