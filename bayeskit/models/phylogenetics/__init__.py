@@ -11,6 +11,7 @@ from bayeskit.models.phylogenetics.distributions import (
     SubsplitBayesianNetwork,
 )
 from bayeskit.models.phylogenetics.forest import ForestLikelihood
+from bayeskit.models.phylogenetics.mrbayes import MrBayesBlock
 from bayeskit.models.phylogenetics.partitions import (
     Partition,
     PartitionedForestLikelihood,
@@ -53,6 +54,7 @@ __all__ = [
     "InvariantSites",
     "JC69",
     "K80",
+    "MrBayesBlock",
     "Partition",
     "PartitionedForestLikelihood",
     "PartitionedTreeModel",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -22,7 +22,7 @@ from bayeskit.models.phylogenetics.newick import QUOTED, nexus_commands, path_na
 from bayeskit.models.phylogenetics.site_sets import check_partition, read_partitions
 from bayeskit.models.phylogenetics.trees import Tree
 
-__all__ = ["Alignment", "primates"]
+__all__ = ["Alignment", "primates", "read_alignment"]
 
 # FASTA, PHYLIP and NEXUS alignments, read by DendroPy and checked against the file. DendroPy gets an alphabet of all
 # characters in the file, because its own has no U beside T. DendroPy does not report a wrong number of taxa, and if a
@@ -77,18 +77,22 @@ class _Record:
         return self.line
 
 
-def _read_records(path: str | os.PathLike[str], format: str | None = None) -> list[_Record]:
+def _read_records(
+    path: str | os.PathLike[str], format: str | None = None, blocks_read: Collection[str] = ()
+) -> list[_Record]:
     """Return the sequences of an alignment file in file order, their characters unchecked.
 
-    Without `format` it is guessed from content, then suffix; AlignmentError if the file is missing or malformed.
+    Without `format` it is guessed from content, then suffix; AlignmentError if the file is missing or malformed. There
+    is no warning about commands in `blocks_read`.
     """
     source = path_name(path, _ALIGNMENT_FILE, AlignmentError)
     if format is not None and format.lower() not in ("fasta", "nexus", "phylip"):
         raise SettingsError(f"format={format!r} is unknown. Remedy: use 'fasta', 'nexus' or 'phylip'.")
     text = read_text(path, _ALIGNMENT_FILE, AlignmentError)
     kind = format.lower() if format else _guess(text, source)
-    reader = {"fasta": _read_fasta, "nexus": _read_nexus, "phylip": _read_phylip}[kind]
-    return reader(text, source)
+    if kind == "nexus":
+        return _read_nexus(text, source, blocks_read)
+    return _read_fasta(text, source) if kind == "fasta" else _read_phylip(text, source)
 
 
 def _guess(text: str, source: str) -> str:
@@ -300,12 +304,12 @@ def _likeliest(readings: list[list[_Record]], source: str, line: int) -> list[_R
     return likely[0]
 
 
-def _read_nexus(text: str, source: str) -> list[_Record]:
+def _read_nexus(text: str, source: str, blocks_read: Collection[str]) -> list[_Record]:
     settings: dict[str, str] = {}
     records: list[_Record] | None = None
     has_trees = False
     for block, head, line, rest in nexus_commands(text, source, AlignmentError):
-        if _leaves_out(block, head, rest):
+        if block not in blocks_read and _leaves_out(block, head, rest):
             warnings.warn(
                 f"{source}, line {line}: the command {head.upper()} is not read; all sites of all taxa are used with "
                 "weight one. Remedy: to apply the command, remove the excluded taxa and sites from the matrix.",
@@ -698,6 +702,11 @@ class Alignment:
     def num_patterns(self) -> int:
         """Number of distinct columns."""
         return len(self.weights)
+
+
+def read_alignment(path: str | os.PathLike[str], blocks_read: Collection[str] = ()) -> Alignment:
+    """Read a file as `Alignment.from_file` does, for a caller who reads the NEXUS blocks `blocks_read` as well."""
+    return Alignment._from_records(_read_records(path, None, blocks_read), os.fspath(path))
 
 
 def _at(source: str, line: int | None) -> str:
