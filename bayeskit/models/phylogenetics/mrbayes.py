@@ -23,7 +23,7 @@ from bayeskit.models.phylogenetics.newick import nexus_commands, read_text, read
 from bayeskit.models.phylogenetics.partitions import Partition, PartitionedTreeModel
 from bayeskit.models.phylogenetics.site_rates import GammaRates, InvariantSites, SiteRates
 from bayeskit.models.phylogenetics.site_sets import check_partition, named_set, parse_numbers, ranges
-from bayeskit.models.phylogenetics.substitution import GTR, HKY85, JC69, K80, SubstitutionModel, empirical_frequencies
+from bayeskit.models.phylogenetics.substitution import GTR, HKY85, JC69, K80, SubstitutionModel
 from bayeskit.models.phylogenetics.tree_model import TreeModel
 from bayeskit.models.phylogenetics.trees import Tree
 
@@ -99,7 +99,8 @@ class MrBayesBlock:
     `kappa / (1 + kappa)`, exchangeabilities and state frequencies `dirichlet(1,...,1)`, shape `exponential(1.0)`,
     proportion of invariable sites `uniform(0,1)`, four categories of Gamma rates, one substitution type, equal rates.
     Parameters of several subsets are linked where they have the same prior, until `unlink`; `set partition` restores
-    the defaults. One number in `dirichlet(x)` is the sum of all concentrations.
+    the defaults. One number in `dirichlet(x)` is the sum of all concentrations, and `statefreqpr=fixed(empirical)`
+    counts missing data as a quarter of each base.
 
     Commands may be abbreviated as in MrBayes. Those of a run, such as `mcmc`, are not used, which one warning says;
     whatever there is no model for is an error.
@@ -335,7 +336,7 @@ def _commands(path: str | os.PathLike[str]) -> list[tuple[str, int, str]]:
     if text.lstrip()[:6].upper() != "#NEXUS" or not re.search(r"mrbayes", text, re.IGNORECASE):
         return []
     commands = nexus_commands(text, os.fspath(path), AlignmentError)
-    return [(head, line, rest) for block, head, line, rest in commands if block == "mrbayes"]
+    return [(head, line, rest) for block, head, line, rest in commands if block == "mrbayes" and head]
 
 
 class _Reader:
@@ -429,7 +430,7 @@ class _Reader:
         if self.unused:
             warnings.warn(
                 f"{self.source}: these settings of MrBayes's own run are not used: "
-                f"{', '.join(dict.fromkeys(self.unused))}. Remedy: none is needed; this package has settings of its own.",
+                f"{', '.join(dict.fromkeys(self.unused))}. Remedy: none is needed, the package has its own.",
                 ConversionWarning,
                 stacklevel=4,
             )
@@ -738,7 +739,7 @@ def _substitution(setting: Mapping[str, Any], alignment: Alignment) -> Substitut
     if kind == "dirichlet":
         frequencies = Dirichlet(torch.tensor(numbers, dtype=torch.float64))
     elif kind == "empirical":
-        frequencies = empirical_frequencies(alignment)
+        frequencies = _counted(alignment)
     if setting["nst"] == "6":
         prior, rates = setting["revmatpr"]
         values = torch.tensor(rates, dtype=torch.float64)
@@ -749,6 +750,13 @@ def _substitution(setting: Mapping[str, Any], alignment: Alignment) -> Substitut
     prior, numbers = setting["tratiopr"]
     kappa: Any = numbers[0] if prior == "fixed" else _ratio_of_beta(*numbers)
     return K80(kappa) if kind == "equal" else HKY85(kappa, frequencies)
+
+
+def _counted(alignment: Alignment) -> Tensor:
+    """Return the frequencies of the bases, where MrBayes counts missing data as a quarter of each base."""
+    allowed = ((alignment.patterns.long()[..., None] >> torch.arange(4)) & 1).to(torch.float64)
+    counts = (allowed / allowed.sum(-1, keepdim=True) * alignment.weights[:, None]).sum((0, 1))
+    return counts / counts.sum()
 
 
 def _ratio_of_beta(first: float, second: float) -> TorchDistribution:
