@@ -647,14 +647,14 @@ class _Reader:
         if 1 < labels < len(subsets):
             self.lack_at("brlens", "branch lengths that are linked in some subsets only")
         separate = labels > 1
-        rates = [setting["ratepr"] for setting in self.settings]
+        shares = [setting["ratepr"] for setting in self.settings]
         relative = None
-        if len(subsets) > 1 and any(rates):
-            if None in rates:
+        if len(subsets) > 1 and any(shares):
+            if None in shares:
                 self.lack_at("ratepr", "relative rates of some subsets only")
             if separate:
                 self.lack_at("ratepr", "relative rates beside separate branch lengths")
-            relative = Dirichlet(torch.tensor(rates, dtype=torch.float64))
+            relative = Dirichlet(torch.tensor(shares, dtype=torch.float64))
         constraints = {
             name: tuple(taxon for taxon in self.defined[name] if taxon in taxa)
             for name in (topology[1] if topology[0] == "constraints" else ())

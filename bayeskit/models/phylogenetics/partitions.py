@@ -390,8 +390,9 @@ class PartitionedTreeModel:
             prior = prior.expand([len(self.models)]).to_event(1)
         branch_lengths = pyro.sample("branch_lengths", prior)
         parameters = {name: pyro.sample(name, prior) for name, prior in self.priors.items()}
-        if _SHARES in parameters:
-            pyro.deterministic("relative_rates", self.partition.rates(parameters, self._like), event_dim=1)
+        rates = self.partition.rates(parameters, self._like) if _SHARES in parameters else None
+        if rates is not None:
+            pyro.deterministic("relative_rates", rates, event_dim=1)
         pyro.factor("alignment", self.log_likelihood(branch_lengths, **parameters))
         return branch_lengths
 
