@@ -399,7 +399,10 @@ def evidence(
     name: Annotated[str | None, typer.Argument(help="A model listed by 'bayeskit list'.")] = None,
     alignment: Annotated[Path | None, typer.Option(help="FASTA, NEXUS or PHYLIP file.")] = None,
     tree: Annotated[Path | None, typer.Option(help="Newick or NEXUS file with the topology.")] = None,
-    substitution: Annotated[str, typer.Option(help="Such as JC69, HKY85, GTR+I+G4 or LG+F+R3.")] = "JC69",
+    substitution: Annotated[
+        str | None,
+        typer.Option(help="Such as JC69, HKY85, GTR+I+G4 or LG+F+R3; by default the file's MrBayes block, or JC69."),
+    ] = None,
     methods: Methods = "all",
     seed: Seed = 0,
     out: Out = None,
@@ -447,7 +450,8 @@ def evidence(
         "target_acceptance": target_acceptance,
     }
     numbers = {key: value for key, value in given.items() if value is not None}
-    what = {"model": name} if name is not None else _named_files(alignment, tree) | {"substitution": substitution}
+    called = substitution or "default"
+    what = {"model": name} if name is not None else _named_files(alignment, tree) | {"substitution": called}
     folder = _opened(
         "evidence" if replicates == 1 else "replicates",
         Path(title).stem,
@@ -458,7 +462,7 @@ def evidence(
     )
     if folder is None:
         return
-    from bayeskit.gallery import get_model, tree_target
+    from bayeskit.gallery import get_model, mrbayes_block, tree_target
     from bayeskit.inference.evidence import Budget
     from bayeskit.inference.evidence.tables import by_reason
     from bayeskit.workflows import evidence_in_folder
@@ -466,6 +470,9 @@ def evidence(
     give_back()
     entry = None if name is None else get_model(name)
     budget = Budget(**((dict(entry.budget) if entry is not None else {}) | numbers))  # type: ignore[arg-type]
+    block = mrbayes_block(alignment) if alignment is not None and substitution is None else None
+    if block is not None and not quiet:
+        typer.echo(str(block), err=True)
     if replicates > 1:
         problem = _problem(entry, alignment, tree, substitution)
         _say_where(folder, out, quiet)
@@ -483,8 +490,9 @@ def evidence(
         if entry.reference_source:
             settings["reference from"] = entry.reference_source
     elif alignment is not None and tree is not None:
-        target = tree_target(alignment, tree, substitution)
-        settings = {"alignment": alignment, "tree": tree, "substitution": substitution}
+        target = tree_target(alignment, tree, substitution, block)
+        used = substitution or ("JC69" if block is None else str(block))
+        settings = {"alignment": alignment, "tree": tree, "substitution": used}
     _say_where(folder, out, quiet)
     comparison = evidence_in_folder(
         target,
@@ -720,7 +728,7 @@ def main() -> None:
     app()
 
 
-def _problem(entry: Entry | None, alignment: Path | None, tree: Path | None, substitution: str) -> Problem:
+def _problem(entry: Entry | None, alignment: Path | None, tree: Path | None, substitution: str | None) -> Problem:
     from bayeskit.gallery import tree_target
     from bayeskit.inference.evidence import Problem
 
@@ -771,11 +779,12 @@ def _checked_model(name: str) -> str:
     return name
 
 
-def _checked_files(alignment: Path | None, tree: Path | None, substitution: str) -> str:
+def _checked_files(alignment: Path | None, tree: Path | None, substitution: str | None) -> str:
     """Return the title of the run of an alignment on a tree."""
     from bayeskit.gallery import check_substitution
 
-    check_substitution(substitution)
+    if substitution is not None:
+        check_substitution(substitution)
     for path, kind in ((alignment, AlignmentError), (tree, TreeError)):
         if path is not None and not path.is_file():
             raise kind(f"{path}: there is no such file")

@@ -22,6 +22,7 @@ __all__ = [
     "ConstantsWarning",
     "ConversionWarning",
     "DataError",
+    "DataWarning",
     "DrawsError",
     "GuideError",
     "ImproperPosteriorError",
@@ -213,6 +214,10 @@ class JitterWarning(BayeskitWarning):
 
 class ConversionWarning(BayeskitWarning):
     """Input was converted to the form a method needs."""
+
+
+class DataWarning(BayeskitWarning):
+    """Data are valid but say less than they seem to, such as identical sequences or columns of gaps."""
 
 
 class ConstantsWarning(BayeskitWarning):

@@ -293,6 +293,39 @@ def test_bad_files_are_named(tmp_path):
     assert "JC69" in refused("evidence", *arguments)
 
 
+BLOCK = (
+    "#NEXUS\nbegin data;\ndimensions ntax=3 nchar=8;\nformat datatype=dna;\nmatrix\n"
+    "A ACGTACGT\nB ACGAACGA\nC ACAAACAA\n;\nend;\nbegin mrbayes;\n{}\nend;\n"
+)
+
+
+def test_a_mrbayes_block_chooses_the_model(tmp_path, monkeypatch):
+    alignment, tree = tmp_path / "a.nex", tmp_path / "t.nwk"
+    tree.write_text("(A,B,C);")
+    command = ("evidence", "--alignment", alignment, "--tree", tree)
+    asked = {}
+
+    def ends(target, *_, settings, **__):
+        asked.update(settings, sites=[site.name for site in target.sites])
+        raise OutputError("enough")
+
+    monkeypatch.setattr("bayeskit.workflows.evidence_in_folder", ends)
+    alignment.write_text(BLOCK.format("lset nst=2;\nlset covarion=yes;"))
+    said = refused(*command, "--out", tmp_path / "lacking")
+    assert "a.nex, line 13: 'lset covarion=yes': there is no model for covarion=yes" in said
+    alignment.write_text(BLOCK.format("exclude 1-3;"))
+    said = refused(*command, "--substitution", "JC69", "--out", tmp_path / "aside")
+    assert "line 12: the MrBayes block is not used, but 'exclude 1-3' changes the data" in said
+    alignment.write_text(BLOCK.format("lset nst=2; prset statefreqpr=fixed(equal); mcmc ngen=10;"))
+    result = call(*command, "--out", tmp_path / "out")
+    assert "all (8 sites): K80" in result.stderr and "gammadir(1, 0.1, 1, 1)" in result.stderr
+    assert result.stderr.count("not used: mcmc ngen") == 1
+    assert asked["sites"] == ["branch_lengths", "kappa"] and "K80" in asked["substitution"]
+    result = call(*command, "--substitution", "JC69", "--out", tmp_path / "jukes_cantor")
+    assert "the MrBayes block is not used, because a substitution model was named" in result.stderr
+    assert asked["sites"] == ["branch_lengths"] and asked["substitution"] == "JC69"
+
+
 @pytest.mark.parametrize("command", ["evidence", "run"])
 def test_a_folder_that_cannot_be_written_is_refused(command, tmp_path):
     (tmp_path / "file").write_text("")

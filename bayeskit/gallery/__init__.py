@@ -8,7 +8,7 @@ requested.
 from bayeskit._moved import answer_to_old_names
 from bayeskit.gallery.registry import EXACT_CASES, Entry, entries, get_model, listed, names
 from bayeskit.gallery.scripts import GROUPS, Page, is_page, is_small, page, pages, run_page
-from bayeskit.gallery.trees import SUBSTITUTION_MODELS, check_substitution, tree_target
+from bayeskit.gallery.trees import SUBSTITUTION_MODELS, check_substitution, mrbayes_block, tree_target
 
 __all__ = [
     "EXACT_CASES",
@@ -22,6 +22,7 @@ __all__ = [
     "is_page",
     "is_small",
     "listed",
+    "mrbayes_block",
     "names",
     "page",
     "pages",

@@ -10,8 +10,9 @@ from bayeskit.core.inputs import unknown_name
 
 if TYPE_CHECKING:
     from bayeskit.logdensity.target import Target
+    from bayeskit.models.phylogenetics.mrbayes import MrBayesBlock
 
-__all__ = ["SUBSTITUTION_MODELS", "check_substitution", "primates_target", "tree_target"]
+__all__ = ["SUBSTITUTION_MODELS", "check_substitution", "mrbayes_block", "primates_target", "tree_target"]
 
 SUBSTITUTION_MODELS = (
     *("JC69", "F81", "K80", "HKY85", "TNe", "TN93", "K81", "K81u", "TPM2", "TPM2u", "TPM3", "TPM3u"),
@@ -41,10 +42,10 @@ def primates_target() -> Target:
     return Target.from_pyro(TreeModel(alignment, tree, substitution=JC69()), compile=False)
 
 
-def tree_target(alignment: str | Path, tree: str | Path, substitution: str = "JC69") -> Target:
+def tree_target(
+    alignment: str | Path, tree: str | Path, substitution: str | None = None, block: MrBayesBlock | None = None
+) -> Target:
     r"""Build the target of an alignment on a fixed unrooted topology.
-
-    Branch lengths have independent exponential priors with rate 10.
 
     Parameters
     ----------
@@ -52,8 +53,12 @@ def tree_target(alignment: str | Path, tree: str | Path, substitution: str = "JC
         A FASTA, NEXUS or PHYLIP file.
     tree : path
         A Newick or NEXUS file over the same taxa.
-    substitution : str, default "JC69"
-        One of :data:`SUBSTITUTION_MODELS`, and what is added to it, such as "HKY85", "GTR+G4" or "LG+F+R3".
+    substitution : str, optional
+        One of :data:`SUBSTITUTION_MODELS`, and what is added to it, such as "HKY85", "GTR+G4" or "LG+F+R3", with
+        independent exponential priors of the branch lengths with rate 10. By default, what a MrBayes block of the
+        alignment's file asks for, and without a block JC69.
+    block : MrBayesBlock, optional
+        That block, if it is read already.
 
     Returns
     -------
@@ -66,7 +71,13 @@ def tree_target(alignment: str | Path, tree: str | Path, substitution: str = "JC
     SettingsError
         If a suffix is unknown, or the data are of another type than the model.
     AlignmentError, TreeError
-        If a file is missing or malformed, or the taxa differ.
+        If a file is missing or malformed, the taxa differ, there is no model for what a MrBayes block asks, or a block
+        beside `substitution` changes the data.
+
+    Warns
+    -----
+    ConversionWarning
+        If a MrBayes block is not used, because `substitution` is given.
 
     Examples
     --------
@@ -79,12 +90,36 @@ def tree_target(alignment: str | Path, tree: str | Path, substitution: str = "JC
     ...     tree_target(alignment, tree).dim
     3
     """
-    check_substitution(substitution)
+    if substitution is not None:
+        check_substitution(substitution)
     from bayeskit.logdensity.target import Target
     from bayeskit.models import phylogenetics
+    from bayeskit.models.phylogenetics.mrbayes import set_block_aside
 
+    block = mrbayes_block(alignment) if substitution is None and block is None else block
+    if block is not None:
+        return Target.from_pyro(block.model(phylogenetics.Tree.from_file(tree)))
+    set_block_aside(alignment)
+    substitution = substitution or "JC69"
     kind = {"gy94": "codon", "gy": "codon", "mk": "standard"}.get(substitution.partition("+")[0].strip().lower())
     sequences = phylogenetics.Alignment.from_file(alignment, data_type=kind)
     topology = phylogenetics.Tree.from_file(tree)
     model, site_rates = phylogenetics.parse_substitution(substitution, sequences)
     return Target.from_pyro(phylogenetics.TreeModel(sequences, topology, model, site_rates=site_rates))
+
+
+def mrbayes_block(alignment: str | Path) -> MrBayesBlock | None:
+    """Return what the MrBayes blocks of an alignment's file ask for, or None if there are none.
+
+    Parameters
+    ----------
+    alignment : path
+
+    Raises
+    ------
+    AlignmentError
+        If the file is missing or malformed, or there is no model for what a block asks.
+    """
+    from bayeskit.models.phylogenetics.mrbayes import MrBayesBlock, has_mrbayes_block
+
+    return MrBayesBlock.from_file(alignment) if has_mrbayes_block(alignment) else None

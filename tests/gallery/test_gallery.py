@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bayeskit import exact, gallery
-from bayeskit.errors import AlignmentError, TreeError, UnknownNameError
+from bayeskit.errors import AlignmentError, ConversionWarning, TreeError, UnknownNameError
 
 
 def test_every_exact_case_and_the_primates_are_in_the_gallery():
@@ -35,6 +35,19 @@ def files(tmp_path):
 
 def test_tree_target_reads_files(files):
     assert gallery.tree_target(*files).dim == 3
+
+
+def test_tree_target_reads_a_mrbayes_block(files):
+    alignment, tree = files
+    matrix = "#NEXUS\nbegin data;\ndimensions ntax=3 nchar=4;\nmatrix\nA ACGT\nB ACGA\nC ACAA\n;\nend;\n"
+    alignment.write_text(matrix + "begin mrbayes;\nlset nst=2 rates=gamma;\nend;\n")
+    target = gallery.tree_target(*files)
+    assert {site.name for site in target.sites} == {"branch_lengths", "kappa", "base_frequencies", "shape"}
+    with pytest.warns(ConversionWarning, match="the MrBayes block is not used"):
+        assert gallery.tree_target(alignment, tree, "JC69").dim == 3
+    assert gallery.mrbayes_block(alignment).alignment.taxa == ("A", "B", "C")
+    alignment.write_text(matrix)
+    assert gallery.mrbayes_block(alignment) is None
 
 
 def test_tree_target_names_what_is_wrong(files, tmp_path):

@@ -1,5 +1,6 @@
 """Phylogenetics: alignments, trees and samples of trees, substitution models and their likelihoods."""
 
+from bayeskit.models.phylogenetics.alignment_checks import check_for_search
 from bayeskit.models.phylogenetics.alignments import Alignment, primates
 from bayeskit.models.phylogenetics.amino_acids import AminoAcidModel
 from bayeskit.models.phylogenetics.branch_derivatives import BranchDerivatives
@@ -14,8 +15,15 @@ from bayeskit.models.phylogenetics.distributions import (
 )
 from bayeskit.models.phylogenetics.forest import ForestLikelihood
 from bayeskit.models.phylogenetics.model_names import parse_substitution
+from bayeskit.models.phylogenetics.mrbayes import MrBayesBlock
+from bayeskit.models.phylogenetics.partitions import (
+    Partition,
+    PartitionedForestLikelihood,
+    PartitionedTreeModel,
+)
 from bayeskit.models.phylogenetics.samples import TreeSample, asdsf, robinson_foulds, split_frequencies
 from bayeskit.models.phylogenetics.site_rates import FreeRates, GammaRates, InvariantSites, SiteRates
+from bayeskit.models.phylogenetics.site_sets import read_partitions
 from bayeskit.models.phylogenetics.substitution import (
     GTR,
     HKY85,
@@ -61,7 +69,11 @@ __all__ = [
     "JC69",
     "K80",
     "Mk",
+    "MrBayesBlock",
     "PROTEIN",
+    "Partition",
+    "PartitionedForestLikelihood",
+    "PartitionedTreeModel",
     "ReversibleModel",
     "SampleFrequencies",
     "SiteRates",
@@ -76,6 +88,7 @@ __all__ = [
     "all_reversible_models",
     "all_topologies",
     "asdsf",
+    "check_for_search",
     "codon_frequencies",
     "codons",
     "empirical_frequencies",
@@ -86,6 +99,7 @@ __all__ = [
     "plot_split_frequencies",
     "plot_tree",
     "primates",
+    "read_partitions",
     "robinson_foulds",
     "split_frequencies",
     "standard_characters",

@@ -8,7 +8,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -23,10 +23,11 @@ from torch import Tensor
 from bayeskit.core.inputs import unknown_name
 from bayeskit.errors import AlignmentError, ConversionWarning, SettingsError
 from bayeskit.models.phylogenetics.data_types import DNA, PROTEIN, DataType, codons, standard_characters
-from bayeskit.models.phylogenetics.newick import QUOTED, nexus_commands, read_text, unquoted
+from bayeskit.models.phylogenetics.newick import QUOTED, nexus_commands, path_name, read_text, unquoted
+from bayeskit.models.phylogenetics.site_sets import check_partition, read_partitions
 from bayeskit.models.phylogenetics.trees import Tree
 
-__all__ = ["Alignment", "primates"]
+__all__ = ["Alignment", "primates", "read_alignment"]
 
 # FASTA, PHYLIP and NEXUS alignments, read by DendroPy and checked against the file. DendroPy gets an alphabet of all
 # characters in the file, because its own has no U beside T. DendroPy does not report a wrong number of taxa, and if a
@@ -43,6 +44,7 @@ _SUFFIXES = {
     **dict.fromkeys((".nex", ".nexus", ".nxs"), "nexus"),
     **dict.fromkeys((".phy", ".phylip", ".ph"), "phylip"),
 }
+_ALIGNMENT_FILE = "a FASTA, NEXUS or PHYLIP file"
 _TREE_FILE = "this is a file of trees. Remedy: read it with Tree.from_file or TreeSample.from_file."
 
 
@@ -78,19 +80,20 @@ class _Record:
 
 
 def _read_records(
-    path: str | os.PathLike[str], format: str | None = None
+    path: str | os.PathLike[str], format: str | None = None, blocks_read: Collection[str] = ()
 ) -> tuple[list[_Record], DataType | str | None]:
     """Return the sequences of an alignment file in file order, their characters unchecked, and the type it declares.
 
-    Without `format` it is guessed from content, then suffix; AlignmentError if the file is missing or malformed.
+    Without `format` it is guessed from content, then suffix; AlignmentError if the file is missing or malformed. There
+    is no warning about commands in `blocks_read`.
     """
-    source = os.fspath(path)
+    source = path_name(path, _ALIGNMENT_FILE, AlignmentError)
     if format is not None and format.lower() not in ("fasta", "nexus", "phylip"):
         raise SettingsError(f"format={format!r} is unknown. Remedy: use 'fasta', 'nexus' or 'phylip'.")
-    text = read_text(path, "a FASTA, NEXUS or PHYLIP file", AlignmentError)
+    text = read_text(path, _ALIGNMENT_FILE, AlignmentError)
     kind = format.lower() if format else _guess(text, source)
     if kind == "nexus":
-        return _read_nexus(text, source)
+        return _read_nexus(text, source, blocks_read)
     return (_read_fasta if kind == "fasta" else _read_phylip)(text, source), None
 
 
@@ -104,7 +107,7 @@ def _guess(text: str, source: str) -> str:
         return "phylip"
     if re.match(r"(\[[^\]]*\]\s*)?([0-9.eE+-]+\s+)?\(", start):
         raise AlignmentError(f"{source}: {_TREE_FILE}")
-    suffix = Path(source).suffix.lower()
+    suffix = Path(source.removesuffix(".gz")).suffix.lower()
     if suffix in _SUFFIXES:
         return _SUFFIXES[suffix]
     raise AlignmentError(
@@ -222,6 +225,11 @@ def _read_fasta(text: str, source: str) -> list[_Record]:
             f"{source}, line {error.line_num}: there is no site between this name and the previous name. Remedy: give "
             "each name a sequence."
         ) from error
+    except _Misread as error:
+        raise AlignmentError(
+            f"{source}, line {error.line}: {error}, a set of bases in brackets counted as one. Remedy: write such a "
+            "set as one letter of the IUPAC code."
+        ) from error
     for record in records:
         record.name = record.name.split()[0]
     return records
@@ -299,13 +307,13 @@ def _likeliest(readings: list[list[_Record]], source: str, line: int) -> list[_R
     return likely[0]
 
 
-def _read_nexus(text: str, source: str) -> tuple[list[_Record], DataType | str | None]:
+def _read_nexus(text: str, source: str, blocks_read: Collection[str]) -> tuple[list[_Record], DataType | str | None]:
     settings: dict[str, str] = {}
     records: list[_Record] | None = None
     has_trees = False
     kind: DataType | str | None = None
     for block, head, line, rest in nexus_commands(text, source, AlignmentError):
-        if _leaves_out(block, head, rest):
+        if block not in blocks_read and _leaves_out(block, head, rest):
             warnings.warn(
                 f"{source}, line {line}: the command {head.upper()} is not read; all sites of all taxa are used with "
                 "weight one. Remedy: to apply the command, remove the excluded taxa and sites from the matrix.",
@@ -529,8 +537,8 @@ class Alignment:
         Parameters
         ----------
         path : str or os.PathLike
-            NEXUS and PHYLIP may be interleaved; NEXUS may declare its own gap, missing and match
-            characters. A FASTA name is the first word after '>'; blanks in quoted NEXUS names become underscores.
+            May be compressed by gzip. NEXUS and PHYLIP may be interleaved; NEXUS may declare its own gap, missing and
+            match characters. A FASTA name is the first word after '>'; blanks in quoted NEXUS names become underscores.
         format : {"fasta", "nexus", "phylip"}, optional
             By default detected from the content, then from the suffix.
         data_type : {"DNA", "protein", "codon", "standard"} or DataType, optional
@@ -581,8 +589,8 @@ class Alignment:
         Raises
         ------
         AlignmentError
-            If there is no site, a character is unknown, the lengths are unequal, a codon is incomplete or a stop codon,
-            or bases cannot be told from amino acids.
+            If there is no site, a name is empty, a name or sequence is not text, a character is unknown, the lengths are
+            unequal, a codon is incomplete or a stop codon, or bases cannot be told from amino acids.
         SettingsError
             If `data_type` is unknown.
 
@@ -595,6 +603,16 @@ class Alignment:
         >>> Alignment.from_sequences({"A": "ATGAAA", "B": "ATGAAG"}, data_type="codon")
         Alignment(codon, 2 taxa, 2 sites, 2 patterns)
         """
+        if not isinstance(sequences, Mapping):
+            raise AlignmentError(
+                f"sequences: {type(sequences).__name__} is not a mapping. Remedy: give names and sequences, such as "
+                '{"A": "ACGT", "B": "ACGA"}.'
+            )
+        for name, text in sequences.items():
+            if not (isinstance(name, str) and isinstance(text, str)):
+                raise AlignmentError(
+                    f"sequences: taxon {name!r} has the sequence {text!r:.60}. Remedy: give both as text (str)."
+                )
         records = [_Record(name, text, []) for name, text in sequences.items()]
         return cls._from_records(records, "sequences", data_type)
 
@@ -620,6 +638,8 @@ class Alignment:
                     + ". Remedy: make names unique"
                     + (" (a FASTA name ends at its first blank)." if record.line else ".")
                 )
+            if not record.name.strip():
+                raise AlignmentError(f"{_at(source, record.line)}: a taxon has no name. Remedy: name every taxon.")
             first_seen[record.name] = record
             masks = _masks(record, source, kind)
             if len(masks) != num_sites:
@@ -682,6 +702,83 @@ class Alignment:
         rows = self.patterns.numpy()[[row[taxon] for taxon in taxa]][:, self.site_patterns.numpy()]
         return self._from_rows(tuple(taxa), rows, self.data_type)
 
+    def select_sites(self, sites: Sequence[int] | np.ndarray) -> Alignment:
+        """Return the alignment of a subset of the sites.
+
+        Parameters
+        ----------
+        sites : sequence of int
+            Indices of the sites, counted from 0, in the order of the result.
+
+        Returns
+        -------
+        Alignment
+
+        Raises
+        ------
+        AlignmentError
+            If there is no site, or an index is not a whole number from 0 to `num_sites - 1`.
+
+        Examples
+        --------
+        >>> alignment = Alignment.from_sequences({"A": "ACGT", "B": "ACGA"})
+        >>> alignment.select_sites(range(0, 4, 2)).patterns.tolist()
+        [[1, 4], [1, 4]]
+        """
+        chosen = self._indices(sites, "sites")
+        if not len(chosen):
+            raise AlignmentError("sites: there is no site. Remedy: choose at least one.")
+        return self._from_rows(self.taxa, self.patterns.numpy()[:, self.site_patterns.numpy()[chosen]], self.data_type)
+
+    def partitioned(
+        self, subsets: Mapping[str, Sequence[int] | np.ndarray] | str | os.PathLike[str]
+    ) -> dict[str, Alignment]:
+        r"""Divide the sites into subsets, for a `Partition`.
+
+        Parameters
+        ----------
+        subsets : mapping of str to sequence of int, or path
+            Indices of the sites of each subset, counted from 0; or a file that `read_partitions` reads: of RAxML or
+            IQ-TREE, such as `DNA, first = 1-500\3`, or NEXUS with character sets, where sites are counted from 1.
+
+        Returns
+        -------
+        dict of str to Alignment
+            All taxa, and the sites of each subset, in the given order.
+
+        Raises
+        ------
+        AlignmentError
+            If a site occurs twice, in none of the subsets, or outside the alignment; if a subset has no site; or if the
+            file is malformed. The message names the sites, counted from 1.
+
+        Examples
+        --------
+        >>> alignment = Alignment.from_sequences({"A": "ACGTAC", "B": "ACGAAC"})
+        >>> alignment.partitioned({"third": [2, 5], "others": [0, 1, 3, 4]})["third"]
+        Alignment(DNA, 2 taxa, 2 sites, 2 patterns)
+        """
+        if isinstance(subsets, Mapping):
+            where = "subsets"
+            found = {name: self._indices(sites, f"{where}, {name!r}") for name, sites in subsets.items()}
+        else:
+            found, where = read_partitions(subsets, self.num_sites), os.fspath(subsets)
+        check_partition(found, self.num_sites, where)
+        return {name: self.select_sites(sites) for name, sites in found.items()}
+
+    def _indices(self, sites: Sequence[int] | np.ndarray, where: str) -> np.ndarray:
+        """Return sites as an array; AlignmentError if one of them is outside the alignment."""
+        try:
+            indices = np.asarray(sites)
+            indices = indices.astype(np.int64) if not indices.size else indices
+        except (TypeError, ValueError):
+            indices = np.empty((), dtype=object)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu" or ((indices < 0) | (indices >= self.num_sites)).any():
+            raise AlignmentError(
+                f"{where}: {sites!r:.60} are not sites. Remedy: give whole numbers from 0 to {self.num_sites - 1}."
+            )
+        return indices
+
     @property
     def num_taxa(self) -> int:
         """Number of sequences."""
@@ -696,6 +793,12 @@ class Alignment:
     def num_patterns(self) -> int:
         """Number of distinct columns."""
         return len(self.weights)
+
+
+def read_alignment(path: str | os.PathLike[str], blocks_read: Collection[str] = ()) -> Alignment:
+    """Read a file as `Alignment.from_file` does, for a caller who reads the NEXUS blocks `blocks_read` as well."""
+    records, declared = _read_records(path, None, blocks_read)
+    return Alignment._from_records(records, os.fspath(path), None, declared)
 
 
 def _at(source: str, line: int | None) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import sys
 import threading
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +30,7 @@ __all__ = [
     "TreeText",
     "nexus_commands",
     "parse_newick",
+    "path_name",
     "quote",
     "read_text",
     "read_tree_texts",
@@ -52,12 +55,30 @@ class _Statement(NamedTuple):
     notes: tuple[str, ...]
 
 
+#: First bytes of compressed files that are not read.
+_COMPRESSED = {b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+def path_name(path: object, what: str, error: ErrorType) -> str:
+    """Return a path as text; raise `error` for anything else."""
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(name, str):
+        raise error(f"path: {path!r:.60} is not a path. Remedy: give the path of {what}.")
+    return name
+
+
 def read_text(path: str | os.PathLike[str], what: str, error: ErrorType) -> str:
-    """Read a text file that should hold `what`."""
-    source = os.fspath(path)
+    """Read a text file, plain or compressed by gzip, that should hold `what`."""
+    source = path_name(path, what, error)
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as problem:
+        content = Path(source).read_bytes()
+        for start, kind in _COMPRESSED.items():
+            if content.startswith(start):
+                raise error(f"{source}: the file is compressed ({kind}). Remedy: unpack it, or compress it with gzip.")
+        if content.startswith(b"\x1f\x8b"):
+            content = gzip.decompress(content)
+        text = TextIOWrapper(BytesIO(content), encoding="utf-8-sig").read()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as problem:
         if isinstance(problem, FileNotFoundError):
             said = "there is no such file"
         else:
@@ -217,8 +238,8 @@ def read_tree_texts(path: str | os.PathLike[str], incomplete: str = "error") -> 
     """
     if incomplete not in ("error", "warn"):
         raise SettingsError(f"incomplete={incomplete!r} is unknown. Remedy: use 'error' or 'warn'.")
-    source = os.fspath(path)
     text = read_text(path, "a file with a Newick or NEXUS tree", TreeError)
+    source = os.fspath(path)
     _refuse_alignment(text, source)
     complete = _complete_part(text)
     if complete is None:

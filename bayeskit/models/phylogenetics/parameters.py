@@ -73,6 +73,4 @@ class ParameterSpace:
     def _split(self, position: Tensor) -> dict[str, Tensor]:
         parts = position.split(list(self._sizes.values()), -1) if self._sizes else ()
         scalar = {name for name, prior in self.priors.items() if not prior.event_shape}
-        return {
-            name: part[..., 0] if name in scalar else part for name, part in zip(self._sizes, parts, strict=True)
-        }
+        return {name: part[..., 0] if name in scalar else part for name, part in zip(self._sizes, parts, strict=True)}

@@ -93,7 +93,7 @@ class Tree:
         text : str
             One tree. Comments in brackets and labels of internal nodes are ignored; underscores are kept.
         translate : mapping of str to str, optional
-            Taxon names by the labels of the text.
+            Taxon names by the labels of the text; every tip is one of its labels or names.
         resolve : bool, default False
             Resolve polytomies at random with edges of length zero, all resolutions equally likely; if False, a
             polytomy is an error.
@@ -108,7 +108,7 @@ class Tree:
         ------
         TreeError
             If the text is not one binary tree of at least three taxa with unique names, or if only some edges have a
-            branch length, or a length is negative or not finite.
+            branch length, a length is negative or not finite, or a tip is not in `translate`.
 
         Warns
         -----
@@ -363,7 +363,13 @@ def tip_name(parsed: ParsedTree, node: int, where: str, translate: Mapping[str, 
     label = parsed.labels[node]
     if not label:
         raise TreeError(f"{where}: a tip has no name. Remedy: name every tip.")
-    return translate.get(label, label)
+    name = translate.get(label)
+    if name is None and translate and label not in translate.values():
+        raise TreeError(
+            f"{where}: the tip {label!r} is neither a key nor a name of the translate table. Remedy: add it to the "
+            f"table, which has {_some(list(translate))}."
+        )
+    return label if name is None else name
 
 
 def check_taxa(taxa: list[str], where: str) -> None:

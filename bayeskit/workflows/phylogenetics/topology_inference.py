@@ -142,9 +142,11 @@ class TopologySearch:
         """Move all replicas, propose parameters, and exchange every second pair of neighbouring temperatures."""
         warming = iteration < self.num_warmup
         runs, levels = state.replica.shape
-        level = torch.empty_like(state.replica).scatter_(
-            1, state.replica, torch.arange(levels).expand(runs, levels)
-        ).flatten()
+        level = (
+            torch.empty_like(state.replica)
+            .scatter_(1, state.replica, torch.arange(levels).expand(runs, levels))
+            .flatten()
+        )
         beta = state.beta[level]
         at = (beta == 0).nonzero().flatten()
         position = state.position.clone()
@@ -168,7 +170,13 @@ class TopologySearch:
         return self._adapt(state, iteration) if warming else state, row | exchanged
 
     def _propose(
-        self, state: SearchState, process: Process, level: Tensor, warming: bool, iteration: int, generator: torch.Generator
+        self,
+        state: SearchState,
+        process: Process,
+        level: Tensor,
+        warming: bool,
+        iteration: int,
+        generator: torch.Generator,
     ) -> SearchState:
         """Random walk Metropolis steps of the parameters, with the covariance found in warm-up."""
         dim, trees, position = self.space.dim, state.trees, state.position
@@ -256,7 +264,9 @@ class TopologySearch:
         if self.stop is None or done < _CHECKED or done % _CHECKED:
             return None
         splits = records["splits"][self.num_warmup :]
-        samples = [TreeSample.from_topologies(topologies_of(self.taxa, splits[:, run])[0]) for run in range(self.num_runs)]
+        samples = [
+            TreeSample.from_topologies(topologies_of(self.taxa, splits[:, run])[0]) for run in range(self.num_runs)
+        ]
         return "converged" if asdsf(samples).average < self.stop else None
 
     def note(self, state: SearchState, iteration: int, records: Records) -> str:
@@ -391,7 +401,9 @@ class TopologyInference:
             problems.append(f"only {trips} round trips between prior and posterior: give num_samples= a larger number")
         size = effective_sample_size(influence)
         if not float(size.min()) >= _LEAST_EFFECTIVE:
-            problems.append(f"a step has only {float(size.min()):.0f} effective draws: give num_samples= a larger number")
+            problems.append(
+                f"a step has only {float(size.min()):.0f} effective draws: give num_samples= a larger number"
+            )
         widest = float(self.exchange.rejection.max())
         if widest > _MOST_REJECTED:
             problems.append(
@@ -605,9 +617,11 @@ def infer_topologies(
     if not isinstance(moves, Moves) or min(astuple(moves)) < 0 or not sum(astuple(moves)) > 0:
         raise SettingsError(f"moves: {moves!r:.80} is invalid. Remedy: give Moves(...) with shares of at least 0.")
     splits = _checked_constraints(constraints, alignment.taxa)
-    num_states = int(substitution.with_parameters(space.constrain(torch.zeros(space.dim, dtype=torch.float64))).frequencies(
-        torch.zeros((), dtype=torch.float64)
-    ).shape[-1])
+    num_states = int(
+        substitution.with_parameters(space.constrain(torch.zeros(space.dim, dtype=torch.float64)))
+        .frequencies(torch.zeros((), dtype=torch.float64))
+        .shape[-1]
+    )
     chains = TreeChains(
         alignment.patterns.numpy(),
         alignment.weights.numpy(),
@@ -635,7 +649,17 @@ def infer_topologies(
     }
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
     search = TopologySearch(
-        chains, space, num_runs, beta, num_warmup, num_samples, moves, int(__import__("os").environ.get("NM", num_edges)), settings, stop, alignment.taxa
+        chains,
+        space,
+        num_runs,
+        beta,
+        num_warmup,
+        num_samples,
+        moves,
+        int(__import__("os").environ.get("NM", num_edges)),
+        settings,
+        stop,
+        alignment.taxa,
     )
     outcome = drive(search, control, new_generator(seed, stream="topologies"))
     return _result(search, outcome, control)
@@ -715,7 +739,9 @@ def _checked_constraints(groups: Sequence[Sequence[str]], taxa: Sequence[str]) -
     for group in groups:
         if isinstance(group, str) or not all(taxon in number for taxon in group):
             unknown = group if isinstance(group, str) else [taxon for taxon in group if taxon not in number]
-            raise SettingsError(f"constraints: {unknown!r:.80} is not in the alignment. Remedy: give lists of its taxa.")
+            raise SettingsError(
+                f"constraints: {unknown!r:.80} is not in the alignment. Remedy: give lists of its taxa."
+            )
         if not 2 <= len(set(group)) <= len(taxa) - 2:
             raise SettingsError(
                 f"constraints: {list(group)!r:.80} does not constrain a tree. Remedy: give at least two taxa, and leave "

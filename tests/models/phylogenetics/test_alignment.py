@@ -1,5 +1,7 @@
 """Alignments: patterns, formats, and every malformed input."""
 
+import bz2
+import gzip
 from contextlib import nullcontext
 
 import pytest
@@ -293,3 +295,42 @@ def test_some_of_the_taxa_make_an_alignment_of_their_own():
             alignment.select(wrong)
     with pytest.raises(AlignmentError, match=r"'A' is one name.*\['A'\]"):
         alignment.select("A")
+
+
+@pytest.mark.parametrize(
+    ("sequences", "message"),
+    [
+        (["ACGT"], "sequences: list is not a mapping"),
+        ({"a": 3}, "taxon 'a' has the sequence 3"),
+        ({1: "ACGT"}, "taxon 1 has the sequence 'ACGT'"),
+        ({"": "ACGT", "b": "ACGT"}, "a taxon has no name"),
+        ({"a": "ACGT", " ": "ACGT"}, "a taxon has no name"),
+    ],
+)
+def test_sequences_that_are_not_named_texts(sequences, message):
+    with pytest.raises(AlignmentError, match=f"{message}.*Remedy"):
+        Alignment.from_sequences(sequences)
+
+
+@pytest.mark.parametrize("path", [None, 3, b"a.fasta", ["a.fasta"]])
+def test_what_is_not_a_path(path):
+    with pytest.raises(AlignmentError, match=r"path: .* is not a path\. Remedy: give the path of a FASTA"):
+        Alignment.from_file(path)
+
+
+def test_sets_of_bases_in_fasta(tmp_path):
+    with pytest.raises(AlignmentError, match=r"a\.txt, line 3: .*brackets.*Remedy.*IUPAC"):
+        Alignment.from_file(write(tmp_path, ">a\nACGT\n>b\nAC{GT}\n>c\nACGT\n"))
+
+
+def test_compressed_files(tmp_path):
+    path = tmp_path / "a.phy.gz"
+    content = gzip.compress(GOOD["phylip"].replace("\n", "\r\n").encode())
+    path.write_bytes(content)
+    assert Alignment.from_file(path).taxa == ("a", "b")
+    path.write_bytes(content[:-9])
+    with pytest.raises(AlignmentError, match=r"a\.phy\.gz: the file cannot be read.*Remedy"):
+        Alignment.from_file(path)
+    path.write_bytes(bz2.compress(b"abc"))
+    with pytest.raises(AlignmentError, match=r"the file is compressed \(bzip2\)\. Remedy: unpack it"):
+        Alignment.from_file(path)

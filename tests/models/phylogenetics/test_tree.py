@@ -75,12 +75,10 @@ def test_labels():
     tree = Tree.from_newick("('it''s (x)':1,'a b':2[&note],B_c:3)root;")
     assert tree.taxa == ("it's (x)", "a b", "B_c")
     assert tree.to_newick() == "('it''s (x)':1.0,'a b':2.0,B_c:3.0);"
-    assert Tree.from_newick("(2,(3,4),1)", translate={"1": "A", "2": "B", "3": "C"}).taxa == (
-        "B",
-        "C",
-        "4",
-        "A",
-    )
+    names = {"1": "A", "2": "B", "3": "C"}
+    assert Tree.from_newick("(2,(3,A),1)", translate=names | {"1": "D", "4": "A"}).taxa == ("B", "C", "A", "D")
+    with pytest.raises(TreeError, match="tip '4' is neither a key nor a name of the translate table.*'1', '2', '3'"):
+        Tree.from_newick("(2,(3,4),1)", translate=names)
     assert Tree.from_newick("(10,(9,8),7);").taxa == ("10", "9", "8", "7")
 
 

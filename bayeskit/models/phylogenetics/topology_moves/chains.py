@@ -85,9 +85,7 @@ class LengthPrior:
         """Return the log density of lengths, `(*batch, edges) -> (*batch)`, up to a constant."""
         logs, total = lengths.log(), lengths.sum(-1)
         pendant, inner = logs[..., :num_taxa].sum(-1), logs[..., num_taxa:].sum(-1)
-        return (
-            (self.pendant - 1) * pendant + (self.inner - 1) * inner - self.rate * total + self.power * total.log()
-        )
+        return (self.pendant - 1) * pendant + (self.inner - 1) * inner - self.rate * total + self.power * total.log()
 
 
 @dataclass(frozen=True)
