@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,10 +31,12 @@ from bayeskit.core.statistics import (
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import ConversionWarning, SamplingWarning, SettingsError
 from bayeskit.inference.evidence import Budget, Evidence
-from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
+from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, weight_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.laplus import SHORTEST, Modes, climb_to_modes, match_gamma
 from bayeskit.inference.evidence.methods import METHODS
+from bayeskit.logdensity.supports import coordinate_log_density, draw_coordinates
 from bayeskit.logdensity.target import Target
+from bayeskit.logdensity.transforms import bijection, inside, support_of
 from bayeskit.models.phylogenetics import (
     JC69,
     Alignment,
@@ -127,8 +129,14 @@ def defended_draws(near: Tensor, prior: TorchDistribution, generator: torch.Gene
     return torch.where(number == 0, before, torch.where(number == 1, half, tailed)), part
 
 
-def defended_log_prob(log_near: Tensor, lengths: Tensor, prior: TorchDistribution) -> Tensor:
-    """Return log densities of `defended_draws`, `(*batch)`, from `log_near` and `lengths`, both `(*batch, edges)`."""
+def defended_log_prob(
+    log_near: Tensor, lengths: Tensor, prior: TorchDistribution, log_ratio: Tensor | float = 0.0
+) -> Tensor:
+    """Return log densities of `defended_draws`, `(*batch)`, from `log_near` and `lengths`, both `(*batch, edges)`.
+
+    `log_ratio` `(*batch)` belongs to what is drawn with the lengths: its log prior density, as in the draws with all
+    lengths from the prior, minus that in the other draws.
+    """
     share = share_of_tail(lengths.shape[-1])
     log_length = lengths.log()
     standard = (log_length - math.log(_MEDIAN)) / _WIDTH
@@ -142,7 +150,7 @@ def defended_log_prob(log_near: Tensor, lengths: Tensor, prior: TorchDistributio
         mixed = (torch.logaddexp(log_near, log_prior) - math.log(2)).sum(-1)
         parts.append(mixed + math.log(half))
         log_prior = log_prior.sum(-1)
-    return torch.stack([*parts, log_prior + math.log(PRIOR)]).logsumexp(0)
+    return torch.stack([*parts, log_prior + log_ratio + math.log(PRIOR)]).logsumexp(0)
 
 
 def _share_of_half(prior: TorchDistribution) -> float:
@@ -246,18 +254,26 @@ class BranchLengthProposal:
 
     def refitted(self, x: Tensor, log_weights: Tensor) -> BranchLengthProposal:
         """Match the gamma distributions to draws `(draws, *batch, edges)` with log weights `(draws, *batch)`."""
-        # The fewer effective draws, the smaller the update.
-        weights = log_weights.softmax(0)[..., None]
-        effective = 1.0 / weights.square().sum(0)
-        trust = effective / (effective + _STEADY)
+        # Sums over the last dimension do not depend on the size of the batch, not even by rounding.
+        weights, trust = (column.unsqueeze(-2) for column in _weights_of_pilots(log_weights))
+        trust = trust.squeeze(-1)
         # Moments of the logarithms, which exist even if those of the prior do not.
-        log_x = x.log()
-        mean = (weights * log_x).sum(0)
-        variance = (weights * (log_x - mean).square()).sum(0)
+        log_x = x.log().movedim(0, -1).contiguous()
+        mean = (weights * log_x).sum(-1)
+        variance = (weights * (log_x - mean[..., None]).square()).sum(-1)
         mean = trust * mean + (1.0 - trust) * (self.shape.digamma() - self.rate.log())
         variance = trust * variance + (1.0 - trust) * torch.polygamma(1, self.shape)
         shape = _inverse_trigamma(variance).clamp(min=_FLATTEST)
         return replace(self, shape=shape, rate=(shape.digamma() - mean).exp())
+
+
+def _weights_of_pilots(log_weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return normalised weights `(*batch, draws)`, and how far to trust their moments, `(*batch, 1)`."""
+    # The fewer effective draws, the smaller the update.
+    weights = log_weights.movedim(0, -1).contiguous().softmax(-1)
+    effective = 1.0 / weights.square().sum(-1, keepdim=True)
+    # Without a draw of positive density there is nothing to learn.
+    return weights.nan_to_num(nan=0.0), (effective / (effective + _STEADY)).nan_to_num(nan=0.0)
 
 
 def _inverse_trigamma(value: Tensor) -> Tensor:
@@ -270,12 +286,224 @@ def _inverse_trigamma(value: Tensor) -> Tensor:
     return x
 
 
+# Free parameters of substitution and site rates.
+
+
+class _FreeParameters:
+    """Parameters with a prior, as one vector of unconstrained coordinates."""
+
+    def __init__(self, substitution: SubstitutionModel, site_rates: SiteRates | None) -> None:
+        like = torch.empty(0, dtype=torch.float64)
+        priors = substitution.priors(like) | ({} if site_rates is None else site_rates.priors(like))
+        self.priors = {name: in_double_precision(prior) for name, prior in priors.items()}
+        try:
+            self._transforms = {name: bijection(support_of(prior)) for name, prior in self.priors.items()}
+        except NotImplementedError as error:
+            raise SettingsError(
+                f"a prior of {', '.join(self.priors)} has no unconstrained coordinates ({error}). Remedy: give another "
+                "prior, or the value of the parameter."
+            ) from error
+        shapes = [
+            self._transforms[name].inverse_shape(torch.Size(prior.event_shape)) for name, prior in self.priors.items()
+        ]
+        self._shapes, self._sizes = shapes, [shape.numel() for shape in shapes]
+
+    @property
+    def dim(self) -> int:
+        """Number of unconstrained coordinates."""
+        return sum(self._sizes)
+
+    def _pieces(self, u: Tensor) -> Iterator[tuple[str, TorchDistribution, Tensor]]:
+        pieces = u.split(self._sizes, -1) if self.priors else ()
+        for (name, prior), piece, shape in zip(self.priors.items(), pieces, self._shapes, strict=True):
+            yield name, prior, piece.reshape(u.shape[:-1] + shape)
+
+    def values(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the value of each parameter, `(*batch, dim) -> (*batch, *event_shape)`."""
+        return {
+            name: inside(support_of(prior), self._transforms[name](piece)) for name, prior, piece in self._pieces(u)
+        }
+
+    def log_prior(self, u: Tensor) -> Tensor:
+        """Return the log prior density of the coordinates, `(*batch, dim) -> (*batch)`."""
+        total = u.new_zeros(u.shape[:-1])
+        for name, prior, piece in self._pieces(u):
+            found = coordinate_log_density(prior, piece)
+            if found is None:
+                transform = self._transforms[name]
+                value = inside(support_of(prior), transform(piece))
+                jacobian = transform.log_abs_det_jacobian(piece, value)
+                found = prior.log_prob(value) + jacobian.reshape(total.shape)
+            total = total + found
+        return total
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw coordinates from the prior, `(num_draws, dim)`; SettingsError if a prior cannot be sampled."""
+        parts = [torch.empty(num_draws, 0, dtype=torch.float64)]
+        for name, prior in self.priors.items():
+            try:
+                with global_stream(generator):
+                    drawn = draw_coordinates(prior, torch.Size((num_draws,)))
+                    if drawn is None:
+                        drawn = self._transforms[name].inv(prior.sample((num_draws,)))
+            except NotImplementedError as error:
+                raise SettingsError(
+                    f"{name}: {type(prior).__name__} cannot be sampled, and may be improper. Remedy: give a proper "
+                    "prior, or the value of the parameter."
+                ) from error
+            parts.append(drawn.reshape(num_draws, -1).to(torch.float64))
+        return torch.cat(parts, -1)
+
+
+#: Degrees of freedom of the proposal of free parameters.
+_DF = 7.0
+#: Largest change of the logarithm of a branch length by the free parameters.
+_MOST_SHIFTED = 3.0
+#: Smallest precision of an unconstrained coordinate, above that of common priors.
+_VAGUE = 0.05
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """Free parameters of a Student distribution, and branch lengths whose logarithms depend on them linearly.
+
+    In the share `PRIOR` of the draws, all of both come from the prior.
+    """
+
+    lengths: BranchLengthProposal  # at the centre
+    parameters: _FreeParameters
+    centre: Tensor  # (*batch, dim)
+    factor: Tensor  # (*batch, dim, dim), lower triangular: its square is the scale matrix
+    slopes: Tensor  # (*batch, edges, dim), of the logarithms of lengths by parameters
+
+    def __getitem__(self, place: int | slice | Tensor) -> _Proposal:
+        lengths = replace(self.lengths, shape=self.lengths.shape[place], rate=self.lengths.rate[place])
+        return replace(
+            self, lengths=lengths, centre=self.centre[place], factor=self.factor[place], slopes=self.slopes[place]
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Proposal]) -> _Proposal:
+        """Return one batch of the topologies of several."""
+        first = parts[0]
+        lengths = replace(
+            first.lengths,
+            shape=torch.cat([one.lengths.shape for one in parts]),
+            rate=torch.cat([one.lengths.rate for one in parts]),
+        )
+        names = ("centre", "factor", "slopes")
+        return replace(
+            first, lengths=lengths, **{name: torch.cat([getattr(one, name) for one in parts]) for name in names}
+        )
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw for one topology: lengths `(num_draws, edges)`, coordinates `(num_draws, dim)`, mixture components."""
+        dim = self.parameters.dim
+        if not dim:
+            x, part = self.lengths.sample(num_draws, generator)
+            return x, x.new_empty(num_draws, 0), part
+        normal = torch.randn(num_draws, dim, generator=generator, dtype=self.centre.dtype)
+        half = torch.full((num_draws, 1), _DF / 2, dtype=normal.dtype)
+        t = normal * (half / standard_gamma(half, generator=generator)).sqrt()
+        near = self.centre + (self.factor * t[:, None]).sum(-1)
+        x, part = self._given(near).sample(num_draws, generator)
+        before = self.parameters.sample(num_draws, generator)
+        return x, torch.where((part == 0)[:, None], before, near), part
+
+    def log_prob(self, x: Tensor, u: Tensor) -> Tensor:
+        """Return log densities of lengths `(draws, *batch, edges)` and coordinates, `(draws, *batch)`."""
+        dim = self.parameters.dim
+        if not dim:
+            return self.lengths.log_prob(x)
+        inverse = torch.linalg.inv(self.factor)
+        square = (inverse * (u - self.centre)[..., None, :]).sum(-1).square().sum(-1)
+        constant = math.lgamma((_DF + dim) / 2) - math.lgamma(_DF / 2) - dim / 2 * math.log(_DF * math.pi)
+        constant = constant + inverse.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        log_near = constant - (_DF + dim) / 2 * (square / _DF).log1p()
+        lengths = self._given(u)
+        gamma = Gamma(lengths.shape, lengths.rate, validate_args=False)
+        log_ratio = self.parameters.log_prior(u) - log_near
+        return log_near + defended_log_prob(gamma.log_prob(x), x, lengths.prior, log_ratio)
+
+    def refitted(self, x: Tensor, u: Tensor, log_weights: Tensor) -> _Proposal:
+        """Match the distributions to draws `(draws, *batch, ...)` with log weights `(draws, *batch)`."""
+        if not self.parameters.dim:
+            return replace(self, lengths=self.lengths.refitted(x, log_weights))
+        weights, trust = _weights_of_pilots(log_weights)
+        weights = weights.unsqueeze(-2)
+        along = u.movedim(0, -1).contiguous()
+        mean = (weights * along).sum(-1)
+        away = along - mean[..., None]
+        spread = (weights.unsqueeze(-2) * away.unsqueeze(-2) * away.unsqueeze(-3)).sum(-1)
+        square = self.factor @ self.factor.mT
+        centre = trust * mean + (1.0 - trust) * self.centre
+        factor = torch.linalg.cholesky(trust[..., None] * spread + (1.0 - trust[..., None]) * square)
+        # The lengths as they would be at the new centre.
+        moved = replace(self, centre=centre, factor=factor, lengths=self._given(centre))
+        return replace(moved, lengths=moved.lengths.refitted(x * (-moved._shift(u)).exp(), log_weights))
+
+    def _given(self, u: Tensor) -> BranchLengthProposal:
+        return replace(self.lengths, rate=self.lengths.rate * (-self._shift(u)).exp())
+
+    def _shift(self, u: Tensor) -> Tensor:
+        """Return the change of the logarithms of lengths, `(*batch, edges)`."""
+        away = (u - self.centre)[..., None, :]
+        return (self.slopes * away).sum(-1).clamp(-_MOST_SHIFTED, _MOST_SHIFTED)
+
+
+# The posterior density on all topologies, in parts of limited memory.
+
+#: Bytes of the tensors of one evaluation, about; results do not depend on it.
+_BYTES = 2**26
+#: Numbers for each input of the likelihood that are in memory at once, with and without gradients.
+_COPIES, _COPIES_OF_GRADIENTS = 16, 32
+
+
+class _Posterior:
+    """Unnormalised density of branch lengths and of unconstrained parameters on each of several topologies."""
+
+    def __init__(self, model: _Model, topologies: Topologies) -> None:
+        self.topologies, self.prior = topologies, model.branch_length_prior
+        self.likelihood = ForestLikelihood(model.alignment, model.substitution, site_rates=model.site_rates)
+        self.parameters = _FreeParameters(model.substitution, model.site_rates)
+        self.num_edges = topologies.num_edges
+        # Of the prior, whatever the data; the modes of all other topologies are sought from that of the first.
+        drawn = self.parameters.sample(1000, new_generator(0, stream="start of parameters"))
+        self.usual = drawn.median(0).values
+        rates = model.site_rates
+        if rates is not None:
+            rates = rates.with_parameters(self.parameters.values(self.usual))
+        number = 1 if rates is None else rates.categories(self.usual.new_empty(0)).rates.shape[-1]
+        self._inputs = self.num_edges * number * (1 if model.substitution.is_uniform else 16)
+
+    def vectors(self, gradients: bool = False) -> int:
+        """Return how many vectors are evaluated at a time."""
+        copies = _COPIES_OF_GRADIENTS if gradients else _COPIES
+        return max(1, _BYTES // (8 * copies * (self._inputs + self.parameters.dim)))
+
+    def log_density(self, places: Tensor, x: Tensor, u: Tensor) -> Tensor:
+        """Return log densities `(draws, places)` of lengths `(draws, places, edges)` and parameters on topologies."""
+        topologies = self.topologies[places.numpy()]
+        step = max(1, self.vectors(torch.is_grad_enabled()) // len(places))
+        parts = []
+        for one, other in zip(x.split(step), u.split(step), strict=True):
+            value = self.likelihood.log_likelihood(topologies, one, **self.parameters.values(other))
+            parts.append(value + log_prior_of_lengths(self.prior, one) + self.parameters.log_prior(other))
+        return torch.cat(parts)
+
+
 #: The estimator that evaluates all topologies as one batch.
 _IN_ONE_BATCH = "gamma_laplus_importance_sampling"
-#: Number of branch-length vectors, over all topologies, in one batch.
-_VECTORS = 4096
-_PILOTS, _PILOT_DRAWS = 3, 1000
+#: Draws of each topology in each pilot run, and in a block of the final run.
+_PILOTS, _BLOCK = (1000, 500, 500), 500
 _DRAWS = 10_000
+#: Fewest draws of a topology that matters little, as a share of what is asked for and as a number; and fewest that are
+#: effective in expectation, four times as many as the diagnosis asks for.
+_SMALLEST_SHARE, _FEWEST, _FEWEST_EFFECTIVE = 0.1, 1000, 4 * MIN_EFFECTIVE
+#: Relative gain of the density below which the search for a mode ends.
+_GAIN = 1e-10
+#: Shortest branch length from which a search starts.
+_SHORTEST_START = 1e-3
 #: A prior whose density grows faster than this power of a length towards zero is unbounded there.
 _RISES = -0.01
 
@@ -564,49 +792,154 @@ def _gamma_laplus_importance_sampling(
     model: _Model, topologies: Topologies, *, num_draws: int, seed: int, progress: bool
 ) -> list[Evidence]:
     begin = time.monotonic()
-    prior = model.branch_length_prior
-    likelihood = ForestLikelihood(model.alignment, model.substitution, site_rates=model.site_rates)
-
-    def log_density(x: Tensor) -> Tensor:
-        return likelihood.log_likelihood(topologies, x) + log_prior_of_lengths(prior, x)
-
     with one_thread():
-        modes, proposal = _first_proposal(log_density, prior, topologies)
-        generator = new_generator(seed, stream="gamma laplus importance sampling")
+        posterior = _Posterior(model, topologies)
+        modes, proposal = _first_proposal(posterior, progress)
         with torch.no_grad():
-            for _ in range(_PILOTS):
-                x, _ = proposal.sample(_PILOT_DRAWS, generator)
-                proposal = proposal.refitted(x, log_density(x) - proposal.log_prob(x))
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        step = max(1, _VECTORS // len(topologies))
-        with torch.no_grad(), progress_bar("importance sampling of topologies", num_draws, progress) as bar:
-            for first in range(0, num_draws, step):
-                size = min(step, num_draws - first)
-                x, part = proposal.sample(size, generator)
-                value = log_density(x)
-                parts.append((value, value - proposal.log_prob(x), part))
-                bar.update(first + size)
+            proposal, log_weights = _after_pilots(posterior, proposal, seed, progress)
+            blocks, size = _allocated(log_weights, num_draws)
+            results = _weighed(posterior, proposal, modes, blocks.tolist(), size, seed, progress)
     seconds = (time.monotonic() - begin) / len(topologies)
-    log_density_values, log_weights, part = (torch.cat(column) for column in zip(*parts, strict=True))
-    evaluations = num_draws + _PILOTS * _PILOT_DRAWS + modes.num_evaluations
-    return [
-        _estimate(log_density_values[:, place], log_weights[:, place], part, modes, place, evaluations, seconds)
-        for place in range(len(topologies))
-    ]
+    return [replace(z, seconds=seconds) for z in results]
 
 
-def _first_proposal(
-    log_density: Callable[[Tensor], Tensor], prior: dist.TorchDistribution, topologies: Topologies
-) -> tuple[Modes, BranchLengthProposal]:
-    """Return modes and the gamma distributions matched to them."""
-    start = allowed_lengths(prior, topologies.num_edges).expand(len(topologies), -1)
-    if not _is_infinite_at_zero(prior, topologies.num_edges):
-        modes = climb_to_modes(log_density, start)
-        return modes, BranchLengthProposal(*match_gamma(modes.position, modes.gradient, modes.second), prior)
-    # The posterior mode is at zero whatever the data; the mode of the logarithms is near the probability mass.
-    modes = climb_to_modes(lambda x: log_density(x) + x.log().sum(-1), start)
-    proposal = BranchLengthProposal.matched_in_logarithms(modes.position, modes.gradient, modes.second, prior)
-    return modes._replace(value=modes.value - modes.position.log().sum(-1)), proposal
+def _first_proposal(posterior: _Posterior, progress: bool = False) -> tuple[Modes, _Proposal]:
+    """Return modes, of lengths and exponentials of coordinates, and the proposal matched to them."""
+    edges, count, prior = posterior.num_edges, len(posterior.topologies), posterior.prior
+    # The posterior mode may be at zero whatever the data; the mode of the logarithms is near the probability mass.
+    infinite = _is_infinite_at_zero(prior, edges)
+    step = max(1, posterior.vectors(gradients=True) // (2 * (edges + posterior.parameters.dim)))
+    start = torch.cat([allowed_lengths(prior, edges), posterior.usual.exp()]).unsqueeze(0)
+    found: list[Modes] = []
+    with progress_bar("modes of topologies", count, progress) as bar:
+        for first in (0, *range(1, count, step)):
+            places = torch.arange(first, min(first + (step if first else 1), count))
+
+            def log_density(z: Tensor, places: Tensor = places) -> Tensor:
+                x, u = z[..., :edges], z[..., edges:].log()
+                value = posterior.log_density(places, x, u)
+                return value + x.log().sum(-1) if infinite else value
+
+            begin = _from_the_first(posterior.topologies, places, start, found[0].position) if first else start
+            found.append(climb_to_modes(log_density, begin, tolerance=_GAIN))
+            bar.update(int(places[-1]) + 1)
+    modes = Modes(*(torch.cat(column) for column in zip(*found, strict=True)))
+    x = modes.position[:, :edges]
+    gradient, second = modes.gradient[:, :edges], modes.second[:, :edges]
+    if infinite:
+        lengths = BranchLengthProposal.matched_in_logarithms(x, gradient, second, prior)
+        modes = modes._replace(value=modes.value - x.log().sum(-1))
+    else:
+        lengths = BranchLengthProposal(*match_gamma(x, gradient, second), prior)
+    return modes, _Proposal(lengths, posterior.parameters, *_curved(modes, edges))
+
+
+def _from_the_first(topologies: Topologies, places: Tensor, usual: Tensor, mode: Tensor) -> Tensor:
+    """Return starts `(places, edges + dim)`: the first topology's mode, with the usual lengths for other splits."""
+    known = dict(zip(map(bytes, topologies.below[0]), mode[0].tolist(), strict=False))
+    start, edges = mode.repeat(len(places), 1), topologies.num_edges
+    # At zero a logarithm has no slope, so that a search would stay there.
+    shortest = usual[0, :edges].clamp(max=_SHORTEST_START)
+    for row, place in zip(start, places.tolist(), strict=True):
+        old = [known.get(bytes(split), math.nan) for split in topologies.below[place]]
+        row[:edges] = torch.maximum(row.new_tensor(old).nan_to_num(nan=math.inf), shortest)
+        row[:edges] = torch.where(row[:edges].isinf(), usual[0, :edges], row[:edges])
+    return start
+
+
+def _curved(modes: Modes, edges: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return centre, factor and slopes of a `_Proposal` from the curvature at the modes."""
+    z = modes.position
+    precision = -modes.hessian * z[:, :, None] * z[:, None, :] - torch.diag_embed(modes.gradient * z)
+    # The density of the logarithms of lengths has a steeper slope by one, and an end at zero.
+    own = precision[:, :edges, :edges] + torch.eye(edges, dtype=z.dtype)
+    across = precision[:, :edges, edges:]
+    slopes = -torch.linalg.solve(own, across)
+    marginal = precision[:, edges:, edges:] + across.mT @ slopes
+    values, vectors = torch.linalg.eigh(0.5 * (marginal + marginal.mT))
+    covariance = (vectors / values.clamp(min=_VAGUE)[:, None, :]) @ vectors.mT
+    return z[:, edges:].log(), torch.linalg.cholesky(covariance), slopes
+
+
+def _drawn(
+    posterior: _Posterior, proposal: _Proposal, units: Sequence[tuple[int, int]], size: int, seed: int, stage: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Draw blocks of `size` draws: lengths, coordinates, mixture components, log densities and log weights.
+
+    A unit is a topology and the number of its block, with the `proposal` in the same place. Each has a random stream of
+    its own, so that draws do not depend on what is evaluated together.
+    """
+    blocks = []
+    for row, (place, number) in enumerate(units):
+        generator = new_generator(seed, stream=f"gamma laplus importance sampling, {stage} {place} {number}")
+        blocks.append(proposal[row].sample(size, generator))
+    x, u, part = (torch.stack(column, 1) for column in zip(*blocks, strict=True))
+    value = posterior.log_density(torch.tensor([place for place, _ in units]), x, u)
+    return x, u, part, value, value - proposal.log_prob(x, u)
+
+
+def _after_pilots(posterior: _Posterior, proposal: _Proposal, seed: int, progress: bool) -> tuple[_Proposal, Tensor]:
+    """Return the proposal matched to pilot draws, and log weights of the last of them, `(topologies, draws)`."""
+    count, parts, last = len(posterior.topologies), [], []
+    step = max(1, posterior.vectors() // max(_PILOTS))
+    with progress_bar("pilot draws of topologies", count, progress) as bar:
+        for first in range(0, count, step):
+            part = proposal[first : first + step]
+            units = [(place, 0) for place in range(first, min(first + step, count))]
+            for stage, size in enumerate(_PILOTS):
+                x, u, _, _, log_weights = _drawn(posterior, part, units, size, seed, f"pilot {stage}")
+                # A NaN counts as zero here, and is reported of the final draws.
+                log_weights = log_weights.nan_to_num(nan=-torch.inf)
+                part = part.refitted(x, u, log_weights)
+            parts.append(part)
+            last.append(log_weights.T)
+            bar.update(first + len(units))
+    return _Proposal.joined(parts), torch.cat(last)
+
+
+def _allocated(log_weights: Tensor, num_draws: int) -> tuple[Tensor, int]:
+    """Return the number of blocks of each topology and the size of a block, from pilot weights `(topologies, draws)`.
+
+    Neyman's allocation: draws in proportion to the standard deviation of the weights, in as many draws as give the sum
+    over topologies the standard error of `num_draws` draws each.
+    """
+    size = -(-num_draws // -(-num_draws // _BLOCK))
+    log_mean = log_mean_exp(log_weights.unsqueeze(-2))
+    relative = (log_weights - log_mean.unsqueeze(-1)).exp()
+    matters = (log_mean.softmax(0) * relative.std(-1)).nan_to_num(nan=0.0)
+    wanted = num_draws * matters * matters.sum() / matters.square().sum().clamp(min=torch.finfo(matters.dtype).tiny)
+    share = (weight_effective_sample_size(log_weights) / log_weights.shape[-1]).nan_to_num(nan=0.0)
+    fewest = (_FEWEST_EFFECTIVE / share).clamp(min=max(_FEWEST, _SMALLEST_SHARE * num_draws)).clamp(max=num_draws)
+    return (torch.maximum(wanted, fewest) / size).ceil().long(), size
+
+
+def _weighed(
+    posterior: _Posterior,
+    proposal: _Proposal,
+    modes: Modes,
+    blocks: list[int],
+    size: int,
+    seed: int,
+    progress: bool,
+) -> list[Evidence]:
+    """Estimate the evidence of each topology from its blocks of draws."""
+    units = [(place, number) for place, total in enumerate(blocks) for number in range(total)]
+    step = max(1, posterior.vectors() // size)
+    waiting: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    results: list[Evidence] = []
+    with progress_bar("importance sampling of topologies", len(units), progress) as bar:
+        for first in range(0, len(units), step):
+            some = units[first : first + step]
+            of_units = proposal[torch.tensor([place for place, _ in some])]
+            _, _, part, value, log_weights = _drawn(posterior, of_units, some, size, seed, "draws")
+            for column, (place, number) in enumerate(some):
+                columns = (value[:, column], log_weights[:, column], part[:, column])
+                waiting.setdefault(place, []).append(columns)
+                if number == blocks[place] - 1:
+                    pieces = (torch.cat(one) for one in zip(*waiting.pop(place), strict=True))
+                    results.append(_estimate(*pieces, modes, place))
+            bar.update(first + len(some))
+    return results
 
 
 def _is_infinite_at_zero(prior: dist.TorchDistribution, num_edges: int) -> bool:
@@ -619,15 +952,8 @@ def _is_infinite_at_zero(prior: dist.TorchDistribution, num_edges: int) -> bool:
     return bool((gradient.diagonal() * SHORTEST < _RISES).any())
 
 
-def _estimate(
-    log_density: Tensor,
-    log_weights: Tensor,
-    part: Tensor,
-    modes: Modes,
-    place: int,
-    num_evaluations: int,
-    seconds: float,
-) -> Evidence:
+def _estimate(log_density: Tensor, log_weights: Tensor, part: Tensor, modes: Modes, place: int) -> Evidence:
+    """Return the evidence of one topology from its draws, all `(draws,)`."""
     usable, problems = without_nan(log_weights)
     shape, effective = pareto_shape(usable[None]), float(weight_effective_sample_size(usable))
     error = float(stratified_log_mean_exp_error(usable, part))
@@ -639,8 +965,12 @@ def _estimate(
         _IN_ONE_BATCH,
         float(log_mean_exp(usable[None])),
         with_rounding(error, log_density),
-        num_evaluations,
+        len(usable) + sum(_PILOTS) + int(modes.num_evaluations[place]),
         tuple(problems),
-        {"pareto_shape": shape, "effective_draws": effective, "log_density_at_the_mode": float(modes.value[place])},
-        seconds,
+        {
+            "draws": len(usable),
+            "pareto_shape": shape,
+            "effective_draws": effective,
+            "log_density_at_the_mode": float(modes.value[place]),
+        },
     )
