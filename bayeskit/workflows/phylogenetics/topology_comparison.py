@@ -63,8 +63,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
-    "BranchLengthProposal",
+    "FreeParameters",
     "HALF",
+    "JointProposal",
     "PRIOR",
     "TopologyComparison",
     "check_models",
@@ -105,28 +106,33 @@ def defended_draws(near: Tensor, prior: TorchDistribution, generator: torch.Gene
 
     `near` are draws `(draws, *batch, edges)` of the proposal; SettingsError if the prior cannot be sampled.
     """
+    chosen, other, part = _defence(near, prior, generator)
+    return torch.where(chosen, other, near), part
+
+
+def _defence(like: Tensor, prior: TorchDistribution, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which lengths are not the proposal's, `(draws, *batch, edges)` as `like`, their values, and components."""
     # Numbers of draws per component are stratified (fixed up to rounding), so the standard error needs no term for
     # random component sizes: see `stratified_log_mean_exp_error`.
-    uniform = torch.rand((2, *near.shape), generator=generator, dtype=near.dtype, device=near.device)
+    uniform = torch.rand((2, *like.shape), generator=generator, dtype=like.dtype, device=like.device)
     far = _MEDIAN * (_WIDTH * ((2 * uniform[0] - 1) * _ANGLE).tan()).exp()
-    tailed = torch.where(uniform[1] < share_of_tail(near.shape[-1]), far, near)
     try:
         with global_stream(generator):
-            before = prior.sample(near.shape[:-1] if prior.event_shape else near.shape).to(near)
+            before = prior.sample(like.shape[:-1] if prior.event_shape else like.shape).to(like)
     except NotImplementedError as error:
         raise SettingsError(
             f"branch_length_prior: {type(prior).__name__} cannot be sampled, and may be improper. Remedy: give a "
             "proper distribution with a method sample, such as Exponential(torch.tensor(10.0))."
         ) from error
-    limits = torch.finfo(near.dtype)
+    limits = torch.finfo(like.dtype)
     before = before.clamp(limits.tiny, limits.max)
-    half = torch.where(uniform[1] < 0.5, before, near)
-    offset = torch.rand((), generator=generator, dtype=near.dtype, device=near.device)
-    order = torch.randperm(len(near), generator=generator, device=near.device)
-    place = (order + offset) / len(near)
+    offset = torch.rand((), generator=generator, dtype=like.dtype, device=like.device)
+    order = torch.randperm(len(like), generator=generator, device=like.device)
+    place = (order + offset) / len(like)
     part = (place >= PRIOR).long() + (place >= PRIOR + _share_of_half(prior)).long()
-    number = part.reshape(-1, *(1,) * (near.dim() - 1))
-    return torch.where(number == 0, before, torch.where(number == 1, half, tailed)), part
+    number = part.reshape(-1, *(1,) * (like.dim() - 1))
+    share = torch.where(number == 2, share_of_tail(like.shape[-1]), 0.5)
+    return (number == 0) | (uniform[1] < share), torch.where(number == 2, far, before), part
 
 
 def defended_log_prob(
@@ -213,83 +219,10 @@ def _only_trees(trees: Sequence[Tree]) -> list[Tree]:
     return list(trees)
 
 
-# Proposals of branch lengths for importance sampling.
-
-#: Number of effective draws with the same weight as the previous moments.
-_STEADY = 20.0
-#: Smallest shape of a gamma distribution.
-_FLATTEST = 0.01
-
-
-@dataclass(frozen=True)
-class BranchLengthProposal:
-    """Independent gamma distributions of branch lengths, defended by the prior and a heavy tail."""
-
-    shape: Tensor  # (*batch, edges)
-    rate: Tensor  # (*batch, edges)
-    prior: TorchDistribution  # over one branch length or over the vector of all
-
-    @classmethod
-    def matched_in_logarithms(
-        cls, mode: Tensor, first: Tensor, second: Tensor, prior: TorchDistribution
-    ) -> BranchLengthProposal:
-        """Match gamma distributions at a `mode` `(*batch, edges)` of `log_density(x) + log(x).sum(-1)`.
-
-        `first` and `second` are derivatives of that by each coordinate, not by its logarithm.
-        """
-        # The log density of the logarithms of a gamma distribution always has a mode.
-        shape = (-(second * mode + first) * mode).clamp(min=_FLATTEST)
-        return cls(shape, shape / mode, prior)
-
-    def sample(self, num_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw points, `(num_draws, *batch, edges)`, and return the mixture component of each, `(num_draws,)`."""
-        full = (num_draws, *self.shape.shape)
-        # torch's function accepts a generator, its distribution does not.
-        near = standard_gamma(self.shape.expand(full), generator=generator) / self.rate
-        return defended_draws(near.clamp(min=torch.finfo(near.dtype).tiny), self.prior, generator)
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Return log densities, `(*sample, *batch, edges) -> (*sample, *batch)`."""
-        return defended_log_prob(Gamma(self.shape, self.rate, validate_args=False).log_prob(x), x, self.prior)
-
-    def refitted(self, x: Tensor, log_weights: Tensor) -> BranchLengthProposal:
-        """Match the gamma distributions to draws `(draws, *batch, edges)` with log weights `(draws, *batch)`."""
-        # Sums over the last dimension do not depend on the size of the batch, not even by rounding.
-        weights, trust = (column.unsqueeze(-2) for column in _weights_of_pilots(log_weights))
-        trust = trust.squeeze(-1)
-        # Moments of the logarithms, which exist even if those of the prior do not.
-        log_x = x.log().movedim(0, -1).contiguous()
-        mean = (weights * log_x).sum(-1)
-        variance = (weights * (log_x - mean[..., None]).square()).sum(-1)
-        mean = trust * mean + (1.0 - trust) * (self.shape.digamma() - self.rate.log())
-        variance = trust * variance + (1.0 - trust) * torch.polygamma(1, self.shape)
-        shape = _inverse_trigamma(variance).clamp(min=_FLATTEST)
-        return replace(self, shape=shape, rate=(shape.digamma() - mean).exp())
-
-
-def _weights_of_pilots(log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return normalised weights `(*batch, draws)`, and how far to trust their moments, `(*batch, 1)`."""
-    # The fewer effective draws, the smaller the update.
-    weights = log_weights.movedim(0, -1).contiguous().softmax(-1)
-    effective = 1.0 / weights.square().sum(-1, keepdim=True)
-    # Without a draw of positive density there is nothing to learn.
-    return weights.nan_to_num(nan=0.0), (effective / (effective + _STEADY)).nan_to_num(nan=0.0)
-
-
-def _inverse_trigamma(value: Tensor) -> Tensor:
-    """Return the inverse of the trigamma function, by Newton's method."""
-    x = 0.5 + 1.0 / value
-    for _ in range(20):
-        found = torch.polygamma(1, x)
-        # The reciprocal is nearly linear.
-        x = x + found * (1.0 - found / value) / torch.polygamma(2, x)
-    return x
-
-
 # Free parameters of substitution and site rates.
 
 
-class _FreeParameters:
+class FreeParameters:
     """Parameters with a prior, as one vector of unconstrained coordinates."""
 
     def __init__(self, substitution: SubstitutionModel, site_rates: SiteRates | None) -> None:
@@ -355,100 +288,135 @@ class _FreeParameters:
         return torch.cat(parts, -1)
 
 
-#: Degrees of freedom of the proposal of free parameters.
+# The proposal of branch lengths and free parameters on one topology.
+
+#: Degrees of freedom of free parameters.
 _DF = 7.0
-#: Largest change of the logarithm of a branch length by the free parameters.
+#: Largest change of the logarithm of a branch length by the other coordinates.
 _MOST_SHIFTED = 3.0
-#: Smallest precision of an unconstrained coordinate, above that of common priors.
+#: Number of effective draws with the same weight as the previous moments.
+_STEADY = 50.0
+#: Smallest shape of a gamma distribution.
+_FLATTEST = 0.01
+#: Smallest precision along any direction, below that of common priors.
 _VAGUE = 0.05
 
 
 @dataclass(frozen=True)
-class _Proposal:
-    """Free parameters of a Student distribution, and branch lengths whose logarithms depend on them linearly.
+class JointProposal:
+    """Free parameters and branch lengths, each of which depends on those before it.
 
-    In the share `PRIOR` of the draws, all of both come from the prior.
+    Parameters follow a multivariate Student distribution. A branch length is a gamma variable, of which the logarithm
+    is shifted linearly by the parameters and by the logarithms of earlier lengths. Both are defended by the prior, and
+    lengths by a heavy tail.
     """
 
-    lengths: BranchLengthProposal  # at the centre
-    parameters: _FreeParameters
-    centre: Tensor  # (*batch, dim)
-    factor: Tensor  # (*batch, dim, dim), lower triangular: its square is the scale matrix
-    slopes: Tensor  # (*batch, edges, dim), of the logarithms of lengths by parameters
-
-    def __getitem__(self, place: int | slice | Tensor) -> _Proposal:
-        lengths = replace(self.lengths, shape=self.lengths.shape[place], rate=self.lengths.rate[place])
-        return replace(
-            self, lengths=lengths, centre=self.centre[place], factor=self.factor[place], slopes=self.slopes[place]
-        )
+    shape: Tensor  # of the gamma variables, (edges,)
+    rate: Tensor  # (edges,)
+    prior: TorchDistribution  # over one branch length or over the vector of all
+    parameters: FreeParameters
+    centre: Tensor  # of the parameters, (dim,)
+    factor: Tensor  # (dim, dim), lower triangular: its square is the scale matrix
+    origin: Tensor  # of the shifts, (dim + edges,), parameters and logarithms of lengths
+    slopes: Tensor  # of the shifts, (edges, dim + edges), of earlier coordinates only
 
     @classmethod
-    def joined(cls, parts: Sequence[_Proposal]) -> _Proposal:
-        """Return one batch of the topologies of several."""
-        first = parts[0]
-        lengths = replace(
-            first.lengths,
-            shape=torch.cat([one.lengths.shape for one in parts]),
-            rate=torch.cat([one.lengths.rate for one in parts]),
-        )
-        names = ("centre", "factor", "slopes")
-        return replace(
-            first, lengths=lengths, **{name: torch.cat([getattr(one, name) for one in parts]) for name in names}
-        )
+    def matched(
+        cls,
+        shape: Tensor,
+        rate: Tensor,
+        prior: TorchDistribution,
+        parameters: FreeParameters,
+        centre: Tensor,
+        precision: Tensor,
+    ) -> JointProposal:
+        """Match independent gamma distributions `(edges,)` to a precision matrix.
+
+        The `precision` `(dim + edges, dim + edges)` is that of parameters, around the `centre`, and of the logarithms
+        of lengths.
+        """
+        values, vectors = torch.linalg.eigh(0.5 * (precision + precision.mT))
+        factor = torch.linalg.cholesky((vectors / values.clamp(min=_VAGUE)) @ vectors.mT)
+        dim, own = len(centre), factor.diagonal()
+        slopes = torch.tril(-own[:, None] * torch.linalg.inv(factor), -1)[dim:]
+        # The logarithm of a gamma variable has about the precision of its shape.
+        alone = 1.0 / own[dim:].square()
+        origin = torch.cat([centre, shape.digamma() - rate.log()])
+        return cls(alone, alone * rate / shape, prior, parameters, centre, factor[:dim, :dim], origin, slopes)
 
     def sample(self, num_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw for one topology: lengths `(num_draws, edges)`, coordinates `(num_draws, dim)`, mixture components."""
-        dim = self.parameters.dim
-        if not dim:
-            x, part = self.lengths.sample(num_draws, generator)
-            return x, x.new_empty(num_draws, 0), part
-        normal = torch.randn(num_draws, dim, generator=generator, dtype=self.centre.dtype)
-        half = torch.full((num_draws, 1), _DF / 2, dtype=normal.dtype)
-        t = normal * (half / standard_gamma(half, generator=generator)).sqrt()
-        near = self.centre + (self.factor * t[:, None]).sum(-1)
-        x, part = self._given(near).sample(num_draws, generator)
-        before = self.parameters.sample(num_draws, generator)
-        return x, torch.where((part == 0)[:, None], before, near), part
+        """Draw lengths `(num_draws, edges)` and parameters `(num_draws, dim)`; also return mixture components."""
+        dim, edges = len(self.centre), len(self.shape)
+        # torch's function accepts a generator, its distribution does not.
+        gamma = standard_gamma(self.shape.expand(num_draws, edges), generator=generator) / self.rate
+        limits = torch.finfo(gamma.dtype)
+        chosen, other, part = _defence(gamma, self.prior, generator)
+        normal = torch.empty(num_draws, dim, dtype=gamma.dtype).normal_(generator=generator)
+        half = torch.full((num_draws, 1), _DF / 2, dtype=gamma.dtype)
+        u = self.centre + normal * (half / standard_gamma(half, generator=generator)).sqrt() @ self.factor.mT
+        if dim:
+            u = torch.where((part == 0)[:, None], self.parameters.sample(num_draws, generator), u)
+        log_gamma, log_other = (one.clamp(limits.tiny, limits.max).log().mT.contiguous() for one in (gamma, other))
+        chosen = chosen.mT.contiguous()
+        away = torch.cat([(u - self.origin[:dim]).mT, log_other])
+        for edge in range(edges):
+            here = dim + edge
+            shift = (self.slopes[edge, :here] @ away[:here]).clamp(-_MOST_SHIFTED, _MOST_SHIFTED)
+            away[here] = torch.where(chosen[edge], log_other[edge], log_gamma[edge] + shift) - self.origin[here]
+        x = (away[dim:] + self.origin[dim:, None]).mT.exp()
+        return x.clamp(limits.tiny, limits.max).contiguous(), u, part
 
     def log_prob(self, x: Tensor, u: Tensor) -> Tensor:
-        """Return log densities of lengths `(draws, *batch, edges)` and coordinates, `(draws, *batch)`."""
-        dim = self.parameters.dim
+        """Return log densities of lengths `(draws, edges)` and parameters `(draws, dim)`, `(draws,)`."""
+        rate = self.rate * (-self._shift(x, u)).exp()
+        log_near = Gamma(self.shape, rate, validate_args=False).log_prob(x)
+        dim = len(self.centre)
         if not dim:
-            return self.lengths.log_prob(x)
-        inverse = torch.linalg.inv(self.factor)
-        square = (inverse * (u - self.centre)[..., None, :]).sum(-1).square().sum(-1)
+            return defended_log_prob(log_near, x, self.prior)
+        scaled = torch.linalg.solve_triangular(self.factor, (u - self.centre).mT, upper=False)
         constant = math.lgamma((_DF + dim) / 2) - math.lgamma(_DF / 2) - dim / 2 * math.log(_DF * math.pi)
-        constant = constant + inverse.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        log_near = constant - (_DF + dim) / 2 * (square / _DF).log1p()
-        lengths = self._given(u)
-        gamma = Gamma(lengths.shape, lengths.rate, validate_args=False)
-        log_ratio = self.parameters.log_prior(u) - log_near
-        return log_near + defended_log_prob(gamma.log_prob(x), x, lengths.prior, log_ratio)
+        log_near_u = (
+            constant - self.factor.diagonal().log().sum() - (_DF + dim) / 2 * (scaled.square().sum(0) / _DF).log1p()
+        )
+        log_ratio = self.parameters.log_prior(u) - log_near_u
+        return log_near_u + defended_log_prob(log_near, x, self.prior, log_ratio)
 
-    def refitted(self, x: Tensor, u: Tensor, log_weights: Tensor) -> _Proposal:
-        """Match the distributions to draws `(draws, *batch, ...)` with log weights `(draws, *batch)`."""
-        if not self.parameters.dim:
-            return replace(self, lengths=self.lengths.refitted(x, log_weights))
-        weights, trust = _weights_of_pilots(log_weights)
-        weights = weights.unsqueeze(-2)
-        along = u.movedim(0, -1).contiguous()
-        mean = (weights * along).sum(-1)
-        away = along - mean[..., None]
-        spread = (weights.unsqueeze(-2) * away.unsqueeze(-2) * away.unsqueeze(-3)).sum(-1)
-        square = self.factor @ self.factor.mT
-        centre = trust * mean + (1.0 - trust) * self.centre
-        factor = torch.linalg.cholesky(trust[..., None] * spread + (1.0 - trust[..., None]) * square)
-        # The lengths as they would be at the new centre.
-        moved = replace(self, centre=centre, factor=factor, lengths=self._given(centre))
-        return replace(moved, lengths=moved.lengths.refitted(x * (-moved._shift(u)).exp(), log_weights))
+    def refitted(self, x: Tensor, u: Tensor, log_weights: Tensor) -> JointProposal:
+        """Match the distributions, but not the slopes, to draws as of `sample` with log weights `(draws,)`."""
+        # The fewer effective draws, the smaller the update.
+        weights = log_weights.softmax(0).nan_to_num(nan=0.0)[:, None]
+        trust = (1.0 / (1.0 + _STEADY * weights.square().sum())) if bool(weights.any()) else 0.0
+        # Moments of the logarithms, which exist even if those of the prior do not.
+        alone = x.log() - self._shift(x, u)
+        mean = (weights * alone).sum(0)
+        variance = (weights * (alone - mean).square()).sum(0)
+        mean = trust * mean + (1.0 - trust) * (self.shape.digamma() - self.rate.log())
+        variance = trust * variance + (1.0 - trust) * torch.polygamma(1, self.shape)
+        shape = _inverse_trigamma(variance).clamp(min=_FLATTEST)
+        centre = (weights * u).sum(0)
+        spread = (weights * (u - centre)).mT @ (u - centre)
+        return replace(
+            self,
+            shape=shape,
+            rate=(shape.digamma() - mean).exp(),
+            centre=trust * centre + (1.0 - trust) * self.centre,
+            factor=torch.linalg.cholesky(trust * spread + (1.0 - trust) * self.factor @ self.factor.mT),
+        )
 
-    def _given(self, u: Tensor) -> BranchLengthProposal:
-        return replace(self.lengths, rate=self.lengths.rate * (-self._shift(u)).exp())
+    def _shift(self, x: Tensor, u: Tensor) -> Tensor:
+        """Return the change of the logarithm of each length by what comes before it, `(draws, edges)`."""
+        away = torch.cat([u, x.log()], -1) - self.origin
+        return (away @ self.slopes.mT).clamp(-_MOST_SHIFTED, _MOST_SHIFTED)
 
-    def _shift(self, u: Tensor) -> Tensor:
-        """Return the change of the logarithms of lengths, `(*batch, edges)`."""
-        away = (u - self.centre)[..., None, :]
-        return (self.slopes * away).sum(-1).clamp(-_MOST_SHIFTED, _MOST_SHIFTED)
+
+def _inverse_trigamma(value: Tensor) -> Tensor:
+    """Return the inverse of the trigamma function, by Newton's method."""
+    x = 0.5 + 1.0 / value
+    for _ in range(20):
+        found = torch.polygamma(1, x)
+        # The reciprocal is nearly linear.
+        x = x + found * (1.0 - found / value) / torch.polygamma(2, x)
+    return x
 
 
 # The posterior density on all topologies, in parts of limited memory.
@@ -465,7 +433,7 @@ class _Posterior:
     def __init__(self, model: _Model, topologies: Topologies) -> None:
         self.topologies, self.prior = topologies, model.branch_length_prior
         self.likelihood = ForestLikelihood(model.alignment, model.substitution, site_rates=model.site_rates)
-        self.parameters = _FreeParameters(model.substitution, model.site_rates)
+        self.parameters = FreeParameters(model.substitution, model.site_rates)
         self.num_edges = topologies.num_edges
         # Of the prior, whatever the data; the modes of all other topologies are sought from that of the first.
         drawn = self.parameters.sample(1000, new_generator(0, stream="start of parameters"))
@@ -491,12 +459,30 @@ class _Posterior:
             parts.append(value + log_prior_of_lengths(self.prior, one) + self.parameters.log_prior(other))
         return torch.cat(parts)
 
+    def drawn(
+        self, proposal: JointProposal, place: int, num_draws: int, seed: int, stage: str
+    ) -> tuple[Tensor, Tensor, _Weights]:
+        """Draw lengths and parameters on one topology; each stage of each topology has a random stream of its own."""
+        generator = new_generator(seed, stream=f"gamma laplus importance sampling, {stage}, topology {place}")
+        x, u, part = proposal.sample(num_draws, generator)
+        value = self.log_density(torch.tensor([place]), x[:, None], u[:, None])[:, 0]
+        return x, u, _Weights(value, value - proposal.log_prob(x, u), part)
+
+
+class _Weights(NamedTuple):
+    """Draws on one topology, each field `(draws,)`."""
+
+    log_density: Tensor
+    log_weights: Tensor
+    part: Tensor  # mixture component
+
 
 #: The estimator that evaluates all topologies as one batch.
 _IN_ONE_BATCH = "gamma_laplus_importance_sampling"
-#: Draws of each topology in each pilot run, and in a block of the final run.
-_PILOTS, _BLOCK = (1000, 500, 500), 500
 _DRAWS = 10_000
+#: Draws of each pilot run and, at most, of each block of the final run. Pilot runs end after so many, or when so large
+#: a share of the draws is effective.
+_BLOCK, _MOST_PILOTS, _GOOD_SHARE = 1000, 5, 0.3
 #: Fewest draws of a topology that matters little, as a share of what is asked for and as a number; and fewest that are
 #: effective in expectation, four times as many as the diagnosis asks for.
 _SMALLEST_SHARE, _FEWEST, _FEWEST_EFFECTIVE = 0.1, 1000, 4 * MIN_EFFECTIVE
@@ -792,19 +778,32 @@ def _gamma_laplus_importance_sampling(
     model: _Model, topologies: Topologies, *, num_draws: int, seed: int, progress: bool
 ) -> list[Evidence]:
     begin = time.monotonic()
+    count = len(topologies)
     with one_thread():
         posterior = _Posterior(model, topologies)
-        modes, proposal = _first_proposal(posterior, progress)
+        modes, proposals = _first_proposals(posterior, progress)
+        results = []
         with torch.no_grad():
-            proposal, log_weights = _after_pilots(posterior, proposal, seed, progress)
-            blocks, size = _allocated(log_weights, num_draws)
-            results = _weighed(posterior, proposal, modes, blocks.tolist(), size, seed, progress)
-    seconds = (time.monotonic() - begin) / len(topologies)
+            pilots = []
+            with progress_bar("pilot draws of topologies", count, progress) as bar:
+                for place, proposal in enumerate(proposals):
+                    pilots.append(_after_pilots(posterior, proposal, place, seed))
+                    bar.update(place + 1)
+            blocks, size = _allocated(torch.stack([pilot.log_weights for pilot in pilots]), num_draws)
+            with progress_bar("importance sampling of topologies", int(blocks.sum()), progress) as bar:
+                for place, (pilot, number) in enumerate(zip(pilots, blocks.tolist(), strict=True)):
+                    drawn = []
+                    for block in range(number):
+                        drawn.append(posterior.drawn(pilot.proposal, place, size, seed, f"block {block}")[2])
+                        bar.update(int(blocks[:place].sum()) + block + 1)
+                    weights = _Weights(*(torch.cat(column) for column in zip(*drawn, strict=True)))
+                    results.append(_estimate(weights, modes, place, pilot.num_draws))
+    seconds = (time.monotonic() - begin) / count
     return [replace(z, seconds=seconds) for z in results]
 
 
-def _first_proposal(posterior: _Posterior, progress: bool = False) -> tuple[Modes, _Proposal]:
-    """Return modes, of lengths and exponentials of coordinates, and the proposal matched to them."""
+def _first_proposals(posterior: _Posterior, progress: bool = False) -> tuple[Modes, list[JointProposal]]:
+    """Return modes, of lengths and exponentials of parameters, and the proposals matched to them."""
     edges, count, prior = posterior.num_edges, len(posterior.topologies), posterior.prior
     # The posterior mode may be at zero whatever the data; the mode of the logarithms is near the probability mass.
     infinite = _is_infinite_at_zero(prior, edges)
@@ -824,14 +823,24 @@ def _first_proposal(posterior: _Posterior, progress: bool = False) -> tuple[Mode
             found.append(climb_to_modes(log_density, begin, tolerance=_GAIN))
             bar.update(int(places[-1]) + 1)
     modes = Modes(*(torch.cat(column) for column in zip(*found, strict=True)))
-    x = modes.position[:, :edges]
+    x, z = modes.position[:, :edges], modes.position
     gradient, second = modes.gradient[:, :edges], modes.second[:, :edges]
+    precision = -modes.hessian * z[:, :, None] * z[:, None, :] - torch.diag_embed(modes.gradient * z)
     if infinite:
-        lengths = BranchLengthProposal.matched_in_logarithms(x, gradient, second, prior)
+        shape = (-(second * x + gradient) * x).clamp(min=_FLATTEST)
+        rate = shape / x
         modes = modes._replace(value=modes.value - x.log().sum(-1))
     else:
-        lengths = BranchLengthProposal(*match_gamma(x, gradient, second), prior)
-    return modes, _Proposal(lengths, posterior.parameters, *_curved(modes, edges))
+        shape, rate = match_gamma(x, gradient, second)
+        precision[:, range(edges), range(edges)] += 1.0  # of the density of the logarithms
+    # Parameters come first.
+    order = [*range(edges, z.shape[-1]), *range(edges)]
+    precision = precision[:, order][:, :, order]
+    centre = z[:, edges:].log()
+    return modes, [
+        JointProposal.matched(a, b, prior, posterior.parameters, c, d)
+        for a, b, c, d in zip(shape, rate, centre, precision, strict=True)
+    ]
 
 
 def _from_the_first(topologies: Topologies, places: Tensor, usual: Tensor, mode: Tensor) -> Tensor:
@@ -847,54 +856,24 @@ def _from_the_first(topologies: Topologies, places: Tensor, usual: Tensor, mode:
     return start
 
 
-def _curved(modes: Modes, edges: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return centre, factor and slopes of a `_Proposal` from the curvature at the modes."""
-    z = modes.position
-    precision = -modes.hessian * z[:, :, None] * z[:, None, :] - torch.diag_embed(modes.gradient * z)
-    # The density of the logarithms of lengths has a steeper slope by one, and an end at zero.
-    own = precision[:, :edges, :edges] + torch.eye(edges, dtype=z.dtype)
-    across = precision[:, :edges, edges:]
-    slopes = -torch.linalg.solve(own, across)
-    marginal = precision[:, edges:, edges:] + across.mT @ slopes
-    values, vectors = torch.linalg.eigh(0.5 * (marginal + marginal.mT))
-    covariance = (vectors / values.clamp(min=_VAGUE)[:, None, :]) @ vectors.mT
-    return z[:, edges:].log(), torch.linalg.cholesky(covariance), slopes
+class _Pilot(NamedTuple):
+    """What pilot runs on one topology give."""
+
+    proposal: JointProposal
+    log_weights: Tensor  # of the last run, (draws,)
+    num_draws: int  # of all runs
 
 
-def _drawn(
-    posterior: _Posterior, proposal: _Proposal, units: Sequence[tuple[int, int]], size: int, seed: int, stage: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Draw blocks of `size` draws: lengths, coordinates, mixture components, log densities and log weights.
-
-    A unit is a topology and the number of its block, with the `proposal` in the same place. Each has a random stream of
-    its own, so that draws do not depend on what is evaluated together.
-    """
-    blocks = []
-    for row, (place, number) in enumerate(units):
-        generator = new_generator(seed, stream=f"gamma laplus importance sampling, {stage} {place} {number}")
-        blocks.append(proposal[row].sample(size, generator))
-    x, u, part = (torch.stack(column, 1) for column in zip(*blocks, strict=True))
-    value = posterior.log_density(torch.tensor([place for place, _ in units]), x, u)
-    return x, u, part, value, value - proposal.log_prob(x, u)
-
-
-def _after_pilots(posterior: _Posterior, proposal: _Proposal, seed: int, progress: bool) -> tuple[_Proposal, Tensor]:
-    """Return the proposal matched to pilot draws, and log weights of the last of them, `(topologies, draws)`."""
-    count, parts, last = len(posterior.topologies), [], []
-    step = max(1, posterior.vectors() // max(_PILOTS))
-    with progress_bar("pilot draws of topologies", count, progress) as bar:
-        for first in range(0, count, step):
-            part = proposal[first : first + step]
-            units = [(place, 0) for place in range(first, min(first + step, count))]
-            for stage, size in enumerate(_PILOTS):
-                x, u, _, _, log_weights = _drawn(posterior, part, units, size, seed, f"pilot {stage}")
-                # A NaN counts as zero here, and is reported of the final draws.
-                log_weights = log_weights.nan_to_num(nan=-torch.inf)
-                part = part.refitted(x, u, log_weights)
-            parts.append(part)
-            last.append(log_weights.T)
-            bar.update(first + len(units))
-    return _Proposal.joined(parts), torch.cat(last)
+def _after_pilots(posterior: _Posterior, proposal: JointProposal, place: int, seed: int) -> _Pilot:
+    """Match a proposal to pilot draws."""
+    for run in range(_MOST_PILOTS):
+        x, u, weights = posterior.drawn(proposal, place, _BLOCK, seed, f"pilot {run}")
+        # A NaN counts as zero here, and is reported of the final draws.
+        log_weights = weights.log_weights.nan_to_num(nan=-torch.inf)
+        proposal = proposal.refitted(x, u, log_weights)
+        if float(weight_effective_sample_size(log_weights)) >= _GOOD_SHARE * _BLOCK:
+            break
+    return _Pilot(proposal, log_weights, (run + 1) * _BLOCK)
 
 
 def _allocated(log_weights: Tensor, num_draws: int) -> tuple[Tensor, int]:
@@ -913,35 +892,6 @@ def _allocated(log_weights: Tensor, num_draws: int) -> tuple[Tensor, int]:
     return (torch.maximum(wanted, fewest) / size).ceil().long(), size
 
 
-def _weighed(
-    posterior: _Posterior,
-    proposal: _Proposal,
-    modes: Modes,
-    blocks: list[int],
-    size: int,
-    seed: int,
-    progress: bool,
-) -> list[Evidence]:
-    """Estimate the evidence of each topology from its blocks of draws."""
-    units = [(place, number) for place, total in enumerate(blocks) for number in range(total)]
-    step = max(1, posterior.vectors() // size)
-    waiting: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
-    results: list[Evidence] = []
-    with progress_bar("importance sampling of topologies", len(units), progress) as bar:
-        for first in range(0, len(units), step):
-            some = units[first : first + step]
-            of_units = proposal[torch.tensor([place for place, _ in some])]
-            _, _, part, value, log_weights = _drawn(posterior, of_units, some, size, seed, "draws")
-            for column, (place, number) in enumerate(some):
-                columns = (value[:, column], log_weights[:, column], part[:, column])
-                waiting.setdefault(place, []).append(columns)
-                if number == blocks[place] - 1:
-                    pieces = (torch.cat(one) for one in zip(*waiting.pop(place), strict=True))
-                    results.append(_estimate(*pieces, modes, place))
-            bar.update(first + len(some))
-    return results
-
-
 def _is_infinite_at_zero(prior: dist.TorchDistribution, num_edges: int) -> bool:
     lengths = allowed_lengths(prior, num_edges).expand(num_edges, -1).clone()
     lengths.diagonal().fill_(SHORTEST)
@@ -952,11 +902,11 @@ def _is_infinite_at_zero(prior: dist.TorchDistribution, num_edges: int) -> bool:
     return bool((gradient.diagonal() * SHORTEST < _RISES).any())
 
 
-def _estimate(log_density: Tensor, log_weights: Tensor, part: Tensor, modes: Modes, place: int) -> Evidence:
-    """Return the evidence of one topology from its draws, all `(draws,)`."""
-    usable, problems = without_nan(log_weights)
+def _estimate(weights: _Weights, modes: Modes, place: int, num_pilot_draws: int) -> Evidence:
+    """Return the evidence of one topology from its draws."""
+    usable, problems = without_nan(weights.log_weights)
     shape, effective = pareto_shape(usable[None]), float(weight_effective_sample_size(usable))
-    error = float(stratified_log_mean_exp_error(usable, part))
+    error = float(stratified_log_mean_exp_error(usable, weights.part))
     # The shape of the tail is irrelevant if the tail cannot move the estimate by its standard error.
     problems += weight_problems(shape if share_beyond_the_largest(usable) > error else 0.0, effective)
     if not bool(modes.converged[place]):
@@ -964,8 +914,8 @@ def _estimate(log_density: Tensor, log_weights: Tensor, part: Tensor, modes: Mod
     return Evidence(
         _IN_ONE_BATCH,
         float(log_mean_exp(usable[None])),
-        with_rounding(error, log_density),
-        len(usable) + sum(_PILOTS) + int(modes.num_evaluations[place]),
+        with_rounding(error, weights.log_density),
+        len(usable) + num_pilot_draws + int(modes.num_evaluations[place]),
         tuple(problems),
         {
             "draws": len(usable),
