@@ -29,7 +29,7 @@ from bayeskit.core.statistics import (
     weight_effective_sample_size,
 )
 from bayeskit.core.torch_internals import standard_gamma
-from bayeskit.errors import ConversionWarning, SamplingWarning, SettingsError
+from bayeskit.errors import ConversionWarning, SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Budget, Evidence
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, weight_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.laplus import SHORTEST, Modes, climb_to_modes, match_gamma
@@ -56,6 +56,7 @@ from bayeskit.models.phylogenetics.branch_length_priors import (
 )
 from bayeskit.models.phylogenetics.distributions import Estimate
 from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topologies
+from bayeskit.models.phylogenetics.distributions.topology_distribution import TopologyDistribution
 from bayeskit.workflows.bayes_factors import ModelComparison, compare_models, models_html
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def _only_trees(trees: Sequence[Tree]) -> list[Tree]:
 
 
 class FreeParameters:
-    """Parameters with a prior, as one vector of unconstrained coordinates."""
+    """Parameters of a substitution model and site rates with a prior, as one vector of unconstrained coordinates."""
 
     def __init__(self, substitution: SubstitutionModel, site_rates: SiteRates | None) -> None:
         like = torch.empty(0, dtype=torch.float64)
@@ -536,12 +537,114 @@ class TopologyComparison:
     def total_log_evidence(self) -> Estimate:
         """Log evidence under a uniform prior of all `(2n-5)!!` topologies of `n` taxa, in nats, with standard error.
 
-        Other topologies than those compared contribute nothing, as in `variational_inference` with the same support.
+        Other topologies than those compared contribute nothing, as in `variational_inference` with the same support;
+        `total_log_evidence_with` adds them.
         """
         known = self.log_evidence.isfinite()
         values, errors = self.log_evidence[known], self.standard_error[known]
         error = float((values.softmax(0) * errors).square().sum().sqrt())
         return Estimate(float(values.logsumexp(0)) - log_num_topologies(self.topologies.num_taxa), error)
+
+    def mass_in(self, runs: Sequence[TreeSample | TopologyDistribution]) -> Estimate:
+        """Return the posterior probability of all compared topologies together, from independent runs.
+
+        Parameters
+        ----------
+        runs : sequence of TreeSample or TopologyDistribution
+            At least two, with the same model and a uniform prior over topologies: samples of Markov chains, or
+            distributions fitted to one such sample each, which know topologies that were never sampled.
+
+        Returns
+        -------
+        Estimate
+            The mean over the runs, and its standard error by their spread.
+
+        Raises
+        ------
+        SettingsError
+            If there are fewer than two runs, or one is neither a sample nor a distribution.
+        TreeError
+            If taxa differ, or a run is rooted.
+
+        Examples
+        --------
+        >>> texts = ["((A,B),C,D);", "((A,C),B,D);"]
+        >>> alignment = Alignment.from_sequences({"A": "AACCA", "B": "AACCA", "C": "AGCTA", "D": "AGCTA"})
+        >>> result = compare_topologies(alignment, [Tree.from_newick(text) for text in texts], num_draws=2000)
+        >>> third = Tree.from_newick("((A,D),B,C);")
+        >>> trees = Topologies.from_trees([result.topologies.tree(0), result.topologies.tree(1), third])
+        >>> runs = [TreeSample.from_topologies(trees, weights) for weights in ([85, 6, 9], [82, 10, 8])]
+        >>> mass = result.mass_in(runs)
+        >>> round(mass.value, 3), round(mass.standard_error, 3)
+        (0.915, 0.005)
+        >>> result.total_log_evidence_with(mass).value > result.total_log_evidence.value
+        True
+        """
+        runs = list(runs) if isinstance(runs, Sequence) else [runs]
+        if len(runs) < 2:
+            raise SettingsError(
+                "runs: one run gives no standard error. Remedy: give the samples of at least two independent runs in a "
+                "list, or an Estimate of the mass to total_log_evidence_with."
+            )
+        masses = torch.tensor([self._mass(run) for run in runs], dtype=torch.float64)
+        return Estimate(float(masses.mean()), float(masses.std()) / math.sqrt(len(runs)))
+
+    def _mass(self, run: TreeSample | TopologyDistribution) -> float:
+        """Return the probability of the compared topologies in one run."""
+        if isinstance(run, TopologyDistribution):
+            with torch.no_grad():
+                return float(run.log_prob(self.topologies).exp().sum())
+        if not isinstance(run, TreeSample):
+            raise SettingsError(
+                f"runs: {type(run).__name__} is neither a TreeSample nor a distribution over topologies. Remedy: give "
+                "TreeSample.from_file(path), or SubsplitBayesianNetwork.fit(sample, alpha=1e-4)."
+            )
+        if run.topologies.rooted:
+            raise TreeError("runs: a sample is rooted. Remedy: read it with rooted=False.")
+        known = {row.tobytes() for row in self.topologies.children}
+        rows = run.topologies.with_taxa(self.topologies.taxa)[0].children
+        return float(sum(weight for row, weight in zip(rows, run.weights, strict=True) if row.tobytes() in known))
+
+    def total_log_evidence_with(self, mass: Estimate | Sequence[TreeSample | TopologyDistribution]) -> Estimate:
+        """Return the log evidence of all topologies, those that were not compared included, in nats.
+
+        It is the total over the compared topologies divided by their posterior probability.
+
+        Parameters
+        ----------
+        mass : Estimate, or sequence of TreeSample or TopologyDistribution
+            Posterior probability of the compared topologies together with its standard error, zero if exact; or the
+            independent runs that `mass_in` takes.
+
+        Returns
+        -------
+        Estimate
+            The value and its standard error, to which both parts contribute.
+
+        Raises
+        ------
+        SettingsError
+            If the mass is not above 0 and at most 1, or its error is negative or not finite.
+
+        Examples
+        --------
+        >>> from bayeskit.models.phylogenetics.distributions import Estimate
+        >>> texts = ["((A,B),C,D);", "((A,C),B,D);"]
+        >>> alignment = Alignment.from_sequences({"A": "AACCA", "B": "AACCA", "C": "AGCTA", "D": "AGCTA"})
+        >>> result = compare_topologies(alignment, [Tree.from_newick(text) for text in texts], num_draws=2000)
+        >>> total = result.total_log_evidence_with(Estimate(0.9, 0.01))
+        >>> round(total.value - result.total_log_evidence.value, 3)
+        0.105
+        """
+        value, error = mass if isinstance(mass, Estimate) else self.mass_in(mass)
+        # Probabilities of a network add up to one only to rounding.
+        if not (0 < value < 1 + 1e-9 and 0 <= error < math.inf):
+            raise SettingsError(
+                f"mass: {value!r} with standard error {error!r} is not an estimate of a probability above 0. Remedy: "
+                "give Estimate(value, standard_error), or runs that have sampled some of the topologies."
+            )
+        total = self.total_log_evidence
+        return Estimate(total.value - math.log(value), math.hypot(total.standard_error, error / value))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -603,9 +706,11 @@ def compare_topologies(
 ) -> TopologyComparison:
     """Estimate the evidence of each topology, and compute posterior probabilities.
 
-    The default method is importance sampling for all topologies as one batch. Its proposal consists of gamma
-    distributions matched to the posterior mode of the branch lengths, mixed with a little of the prior and of a heavy
-    tail so that weights are bounded.
+    The default method is importance sampling. Each branch length is proposed from a gamma distribution that depends on
+    the lengths before it, and on parameters without a value, for which a Student distribution is proposed; all are
+    matched to the posterior mode and to pilot draws, and mixed with a little of the prior and of a heavy tail so that
+    weights are bounded. Topologies get draws in proportion to their share of the error (Neyman allocation), the others
+    enough for a diagnosis.
 
     Parameters
     ----------
@@ -616,16 +721,18 @@ def compare_topologies(
     method : str, default "gamma_laplus_importance_sampling"
         Or the name of a function in :mod:`bayeskit.inference.evidence`, which estimates topologies separately.
     substitution : SubstitutionModel, default JC69()
-        Requires values of all parameters for the default method; other methods sample parameters with a prior.
+        The evidence integrates over parameters without a value, such as all of `GTR()`, under their priors.
     site_rates : SiteRates, optional
-        Distribution of the rate over sites, with values as for `substitution`; by default all sites have rate one.
+        Distribution of the rate over sites, with parameters as for `substitution`; by default all sites have rate one.
     branch_length_prior : TorchDistribution, optional
         Over one positive branch length; or over the vector of all, in the edge order of `Topologies`: external branches
         first, in the alignment's order of taxa. Exponential with rate 10 by default.
     prior_probabilities : sequence of float, optional
         Nonnegative weights of the topologies, normalised to sum to one; equal by default.
     num_draws : int, optional
-        Default method only: number of branch-length draws per topology, 10,000 by default.
+        Default method only: the sum over topologies gets the standard error of this number of draws of each, 10,000 by
+        default. A topology that contributes little to it gets fewer, at least a tenth and 1,000 if there are so many;
+        one that contributes much gets more.
     budget : Budget, optional
         Other methods only: budget of each topology.
     seed : int, default 0
@@ -642,8 +749,8 @@ def compare_topologies(
     Raises
     ------
     SettingsError
-        If there are fewer than two topologies or one is repeated, a setting is out of range, the default method lacks
-        the value of a parameter, the prior of branch lengths is unsuitable, or a setting does not apply to the method.
+        If there are fewer than two topologies or one is repeated, a setting is out of range or does not apply to the
+        method, or a prior is unsuitable.
     UnknownNameError
         If there is no such method.
     TreeError
@@ -660,6 +767,9 @@ def compare_topologies(
     ----------
     Fourment, M., Magee, A. F., Whidden, C., Bilge, A., Matsen, F. A., Minin, V. N. (2020). 19 dubious ways to compute
     the marginal likelihood of a phylogenetic tree topology. Systematic Biology 69, 209-220.
+
+    Neyman, J. (1934). On the two different aspects of the representative method: the method of stratified sampling and
+    the method of purposive selection. Journal of the Royal Statistical Society 97, 558-625.
 
     Examples
     --------
