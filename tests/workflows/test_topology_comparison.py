@@ -2,34 +2,41 @@
 
 import math
 import warnings
+from dataclasses import replace
 
 import pyro.distributions as dist
 import pytest
 import torch
 from matplotlib.figure import Figure
 from scipy.stats import chi2
-from tree_quadrature import log_evidence
+from tree_quadrature import log_evidence, log_evidence_with_kappa
 
 from bayeskit.core.statistics import independent_log_mean_exp_error, stratified_log_mean_exp_error
 from bayeskit.errors import SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Budget
 from bayeskit.inference.evidence.laplus import climb_to_modes, match_gamma
 from bayeskit.models.phylogenetics import (
+    GTR,
     HKY85,
+    JC69,
+    K80,
     Alignment,
     ForestLikelihood,
     GammaDirichlet,
     GammaRates,
     InvariantSites,
+    SubsplitBayesianNetwork,
     Topologies,
     Tree,
     TreeModel,
+    TreeSample,
     all_topologies,
     primates,
 )
+from bayeskit.models.phylogenetics.distributions import Estimate
 from bayeskit.workflows.phylogenetics import compare_topologies, topology_comparison
 from bayeskit.workflows.phylogenetics import topology_comparison as defence
-from bayeskit.workflows.phylogenetics.topology_comparison import BranchLengthProposal, share_of_tail
+from bayeskit.workflows.phylogenetics.topology_comparison import FreeParameters, JointProposal, share_of_tail
 
 DOUBLE = torch.float64
 SEQUENCES = {
@@ -68,7 +75,7 @@ def test_evidence_and_posterior_probabilities_are_exact(alignment, limit):
     # Few sites leave poor topologies with branches of any length; what cannot be believed must say so.
     assert p[trusted].sum() > 0.99
     z = (found.log_evidence - truth) / found.standard_error
-    assert z[trusted].abs().max() < limit(len(truth)) and found.standard_error[trusted].max() < 0.05
+    assert z[trusted].abs().max() < limit(len(truth)) and (p * found.standard_error)[trusted].max() < 0.01
     assert ((found.posterior_probabilities - p) / found.posterior_errors)[trusted].abs().max() < limit(len(truth))
     assert found.posterior_probabilities.sum() == pytest.approx(1, abs=1e-12)
     assert (p * (p.log() - found.posterior_probabilities.log())).sum() < 1e-3
@@ -93,37 +100,67 @@ def test_evidence_with_invariant_sites_is_exact(limit, monkeypatch):
     assert ((found.log_evidence - one_rate) / found.standard_error).abs().max() < limit(3)
 
 
-def test_rates_with_a_prior_are_sampled_by_other_methods_only():
-    with pytest.raises(SettingsError, match=r"parameters \['shape'\]"):
-        compared(FOUR, site_rates=GammaRates())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)
-        found = compare_topologies(
-            FOUR,
-            all_topologies(FOUR.taxa)[:2],
-            method="naive_monte_carlo",
-            budget=Budget(2, 20, 20),
-            site_rates=InvariantSites(),
-            progress=False,
-        )
+def test_a_free_kappa_is_integrated_over(limit, monkeypatch):
+    """Against quadrature over lengths and kappa; a lost Jacobian is noticed."""
+    few, topologies = FIVE.select(list("ABCD")), all_topologies("ABCD")
+    truth = log_evidence_with_kappa(few, topologies)
+    found = compared(few, substitution=K80(), num_draws=10_000)
+    assert ((found.log_evidence - truth) / found.standard_error).abs().max() < limit(3)
+    assert (topologies.children == found.topologies.children).all() and found.standard_error.max() < 0.03
+    original = FreeParameters.log_prior
+    monkeypatch.setattr(FreeParameters, "log_prior", lambda self, u: original(self, u) - u.sum(-1))
+    wrong = compared(few, substitution=K80(), num_draws=10_000)
+    assert ((wrong.log_evidence - truth) / wrong.standard_error).abs().max() > limit(3)
+
+
+def test_all_free_parameters_of_a_large_model(limit):
+    """Against prior draws of a Pyro model of each topology, which has coordinates of its own."""
+    model = {"substitution": GTR(), "site_rates": GammaRates()}
+    found = compared(FIVE.select(list("ABCD")), num_draws=1500, **model)
+    one = compared(FIVE.select(list("ABCD")), method="naive_monte_carlo", budget=Budget(4, 50, 100), **model)
+    error = torch.hypot(found.standard_error, one.standard_error)
+    assert ((found.log_evidence - one.log_evidence) / error).abs().max() < limit(3)
+
+
+def test_parameters_with_strange_priors():
+    """A prior without a closed form in its coordinates, one of a range, and one without draws."""
+    kappa = dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), dist.Gamma(torch.tensor([2.0, 9.0]), 1.0))
+    found = compared(FOUR, num_draws=200, substitution=K80(kappa), site_rates=InvariantSites(dist.Uniform(0.0, 0.5)))
     assert found.log_evidence.isfinite().all()
+    improper = dist.ImproperUniform(dist.constraints.positive, (), ())
+    with pytest.raises(SettingsError, match="kappa: ImproperUniform cannot be sampled"):
+        compared(FOUR, substitution=K80(improper))
 
 
 def test_a_proposal_that_is_not_what_was_drawn_from_is_noticed(limit, monkeypatch):
     """The mutation: draws 8 % longer than their density says."""
-    original = BranchLengthProposal.sample
-    monkeypatch.setattr(BranchLengthProposal, "sample", lambda *args: (1.08 * original(*args)[0], original(*args)[1]))
+    original = JointProposal.sample
+
+    def longer(*arguments):
+        x, u, part = original(*arguments)
+        return 1.08 * x, u, part
+
+    monkeypatch.setattr(JointProposal, "sample", longer)
     truth = log_evidence(FOUR, all_topologies(FOUR.taxa))
     found = compared(FOUR, num_draws=20_000, seed=1)
     assert ((found.log_evidence - truth) / found.standard_error).abs().max() > limit(3)
 
 
+def proposal_of(shape, rate, prior, parameters=None, dependence=0.0):
+    """Lengths and parameters of which each depends on those before it."""
+    shape, rate = torch.tensor(shape, dtype=DOUBLE), torch.tensor(rate, dtype=DOUBLE)
+    parameters = FreeParameters(JC69(), None) if parameters is None else parameters
+    size = parameters.dim + len(shape)
+    precision = torch.cat([torch.full((parameters.dim,), 3.0, dtype=DOUBLE), shape]).diag()
+    precision = precision + dependence * torch.ones(size, size, dtype=DOUBLE)
+    return JointProposal.matched(shape, rate, prior, parameters, torch.ones(parameters.dim, dtype=DOUBLE), precision)
+
+
 def test_the_proposal_is_a_distribution(limit):
     """Weights of a known density have mean one, and a bound although its tail is heavier than the gamma's."""
-    shape, rate = torch.tensor([[1.0, 3.0]], dtype=DOUBLE), torch.tensor([[20.0, 8.0]], dtype=DOUBLE)
-    proposal = BranchLengthProposal(shape, rate, dist.Exponential(torch.tensor(100.0, dtype=DOUBLE)))
-    x, _ = proposal.sample(40_000, torch.Generator().manual_seed(0))
-    log_weights = dist.Exponential(torch.tensor(10.0, dtype=DOUBLE)).log_prob(x).sum(-1) - proposal.log_prob(x)
+    proposal = proposal_of([1.0, 3.0], [20.0, 8.0], dist.Exponential(torch.tensor(100.0, dtype=DOUBLE)))
+    x, u, _ = proposal.sample(40_000, torch.Generator().manual_seed(0))
+    log_weights = dist.Exponential(torch.tensor(10.0, dtype=DOUBLE)).log_prob(x).sum(-1) - proposal.log_prob(x, u)
     weights = log_weights.exp()
     assert abs(float((weights.mean() - 1) / (weights.std() / 200))) < limit()
     # The density is at most 2.4 times that of the heavy tail, which four draws of five have.
@@ -131,23 +168,120 @@ def test_the_proposal_is_a_distribution(limit):
     assert weights.max() < (2.4 / share) ** 2 / 0.8 and (1 - share) ** 2 == pytest.approx(0.8, abs=1e-15)
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["right", "slopes forgotten"])
+def test_lengths_and_parameters_that_depend_on_each_other_have_their_density(limit, known):
+    """Weights of known densities have mean one; the mutation: dependence that the density does not know."""
+    parameters = FreeParameters(HKY85(), GammaRates())
+    prior = dist.Exponential(torch.tensor(12.0, dtype=DOUBLE))
+    proposal = proposal_of([2.0, 3.0, 4.0], [20.0, 10.0, 40.0], prior, parameters, dependence=1.0)
+    assert proposal.slopes.abs().max() > 0.1
+    x, u, _ = proposal.sample(40_000, torch.Generator().manual_seed(0))
+    if not known:
+        proposal = replace(proposal, slopes=torch.zeros_like(proposal.slopes))
+    log_target = dist.Gamma(3.0, 20.0).log_prob(x).sum(-1) + dist.Normal(1.0, 0.5).log_prob(u).sum(-1)
+    weights = (log_target - proposal.log_prob(x, u)).exp()
+    assert (abs(float((weights.mean() - 1) / (weights.std() / 200))) < limit()) == known
+
+
 def test_a_proposal_finds_gamma_distributions_from_draws(limit):
     """Also from weighted draws of a density without a mean; nothing is learned from one effective draw."""
-    shape, rate = (torch.tensor(value, dtype=DOUBLE).expand(20, 2) for value in ([0.1, 3.0], [20.0, 8.0]))
+    shape, rate = (torch.tensor(value, dtype=DOUBLE) for value in ([0.1, 3.0], [20.0, 8.0]))
     x = torch.distributions.Gamma(shape, rate)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        draws = x.sample((5000,))
-    start = BranchLengthProposal(torch.ones_like(shape), torch.ones_like(rate), dist.Exponential(10.0))
-    found = start.refitted(draws, torch.zeros(5000, 20, dtype=DOUBLE))
-    for one, exact in ((found.shape, shape), (found.rate, rate)):
-        z = (one.log().mean(0) - exact[0].log()) / one.log().std(0) * math.sqrt(20)
+        draws = x.sample((20, 5000))
+    start = proposal_of([1.0, 1.0], [1.0, 1.0], dist.Exponential(10.0))
+    none = torch.zeros(5000, 0, dtype=DOUBLE)
+    found = [start.refitted(one, none, torch.zeros(5000, dtype=DOUBLE)) for one in draws]
+    for name, exact in (("shape", shape), ("rate", rate)):
+        one = torch.stack([getattr(proposal, name) for proposal in found])
+        z = (one.log().mean(0) - exact.log()) / one.log().std(0) * math.sqrt(20)
         assert z.abs().max() < limit(4, dof=19)
-    wide = torch.tensor([[[1e-3, 1e-3]], [[1e90, 1e-3]]], dtype=DOUBLE)
-    kept = BranchLengthProposal(shape[:1], rate[:1], start.prior).refitted(
-        wide, torch.tensor([[-800.0], [0.0]], dtype=DOUBLE)
+    wide = torch.tensor([[1e-3, 1e-3], [1e90, 1e-3]], dtype=DOUBLE)
+    for log_weights in ([-800.0, 0.0], [-math.inf, -math.inf]):
+        kept = start.refitted(wide, none[:2], torch.tensor(log_weights, dtype=DOUBLE))
+        assert kept.shape.isfinite().all() and (kept.rate > 0).all()
+
+
+def test_a_proposal_finds_parameters_from_draws(limit):
+    """The mean and covariance of weighted draws."""
+    proposal = proposal_of([2.0], [9.0], dist.Exponential(10.0), FreeParameters(HKY85(), None))
+    generator = torch.Generator().manual_seed(0)
+    u = 0.3 + torch.randn(20_000, 4, dtype=DOUBLE, generator=generator) @ torch.eye(4, dtype=DOUBLE).cumsum(0).mT
+    found = proposal.refitted(torch.full((20_000, 1), 0.2, dtype=DOUBLE), u, torch.zeros(20_000, dtype=DOUBLE))
+    covariance = torch.minimum(*torch.meshgrid(*[torch.arange(1.0, 5.0, dtype=DOUBLE)] * 2, indexing="ij"))
+    # The previous moments weigh fifty draws.
+    slack = 50 / 20_000 * 5
+    assert ((found.centre - 0.3).abs() < limit(4) * (covariance.diagonal() / 20_000).sqrt() + slack).all()
+    assert ((found.factor @ found.factor.mT - covariance).abs() < limit(16) * 4 * math.sqrt(2 / 20_000) + slack).all()
+
+
+def test_draws_go_where_they_matter():
+    """As many as give the sum the error of equally many each, in proportion to mean times relative deviation."""
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.tensor([0.5, 0.5, 1.0, 0.5], dtype=DOUBLE)[:, None]
+    noise = scale * torch.randn(4, 1000, dtype=DOUBLE, generator=generator)
+    log_weights = torch.tensor([0.0, -1.0, -1.0, -20.0], dtype=DOUBLE)[:, None] + noise
+    blocks, size = topology_comparison._allocated(log_weights, 20_000)
+    draws = (blocks * size).to(DOUBLE)
+    weights = log_weights.exp()
+    deviation = weights.std(-1)
+    assert size == 1000 and draws[-1] == 2000  # a tenth
+    assert (draws[:-1] / deviation[:-1] / (draws[0] / deviation[0]) - 1).abs().max() < 0.2  # whole blocks
+    variance = (deviation.square() / draws).sum() / (deviation.square() / 20_000).sum()
+    assert 0.85 < variance <= 1.0 + 1e-9
+    for number in (1, 60, 1000, 1001, 2500):
+        blocks, size = topology_comparison._allocated(log_weights, number)
+        assert size <= 1000 and number <= int(blocks[0]) * size < 2.5 * number + 1000
+    nothing = torch.full((2, 1000), -torch.inf, dtype=DOUBLE)
+    assert topology_comparison._allocated(nothing, 500)[0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("model", [{}, {"substitution": HKY85(), "site_rates": GammaRates()}], ids=["JC69", "HKY85"])
+def test_results_do_not_depend_on_the_memory(model, monkeypatch):
+    settings = {"num_draws": 300, **model}
+    some = all_topologies(FIVE.taxa)[:3]
+    whole = compare_topologies(FIVE, some, progress=False, **settings)
+    monkeypatch.setattr(topology_comparison, "_BYTES", 2**18)
+    parts = compare_topologies(FIVE, some, progress=False, **settings)
+    for name, z in whole.comparison.results.items():
+        other = parts.comparison[name]
+        assert z.log_evidence == other.log_evidence and z.standard_error == other.standard_error
+        assert z.num_evaluations == other.num_evaluations and z.diagnostics == other.diagnostics
+
+
+def test_the_mass_of_other_topologies_is_added(limit):
+    """All topologies but one, and its probability: the total over all."""
+    everything = all_topologies("ABCD")
+    truth = log_evidence(FOUR, everything)
+    found = compare_topologies(FOUR, everything[:2], num_draws=5000, progress=False)
+    exact = float(truth.softmax(0)[:2].sum())
+    total = found.total_log_evidence_with(Estimate(exact, 0.0))
+    assert total.standard_error == found.total_log_evidence.standard_error
+    assert abs(total.value - float(truth.logsumexp(0)) + math.log(3)) < limit() * total.standard_error
+    shares = (0.02, -0.02, 0.01, -0.01)
+    turned = everything.with_taxa("DBCA")[0]
+    p = truth.softmax(0)
+    runs = [TreeSample.from_topologies(turned, [float(p[0]) + d, float(p[1]), float(p[2]) - d]) for d in shares]
+    mass = found.mass_in(runs)
+    assert mass.value == pytest.approx(exact, abs=1e-12)
+    assert mass.standard_error == pytest.approx(torch.tensor(shares).std().item() / 2, rel=1e-6)
+    networks = [SubsplitBayesianNetwork.fit(run) for run in runs]
+    assert found.mass_in(networks).value == pytest.approx(exact, abs=1e-3)  # fitted until little changes
+    with_error = found.total_log_evidence_with(runs)
+    assert with_error.value == pytest.approx(total.value, abs=1e-12)
+    assert with_error.standard_error == pytest.approx(
+        math.hypot(total.standard_error, mass.standard_error / mass.value), abs=1e-12
     )
-    assert kept.shape.isfinite().all() and (kept.rate > 0).all()
+    for wrong, message in (
+        (runs[:1], "one run gives no standard error"),
+        (["a", "b"], "str is neither"),
+        (Estimate(0.0, 0.1), "not an estimate of a probability"),
+        (Estimate(1.2, 0.1), "not an estimate of a probability"),
+        (Estimate(0.5, math.nan), "not an estimate of a probability"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            found.total_log_evidence_with(wrong)
 
 
 #: Exact evidence by Gauss quadrature for the measure of exp(-4 t / 3), its moments with fifty digits.
@@ -194,8 +328,8 @@ def sum_of_squares(num_seeds, monkeypatch):
         first.extend(() if first else [found_anew(*arguments)])
         return first[0]
 
-    found_anew = topology_comparison._first_proposal
-    monkeypatch.setattr(topology_comparison, "_first_proposal", found_once)
+    found_anew = topology_comparison._first_proposals
+    monkeypatch.setattr(topology_comparison, "_first_proposals", found_once)
     found = [compared(FOUR, num_draws=1000, seed=seed) for seed in range(num_seeds)]
     return float(sum(((one.log_evidence - truth) / one.standard_error).square().sum() for one in found))
 
@@ -259,12 +393,10 @@ def test_a_prior_without_draws_is_refused():
 
 def test_lengths_of_one_prior_for_all_have_their_density(limit):
     """Weights of a known density have mean one where lengths depend on each other, and the prior draws them whole."""
-    numbers = torch.tensor([[1.0, 3.0, 2.0]], dtype=DOUBLE)
-    proposal = BranchLengthProposal(
-        numbers, 10 * numbers, GammaDirichlet(numbers[0], length_shape=2.0, length_rate=1.0)
-    )
-    x, _ = proposal.sample(40_000, torch.Generator().manual_seed(0))
-    log_weights = dist.Exponential(torch.tensor(10.0, dtype=DOUBLE)).log_prob(x).sum(-1) - proposal.log_prob(x)
+    prior = GammaDirichlet(torch.tensor([1.0, 3.0, 2.0], dtype=DOUBLE), length_shape=2.0, length_rate=1.0)
+    proposal = proposal_of([1.0, 3.0, 2.0], [10.0, 30.0, 20.0], prior)
+    x, u, _ = proposal.sample(40_000, torch.Generator().manual_seed(0))
+    log_weights = dist.Exponential(torch.tensor(10.0, dtype=DOUBLE)).log_prob(x).sum(-1) - proposal.log_prob(x, u)
     weights = log_weights.exp()
     assert abs(float((weights.mean() - 1) / (weights.std() / 200))) < limit()
     assert 0.08 < float((x.sum(-1) > 1.0).double().mean()) < 0.2
@@ -300,13 +432,10 @@ def test_prior_probabilities_priors_and_seeds():
 
 def test_models_with_other_rates_are_weighed_as_one_topology_after_another_is(limit):
     substitution = HKY85(4.0, [0.3, 0.3, 0.2, 0.2])
-    topologies = all_topologies(FOUR.taxa)
     found = compared(FOUR, num_draws=5000, substitution=substitution)
     one = compared(FOUR, method="naive_monte_carlo", substitution=substitution, budget=Budget(4, 50, 50))
     error = torch.hypot(found.standard_error, one.standard_error)
     assert ((found.log_evidence - one.log_evidence) / error).abs().max() < limit(3)
-    with pytest.raises(SettingsError, match="kappa"):
-        compare_topologies(FOUR, topologies, substitution=HKY85())
 
 
 def test_the_table_the_sample_and_the_plot():
@@ -327,7 +456,7 @@ def test_the_table_the_sample_and_the_plot():
 def test_doubtful_estimates_are_warned_of_once():
     with pytest.warns(SamplingWarning, match="3 of 3 topologies.*effective weights") as told:
         found = compare_topologies(FOUR, all_topologies(FOUR.taxa), num_draws=60, progress=False)
-    assert len(told) == 1 and all(z.num_evaluations > 3060 for z in found.comparison.results.values())
+    assert len(told) == 1 and all(z.num_evaluations > 1060 for z in found.comparison.results.values())
 
 
 def test_weights_that_are_not_a_number_are_no_zeros_in_silence(monkeypatch):

@@ -734,7 +734,7 @@ def _towards_zero(objective: ClimbObjective, end: Tensor, value: float) -> tuple
     with one_thread():
         start = end.clamp(-furthest, furthest).exp().unsqueeze(0)
         found = climb_to_modes(of_positive, start, value_and_gradient=with_gradient)
-    spent = objective.cost * found.num_evaluations
+    spent = objective.cost * int(found.num_evaluations.sum())
     # At an unbounded density the search may leave the range of positive floating-point numbers.
     if not float(found.value[0]) > value:
         return end, value, spent

@@ -67,9 +67,14 @@ class Modes(NamedTuple):
     position: Tensor  # (densities, dim)
     value: Tensor  # (densities,), log density
     gradient: Tensor  # (densities, dim)
-    second: Tensor  # (densities, dim), second derivatives by each coordinate
-    num_evaluations: int  # of the density or its gradient, for each density
+    hessian: Tensor  # (densities, dim, dim)
+    num_evaluations: Tensor  # (densities,), of the density or its gradient
     converged: Tensor  # (densities,), bool: no step increases the density
+
+    @property
+    def second(self) -> Tensor:
+        """Second derivatives by each coordinate, `(densities, dim)`."""
+        return self.hessian.diagonal(dim1=-2, dim2=-1)
 
 
 def climb_to_modes(
@@ -87,7 +92,8 @@ def climb_to_modes(
     evaluate = value_and_gradient or (lambda x: _value_and_gradient(log_density, x))
     x, dim = start.clamp(min=SHORTEST), start.shape[-1]
     multiples = torch.tensor(_MULTIPLES, dtype=x.dtype, device=x.device)[:, None, None]
-    count, rows = 0, torch.arange(len(x), device=x.device)
+    rows = torch.arange(len(x), device=x.device)
+    converged, count = torch.zeros_like(rows, dtype=torch.bool), torch.zeros_like(rows)
     for _ in range(max_iterations):
         value, gradient = (result[0] for result in evaluate(x[None]))
         hessian = _hessian(evaluate, x)
@@ -96,13 +102,14 @@ def climb_to_modes(
             # approach zero; the density remains that of the coordinates themselves.
             tried = (x * (multiples * _step(x, gradient, hessian)).exp()).clamp(min=SHORTEST)
             reached = log_density(tried).nan_to_num(nan=-torch.inf)
-        count += 1 + 2 * dim + len(_MULTIPLES)
+        count = count + torch.where(converged, 0, 1 + 2 * dim + len(_MULTIPLES))
         best, which = reached.max(0)
-        converged = best - value <= tolerance * value.abs().clamp(min=1.0)
+        # A density that has converged stays, so that its mode does not depend on the others.
+        converged = converged | (best - value <= tolerance * value.abs().clamp(min=1.0))
         if bool(converged.all()):
             break
-        x = torch.where((best > value)[:, None], tried[which, rows], x)
-    return Modes(x, value, gradient, hessian.diagonal(dim1=-2, dim2=-1), count, converged)
+        x = torch.where(((best > value) & ~converged)[:, None], tried[which, rows], x)
+    return Modes(x, value, gradient, hessian, count, converged)
 
 
 def _value_and_gradient(log_density: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -251,7 +258,7 @@ class PositiveDensity:
             float(found.value[best]),
             found.gradient[best],
             second,
-            (found.num_evaluations + CANDIDATES) * _STARTS + count,
+            int(found.num_evaluations.sum()) + CANDIDATES * _STARTS + count,
             problems,
         )
 

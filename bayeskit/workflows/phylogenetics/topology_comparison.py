@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,12 +29,14 @@ from bayeskit.core.statistics import (
     weight_effective_sample_size,
 )
 from bayeskit.core.torch_internals import standard_gamma
-from bayeskit.errors import ConversionWarning, SamplingWarning, SettingsError
+from bayeskit.errors import ConversionWarning, SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Budget, Evidence
-from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
+from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, weight_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.laplus import SHORTEST, Modes, climb_to_modes, match_gamma
 from bayeskit.inference.evidence.methods import METHODS
+from bayeskit.logdensity.supports import coordinate_log_density, draw_coordinates
 from bayeskit.logdensity.target import Target
+from bayeskit.logdensity.transforms import bijection, inside, support_of
 from bayeskit.models.phylogenetics import (
     JC69,
     Alignment,
@@ -54,6 +56,7 @@ from bayeskit.models.phylogenetics.branch_length_priors import (
 )
 from bayeskit.models.phylogenetics.distributions import Estimate
 from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topologies
+from bayeskit.models.phylogenetics.distributions.topology_distribution import TopologyDistribution
 from bayeskit.workflows.bayes_factors import ModelComparison, compare_models, models_html
 
 if TYPE_CHECKING:
@@ -61,8 +64,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
-    "BranchLengthProposal",
+    "FreeParameters",
     "HALF",
+    "JointProposal",
     "PRIOR",
     "TopologyComparison",
     "check_models",
@@ -103,32 +107,43 @@ def defended_draws(near: Tensor, prior: TorchDistribution, generator: torch.Gene
 
     `near` are draws `(draws, *batch, edges)` of the proposal; SettingsError if the prior cannot be sampled.
     """
+    chosen, other, part = _defence(near, prior, generator)
+    return torch.where(chosen, other, near), part
+
+
+def _defence(like: Tensor, prior: TorchDistribution, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which lengths are not the proposal's, `(draws, *batch, edges)` as `like`, their values, and components."""
     # Numbers of draws per component are stratified (fixed up to rounding), so the standard error needs no term for
     # random component sizes: see `stratified_log_mean_exp_error`.
-    uniform = torch.rand((2, *near.shape), generator=generator, dtype=near.dtype, device=near.device)
+    uniform = torch.rand((2, *like.shape), generator=generator, dtype=like.dtype, device=like.device)
     far = _MEDIAN * (_WIDTH * ((2 * uniform[0] - 1) * _ANGLE).tan()).exp()
-    tailed = torch.where(uniform[1] < share_of_tail(near.shape[-1]), far, near)
     try:
         with global_stream(generator):
-            before = prior.sample(near.shape[:-1] if prior.event_shape else near.shape).to(near)
+            before = prior.sample(like.shape[:-1] if prior.event_shape else like.shape).to(like)
     except NotImplementedError as error:
         raise SettingsError(
             f"branch_length_prior: {type(prior).__name__} cannot be sampled, and may be improper. Remedy: give a "
             "proper distribution with a method sample, such as Exponential(torch.tensor(10.0))."
         ) from error
-    limits = torch.finfo(near.dtype)
+    limits = torch.finfo(like.dtype)
     before = before.clamp(limits.tiny, limits.max)
-    half = torch.where(uniform[1] < 0.5, before, near)
-    offset = torch.rand((), generator=generator, dtype=near.dtype, device=near.device)
-    order = torch.randperm(len(near), generator=generator, device=near.device)
-    place = (order + offset) / len(near)
+    offset = torch.rand((), generator=generator, dtype=like.dtype, device=like.device)
+    order = torch.randperm(len(like), generator=generator, device=like.device)
+    place = (order + offset) / len(like)
     part = (place >= PRIOR).long() + (place >= PRIOR + _share_of_half(prior)).long()
-    number = part.reshape(-1, *(1,) * (near.dim() - 1))
-    return torch.where(number == 0, before, torch.where(number == 1, half, tailed)), part
+    number = part.reshape(-1, *(1,) * (like.dim() - 1))
+    share = torch.where(number == 2, share_of_tail(like.shape[-1]), 0.5)
+    return (number == 0) | (uniform[1] < share), torch.where(number == 2, far, before), part
 
 
-def defended_log_prob(log_near: Tensor, lengths: Tensor, prior: TorchDistribution) -> Tensor:
-    """Return log densities of `defended_draws`, `(*batch)`, from `log_near` and `lengths`, both `(*batch, edges)`."""
+def defended_log_prob(
+    log_near: Tensor, lengths: Tensor, prior: TorchDistribution, log_ratio: Tensor | float = 0.0
+) -> Tensor:
+    """Return log densities of `defended_draws`, `(*batch)`, from `log_near` and `lengths`, both `(*batch, edges)`.
+
+    `log_ratio` `(*batch)` belongs to what is drawn with the lengths: its log prior density, as in the draws with all
+    lengths from the prior, minus that in the other draws.
+    """
     share = share_of_tail(lengths.shape[-1])
     log_length = lengths.log()
     standard = (log_length - math.log(_MEDIAN)) / _WIDTH
@@ -142,7 +157,7 @@ def defended_log_prob(log_near: Tensor, lengths: Tensor, prior: TorchDistributio
         mixed = (torch.logaddexp(log_near, log_prior) - math.log(2)).sum(-1)
         parts.append(mixed + math.log(half))
         log_prior = log_prior.sum(-1)
-    return torch.stack([*parts, log_prior + math.log(PRIOR)]).logsumexp(0)
+    return torch.stack([*parts, log_prior + log_ratio + math.log(PRIOR)]).logsumexp(0)
 
 
 def _share_of_half(prior: TorchDistribution) -> float:
@@ -205,59 +220,194 @@ def _only_trees(trees: Sequence[Tree]) -> list[Tree]:
     return list(trees)
 
 
-# Proposals of branch lengths for importance sampling.
+# Free parameters of substitution and site rates.
 
+
+class FreeParameters:
+    """Parameters of a substitution model and site rates with a prior, as one vector of unconstrained coordinates."""
+
+    def __init__(self, substitution: SubstitutionModel, site_rates: SiteRates | None) -> None:
+        like = torch.empty(0, dtype=torch.float64)
+        priors = substitution.priors(like) | ({} if site_rates is None else site_rates.priors(like))
+        self.priors = {name: in_double_precision(prior) for name, prior in priors.items()}
+        try:
+            self._transforms = {name: bijection(support_of(prior)) for name, prior in self.priors.items()}
+        except NotImplementedError as error:
+            raise SettingsError(
+                f"a prior of {', '.join(self.priors)} has no unconstrained coordinates ({error}). Remedy: give another "
+                "prior, or the value of the parameter."
+            ) from error
+        shapes = [
+            self._transforms[name].inverse_shape(torch.Size(prior.event_shape)) for name, prior in self.priors.items()
+        ]
+        self._shapes, self._sizes = shapes, [shape.numel() for shape in shapes]
+
+    @property
+    def dim(self) -> int:
+        """Number of unconstrained coordinates."""
+        return sum(self._sizes)
+
+    def _pieces(self, u: Tensor) -> Iterator[tuple[str, TorchDistribution, Tensor]]:
+        pieces = u.split(self._sizes, -1) if self.priors else ()
+        for (name, prior), piece, shape in zip(self.priors.items(), pieces, self._shapes, strict=True):
+            yield name, prior, piece.reshape(u.shape[:-1] + shape)
+
+    def values(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the value of each parameter, `(*batch, dim) -> (*batch, *event_shape)`."""
+        return {
+            name: inside(support_of(prior), self._transforms[name](piece)) for name, prior, piece in self._pieces(u)
+        }
+
+    def log_prior(self, u: Tensor) -> Tensor:
+        """Return the log prior density of the coordinates, `(*batch, dim) -> (*batch)`."""
+        total = u.new_zeros(u.shape[:-1])
+        for name, prior, piece in self._pieces(u):
+            found = coordinate_log_density(prior, piece)
+            if found is None:
+                transform = self._transforms[name]
+                value = inside(support_of(prior), transform(piece))
+                jacobian = transform.log_abs_det_jacobian(piece, value)
+                found = prior.log_prob(value) + jacobian.reshape(total.shape)
+            total = total + found
+        return total
+
+    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw coordinates from the prior, `(num_draws, dim)`; SettingsError if a prior cannot be sampled."""
+        parts = [torch.empty(num_draws, 0, dtype=torch.float64)]
+        for name, prior in self.priors.items():
+            try:
+                with global_stream(generator):
+                    drawn = draw_coordinates(prior, torch.Size((num_draws,)))
+                    if drawn is None:
+                        drawn = self._transforms[name].inv(prior.sample((num_draws,)))
+            except NotImplementedError as error:
+                raise SettingsError(
+                    f"{name}: {type(prior).__name__} cannot be sampled, and may be improper. Remedy: give a proper "
+                    "prior, or the value of the parameter."
+                ) from error
+            parts.append(drawn.reshape(num_draws, -1).to(torch.float64))
+        return torch.cat(parts, -1)
+
+
+# The proposal of branch lengths and free parameters on one topology.
+
+#: Degrees of freedom of free parameters.
+_DF = 7.0
+#: Largest change of the logarithm of a branch length by the other coordinates.
+_MOST_SHIFTED = 3.0
 #: Number of effective draws with the same weight as the previous moments.
-_STEADY = 20.0
+_STEADY = 50.0
 #: Smallest shape of a gamma distribution.
 _FLATTEST = 0.01
+#: Smallest precision along any direction, below that of common priors.
+_VAGUE = 0.05
 
 
 @dataclass(frozen=True)
-class BranchLengthProposal:
-    """Independent gamma distributions of branch lengths, defended by the prior and a heavy tail."""
+class JointProposal:
+    """Free parameters and branch lengths, each of which depends on those before it.
 
-    shape: Tensor  # (*batch, edges)
-    rate: Tensor  # (*batch, edges)
+    Parameters follow a multivariate Student distribution. A branch length is a gamma variable, of which the logarithm
+    is shifted linearly by the parameters and by the logarithms of earlier lengths. Both are defended by the prior, and
+    lengths by a heavy tail.
+    """
+
+    shape: Tensor  # of the gamma variables, (edges,)
+    rate: Tensor  # (edges,)
     prior: TorchDistribution  # over one branch length or over the vector of all
+    parameters: FreeParameters
+    centre: Tensor  # of the parameters, (dim,)
+    factor: Tensor  # (dim, dim), lower triangular: its square is the scale matrix
+    origin: Tensor  # of the shifts, (dim + edges,), parameters and logarithms of lengths
+    slopes: Tensor  # of the shifts, (edges, dim + edges), of earlier coordinates only
 
     @classmethod
-    def matched_in_logarithms(
-        cls, mode: Tensor, first: Tensor, second: Tensor, prior: TorchDistribution
-    ) -> BranchLengthProposal:
-        """Match gamma distributions at a `mode` `(*batch, edges)` of `log_density(x) + log(x).sum(-1)`.
+    def matched(
+        cls,
+        shape: Tensor,
+        rate: Tensor,
+        prior: TorchDistribution,
+        parameters: FreeParameters,
+        centre: Tensor,
+        precision: Tensor,
+    ) -> JointProposal:
+        """Match independent gamma distributions `(edges,)` to a precision matrix.
 
-        `first` and `second` are derivatives of that by each coordinate, not by its logarithm.
+        The `precision` `(dim + edges, dim + edges)` is that of parameters, around the `centre`, and of the logarithms
+        of lengths.
         """
-        # The log density of the logarithms of a gamma distribution always has a mode.
-        shape = (-(second * mode + first) * mode).clamp(min=_FLATTEST)
-        return cls(shape, shape / mode, prior)
+        values, vectors = torch.linalg.eigh(0.5 * (precision + precision.mT))
+        factor = torch.linalg.cholesky((vectors / values.clamp(min=_VAGUE)) @ vectors.mT)
+        dim, own = len(centre), factor.diagonal()
+        slopes = torch.tril(-own[:, None] * torch.linalg.inv(factor), -1)[dim:]
+        # The logarithm of a gamma variable has about the precision of its shape.
+        alone = 1.0 / own[dim:].square()
+        origin = torch.cat([centre, shape.digamma() - rate.log()])
+        return cls(alone, alone * rate / shape, prior, parameters, centre, factor[:dim, :dim], origin, slopes)
 
-    def sample(self, num_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw points, `(num_draws, *batch, edges)`, and return the mixture component of each, `(num_draws,)`."""
-        full = (num_draws, *self.shape.shape)
+    def sample(self, num_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw lengths `(num_draws, edges)` and parameters `(num_draws, dim)`; also return mixture components."""
+        dim, edges = len(self.centre), len(self.shape)
         # torch's function accepts a generator, its distribution does not.
-        near = standard_gamma(self.shape.expand(full), generator=generator) / self.rate
-        return defended_draws(near.clamp(min=torch.finfo(near.dtype).tiny), self.prior, generator)
+        gamma = standard_gamma(self.shape.expand(num_draws, edges), generator=generator) / self.rate
+        limits = torch.finfo(gamma.dtype)
+        chosen, other, part = _defence(gamma, self.prior, generator)
+        normal = torch.empty(num_draws, dim, dtype=gamma.dtype).normal_(generator=generator)
+        half = torch.full((num_draws, 1), _DF / 2, dtype=gamma.dtype)
+        u = self.centre + normal * (half / standard_gamma(half, generator=generator)).sqrt() @ self.factor.mT
+        if dim:
+            u = torch.where((part == 0)[:, None], self.parameters.sample(num_draws, generator), u)
+        log_gamma, log_other = (one.clamp(limits.tiny, limits.max).log().mT.contiguous() for one in (gamma, other))
+        chosen = chosen.mT.contiguous()
+        away = torch.cat([(u - self.origin[:dim]).mT, log_other])
+        for edge in range(edges):
+            here = dim + edge
+            shift = (self.slopes[edge, :here] @ away[:here]).clamp(-_MOST_SHIFTED, _MOST_SHIFTED)
+            away[here] = torch.where(chosen[edge], log_other[edge], log_gamma[edge] + shift) - self.origin[here]
+        x = (away[dim:] + self.origin[dim:, None]).mT.exp()
+        return x.clamp(limits.tiny, limits.max).contiguous(), u, part
 
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Return log densities, `(*sample, *batch, edges) -> (*sample, *batch)`."""
-        return defended_log_prob(Gamma(self.shape, self.rate, validate_args=False).log_prob(x), x, self.prior)
+    def log_prob(self, x: Tensor, u: Tensor) -> Tensor:
+        """Return log densities of lengths `(draws, edges)` and parameters `(draws, dim)`, `(draws,)`."""
+        rate = self.rate * (-self._shift(x, u)).exp()
+        log_near = Gamma(self.shape, rate, validate_args=False).log_prob(x)
+        dim = len(self.centre)
+        if not dim:
+            return defended_log_prob(log_near, x, self.prior)
+        scaled = torch.linalg.solve_triangular(self.factor, (u - self.centre).mT, upper=False)
+        constant = math.lgamma((_DF + dim) / 2) - math.lgamma(_DF / 2) - dim / 2 * math.log(_DF * math.pi)
+        log_near_u = (
+            constant - self.factor.diagonal().log().sum() - (_DF + dim) / 2 * (scaled.square().sum(0) / _DF).log1p()
+        )
+        log_ratio = self.parameters.log_prior(u) - log_near_u
+        return log_near_u + defended_log_prob(log_near, x, self.prior, log_ratio)
 
-    def refitted(self, x: Tensor, log_weights: Tensor) -> BranchLengthProposal:
-        """Match the gamma distributions to draws `(draws, *batch, edges)` with log weights `(draws, *batch)`."""
+    def refitted(self, x: Tensor, u: Tensor, log_weights: Tensor) -> JointProposal:
+        """Match the distributions, but not the slopes, to draws as of `sample` with log weights `(draws,)`."""
         # The fewer effective draws, the smaller the update.
-        weights = log_weights.softmax(0)[..., None]
-        effective = 1.0 / weights.square().sum(0)
-        trust = effective / (effective + _STEADY)
+        weights = log_weights.softmax(0).nan_to_num(nan=0.0)[:, None]
+        trust = (1.0 / (1.0 + _STEADY * weights.square().sum())) if bool(weights.any()) else 0.0
         # Moments of the logarithms, which exist even if those of the prior do not.
-        log_x = x.log()
-        mean = (weights * log_x).sum(0)
-        variance = (weights * (log_x - mean).square()).sum(0)
+        alone = x.log() - self._shift(x, u)
+        mean = (weights * alone).sum(0)
+        variance = (weights * (alone - mean).square()).sum(0)
         mean = trust * mean + (1.0 - trust) * (self.shape.digamma() - self.rate.log())
         variance = trust * variance + (1.0 - trust) * torch.polygamma(1, self.shape)
         shape = _inverse_trigamma(variance).clamp(min=_FLATTEST)
-        return replace(self, shape=shape, rate=(shape.digamma() - mean).exp())
+        centre = (weights * u).sum(0)
+        spread = (weights * (u - centre)).mT @ (u - centre)
+        return replace(
+            self,
+            shape=shape,
+            rate=(shape.digamma() - mean).exp(),
+            centre=trust * centre + (1.0 - trust) * self.centre,
+            factor=torch.linalg.cholesky(trust * spread + (1.0 - trust) * self.factor @ self.factor.mT),
+        )
+
+    def _shift(self, x: Tensor, u: Tensor) -> Tensor:
+        """Return the change of the logarithm of each length by what comes before it, `(draws, edges)`."""
+        away = torch.cat([u, x.log()], -1) - self.origin
+        return (away @ self.slopes.mT).clamp(-_MOST_SHIFTED, _MOST_SHIFTED)
 
 
 def _inverse_trigamma(value: Tensor) -> Tensor:
@@ -270,12 +420,77 @@ def _inverse_trigamma(value: Tensor) -> Tensor:
     return x
 
 
+# The posterior density on all topologies, in parts of limited memory.
+
+#: Bytes of the tensors of one evaluation, about; results do not depend on it.
+_BYTES = 2**26
+#: Numbers for each input of the likelihood that are in memory at once, with and without gradients.
+_COPIES, _COPIES_OF_GRADIENTS = 16, 32
+
+
+class _Posterior:
+    """Unnormalised density of branch lengths and of unconstrained parameters on each of several topologies."""
+
+    def __init__(self, model: _Model, topologies: Topologies) -> None:
+        self.topologies, self.prior = topologies, model.branch_length_prior
+        self.likelihood = ForestLikelihood(model.alignment, model.substitution, site_rates=model.site_rates)
+        self.parameters = FreeParameters(model.substitution, model.site_rates)
+        self.num_edges = topologies.num_edges
+        # Of the prior, whatever the data; the modes of all other topologies are sought from that of the first.
+        drawn = self.parameters.sample(1000, new_generator(0, stream="start of parameters"))
+        self.usual = drawn.median(0).values
+        rates = model.site_rates
+        if rates is not None:
+            rates = rates.with_parameters(self.parameters.values(self.usual))
+        number = 1 if rates is None else rates.categories(self.usual.new_empty(0)).rates.shape[-1]
+        self._inputs = self.num_edges * number * (1 if model.substitution.is_uniform else 16)
+
+    def vectors(self, gradients: bool = False) -> int:
+        """Return how many vectors are evaluated at a time."""
+        copies = _COPIES_OF_GRADIENTS if gradients else _COPIES
+        return max(1, _BYTES // (8 * copies * (self._inputs + self.parameters.dim)))
+
+    def log_density(self, places: Tensor, x: Tensor, u: Tensor) -> Tensor:
+        """Return log densities `(draws, places)` of lengths `(draws, places, edges)` and parameters on topologies."""
+        topologies = self.topologies[places.numpy()]
+        step = max(1, self.vectors(torch.is_grad_enabled()) // len(places))
+        parts = []
+        for one, other in zip(x.split(step), u.split(step), strict=True):
+            value = self.likelihood.log_likelihood(topologies, one, **self.parameters.values(other))
+            parts.append(value + log_prior_of_lengths(self.prior, one) + self.parameters.log_prior(other))
+        return torch.cat(parts)
+
+    def drawn(
+        self, proposal: JointProposal, place: int, num_draws: int, seed: int, stage: str
+    ) -> tuple[Tensor, Tensor, _Weights]:
+        """Draw lengths and parameters on one topology; each stage of each topology has a random stream of its own."""
+        generator = new_generator(seed, stream=f"gamma laplus importance sampling, {stage}, topology {place}")
+        x, u, part = proposal.sample(num_draws, generator)
+        value = self.log_density(torch.tensor([place]), x[:, None], u[:, None])[:, 0]
+        return x, u, _Weights(value, value - proposal.log_prob(x, u), part)
+
+
+class _Weights(NamedTuple):
+    """Draws on one topology, each field `(draws,)`."""
+
+    log_density: Tensor
+    log_weights: Tensor
+    part: Tensor  # mixture component
+
+
 #: The estimator that evaluates all topologies as one batch.
 _IN_ONE_BATCH = "gamma_laplus_importance_sampling"
-#: Number of branch-length vectors, over all topologies, in one batch.
-_VECTORS = 4096
-_PILOTS, _PILOT_DRAWS = 3, 1000
 _DRAWS = 10_000
+#: Draws of each pilot run and, at most, of each block of the final run. Pilot runs end after so many, or when so large
+#: a share of the draws is effective.
+_BLOCK, _MOST_PILOTS, _GOOD_SHARE = 1000, 5, 0.3
+#: Fewest draws of a topology that matters little, as a share of what is asked for and as a number; and fewest that are
+#: effective in expectation, four times as many as the diagnosis asks for.
+_SMALLEST_SHARE, _FEWEST, _FEWEST_EFFECTIVE = 0.1, 1000, 4 * MIN_EFFECTIVE
+#: Relative gain of the density below which the search for a mode ends.
+_GAIN = 1e-10
+#: Shortest branch length from which a search starts.
+_SHORTEST_START = 1e-3
 #: A prior whose density grows faster than this power of a length towards zero is unbounded there.
 _RISES = -0.01
 
@@ -322,12 +537,114 @@ class TopologyComparison:
     def total_log_evidence(self) -> Estimate:
         """Log evidence under a uniform prior of all `(2n-5)!!` topologies of `n` taxa, in nats, with standard error.
 
-        Other topologies than those compared contribute nothing, as in `variational_inference` with the same support.
+        Other topologies than those compared contribute nothing, as in `variational_inference` with the same support;
+        `total_log_evidence_with` adds them.
         """
         known = self.log_evidence.isfinite()
         values, errors = self.log_evidence[known], self.standard_error[known]
         error = float((values.softmax(0) * errors).square().sum().sqrt())
         return Estimate(float(values.logsumexp(0)) - log_num_topologies(self.topologies.num_taxa), error)
+
+    def mass_in(self, runs: Sequence[TreeSample | TopologyDistribution]) -> Estimate:
+        """Return the posterior probability of all compared topologies together, from independent runs.
+
+        Parameters
+        ----------
+        runs : sequence of TreeSample or TopologyDistribution
+            At least two, with the same model and a uniform prior over topologies: samples of Markov chains, or
+            distributions fitted to one such sample each, which know topologies that were never sampled.
+
+        Returns
+        -------
+        Estimate
+            The mean over the runs, and its standard error by their spread.
+
+        Raises
+        ------
+        SettingsError
+            If there are fewer than two runs, or one is neither a sample nor a distribution.
+        TreeError
+            If taxa differ, or a run is rooted.
+
+        Examples
+        --------
+        >>> texts = ["((A,B),C,D);", "((A,C),B,D);"]
+        >>> alignment = Alignment.from_sequences({"A": "AACCA", "B": "AACCA", "C": "AGCTA", "D": "AGCTA"})
+        >>> result = compare_topologies(alignment, [Tree.from_newick(text) for text in texts], num_draws=2000)
+        >>> third = Tree.from_newick("((A,D),B,C);")
+        >>> trees = Topologies.from_trees([result.topologies.tree(0), result.topologies.tree(1), third])
+        >>> runs = [TreeSample.from_topologies(trees, weights) for weights in ([85, 6, 9], [82, 10, 8])]
+        >>> mass = result.mass_in(runs)
+        >>> round(mass.value, 3), round(mass.standard_error, 3)
+        (0.915, 0.005)
+        >>> result.total_log_evidence_with(mass).value > result.total_log_evidence.value
+        True
+        """
+        runs = list(runs) if isinstance(runs, Sequence) else [runs]
+        if len(runs) < 2:
+            raise SettingsError(
+                "runs: one run gives no standard error. Remedy: give the samples of at least two independent runs in a "
+                "list, or an Estimate of the mass to total_log_evidence_with."
+            )
+        masses = torch.tensor([self._mass(run) for run in runs], dtype=torch.float64)
+        return Estimate(float(masses.mean()), float(masses.std()) / math.sqrt(len(runs)))
+
+    def _mass(self, run: TreeSample | TopologyDistribution) -> float:
+        """Return the probability of the compared topologies in one run."""
+        if isinstance(run, TopologyDistribution):
+            with torch.no_grad():
+                return float(run.log_prob(self.topologies).exp().sum())
+        if not isinstance(run, TreeSample):
+            raise SettingsError(
+                f"runs: {type(run).__name__} is neither a TreeSample nor a distribution over topologies. Remedy: give "
+                "TreeSample.from_file(path), or SubsplitBayesianNetwork.fit(sample, alpha=1e-4)."
+            )
+        if run.topologies.rooted:
+            raise TreeError("runs: a sample is rooted. Remedy: read it with rooted=False.")
+        known = {row.tobytes() for row in self.topologies.children}
+        rows = run.topologies.with_taxa(self.topologies.taxa)[0].children
+        return float(sum(weight for row, weight in zip(rows, run.weights, strict=True) if row.tobytes() in known))
+
+    def total_log_evidence_with(self, mass: Estimate | Sequence[TreeSample | TopologyDistribution]) -> Estimate:
+        """Return the log evidence of all topologies, those that were not compared included, in nats.
+
+        It is the total over the compared topologies divided by their posterior probability.
+
+        Parameters
+        ----------
+        mass : Estimate, or sequence of TreeSample or TopologyDistribution
+            Posterior probability of the compared topologies together with its standard error, zero if exact; or the
+            independent runs that `mass_in` takes.
+
+        Returns
+        -------
+        Estimate
+            The value and its standard error, to which both parts contribute.
+
+        Raises
+        ------
+        SettingsError
+            If the mass is not above 0 and at most 1, or its error is negative or not finite.
+
+        Examples
+        --------
+        >>> from bayeskit.models.phylogenetics.distributions import Estimate
+        >>> texts = ["((A,B),C,D);", "((A,C),B,D);"]
+        >>> alignment = Alignment.from_sequences({"A": "AACCA", "B": "AACCA", "C": "AGCTA", "D": "AGCTA"})
+        >>> result = compare_topologies(alignment, [Tree.from_newick(text) for text in texts], num_draws=2000)
+        >>> total = result.total_log_evidence_with(Estimate(0.9, 0.01))
+        >>> round(total.value - result.total_log_evidence.value, 3)
+        0.105
+        """
+        value, error = mass if isinstance(mass, Estimate) else self.mass_in(mass)
+        # Probabilities of a network add up to one only to rounding.
+        if not (0 < value < 1 + 1e-9 and 0 <= error < math.inf):
+            raise SettingsError(
+                f"mass: {value!r} with standard error {error!r} is not an estimate of a probability above 0. Remedy: "
+                "give Estimate(value, standard_error), or runs that have sampled some of the topologies."
+            )
+        total = self.total_log_evidence
+        return Estimate(total.value - math.log(value), math.hypot(total.standard_error, error / value))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -389,9 +706,11 @@ def compare_topologies(
 ) -> TopologyComparison:
     """Estimate the evidence of each topology, and compute posterior probabilities.
 
-    The default method is importance sampling for all topologies as one batch. Its proposal consists of gamma
-    distributions matched to the posterior mode of the branch lengths, mixed with a little of the prior and of a heavy
-    tail so that weights are bounded.
+    The default method is importance sampling. Each branch length is proposed from a gamma distribution that depends on
+    the lengths before it, and on parameters without a value, for which a Student distribution is proposed; all are
+    matched to the posterior mode and to pilot draws, and mixed with a little of the prior and of a heavy tail so that
+    weights are bounded. Topologies get draws in proportion to their share of the error (Neyman allocation), the others
+    enough for a diagnosis.
 
     Parameters
     ----------
@@ -402,16 +721,18 @@ def compare_topologies(
     method : str, default "gamma_laplus_importance_sampling"
         Or the name of a function in :mod:`bayeskit.inference.evidence`, which estimates topologies separately.
     substitution : SubstitutionModel, default JC69()
-        Requires values of all parameters for the default method; other methods sample parameters with a prior.
+        The evidence integrates over parameters without a value, such as all of `GTR()`, under their priors.
     site_rates : SiteRates, optional
-        Distribution of the rate over sites, with values as for `substitution`; by default all sites have rate one.
+        Distribution of the rate over sites, with parameters as for `substitution`; by default all sites have rate one.
     branch_length_prior : TorchDistribution, optional
         Over one positive branch length; or over the vector of all, in the edge order of `Topologies`: external branches
         first, in the alignment's order of taxa. Exponential with rate 10 by default.
     prior_probabilities : sequence of float, optional
         Nonnegative weights of the topologies, normalised to sum to one; equal by default.
     num_draws : int, optional
-        Default method only: number of branch-length draws per topology, 10,000 by default.
+        Default method only: the sum over topologies gets the standard error of this number of draws of each, 10,000 by
+        default. A topology that contributes little to it gets fewer, at least a tenth and 1,000 if there are so many;
+        one that contributes much gets more.
     budget : Budget, optional
         Other methods only: budget of each topology.
     seed : int, default 0
@@ -428,8 +749,8 @@ def compare_topologies(
     Raises
     ------
     SettingsError
-        If there are fewer than two topologies or one is repeated, a setting is out of range, the default method lacks
-        the value of a parameter, the prior of branch lengths is unsuitable, or a setting does not apply to the method.
+        If there are fewer than two topologies or one is repeated, a setting is out of range or does not apply to the
+        method, or a prior is unsuitable.
     UnknownNameError
         If there is no such method.
     TreeError
@@ -446,6 +767,9 @@ def compare_topologies(
     ----------
     Fourment, M., Magee, A. F., Whidden, C., Bilge, A., Matsen, F. A., Minin, V. N. (2020). 19 dubious ways to compute
     the marginal likelihood of a phylogenetic tree topology. Systematic Biology 69, 209-220.
+
+    Neyman, J. (1934). On the two different aspects of the representative method: the method of stratified sampling and
+    the method of purposive selection. Journal of the Royal Statistical Society 97, 558-625.
 
     Examples
     --------
@@ -564,49 +888,118 @@ def _gamma_laplus_importance_sampling(
     model: _Model, topologies: Topologies, *, num_draws: int, seed: int, progress: bool
 ) -> list[Evidence]:
     begin = time.monotonic()
-    prior = model.branch_length_prior
-    likelihood = ForestLikelihood(model.alignment, model.substitution, site_rates=model.site_rates)
-
-    def log_density(x: Tensor) -> Tensor:
-        return likelihood.log_likelihood(topologies, x) + log_prior_of_lengths(prior, x)
-
+    count = len(topologies)
     with one_thread():
-        modes, proposal = _first_proposal(log_density, prior, topologies)
-        generator = new_generator(seed, stream="gamma laplus importance sampling")
+        posterior = _Posterior(model, topologies)
+        modes, proposals = _first_proposals(posterior, progress)
+        results = []
         with torch.no_grad():
-            for _ in range(_PILOTS):
-                x, _ = proposal.sample(_PILOT_DRAWS, generator)
-                proposal = proposal.refitted(x, log_density(x) - proposal.log_prob(x))
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        step = max(1, _VECTORS // len(topologies))
-        with torch.no_grad(), progress_bar("importance sampling of topologies", num_draws, progress) as bar:
-            for first in range(0, num_draws, step):
-                size = min(step, num_draws - first)
-                x, part = proposal.sample(size, generator)
-                value = log_density(x)
-                parts.append((value, value - proposal.log_prob(x), part))
-                bar.update(first + size)
-    seconds = (time.monotonic() - begin) / len(topologies)
-    log_density_values, log_weights, part = (torch.cat(column) for column in zip(*parts, strict=True))
-    evaluations = num_draws + _PILOTS * _PILOT_DRAWS + modes.num_evaluations
-    return [
-        _estimate(log_density_values[:, place], log_weights[:, place], part, modes, place, evaluations, seconds)
-        for place in range(len(topologies))
+            pilots = []
+            with progress_bar("pilot draws of topologies", count, progress) as bar:
+                for place, proposal in enumerate(proposals):
+                    pilots.append(_after_pilots(posterior, proposal, place, seed))
+                    bar.update(place + 1)
+            blocks, size = _allocated(torch.stack([pilot.log_weights for pilot in pilots]), num_draws)
+            with progress_bar("importance sampling of topologies", int(blocks.sum()), progress) as bar:
+                for place, (pilot, number) in enumerate(zip(pilots, blocks.tolist(), strict=True)):
+                    drawn = []
+                    for block in range(number):
+                        drawn.append(posterior.drawn(pilot.proposal, place, size, seed, f"block {block}")[2])
+                        bar.update(int(blocks[:place].sum()) + block + 1)
+                    weights = _Weights(*(torch.cat(column) for column in zip(*drawn, strict=True)))
+                    results.append(_estimate(weights, modes, place, pilot.num_draws))
+    seconds = (time.monotonic() - begin) / count
+    return [replace(z, seconds=seconds) for z in results]
+
+
+def _first_proposals(posterior: _Posterior, progress: bool = False) -> tuple[Modes, list[JointProposal]]:
+    """Return modes, of lengths and exponentials of parameters, and the proposals matched to them."""
+    edges, count, prior = posterior.num_edges, len(posterior.topologies), posterior.prior
+    # The posterior mode may be at zero whatever the data; the mode of the logarithms is near the probability mass.
+    infinite = _is_infinite_at_zero(prior, edges)
+    step = max(1, posterior.vectors(gradients=True) // (2 * (edges + posterior.parameters.dim)))
+    start = torch.cat([allowed_lengths(prior, edges), posterior.usual.exp()]).unsqueeze(0)
+    found: list[Modes] = []
+    with progress_bar("modes of topologies", count, progress) as bar:
+        for first in (0, *range(1, count, step)):
+            places = torch.arange(first, min(first + (step if first else 1), count))
+
+            def log_density(z: Tensor, places: Tensor = places) -> Tensor:
+                x, u = z[..., :edges], z[..., edges:].log()
+                value = posterior.log_density(places, x, u)
+                return value + x.log().sum(-1) if infinite else value
+
+            begin = _from_the_first(posterior.topologies, places, start, found[0].position) if first else start
+            found.append(climb_to_modes(log_density, begin, tolerance=_GAIN))
+            bar.update(int(places[-1]) + 1)
+    modes = Modes(*(torch.cat(column) for column in zip(*found, strict=True)))
+    x, z = modes.position[:, :edges], modes.position
+    gradient, second = modes.gradient[:, :edges], modes.second[:, :edges]
+    precision = -modes.hessian * z[:, :, None] * z[:, None, :] - torch.diag_embed(modes.gradient * z)
+    if infinite:
+        shape = (-(second * x + gradient) * x).clamp(min=_FLATTEST)
+        rate = shape / x
+        modes = modes._replace(value=modes.value - x.log().sum(-1))
+    else:
+        shape, rate = match_gamma(x, gradient, second)
+        precision[:, range(edges), range(edges)] += 1.0  # of the density of the logarithms
+    # Parameters come first.
+    order = [*range(edges, z.shape[-1]), *range(edges)]
+    precision = precision[:, order][:, :, order]
+    centre = z[:, edges:].log()
+    return modes, [
+        JointProposal.matched(a, b, prior, posterior.parameters, c, d)
+        for a, b, c, d in zip(shape, rate, centre, precision, strict=True)
     ]
 
 
-def _first_proposal(
-    log_density: Callable[[Tensor], Tensor], prior: dist.TorchDistribution, topologies: Topologies
-) -> tuple[Modes, BranchLengthProposal]:
-    """Return modes and the gamma distributions matched to them."""
-    start = allowed_lengths(prior, topologies.num_edges).expand(len(topologies), -1)
-    if not _is_infinite_at_zero(prior, topologies.num_edges):
-        modes = climb_to_modes(log_density, start)
-        return modes, BranchLengthProposal(*match_gamma(modes.position, modes.gradient, modes.second), prior)
-    # The posterior mode is at zero whatever the data; the mode of the logarithms is near the probability mass.
-    modes = climb_to_modes(lambda x: log_density(x) + x.log().sum(-1), start)
-    proposal = BranchLengthProposal.matched_in_logarithms(modes.position, modes.gradient, modes.second, prior)
-    return modes._replace(value=modes.value - modes.position.log().sum(-1)), proposal
+def _from_the_first(topologies: Topologies, places: Tensor, usual: Tensor, mode: Tensor) -> Tensor:
+    """Return starts `(places, edges + dim)`: the first topology's mode, with the usual lengths for other splits."""
+    known = dict(zip(map(bytes, topologies.below[0]), mode[0].tolist(), strict=False))
+    start, edges = mode.repeat(len(places), 1), topologies.num_edges
+    # At zero a logarithm has no slope, so that a search would stay there.
+    shortest = usual[0, :edges].clamp(max=_SHORTEST_START)
+    for row, place in zip(start, places.tolist(), strict=True):
+        old = [known.get(bytes(split), math.nan) for split in topologies.below[place]]
+        row[:edges] = torch.maximum(row.new_tensor(old).nan_to_num(nan=math.inf), shortest)
+        row[:edges] = torch.where(row[:edges].isinf(), usual[0, :edges], row[:edges])
+    return start
+
+
+class _Pilot(NamedTuple):
+    """What pilot runs on one topology give."""
+
+    proposal: JointProposal
+    log_weights: Tensor  # of the last run, (draws,)
+    num_draws: int  # of all runs
+
+
+def _after_pilots(posterior: _Posterior, proposal: JointProposal, place: int, seed: int) -> _Pilot:
+    """Match a proposal to pilot draws."""
+    for run in range(_MOST_PILOTS):
+        x, u, weights = posterior.drawn(proposal, place, _BLOCK, seed, f"pilot {run}")
+        # A NaN counts as zero here, and is reported of the final draws.
+        log_weights = weights.log_weights.nan_to_num(nan=-torch.inf)
+        proposal = proposal.refitted(x, u, log_weights)
+        if float(weight_effective_sample_size(log_weights)) >= _GOOD_SHARE * _BLOCK:
+            break
+    return _Pilot(proposal, log_weights, (run + 1) * _BLOCK)
+
+
+def _allocated(log_weights: Tensor, num_draws: int) -> tuple[Tensor, int]:
+    """Return the number of blocks of each topology and the size of a block, from pilot weights `(topologies, draws)`.
+
+    Neyman's allocation: draws in proportion to the standard deviation of the weights, in as many draws as give the sum
+    over topologies the standard error of `num_draws` draws each.
+    """
+    size = -(-num_draws // -(-num_draws // _BLOCK))
+    log_mean = log_mean_exp(log_weights.unsqueeze(-2))
+    relative = (log_weights - log_mean.unsqueeze(-1)).exp()
+    matters = (log_mean.softmax(0) * relative.std(-1)).nan_to_num(nan=0.0)
+    wanted = num_draws * matters * matters.sum() / matters.square().sum().clamp(min=torch.finfo(matters.dtype).tiny)
+    share = (weight_effective_sample_size(log_weights) / log_weights.shape[-1]).nan_to_num(nan=0.0)
+    fewest = (_FEWEST_EFFECTIVE / share).clamp(min=max(_FEWEST, _SMALLEST_SHARE * num_draws)).clamp(max=num_draws)
+    return (torch.maximum(wanted, fewest) / size).ceil().long(), size
 
 
 def _is_infinite_at_zero(prior: dist.TorchDistribution, num_edges: int) -> bool:
@@ -619,18 +1012,11 @@ def _is_infinite_at_zero(prior: dist.TorchDistribution, num_edges: int) -> bool:
     return bool((gradient.diagonal() * SHORTEST < _RISES).any())
 
 
-def _estimate(
-    log_density: Tensor,
-    log_weights: Tensor,
-    part: Tensor,
-    modes: Modes,
-    place: int,
-    num_evaluations: int,
-    seconds: float,
-) -> Evidence:
-    usable, problems = without_nan(log_weights)
+def _estimate(weights: _Weights, modes: Modes, place: int, num_pilot_draws: int) -> Evidence:
+    """Return the evidence of one topology from its draws."""
+    usable, problems = without_nan(weights.log_weights)
     shape, effective = pareto_shape(usable[None]), float(weight_effective_sample_size(usable))
-    error = float(stratified_log_mean_exp_error(usable, part))
+    error = float(stratified_log_mean_exp_error(usable, weights.part))
     # The shape of the tail is irrelevant if the tail cannot move the estimate by its standard error.
     problems += weight_problems(shape if share_beyond_the_largest(usable) > error else 0.0, effective)
     if not bool(modes.converged[place]):
@@ -638,9 +1024,13 @@ def _estimate(
     return Evidence(
         _IN_ONE_BATCH,
         float(log_mean_exp(usable[None])),
-        with_rounding(error, log_density),
-        num_evaluations,
+        with_rounding(error, weights.log_density),
+        len(usable) + num_pilot_draws + int(modes.num_evaluations[place]),
         tuple(problems),
-        {"pareto_shape": shape, "effective_draws": effective, "log_density_at_the_mode": float(modes.value[place])},
-        seconds,
+        {
+            "draws": len(usable),
+            "pareto_shape": shape,
+            "effective_draws": effective,
+            "log_density_at_the_mode": float(modes.value[place]),
+        },
     )
