@@ -3,6 +3,8 @@
 from bayeskit.models.phylogenetics.alignments import Alignment, primates
 from bayeskit.models.phylogenetics.branch_derivatives import BranchDerivatives
 from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
+from bayeskit.models.phylogenetics.clocks import StrictClock, UncorrelatedLogNormalClock
+from bayeskit.models.phylogenetics.dated_topologies import DatedTopology, dates_from_file, dates_from_names
 from bayeskit.models.phylogenetics.distributions import (
     ConditionalCladeDistribution,
     SampleFrequencies,
@@ -29,15 +31,21 @@ from bayeskit.models.phylogenetics.summaries import (
     plot_split_frequencies,
     plot_tree,
 )
+from bayeskit.models.phylogenetics.time_tree_plots import plot_time_tree
+from bayeskit.models.phylogenetics.time_trees import TimeTreeModel
 from bayeskit.models.phylogenetics.topologies import Topologies, all_topologies
 from bayeskit.models.phylogenetics.tree_model import TreeModel
+from bayeskit.models.phylogenetics.tree_priors import BirthDeathTree, ConstantCoalescent, YuleTree
 from bayeskit.models.phylogenetics.trees import Tree
 
 __all__ = [
     "Alignment",
+    "BirthDeathTree",
     "BranchDerivatives",
     "ConditionalCladeDistribution",
     "ConsensusTree",
+    "ConstantCoalescent",
+    "DatedTopology",
     "ForestLikelihood",
     "GTR",
     "GammaDirichlet",
@@ -49,20 +57,27 @@ __all__ = [
     "SampleFrequencies",
     "SiteRates",
     "Smoothed",
+    "StrictClock",
     "SubsplitBayesianNetwork",
     "SubstitutionModel",
     "TN93",
+    "TimeTreeModel",
     "Topologies",
     "Tree",
     "TreeModel",
     "TreeSample",
+    "UncorrelatedLogNormalClock",
+    "YuleTree",
     "all_topologies",
     "asdsf",
+    "dates_from_file",
+    "dates_from_names",
     "empirical_frequencies",
     "greedy_consensus",
     "majority_rule_consensus",
     "plot_credible_set",
     "plot_split_frequencies",
+    "plot_time_tree",
     "plot_tree",
     "primates",
     "robinson_foulds",
