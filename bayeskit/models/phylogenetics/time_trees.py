@@ -394,7 +394,9 @@ class TimeTreeModel:
     def _lengths(self, heights: Tensor, values: Mapping[str, Tensor]) -> Tensor:
         """Return branch lengths of the unrooted tree, shape `(*batch, 2n-3)`."""
         rates = self.branch_rates(**values)
-        lengths = self.dated.edge_times(heights.to(rates)) * rates
+        times = self.dated.edge_times(heights.to(rates))
+        # A negative duration must not be made up for by the other edge at the root.
+        lengths = torch.where(times >= 0, times * rates, torch.nan)
         below = lengths[..., self._edges]
         return torch.where(self._joined, below + lengths[..., self._upper, None], below)
 
