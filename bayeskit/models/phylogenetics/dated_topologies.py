@@ -160,6 +160,39 @@ class DatedTopology:
         """Names of the nodes below the edges, shape `(2n-2,)`: tips, then internal nodes without the root."""
         return (*self.topology.taxa, *self.node_names[:-1])
 
+    def common_ancestor(self, taxa: Sequence[str]) -> int:
+        """Return the index among the internal nodes of the most recent common ancestor of some taxa.
+
+        Parameters
+        ----------
+        taxa : sequence of str
+            At least two.
+
+        Returns
+        -------
+        int
+            `node_heights[..., index]` is the height of this ancestor.
+
+        Raises
+        ------
+        TreeError
+            If there are fewer than two taxa, or one is not in the tree.
+
+        Examples
+        --------
+        >>> DatedTopology.of("(((A,B),C),D);").common_ancestor(["A", "C"])
+        1
+        """
+        given = [taxa] if isinstance(taxa, str) else list(taxa)
+        unknown = [taxon for taxon in given if taxon not in self.topology.taxa]
+        if unknown or len(set(given)) < 2:
+            problem = f"{unknown[0]!r} is not in the tree" if unknown else "an ancestor needs at least two taxa"
+            raise TreeError(f"taxa: {problem}. Remedy: give two or more of {', '.join(self.topology.taxa[:5])}, ...")
+        numbers = [self.topology.taxa.index(taxon) for taxon in given]
+        # Nodes are ordered by size: the first that holds all is the smallest.
+        held = np.all([clades.contains(self._sets, number) for number in numbers], axis=0)
+        return int(held.argmax())
+
     @property
     def _sets(self) -> clades.Bits:
         return clades.below(self.topology.children, self.num_taxa)[0, self.num_taxa :]

@@ -63,6 +63,7 @@ class RatioTransform(Transform):
     def __init__(self, dated: DatedTopology) -> None:
         super().__init__()
         self.dated = dated
+        self.codomain = NodeHeights(dated)
         # Internal nodes by their depth, from the root; a place of each in the concatenation of all levels.
         parents = [*dated.parents[dated.num_taxa :].tolist(), -1]
         depth = [0] * len(parents)
@@ -74,11 +75,6 @@ class RatioTransform(Transform):
         flat = [node for level in self._levels for node in level]
         self._order = [flat.index(node) for node in range(len(flat))]
         self._root = BoundedExponential()
-
-    @property
-    def codomain(self) -> NodeHeights:
-        """The heights of the topology."""
-        return NodeHeights(self.dated)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RatioTransform) and self.dated is other.dated

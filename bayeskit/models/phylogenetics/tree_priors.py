@@ -175,8 +175,8 @@ class BirthDeathHeights(_HeightsDistribution):
         with torch.no_grad():
             if self.root_height is None:
                 # The largest but one of n uniform numbers.
-                concentrations = net.new_tensor([self.dated.num_taxa - 1.0, 2.0])
-                root = Beta(*concentrations, validate_args=False).sample(shape)
+                n = self.dated.num_taxa
+                root = Beta(net.new_tensor(n - 1.0), net.new_tensor(2.0), validate_args=False).sample(shape)
                 height = torch.log1p(root / (1.0 - root) * net / birth) / net
             else:
                 height = self.root_height.sample(shape).to(net)

@@ -121,3 +121,12 @@ def test_dates_in_files(tmp_path):
             dates_from_file(path)
     with pytest.raises(DataError, match="no such file"):
         dates_from_file(tmp_path / "nothing.csv")
+
+
+def test_common_ancestors():
+    dated = DatedTopology.of("(((A,B),C),(D,E));")
+    for taxa, name in (("AB", "A|B"), ("BC", "A|B|C"), ("DE", "D|E"), ("CABA", "A|B|C"), ("AE", dated.node_names[-1])):
+        assert dated.node_names[dated.common_ancestor(list(taxa))] == name
+    for wrong in (["A"], ["A", "A"], ["A", "X"], "AB"):
+        with pytest.raises(TreeError, match="Remedy"):
+            dated.common_ancestor(wrong)

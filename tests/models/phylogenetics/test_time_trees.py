@@ -289,9 +289,9 @@ def test_evidence_of_three_dated_tips_by_quadrature(limit):
         tree_prior=ConstantCoalescent(1.0),
     )
     target = bk.Target.from_pyro(model)
-    draws = bk.sample(target, num_chains=16, num_warmup=150, num_samples=250, seed=0, progress=False)
+    draws = bk.sample(target, num_chains=16, num_warmup=100, num_samples=100, seed=0, progress=False)
     bridge = evidence.bridge_sampling(target, draws, seed=0)
-    plain = evidence.naive_monte_carlo(target, num_draws=20_000, seed=0)
+    plain = evidence.naive_monte_carlo(target, num_draws=5_000, seed=0)
     for found in (bridge, plain):
         assert found.standard_error < 0.05
         assert abs(found.log_evidence - log_evidence) < limit(3) * found.standard_error
