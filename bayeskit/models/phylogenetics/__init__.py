@@ -5,8 +5,10 @@ from bayeskit.models.phylogenetics.alignments import Alignment, primates
 from bayeskit.models.phylogenetics.amino_acids import AminoAcidModel
 from bayeskit.models.phylogenetics.branch_derivatives import BranchDerivatives
 from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
+from bayeskit.models.phylogenetics.clocks import StrictClock, UncorrelatedLogNormalClock
 from bayeskit.models.phylogenetics.codon_models import GY94, codon_frequencies
 from bayeskit.models.phylogenetics.data_types import DNA, PROTEIN, DataType, codons, standard_characters
+from bayeskit.models.phylogenetics.dated_topologies import DatedTopology, dates_from_file, dates_from_names
 from bayeskit.models.phylogenetics.distributions import (
     ConditionalCladeDistribution,
     SampleFrequencies,
@@ -45,18 +47,24 @@ from bayeskit.models.phylogenetics.summaries import (
     plot_split_frequencies,
     plot_tree,
 )
+from bayeskit.models.phylogenetics.time_tree_plots import plot_time_tree
+from bayeskit.models.phylogenetics.time_trees import TimeTreeModel
 from bayeskit.models.phylogenetics.topologies import Topologies, all_topologies
 from bayeskit.models.phylogenetics.tree_model import TreeModel
+from bayeskit.models.phylogenetics.tree_priors import BirthDeathTree, ConstantCoalescent, YuleTree
 from bayeskit.models.phylogenetics.trees import Tree
 
 __all__ = [
     "Alignment",
     "AminoAcidModel",
+    "BirthDeathTree",
     "BranchDerivatives",
     "ConditionalCladeDistribution",
     "ConsensusTree",
+    "ConstantCoalescent",
     "DNA",
     "DataType",
+    "DatedTopology",
     "ForestLikelihood",
     "FreeRates",
     "GTR",
@@ -78,25 +86,32 @@ __all__ = [
     "SampleFrequencies",
     "SiteRates",
     "Smoothed",
+    "StrictClock",
     "SubsplitBayesianNetwork",
     "SubstitutionModel",
     "TN93",
+    "TimeTreeModel",
     "Topologies",
     "Tree",
     "TreeModel",
     "TreeSample",
+    "UncorrelatedLogNormalClock",
+    "YuleTree",
     "all_reversible_models",
     "all_topologies",
     "asdsf",
     "check_for_search",
     "codon_frequencies",
     "codons",
+    "dates_from_file",
+    "dates_from_names",
     "empirical_frequencies",
     "greedy_consensus",
     "majority_rule_consensus",
     "parse_substitution",
     "plot_credible_set",
     "plot_split_frequencies",
+    "plot_time_tree",
     "plot_tree",
     "primates",
     "read_partitions",
