@@ -70,6 +70,7 @@ from bayeskit.workflows.phylogenetics.topology_comparison import (
 )
 
 __all__ = [
+    "BudgetPace",
     "DrawnTrees",
     "FlowLengths",
     "FoundTopologies",
@@ -78,6 +79,7 @@ __all__ = [
     "Lengths",
     "LogDensities",
     "LogNormalLengths",
+    "Pace",
     "Places",
     "Training",
     "TrainingState",
@@ -85,6 +87,7 @@ __all__ = [
     "TreeTarget",
     "VariationalPosterior",
     "WeighedTrees",
+    "by_steps",
     "variational_inference",
 ]
 
@@ -477,7 +480,7 @@ LogDensities = Callable[[Topologies, Tensor], tuple[Tensor, Tensor]]
 
 # Contents of a file with a fitted approximation.
 
-_KIND, _VERSION = "VariationalPosterior", 1
+_KIND, _VERSION = "VariationalPosterior", 2
 #: Supported priors of one branch length, of independent ones, and of all jointly.
 _PRIORS = (
     *(dist.Exponential, dist.Gamma, dist.InverseGamma, dist.LogNormal, dist.Weibull),
@@ -508,6 +511,7 @@ class _Contents(NamedTuple):
     target: TreeTarget
     parameters: Tensor
     bounds: Tensor
+    positions: Tensor
     ending: Ending
     seconds: float
     settings: dict[str, Any]
@@ -524,7 +528,7 @@ def _write(path: str | Path, contents: _Contents) -> None:
         "graph": network.graph,
         "logits": network.logits.detach(),
         "lengths": contents.family.lengths,
-        **{name: getattr(contents, name) for name in ("parameters", "bounds", "ending", "seconds", "settings")},
+        **{name: getattr(contents, name) for name in _Contents._fields[2:]},
     }
     tensors: dict[str, Tensor] = {}
     try:
@@ -593,14 +597,20 @@ def _restored(data: dict[str, Any]) -> _Contents:
     likelihood = ForestLikelihood(data["alignment"], data["substitution"], site_rates=data["site_rates"])
     network = SubsplitBayesianNetwork(data["graph"], data["logits"])
     family = TreeFamily(network, data["lengths"])
-    parameters, bounds, ending = data["parameters"], data["bounds"], data["ending"]
+    parameters, bounds, positions, ending = (data[name] for name in ("parameters", "bounds", "positions", "ending"))
     expected = family.start(torch.Generator().manual_seed(0)).shape
-    if parameters.shape != expected or parameters.dtype != torch.float64 or bounds.dim() != 1:
+    if (
+        parameters.shape != expected
+        or parameters.dtype != torch.float64
+        or bounds.dim() != 1
+        or positions.shape != bounds.shape
+    ):
         raise CheckpointError(f"the shape of the parameters is {tuple(parameters.shape)}, not {tuple(expected)}")
     if ending not in get_args(Ending):
         raise CheckpointError(f"the ending {ending!r} is unknown")
     target = TreeTarget(likelihood, _restored_prior(data["prior"]))
-    return _Contents(family, target, parameters, bounds, ending, float(data["seconds"]), dict(data["settings"]))
+    seconds, settings = float(data["seconds"]), dict(data["settings"])
+    return _Contents(family, target, parameters, bounds, positions, ending, seconds, settings)
 
 
 # A fitted variational posterior of trees.
@@ -649,6 +659,8 @@ class VariationalPosterior:
         Parameters of the family, a vector.
     bounds : Tensor
         Estimate of the untempered bound at each step, shape `(steps,)`.
+    positions : Tensor
+        Where each step read the schedules of annealing and learning rates, as a number of steps, shape `(steps,)`.
     ending : str
         `"finished"`, `"time budget"` or `"interrupted"`.
     seconds : float
@@ -659,6 +671,7 @@ class VariationalPosterior:
     target: TreeTarget = field(repr=False)
     parameters: Tensor = field(repr=False)
     bounds: Tensor = field(repr=False)
+    positions: Tensor = field(repr=False)
     ending: Ending
     seconds: float
     settings: dict[str, Any]
@@ -949,12 +962,40 @@ class LearningRates:
         return self.topologies * scale, self.branch_lengths * scale
 
 
+#: The position at which a step reads the schedules, from the number of steps before it and the position before.
+Pace = Callable[[int, float], float]
+
+
+def by_steps(iteration: int, before: float) -> float:
+    """Read schedules at the number of steps taken, but never before the last position."""
+    return max(float(iteration), before)
+
+
+class BudgetPace:
+    """Positions that reach the last step when a time budget ends, or when all steps are taken, if that comes first.
+
+    The budget of a resumed run is spread over what is left of the schedules.
+    """
+
+    def __init__(self, seconds: float, num_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._num_steps, self._clock = seconds, num_steps, clock
+        self._begin, self._first = clock(), math.nan
+
+    def __call__(self, iteration: int, before: float) -> float:
+        """Return the next position; see `Pace`."""
+        if math.isnan(self._first):
+            self._first = before
+        share = min((self._clock() - self._begin) / self._seconds, 1.0)
+        return max(by_steps(iteration, before), self._first + share * (self._num_steps - self._first))
+
+
 class TrainingState(NamedTuple):
     """Parameters and Adam's averages of the gradient and its square, vectors of the same length."""
 
     parameters: Tensor
     first: Tensor
     second: Tensor
+    position: Tensor  # at which the last step read the schedules, a scalar
 
 
 @dataclass(frozen=True, eq=False)
@@ -968,6 +1009,7 @@ class Training:
     annealing: WeightSchedule  # inverse temperature of the likelihood at each step
     num_steps: int
     identity: dict[str, Any] = field(default_factory=dict)  # facts that a checkpoint must match, as JSON
+    pace: Pace = by_steps
     description: str = "fitting trees"
 
     def facts(self) -> dict[str, Any]:
@@ -977,7 +1019,8 @@ class Training:
     def start(self, generator: torch.Generator) -> TrainingState:
         """Return the first state."""
         parameters = self.family.start(generator)
-        return TrainingState(parameters, torch.zeros_like(parameters), torch.zeros_like(parameters))
+        zero = torch.zeros((), dtype=torch.float64)
+        return TrainingState(parameters, torch.zeros_like(parameters), torch.zeros_like(parameters), zero)
 
     def estimate(
         self, parameters: Tensor, inverse_temperature: float, generator: torch.Generator
@@ -1001,28 +1044,34 @@ class Training:
         self, state: TrainingState, iteration: int, generator: torch.Generator
     ) -> tuple[TrainingState, Mapping[str, Tensor]]:
         """Take one step."""
+        position = self.pace(iteration, float(state.position))
+        step = int(position)
         with torch.enable_grad():
             leaf = state.parameters.detach().requires_grad_(True)
-            value, bound = self.estimate(leaf, self.annealing(iteration), generator)
+            value, bound = self.estimate(leaf, self.annealing(step), generator)
             (gradient,) = torch.autograd.grad(value, leaf)
         if not bool(torch.isfinite(value.detach() + gradient.sum())):
             raise LossError(
                 f"the bound or its gradient is not finite at step {iteration}. Remedy: lower the learning rates, or "
                 "let the inverse temperature of the likelihood rise more slowly."
             )
-        return self._ascend(state, gradient, iteration), {"bound": bound}
+        at = torch.tensor(position, dtype=torch.float64)
+        parameters, first, second = self._ascend(state, gradient, iteration, self.learning_rates(step))
+        return TrainingState(parameters, first, second, at), {"bound": bound, "position": at}
 
-    def _ascend(self, state: TrainingState, gradient: Tensor, iteration: int) -> TrainingState:
-        """Take a step of Adam uphill."""
+    def _ascend(
+        self, state: TrainingState, gradient: Tensor, iteration: int, rates: tuple[float, float]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Take a step of Adam uphill; return parameters and both averages."""
         count = iteration + 1
         first = torch.lerp(state.first, gradient, 1 - _FIRST_DECAY)
         second = torch.lerp(state.second, gradient.square(), 1 - _SECOND_DECAY)
         step = first / ((second / (1 - _SECOND_DECAY**count)).sqrt_() + _FLOOR)
-        for_topologies, for_lengths = self.learning_rates(iteration)
+        for_topologies, for_lengths = rates
         correction = 1 - _FIRST_DECAY**count
         step[: self.family.num_logits] *= for_topologies / correction
         step[self.family.num_logits :] *= for_lengths / correction
-        return TrainingState(state.parameters + step, first, second)
+        return state.parameters + step, first, second
 
     def ending(self, state: TrainingState, iteration: int, records: Records) -> Ending | None:
         """Return the reason to end, or None to continue."""
@@ -1091,20 +1140,29 @@ def variational_inference(
         Step sizes of Adam.
     annealing : Schedule, optional
         Inverse temperature of the likelihood at each step, above 0; by default it rises from 0.001 to one over the
-        first half of the steps. A checkpoint distinguishes functions by name only.
+        first half of the steps or of the time budget, whichever is further. A checkpoint distinguishes functions by
+        name only.
     seed : int, default 0
     checkpoint : path, optional
         File for the state, from which an existing run resumes with bitwise identical results.
     checkpoint_seconds : float, default 10
         Seconds between two checkpoints; 0 writes one at every step.
     time_budget : float, optional
-        Seconds after which the run ends early, as on Ctrl-C.
+        Seconds after which the run ends. With the default annealing, annealing and learning rates follow the share of
+        the budget that has passed, so that half of the run is at inverse temperature one; with `annealing` given, both
+        follow the number of steps. A resumed run spreads its budget over what is left of the schedules.
     progress : bool, default True
         Show a progress bar if the run takes over two seconds.
 
     Returns
     -------
     VariationalPosterior
+
+    Notes
+    -----
+    Without a time budget, a seed determines the result bit for bit, however often the run is resumed. With a time
+    budget it also depends on when each step began: the attribute `positions` of the result records where each step read
+    the schedules, and given these positions the run is reproducible. How many steps fit into the budget is not.
 
     Raises
     ------
@@ -1164,6 +1222,9 @@ def variational_inference(
     prior = in_double_precision(prior)
     target = TreeTarget(ForestLikelihood(alignment, substitution, site_rates=site_rates), prior)
     family = TreeFamily(network, lengths)
+    control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
+    follows = default_annealing and control.time_budget is not None
+    pace: Pace = BudgetPace(control.time_budget, num_steps) if follows else by_steps
     settings = {
         "objective": type(objective).__name__,
         "num_particles": objective.num_particles,
@@ -1174,11 +1235,8 @@ def variational_inference(
     }
     if isinstance(objective, ReweightedWakeSleep):
         settings["wake_phi"] = objective.wake_phi
-    model = _fingerprint(target, network)
-    control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
-    training = Training(
-        family, target.log_densities, objective, learning_rates, annealing, num_steps, {"model": model, **settings}
-    )
+    identity = {"model": _fingerprint(target, network), **settings}
+    training = Training(family, target.log_densities, objective, learning_rates, annealing, num_steps, identity, pace)
     try:
         outcome = drive(training, control, new_generator(settings["seed"], stream="variational inference over trees"))
     except CheckpointError as error:
@@ -1189,12 +1247,15 @@ def variational_inference(
             ) from error
         raise
     done = f"after {outcome.num_iterations} of {num_steps} steps"
-    if outcome.num_iterations and (weight := annealing(outcome.num_iterations - 1)) < 1:
+    if outcome.num_iterations and (weight := annealing(int(outcome.state.position))) < 1:
         done += f", with {100 * weight:.2g} % of the log likelihood: the trees do not yet approximate the posterior"
     say_early(outcome.ending, control, "variational inference", done)
-    bounds = outcome.records["bound"].clone() if "bound" in outcome.records else torch.zeros(0, dtype=torch.float64)
+    nothing = torch.zeros(0, dtype=torch.float64)
+    bounds, positions = (
+        outcome.records[name].clone() if name in outcome.records else nothing for name in ("bound", "position")
+    )
     return VariationalPosterior(
-        family, target, outcome.state.parameters, bounds, outcome.ending, outcome.seconds, settings
+        family, target, outcome.state.parameters, bounds, positions, outcome.ending, outcome.seconds, settings
     )
 
 
