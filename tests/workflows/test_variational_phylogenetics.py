@@ -242,8 +242,6 @@ def test_bad_input_is_named():
         ({"objective": IWAE(1)}, "num_particles=1"),
         ({"objective": ELBO()}, "objective"),
         ({"objective": ReweightedWakeSleep(5, sleep_phi=1.0, observed={"x": 0})}, "sleep"),
-        ({"substitution": HKY85()}, "kappa"),
-        ({"site_rates": GammaRates()}, "shape"),
         ({"time_budget": -1.0}, "time_budget"),
     ):
         with pytest.raises(SettingsError, match=message):

@@ -7,7 +7,8 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, get_args
@@ -60,8 +61,9 @@ from bayeskit.models.phylogenetics.distributions import Estimate
 from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topologies
 from bayeskit.models.phylogenetics.distributions.graphs import ABOVE, BELOW, ROOT, EveryRoot, Numbers, SubsplitGraph
 from bayeskit.models.phylogenetics.forest import ForestLikelihood
-from bayeskit.models.phylogenetics.substitution import SUBSTITUTION_MODELS, SubstitutionModel
+from bayeskit.models.phylogenetics.substitution import SUBSTITUTION_MODELS, Parameterized, SubstitutionModel
 from bayeskit.models.phylogenetics.trees import check_same_taxa
+from bayeskit.workflows.phylogenetics.parameter_guide import ParameterGuide
 from bayeskit.workflows.phylogenetics.topology_comparison import (
     check_models,
     defended_draws,
@@ -404,15 +406,24 @@ def _features(graph: SubsplitGraph, with_pairs: bool) -> tuple[Numbers, int]:
 
 @dataclass(frozen=True, eq=False)
 class TreeTarget:
-    """The joint density of data, branch lengths and topology, with a uniform prior of topologies."""
+    """The joint density of data, branch lengths, parameters and topology, with a uniform prior of topologies."""
 
     likelihood: ForestLikelihood
     branch_length_prior: dist.TorchDistribution  # over one branch length or over the vector of all
+    priors: dict[str, dist.TorchDistribution] = field(default_factory=dict)  # of parameters without a fixed value
 
-    def log_densities(self, topologies: Topologies, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log prior and log likelihood `(topologies,)` of trees with branch lengths `(topologies, edges)`."""
-        log_prior = log_prior_of_lengths(self.branch_length_prior, lengths)
-        log_likelihood = self.likelihood.log_likelihood(topologies, lengths)
+    @cached_property
+    def guide(self) -> ParameterGuide:
+        """The family of approximations of the parameters."""
+        return ParameterGuide(self.priors)
+
+    def log_densities(self, topologies: Topologies, lengths: Tensor, **parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log prior and log likelihood `(topologies,)` of trees with branch lengths `(topologies, edges)`.
+
+        Each parameter without a fixed value has one value per tree, `(topologies, *event_shape)`.
+        """
+        log_prior = log_prior_of_lengths(self.branch_length_prior, lengths) + self.guide.log_prior(parameters)
+        log_likelihood = self.likelihood.log_likelihood(topologies, lengths, **parameters)
         return log_prior - log_num_topologies(topologies.num_taxa), log_likelihood
 
 
@@ -421,70 +432,91 @@ class DrawnTrees(NamedTuple):
 
     topologies: Topologies
     lengths: Tensor  # (trees, edges)
+    parameters: dict[str, Tensor]  # of substitution and site rates, one value for each tree, (trees, *event_shape)
     log_topology: Tensor  # log probability of each topology, (trees,)
     log_lengths: Tensor  # log density of its branch lengths, (trees,)
+    log_parameters: Tensor  # log density of its parameters, (trees,)
     part: Tensor  # mixture component of each tree, zero without a mixture, (trees,)
+
+    @property
+    def log_guide(self) -> Tensor:
+        """Log density of each tree, `(trees,)`."""
+        return self.log_topology + self.log_lengths + self.log_parameters
 
 
 class TreeFamily:
-    """A subsplit Bayesian network with branch lengths given the topology, all parameters in one vector."""
+    """A network, branch lengths given the topology, and a normal distribution of parameters, described by one vector.
 
-    def __init__(self, network: SubsplitBayesianNetwork, lengths: LengthFamily) -> None:
+    The vector holds the logits of the network, the parameters of branch lengths and those of the normal distribution.
+    """
+
+    def __init__(
+        self, network: SubsplitBayesianNetwork, lengths: LengthFamily, guide: ParameterGuide | None = None
+    ) -> None:
         self.network, self.lengths = network, lengths
+        self.guide = ParameterGuide({}) if guide is None else guide
         self.places = Places(network, lengths.with_pairs)
         self.num_logits = network.graph.num_options
 
     def start(self, generator: torch.Generator) -> Tensor:
         """Return the first parameters, a vector."""
         logits = self.network.logits.detach().to("cpu", torch.float64)
-        return torch.cat([logits, self.lengths.start(self.places.num_features, generator)])
+        normal = torch.zeros(self.guide.num_parameters, dtype=torch.float64)
+        return torch.cat([logits, self.lengths.start(self.places.num_features, generator), normal])
 
     def topologies(self, parameters: Tensor) -> SubsplitBayesianNetwork:
         """Return the distribution of topologies."""
         return SubsplitBayesianNetwork(self.network.graph, parameters[: self.num_logits])
 
+    def _parts(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the parameters of branch lengths and of the normal distribution."""
+        end = len(parameters) - self.guide.num_parameters
+        return parameters[self.num_logits : end], parameters[end:]
+
     def draw(
         self, parameters: Tensor, num_trees: int, generator: torch.Generator, *, reparameterized: bool = True
     ) -> DrawnTrees:
-        """Draw trees, with lengths differentiable by the parameters, or, if not `reparameterized`, their density."""
-        network = self.topologies(parameters)
+        """Draw trees, differentiable by the parameters, or, if not `reparameterized`, with a differentiable density."""
+        network, (of_lengths, of_normal) = self.topologies(parameters), self._parts(parameters)
         topologies = network.sample(num_trees, seed=generator)
         choices, features = self.places.look_up(topologies)
         log_topology = network.log_prob_of_choices(choices)
-        if reparameterized:
-            lengths = self.lengths.rsample(parameters[self.num_logits :], features, generator)
-        else:
-            with torch.no_grad():
-                value = self.lengths.rsample(parameters[self.num_logits :], features, generator).value
-            lengths = Lengths(value, self.lengths.log_prob(parameters[self.num_logits :], features, value))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and reparameterized):
+            lengths = self.lengths.rsample(of_lengths, features, generator)
+            drawn = self.guide.rsample(of_normal, num_trees, generator)
+        if not reparameterized:
+            lengths = lengths._replace(log_prob=self.lengths.log_prob(of_lengths, features, lengths.value))
+            drawn = drawn._replace(log_prob=self.guide.log_prob(of_normal, drawn.values))
         part = torch.zeros(num_trees, dtype=torch.int64, device=log_topology.device)
-        return DrawnTrees(topologies, lengths.value, log_topology, lengths.log_prob, part)
+        return DrawnTrees(topologies, lengths.value, drawn.values, log_topology, lengths.log_prob, drawn.log_prob, part)
 
     def draw_defended(
         self, prior: dist.TorchDistribution, parameters: Tensor, num_trees: int, generator: torch.Generator
     ) -> DrawnTrees:
-        """Draw trees for importance sampling, lengths defended by `prior` and a heavy tail, with mixture densities."""
-        network, of_lengths = self.topologies(parameters), parameters[self.num_logits :]
+        """Draw trees for importance sampling, lengths and parameters defended by priors and heavy tails."""
+        network, (of_lengths, of_normal) = self.topologies(parameters), self._parts(parameters)
         topologies = network.sample(num_trees, seed=generator)
         choices, features = self.places.look_up(topologies)
         lengths, part = defended_draws(self.lengths.rsample(of_lengths, features, generator).value, prior, generator)
         # Edges are independent, so the density of one edge is that of a tree with one edge.
         alone = self.lengths.log_prob(of_lengths, features.flatten(0, 1)[:, None], lengths.flatten()[:, None])
         log_lengths = defended_log_prob(alone.reshape(lengths.shape), lengths, prior)
-        return DrawnTrees(topologies, lengths, network.log_prob_of_choices(choices), log_lengths, part)
+        values, log_values = self.guide.draw_defended(of_normal, num_trees, generator)
+        log_topology = network.log_prob_of_choices(choices)
+        return DrawnTrees(topologies, lengths, values, log_topology, log_lengths, log_values, part)
 
 
-#: Log prior and log likelihood of trees, given topologies and branch lengths.
-LogDensities = Callable[[Topologies, Tensor], tuple[Tensor, Tensor]]
+#: Log prior and log likelihood of trees, given topologies, branch lengths and parameters by name.
+LogDensities = Callable[..., tuple[Tensor, Tensor]]
 
 
 # Contents of a file with a fitted approximation.
 
 _KIND, _VERSION = "VariationalPosterior", 2
-#: Supported priors of one branch length, of independent ones, and of all jointly.
+#: Supported priors of one branch length, of independent ones, of all jointly, and of parameters.
 _PRIORS = (
     *(dist.Exponential, dist.Gamma, dist.InverseGamma, dist.LogNormal, dist.Weibull),
-    *(dist.HalfNormal, dist.HalfCauchy, dist.Uniform, GammaDirichlet),
+    *(dist.HalfNormal, dist.HalfCauchy, dist.Uniform, GammaDirichlet, dist.Beta, dist.Dirichlet),
 )
 
 
@@ -522,9 +554,10 @@ def _write(path: str | Path, contents: _Contents) -> None:
     network, likelihood = contents.family.network, contents.target.likelihood
     data = {
         "alignment": likelihood.alignment,
-        "substitution": likelihood.substitution,
-        "site_rates": likelihood.site_rates,
-        "prior": _stored_prior(contents.target.branch_length_prior),
+        "substitution": _without_priors(likelihood.substitution),
+        "site_rates": _without_priors(likelihood.site_rates),
+        "prior": _stored_prior("branch_length_prior", contents.target.branch_length_prior),
+        "priors": {name: _stored_prior(name, prior) for name, prior in contents.target.priors.items()},
         "graph": network.graph,
         "logits": network.logits.detach(),
         "lengths": contents.family.lengths,
@@ -571,7 +604,17 @@ def _is_property(item: object, name: str) -> bool:
     return isinstance(getattr(type(item), name, None), property)
 
 
-def _stored_prior(prior: dist.TorchDistribution) -> _Prior:
+def _without_priors(model: Any) -> Any:
+    """Return a model with the default priors in place of given ones, which are stored beside it."""
+    if not isinstance(model, Parameterized):
+        return model
+    fields = {item.name: getattr(model, item.name) for item in dataclass_fields(model)}  # type: ignore[arg-type]
+    given = {name: None for name, value in fields.items() if isinstance(value, torch.distributions.Distribution)}
+    inner = {name: _without_priors(value) for name, value in fields.items() if isinstance(value, Parameterized)}
+    return replace(model, **given, **inner) if given or inner else model  # type: ignore[type-var]
+
+
+def _stored_prior(site: str, prior: dist.TorchDistribution) -> _Prior:
     event_dims = 0
     while isinstance(prior, torch.distributions.Independent):
         event_dims, prior = event_dims + prior.reinterpreted_batch_ndims, prior.base_dist
@@ -579,8 +622,7 @@ def _stored_prior(prior: dist.TorchDistribution) -> _Prior:
     # A torch distribution is equivalent to Pyro's of the same name.
     if not any(kind.__name__ == name and issubclass(kind, type(prior)) for kind in _PRIORS):
         raise SettingsError(
-            f"branch_length_prior: {name} cannot be saved. Remedy: use one of "
-            f"{', '.join(kind.__name__ for kind in _PRIORS)}."
+            f"{site}: {name} cannot be saved. Remedy: use one of {', '.join(kind.__name__ for kind in _PRIORS)}."
         )
     return _Prior(name, _prior_parameters(prior), event_dims)
 
@@ -596,7 +638,9 @@ def _restored_prior(stored: _Prior) -> dist.TorchDistribution:
 def _restored(data: dict[str, Any]) -> _Contents:
     likelihood = ForestLikelihood(data["alignment"], data["substitution"], site_rates=data["site_rates"])
     network = SubsplitBayesianNetwork(data["graph"], data["logits"])
-    family = TreeFamily(network, data["lengths"])
+    priors = {name: _restored_prior(stored) for name, stored in data["priors"].items()}
+    target = TreeTarget(likelihood, _restored_prior(data["prior"]), priors)
+    family = TreeFamily(network, data["lengths"], target.guide)
     parameters, bounds, positions, ending = (data[name] for name in ("parameters", "bounds", "positions", "ending"))
     expected = family.start(torch.Generator().manual_seed(0)).shape
     if (
@@ -608,7 +652,6 @@ def _restored(data: dict[str, Any]) -> _Contents:
         raise CheckpointError(f"the shape of the parameters is {tuple(parameters.shape)}, not {tuple(expected)}")
     if ending not in get_args(Ending):
         raise CheckpointError(f"the ending {ending!r} is unknown")
-    target = TreeTarget(likelihood, _restored_prior(data["prior"]))
     seconds, settings = float(data["seconds"]), dict(data["settings"])
     return _Contents(family, target, parameters, bounds, positions, ending, seconds, settings)
 
@@ -632,9 +675,11 @@ class WeighedTrees(NamedTuple):
         Shape `(trees,)`.
     log_weight : Tensor
         Log of joint density over proposal density, `(trees,)`.
+    parameters : dict of str to Tensor
+        Values of the parameters without a fixed value by name, one for each tree, `(trees, *event_shape)`.
     part : Tensor
-        Mixture component of each tree, `(trees,)`: 0 if all branch lengths are from the prior, 1 if half of them are, 2
-        otherwise; 0 for all trees if the proposal is the approximation itself.
+        Mixture component of the branch lengths of each tree, `(trees,)`: 0 if all are from the prior, 1 if half of them
+        are, 2 otherwise; 0 for all trees if the proposal is the approximation itself.
     """
 
     topologies: Topologies
@@ -643,18 +688,19 @@ class WeighedTrees(NamedTuple):
     log_likelihood: Tensor
     log_weight: Tensor
     part: Tensor
+    parameters: dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class VariationalPosterior:
-    """Approximate posterior of topologies and branch lengths, as fitted by `variational_inference`.
+    """Approximate posterior of topologies, branch lengths and parameters, as fitted by `variational_inference`.
 
     Attributes
     ----------
     family : TreeFamily
-        Network and distribution of branch lengths.
+        Network and distributions of branch lengths and parameters.
     target : TreeTarget
-        Joint density of data, branch lengths and topology.
+        Joint density of data, branch lengths, parameters of the models, and topology.
     parameters : Tensor
         Parameters of the family, a vector.
     bounds : Tensor
@@ -698,7 +744,8 @@ class VariationalPosterior:
         defended : bool, default True
             Draw from a defensive mixture, which bounds the weights: one tree in ten has all branch lengths from the
             prior, another one half of them (if the prior is over one branch length), and one in five of the others at
-            least one from a heavy tail. If False, draw from the approximation itself.
+            least one from a heavy tail. One tree in ten has parameters from their prior, the others from a t
+            distribution. If False, draw from the approximation itself.
 
         Returns
         -------
@@ -711,16 +758,20 @@ class VariationalPosterior:
         num_draws = whole_number("num_draws", num_draws, 1)
         generator = new_generator(seed, stream=f"trees of a variational posterior, {purpose}")
         draw = partial(self.family.draw_defended, self.target.branch_length_prior) if defended else self.family.draw
-        children, columns = [], []
+        children, columns, values = [], [], []
         with torch.no_grad(), one_thread():
             for first in range(0, num_draws, _AT_ONCE):
                 drawn = draw(self.parameters, min(_AT_ONCE, num_draws - first), generator)
-                log_prior, log_likelihood = self.target.log_densities(drawn.topologies, drawn.lengths)
-                log_weight = log_prior + log_likelihood - drawn.log_topology - drawn.log_lengths
+                densities = self.target.log_densities(drawn.topologies, drawn.lengths, **drawn.parameters)
+                log_prior, log_likelihood = densities
+                log_weight = log_prior + log_likelihood - drawn.log_guide
+                values.append(drawn.parameters)
                 children.append(torch.from_numpy(drawn.topologies.children))
                 columns.append((drawn.lengths, log_prior, log_likelihood, log_weight, drawn.part))
         topologies = Topologies(self.topologies.taxa, torch.cat(children).numpy())
-        return WeighedTrees(topologies, *(torch.cat(column) for column in zip(*columns, strict=True)))
+        parameters = {name: torch.cat([one[name] for one in values]) for name in values[0]}
+        joined = [torch.cat(column) for column in zip(*columns, strict=True)]
+        return WeighedTrees(topologies, *joined, parameters=parameters)
 
     def sample(self, num_draws: int, *, seed: int = 0, weighted: bool = False) -> TreeSample:
         """Draw trees with branch lengths.
@@ -746,6 +797,31 @@ class VariationalPosterior:
         drawn = self.weighed_trees(num_draws, seed=seed, defended=weighted)
         weights = _trusted_weights(drawn.log_weight) if weighted else None
         return TreeSample.from_topologies(drawn.topologies, weights, drawn.lengths)
+
+    def sample_parameters(self, num_draws: int, *, seed: int = 0, weighted: bool = False) -> dict[str, Tensor]:
+        """Draw the parameters of substitution and site rates without a fixed value.
+
+        Parameters
+        ----------
+        num_draws : int
+        seed : int, default 0
+        weighted : bool, default False
+            If True, draws are resampled by their importance weights, so that they represent the exact posterior on the
+            network's support, with repetition; if False, they are draws from the approximation.
+
+        Returns
+        -------
+        dict of str to Tensor
+            By name, shape `(draws, *event_shape)`: those of the trees of `sample` or, if weighted, of `to_arviz`.
+
+        Warns
+        -----
+        SamplingWarning
+            If the weights are not trusted.
+        """
+        drawn = self.weighed_trees(num_draws, seed=seed, defended=weighted)
+        rows = _resampled(drawn.log_weight, seed) if weighted else slice(None)
+        return {name: value[rows] for name, value in drawn.parameters.items()}
 
     def lower_bound(self, num_particles: int = 1, num_draws: int = 1000, *, seed: int = 0) -> Estimate:
         """Estimate the importance-weighted lower bound of the log evidence.
@@ -810,10 +886,10 @@ class VariationalPosterior:
         Returns
         -------
         InferenceData or DataTree
-            Group `posterior` holds one chain of `tree_length`, the sum of all branch lengths, and `topology`, the rank
-            of the topology by its frequency in the draws. Group `sample_stats` holds the log joint density `lp` and,
-            without resampling, `log_weight`. Group `constant_data` holds the Newick text of each topology, `newick`,
-            by rank. The trees are those of `sample` with the same seed.
+            Group `posterior` holds one chain of `tree_length`, the sum of all branch lengths, `topology`, the rank of
+            the topology by its frequency in the draws, and the parameters without a fixed value. Group `sample_stats`
+            holds the log joint density `lp` and, without resampling, `log_weight`. Group `constant_data` holds the
+            Newick text of each topology, `newick`, by rank. The trees are those of `sample` with the same seed.
 
         Warns
         -----
@@ -823,12 +899,7 @@ class VariationalPosterior:
         import xarray as xr
 
         drawn = self.weighed_trees(num_draws, seed=seed, defended=weighted)
-        rows = torch.arange(num_draws)
-        if weighted:
-            weights = _trusted_weights(drawn.log_weight)
-            uniform = torch.rand((), generator=new_generator(seed, stream="resampled trees"), dtype=torch.float64)
-            # Systematic resampling: the count of each draw is its expected count rounded up or down.
-            rows = torch.searchsorted(weights.cumsum(0), (rows + uniform) / num_draws).clamp(max=num_draws - 1)
+        rows = _resampled(drawn.log_weight, seed) if weighted else torch.arange(num_draws)
         sample = TreeSample.from_topologies(drawn.topologies[rows.numpy()])
         order = sample.top(len(sample.topologies))
         rank = torch.from_numpy(order).argsort()
@@ -837,7 +908,11 @@ class VariationalPosterior:
             del stats["log_weight"]
         tree_length, topology = drawn.lengths.sum(-1), rank[torch.from_numpy(sample.index)]
         chains: dict[str, dict[str, Tensor]] = {
-            "posterior": {"tree_length": tree_length[None, rows], "topology": topology[None]},
+            "posterior": {
+                "tree_length": tree_length[None, rows],
+                "topology": topology[None],
+                **{name: value[None, rows] for name, value in drawn.parameters.items()},
+            },
             "sample_stats": {name: value[None, rows] for name, value in stats.items()},
         }
         facts = {"seconds": self.seconds, "ending": self.ending, "num_steps": self.num_steps, "seed_of_draws": seed}
@@ -896,12 +971,21 @@ def _checked(log_weight: Tensor) -> tuple[Tensor, list[str], dict[str, float]]:
     return usable, problems, {"pareto_shape": shape, "effective_draws": effective}
 
 
-def _trusted_weights(log_weight: Tensor) -> Tensor:
+def _trusted_weights(log_weight: Tensor, stacklevel: int = 3) -> Tensor:
     """Return weights that sum to one; warn if they are not trusted."""
     usable, problems, _ = _checked(log_weight)
     if problems:
-        warnings.warn(f"the importance weights are not trusted: {'; '.join(problems)}", SamplingWarning, stacklevel=3)
+        what = f"the importance weights are not trusted: {'; '.join(problems)}"
+        warnings.warn(what, SamplingWarning, stacklevel=stacklevel)
     return usable.softmax(0)
+
+
+def _resampled(log_weight: Tensor, seed: int) -> Tensor:
+    """Return indices of draws resampled by their weights, `(draws,)`; warn if the weights are not trusted."""
+    weights, count = _trusted_weights(log_weight, stacklevel=4), len(log_weight)
+    uniform = torch.rand((), generator=new_generator(seed, stream="resampled trees"), dtype=torch.float64)
+    # Systematic resampling: the count of each draw is its expected count rounded up or down.
+    return torch.searchsorted(weights.cumsum(0), (torch.arange(count) + uniform) / count).clamp(max=count - 1)
 
 
 # Training: gradients of the bound, and Adam, as an algorithm of `drive`.
@@ -921,7 +1005,8 @@ class LearningRates:
     Parameters
     ----------
     topologies, branch_lengths : float, default 0.001
-        Initial step sizes of the network's logits and of the parameters of branch lengths.
+        Initial step sizes of the network's logits, and of the parameters of all continuous distributions: branch
+        lengths, and the normal distribution of parameters of substitution and site rates.
     factor : float, default 0.75
         Decay factor, above 0 and at most 1.
     every : int, default 20,000
@@ -1028,9 +1113,9 @@ class Training:
         """Return scalar estimates of the tempered bound, whose gradient drives the parameters, and of the bound."""
         wake = isinstance(self.objective, ReweightedWakeSleep)
         drawn = self.family.draw(parameters, self.objective.num_particles, generator, reparameterized=not wake)
-        log_guide = drawn.log_topology + drawn.log_lengths
+        log_guide = drawn.log_guide
         with torch.set_grad_enabled(torch.is_grad_enabled() and not wake):
-            log_prior, log_likelihood = self.log_densities(drawn.topologies, drawn.lengths)
+            log_prior, log_likelihood = self.log_densities(drawn.topologies, drawn.lengths, **drawn.parameters)
         log_weight = log_prior + inverse_temperature * log_likelihood - log_guide
         if isinstance(self.objective, ReweightedWakeSleep):
             value = reweighted_estimate(log_weight, log_guide, self.objective.wake_phi)
@@ -1106,13 +1191,15 @@ def variational_inference(
     time_budget: float | None = None,
     progress: bool = True,
 ) -> VariationalPosterior:
-    r"""Approximate the posterior of topology and branch lengths by variational inference.
+    r"""Approximate the posterior of topology, branch lengths and parameters by variational inference.
 
-    The variational family is a subsplit Bayesian network :math:`Q(\tau)` of topologies and a distribution
-    :math:`Q(q \mid \tau)` of branch lengths with parameters shared among topologies. By default training maximises
-    the expected log of the mean of several weights
+    The variational family is a subsplit Bayesian network :math:`Q(\tau)` of topologies, a distribution
+    :math:`Q(q \mid \tau)` of branch lengths with parameters shared among topologies, and a multivariate normal
+    distribution :math:`Q(\theta)` of the free parameters of substitution and site rates in unconstrained coordinates.
+    By default training maximises the expected log of the mean of several weights
 
-    .. math:: w = \frac{p(D \mid \tau, q)^\beta \, p(q) \, p(\tau)}{Q(\tau) \, Q(q \mid \tau)},
+    .. math:: w = \frac{p(D \mid \tau, q, \theta)^\beta \, p(q) \, p(\theta) \, p(\tau)}
+                      {Q(\tau) \, Q(q \mid \tau) \, Q(\theta)},
 
     with :math:`p(\tau) = 1 / (2n-5)!!`; reweighted wake-sleep is the alternative.
 
@@ -1124,9 +1211,9 @@ def variational_inference(
         and training starts with equal probabilities of all options. Or a network, which is the starting point. Roots
         are removed.
     substitution : SubstitutionModel, default JC69()
-        With values for all of its parameters.
+        Parameters without a value, such as those of `GTR()`, have their prior and are inferred.
     site_rates : SiteRates, optional
-        Distribution of the rate over sites, with values for all of its parameters; by default all sites have rate one.
+        Distribution of the rate over sites, likewise; by default all sites have rate one.
     branch_length_prior : TorchDistribution, optional
         Over one positive branch length; or over the vector of all, in the edge order of `Topologies`: external branches
         first, in the alignment's order of taxa. Exponential with rate 10 by default.
@@ -1220,8 +1307,9 @@ def variational_inference(
         prior = dist.Exponential(torch.tensor(10.0, dtype=torch.float64))
     _check_prior(prior, alignment, network)
     prior = in_double_precision(prior)
-    target = TreeTarget(ForestLikelihood(alignment, substitution, site_rates=site_rates), prior)
-    family = TreeFamily(network, lengths)
+    likelihood = ForestLikelihood(alignment, substitution, site_rates=site_rates)
+    target = TreeTarget(likelihood, prior, _free_parameters(substitution, site_rates))
+    family = TreeFamily(network, lengths, target.guide)
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
     follows = default_annealing and control.time_budget is not None
     pace: Pace = BudgetPace(control.time_budget, num_steps) if follows else by_steps
@@ -1257,6 +1345,14 @@ def variational_inference(
     return VariationalPosterior(
         family, target, outcome.state.parameters, bounds, positions, outcome.ending, outcome.seconds, settings
     )
+
+
+def _free_parameters(
+    substitution: SubstitutionModel, site_rates: SiteRates | None
+) -> dict[str, dist.TorchDistribution]:
+    """Return the priors of all parameters without a fixed value."""
+    like = torch.empty(0, dtype=torch.float64)
+    return substitution.priors(like) | ({} if site_rates is None else site_rates.priors(like))
 
 
 def _check_options(learning_rates: object, annealing: object, lengths: object) -> None:
@@ -1327,4 +1423,10 @@ def _fingerprint(target: TreeTarget, network: SubsplitBayesianNetwork) -> object
         # The density identifies a prior of any class.
         log_prior_of_lengths(prior, _probes(2 * len(network.taxa) - 3)),
     ]
-    return setting_as_json(parts if likelihood.site_rates is None else [*parts, likelihood.site_rates])
+    parts += [] if likelihood.site_rates is None else [likelihood.site_rates]
+    if target.priors:
+        guide = target.guide
+        normal = torch.zeros(guide.num_parameters, dtype=torch.float64)
+        probes = guide.rsample(normal, _PROBES, new_generator(0, stream="probes of a prior")).values
+        parts += [sorted(target.priors), guide.log_prior(probes), list(probes.values())]
+    return setting_as_json(parts)
