@@ -1,4 +1,4 @@
-"""Support of a network that is found without a sample: a start from distances, and neighbours scored by their maxima."""
+"""Search for the support of a network: trees of neighbour joining, and neighbours scored by their maxima."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SupportGrowth:
         Share of the steps at which the last round takes place, above 0 and at most 1.
     mass : float, default 1e-4
         Least estimated share of a topology whose neighbours are tried, and whose subsplits are added.
-    max_expanded : int, default 100
+    max_expanded : int, default 300
         Largest number of topologies whose neighbours are tried in one round.
     num_draws : int, default 500
         Number of topologies drawn from the network in a round.
@@ -66,7 +66,7 @@ class SupportGrowth:
     rounds: int = 5
     until: float = 0.5
     mass: float = 1e-4
-    max_expanded: int = 100
+    max_expanded: int = 300
     num_draws: int = 500
 
     def __post_init__(self) -> None:
@@ -169,7 +169,7 @@ class ScoredTrees:
     """
 
     def __init__(self, log_density: Callable[[Topologies, Tensor], Tensor], taxa: tuple[str, ...]) -> None:
-        self._log_density = log_density
+        self.log_density = log_density
         edges = 2 * len(taxa) - 3
         self.topologies = Topologies(taxa, np.zeros((0, len(taxa) - 2, 2), dtype=np.int32))
         self.lengths, self.scores = torch.zeros(0, edges, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
@@ -180,6 +180,10 @@ class ScoredTrees:
     def shares(self) -> Tensor:
         """Estimated share of each topology in the posterior mass of all of them."""
         return self.scores.softmax(0)
+
+    def probable(self, mass: float) -> Numbers:
+        """Return the rows of the topologies with at least this share."""
+        return np.flatnonzero(self.shares.numpy() >= mass)
 
     def add(self, topologies: Topologies, lengths: Tensor | None = None) -> None:
         """Score topologies that are not known, by a climb from branch lengths `(topologies, edges)`."""
@@ -203,18 +207,24 @@ class ScoredTrees:
         self.lengths, self.scores = torch.cat([self.lengths, start]), torch.cat([self.scores, score])
         self._expanded = torch.cat([self._expanded, torch.zeros(len(rows), dtype=torch.bool)])
 
-    def expand(self, mass: float, max_expanded: int) -> None:
-        """Add the neighbours of all topologies with at least this share, the most probable first."""
-        while max_expanded > 0:
+    def expand(self, mass: float, max_expanded: int, tell: Callable[[int, str], None] | None = None) -> None:
+        """Add the neighbours of all topologies with at least this share, the most probable first.
+
+        `tell` is called with the number of topologies whose neighbours were tried, and a note.
+        """
+        tried = 0
+        while tried < max_expanded:
             shares = self.shares
             waiting = torch.nonzero((shares >= mass) & ~self._expanded)[:, 0]
             # A few at a time: better trees may appear, beside which others are negligible.
-            rows = waiting[shares[waiting].argsort(descending=True)][: min(10, max_expanded)]
+            rows = waiting[shares[waiting].argsort(descending=True)][: min(10, max_expanded - tried)]
             if not len(rows):
                 return
             self._expanded[rows] = True
-            max_expanded -= len(rows)
+            tried += len(rows)
             self.add(*nearest_neighbours(self.topologies[rows.numpy()], self.lengths[rows]))
+            if tell is not None:
+                tell(tried, f"best {float(self.scores.max()):.2f}")
 
     def _climbed(self, topologies: Topologies, lengths: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
         """Return branch lengths near the maximum of the density of their logarithms, and this density."""
@@ -234,7 +244,7 @@ class ScoredTrees:
         for step in range(num_steps + 1):
             with torch.enable_grad():
                 leaf = position.detach().requires_grad_(True)
-                value = self._log_density(topologies, leaf.exp()) + leaf.sum(-1)
+                value = self.log_density(topologies, leaf.exp()) + leaf.sum(-1)
                 (gradient,) = torch.autograd.grad(value.sum(), leaf)
             value = value.detach().nan_to_num(nan=-torch.inf)
             better = value > best

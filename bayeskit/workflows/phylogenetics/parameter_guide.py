@@ -93,6 +93,10 @@ class ParameterGuide:
         """Length of the vector of parameters."""
         return 2 * self.dim + self.dim * (self.dim - 1) // 2
 
+    def medians(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Return the values at the mean of the coordinates, `event_shape` each."""
+        return {name: value[0] for name, value in self._values(self._moments(parameters)[0][None]).items()}
+
     def log_prior(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return the log prior density of values `(draws, *event_shape)`, `(draws,)`; zero without parameters."""
         return sum((site.prior.log_prob(values[name]) for name, site in self._sites.items()), torch.zeros(()).double())

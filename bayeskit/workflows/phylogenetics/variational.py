@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, get_args
+from typing import Any, NamedTuple, Protocol, Self, get_args, runtime_checkable
 
 import numpy as np
 import pyro.distributions as dist
@@ -23,6 +23,7 @@ from torch.nn import functional
 from bayeskit.core.compatibility import as_inference_data, to_datasets
 from bayeskit.core.flows import zuko
 from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.core.statistics import (
     log_mean_exp,
@@ -63,6 +64,13 @@ from bayeskit.models.phylogenetics.distributions.graphs import ABOVE, BELOW, ROO
 from bayeskit.models.phylogenetics.forest import ForestLikelihood
 from bayeskit.models.phylogenetics.substitution import SUBSTITUTION_MODELS, Parameterized, SubstitutionModel
 from bayeskit.models.phylogenetics.trees import check_same_taxa
+from bayeskit.workflows.phylogenetics.growing_support import (
+    ScoredTrees,
+    SupportGrowth,
+    options_in,
+    starting_topologies,
+    with_new_options,
+)
 from bayeskit.workflows.phylogenetics.parameter_guide import ParameterGuide
 from bayeskit.workflows.phylogenetics.topology_comparison import (
     check_models,
@@ -83,6 +91,8 @@ __all__ = [
     "LogNormalLengths",
     "Pace",
     "Places",
+    "Support",
+    "SupportSearch",
     "Training",
     "TrainingState",
     "TreeFamily",
@@ -113,7 +123,7 @@ class LengthFamily(Protocol):
         """Whether primary subsplit pairs are features."""
 
     def start(self, num_features: int, generator: torch.Generator) -> Tensor:
-        """Return the first parameters, a vector."""
+        """Return the first parameters, a vector that ends with equally many numbers for each feature."""
 
     def rsample(self, parameters: Tensor, features: Tensor, generator: torch.Generator) -> Lengths:
         """Draw lengths that are differentiable by the parameters, features `(topologies, edges, features of one)`."""
@@ -343,7 +353,7 @@ class Places:
             )
         self._network = SubsplitBayesianNetwork(network.graph)
         self._kinds = [ROOT, BELOW, ABOVE] if with_pairs else [ROOT]
-        self._feature_of, self.num_features = _features(network.graph, with_pairs)
+        self.feature_of, self.num_features = _features(network.graph, with_pairs)
         self._nodes = 2 * len(network.taxa) - 2
         # The first taxon's edge is that above the last node.
         self._edges = np.array([self._nodes - 1, *range(1, self._nodes - 1)])
@@ -383,7 +393,7 @@ class Places:
             sibling * count + position,
             self._network.graph.num_options,
         )
-        features = self._feature_of[slots[self._kinds][:, self._edges]]
+        features = self.feature_of[slots[self._kinds][:, self._edges]]
         if (features[0] == self.num_features).any():
             raise TreeError("A topology has an edge that no tree of the support has. Remedy: add it to the support.")
         return FoundTopologies(choices, torch.from_numpy(np.ascontiguousarray(features.transpose(2, 1, 0))))
@@ -467,6 +477,10 @@ class TreeFamily:
     def topologies(self, parameters: Tensor) -> SubsplitBayesianNetwork:
         """Return the distribution of topologies."""
         return SubsplitBayesianNetwork(self.network.graph, parameters[: self.num_logits])
+
+    def medians(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Return the medians of the parameters of substitution and site rates."""
+        return self.guide.medians(self._parts(parameters)[1])
 
     def _parts(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Return the parameters of branch lengths and of the normal distribution."""
@@ -1095,6 +1109,9 @@ class Training:
     num_steps: int
     identity: dict[str, Any] = field(default_factory=dict)  # facts that a checkpoint must match, as JSON
     pace: Pace = by_steps
+    first: TrainingState | None = None  # of a later part of a run, after as many steps as `taken`
+    taken: int = 0
+    until: int | None = None  # step or position at which a part of a run ends
     description: str = "fitting trees"
 
     def facts(self) -> dict[str, Any]:
@@ -1103,6 +1120,8 @@ class Training:
 
     def start(self, generator: torch.Generator) -> TrainingState:
         """Return the first state."""
+        if self.first is not None:
+            return self.first
         parameters = self.family.start(generator)
         zero = torch.zeros((), dtype=torch.float64)
         return TrainingState(parameters, torch.zeros_like(parameters), torch.zeros_like(parameters), zero)
@@ -1129,6 +1148,7 @@ class Training:
         self, state: TrainingState, iteration: int, generator: torch.Generator
     ) -> tuple[TrainingState, Mapping[str, Tensor]]:
         """Take one step."""
+        iteration += self.taken
         position = self.pace(iteration, float(state.position))
         step = int(position)
         with torch.enable_grad():
@@ -1160,7 +1180,10 @@ class Training:
 
     def ending(self, state: TrainingState, iteration: int, records: Records) -> Ending | None:
         """Return the reason to end, or None to continue."""
-        return "finished" if iteration >= self.num_steps else None
+        done = iteration + self.taken >= self.num_steps
+        if self.until is not None:
+            done = done or max(float(iteration + self.taken), float(state.position)) >= self.until
+        return "finished" if done else None
 
     def note(self, state: TrainingState, iteration: int, records: Records) -> str:
         """Return the text behind the progress bar."""
@@ -1169,13 +1192,28 @@ class Training:
 
 #: Inverse temperature of the likelihood at the first step.
 _HOTTEST = 0.001
+#: Number of resampled alignments whose trees a search starts from.
+_BOOTSTRAPS = 20
 #: Number of points at which two priors are compared.
 _PROBES = 64
 
 
+#: Topologies, or the network that they make.
+Support = TreeSample | Topologies | Sequence[Tree] | SubsplitBayesianNetwork
+
+
+@runtime_checkable
+class SupportSearch(Protocol):
+    """Result of a search for topologies."""
+
+    @property
+    def sample(self) -> TreeSample:
+        """Topologies, such as those of a Markov chain."""
+
+
 def variational_inference(
     alignment: Alignment,
-    support: TreeSample | Topologies | Sequence[Tree] | SubsplitBayesianNetwork,
+    support: Support | SupportSearch | None = None,
     *,
     substitution: SubstitutionModel | None = None,
     site_rates: SiteRates | None = None,
@@ -1185,6 +1223,7 @@ def variational_inference(
     num_steps: int = 200_000,
     learning_rates: LearningRates | None = None,
     annealing: WeightSchedule | None = None,
+    growth: SupportGrowth | None = None,
     seed: int = 0,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -1206,10 +1245,11 @@ def variational_inference(
     Parameters
     ----------
     alignment : Alignment
-    support : TreeSample, Topologies, sequence of Tree, or SubsplitBayesianNetwork
+    support : TreeSample, Topologies, sequence of Tree, SubsplitBayesianNetwork or SupportSearch, optional
         Topologies, such as those of a short MCMC run: the support consists of all recombinations of their subsplits,
-        and training starts with equal probabilities of all options. Or a network, which is the starting point. Roots
-        are removed.
+        and training starts with equal probabilities of all options. Or a network, which is the starting point; or an
+        object with such a `sample`. Roots are removed. By default the support is searched for, from trees of neighbour
+        joining, and grows.
     substitution : SubstitutionModel, default JC69()
         Parameters without a value, such as those of `GTR()`, have their prior and are inferred.
     site_rates : SiteRates, optional
@@ -1229,9 +1269,13 @@ def variational_inference(
         Inverse temperature of the likelihood at each step, above 0; by default it rises from 0.001 to one over the
         first half of the steps or of the time budget, whichever is further. A checkpoint distinguishes functions by
         name only.
+    growth : SupportGrowth, optional
+        Let the support grow during training, by neighbours of its probable topologies. By default a given support stays
+        as it is.
     seed : int, default 0
     checkpoint : path, optional
-        File for the state, from which an existing run resumes with bitwise identical results.
+        File for the state, from which an existing run resumes with bitwise identical results. Beside it, a support that
+        grows has one file for each round, such as `run.growth1`; the search for topologies is repeated.
     checkpoint_seconds : float, default 10
         Seconds between two checkpoints; 0 writes one at every step.
     time_budget : float, optional
@@ -1254,7 +1298,7 @@ def variational_inference(
     Raises
     ------
     SettingsError
-        If a setting lies outside its domain, or the prior of branch lengths is unsuitable.
+        If a setting lies outside its domain, or a prior is unsuitable.
     TreeError
         If the taxa of the support differ from those of the alignment, or it is a network over rooted topologies.
     LossError
@@ -1290,43 +1334,51 @@ def variational_inference(
     True
     """
     substitution = check_models(alignment, substitution, site_rates)
-    if isinstance(support, SubsplitBayesianNetwork):
-        network = support
-        check_same_taxa(alignment.taxa, network.taxa, "the alignment", "the support")
-    else:
-        network = SubsplitBayesianNetwork.from_topologies(unrooted_topologies(support, alignment))
     num_steps = whole_number("num_steps", num_steps, 1)
     objective = _checked_settings(IWAE(10) if objective is None else objective)
     default_annealing = annealing is None
     annealing = Linear(max(1, num_steps // 2), start=_HOTTEST) if annealing is None else annealing
     learning_rates = LearningRates() if learning_rates is None else learning_rates
     lengths = LogNormalLengths() if lengths is None else lengths
-    _check_options(learning_rates, annealing, lengths)
+    growth = SupportGrowth() if support is None and growth is None else growth
+    _check_options(learning_rates, annealing, lengths, growth)
     prior = branch_length_prior
     if prior is None:
         prior = dist.Exponential(torch.tensor(10.0, dtype=torch.float64))
-    _check_prior(prior, alignment, network)
-    prior = in_double_precision(prior)
+    check_branch_length_prior(prior, 2 * alignment.num_taxa - 3)
     likelihood = ForestLikelihood(alignment, substitution, site_rates=site_rates)
-    target = TreeTarget(likelihood, prior, _free_parameters(substitution, site_rates))
-    family = TreeFamily(network, lengths, target.guide)
+    target = TreeTarget(likelihood, in_double_precision(prior), _free_parameters(substitution, site_rates))
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
-    follows = default_annealing and control.time_budget is not None
-    pace: Pace = BudgetPace(control.time_budget, num_steps) if follows else by_steps
     settings = {
         "objective": type(objective).__name__,
         "num_particles": objective.num_particles,
         "learning_rates": setting_as_json(learning_rates),
         "annealing": setting_as_json(annealing),
-        "lengths": setting_as_json(family.lengths),
+        "lengths": setting_as_json(lengths),
         "seed": whole_number("seed", seed),
     }
     if isinstance(objective, ReweightedWakeSleep):
         settings["wake_phi"] = objective.wake_phi
-    identity = {"model": _fingerprint(target, network), **settings}
-    training = Training(family, target.log_densities, objective, learning_rates, annealing, num_steps, identity, pace)
+    if growth is not None:
+        settings |= {"growth": setting_as_json(growth), "num_steps": num_steps}
+    begin = time.monotonic()
+    trees = None
+    if support is None:
+        trees = ScoredTrees(partial(_log_posterior, target, None), alignment.taxa)
+        network = _searched(trees, alignment, growth or SupportGrowth(), settings["seed"], control)
+    else:
+        network = _network_of(support, alignment)
+        if growth is not None:
+            trees = ScoredTrees(partial(_log_posterior, target, None), network.taxa)
+    _check_order(target.branch_length_prior, alignment, network)
+    family = TreeFamily(network, lengths, target.guide)
+    spent = time.monotonic() - begin
+    follows = default_annealing and time_budget is not None
+    pace: Pace = BudgetPace(_left(control, spent), num_steps) if follows else by_steps
+    training = Training(family, target.log_densities, objective, learning_rates, annealing, num_steps, {}, pace)
+    rounds = _Rounds(trees, growth, settings["seed"])
     try:
-        outcome = drive(training, control, new_generator(settings["seed"], stream="variational inference over trees"))
+        run = _train(training, target, control, rounds, settings, spent)
     except CheckpointError as error:
         if default_annealing and "annealing" in str(error):
             raise CheckpointError(
@@ -1334,17 +1386,159 @@ def variational_inference(
                 f"previous num_steps, or give annealing=Linear(half of the previous num_steps, start={_HOTTEST})."
             ) from error
         raise
-    done = f"after {outcome.num_iterations} of {num_steps} steps"
-    if outcome.num_iterations and (weight := annealing(int(outcome.state.position))) < 1:
+    taken = len(run.bounds)
+    done = f"after {taken} of {num_steps} steps"
+    if taken and (weight := annealing(int(run.state.position))) < 1:
         done += f", with {100 * weight:.2g} % of the log likelihood: the trees do not yet approximate the posterior"
-    say_early(outcome.ending, control, "variational inference", done)
-    nothing = torch.zeros(0, dtype=torch.float64)
-    bounds, positions = (
-        outcome.records[name].clone() if name in outcome.records else nothing for name in ("bound", "position")
-    )
+    say_early(run.ending, control, "variational inference", done)
     return VariationalPosterior(
-        family, target, outcome.state.parameters, bounds, positions, outcome.ending, outcome.seconds, settings
+        run.family, target, run.state.parameters, run.bounds, run.positions, run.ending, run.seconds, settings
     )
+
+
+# Parts of a run between which the support grows.
+
+
+class _Rounds(NamedTuple):
+    """What the support grows by."""
+
+    trees: ScoredTrees | None
+    growth: SupportGrowth | None
+    seed: int
+
+
+class _Run(NamedTuple):
+    """Result of all parts of a run."""
+
+    family: TreeFamily
+    state: TrainingState
+    bounds: Tensor
+    positions: Tensor
+    ending: Ending
+    seconds: float
+
+
+def _train(
+    training: Training, target: TreeTarget, control: Control, rounds: _Rounds, settings: dict[str, Any], spent: float
+) -> _Run:
+    """Train in parts, between which the support grows; `spent` seconds of the time budget are gone."""
+    begin = time.monotonic()
+    ends: list[int | None] = [] if rounds.growth is None else list(rounds.growth.positions(training.num_steps))
+    records: dict[str, list[Tensor]] = {"bound": [], "position": []}
+    nothing, seconds = torch.zeros(0, dtype=torch.float64), spent
+    stream = "variational inference over trees"
+    for number, end in enumerate([*ends, None], start=1):
+        identity = {"model": _fingerprint(target, training.family.network), **settings}
+        training = replace(training, identity=identity, until=end)
+        path = control.checkpoint
+        here = replace(
+            control,
+            checkpoint=path if path is None or end is None else f"{path}.growth{number}",
+            time_budget=None if control.time_budget is None else _left(control, spent + time.monotonic() - begin),
+        )
+        outcome = drive(training, here, new_generator(rounds.seed, stream=stream))
+        for name, parts in records.items():
+            parts.append(outcome.records[name].clone() if name in outcome.records else nothing)
+        seconds += outcome.seconds
+        if end is None or outcome.ending != "finished":
+            break
+        training = replace(training, first=outcome.state, taken=training.taken + outcome.num_iterations)
+        stream = f"variational inference over trees, after round {number}"
+        if rounds.growth is not None and rounds.trees is not None:
+            growing = time.monotonic()
+            generator = new_generator(rounds.seed, stream=f"growth of a support, round {number}")
+            rounds.trees.log_density = partial(
+                _log_posterior, target, training.family.medians(outcome.state.parameters)
+            )
+            training = _grown(training, rounds.trees, rounds.growth, generator, control.progress)
+            seconds += time.monotonic() - growing
+    bounds, positions = (torch.cat(parts) for parts in records.values())
+    return _Run(training.family, outcome.state, bounds, positions, outcome.ending, seconds)
+
+
+def _left(control: Control, spent: float) -> float:
+    """Return what is left of the time budget, at least a moment."""
+    return max((control.time_budget or 0.0) - spent, 1e-3)
+
+
+def _grown(
+    training: Training, trees: ScoredTrees, growth: SupportGrowth, generator: torch.Generator, progress: bool
+) -> Training:
+    """Return a training that goes on with the options of probable topologies outside the support."""
+    family, state = training.family, training.first
+    if state is None:
+        raise TypeError("a support grows between two parts of a run")
+    network = family.topologies(state.parameters)
+    trees.add(network.sample(growth.num_draws, seed=generator).distinct()[0])
+    _expand(trees, growth, progress)
+    probable = trees.probable(growth.mass)
+    missing = network.log_prob(trees.topologies[probable]).isneginf().numpy()
+    if not missing.any():
+        return training
+    new = probable[missing]
+    grown = TreeFamily(
+        with_new_options(network, trees.topologies[new], trees.shares[new].numpy()), family.lengths, family.guide
+    )
+    return replace(training, family=grown, first=_carried(state, family, grown))
+
+
+def _carried(state: TrainingState, old: TreeFamily, new: TreeFamily) -> TrainingState:
+    """Return the state for a family with more options; what is new starts as in a new family."""
+    stream = new_generator(0, stream="start of what is replaced")
+    parameters = new.start(stream)
+    options = torch.from_numpy(options_in(new.network.graph, old.network.graph))
+    head = len(old.lengths.start(0, stream))
+    columns = len(old.lengths.start(1, stream)) - head
+    features = torch.empty(old.places.num_features, dtype=torch.int64)
+    of_old = torch.from_numpy(old.places.feature_of[:-2])
+    used = of_old < old.places.num_features
+    features[of_old[used]] = torch.from_numpy(new.places.feature_of)[options[used]]
+    table = new.num_logits + head
+    rows = (features[:, None] * columns + torch.arange(columns)).flatten() + table
+    rest = torch.arange(new.guide.num_parameters) + table + columns * new.places.num_features
+    place = torch.cat([options, torch.arange(new.num_logits, table), rows, rest])
+    averages = [torch.zeros_like(parameters).index_copy(0, place, one) for one in (state.first, state.second)]
+    # Logits of old options are kept relative to those of new ones.
+    parameters[place[old.num_logits :]] = state.parameters[old.num_logits :]
+    return TrainingState(parameters, *averages, state.position)
+
+
+def _log_posterior(
+    target: TreeTarget, parameters: dict[str, Tensor] | None, topologies: Topologies, lengths: Tensor
+) -> Tensor:
+    """Return the log posterior density of trees up to a constant, at fixed parameters or at the prior's medians."""
+    guide = target.guide
+    if parameters is None:
+        parameters = guide.medians(torch.zeros(guide.num_parameters, dtype=torch.float64))
+    values = {name: value.expand(len(topologies), *value.shape) for name, value in parameters.items()}
+    log_prior, log_likelihood = target.log_densities(topologies, lengths, **values)
+    return log_prior + log_likelihood
+
+
+def _expand(trees: ScoredTrees, growth: SupportGrowth, progress: bool) -> None:
+    with torch.no_grad(), one_thread(), progress_bar("searching topologies", None, progress) as bar:
+        trees.expand(growth.mass, growth.max_expanded, bar.update)
+
+
+def _searched(
+    trees: ScoredTrees, alignment: Alignment, growth: SupportGrowth, seed: int, control: Control
+) -> SubsplitBayesianNetwork:
+    """Return the network of topologies that a search from trees of neighbour joining finds probable."""
+    trees.add(starting_topologies(alignment, _BOOTSTRAPS, seed))
+    _expand(trees, growth, control.progress)
+    probable = trees.probable(growth.mass)
+    sample = TreeSample.from_topologies(trees.topologies[probable], trees.shares[probable])
+    return SubsplitBayesianNetwork.fit(sample, "simple_average")
+
+
+def _network_of(support: Support | SupportSearch, alignment: Alignment) -> SubsplitBayesianNetwork:
+    """Return the network of a support."""
+    if isinstance(support, SubsplitBayesianNetwork):
+        check_same_taxa(alignment.taxa, support.taxa, "the alignment", "the support")
+        return support
+    if isinstance(support, SupportSearch) and isinstance(support.sample, TreeSample):
+        support = support.sample
+    return SubsplitBayesianNetwork.from_topologies(unrooted_topologies(support, alignment))  # type: ignore[arg-type]
 
 
 def _free_parameters(
@@ -1355,7 +1549,7 @@ def _free_parameters(
     return substitution.priors(like) | ({} if site_rates is None else site_rates.priors(like))
 
 
-def _check_options(learning_rates: object, annealing: object, lengths: object) -> None:
+def _check_options(learning_rates: object, annealing: object, lengths: object, growth: object) -> None:
     """Raise SettingsError for settings of the wrong type."""
     if not isinstance(learning_rates, LearningRates):
         raise SettingsError(
@@ -1369,12 +1563,13 @@ def _check_options(learning_rates: object, annealing: object, lengths: object) -
         raise SettingsError(
             f"lengths: {lengths!r:.80} is not an object of a length family. Remedy: give LogNormalLengths()."
         )
+    if not isinstance(growth, SupportGrowth | None):
+        raise SettingsError(f"growth: {growth!r:.80} has the wrong type. Remedy: give SupportGrowth(), or None.")
 
 
-def _check_prior(prior: dist.TorchDistribution, alignment: Alignment, network: SubsplitBayesianNetwork) -> None:
-    """Raise SettingsError for an invalid prior, or for a joint prior if the order of taxa makes its edges ambiguous."""
+def _check_order(prior: dist.TorchDistribution, alignment: Alignment, network: SubsplitBayesianNetwork) -> None:
+    """Raise SettingsError for a joint prior if the order of taxa makes its edges ambiguous."""
     num_edges = 2 * alignment.num_taxa - 3
-    check_branch_length_prior(prior, num_edges)
     tips = [alignment.taxa.index(taxon) for taxon in network.taxa]
     probes = _probes(num_edges)
     moved = log_prior_of_lengths(prior, probes[:, [*tips, *range(alignment.num_taxa, num_edges)]])
