@@ -100,6 +100,7 @@ __all__ = [
     "VariationalPosterior",
     "WeighedTrees",
     "by_steps",
+    "carried",
     "variational_inference",
 ]
 
@@ -1112,6 +1113,7 @@ class Training:
     first: TrainingState | None = None  # of a later part of a run, after as many steps as `taken`
     taken: int = 0
     until: int | None = None  # step or position at which a part of a run ends
+    wake_from: float = math.inf  # position from which the network follows the wake update
     description: str = "fitting trees"
 
     def facts(self) -> dict[str, Any]:
@@ -1127,9 +1129,17 @@ class Training:
         return TrainingState(parameters, torch.zeros_like(parameters), torch.zeros_like(parameters), zero)
 
     def estimate(
-        self, parameters: Tensor, inverse_temperature: float, generator: torch.Generator
+        self,
+        parameters: Tensor,
+        inverse_temperature: float,
+        generator: torch.Generator,
+        *,
+        wake_topologies: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Return scalar estimates of the tempered bound, whose gradient drives the parameters, and of the bound."""
+        """Return scalar estimates of the tempered bound, whose gradient drives the parameters, and of the bound.
+
+        With `wake_topologies`, the network follows the weighted log probability of its draws, as in wake-sleep.
+        """
         wake = isinstance(self.objective, ReweightedWakeSleep)
         drawn = self.family.draw(parameters, self.objective.num_particles, generator, reparameterized=not wake)
         log_guide = drawn.log_guide
@@ -1138,6 +1148,11 @@ class Training:
         log_weight = log_prior + inverse_temperature * log_likelihood - log_guide
         if isinstance(self.objective, ReweightedWakeSleep):
             value = reweighted_estimate(log_weight, log_guide, self.objective.wake_phi)
+        elif wake_topologies:
+            weights = log_weight.detach().softmax(0)
+            # The bound has no gradient by the network here.
+            value = log_mean_weight(log_weight + drawn.log_topology - drawn.log_topology.detach())
+            value = value + (weights * (drawn.log_topology - drawn.log_topology.detach())).sum()
         else:
             # A draw outside the prior's support must not give the other draws an infinite learning signal.
             possible = torch.where(log_weight.isneginf(), _IMPOSSIBLE, log_weight)
@@ -1153,7 +1168,8 @@ class Training:
         step = int(position)
         with torch.enable_grad():
             leaf = state.parameters.detach().requires_grad_(True)
-            value, bound = self.estimate(leaf, self.annealing(step), generator)
+            wake = position >= self.wake_from
+            value, bound = self.estimate(leaf, self.annealing(step), generator, wake_topologies=wake)
             (gradient,) = torch.autograd.grad(value, leaf)
         if not bool(torch.isfinite(value.detach() + gradient.sum())):
             raise LossError(
@@ -1213,7 +1229,7 @@ class SupportSearch(Protocol):
 
 def variational_inference(
     alignment: Alignment,
-    support: Support | SupportSearch | None = None,
+    support: Support | SupportSearch | Callable[[Alignment], Support | SupportSearch] | None = None,
     *,
     substitution: SubstitutionModel | None = None,
     site_rates: SiteRates | None = None,
@@ -1245,11 +1261,11 @@ def variational_inference(
     Parameters
     ----------
     alignment : Alignment
-    support : TreeSample, Topologies, sequence of Tree, SubsplitBayesianNetwork or SupportSearch, optional
+    support : TreeSample, Topologies, sequence of Tree, SubsplitBayesianNetwork, SupportSearch or callable, optional
         Topologies, such as those of a short MCMC run: the support consists of all recombinations of their subsplits,
         and training starts with equal probabilities of all options. Or a network, which is the starting point; or an
-        object with such a `sample`. Roots are removed. By default the support is searched for, from trees of neighbour
-        joining, and grows.
+        object with such a `sample`, or a function of the alignment that returns one of these. Roots are removed. By
+        default the support is searched for, from trees of neighbour joining, and grows.
     substitution : SubstitutionModel, default JC69()
         Parameters without a value, such as those of `GTR()`, have their prior and are inferred.
     site_rates : SiteRates, optional
@@ -1479,10 +1495,10 @@ def _grown(
     grown = TreeFamily(
         with_new_options(network, trees.topologies[new], trees.shares[new].numpy()), family.lengths, family.guide
     )
-    return replace(training, family=grown, first=_carried(state, family, grown))
+    return replace(training, family=grown, first=carried(state, family, grown))
 
 
-def _carried(state: TrainingState, old: TreeFamily, new: TreeFamily) -> TrainingState:
+def carried(state: TrainingState, old: TreeFamily, new: TreeFamily) -> TrainingState:
     """Return the state for a family with more options; what is new starts as in a new family."""
     stream = new_generator(0, stream="start of what is replaced")
     parameters = new.start(stream)
@@ -1531,8 +1547,12 @@ def _searched(
     return SubsplitBayesianNetwork.fit(sample, "simple_average")
 
 
-def _network_of(support: Support | SupportSearch, alignment: Alignment) -> SubsplitBayesianNetwork:
+def _network_of(
+    support: Support | SupportSearch | Callable[[Alignment], Support | SupportSearch], alignment: Alignment
+) -> SubsplitBayesianNetwork:
     """Return the network of a support."""
+    if callable(support) and not isinstance(support, SubsplitBayesianNetwork):  # Pyro's distributions are callable
+        support = support(alignment)
     if isinstance(support, SubsplitBayesianNetwork):
         check_same_taxa(alignment.taxa, support.taxa, "the alignment", "the support")
         return support
