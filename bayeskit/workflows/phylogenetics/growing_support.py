@@ -54,6 +54,9 @@ class SupportGrowth:
 
     References
     ----------
+    Saitou, N., Nei, M. (1987). The neighbor-joining method: a new method for reconstructing phylogenetic trees.
+    Molecular Biology and Evolution 4, 406-425.
+
     Whidden, C., Claywell, B. C., Fisher, T., Magee, A. F., Fourment, M., Matsen, F. A. (2020). Systematic exploration
     of the high likelihood set of phylogenetic tree topologies. Systematic Biology 69, 280-293.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.distributions import Transform
+from torch.distributions import Transform, constraints
 
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.core.torch_internals import standard_gamma
@@ -36,6 +36,7 @@ class _Site(NamedTuple):
     """One parameter."""
 
     prior: dist.TorchDistribution
+    support: constraints.Constraint
     transform: Transform  # from unconstrained coordinates
     columns: slice  # of the coordinates
 
@@ -70,9 +71,10 @@ class ParameterGuide:
         for name, given in priors.items():
             prior = in_double_precision(given)
             try:
-                transform = bijection(support_of(prior))
+                support = support_of(prior)
+                transform = bijection(support)
                 with global_stream(new_generator(0, stream=f"prior of {name}")):
-                    values = inside(prior.support, prior.sample((_LOCATING,)))
+                    values = inside(support, prior.sample((_LOCATING,)))
             except NotImplementedError as error:
                 raise SettingsError(
                     f"{name}: the prior {type(prior).__name__} cannot be sampled, or its support is unknown. Remedy: "
@@ -82,7 +84,7 @@ class ParameterGuide:
             low, centre, high = coordinates.quantile(coordinates.new_tensor([0.16, 0.5, 0.84]), dim=0)
             centres.append(centre)
             spreads.append((high - low) / 2)
-            self._sites[name] = _Site(prior, transform, slice(used, used + len(centre)))
+            self._sites[name] = _Site(prior, support, transform, slice(used, used + len(centre)))
             used += len(centre)
         self.dim = used
         self._centre, self._spread = torch.cat(centres), torch.cat(spreads)
@@ -128,7 +130,7 @@ class ParameterGuide:
         near = mean + (noise * (half / standard_gamma(half, generator)).sqrt()) @ factor.T
         with global_stream(generator):
             prior = {name: site.prior.sample((num_draws,)) for name, site in self._sites.items()}
-        prior = {name: inside(self._sites[name].prior.support, value) for name, value in prior.items()}
+        prior = {name: inside(self._sites[name].support, value) for name, value in prior.items()}
         far = torch.rand(num_draws, 1, generator=generator, dtype=torch.float64) < _FROM_PRIOR
         coordinates = torch.where(far, self._coordinates(prior), near)
         values = self._values(coordinates)

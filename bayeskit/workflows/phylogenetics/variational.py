@@ -785,8 +785,10 @@ class VariationalPosterior:
                 columns.append((drawn.lengths, log_prior, log_likelihood, log_weight, drawn.part))
         topologies = Topologies(self.topologies.taxa, torch.cat(children).numpy())
         parameters = {name: torch.cat([one[name] for one in values]) for name in values[0]}
-        joined = [torch.cat(column) for column in zip(*columns, strict=True)]
-        return WeighedTrees(topologies, *joined, parameters=parameters)
+        lengths, log_prior, log_likelihood, log_weight, part = (
+            torch.cat(column) for column in zip(*columns, strict=True)
+        )
+        return WeighedTrees(topologies, lengths, log_prior, log_likelihood, log_weight, part, parameters)
 
     def sample(self, num_draws: int, *, seed: int = 0, weighted: bool = False) -> TreeSample:
         """Draw trees with branch lengths.
@@ -1513,10 +1515,10 @@ def carried(state: TrainingState, old: TreeFamily, new: TreeFamily) -> TrainingS
     rows = (features[:, None] * columns + torch.arange(columns)).flatten() + table
     rest = torch.arange(new.guide.num_parameters) + table + columns * new.places.num_features
     place = torch.cat([options, torch.arange(new.num_logits, table), rows, rest])
-    averages = [torch.zeros_like(parameters).index_copy(0, place, one) for one in (state.first, state.second)]
+    first, second = (torch.zeros_like(parameters).index_copy(0, place, one) for one in (state.first, state.second))
     # Logits of old options are kept relative to those of new ones.
     parameters[place[old.num_logits :]] = state.parameters[old.num_logits :]
-    return TrainingState(parameters, *averages, state.position)
+    return TrainingState(parameters, first, second, state.position)
 
 
 def _log_posterior(
