@@ -6,9 +6,9 @@ Usage::
     python benchmarks/variational_phylogenetics.py --data DIR --support none|few|short [--grow] [--name DS2]
     python benchmarks/variational_phylogenetics.py --data DIR --speed-only [--peer-python PATH --peer DIR]
 
-`DIR` holds `DS1.fasta` and `tree_samples/DS1_short_run_rep1.trprobs`, whose topologies make the support; `few` takes its
-ten best only, and `none` searches from the alignment alone. `tree_samples/DS1_raw_rep*.trprobs`, pooled, are what the
-topologies are compared with. The run ends after `--steps`, or after `--minutes` if that comes first; the inverse
+`DIR` holds `DS1.fasta` and `tree_samples/DS1_short_run_rep1.trprobs`, whose topologies make the support; `few` takes
+the ten best only, and `none` searches from the alignment alone. `tree_samples/DS1_raw_rep*.trprobs`, pooled, are what
+the topologies are compared with. The run ends after `--steps`, or after `--minutes` if that comes first; the inverse
 temperature rises over the first half of the steps or of the minutes. With `--checkpoint FILE` it goes on where it was
 ended.
 

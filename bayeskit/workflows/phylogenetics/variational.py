@@ -1115,7 +1115,6 @@ class Training:
     first: TrainingState | None = None  # of a later part of a run, after as many steps as `taken`
     taken: int = 0
     until: int | None = None  # step or position at which a part of a run ends
-    wake_from: float = math.inf  # position from which the network follows the wake update
     description: str = "fitting trees"
 
     def facts(self) -> dict[str, Any]:
@@ -1131,17 +1130,9 @@ class Training:
         return TrainingState(parameters, torch.zeros_like(parameters), torch.zeros_like(parameters), zero)
 
     def estimate(
-        self,
-        parameters: Tensor,
-        inverse_temperature: float,
-        generator: torch.Generator,
-        *,
-        wake_topologies: bool = False,
+        self, parameters: Tensor, inverse_temperature: float, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return scalar estimates of the tempered bound, whose gradient drives the parameters, and of the bound.
-
-        With `wake_topologies`, the network follows the weighted log probability of its draws, as in wake-sleep.
-        """
+        """Return scalar estimates of the tempered bound, whose gradient drives the parameters, and of the bound."""
         wake = isinstance(self.objective, ReweightedWakeSleep)
         drawn = self.family.draw(parameters, self.objective.num_particles, generator, reparameterized=not wake)
         log_guide = drawn.log_guide
@@ -1150,11 +1141,6 @@ class Training:
         log_weight = log_prior + inverse_temperature * log_likelihood - log_guide
         if isinstance(self.objective, ReweightedWakeSleep):
             value = reweighted_estimate(log_weight, log_guide, self.objective.wake_phi)
-        elif wake_topologies:
-            weights = log_weight.detach().softmax(0)
-            # The bound has no gradient by the network here.
-            value = log_mean_weight(log_weight + drawn.log_topology - drawn.log_topology.detach())
-            value = value + (weights * (drawn.log_topology - drawn.log_topology.detach())).sum()
         else:
             # A draw outside the prior's support must not give the other draws an infinite learning signal.
             possible = torch.where(log_weight.isneginf(), _IMPOSSIBLE, log_weight)
@@ -1170,8 +1156,7 @@ class Training:
         step = int(position)
         with torch.enable_grad():
             leaf = state.parameters.detach().requires_grad_(True)
-            wake = position >= self.wake_from
-            value, bound = self.estimate(leaf, self.annealing(step), generator, wake_topologies=wake)
+            value, bound = self.estimate(leaf, self.annealing(step), generator)
             (gradient,) = torch.autograd.grad(value, leaf)
         if not bool(torch.isfinite(value.detach() + gradient.sum())):
             raise LossError(
