@@ -161,11 +161,12 @@ def test_a_checkpoint_belongs_to_one_prior(kind, tmp_path):
 def test_a_time_budget_shortens_the_annealing(monkeypatch, tmp_path):
     """By a clock that advances as if half of the steps fitted into the budget."""
     ticks = itertools.count()
-    monkeypatch.setattr(variational, "BudgetPace", partial(BudgetPace, clock=lambda: 5e4 * next(ticks)))
+    monkeypatch.setattr(variational, "BudgetPace", partial(BudgetPace, clock=lambda: 5e7 * next(ticks)))
     settings = {"num_steps": 40, "objective": IWAE(3), "learning_rates": LearningRates(0.01, 0.01, every=10)}
-    found = fitted(FOUR, time_budget=1e6, **settings)
+    found = fitted(FOUR, time_budget=1e9, **settings)
     expected = torch.arange(1, 41, dtype=DOUBLE) * 2
-    assert torch.equal(found.positions, expected.clamp(max=40))
+    # The budget is less the moments before training.
+    assert (found.positions - expected.clamp(max=40)).abs().max() < 1e-3
     # What was recorded suffices to repeat it, also in two parts of which the second knows no budget.
     monkeypatch.setattr(variational, "by_steps", lambda iteration, before: float(found.positions[iteration]))
     again = fitted(FOUR, **settings)
