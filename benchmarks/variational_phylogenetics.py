@@ -3,11 +3,14 @@
 Usage::
 
     python benchmarks/variational_phylogenetics.py --data DIR [--minutes 60] [--steps 200000] [--splits-only] [--wake]
+    python benchmarks/variational_phylogenetics.py --data DIR --support none|few|short [--grow] [--name DS2]
     python benchmarks/variational_phylogenetics.py --data DIR --speed-only [--peer-python PATH --peer DIR]
 
-`DIR` holds `DS1.fasta` and `tree_samples/DS1_short_run_rep1.trprobs`, whose topologies make the support. The run ends
-after `--steps`, or after `--minutes` if that comes first; the inverse temperature rises over the first half of the
-steps, so choose as many as fit. With `--checkpoint FILE` it goes on where it was ended.
+`DIR` holds `DS1.fasta` and `tree_samples/DS1_short_run_rep1.trprobs`, whose topologies make the support; `few` takes
+the ten best only, and `none` searches from the alignment alone. `tree_samples/DS1_raw_rep*.trprobs`, pooled, are what
+the topologies are compared with. The run ends after `--steps`, or after `--minutes` if that comes first; the inverse
+temperature rises over the first half of the steps or of the minutes. With `--checkpoint FILE` it goes on where it was
+ended.
 
 `PATH` is a Python with torch, ete3, biopython, bitarray and dendropy, and the peer's folder is `unrooted` of
 vbpi-torch; it is run as a separate program on the same support and with as many particles.
@@ -25,11 +28,13 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from bayeskit.errors import SamplingWarning  # noqa: E402
 from bayeskit.inference.objectives import IWAE, Linear, ReweightedWakeSleep  # noqa: E402
-from bayeskit.models.phylogenetics import Alignment, TreeSample  # noqa: E402
+from bayeskit.models.phylogenetics import Alignment, Topologies, TreeSample  # noqa: E402
+from bayeskit.workflows.phylogenetics import SupportGrowth  # noqa: E402
 from bayeskit.workflows.phylogenetics.variational import (
     LearningRates,  # noqa: E402
     LogNormalLengths,  # noqa: E402
@@ -38,7 +43,9 @@ from bayeskit.workflows.phylogenetics.variational import (
 )
 
 #: Published lower bound of one sample, and log evidence.
-PUBLISHED_BOUND, PUBLISHED_EVIDENCE = -7110.24, -7108.42
+PUBLISHED = {"DS1": (-7110.24, -7108.42), "DS2": (-26368.88, -26367.57)}
+#: A tree is starved where its probability is less than this share of that in the reference.
+STARVED = 0.1
 PEER = """
 import sys, time
 import numpy as np
@@ -58,11 +65,35 @@ print("steps a second", count / (time.perf_counter() - begin), count / (time.pro
 """
 
 
-def report(found: VariationalPosterior, draws: int) -> None:
+def report(found: VariationalPosterior, draws: int, name: str) -> None:
+    bound, evidence = PUBLISHED[name]
     one, ten = found.lower_bound(1, draws), found.lower_bound(10, draws // 10)
-    print(f"lower bound, 1 sample    {one.value:.3f} +- {one.standard_error:.3f}   (published {PUBLISHED_BOUND})")
+    print(f"lower bound, 1 sample    {one.value:.3f} +- {one.standard_error:.3f}   (published {bound})")
     print(f"lower bound, 10 samples  {ten.value:.3f} +- {ten.standard_error:.3f}")
-    print(found.log_evidence(draws), f"  (published {PUBLISHED_EVIDENCE})")
+    print(found.log_evidence(draws), f"  (published {evidence})")
+
+
+def pooled(data: Path, name: str, taxa: tuple[str, ...]) -> TreeSample:
+    files = sorted((data / "tree_samples").glob(f"{name}_raw_rep*.trprobs"))
+    runs = [TreeSample.from_file(file, taxa=taxa, progress=False) for file in files]
+    topologies = Topologies(taxa, np.concatenate([run.topologies.children for run in runs]))
+    return TreeSample.from_topologies(topologies, np.concatenate([run.weights for run in runs]))
+
+
+def compare(found: VariationalPosterior, reference: TreeSample) -> None:
+    credible = reference.credible_set(0.95)
+    share = reference.weights[credible]
+    log_q = found.topologies.log_prob(reference.topologies).numpy()
+    inside = np.isfinite(log_q)
+    log_p, p = np.log(reference.weights), reference.weights
+    starved = np.exp(log_q[credible]) < STARVED * share
+    print(
+        f"support: {found.topologies.graph.num_options} options, {int(inside[credible].sum())} of {len(credible)} ",
+        end="",
+    )
+    print(f"credible trees, {p[inside].sum():.4f} of the reference's mass")
+    print(f"KL from the reference, of what is in the support: {(p * (log_p - log_q))[inside].sum():.4f}")
+    print(f"starved: {int(starved.sum())} credible trees with {share[starved].sum():.4f} of the mass")
 
 
 def run_peer(python: Path, folder: Path, data: Path, particles: int, steps: int) -> str:
@@ -86,6 +117,9 @@ def main() -> None:
     parser.add_argument("--splits-only", action="store_true", help="no primary subsplit pairs")
     parser.add_argument("--wake", action="store_true", help="reweighted wake-sleep in place of the bound")
     parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--name", default="DS1", choices=list(PUBLISHED))
+    parser.add_argument("--support", default="short", choices=["short", "few", "none"])
+    parser.add_argument("--grow", action="store_true", help="let a given support grow, too")
     parser.add_argument("--speed-only", action="store_true", help="200 steps, and no bounds")
     parser.add_argument("--peer-python", type=Path)
     parser.add_argument("--peer", type=Path, help="the folder `unrooted` of vbpi-torch")
@@ -93,8 +127,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     data = options.data.resolve()
-    alignment = Alignment.from_file(data / "DS1.fasta")
-    support = TreeSample.from_file(data / "tree_samples" / "DS1_short_run_rep1.trprobs", taxa=alignment.taxa)
+    alignment = Alignment.from_file(data / f"{options.name}.fasta")
+    short = data / "tree_samples" / f"{options.name}_short_run_rep1.trprobs"
+    support: TreeSample | Topologies | None = None
+    if options.support != "none":
+        sample = TreeSample.from_file(short, taxa=alignment.taxa)
+        support = sample if options.support == "short" else sample.topologies[sample.top(10)]
     steps = 200 if options.speed_only else options.steps
     kind = ReweightedWakeSleep if options.wake else IWAE
     if options.speed_only:
@@ -109,7 +147,7 @@ def main() -> None:
             lengths=LogNormalLengths(with_pairs=not options.splits_only),
             objective=kind(options.particles),
             num_steps=steps,
-            annealing=Linear(max(1, options.steps // 2), start=0.001),
+            growth=SupportGrowth() if options.grow else None,
             learning_rates=LearningRates(options.rate, options.rate, every=max(1, options.steps // 10)),
             seed=options.seed,
             checkpoint=options.checkpoint,
@@ -129,7 +167,8 @@ def main() -> None:
     for block in found.bounds.tensor_split(20):
         done += len(block)
         print(f"{done:>8} {float(block.mean()):>28.3f}")
-    report(found, options.draws)
+    report(found, options.draws, options.name)
+    compare(found, pooled(data, options.name, alignment.taxa))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Variational inference over trees against enumerated posteriors; resuming, output and bad input."""
 
+import itertools
 import math
 import warnings
+from functools import partial
 
 import pyro.distributions as dist
 import pytest
@@ -20,8 +22,9 @@ from bayeskit.models.phylogenetics import (
     TreeSample,
     all_topologies,
 )
-from bayeskit.workflows.phylogenetics import compare_topologies
+from bayeskit.workflows.phylogenetics import compare_topologies, variational
 from bayeskit.workflows.phylogenetics.variational import (
+    BudgetPace,
     FlowLengths,
     LearningRates,
     LogNormalLengths,
@@ -155,9 +158,44 @@ def test_a_checkpoint_belongs_to_one_prior(kind, tmp_path):
             fitted(FOUR, num_steps=2, checkpoint=path, branch_length_prior=make(numbers[0], 2 * numbers[1]))
 
 
+def test_a_time_budget_shortens_the_annealing(monkeypatch, tmp_path):
+    """By a clock that advances as if half of the steps fitted into the budget."""
+    ticks = itertools.count()
+    monkeypatch.setattr(variational, "BudgetPace", partial(BudgetPace, clock=lambda: 5e7 * next(ticks)))
+    settings = {"num_steps": 40, "objective": IWAE(3), "learning_rates": LearningRates(0.01, 0.01, every=10)}
+    found = fitted(FOUR, time_budget=1e9, **settings)
+    expected = torch.arange(1, 41, dtype=DOUBLE) * 2
+    # The budget is less the moments before training.
+    assert (found.positions - expected.clamp(max=40)).abs().max() < 1e-3
+    # What was recorded suffices to repeat it, also in two parts of which the second knows no budget.
+    monkeypatch.setattr(variational, "by_steps", lambda iteration, before: float(found.positions[iteration]))
+    again = fitted(FOUR, **settings)
+    assert torch.equal(again.parameters, found.parameters) and torch.equal(again.bounds, found.bounds)
+    for steps in (11, 40):
+        part = fitted(
+            FOUR, **(settings | {"num_steps": steps}), annealing=Linear(20, start=0.001), checkpoint=tmp_path / "x"
+        )
+    assert torch.equal(part.parameters, found.parameters) and torch.equal(part.positions, found.positions)
+    # Given schedules are read step by step.
+    monkeypatch.undo()
+    assert fitted(FOUR, time_budget=1e6, annealing=Linear(20), **settings).positions.tolist() == list(range(40))
+
+
+def test_a_resumed_budget_is_spread_over_the_rest():
+    now = [3.0]
+    pace = BudgetPace(10.0, 100, clock=lambda: now[0])
+    found, position = [], 40.0  # reached by an earlier run
+    for seconds, iteration in ((0.0, 7), (5.0, 8), (2.0, 9), (5.0, 75), (10.0, 76), (12.0, 77)):
+        now[0] = 3.0 + seconds
+        position = pace(iteration, position)
+        found.append(position)
+    # The position never goes back, keeps up with the steps, and ends with the budget.
+    assert found == [40.0, 70.0, 70.0, 75.0, 100.0, 100.0]
+
+
 def test_a_time_budget_ends_a_run_and_says_so():
     with pytest.warns(SamplingWarning, match=r"time budget.* with [\d.e-]+ % of the log likelihood"):
-        found = fitted(FOUR, num_steps=10**6, time_budget=0.2)
+        found = fitted(FOUR, num_steps=10**6, time_budget=0.2, annealing=Linear(10**6, start=0.001))
     assert found.ending == "time budget" and found.num_steps < 10**6
 
 
@@ -205,8 +243,6 @@ def test_bad_input_is_named():
         ({"objective": IWAE(1)}, "num_particles=1"),
         ({"objective": ELBO()}, "objective"),
         ({"objective": ReweightedWakeSleep(5, sleep_phi=1.0, observed={"x": 0})}, "sleep"),
-        ({"substitution": HKY85()}, "kappa"),
-        ({"site_rates": GammaRates()}, "shape"),
         ({"time_budget": -1.0}, "time_budget"),
     ):
         with pytest.raises(SettingsError, match=message):

@@ -1,5 +1,6 @@
 """Bayesian inference of trees: evidence of many topologies, and variational inference."""
 
+from bayeskit.workflows.phylogenetics.growing_support import SupportGrowth
 from bayeskit.workflows.phylogenetics.topology_comparison import TopologyComparison, compare_topologies
 from bayeskit.workflows.phylogenetics.variational import (
     FlowLengths,
@@ -13,6 +14,7 @@ __all__ = [
     "FlowLengths",
     "LearningRates",
     "LogNormalLengths",
+    "SupportGrowth",
     "TopologyComparison",
     "VariationalPosterior",
     "compare_topologies",

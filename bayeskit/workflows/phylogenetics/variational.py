@@ -7,10 +7,11 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, get_args
+from typing import Any, NamedTuple, Protocol, Self, get_args, runtime_checkable
 
 import numpy as np
 import pyro.distributions as dist
@@ -22,6 +23,7 @@ from torch.nn import functional
 from bayeskit.core.compatibility import as_inference_data, to_datasets
 from bayeskit.core.flows import zuko
 from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.core.statistics import (
     log_mean_exp,
@@ -63,8 +65,16 @@ from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topo
 from bayeskit.models.phylogenetics.distributions.graphs import ABOVE, BELOW, ROOT, EveryRoot, Numbers, SubsplitGraph
 from bayeskit.models.phylogenetics.forest import ForestLikelihood
 from bayeskit.models.phylogenetics.model_names import SUBSTITUTION_MODELS
-from bayeskit.models.phylogenetics.substitution import SubstitutionModel
+from bayeskit.models.phylogenetics.substitution import Parameterized, SubstitutionModel
 from bayeskit.models.phylogenetics.trees import check_same_taxa
+from bayeskit.workflows.phylogenetics.growing_support import (
+    ScoredTrees,
+    SupportGrowth,
+    options_in,
+    starting_topologies,
+    with_new_options,
+)
+from bayeskit.workflows.phylogenetics.parameter_guide import ParameterGuide
 from bayeskit.workflows.phylogenetics.topology_comparison import (
     check_models,
     defended_draws,
@@ -73,6 +83,7 @@ from bayeskit.workflows.phylogenetics.topology_comparison import (
 )
 
 __all__ = [
+    "BudgetPace",
     "DrawnTrees",
     "FlowLengths",
     "FoundTopologies",
@@ -81,13 +92,18 @@ __all__ = [
     "Lengths",
     "LogDensities",
     "LogNormalLengths",
+    "Pace",
     "Places",
+    "Support",
+    "SupportSearch",
     "Training",
     "TrainingState",
     "TreeFamily",
     "TreeTarget",
     "VariationalPosterior",
     "WeighedTrees",
+    "by_steps",
+    "carried",
     "variational_inference",
 ]
 
@@ -111,7 +127,7 @@ class LengthFamily(Protocol):
         """Whether primary subsplit pairs are features."""
 
     def start(self, num_features: int, generator: torch.Generator) -> Tensor:
-        """Return the first parameters, a vector."""
+        """Return the first parameters, a vector that ends with equally many numbers for each feature."""
 
     def rsample(self, parameters: Tensor, features: Tensor, generator: torch.Generator) -> Lengths:
         """Draw lengths that are differentiable by the parameters, features `(topologies, edges, features of one)`."""
@@ -341,7 +357,7 @@ class Places:
             )
         self._network = SubsplitBayesianNetwork(network.graph)
         self._kinds = [ROOT, BELOW, ABOVE] if with_pairs else [ROOT]
-        self._feature_of, self.num_features = _features(network.graph, with_pairs)
+        self.feature_of, self.num_features = _features(network.graph, with_pairs)
         self._nodes = 2 * len(network.taxa) - 2
         # The first taxon's edge is that above the last node.
         self._edges = np.array([self._nodes - 1, *range(1, self._nodes - 1)])
@@ -381,7 +397,7 @@ class Places:
             sibling * count + position,
             self._network.graph.num_options,
         )
-        features = self._feature_of[slots[self._kinds][:, self._edges]]
+        features = self.feature_of[slots[self._kinds][:, self._edges]]
         if (features[0] == self.num_features).any():
             raise TreeError("A topology has an edge that no tree of the support has. Remedy: add it to the support.")
         return FoundTopologies(choices, torch.from_numpy(np.ascontiguousarray(features.transpose(2, 1, 0))))
@@ -404,15 +420,24 @@ def _features(graph: SubsplitGraph, with_pairs: bool) -> tuple[Numbers, int]:
 
 @dataclass(frozen=True, eq=False)
 class TreeTarget:
-    """The joint density of data, branch lengths and topology, with a uniform prior of topologies."""
+    """The joint density of data, branch lengths, parameters and topology, with a uniform prior of topologies."""
 
     likelihood: ForestLikelihood
     branch_length_prior: dist.TorchDistribution  # over one branch length or over the vector of all
+    priors: dict[str, dist.TorchDistribution] = field(default_factory=dict)  # of parameters without a fixed value
 
-    def log_densities(self, topologies: Topologies, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log prior and log likelihood `(topologies,)` of trees with branch lengths `(topologies, edges)`."""
-        log_prior = log_prior_of_lengths(self.branch_length_prior, lengths)
-        log_likelihood = self.likelihood.log_likelihood(topologies, lengths)
+    @cached_property
+    def guide(self) -> ParameterGuide:
+        """The family of approximations of the parameters."""
+        return ParameterGuide(self.priors)
+
+    def log_densities(self, topologies: Topologies, lengths: Tensor, **parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log prior and log likelihood `(topologies,)` of trees with branch lengths `(topologies, edges)`.
+
+        Each parameter without a fixed value has one value per tree, `(topologies, *event_shape)`.
+        """
+        log_prior = log_prior_of_lengths(self.branch_length_prior, lengths) + self.guide.log_prior(parameters)
+        log_likelihood = self.likelihood.log_likelihood(topologies, lengths, **parameters)
         return log_prior - log_num_topologies(topologies.num_taxa), log_likelihood
 
 
@@ -421,70 +446,95 @@ class DrawnTrees(NamedTuple):
 
     topologies: Topologies
     lengths: Tensor  # (trees, edges)
+    parameters: dict[str, Tensor]  # of substitution and site rates, one value for each tree, (trees, *event_shape)
     log_topology: Tensor  # log probability of each topology, (trees,)
     log_lengths: Tensor  # log density of its branch lengths, (trees,)
+    log_parameters: Tensor  # log density of its parameters, (trees,)
     part: Tensor  # mixture component of each tree, zero without a mixture, (trees,)
+
+    @property
+    def log_guide(self) -> Tensor:
+        """Log density of each tree, `(trees,)`."""
+        return self.log_topology + self.log_lengths + self.log_parameters
 
 
 class TreeFamily:
-    """A subsplit Bayesian network with branch lengths given the topology, all parameters in one vector."""
+    """A network, branch lengths given the topology, and a normal distribution of parameters, described by one vector.
 
-    def __init__(self, network: SubsplitBayesianNetwork, lengths: LengthFamily) -> None:
+    The vector holds the logits of the network, the parameters of branch lengths and those of the normal distribution.
+    """
+
+    def __init__(
+        self, network: SubsplitBayesianNetwork, lengths: LengthFamily, guide: ParameterGuide | None = None
+    ) -> None:
         self.network, self.lengths = network, lengths
+        self.guide = ParameterGuide({}) if guide is None else guide
         self.places = Places(network, lengths.with_pairs)
         self.num_logits = network.graph.num_options
 
     def start(self, generator: torch.Generator) -> Tensor:
         """Return the first parameters, a vector."""
         logits = self.network.logits.detach().to("cpu", torch.float64)
-        return torch.cat([logits, self.lengths.start(self.places.num_features, generator)])
+        normal = torch.zeros(self.guide.num_parameters, dtype=torch.float64)
+        return torch.cat([logits, self.lengths.start(self.places.num_features, generator), normal])
 
     def topologies(self, parameters: Tensor) -> SubsplitBayesianNetwork:
         """Return the distribution of topologies."""
         return SubsplitBayesianNetwork(self.network.graph, parameters[: self.num_logits])
 
+    def medians(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Return the medians of the parameters of substitution and site rates."""
+        return self.guide.medians(self._parts(parameters)[1])
+
+    def _parts(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the parameters of branch lengths and of the normal distribution."""
+        end = len(parameters) - self.guide.num_parameters
+        return parameters[self.num_logits : end], parameters[end:]
+
     def draw(
         self, parameters: Tensor, num_trees: int, generator: torch.Generator, *, reparameterized: bool = True
     ) -> DrawnTrees:
-        """Draw trees, with lengths differentiable by the parameters, or, if not `reparameterized`, their density."""
-        network = self.topologies(parameters)
+        """Draw trees, differentiable by the parameters, or, if not `reparameterized`, with a differentiable density."""
+        network, (of_lengths, of_normal) = self.topologies(parameters), self._parts(parameters)
         topologies = network.sample(num_trees, seed=generator)
         choices, features = self.places.look_up(topologies)
         log_topology = network.log_prob_of_choices(choices)
-        if reparameterized:
-            lengths = self.lengths.rsample(parameters[self.num_logits :], features, generator)
-        else:
-            with torch.no_grad():
-                value = self.lengths.rsample(parameters[self.num_logits :], features, generator).value
-            lengths = Lengths(value, self.lengths.log_prob(parameters[self.num_logits :], features, value))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and reparameterized):
+            lengths = self.lengths.rsample(of_lengths, features, generator)
+            drawn = self.guide.rsample(of_normal, num_trees, generator)
+        if not reparameterized:
+            lengths = lengths._replace(log_prob=self.lengths.log_prob(of_lengths, features, lengths.value))
+            drawn = drawn._replace(log_prob=self.guide.log_prob(of_normal, drawn.values))
         part = torch.zeros(num_trees, dtype=torch.int64, device=log_topology.device)
-        return DrawnTrees(topologies, lengths.value, log_topology, lengths.log_prob, part)
+        return DrawnTrees(topologies, lengths.value, drawn.values, log_topology, lengths.log_prob, drawn.log_prob, part)
 
     def draw_defended(
         self, prior: dist.TorchDistribution, parameters: Tensor, num_trees: int, generator: torch.Generator
     ) -> DrawnTrees:
-        """Draw trees for importance sampling, lengths defended by `prior` and a heavy tail, with mixture densities."""
-        network, of_lengths = self.topologies(parameters), parameters[self.num_logits :]
+        """Draw trees for importance sampling, lengths and parameters defended by priors and heavy tails."""
+        network, (of_lengths, of_normal) = self.topologies(parameters), self._parts(parameters)
         topologies = network.sample(num_trees, seed=generator)
         choices, features = self.places.look_up(topologies)
         lengths, part = defended_draws(self.lengths.rsample(of_lengths, features, generator).value, prior, generator)
         # Edges are independent, so the density of one edge is that of a tree with one edge.
         alone = self.lengths.log_prob(of_lengths, features.flatten(0, 1)[:, None], lengths.flatten()[:, None])
         log_lengths = defended_log_prob(alone.reshape(lengths.shape), lengths, prior)
-        return DrawnTrees(topologies, lengths, network.log_prob_of_choices(choices), log_lengths, part)
+        values, log_values = self.guide.draw_defended(of_normal, num_trees, generator)
+        log_topology = network.log_prob_of_choices(choices)
+        return DrawnTrees(topologies, lengths, values, log_topology, log_lengths, log_values, part)
 
 
-#: Log prior and log likelihood of trees, given topologies and branch lengths.
-LogDensities = Callable[[Topologies, Tensor], tuple[Tensor, Tensor]]
+#: Log prior and log likelihood of trees, given topologies, branch lengths and parameters by name.
+LogDensities = Callable[..., tuple[Tensor, Tensor]]
 
 
 # Contents of a file with a fitted approximation.
 
-_KIND, _VERSION = "VariationalPosterior", 1
-#: Supported priors of one branch length, of independent ones, and of all jointly.
+_KIND, _VERSION = "VariationalPosterior", 2
+#: Supported priors of one branch length, of independent ones, of all jointly, and of parameters.
 _PRIORS = (
     *(dist.Exponential, dist.Gamma, dist.InverseGamma, dist.LogNormal, dist.Weibull),
-    *(dist.HalfNormal, dist.HalfCauchy, dist.Uniform, GammaDirichlet),
+    *(dist.HalfNormal, dist.HalfCauchy, dist.Uniform, GammaDirichlet, dist.Beta, dist.Dirichlet),
 )
 
 
@@ -511,6 +561,7 @@ class _Contents(NamedTuple):
     target: TreeTarget
     parameters: Tensor
     bounds: Tensor
+    positions: Tensor
     ending: Ending
     seconds: float
     settings: dict[str, Any]
@@ -521,13 +572,14 @@ def _write(path: str | Path, contents: _Contents) -> None:
     network, likelihood = contents.family.network, contents.target.likelihood
     data = {
         "alignment": likelihood.alignment,
-        "substitution": likelihood.substitution,
-        "site_rates": likelihood.site_rates,
-        "prior": _stored_prior(contents.target.branch_length_prior),
+        "substitution": _without_priors(likelihood.substitution),
+        "site_rates": _without_priors(likelihood.site_rates),
+        "prior": _stored_prior("branch_length_prior", contents.target.branch_length_prior),
+        "priors": {name: _stored_prior(name, prior) for name, prior in contents.target.priors.items()},
         "graph": network.graph,
         "logits": network.logits.detach(),
         "lengths": contents.family.lengths,
-        **{name: getattr(contents, name) for name in ("parameters", "bounds", "ending", "seconds", "settings")},
+        **{name: getattr(contents, name) for name in _Contents._fields[2:]},
     }
     tensors: dict[str, Tensor] = {}
     try:
@@ -570,7 +622,17 @@ def _is_property(item: object, name: str) -> bool:
     return isinstance(getattr(type(item), name, None), property)
 
 
-def _stored_prior(prior: dist.TorchDistribution) -> _Prior:
+def _without_priors(model: Any) -> Any:
+    """Return a model with the default priors in place of given ones, which are stored beside it."""
+    if not isinstance(model, Parameterized):
+        return model
+    fields = {item.name: getattr(model, item.name) for item in dataclass_fields(model)}  # type: ignore[arg-type]
+    given = {name: None for name, value in fields.items() if isinstance(value, torch.distributions.Distribution)}
+    inner = {name: _without_priors(value) for name, value in fields.items() if isinstance(value, Parameterized)}
+    return replace(model, **given, **inner) if given or inner else model  # type: ignore[type-var]
+
+
+def _stored_prior(site: str, prior: dist.TorchDistribution) -> _Prior:
     event_dims = 0
     while isinstance(prior, torch.distributions.Independent):
         event_dims, prior = event_dims + prior.reinterpreted_batch_ndims, prior.base_dist
@@ -578,8 +640,7 @@ def _stored_prior(prior: dist.TorchDistribution) -> _Prior:
     # A torch distribution is equivalent to Pyro's of the same name.
     if not any(kind.__name__ == name and issubclass(kind, type(prior)) for kind in _PRIORS):
         raise SettingsError(
-            f"branch_length_prior: {name} cannot be saved. Remedy: use one of "
-            f"{', '.join(kind.__name__ for kind in _PRIORS)}."
+            f"{site}: {name} cannot be saved. Remedy: use one of {', '.join(kind.__name__ for kind in _PRIORS)}."
         )
     return _Prior(name, _prior_parameters(prior), event_dims)
 
@@ -595,15 +656,22 @@ def _restored_prior(stored: _Prior) -> dist.TorchDistribution:
 def _restored(data: dict[str, Any]) -> _Contents:
     likelihood = ForestLikelihood(data["alignment"], data["substitution"], site_rates=data["site_rates"])
     network = SubsplitBayesianNetwork(data["graph"], data["logits"])
-    family = TreeFamily(network, data["lengths"])
-    parameters, bounds, ending = data["parameters"], data["bounds"], data["ending"]
+    priors = {name: _restored_prior(stored) for name, stored in data["priors"].items()}
+    target = TreeTarget(likelihood, _restored_prior(data["prior"]), priors)
+    family = TreeFamily(network, data["lengths"], target.guide)
+    parameters, bounds, positions, ending = (data[name] for name in ("parameters", "bounds", "positions", "ending"))
     expected = family.start(torch.Generator().manual_seed(0)).shape
-    if parameters.shape != expected or parameters.dtype != torch.float64 or bounds.dim() != 1:
+    if (
+        parameters.shape != expected
+        or parameters.dtype != torch.float64
+        or bounds.dim() != 1
+        or positions.shape != bounds.shape
+    ):
         raise CheckpointError(f"the shape of the parameters is {tuple(parameters.shape)}, not {tuple(expected)}")
     if ending not in get_args(Ending):
         raise CheckpointError(f"the ending {ending!r} is unknown")
-    target = TreeTarget(likelihood, _restored_prior(data["prior"]))
-    return _Contents(family, target, parameters, bounds, ending, float(data["seconds"]), dict(data["settings"]))
+    seconds, settings = float(data["seconds"]), dict(data["settings"])
+    return _Contents(family, target, parameters, bounds, positions, ending, seconds, settings)
 
 
 # A fitted variational posterior of trees.
@@ -625,9 +693,11 @@ class WeighedTrees(NamedTuple):
         Shape `(trees,)`.
     log_weight : Tensor
         Log of joint density over proposal density, `(trees,)`.
+    parameters : dict of str to Tensor
+        Values of the parameters without a fixed value by name, one for each tree, `(trees, *event_shape)`.
     part : Tensor
-        Mixture component of each tree, `(trees,)`: 0 if all branch lengths are from the prior, 1 if half of them are, 2
-        otherwise; 0 for all trees if the proposal is the approximation itself.
+        Mixture component of the branch lengths of each tree, `(trees,)`: 0 if all are from the prior, 1 if half of them
+        are, 2 otherwise; 0 for all trees if the proposal is the approximation itself.
     """
 
     topologies: Topologies
@@ -636,22 +706,25 @@ class WeighedTrees(NamedTuple):
     log_likelihood: Tensor
     log_weight: Tensor
     part: Tensor
+    parameters: dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class VariationalPosterior:
-    """Approximate posterior of topologies and branch lengths, as fitted by `variational_inference`.
+    """Approximate posterior of topologies, branch lengths and parameters, as fitted by `variational_inference`.
 
     Attributes
     ----------
     family : TreeFamily
-        Network and distribution of branch lengths.
+        Network and distributions of branch lengths and parameters.
     target : TreeTarget
-        Joint density of data, branch lengths and topology.
+        Joint density of data, branch lengths, parameters of the models, and topology.
     parameters : Tensor
         Parameters of the family, a vector.
     bounds : Tensor
         Estimate of the untempered bound at each step, shape `(steps,)`.
+    positions : Tensor
+        Where each step read the schedules of annealing and learning rates, as a number of steps, shape `(steps,)`.
     ending : str
         `"finished"`, `"time budget"` or `"interrupted"`.
     seconds : float
@@ -662,6 +735,7 @@ class VariationalPosterior:
     target: TreeTarget = field(repr=False)
     parameters: Tensor = field(repr=False)
     bounds: Tensor = field(repr=False)
+    positions: Tensor = field(repr=False)
     ending: Ending
     seconds: float
     settings: dict[str, Any]
@@ -688,7 +762,8 @@ class VariationalPosterior:
         defended : bool, default True
             Draw from a defensive mixture, which bounds the weights: one tree in ten has all branch lengths from the
             prior, another one half of them (if the prior is over one branch length), and one in five of the others at
-            least one from a heavy tail. If False, draw from the approximation itself.
+            least one from a heavy tail. One tree in ten has parameters from their prior, the others from a t
+            distribution. If False, draw from the approximation itself.
 
         Returns
         -------
@@ -701,16 +776,22 @@ class VariationalPosterior:
         num_draws = whole_number("num_draws", num_draws, 1)
         generator = new_generator(seed, stream=f"trees of a variational posterior, {purpose}")
         draw = partial(self.family.draw_defended, self.target.branch_length_prior) if defended else self.family.draw
-        children, columns = [], []
+        children, columns, values = [], [], []
         with torch.no_grad(), one_thread():
             for first in range(0, num_draws, _AT_ONCE):
                 drawn = draw(self.parameters, min(_AT_ONCE, num_draws - first), generator)
-                log_prior, log_likelihood = self.target.log_densities(drawn.topologies, drawn.lengths)
-                log_weight = log_prior + log_likelihood - drawn.log_topology - drawn.log_lengths
+                densities = self.target.log_densities(drawn.topologies, drawn.lengths, **drawn.parameters)
+                log_prior, log_likelihood = densities
+                log_weight = log_prior + log_likelihood - drawn.log_guide
+                values.append(drawn.parameters)
                 children.append(torch.from_numpy(drawn.topologies.children))
                 columns.append((drawn.lengths, log_prior, log_likelihood, log_weight, drawn.part))
         topologies = Topologies(self.topologies.taxa, torch.cat(children).numpy())
-        return WeighedTrees(topologies, *(torch.cat(column) for column in zip(*columns, strict=True)))
+        parameters = {name: torch.cat([one[name] for one in values]) for name in values[0]}
+        lengths, log_prior, log_likelihood, log_weight, part = (
+            torch.cat(column) for column in zip(*columns, strict=True)
+        )
+        return WeighedTrees(topologies, lengths, log_prior, log_likelihood, log_weight, part, parameters)
 
     def sample(self, num_draws: int, *, seed: int = 0, weighted: bool = False) -> TreeSample:
         """Draw trees with branch lengths.
@@ -736,6 +817,31 @@ class VariationalPosterior:
         drawn = self.weighed_trees(num_draws, seed=seed, defended=weighted)
         weights = _trusted_weights(drawn.log_weight) if weighted else None
         return TreeSample.from_topologies(drawn.topologies, weights, drawn.lengths)
+
+    def sample_parameters(self, num_draws: int, *, seed: int = 0, weighted: bool = False) -> dict[str, Tensor]:
+        """Draw the parameters of substitution and site rates without a fixed value.
+
+        Parameters
+        ----------
+        num_draws : int
+        seed : int, default 0
+        weighted : bool, default False
+            If True, draws are resampled by their importance weights, so that they represent the exact posterior on the
+            network's support, with repetition; if False, they are draws from the approximation.
+
+        Returns
+        -------
+        dict of str to Tensor
+            By name, shape `(draws, *event_shape)`: those of the trees of `sample` or, if weighted, of `to_arviz`.
+
+        Warns
+        -----
+        SamplingWarning
+            If the weights are not trusted.
+        """
+        drawn = self.weighed_trees(num_draws, seed=seed, defended=weighted)
+        rows = _resampled(drawn.log_weight, seed) if weighted else slice(None)
+        return {name: value[rows] for name, value in drawn.parameters.items()}
 
     def lower_bound(self, num_particles: int = 1, num_draws: int = 1000, *, seed: int = 0) -> Estimate:
         """Estimate the importance-weighted lower bound of the log evidence.
@@ -800,10 +906,10 @@ class VariationalPosterior:
         Returns
         -------
         InferenceData or DataTree
-            Group `posterior` holds one chain of `tree_length`, the sum of all branch lengths, and `topology`, the rank
-            of the topology by its frequency in the draws. Group `sample_stats` holds the log joint density `lp` and,
-            without resampling, `log_weight`. Group `constant_data` holds the Newick text of each topology, `newick`,
-            by rank. The trees are those of `sample` with the same seed.
+            Group `posterior` holds one chain of `tree_length`, the sum of all branch lengths, `topology`, the rank of
+            the topology by its frequency in the draws, and the parameters without a fixed value. Group `sample_stats`
+            holds the log joint density `lp` and, without resampling, `log_weight`. Group `constant_data` holds the
+            Newick text of each topology, `newick`, by rank. The trees are those of `sample` with the same seed.
 
         Warns
         -----
@@ -813,12 +919,7 @@ class VariationalPosterior:
         import xarray as xr
 
         drawn = self.weighed_trees(num_draws, seed=seed, defended=weighted)
-        rows = torch.arange(num_draws)
-        if weighted:
-            weights = _trusted_weights(drawn.log_weight)
-            uniform = torch.rand((), generator=new_generator(seed, stream="resampled trees"), dtype=torch.float64)
-            # Systematic resampling: the count of each draw is its expected count rounded up or down.
-            rows = torch.searchsorted(weights.cumsum(0), (rows + uniform) / num_draws).clamp(max=num_draws - 1)
+        rows = _resampled(drawn.log_weight, seed) if weighted else torch.arange(num_draws)
         sample = TreeSample.from_topologies(drawn.topologies[rows.numpy()])
         order = sample.top(len(sample.topologies))
         rank = torch.from_numpy(order).argsort()
@@ -827,7 +928,11 @@ class VariationalPosterior:
             del stats["log_weight"]
         tree_length, topology = drawn.lengths.sum(-1), rank[torch.from_numpy(sample.index)]
         chains: dict[str, dict[str, Tensor]] = {
-            "posterior": {"tree_length": tree_length[None, rows], "topology": topology[None]},
+            "posterior": {
+                "tree_length": tree_length[None, rows],
+                "topology": topology[None],
+                **{name: value[None, rows] for name, value in drawn.parameters.items()},
+            },
             "sample_stats": {name: value[None, rows] for name, value in stats.items()},
         }
         facts = {"seconds": self.seconds, "ending": self.ending, "num_steps": self.num_steps, "seed_of_draws": seed}
@@ -886,12 +991,21 @@ def _checked(log_weight: Tensor) -> tuple[Tensor, list[str], dict[str, float]]:
     return usable, problems, {"pareto_shape": shape, "effective_draws": effective}
 
 
-def _trusted_weights(log_weight: Tensor) -> Tensor:
+def _trusted_weights(log_weight: Tensor, stacklevel: int = 3) -> Tensor:
     """Return weights that sum to one; warn if they are not trusted."""
     usable, problems, _ = _checked(log_weight)
     if problems:
-        warnings.warn(f"the importance weights are not trusted: {'; '.join(problems)}", SamplingWarning, stacklevel=3)
+        what = f"the importance weights are not trusted: {'; '.join(problems)}"
+        warnings.warn(what, SamplingWarning, stacklevel=stacklevel)
     return usable.softmax(0)
+
+
+def _resampled(log_weight: Tensor, seed: int) -> Tensor:
+    """Return indices of draws resampled by their weights, `(draws,)`; warn if the weights are not trusted."""
+    weights, count = _trusted_weights(log_weight, stacklevel=4), len(log_weight)
+    uniform = torch.rand((), generator=new_generator(seed, stream="resampled trees"), dtype=torch.float64)
+    # Systematic resampling: the count of each draw is its expected count rounded up or down.
+    return torch.searchsorted(weights.cumsum(0), (torch.arange(count) + uniform) / count).clamp(max=count - 1)
 
 
 # Training: gradients of the bound, and Adam, as an algorithm of `drive`.
@@ -911,7 +1025,8 @@ class LearningRates:
     Parameters
     ----------
     topologies, branch_lengths : float, default 0.001
-        Initial step sizes of the network's logits and of the parameters of branch lengths.
+        Initial step sizes of the network's logits, and of the parameters of all continuous distributions: branch
+        lengths, and the normal distribution of parameters of substitution and site rates.
     factor : float, default 0.75
         Decay factor, above 0 and at most 1.
     every : int, default 20,000
@@ -952,12 +1067,40 @@ class LearningRates:
         return self.topologies * scale, self.branch_lengths * scale
 
 
+#: The position at which a step reads the schedules, from the number of steps before it and the position before.
+Pace = Callable[[int, float], float]
+
+
+def by_steps(iteration: int, before: float) -> float:
+    """Read schedules at the number of steps taken, but never before the last position."""
+    return max(float(iteration), before)
+
+
+class BudgetPace:
+    """Positions that reach the last step when a time budget ends, or when all steps are taken, if that comes first.
+
+    The budget of a resumed run is spread over what is left of the schedules.
+    """
+
+    def __init__(self, seconds: float, num_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._num_steps, self._clock = seconds, num_steps, clock
+        self._begin, self._first = clock(), math.nan
+
+    def __call__(self, iteration: int, before: float) -> float:
+        """Return the next position; see `Pace`."""
+        if math.isnan(self._first):
+            self._first = before
+        share = min((self._clock() - self._begin) / self._seconds, 1.0)
+        return max(by_steps(iteration, before), self._first + share * (self._num_steps - self._first))
+
+
 class TrainingState(NamedTuple):
     """Parameters and Adam's averages of the gradient and its square, vectors of the same length."""
 
     parameters: Tensor
     first: Tensor
     second: Tensor
+    position: Tensor  # at which the last step read the schedules, a scalar
 
 
 @dataclass(frozen=True, eq=False)
@@ -971,6 +1114,10 @@ class Training:
     annealing: WeightSchedule  # inverse temperature of the likelihood at each step
     num_steps: int
     identity: dict[str, Any] = field(default_factory=dict)  # facts that a checkpoint must match, as JSON
+    pace: Pace = by_steps
+    first: TrainingState | None = None  # of a later part of a run, after as many steps as `taken`
+    taken: int = 0
+    until: int | None = None  # step or position at which a part of a run ends
     description: str = "fitting trees"
 
     def facts(self) -> dict[str, Any]:
@@ -979,8 +1126,11 @@ class Training:
 
     def start(self, generator: torch.Generator) -> TrainingState:
         """Return the first state."""
+        if self.first is not None:
+            return self.first
         parameters = self.family.start(generator)
-        return TrainingState(parameters, torch.zeros_like(parameters), torch.zeros_like(parameters))
+        zero = torch.zeros((), dtype=torch.float64)
+        return TrainingState(parameters, torch.zeros_like(parameters), torch.zeros_like(parameters), zero)
 
     def estimate(
         self, parameters: Tensor, inverse_temperature: float, generator: torch.Generator
@@ -988,9 +1138,9 @@ class Training:
         """Return scalar estimates of the tempered bound, whose gradient drives the parameters, and of the bound."""
         wake = isinstance(self.objective, ReweightedWakeSleep)
         drawn = self.family.draw(parameters, self.objective.num_particles, generator, reparameterized=not wake)
-        log_guide = drawn.log_topology + drawn.log_lengths
+        log_guide = drawn.log_guide
         with torch.set_grad_enabled(torch.is_grad_enabled() and not wake):
-            log_prior, log_likelihood = self.log_densities(drawn.topologies, drawn.lengths)
+            log_prior, log_likelihood = self.log_densities(drawn.topologies, drawn.lengths, **drawn.parameters)
         log_weight = log_prior + inverse_temperature * log_likelihood - log_guide
         if isinstance(self.objective, ReweightedWakeSleep):
             value = reweighted_estimate(log_weight, log_guide, self.objective.wake_phi)
@@ -1004,32 +1154,42 @@ class Training:
         self, state: TrainingState, iteration: int, generator: torch.Generator
     ) -> tuple[TrainingState, Mapping[str, Tensor]]:
         """Take one step."""
+        iteration += self.taken
+        position = self.pace(iteration, float(state.position))
+        step = int(position)
         with torch.enable_grad():
             leaf = state.parameters.detach().requires_grad_(True)
-            value, bound = self.estimate(leaf, self.annealing(iteration), generator)
+            value, bound = self.estimate(leaf, self.annealing(step), generator)
             (gradient,) = torch.autograd.grad(value, leaf)
         if not bool(torch.isfinite(value.detach() + gradient.sum())):
             raise LossError(
                 f"the bound or its gradient is not finite at step {iteration}. Remedy: lower the learning rates, or "
                 "let the inverse temperature of the likelihood rise more slowly."
             )
-        return self._ascend(state, gradient, iteration), {"bound": bound}
+        at = torch.tensor(position, dtype=torch.float64)
+        parameters, first, second = self._ascend(state, gradient, iteration, self.learning_rates(step))
+        return TrainingState(parameters, first, second, at), {"bound": bound, "position": at}
 
-    def _ascend(self, state: TrainingState, gradient: Tensor, iteration: int) -> TrainingState:
-        """Take a step of Adam uphill."""
+    def _ascend(
+        self, state: TrainingState, gradient: Tensor, iteration: int, rates: tuple[float, float]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Take a step of Adam uphill; return parameters and both averages."""
         count = iteration + 1
         first = torch.lerp(state.first, gradient, 1 - _FIRST_DECAY)
         second = torch.lerp(state.second, gradient.square(), 1 - _SECOND_DECAY)
         step = first / ((second / (1 - _SECOND_DECAY**count)).sqrt_() + _FLOOR)
-        for_topologies, for_lengths = self.learning_rates(iteration)
+        for_topologies, for_lengths = rates
         correction = 1 - _FIRST_DECAY**count
         step[: self.family.num_logits] *= for_topologies / correction
         step[self.family.num_logits :] *= for_lengths / correction
-        return TrainingState(state.parameters + step, first, second)
+        return state.parameters + step, first, second
 
     def ending(self, state: TrainingState, iteration: int, records: Records) -> Ending | None:
         """Return the reason to end, or None to continue."""
-        return "finished" if iteration >= self.num_steps else None
+        done = iteration + self.taken >= self.num_steps
+        if self.until is not None:
+            done = done or max(float(iteration + self.taken), float(state.position)) >= self.until
+        return "finished" if done else None
 
     def note(self, state: TrainingState, iteration: int, records: Records) -> str:
         """Return the text behind the progress bar."""
@@ -1038,13 +1198,28 @@ class Training:
 
 #: Inverse temperature of the likelihood at the first step.
 _HOTTEST = 0.001
+#: Number of resampled alignments whose trees a search starts from.
+_BOOTSTRAPS = 20
 #: Number of points at which two priors are compared.
 _PROBES = 64
 
 
+#: Topologies, or the network that they make.
+Support = TreeSample | Topologies | Sequence[Tree] | SubsplitBayesianNetwork
+
+
+@runtime_checkable
+class SupportSearch(Protocol):
+    """Result of a search for topologies."""
+
+    @property
+    def sample(self) -> TreeSample:
+        """Topologies, such as those of a Markov chain."""
+
+
 def variational_inference(
     alignment: Alignment,
-    support: TreeSample | Topologies | Sequence[Tree] | SubsplitBayesianNetwork,
+    support: Support | SupportSearch | Callable[[Alignment], Support | SupportSearch] | None = None,
     *,
     substitution: SubstitutionModel | None = None,
     site_rates: SiteRates | None = None,
@@ -1054,33 +1229,37 @@ def variational_inference(
     num_steps: int = 200_000,
     learning_rates: LearningRates | None = None,
     annealing: WeightSchedule | None = None,
+    growth: SupportGrowth | None = None,
     seed: int = 0,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     time_budget: float | None = None,
     progress: bool = True,
 ) -> VariationalPosterior:
-    r"""Approximate the posterior of topology and branch lengths by variational inference.
+    r"""Approximate the posterior of topology, branch lengths and parameters by variational inference.
 
-    The variational family is a subsplit Bayesian network :math:`Q(\tau)` of topologies and a distribution
-    :math:`Q(q \mid \tau)` of branch lengths with parameters shared among topologies. By default training maximises
-    the expected log of the mean of several weights
+    The variational family is a subsplit Bayesian network :math:`Q(\tau)` of topologies, a distribution
+    :math:`Q(q \mid \tau)` of branch lengths with parameters shared among topologies, and a multivariate normal
+    distribution :math:`Q(\theta)` of the free parameters of substitution and site rates in unconstrained coordinates.
+    By default training maximises the expected log of the mean of several weights
 
-    .. math:: w = \frac{p(D \mid \tau, q)^\beta \, p(q) \, p(\tau)}{Q(\tau) \, Q(q \mid \tau)},
+    .. math:: w = \frac{p(D \mid \tau, q, \theta)^\beta \, p(q) \, p(\theta) \, p(\tau)}
+                      {Q(\tau) \, Q(q \mid \tau) \, Q(\theta)},
 
     with :math:`p(\tau) = 1 / (2n-5)!!`; reweighted wake-sleep is the alternative.
 
     Parameters
     ----------
     alignment : Alignment
-    support : TreeSample, Topologies, sequence of Tree, or SubsplitBayesianNetwork
+    support : TreeSample, Topologies, sequence of Tree, SubsplitBayesianNetwork, SupportSearch or callable, optional
         Topologies, such as those of a short MCMC run: the support consists of all recombinations of their subsplits,
-        and training starts with equal probabilities of all options. Or a network, which is the starting point. Roots
-        are removed.
+        and training starts with equal probabilities of all options. Or a network, which is the starting point; or an
+        object with such a `sample`, or a function of the alignment that returns one of these. Roots are removed. By
+        default the support is searched for, from trees of neighbour joining, and grows.
     substitution : SubstitutionModel, default JC69()
-        With values for all of its parameters.
+        Parameters without a value, such as those of `GTR()`, have their prior and are inferred.
     site_rates : SiteRates, optional
-        Distribution of the rate over sites, with values for all of its parameters; by default all sites have rate one.
+        Distribution of the rate over sites, likewise; by default all sites have rate one.
     branch_length_prior : TorchDistribution, optional
         Over one positive branch length; or over the vector of all, in the edge order of `Topologies`: external branches
         first, in the alignment's order of taxa. Exponential with rate 10 by default.
@@ -1094,14 +1273,21 @@ def variational_inference(
         Step sizes of Adam.
     annealing : Schedule, optional
         Inverse temperature of the likelihood at each step, above 0; by default it rises from 0.001 to one over the
-        first half of the steps. A checkpoint distinguishes functions by name only.
+        first half of the steps or of the time budget, whichever is further. A checkpoint distinguishes functions by
+        name only.
+    growth : SupportGrowth, optional
+        Let the support grow during training, by neighbours of its probable topologies. By default a given support stays
+        as it is.
     seed : int, default 0
     checkpoint : path, optional
-        File for the state, from which an existing run resumes with bitwise identical results.
+        File for the state, from which an existing run resumes with bitwise identical results. Beside it, a support that
+        grows has one file for each round, such as `run.growth1`; the search for topologies is repeated.
     checkpoint_seconds : float, default 10
         Seconds between two checkpoints; 0 writes one at every step.
     time_budget : float, optional
-        Seconds after which the run ends early, as on Ctrl-C.
+        Seconds after which the run ends. With the default annealing, annealing and learning rates follow the share of
+        the budget that has passed, so that half of the run is at inverse temperature one; with `annealing` given, both
+        follow the number of steps. A resumed run spreads its budget over what is left of the schedules.
     progress : bool, default True
         Show a progress bar if the run takes over two seconds.
 
@@ -1109,10 +1295,16 @@ def variational_inference(
     -------
     VariationalPosterior
 
+    Notes
+    -----
+    Without a time budget, a seed determines the result bit for bit, however often the run is resumed. With a time
+    budget it also depends on when each step began: the attribute `positions` of the result records where each step read
+    the schedules, and given these positions the run is reproducible. How many steps fit into the budget is not.
+
     Raises
     ------
     SettingsError
-        If a setting lies outside its domain, or the prior of branch lengths is unsuitable.
+        If a setting lies outside its domain, or a prior is unsuitable.
     TreeError
         If the taxa of the support differ from those of the alignment, or it is a network over rooted topologies.
     LossError
@@ -1148,42 +1340,51 @@ def variational_inference(
     True
     """
     substitution = check_models(alignment, substitution, site_rates)
-    if isinstance(support, SubsplitBayesianNetwork):
-        network = support
-        check_same_taxa(alignment.taxa, network.taxa, "the alignment", "the support")
-    else:
-        network = SubsplitBayesianNetwork.from_topologies(unrooted_topologies(support, alignment))
     num_steps = whole_number("num_steps", num_steps, 1)
     objective = _checked_settings(IWAE(10) if objective is None else objective)
     default_annealing = annealing is None
     annealing = Linear(max(1, num_steps // 2), start=_HOTTEST) if annealing is None else annealing
     learning_rates = LearningRates() if learning_rates is None else learning_rates
     lengths = LogNormalLengths() if lengths is None else lengths
-    _check_options(learning_rates, annealing, lengths)
+    growth = SupportGrowth() if support is None and growth is None else growth
+    _check_options(learning_rates, annealing, lengths, growth)
     prior = branch_length_prior
     if prior is None:
         prior = dist.Exponential(torch.tensor(10.0, dtype=torch.float64))
-    _check_prior(prior, alignment, network)
-    prior = in_double_precision(prior)
-    target = TreeTarget(ForestLikelihood(alignment, substitution, site_rates=site_rates), prior)
-    family = TreeFamily(network, lengths)
+    check_branch_length_prior(prior, 2 * alignment.num_taxa - 3)
+    likelihood = ForestLikelihood(alignment, substitution, site_rates=site_rates)
+    target = TreeTarget(likelihood, in_double_precision(prior), _free_parameters(substitution, site_rates))
+    control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
     settings = {
         "objective": type(objective).__name__,
         "num_particles": objective.num_particles,
         "learning_rates": setting_as_json(learning_rates),
         "annealing": setting_as_json(annealing),
-        "lengths": setting_as_json(family.lengths),
+        "lengths": setting_as_json(lengths),
         "seed": whole_number("seed", seed),
     }
     if isinstance(objective, ReweightedWakeSleep):
         settings["wake_phi"] = objective.wake_phi
-    model = _fingerprint(target, network)
-    control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
-    training = Training(
-        family, target.log_densities, objective, learning_rates, annealing, num_steps, {"model": model, **settings}
-    )
+    if growth is not None:
+        settings |= {"growth": setting_as_json(growth), "num_steps": num_steps}
+    begin = time.monotonic()
+    trees = None
+    if support is None:
+        trees = ScoredTrees(partial(_log_posterior, target, None), alignment.taxa)
+        network = _searched(trees, alignment, growth or SupportGrowth(), settings["seed"], control)
+    else:
+        network = _network_of(support, alignment)
+        if growth is not None:
+            trees = ScoredTrees(partial(_log_posterior, target, None), network.taxa)
+    _check_order(target.branch_length_prior, alignment, network)
+    family = TreeFamily(network, lengths, target.guide)
+    spent = time.monotonic() - begin
+    follows = default_annealing and time_budget is not None
+    pace: Pace = BudgetPace(_left(control, spent), num_steps) if follows else by_steps
+    training = Training(family, target.log_densities, objective, learning_rates, annealing, num_steps, {}, pace)
+    rounds = _Rounds(trees, growth, settings["seed"])
     try:
-        outcome = drive(training, control, new_generator(settings["seed"], stream="variational inference over trees"))
+        run = _train(training, target, control, rounds, settings, spent)
     except CheckpointError as error:
         if default_annealing and "annealing" in str(error):
             raise CheckpointError(
@@ -1191,17 +1392,174 @@ def variational_inference(
                 f"previous num_steps, or give annealing=Linear(half of the previous num_steps, start={_HOTTEST})."
             ) from error
         raise
-    done = f"after {outcome.num_iterations} of {num_steps} steps"
-    if outcome.num_iterations and (weight := annealing(outcome.num_iterations - 1)) < 1:
+    taken = len(run.bounds)
+    done = f"after {taken} of {num_steps} steps"
+    if taken and (weight := annealing(int(run.state.position))) < 1:
         done += f", with {100 * weight:.2g} % of the log likelihood: the trees do not yet approximate the posterior"
-    say_early(outcome.ending, control, "variational inference", done)
-    bounds = outcome.records["bound"].clone() if "bound" in outcome.records else torch.zeros(0, dtype=torch.float64)
+    say_early(run.ending, control, "variational inference", done)
     return VariationalPosterior(
-        family, target, outcome.state.parameters, bounds, outcome.ending, outcome.seconds, settings
+        run.family, target, run.state.parameters, run.bounds, run.positions, run.ending, run.seconds, settings
     )
 
 
-def _check_options(learning_rates: object, annealing: object, lengths: object) -> None:
+# Parts of a run between which the support grows.
+
+
+class _Rounds(NamedTuple):
+    """What the support grows by."""
+
+    trees: ScoredTrees | None
+    growth: SupportGrowth | None
+    seed: int
+
+
+class _Run(NamedTuple):
+    """Result of all parts of a run."""
+
+    family: TreeFamily
+    state: TrainingState
+    bounds: Tensor
+    positions: Tensor
+    ending: Ending
+    seconds: float
+
+
+def _train(
+    training: Training, target: TreeTarget, control: Control, rounds: _Rounds, settings: dict[str, Any], spent: float
+) -> _Run:
+    """Train in parts, between which the support grows; `spent` seconds of the time budget are gone."""
+    begin = time.monotonic()
+    ends: list[int | None] = [] if rounds.growth is None else list(rounds.growth.positions(training.num_steps))
+    records: dict[str, list[Tensor]] = {"bound": [], "position": []}
+    nothing, seconds = torch.zeros(0, dtype=torch.float64), spent
+    stream = "variational inference over trees"
+    for number, end in enumerate([*ends, None], start=1):
+        identity = {"model": _fingerprint(target, training.family.network), **settings}
+        training = replace(training, identity=identity, until=end)
+        path = control.checkpoint
+        here = replace(
+            control,
+            checkpoint=path if path is None or end is None else f"{path}.growth{number}",
+            time_budget=None if control.time_budget is None else _left(control, spent + time.monotonic() - begin),
+        )
+        outcome = drive(training, here, new_generator(rounds.seed, stream=stream))
+        for name, parts in records.items():
+            parts.append(outcome.records[name].clone() if name in outcome.records else nothing)
+        seconds += outcome.seconds
+        if end is None or outcome.ending != "finished":
+            break
+        training = replace(training, first=outcome.state, taken=training.taken + outcome.num_iterations)
+        stream = f"variational inference over trees, after round {number}"
+        if rounds.growth is not None and rounds.trees is not None:
+            growing = time.monotonic()
+            generator = new_generator(rounds.seed, stream=f"growth of a support, round {number}")
+            rounds.trees.log_density = partial(
+                _log_posterior, target, training.family.medians(outcome.state.parameters)
+            )
+            training = _grown(training, rounds.trees, rounds.growth, generator, control.progress)
+            seconds += time.monotonic() - growing
+    bounds, positions = (torch.cat(parts) for parts in records.values())
+    return _Run(training.family, outcome.state, bounds, positions, outcome.ending, seconds)
+
+
+def _left(control: Control, spent: float) -> float:
+    """Return what is left of the time budget, at least a moment."""
+    return max((control.time_budget or 0.0) - spent, 1e-3)
+
+
+def _grown(
+    training: Training, trees: ScoredTrees, growth: SupportGrowth, generator: torch.Generator, progress: bool
+) -> Training:
+    """Return a training that goes on with the options of probable topologies outside the support."""
+    family, state = training.family, training.first
+    if state is None:
+        raise TypeError("a support grows between two parts of a run")
+    network = family.topologies(state.parameters)
+    trees.add(network.sample(growth.num_draws, seed=generator).distinct()[0])
+    _expand(trees, growth, progress)
+    probable = trees.probable(growth.mass)
+    missing = network.log_prob(trees.topologies[probable]).isneginf().numpy()
+    if not missing.any():
+        return training
+    new = probable[missing]
+    grown = TreeFamily(
+        with_new_options(network, trees.topologies[new], trees.shares[new].numpy()), family.lengths, family.guide
+    )
+    return replace(training, family=grown, first=carried(state, family, grown))
+
+
+def carried(state: TrainingState, old: TreeFamily, new: TreeFamily) -> TrainingState:
+    """Return the state for a family with more options; what is new starts as in a new family."""
+    stream = new_generator(0, stream="start of what is replaced")
+    parameters = new.start(stream)
+    options = torch.from_numpy(options_in(new.network.graph, old.network.graph))
+    head = len(old.lengths.start(0, stream))
+    columns = len(old.lengths.start(1, stream)) - head
+    features = torch.empty(old.places.num_features, dtype=torch.int64)
+    of_old = torch.from_numpy(old.places.feature_of[:-2])
+    used = of_old < old.places.num_features
+    features[of_old[used]] = torch.from_numpy(new.places.feature_of)[options[used]]
+    table = new.num_logits + head
+    rows = (features[:, None] * columns + torch.arange(columns)).flatten() + table
+    rest = torch.arange(new.guide.num_parameters) + table + columns * new.places.num_features
+    place = torch.cat([options, torch.arange(new.num_logits, table), rows, rest])
+    first, second = (torch.zeros_like(parameters).index_copy(0, place, one) for one in (state.first, state.second))
+    # Logits of old options are kept relative to those of new ones.
+    parameters[place[old.num_logits :]] = state.parameters[old.num_logits :]
+    return TrainingState(parameters, first, second, state.position)
+
+
+def _log_posterior(
+    target: TreeTarget, parameters: dict[str, Tensor] | None, topologies: Topologies, lengths: Tensor
+) -> Tensor:
+    """Return the log posterior density of trees up to a constant, at fixed parameters or at the prior's medians."""
+    guide = target.guide
+    if parameters is None:
+        parameters = guide.medians(torch.zeros(guide.num_parameters, dtype=torch.float64))
+    values = {name: value.expand(len(topologies), *value.shape) for name, value in parameters.items()}
+    log_prior, log_likelihood = target.log_densities(topologies, lengths, **values)
+    return log_prior + log_likelihood
+
+
+def _expand(trees: ScoredTrees, growth: SupportGrowth, progress: bool) -> None:
+    with torch.no_grad(), one_thread(), progress_bar("searching topologies", None, progress) as bar:
+        trees.expand(growth.mass, growth.max_expanded, bar.update)
+
+
+def _searched(
+    trees: ScoredTrees, alignment: Alignment, growth: SupportGrowth, seed: int, control: Control
+) -> SubsplitBayesianNetwork:
+    """Return the network of topologies that a search from trees of neighbour joining finds probable."""
+    trees.add(starting_topologies(alignment, _BOOTSTRAPS, seed))
+    _expand(trees, growth, control.progress)
+    probable = trees.probable(growth.mass)
+    sample = TreeSample.from_topologies(trees.topologies[probable], trees.shares[probable])
+    return SubsplitBayesianNetwork.fit(sample, "simple_average")
+
+
+def _network_of(
+    support: Support | SupportSearch | Callable[[Alignment], Support | SupportSearch], alignment: Alignment
+) -> SubsplitBayesianNetwork:
+    """Return the network of a support."""
+    if callable(support) and not isinstance(support, SubsplitBayesianNetwork):  # Pyro's distributions are callable
+        support = support(alignment)
+    if isinstance(support, SubsplitBayesianNetwork):
+        check_same_taxa(alignment.taxa, support.taxa, "the alignment", "the support")
+        return support
+    if isinstance(support, SupportSearch) and isinstance(support.sample, TreeSample):
+        support = support.sample
+    return SubsplitBayesianNetwork.from_topologies(unrooted_topologies(support, alignment))  # type: ignore[arg-type]
+
+
+def _free_parameters(
+    substitution: SubstitutionModel, site_rates: SiteRates | None
+) -> dict[str, dist.TorchDistribution]:
+    """Return the priors of all parameters without a fixed value."""
+    like = torch.empty(0, dtype=torch.float64)
+    return substitution.priors(like) | ({} if site_rates is None else site_rates.priors(like))
+
+
+def _check_options(learning_rates: object, annealing: object, lengths: object, growth: object) -> None:
     """Raise SettingsError for settings of the wrong type."""
     if not isinstance(learning_rates, LearningRates):
         raise SettingsError(
@@ -1215,12 +1573,13 @@ def _check_options(learning_rates: object, annealing: object, lengths: object) -
         raise SettingsError(
             f"lengths: {lengths!r:.80} is not an object of a length family. Remedy: give LogNormalLengths()."
         )
+    if not isinstance(growth, SupportGrowth | None):
+        raise SettingsError(f"growth: {growth!r:.80} has the wrong type. Remedy: give SupportGrowth(), or None.")
 
 
-def _check_prior(prior: dist.TorchDistribution, alignment: Alignment, network: SubsplitBayesianNetwork) -> None:
-    """Raise SettingsError for an invalid prior, or for a joint prior if the order of taxa makes its edges ambiguous."""
+def _check_order(prior: dist.TorchDistribution, alignment: Alignment, network: SubsplitBayesianNetwork) -> None:
+    """Raise SettingsError for a joint prior if the order of taxa makes its edges ambiguous."""
     num_edges = 2 * alignment.num_taxa - 3
-    check_branch_length_prior(prior, num_edges)
     tips = [alignment.taxa.index(taxon) for taxon in network.taxa]
     probes = _probes(num_edges)
     moved = log_prior_of_lengths(prior, probes[:, [*tips, *range(alignment.num_taxa, num_edges)]])
@@ -1269,4 +1628,10 @@ def _fingerprint(target: TreeTarget, network: SubsplitBayesianNetwork) -> object
         # The density identifies a prior of any class.
         log_prior_of_lengths(prior, _probes(2 * len(network.taxa) - 3)),
     ]
-    return setting_as_json(parts if likelihood.site_rates is None else [*parts, likelihood.site_rates])
+    parts += [] if likelihood.site_rates is None else [likelihood.site_rates]
+    if target.priors:
+        guide = target.guide
+        normal = torch.zeros(guide.num_parameters, dtype=torch.float64)
+        probes = guide.rsample(normal, _PROBES, new_generator(0, stream="probes of a prior")).values
+        parts += [sorted(target.priors), guide.log_prior(probes), list(probes.values())]
+    return setting_as_json(parts)

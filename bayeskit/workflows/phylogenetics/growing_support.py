@@ -1,0 +1,316 @@
+"""Search for the support of a network: trees of neighbour joining, and neighbours scored by their maxima."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import new_generator
+from bayeskit.errors import SettingsError
+from bayeskit.models.phylogenetics import Alignment, SubsplitBayesianNetwork, Topologies, clades
+from bayeskit.models.phylogenetics.distributions.graphs import Numbers, SubsplitGraph
+
+__all__ = [
+    "ScoredTrees",
+    "SupportGrowth",
+    "joined_graphs",
+    "nearest_neighbours",
+    "options_in",
+    "starting_topologies",
+    "with_new_options",
+]
+
+
+@dataclass(frozen=True)
+class SupportGrowth:
+    """How the support of a network grows: from neighbours of its probable topologies by nearest-neighbour interchange.
+
+    In each round, topologies are drawn from the network, and neighbours of the probable ones are tried, and their
+    neighbours, until none is probable. A topology is scored by the maximum of its posterior density over the logarithms
+    of its branch lengths, which estimates its share of the mass of all trees tried (Whidden et al. 2020).
+
+    Parameters
+    ----------
+    rounds : int, default 5
+        Number of rounds, evenly spaced up to `until`; a first search comes before training.
+    until : float, default 0.5
+        Share of the steps at which the last round takes place, above 0 and at most 1.
+    mass : float, default 1e-4
+        Least estimated share of a topology whose neighbours are tried, and whose subsplits are added.
+    max_expanded : int, default 300
+        Largest number of topologies whose neighbours are tried in one round.
+    num_draws : int, default 500
+        Number of topologies drawn from the network in a round.
+
+    Raises
+    ------
+    SettingsError
+        If a setting lies outside its domain.
+
+    References
+    ----------
+    Saitou, N., Nei, M. (1987). The neighbor-joining method: a new method for reconstructing phylogenetic trees.
+    Molecular Biology and Evolution 4, 406-425.
+
+    Whidden, C., Claywell, B. C., Fisher, T., Magee, A. F., Fourment, M., Matsen, F. A. (2020). Systematic exploration
+    of the high likelihood set of phylogenetic tree topologies. Systematic Biology 69, 280-293.
+
+    Examples
+    --------
+    >>> SupportGrowth(rounds=2).positions(100)
+    [25, 50]
+    """
+
+    rounds: int = 5
+    until: float = 0.5
+    mass: float = 1e-4
+    max_expanded: int = 300
+    num_draws: int = 500
+
+    def __post_init__(self) -> None:
+        for name, least in (("rounds", 0), ("max_expanded", 1), ("num_draws", 1)):
+            whole_number(name, getattr(self, name), least)
+        for name in ("until", "mass"):
+            if not 0 < real_number(name, getattr(self, name)) <= 1:
+                raise SettingsError(
+                    f"growth: {name}={getattr(self, name)} lies outside (0, 1]. Remedy: give a number such as "
+                    f"{getattr(SupportGrowth, name)}."
+                )
+
+    def positions(self, num_steps: int) -> list[int]:
+        """Return the step before which each round takes place."""
+        places = {int(num_steps * self.until * (number + 1) / self.rounds) for number in range(self.rounds)}
+        return sorted(place for place in places if 0 < place < num_steps)
+
+
+# Topologies to start from, and their neighbours.
+
+
+def nearest_neighbours(topologies: Topologies, lengths: Tensor) -> tuple[Topologies, Tensor]:
+    """Return all neighbours of unrooted topologies by nearest-neighbour interchange, and branch lengths to start from.
+
+    Each of the `n - 3` internal edges has two neighbours; all lengths `(topologies, edges)` are kept by split, and the
+    new edge takes that of the edge it replaces.
+    """
+    taxa, nodes = topologies.num_taxa, topologies.num_edges
+    below, children, parents = topologies.below, topologies.children, topologies.parents
+    inner = np.arange(taxa, nodes)
+    rows = np.arange(len(topologies))[:, None]
+    above = children[rows, parents[:, inner] - taxa]  # both children of the parent, one of which is the node
+    beside = above.sum(axis=-1) - inner
+    found, order, origins = [], [], []
+    for child in (0, 1):
+        kept = children[:, : len(inner), child]
+        # The node's other child changes places with its sibling.
+        replaced = below[rows, kept] | below[rows, beside]
+        for place, node in enumerate(inner):
+            sets = below.copy()
+            sets[:, node] = replaced[:, place]
+            made, edges = Topologies.from_edges(topologies.taxa, sets, rooted=False)
+            found.append(made.children)
+            order.append(edges)
+            origins.append(lengths)
+    moved = torch.cat(origins).take_along_dim(torch.from_numpy(np.concatenate(order)), dim=1)
+    return Topologies(topologies.taxa, np.concatenate(found)), moved
+
+
+def starting_topologies(alignment: Alignment, num_bootstraps: int, seed: int) -> Topologies:
+    """Return distinct topologies of neighbour joining, from the alignment and from resampled columns."""
+    patterns, weights = alignment.patterns.numpy(), alignment.weights.numpy()
+    generator = new_generator(seed, stream="bootstrap of an alignment")
+    columns = torch.multinomial(
+        alignment.weights, num_bootstraps * alignment.num_sites, replacement=True, generator=generator
+    ).reshape(num_bootstraps, -1)
+    resampled = [np.bincount(row, minlength=len(weights)).astype(float) for row in columns.numpy()]
+    seen = (patterns != 15)[:, None] & (patterns != 15)
+    unlike = ((patterns[:, None] & patterns) == 0) & seen
+    sets = []
+    for weight in (weights, *resampled):
+        compared = np.maximum(seen @ weight, 1.0)
+        share = np.minimum((unlike @ weight) / compared, 0.7)
+        sets.append(_neighbour_joining(-0.75 * np.log1p(-share / 0.75)))
+    return Topologies.from_clades(alignment.taxa, np.stack(sets), rooted=False).distinct()[0]
+
+
+def _neighbour_joining(distances: np.ndarray) -> clades.Bits:
+    """Return the sets of taxa below the internal nodes, without the first taxon, `(taxa - 2, words)`."""
+    count = len(distances)
+    sets, everything = list(clades.single(count)), clades.everything(count)
+    left, found = distances.astype(float), []
+    while len(sets) > 3:
+        totals = left.sum(axis=0)
+        criterion = (len(sets) - 2) * left - totals[:, None] - totals
+        np.fill_diagonal(criterion, np.inf)
+        one, other = sorted(divmod(int(criterion.argmin()), len(sets)))
+        joined = 0.5 * (left[one] + left[other] - left[one, other])
+        left[one], left[:, one], left[one, one] = joined, joined, 0.0
+        left = np.delete(np.delete(left, other, axis=0), other, axis=1)
+        sets[one] = sets[one] | sets.pop(other)
+        found.append(sets[one])
+    # The last three sets meet at one node, whose clade away from the first taxon is all other taxa.
+    found.append(everything & ~clades.single(count)[0])
+    made = np.stack(found)
+    return np.where(clades.contains(made, 0)[:, None], everything & ~made, made)
+
+
+# Topologies with the maximum of their density.
+
+#: Starting length of an edge, margin in nats below the best within which a maximum is sought, and step sizes.
+_LENGTH, _MARGIN, _RATE, _QUICK, _LONG = 0.05, 25.0, 0.15, 8, 40
+_AT_ONCE = 500
+
+
+class ScoredTrees:
+    """Distinct topologies with their best branch lengths and the log posterior density there.
+
+    `log_density` maps topologies and branch lengths `(topologies, edges)` to log posterior densities, up to a constant.
+    """
+
+    def __init__(self, log_density: Callable[[Topologies, Tensor], Tensor], taxa: tuple[str, ...]) -> None:
+        self.log_density = log_density
+        edges = 2 * len(taxa) - 3
+        self.topologies = Topologies(taxa, np.zeros((0, len(taxa) - 2, 2), dtype=np.int32))
+        self.lengths, self.scores = torch.zeros(0, edges, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+        self._known: set[bytes] = set()
+        self._expanded = torch.zeros(0, dtype=torch.bool)
+
+    @property
+    def shares(self) -> Tensor:
+        """Estimated share of each topology in the posterior mass of all of them."""
+        return self.scores.softmax(0)
+
+    def probable(self, mass: float) -> Numbers:
+        """Return the rows of the topologies with at least this share."""
+        return np.flatnonzero(self.shares.numpy() >= mass)
+
+    def add(self, topologies: Topologies, lengths: Tensor | None = None) -> None:
+        """Score topologies that are not known, by a climb from branch lengths `(topologies, edges)`."""
+        keys = [row.tobytes() for row in topologies.children]
+        new = {key: place for place, key in enumerate(keys) if key not in self._known}
+        if not new:
+            return
+        rows = list(new.values())
+        topologies = topologies[rows]
+        if lengths is None:
+            start = torch.full((len(rows), topologies.num_edges), _LENGTH, dtype=torch.float64)
+        else:
+            start = lengths[rows]
+        start, score = self._climbed(topologies, start, _LONG if lengths is None else _QUICK)
+        best = max(float(self.scores.max()) if len(self.scores) else -torch.inf, float(score.max()))
+        close = torch.nonzero(score > best - _MARGIN)[:, 0]
+        start[close], score[close] = self._climbed(topologies[close.numpy()], start[close], _LONG)
+        self._known.update(new)
+        children = np.concatenate([self.topologies.children, topologies.children])
+        self.topologies = Topologies(self.topologies.taxa, children)
+        self.lengths, self.scores = torch.cat([self.lengths, start]), torch.cat([self.scores, score])
+        self._expanded = torch.cat([self._expanded, torch.zeros(len(rows), dtype=torch.bool)])
+
+    def expand(self, mass: float, max_expanded: int, tell: Callable[[int, str], None] | None = None) -> None:
+        """Add the neighbours of all topologies with at least this share, the most probable first.
+
+        `tell` is called with the number of topologies whose neighbours were tried, and a note.
+        """
+        tried = 0
+        while tried < max_expanded:
+            shares = self.shares
+            waiting = torch.nonzero((shares >= mass) & ~self._expanded)[:, 0]
+            # A few at a time: better trees may appear, beside which others are negligible.
+            rows = waiting[shares[waiting].argsort(descending=True)][: min(10, max_expanded - tried)]
+            if not len(rows):
+                return
+            self._expanded[rows] = True
+            tried += len(rows)
+            self.add(*nearest_neighbours(self.topologies[rows.numpy()], self.lengths[rows]))
+            if tell is not None:
+                tell(tried, f"best {float(self.scores.max()):.2f}")
+
+    def _climbed(self, topologies: Topologies, lengths: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
+        """Return branch lengths near the maximum of the density of their logarithms, and this density."""
+        found = [
+            self._climb(topologies[first : first + _AT_ONCE], lengths[first : first + _AT_ONCE], num_steps)
+            for first in range(0, len(topologies), _AT_ONCE)
+        ]
+        if not found:
+            return lengths, lengths.new_zeros(0)
+        lengths, scores = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return lengths, scores
+
+    def _climb(self, topologies: Topologies, lengths: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
+        position = lengths.clamp(min=1e-8).log()
+        first, second = torch.zeros_like(position), torch.zeros_like(position)
+        best, at = torch.full((len(position),), -torch.inf, dtype=position.dtype), position
+        for step in range(num_steps + 1):
+            with torch.enable_grad():
+                leaf = position.detach().requires_grad_(True)
+                value = self.log_density(topologies, leaf.exp()) + leaf.sum(-1)
+                (gradient,) = torch.autograd.grad(value.sum(), leaf)
+            value = value.detach().nan_to_num(nan=-torch.inf)
+            better = value > best
+            best, at = torch.where(better, value, best), torch.where(better[:, None], position, at)
+            # Adam, whose rate falls to zero.
+            first, second = torch.lerp(first, gradient, 0.2), torch.lerp(second, gradient.square(), 0.1)
+            size = first / (1 - 0.8 ** (step + 1)) / ((second / (1 - 0.9 ** (step + 1))).sqrt() + 1e-3)
+            position = position + _RATE * (1 - step / (num_steps + 1)) * size.nan_to_num()
+        return at.exp(), best
+
+
+# Graphs that grow.
+
+
+def _choices_of(graph: SubsplitGraph, sets: Callable[[clades.Bits], Numbers]) -> Numbers:
+    """Return clade, sister and smaller part of each option, `(options, 3)`, with clades numbered by `sets`."""
+    number = sets(graph.clades)
+    sister = np.where(graph.group_sister < 0, -1, number[graph.group_sister])
+    return np.stack(
+        [number[graph.group_clade][graph.group_of], sister[graph.group_of], number[graph.parts].min(axis=1)], axis=1
+    )
+
+
+def joined_graphs(one: SubsplitGraph, other: SubsplitGraph) -> SubsplitGraph:
+    """Return the graph of all options of two graphs over the same taxa."""
+    sets, index = clades.identify(np.concatenate([one.clades, other.clades]))
+    split = len(one.clades)
+    choices = [_choices_of(one, lambda _: index[:split]), _choices_of(other, lambda _: index[split:])]
+    return SubsplitGraph.from_choices(one.taxa, one.rooted, one.with_sisters, sets, np.concatenate(choices))
+
+
+def options_in(graph: SubsplitGraph, other: SubsplitGraph) -> Numbers:
+    """Return the number in `graph` of each option of `other`, `(options of other,)`, `graph.missing` where absent."""
+    return graph.find_option(*_choices_of(other, graph.find_clade).T)
+
+
+def with_new_options(
+    network: SubsplitBayesianNetwork, topologies: Topologies, shares: np.ndarray
+) -> SubsplitBayesianNetwork:
+    """Return a network with the options of further topologies, each with its share `(topologies,)` of all mass.
+
+    New options start at the conditional probability that the shares imply, old ones keep their ratios.
+    """
+    old = network.graph
+    graph = joined_graphs(old, SubsplitBayesianNetwork.from_topologies(topologies).graph)
+    grown = SubsplitBayesianNetwork(graph)
+    choices = grown.choices(topologies)
+    added = choices.counts(choices.equal_rootings(), shares)
+    place = options_in(graph, old)
+    counts = np.zeros(graph.num_options)
+    # Of the old network: what its trees use, in the mass that the new topologies leave.
+    counts[place] = network.option_probabilities() * (1 - min(float(shares.sum()), 0.5))
+    held = graph.sum_groups(counts)[graph.group_of]
+    is_old = np.zeros(graph.num_options, dtype=bool)
+    is_old[place] = True
+    logits = np.full(graph.num_options, _RAREST)
+    logits[place] = np.maximum(network.log_probabilities, _RAREST)
+    in_old_group = np.bincount(graph.group_of[place], minlength=graph.num_groups).astype(bool)[graph.group_of]
+    with np.errstate(divide="ignore"):
+        implied = np.log(added) - np.where(in_old_group, np.log(np.maximum(held, np.exp(_RAREST))), 0.0)
+    logits[~is_old] = np.clip(implied[~is_old], _RAREST, 0.0)
+    return SubsplitBayesianNetwork(graph, torch.from_numpy(logits))
+
+
+#: Least log probability, relative to its group, of an option at its start.
+_RAREST = -12.0
