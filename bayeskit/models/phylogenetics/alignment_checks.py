@@ -12,9 +12,6 @@ from bayeskit.models.phylogenetics.site_sets import ranges
 
 __all__ = ["check_for_search"]
 
-#: The set of all bases.
-_MISSING = 15
-
 
 def check_for_search(alignment: Alignment) -> None:
     """Check that an alignment can say something about the topology.
@@ -57,7 +54,7 @@ def check_for_search(alignment: Alignment) -> None:
 def _findings(alignment: Alignment) -> list[str]:
     """Return the texts of the warnings."""
     patterns, site_patterns = alignment.patterns.numpy(), alignment.site_patterns.numpy()
-    missing = patterns == _MISSING
+    missing = patterns == 2**alignment.data_type.num_states - 1
     groups: dict[bytes, list[str]] = {}
     for taxon, row in zip(alignment.taxa, patterns, strict=True):
         groups.setdefault(row.tobytes(), []).append(repr(taxon))
@@ -67,7 +64,7 @@ def _findings(alignment: Alignment) -> list[str]:
     found = []
     if not (np.bitwise_and.reduce(patterns, axis=0) == 0).any():
         found.append(
-            "No site varies: some base is possible for all taxa at each site. The data say next to nothing about the "
+            "No site varies: some state is possible for all taxa at each site. The data say next to nothing about the "
             "topology. Remedy: give sites that vary."
         )
     if unknown:

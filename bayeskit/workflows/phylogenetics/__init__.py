@@ -1,7 +1,9 @@
 """Bayesian inference of trees: evidence of many topologies, and variational inference."""
 
+from bayeskit.models.phylogenetics.topology_moves.chains import Moves
 from bayeskit.workflows.phylogenetics.growing_support import SupportGrowth
 from bayeskit.workflows.phylogenetics.topology_comparison import TopologyComparison, compare_topologies
+from bayeskit.workflows.phylogenetics.topology_inference import TopologyInference, infer_topologies
 from bayeskit.workflows.phylogenetics.variational import (
     FlowLengths,
     LearningRates,
@@ -14,9 +16,12 @@ __all__ = [
     "FlowLengths",
     "LearningRates",
     "LogNormalLengths",
+    "Moves",
     "SupportGrowth",
     "TopologyComparison",
+    "TopologyInference",
     "VariationalPosterior",
     "compare_topologies",
+    "infer_topologies",
     "variational_inference",
 ]

@@ -18,7 +18,7 @@ from bayeskit.core.compatibility import as_inference_data
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size, mean_error, r_hat
-from bayeskit.errors import AlignmentError, SettingsError
+from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import Evidence
 from bayeskit.inference.samplers.driver import (
     CHECKPOINT_SECONDS,
@@ -39,6 +39,7 @@ from bayeskit.models.phylogenetics import (
     SubstitutionModel,
     TreeSample,
     asdsf,
+    check_for_search,
     clades,
 )
 from bayeskit.models.phylogenetics.parameters import ParameterSpace
@@ -354,7 +355,7 @@ class TopologyInference:
     @property
     def _series(self) -> dict[str, Tensor]:
         """Return scalar summaries, `(elements, runs, draws)`."""
-        lengths = torch.stack([sample.branch_lengths.sum(-1) for sample in self.samples])
+        lengths = torch.stack([torch.as_tensor(sample.branch_lengths).sum(-1) for sample in self.samples])
         series = {"tree_length": lengths[None], "log_likelihood": self.log_likelihood[-1][None]}
         for name, values in self.parameters.items():
             series[name] = values.reshape(*values.shape[:2], -1).movedim(-1, 0)
@@ -460,8 +461,8 @@ _LEAST_ROUND_TRIPS, _MOST_REJECTED = 10, 0.9
 def bidirectional_ratios(beta: Tensor, log_likelihood: Tensor) -> tuple[Tensor, Tensor]:
     """Return log ratios of the normalising constants of neighbouring temperatures, and the influence of each draw.
 
-    `beta` `(T,)`, `log_likelihood` `(T, runs, draws)`; the ratios are `(T - 1,)`, the influences `(T - 1, runs, draws)`,
-    whose mean is the error to first order.
+    `beta` is `(T,)`, `log_likelihood` `(T, runs, draws)`; the ratios are `(T - 1,)`, and the influences, whose mean is
+    the error to first order, `(T - 1, runs, draws)`.
     """
     gains = beta.diff()[:, None, None]
     up, down = gains * log_likelihood[:-1], gains * log_likelihood[1:]
@@ -591,11 +592,7 @@ def infer_topologies(
     100
     """
     substitution = check_models(alignment, substitution, site_rates)
-    if alignment.num_taxa < 4:
-        raise AlignmentError(
-            f"The alignment has {alignment.num_taxa} taxa, which have one topology only. Remedy: give at least four taxa, "
-            "or use TreeModel."
-        )
+    check_for_search(alignment)
     prior = _length_prior(branch_length_prior, alignment.num_taxa)
     num_runs, num_warmup = whole_number("num_runs", num_runs, 1), whole_number("num_warmup", num_warmup, 0)
     num_samples, seed = whole_number("num_samples", num_samples, 4), whole_number("seed", seed)
@@ -656,7 +653,7 @@ def infer_topologies(
         num_warmup,
         num_samples,
         moves,
-        int(__import__("os").environ.get("NM", num_edges)),
+        num_edges,
         settings,
         stop,
         alignment.taxa,
@@ -744,8 +741,8 @@ def _checked_constraints(groups: Sequence[Sequence[str]], taxa: Sequence[str]) -
             )
         if not 2 <= len(set(group)) <= len(taxa) - 2:
             raise SettingsError(
-                f"constraints: {list(group)!r:.80} does not constrain a tree. Remedy: give at least two taxa, and leave "
-                "at least two out."
+                f"constraints: {list(group)!r:.80} does not constrain a tree. Remedy: give at least two taxa, and "
+                "leave at least two out."
             )
         split = np.bitwise_or.reduce(alone[[number[taxon] for taxon in group]], axis=0)
         split = everything & ~split if split[0] & np.uint64(1) else split
