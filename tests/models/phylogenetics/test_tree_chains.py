@@ -1,0 +1,231 @@
+"""Chains over topologies against the exact posterior of few taxa, for each kind of move, and their likelihood."""
+
+import ctypes
+import itertools
+import subprocess
+
+import numpy as np
+import pytest
+import scipy.special
+import torch
+from pyro.distributions import Dirichlet
+
+from bayeskit.core.libraries import load_library
+from bayeskit.core.randomness import new_generator
+from bayeskit.models.phylogenetics import (
+    GTR,
+    JC69,
+    Alignment,
+    AminoAcidModel,
+    ForestLikelihood,
+    GammaDirichlet,
+    GammaRates,
+    InvariantSites,
+    all_topologies,
+    primates,
+)
+from bayeskit.models.phylogenetics.topology_moves import chains as module
+from bayeskit.models.phylogenetics.topology_moves.chains import LengthPrior, Moves, Process, TreeChains, topologies_of
+
+KINDS = ("length", "exchange", "likelihood_regraft", "parsimony_regraft", "near_regraft", "reconnection", "scale")
+ALIGNMENT = Alignment.from_sequences({"A": "ACGTA", "B": "ACGCA", "C": "AGTCA", "D": "AGTCT", "E": "ACTCT"})
+
+
+def exact_log_masses(alignment, rate=10.0):
+    """Log evidence of each topology under JC69, by a quadrature that is exact for polynomials in ``exp(-4 t / 3)``.
+
+    The likelihood of each site is linear in this quantity of each edge, so that of N sites has degree N in each.
+    """
+    topologies, nodes = all_topologies(alignment.taxa), (alignment.num_sites + 2) // 2
+    roots, weights = scipy.special.roots_jacobi(nodes, 0.0, 0.75 * rate - 1)
+    lengths, log_weights = -0.75 * np.log((1 + roots) / 2), np.log(weights / weights.sum())
+    grid = np.array(list(itertools.product(range(nodes), repeat=topologies.num_edges)))
+    likelihood, total = ForestLikelihood(alignment), torch.zeros(len(topologies), dtype=torch.float64)
+    for part in np.array_split(grid, -(-len(grid) // 4096)):
+        points = torch.as_tensor(lengths[part])[:, None].expand(-1, len(topologies), -1)
+        logs = likelihood.log_likelihood(topologies, points)
+        total += (logs + torch.as_tensor(log_weights[part].sum(1))[:, None]).exp().sum(0)
+    return topologies, total.log()
+
+
+def made(alignment, count, substitution=None, site_rates=None, **settings):
+    substitution = JC69() if substitution is None else substitution
+    like = torch.zeros((), dtype=torch.float64)
+    frequencies, matrix = substitution.frequencies(like), substitution.rate_matrix(like)
+    states = len(frequencies)
+    prior = settings.pop("prior", LengthPrior())
+    chains = TreeChains(alignment.patterns.numpy(), alignment.weights.numpy(), states, count, prior, **settings)
+    categories = None if site_rates is None else site_rates.categories(like)
+    return chains, Process.of(matrix.expand(count, -1, -1), frequencies.expand(count, -1), categories)
+
+
+def shares(alignment, kind, count=150, rounds=20, seed=1):
+    """Relative frequencies of all topologies in each chain, `(chains, topologies)`, and the moves accepted."""
+    chains, process = made(alignment, count)
+    generator = new_generator(seed, stream=f"moves {kind}")
+    chosen = dict.fromkeys(KINDS, 0.0) | {"length": 1.0, kind: 1.0}
+    if kind in ("length", "scale"):
+        chosen["exchange"] = 0.5
+    moves, ones = Moves(**chosen), torch.ones(count, dtype=torch.float64)
+    number = {key: place for place, key in enumerate(keys(all_topologies(alignment.taxa)))}
+    trees = chains.run(chains.start(generator, process), process, ones, moves, 150)
+    found = np.zeros((count, len(number)))
+    for _ in range(rounds):
+        trees = chains.run(trees, process, ones, moves, 30)
+        for chain, key in enumerate(keys(topologies_of(alignment.taxa, trees.splits)[0])):
+            found[chain, number[key]] += 1 / rounds
+    return found, trees.counts.sum(0)[KINDS.index(kind)]
+
+
+def keys(topologies):
+    return [sets.tobytes() for sets in topologies.below[:, topologies.num_taxa :]]
+
+
+def scores(found, truth):
+    """Score of each topology that few chains miss, and number of them."""
+    common = truth * found.shape[0] > 2
+    mean, error = found.mean(0)[common], found.std(0, ddof=1)[common] / np.sqrt(len(found))
+    return (mean - truth[common]) / error, int(common.sum())
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return exact_log_masses(ALIGNMENT)[1].softmax(0).numpy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_move_leaves_the_posterior_of_topologies_unchanged(kind, truth, limit):
+    found, counts = shares(ALIGNMENT, kind)
+    z, number = scores(found, truth)
+    assert number >= 5 and np.abs(z).max() < limit(number, dof=len(found) - 1), z
+    assert int(counts[1]) > 100
+
+
+def test_a_regraft_without_the_jacobian_of_its_lengths_is_noticed(truth, limit, monkeypatch):
+    sources = {source.name: source.read_text(encoding="utf-8") for source in module._SOURCES}
+    correct = "ratio += std::log(time) - std::log(part.time);"
+    assert correct in sources["chain.cpp"]
+    sources["chain.cpp"] = sources["chain.cpp"].replace(correct, "")
+    mutated = load_library("tree_chain", sources, (*module._FLAGS, "-DREAL=double", "-DSTATES=4"))
+    mutated.make_chain.restype = ctypes.c_void_p
+    monkeypatch.setattr(module, "_library", lambda *_: mutated)
+    z, number = scores(shares(ALIGNMENT, "near_regraft", count=400, rounds=60)[0], truth)
+    assert np.abs(z).max() > limit(number, dof=399), z
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    ("substitution", "site_rates"),
+    [
+        (JC69(), None),
+        (GTR([0.1, 0.2, 0.3, 0.05, 0.25, 0.1], [0.1, 0.2, 0.3, 0.4]), InvariantSites(0.2, GammaRates(0.5))),
+    ],
+)
+def test_the_likelihood_after_many_moves_is_that_of_the_forest(substitution, site_rates, dtype):
+    alignment = primates()[0]
+    chains, process = made(alignment, 3, substitution, site_rates, dtype=dtype)
+    trees = chains.start(new_generator(2, stream="likelihood"), process)
+    warm = torch.full((3,), 0.1, dtype=torch.float64)
+    trees = chains.run(trees, process, warm, Moves(), 800)
+    assert bool((trees.counts.sum(0)[:, 1] > 0).all())
+    topologies, order = topologies_of(alignment.taxa, trees.splits)
+    lengths = trees.lengths.gather(1, torch.from_numpy(order))
+    likelihood = ForestLikelihood(alignment, substitution, site_rates=site_rates)
+    expected = likelihood.log_likelihood(topologies, lengths[:, None].expand(3, 3, -1)).diagonal()
+    tolerance = 1e-8 if dtype == torch.float64 else 1e-2
+    assert torch.allclose(trees.log_likelihood, expected, rtol=0, atol=tolerance)
+
+
+def test_twenty_states():
+    rows = {"A": "MKVLATWYQN", "B": "MKILATWYHN", "C": "MRVLGTFYQD", "D": "MRILG-FYHD"}
+    alignment = Alignment.from_sequences(rows, data_type="protein")
+    model = AminoAcidModel("LG")
+    chains, process = made(alignment, 2, model)
+    ones = torch.ones(2, dtype=torch.float64)
+    trees = chains.run(chains.start(new_generator(2, stream="protein"), process), process, ones, Moves(), 200)
+    topologies, order = topologies_of(alignment.taxa, trees.splits)
+    lengths = trees.lengths.gather(1, torch.from_numpy(order))
+    expected = ForestLikelihood(alignment, model).log_likelihood(topologies, lengths[:, None].expand(2, 2, -1))
+    assert torch.allclose(trees.log_likelihood, expected.diagonal(), rtol=0, atol=1e-9)
+
+
+def test_a_state_alone_decides_what_follows():
+    alignment = primates()[0]
+    chains, process = made(alignment, 2)
+    ones = torch.ones(2, dtype=torch.float64)
+    middle = chains.run(chains.start(new_generator(3, stream="bits"), process), process, ones, Moves(), 300)
+    expected = chains.run(middle, process, ones, Moves(), 300)
+    other, process = made(alignment, 2, num_threads=2)
+    for one, two in zip(expected, other.run(middle, process, ones, Moves(), 300), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_draws_from_the_prior(limit):
+    alignment, count = ALIGNMENT, 3000
+    gamma_dirichlet = GammaDirichlet(torch.full((7,), 1.0).index_fill(0, torch.tensor([5, 6]), 2.0), 3.0, 2.0)
+    prior = LengthPrior(1.0, 2.0, 2.0, 3.0 - 9.0)
+    chains, process = made(alignment, count, prior=prior)
+    generator = new_generator(4, stream="prior")
+    trees = chains.draw(chains.start(generator, process), process, range(count), generator)
+    number = {key: place for place, key in enumerate(keys(all_topologies(alignment.taxa)))}
+    drawn = np.bincount([number[key] for key in keys(topologies_of(alignment.taxa, trees.splits)[0])], minlength=15)
+    z = (drawn - count / 15) / np.sqrt(count / 15 * 14 / 15)
+    assert np.abs(z).max() < limit(15)
+    mean, deviation = gamma_dirichlet.mean, gamma_dirichlet.variance.sqrt()
+    z = (trees.lengths.mean(0) - mean) / (deviation / count**0.5)
+    assert float(z.abs().max()) < limit(7)
+    # Its density differs from the prior's by a constant.
+    values = gamma_dirichlet.sample((5,)).double()
+    gap = prior.log_density(values, 5) - gamma_dirichlet.log_prob(values)
+    assert float(gap.max() - gap.min()) < 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_moves_leave_a_dependent_prior_of_lengths_unchanged(kind, limit):
+    blank = Alignment.from_sequences({name: "N" for name in "ABCDE"})
+    count, prior = 400, LengthPrior(1.0, 2.0, 2.0, 3.0 - 9.0)
+    chains, process = made(blank, count, prior=prior)
+    generator, ones = new_generator(5, stream=f"lengths {kind}"), torch.ones(count, dtype=torch.float64)
+    trees = chains.draw(chains.start(generator, process), process, range(count), generator)
+    moves = Moves(**(dict.fromkeys(KINDS, 0.0) | {kind: 1.0}))
+    trees = chains.run(trees, process, ones, moves, 60)
+    shape, total = torch.ones(7, dtype=torch.float64).index_fill(0, torch.tensor([5, 6]), 2.0), trees.lengths.sum(1)
+    shares = trees.lengths / total[:, None]
+    expected = Dirichlet(shape)
+    z = (shares.mean(0) - expected.mean) / (expected.variance / count).sqrt()
+    assert float(z.abs().max()) < limit(7)
+    assert abs(float(total.mean() - 1.5) / (0.75 / count) ** 0.5) < limit()
+    # Beyond the mean: the sum has a gamma distribution, whose logarithm has a known mean and variance.
+    shape_of_sum = torch.tensor(3.0, dtype=torch.float64)
+    mean = shape_of_sum.digamma() - np.log(2.0)
+    z = (total.log().mean() - mean) / (torch.polygamma(1, shape_of_sum) / count).sqrt()
+    assert abs(float(z)) < limit()
+    assert int(trees.counts.sum(0)[KINDS.index(kind)][1]) > 100
+
+
+def test_constraints_hold_and_leave_the_others_equally_likely(limit):
+    count, blank = 600, Alignment.from_sequences({name: "N" for name in "ABCDEF"})
+    split = np.array([[0b110000]], dtype=np.uint64)  # E and F
+    chains, process = made(blank, count, constraints=split)
+    generator = new_generator(6, stream="constraints")
+    trees = chains.start(generator, process)
+    for drawn in (chains.draw(trees, process, range(count), generator), trees):
+        after = chains.run(drawn, process, torch.ones(count, dtype=torch.float64), Moves(), 100)
+        for found in (drawn, after):
+            assert bool((found.splits == int(split[0, 0])).any(1).all())
+        found = np.unique(keys(topologies_of(blank.taxa, after.splits)[0]), return_counts=True)[1]
+        assert len(found) == 15
+        assert np.abs((found - count / 15) / np.sqrt(count / 15 * 14 / 15)).max() < limit(15)
+
+
+def test_without_a_compiler(monkeypatch):
+    from bayeskit.errors import MissingPackageError
+
+    def fail(*_):
+        raise subprocess.CalledProcessError(1, "g++", stderr="no space")
+
+    module._library.cache_clear()
+    monkeypatch.setattr(module, "load_library", fail)
+    with pytest.raises(MissingPackageError, match="no space"):
+        made(ALIGNMENT, 1)
+    module._library.cache_clear()
