@@ -423,7 +423,7 @@ def evidence(
     replicates: Replicates = 1,
     jobs: Jobs = 1,
 ) -> None:
-    """Estimate the log evidence of a named model, or of an alignment on a tree.
+    """Estimate the log evidence of a named model, of an alignment on a tree, or of an alignment over all trees.
 
     Writes evidence.csv, report.html and, if a method needed draws, posterior.nc; a killed run resumes with the same
     command, and a finished one is not repeated. With --replicates, repeats the run with other seeds, compares the
@@ -431,6 +431,11 @@ def evidence(
     instead. A model may have other default numbers than these. The exit status is 2 if no method applies.
     """
     _check_choice(name, alignment, tree)
+    if name is None and alignment is not None and tree is None:
+        _only_of_trees(methods, replicates, chains, particles, live_points, ladder_chains, reference_temperatures)
+        numbers_of_trees = (warmup, samples, temperatures, jobs)
+        _infer_trees("evidence", alignment, substitution, True, seed, out, force, quiet, *numbers_of_trees)
+        return
     if jobs > 1 and replicates == 1:
         raise SettingsError("--jobs is the number of replicates run in parallel; pass --replicates as well")
     chosen = _checked_methods(methods)
@@ -515,6 +520,93 @@ def evidence(
     if not comparison.results and not comparison.scores:
         reasons = "; ".join(f"{', '.join(names)}: {why}" for why, names in by_reason(comparison.refused).items())
         raise SettingsError(f"no method gave an answer: {reasons}")
+
+
+@_command("trees")
+def trees(
+    alignment: Annotated[Path, typer.Option(help="FASTA, NEXUS or PHYLIP file.")],
+    substitution: Annotated[
+        str | None,
+        typer.Option(help="Such as JC69, HKY85, GTR+I+G4 or LG+F+R3; by default the file's MrBayes block, or JC69."),
+    ] = None,
+    evidence: Annotated[bool, typer.Option(help="Estimate the evidence over all topologies, in three ways.")] = True,
+    seed: Seed = 0,
+    out: Out = None,
+    force: Force = False,
+    quiet: Quiet = False,
+    runs: Annotated[int, typer.Option(min=1, help="Independent runs.", rich_help_panel=_POSTERIOR)] = 2,
+    warmup: Annotated[int | None, _number("1000", "Warm-up rounds of each run.", _POSTERIOR, min=0)] = None,
+    samples: Annotated[int | None, _number("4000", "Rounds of each run, one tree each.", _POSTERIOR, min=8)] = None,
+    temperatures: Annotated[int | None, _number("by taxa", "Temperatures of each run.", _POSTERIOR, min=2)] = None,
+    time_budget: Annotated[
+        float | None, typer.Option(min=0, help="Seconds after which the search ends early.", rich_help_panel=_POSTERIOR)
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Threads.", rich_help_panel=_POSTERIOR)] = 1,
+) -> None:
+    """Sample trees from an alignment alone, and estimate the evidence over all topologies.
+
+    Writes consensus.nwk and consensus.svg (with supports), run1.trees, ..., split_frequencies.csv, parameters.csv,
+    posterior.nc and evidence.csv; a killed run resumes with the same command, and a finished one is not repeated.
+    """
+    more: dict[str, Any] = {"num_runs": runs, "time_budget": time_budget}
+    numbers = (warmup, samples, temperatures)
+    _infer_trees("trees", alignment, substitution, evidence, seed, out, force, quiet, *numbers, jobs, **more)
+
+
+def _infer_trees(
+    command: str,
+    alignment: Path,
+    substitution: str | None,
+    evidence: bool,
+    seed: int,
+    out: Path | None,
+    force: bool,
+    quiet: bool,
+    warmup: int | None,
+    samples: int | None,
+    temperatures: int | None,
+    jobs: int,
+    **more: Any,
+) -> None:
+    """Search for topologies in a folder and print what was found."""
+    title = _checked_files(alignment, None, substitution)
+    given = {"num_warmup": warmup, "num_samples": samples, "num_temperatures": temperatures, **more}
+    numbers = {key: value for key, value in given.items() if value is not None}
+    what = _named_files(alignment, None) | {"substitution": substitution or "default", "evidence": evidence}
+    folder = _opened(command, Path(title).stem, out, force, quiet, {**what, "seed": seed, **numbers})
+    if folder is None:
+        return
+    from bayeskit.workflows.phylogenetics.topology_folder import infer_topologies_in_folder
+
+    give_back()
+    _say_where(folder, out, quiet)
+    search, found = infer_topologies_in_folder(
+        alignment,
+        folder.path,
+        substitution=substitution,
+        evidence=evidence,
+        seed=seed,
+        num_jobs=jobs,
+        progress=not quiet,
+        **numbers,
+    )
+    folder.finish(str(search.verdict if found is None else found.verdict))
+    if quiet:
+        return
+    console = _new_console()
+    console.print(Text(search.verdict), soft_wrap=True)
+    if found is not None:
+        _print_evidence(found.table, title, None, 0.0)
+    _print_files(folder.path, folder.files())
+
+
+def _only_of_trees(methods: str, replicates: int, *numbers: int | None) -> None:
+    """Refuse options that the evidence over all topologies does not have."""
+    if methods != "all" or replicates > 1 or any(number is not None for number in numbers):
+        raise SettingsError(
+            "--alignment without --tree sums over all topologies, by methods and with numbers of its own; pass --tree "
+            "FILE, or only --substitution, --warmup, --samples, --temperatures, --seed and --jobs"
+        )
 
 
 @_command("run")
@@ -766,8 +858,6 @@ def _check_choice(name: str | None, alignment: Path | None, tree: Path | None) -
         raise SettingsError("no model was named; pass a name of 'bayeskit list', or --alignment FILE --tree FILE")
     if name is None and alignment is None:
         raise SettingsError("--tree needs --alignment FILE, the sequences at its tips")
-    if name is None and tree is None:
-        raise SettingsError("--alignment needs --tree FILE, the topology on which it evolved")
 
 
 def _checked_model(name: str) -> str:

@@ -589,8 +589,8 @@ class Alignment:
         Raises
         ------
         AlignmentError
-            If there is no site, a name is empty, a name or sequence is not text, a character is unknown, the lengths are
-            unequal, a codon is incomplete or a stop codon, or bases cannot be told from amino acids.
+            If there is no site, a name is empty, a name or sequence is not text, a character is unknown, the lengths
+            are unequal, a codon is incomplete or a stop codon, or bases cannot be told from amino acids.
         SettingsError
             If `data_type` is unknown.
 

@@ -46,7 +46,7 @@ class ParameterSpace:
         for name, prior in self.priors.items():
             with global_stream(generator):
                 values = prior.sample((count,)).to(torch.float64)
-            parts.append(self._transforms[name].inv(values).reshape(count, -1))
+            parts.append(self._transforms[name].inv(values).reshape(count, self._sizes[name]))
         return torch.cat(parts, -1)
 
     def constrain(self, position: Tensor) -> dict[str, Tensor]:

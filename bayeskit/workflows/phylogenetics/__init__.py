@@ -3,6 +3,7 @@
 from bayeskit.models.phylogenetics.topology_moves.chains import Moves
 from bayeskit.workflows.phylogenetics.growing_support import SupportGrowth
 from bayeskit.workflows.phylogenetics.topology_comparison import TopologyComparison, compare_topologies
+from bayeskit.workflows.phylogenetics.topology_evidence import TopologyEvidence, topology_evidence
 from bayeskit.workflows.phylogenetics.topology_inference import TopologyInference, infer_topologies
 from bayeskit.workflows.phylogenetics.variational import (
     FlowLengths,
@@ -19,9 +20,11 @@ __all__ = [
     "Moves",
     "SupportGrowth",
     "TopologyComparison",
+    "TopologyEvidence",
     "TopologyInference",
     "VariationalPosterior",
     "compare_topologies",
     "infer_topologies",
+    "topology_evidence",
     "variational_inference",
 ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,7 +53,10 @@ from bayeskit.models.phylogenetics.topology_moves.chains import (
 )
 from bayeskit.workflows.phylogenetics.topology_comparison import check_models
 
-__all__ = ["TopologyInference", "infer_topologies"]
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["TopologyInference", "bidirectional_ratios", "infer_topologies"]
 
 
 class SearchState(NamedTuple):
@@ -307,6 +310,8 @@ class TopologyInference:
     seconds : float
     settings : dict
         Settings of the run.
+    alignment, substitution, site_rates, branch_length_prior
+        The data and the model.
     is_warm : bool
         Whether the run reached the end of its warm-up; otherwise its later half is returned.
     """
@@ -320,7 +325,11 @@ class TopologyInference:
     moves: dict[str, tuple[int, float]]
     ending: Ending
     seconds: float
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any]
+    alignment: Alignment
+    substitution: SubstitutionModel
+    site_rates: SiteRates | None = None
+    branch_length_prior: TorchDistribution | None = None
     is_warm: bool = True
 
     @cached_property
@@ -343,8 +352,8 @@ class TopologyInference:
         np.put_along_axis(incidence, index, True, axis=1)
         shares = sample.weights @ incidence
         chosen = incidence[:, (shares >= 0.05) & (shares <= 0.95)][sample.index]
-        series = torch.from_numpy(chosen.astype(np.float64)).T.reshape(chosen.shape[1], runs, -1)
-        # The indicator of a split may be constant in one run.
+        draws = sample.num_samples // runs
+        series = torch.from_numpy(chosen.astype(np.float64)).T.reshape(chosen.shape[1], runs, draws)
         return effective_sample_size(series) if len(series) else torch.zeros(0, dtype=torch.float64)
 
     @cached_property
@@ -435,23 +444,28 @@ class TopologyInference:
     def __repr__(self) -> str:
         return f"TopologyInference({len(self.samples)} runs x {self.log_likelihood.shape[-1]} draws): {self.verdict}"
 
+    def to_datasets(self) -> dict[str, xr.Dataset]:
+        """Return the groups of `to_arviz`."""
+        import xarray as xr
+
+        draws = ("chain", "draw")
+        variables = {
+            name: ((*draws, *(f"{name}_dim_{k}" for k in range(values.dim() - 2))), values.numpy())
+            for name, values in self.parameters.items()
+        }
+        variables["tree_length"] = (draws, self._series["tree_length"][0].numpy())
+        stats = {
+            "lp": (draws, (self.log_prior + self.log_likelihood[-1]).numpy()),
+            "log_likelihood": (draws, self.log_likelihood[-1].numpy()),
+        }
+        return {"posterior": xr.Dataset(variables), "sample_stats": xr.Dataset(stats)}
+
     def to_arviz(self) -> Any:
         """Return parameters, tree length and log-likelihood as `InferenceData` (ArviZ 0.x) or `DataTree` (1.x).
 
-        A run is a chain. Split indicators are not included: see `sample` and `split_frequencies`.
+        A run is a chain. Trees are in `samples`.
         """
-        import xarray as xr
-
-        variables = {
-            name: (("chain", "draw", *(f"{name}_dim_{k}" for k in range(values.dim() - 2))), values.numpy())
-            for name, values in self.parameters.items()
-        }
-        variables["tree_length"] = (("chain", "draw"), self._series["tree_length"][0].numpy())
-        stats = {
-            "lp": (("chain", "draw"), (self.log_prior + self.log_likelihood[-1]).numpy()),
-            "log_likelihood": (("chain", "draw"), self.log_likelihood[-1].numpy()),
-        }
-        return as_inference_data({"posterior": xr.Dataset(variables), "sample_stats": xr.Dataset(stats)})
+        return as_inference_data(self.to_datasets())
 
 
 _ASDSF, _LEAST_EFFECTIVE, _MOST_R_HAT = 0.01, 100, 1.05
@@ -659,14 +673,20 @@ def infer_topologies(
         alignment.taxa,
     )
     outcome = drive(search, control, new_generator(seed, stream="topologies"))
-    return _result(search, outcome, control)
+    return _result(search, outcome, control, alignment, branch_length_prior)
 
 
 #: Smallest inverse temperature of a ladder that does not reach the prior.
 _WARMEST = 0.5
 
 
-def _result(search: TopologySearch, outcome: Outcome, control: Control) -> TopologyInference:
+def _result(
+    search: TopologySearch,
+    outcome: Outcome,
+    control: Control,
+    alignment: Alignment,
+    branch_length_prior: TorchDistribution | None,
+) -> TopologyInference:
     """Collect the draws of the runs."""
     done, warm = outcome.num_iterations, outcome.num_iterations >= search.num_warmup + _LEAST_DRAWS
     first = search.num_warmup if warm else done // 2
@@ -701,6 +721,10 @@ def _result(search: TopologySearch, outcome: Outcome, control: Control) -> Topol
         outcome.ending,
         outcome.seconds,
         search.settings | {"num_evaluations": int(counts[:, 0].sum())},
+        alignment,
+        search.space.substitution,
+        search.space.site_rates,
+        branch_length_prior,
         warm,
     )
 

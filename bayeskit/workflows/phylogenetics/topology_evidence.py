@@ -1,0 +1,180 @@
+"""Evidence over all topologies in three ways: tempered chains, a sum over topologies, and variational inference."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.randomness import derived_seed
+from bayeskit.errors import SamplingWarning, SettingsError
+from bayeskit.inference.evidence import Evidence
+from bayeskit.inference.evidence.comparison import EvidenceComparison, Verdict, judge
+from bayeskit.models.phylogenetics import Topologies
+from bayeskit.workflows.phylogenetics.growing_support import nearest_neighbours
+from bayeskit.workflows.phylogenetics.topology_comparison import TopologyComparison, compare_topologies
+from bayeskit.workflows.phylogenetics.topology_inference import TopologyInference
+from bayeskit.workflows.phylogenetics.variational import VariationalPosterior, variational_inference
+
+__all__ = ["TopologyEvidence", "topology_evidence"]
+
+#: Shared parts behind each way: only the list of topologies is common to all.
+_SOURCES = {
+    "stepping_stone": "tempered chains",
+    "sum_over_topologies": "importance sampling",
+    "variational_importance_sampling": "variational inference",
+}
+
+#: Posterior mass of topologies of untrusted evidence beyond which their sum is not trusted.
+_DOUBTFUL = 0.01
+
+
+@dataclass(frozen=True, repr=False)
+class TopologyEvidence:
+    """The evidence over all topologies in three ways.
+
+    Attributes
+    ----------
+    search : TopologyInference
+        Tempered chains: stepping stones over topologies.
+    comparison : TopologyComparison
+        Evidence of each of the most probable topologies; their sum over their posterior mass.
+    variational : VariationalPosterior
+        Importance sampling from a subsplit Bayesian network with branch lengths, over the topologies of the search.
+    table : EvidenceComparison
+        The three estimates, with a table, a plot and their verdict.
+    """
+
+    search: TopologyInference
+    comparison: TopologyComparison
+    variational: VariationalPosterior
+    table: EvidenceComparison
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The representative value, and the ways that agree, disagree or are not trusted."""
+        return judge(self.table, sources=_SOURCES)
+
+    @property
+    def log_evidence(self) -> float:
+        """The representative log evidence in nats."""
+        return self.verdict.log_evidence
+
+    @property
+    def standard_error(self) -> float:
+        """Its standard error."""
+        return self.verdict.standard_error
+
+    def __repr__(self) -> str:
+        lines = [str(z) for z in self.table]
+        return "\n".join([f"TopologyEvidence: {self.verdict}", *(f"  {line}" for line in lines)])
+
+
+def topology_evidence(
+    search: TopologyInference,
+    *,
+    level: float = 0.99,
+    most: int = 200,
+    num_steps: int = 20_000,
+    num_draws: int = 10_000,
+    seed: int = 0,
+    progress: bool = True,
+    **settings: Any,
+) -> TopologyEvidence:
+    """Estimate the evidence over all topologies in three ways that share no draws.
+
+    The first are the stepping stones of the search itself. The second is the sum of the evidence of the most probable
+    topologies, each by importance sampling, divided by their posterior mass in the search's runs. The third is
+    importance sampling from a variational posterior whose support is the topologies of the search. A topology that the
+    search has not seen is missing in the latter two, not in the first.
+
+    Parameters
+    ----------
+    search : TopologyInference
+        Of `infer_topologies`, with `evidence=True` and at least two runs.
+    level : float, default 0.99
+        Posterior mass of the topologies that are summed.
+    most : int, default 200
+        Largest number of these topologies.
+    num_steps : int, default 20,000
+        Steps of the variational inference.
+    num_draws : int, default 10,000
+        Draws from the variational posterior.
+    seed : int, default 0
+    progress : bool, default True
+    **settings
+        `num_jobs` of `compare_topologies`.
+
+    Returns
+    -------
+    TopologyEvidence
+
+    Raises
+    ------
+    SettingsError
+        If the search has one run only, or a setting lies outside its domain.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics import Alignment
+    >>> from bayeskit.workflows.phylogenetics import infer_topologies
+    >>> alignment = Alignment.from_sequences({"A": "AACCAGT", "B": "AACCGGT", "C": "AGCTAGA", "D": "AGCTACA"})
+    >>> search = infer_topologies(alignment, num_warmup=300, num_samples=1000, num_temperatures=6, progress=False)
+    >>> result = topology_evidence(search, num_steps=500, progress=False)
+    >>> len(result.table.results)
+    3
+    """
+    if not isinstance(search, TopologyInference) or len(search.samples) < 2:
+        raise SettingsError(
+            "search: the mass of the topologies and its error need two runs or more. Remedy: give the result of "
+            "infer_topologies(alignment, num_runs=2)."
+        )
+    level = real_number("level", level, between=(0, 1))
+    most = whole_number("most", most, 1)
+    sample = search.sample
+    chosen = sample.topologies[sample.credible_set(level)[:most]]
+    if len(chosen) == 1:  # a comparison has two sides
+        beside = nearest_neighbours(chosen, torch.zeros(1, chosen.num_edges, dtype=torch.float64))[0]
+        chosen = Topologies(chosen.taxa, np.concatenate([chosen.children, beside.children]), rooted=False)
+    model: dict[str, Any] = {
+        "substitution": search.substitution,
+        "site_rates": search.site_rates,
+        "branch_length_prior": search.branch_length_prior,
+    }
+    with warnings.catch_warnings():
+        # Those of topologies that matter come back below.
+        warnings.simplefilter("ignore", SamplingWarning)
+        comparison = compare_topologies(
+            search.alignment, chosen, seed=derived_seed(seed, "sum"), progress=progress, **model, **settings
+        )
+    total = comparison.total_log_evidence_with(search.samples)
+    results = list(comparison.comparison.results.values())
+    shares = comparison.posterior_probabilities.tolist()
+    doubtful = [(share, z) for share, z in zip(shares, results, strict=True) if not z.trusted]
+    doubts = (
+        {why for _, z in doubtful for why in z.warnings} if sum(share for share, _ in doubtful) > _DOUBTFUL else set()
+    )
+    summed = Evidence(
+        "sum_over_topologies",
+        total.value,
+        total.standard_error,
+        sum(z.num_evaluations for z in results),
+        tuple(sorted(doubts)),
+        seconds=sum(z.seconds for z in results),
+    )
+    variational = variational_inference(
+        search.alignment,
+        sample,
+        num_steps=whole_number("num_steps", num_steps, 1),
+        seed=derived_seed(seed, "variational"),
+        progress=progress,
+        **model,
+    )
+    weighed = variational.log_evidence(num_draws, seed=seed)
+    table = {z.method: z for z in (search.evidence, summed, weighed)}
+    return TopologyEvidence(search, comparison, variational, EvidenceComparison(table, None, None, {"seed": seed}))

@@ -1,0 +1,174 @@
+"""Topologies from an alignment alone: posterior and evidence against quadrature, resumption, refusals, files."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.special
+import torch
+from pyro.distributions import Gamma, LogNormal, Normal
+
+from bayeskit.errors import AlignmentError, BudgetError, SamplingWarning, SettingsError
+from bayeskit.models.phylogenetics import K80, Alignment, ForestLikelihood, all_topologies, primates
+from bayeskit.workflows.phylogenetics import infer_topologies, topology_evidence
+from bayeskit.workflows.phylogenetics import topology_inference as module
+from tests.models.phylogenetics.test_tree_chains import ALIGNMENT, exact_log_masses, keys
+
+FOUR = Alignment.from_sequences({"A": "ACGTA", "B": "ACGCA", "C": "AGTCA", "D": "AGTTA"})
+
+
+@pytest.fixture(scope="module")
+def five():
+    return infer_topologies(ALIGNMENT, num_warmup=300, num_samples=2500, num_temperatures=6, progress=False)
+
+
+def test_evidence_over_all_topologies_of_five_taxa(five, limit):
+    exact = float(exact_log_masses(ALIGNMENT)[1].logsumexp(0)) - math.log(15)
+    assert five.evidence.trusted
+    assert abs(five.log_evidence - exact) < limit() * five.evidence.standard_error
+    assert five.evidence.standard_error < 0.05
+
+
+def test_posterior_of_topologies_of_five_taxa(five, limit):
+    topologies, log_masses = exact_log_masses(ALIGNMENT)
+    truth = dict(zip(keys(topologies), log_masses.softmax(0).tolist(), strict=True))
+    series = torch.zeros(3, 2, 2500, dtype=torch.float64)
+    common = sorted(truth, key=truth.get)[-3:]
+    for run, sample in enumerate(five.samples):
+        names = keys(sample.topologies)
+        for place, key in enumerate(common):
+            series[place, run] = torch.from_numpy(np.array([names[i] == key for i in sample.index]))
+    errors = module.mean_error(series)
+    z = (series.mean((1, 2)) - torch.tensor([truth[key] for key in common])) / errors
+    assert float(z.abs().max()) < limit(3)
+
+
+def test_a_free_parameter_is_integrated_out(limit):
+    prior = LogNormal(torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64))
+    nodes, weights = scipy.special.roots_hermitenorm(8)
+    lengths, length_weights = scipy.special.roots_laguerre(5)
+    topologies, likelihood = all_topologies(FOUR.taxa), ForestLikelihood(FOUR, K80())
+    grid = torch.cartesian_prod(*[torch.as_tensor(lengths / 10)] * 5)
+    logs = torch.cartesian_prod(*[torch.as_tensor(np.log(length_weights))] * 5).sum(-1)
+    total = []
+    for node, weight in zip(nodes, weights / weights.sum(), strict=True):
+        kappa = torch.tensor(math.exp(1 + 0.5 * node), dtype=torch.float64)
+        values = likelihood.log_likelihood(topologies, grid[:, None].expand(-1, 3, -1), kappa=kappa)
+        total.append((values + logs[:, None]).logsumexp((0, 1)) + math.log(weight / 3))
+    exact = float(torch.stack(total).logsumexp(0))
+    found = infer_topologies(
+        FOUR, substitution=K80(prior), num_warmup=300, num_samples=1000, num_temperatures=5, progress=False
+    )
+    posterior = (torch.stack(total).softmax(0) * torch.as_tensor(1 + 0.5 * nodes)).sum()
+    logs = found.parameters["kappa"].log()
+    assert abs(float(logs.mean() - posterior) / float(module.mean_error(logs))) < limit()
+    # The quadrature is not exact: some 1e-3 at these short sequences.
+    assert abs(found.log_evidence - exact) < limit() * math.hypot(found.evidence.standard_error, 1e-3)
+
+
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
+    settings = {"num_warmup": 20, "num_samples": 20, "num_temperatures": 4, "progress": False, "seed": 3}
+    alignment, checkpoint = primates()[0], tmp_path / "search"
+    expected = infer_topologies(alignment, substitution=K80(), **settings)
+    resumed = {"checkpoint": checkpoint, "checkpoint_seconds": 0.0}
+
+    class Killed(Exception):
+        pass
+
+    def killed(self, state, iteration, records, plain=module.TopologySearch.ending):
+        if iteration == 27:
+            raise Killed
+        return plain(self, state, iteration, records)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.TopologySearch, "ending", killed)
+        with pytest.raises(Killed):
+            infer_topologies(alignment, substitution=K80(), **settings, **resumed)
+    found = infer_topologies(alignment, substitution=K80(), num_jobs=2, **settings, **resumed)
+    assert torch.equal(found.log_likelihood, expected.log_likelihood)
+    assert torch.equal(found.parameters["kappa"], expected.parameters["kappa"])
+    assert torch.equal(found.sample.branch_lengths, expected.sample.branch_lengths)
+    assert (found.sample.index == expected.sample.index).all()
+
+
+def test_a_run_that_ends_in_its_warm_up_says_so():
+    settings = {"num_warmup": 100_000, "num_samples": 10, "num_temperatures": 4, "progress": False}
+    with pytest.warns(SamplingWarning, match="in the warm-up"):
+        found = infer_topologies(primates()[0], time_budget=1.0, **settings)
+    assert not found.is_converged and not found.is_warm and "NOT CONVERGED" in repr(found)
+    assert not found.evidence.trusted
+    with pytest.raises(BudgetError, match="rounds"):
+        infer_topologies(primates()[0], time_budget=1e-9, **settings)
+
+
+def test_temperatures_that_do_not_reach_the_prior():
+    found = infer_topologies(ALIGNMENT, evidence=False, num_warmup=50, num_samples=50, progress=False)
+    assert len(found.beta) == 5 and float(found.beta[0]) == 0.5 and float(found.beta[-1]) == 1
+    assert math.isnan(found.log_evidence) and not found.evidence.trusted
+
+
+def test_constraints_and_a_prior_of_its_own():
+    found = infer_topologies(
+        ALIGNMENT,
+        constraints=[["A", "E"]],
+        branch_length_prior=Gamma(torch.tensor(2.0), torch.tensor(20.0)),
+        num_warmup=50,
+        num_samples=50,
+        num_temperatures=4,
+        progress=False,
+    )
+    assert all("(A,E,(" in text or "(A,E)" in text or "(B,(C,D))" in text for text in map(str, newicks(found)))
+    for groups, words in (
+        ([["A", "B"], ["B", "C"]], "contradict"),
+        ([["A", "X"]], "'X'"),
+        ([["A"]], "at least two"),
+        (["AB"], "lists"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            infer_topologies(ALIGNMENT, constraints=groups)
+
+
+def newicks(found):
+    return [found.sample.topologies.to_newick(place) for place in range(len(found.sample.topologies))]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"branch_length_prior": Normal(torch.tensor(0.0), torch.tensor(1.0))}, "Normal is not supported"),
+        ({"num_runs": 1, "stop": 0.01}, "num_runs=2"),
+        ({"dtype": torch.float16}, "float64 or torch.float32"),
+        ({"moves": "all"}, "moves"),
+        ({"num_temperatures": 1}, "num_temperatures"),
+    ],
+)
+def test_settings_outside_their_domain(settings, words):
+    with pytest.raises(SettingsError, match=words):
+        infer_topologies(ALIGNMENT, **settings)
+
+
+def test_too_few_taxa():
+    with pytest.raises(AlignmentError, match="four taxa"):
+        infer_topologies(Alignment.from_sequences({"A": "ACGT", "B": "ACGA", "C": "ACCA"}))
+
+
+def test_runs_that_agree_end_early():
+    found = infer_topologies(ALIGNMENT, stop=0.5, num_warmup=20, num_samples=4000, num_temperatures=4, progress=False)
+    assert found.ending == "converged" and found.samples[0].num_samples == 500
+
+
+def test_three_ways_agree(five, limit):
+    found = topology_evidence(five, num_steps=600, num_draws=4000, progress=False)
+    exact = float(exact_log_masses(ALIGNMENT)[1].logsumexp(0)) - math.log(15)
+    assert set(found.table.results) == {"stepping_stone", "sum_over_topologies", "variational_importance_sampling"}
+    # The last one sees the topologies of the search only.
+    for name in ("stepping_stone", "sum_over_topologies"):
+        z = found.table[name]
+        assert abs(z.log_evidence - exact) < limit(2) * z.standard_error, z
+    assert found.verdict.is_agreed and abs(found.log_evidence - exact) < 0.1
+
+
+def test_arviz(five):
+    data = five.to_arviz()
+    assert data.posterior["tree_length"].shape == (2, 2500)
+    assert "lp" in data.sample_stats
