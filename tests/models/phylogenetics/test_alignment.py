@@ -7,8 +7,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from bayeskit.errors import AlignmentError, ConversionWarning, SettingsError
-from bayeskit.models.phylogenetics import Alignment
+from bayeskit.errors import AlignmentError, ConversionWarning, SettingsError, UnknownNameError
+from bayeskit.models.phylogenetics import DNA, PROTEIN, Alignment, codons, standard_characters
 
 HEAD = "#NEXUS\nbegin data;\ndimensions ntax=2 nchar=4;\nformat datatype=dna gap=- missing=?{options};\nmatrix\n"
 
@@ -334,3 +334,54 @@ def test_compressed_files(tmp_path):
     path.write_bytes(bz2.compress(b"abc"))
     with pytest.raises(AlignmentError, match=r"the file is compressed \(bzip2\)\. Remedy: unpack it"):
         Alignment.from_file(path)
+
+
+def test_types_of_data_are_told_by_symbols_and_declared(tmp_path):
+    protein = ">a\nMKVLATQF\n>b\nMKVIATEF\n"
+    assert str(Alignment.from_file(write(tmp_path, protein)).data_type) == "protein"
+    digits = Alignment.from_file(write(tmp_path, "2 4\na  0120\nb  0-?2\n"))
+    assert digits.data_type == standard_characters(3) and masks(digits) == [[1, 2, 4, 1], [1, 7, 7, 4]]
+    declared = nexus("a MKVL\nb MRVI").replace("dna", "protein")
+    assert repr(Alignment.from_file(write(tmp_path, declared))) == "Alignment(protein, 2 taxa, 4 sites, 4 patterns)"
+    states = nexus("a 0(01)2-\nb 01{12}?").replace("datatype=dna", 'datatype=standard symbols="0 1 2"')
+    assert masks(Alignment.from_file(write(tmp_path, states))) == [[1, 3, 4, 7], [1, 2, 6, 7]]
+    letters = nexus("a 0ab-\nb 01b?").replace("datatype=dna", "datatype=standard")
+    assert Alignment.from_file(write(tmp_path, letters)).data_type.num_states == 12
+    several = Alignment.from_sequences({"a": "BZJX-", "b": "NQLMU"}, data_type="protein")
+    names = several.data_type.states
+    found = ["".join(name for k, name in enumerate(names) if mask >> k & 1) for mask in masks(several)[0]]
+    assert found == ["ND", "QE", "IL", "".join(names), "".join(names)] and several.patterns.dtype == torch.int64
+    assert several.select(["b"]).data_type == PROTEIN
+
+
+def test_codons_are_read_in_frame(tmp_path):
+    path = write(tmp_path, ">a\nATGAARTTN---\n>b\nATGAAAAGACCC\n")
+    alignment = Alignment.from_file(path, data_type="codon")
+    states = alignment.data_type.states
+    found = [[states[k] for k in range(61) if mask >> k & 1] for mask in masks(alignment)[0]]
+    assert found[:3] == [["ATG"], ["AAA", "AAG"], ["TTA", "TTC", "TTG", "TTT"]] and len(found[3]) == 61
+    with pytest.raises(AlignmentError, match="line 4: taxon 'b' has the stop codon 'AGA' at site 7.*Remedy"):
+        Alignment.from_file(path, data_type=codons("vertebrate mitochondrial"))
+    with pytest.raises(AlignmentError, match="line 4: taxon 'b' has the stop codon 'TAA' at site 4"):
+        Alignment.from_file(write(tmp_path, ">a\nATGAAA\n>b\nATGTAA\n"), data_type="codon")
+    with pytest.raises(AlignmentError, match="'a' has 5 bases, which is not a multiple of three"):
+        Alignment.from_sequences({"a": "ATGAA", "b": "ATGAA"}, data_type="codon")
+    assert "".join(sorted(set(codons().amino_acids))) == "ACDEFGHIKLMNPQRSTVWY"
+
+
+def test_proteins_are_not_taken_for_bases(tmp_path):
+    text = ">a\nMKVAAGNTSRDHWCYC\n>b\nMKVAAGNTSRDHWCYC\n"
+    with pytest.raises(AlignmentError, match=r"a\.txt: only 12 of 30 letters are A, C, G, T or U.*data_type='protein'"):
+        Alignment.from_file(write(tmp_path, text))
+    assert Alignment.from_file(write(tmp_path, text), data_type="protein").data_type == PROTEIN
+    assert Alignment.from_file(write(tmp_path, text), data_type="DNA").data_type == DNA
+    with pytest.raises(AlignmentError, match="the file declares DNA data, but data_type='protein'"):
+        Alignment.from_file(write(tmp_path, nexus("a acgt\nb ACGT")), data_type="protein")
+    with pytest.raises(AlignmentError, match=r"unknown character '\*' in taxon 'a' at site 3, which ends a protein"):
+        Alignment.from_sequences({"a": "MK*", "b": "MKV"}, data_type="protein")
+    with pytest.raises(AlignmentError, match="unknown character '7' .*use the symbols 0 1 2"):
+        Alignment.from_sequences({"a": "0172"}, data_type=standard_characters("012"))
+    with pytest.raises(UnknownNameError, match="did you mean 'protein'"):
+        Alignment.from_sequences({"a": "MKV"}, data_type="proteins")
+    with pytest.raises(SettingsError, match="data_type: 3 is not a type of data"):
+        Alignment.from_sequences({"a": "MKV"}, data_type=3)
