@@ -106,7 +106,7 @@ def test_a_free_kappa_is_integrated_over(limit, monkeypatch):
     truth = log_evidence_with_kappa(few, topologies)
     found = compared(few, substitution=K80(), num_draws=10_000)
     assert ((found.log_evidence - truth) / found.standard_error).abs().max() < limit(3)
-    assert (topologies.children == found.topologies.children).all() and found.standard_error.max() < 0.03
+    assert (truth.softmax(0) * found.standard_error).max() < 0.02
     original = FreeParameters.log_prior
     monkeypatch.setattr(FreeParameters, "log_prior", lambda self, u: original(self, u) - u.sum(-1))
     wrong = compared(few, substitution=K80(), num_draws=10_000)
@@ -115,11 +115,14 @@ def test_a_free_kappa_is_integrated_over(limit, monkeypatch):
 
 def test_all_free_parameters_of_a_large_model(limit):
     """Against prior draws of a Pyro model of each topology, which has coordinates of its own."""
-    model = {"substitution": GTR(), "site_rates": GammaRates()}
-    found = compared(FIVE.select(list("ABCD")), num_draws=1500, **model)
-    one = compared(FIVE.select(list("ABCD")), method="naive_monte_carlo", budget=Budget(4, 50, 100), **model)
+    two, model = all_topologies("ABCD")[:2], {"substitution": GTR(), "site_rates": GammaRates()}
+    few = FIVE.select(list("ABCD"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        found = compare_topologies(few, two, num_draws=1000, progress=False, **model)
+        one = compare_topologies(few, two, "naive_monte_carlo", budget=Budget(4, 50, 50), progress=False, **model)
     error = torch.hypot(found.standard_error, one.standard_error)
-    assert ((found.log_evidence - one.log_evidence) / error).abs().max() < limit(3)
+    assert ((found.log_evidence - one.log_evidence) / error).abs().max() < limit(2) and error.max() < 0.3
 
 
 def test_parameters_with_strange_priors():
@@ -178,13 +181,15 @@ def test_lengths_and_parameters_that_depend_on_each_other_have_their_density(lim
     x, u, _ = proposal.sample(40_000, torch.Generator().manual_seed(0))
     if not known:
         proposal = replace(proposal, slopes=torch.zeros_like(proposal.slopes))
-    log_target = dist.Gamma(3.0, 20.0).log_prob(x).sum(-1) + dist.Normal(1.0, 0.5).log_prob(u).sum(-1)
+    numbers = torch.tensor([3.0, 20.0, 1.0, 0.5], dtype=DOUBLE)
+    log_target = dist.Gamma(*numbers[:2]).log_prob(x).sum(-1) + dist.Normal(*numbers[2:]).log_prob(u).sum(-1)
     weights = (log_target - proposal.log_prob(x, u)).exp()
     assert (abs(float((weights.mean() - 1) / (weights.std() / 200))) < limit()) == known
 
 
-def test_a_proposal_finds_gamma_distributions_from_draws(limit):
-    """Also from weighted draws of a density without a mean; nothing is learned from one effective draw."""
+def test_a_proposal_finds_gamma_distributions_from_draws(limit, monkeypatch):
+    """Also from weighted draws of a density without a mean, and without any draw of positive density."""
+    monkeypatch.setattr(topology_comparison, "_STEADY", 0.1)  # next to nothing is kept of the previous moments
     shape, rate = (torch.tensor(value, dtype=DOUBLE) for value in ([0.1, 3.0], [20.0, 8.0]))
     x = torch.distributions.Gamma(shape, rate)
     with torch.random.fork_rng():
@@ -241,9 +246,13 @@ def test_draws_go_where_they_matter():
 def test_results_do_not_depend_on_the_memory(model, monkeypatch):
     settings = {"num_draws": 300, **model}
     some = all_topologies(FIVE.taxa)[:3]
-    whole = compare_topologies(FIVE, some, progress=False, **settings)
-    monkeypatch.setattr(topology_comparison, "_BYTES", 2**18)
-    parts = compare_topologies(FIVE, some, progress=False, **settings)
+    found = []
+    for size in (topology_comparison._BYTES, 2**17):
+        monkeypatch.setattr(topology_comparison, "_BYTES", size)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SamplingWarning)
+            found.append(compare_topologies(FIVE, some, progress=False, **settings))
+    whole, parts = found
     for name, z in whole.comparison.results.items():
         other = parts.comparison[name]
         assert z.log_evidence == other.log_evidence and z.standard_error == other.standard_error
