@@ -255,8 +255,11 @@ def test_results_do_not_depend_on_the_memory(model, monkeypatch):
     whole, parts = found
     for name, z in whole.comparison.results.items():
         other = parts.comparison[name]
-        assert z.log_evidence == other.log_evidence and z.standard_error == other.standard_error
-        assert z.num_evaluations == other.num_evaluations and z.diagnostics == other.diagnostics
+        # Vectors are done several at a time, whose number changes the rounding.
+        assert abs(z.log_evidence - other.log_evidence) < 1e-8
+        assert abs(z.standard_error - other.standard_error) < 1e-8
+        assert z.num_evaluations == other.num_evaluations
+        assert z.diagnostics == pytest.approx(other.diagnostics, rel=1e-7)
 
 
 def test_the_mass_of_other_topologies_is_added(limit):

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FreeParameters",
     "HALF",
+    "NEGLIGIBLE",
     "JointProposal",
     "PRIOR",
     "TopologyComparison",
@@ -491,6 +492,8 @@ _SMALLEST_SHARE, _FEWEST, _FEWEST_EFFECTIVE = 0.1, 1000, 4 * MIN_EFFECTIVE
 _GAIN = 1e-10
 #: Shortest branch length from which a search starts.
 _SHORTEST_START = 1e-3
+#: Posterior probability of topologies below which their evidence need not be trusted.
+NEGLIGIBLE = 0.01
 #: A prior whose density grows faster than this power of a length towards zero is unbounded there.
 _RISES = -0.01
 
@@ -532,6 +535,12 @@ class TopologyComparison:
     def posterior_errors(self) -> Tensor:
         """Monte Carlo standard errors of `posterior_probabilities`, shape `(topologies,)`."""
         return self._column(error for _, error in self.comparison.posterior_probabilities.values())
+
+    @property
+    def untrusted_probability(self) -> float:
+        """Posterior probability of all topologies whose evidence is not trusted."""
+        results = self.comparison.results.values()
+        return sum(p for p, z in zip(self.posterior_probabilities.tolist(), results, strict=True) if not z.trusted)
 
     @property
     def total_log_evidence(self) -> Estimate:
@@ -859,6 +868,8 @@ def _warn(comparison: ModelComparison) -> None:
         return
     names = [name for group in reasons.values() for name in group]
     probability = sum(comparison.posterior_probabilities[name][0] for name in names)
+    if probability < NEGLIGIBLE:
+        return
     most = max(names, key=lambda name: comparison.posterior_probabilities[name])
     why = next(reason for reason, group in reasons.items() if most in group)
     some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

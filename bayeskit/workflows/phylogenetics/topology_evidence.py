@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,12 +11,16 @@ import torch
 
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import derived_seed
-from bayeskit.errors import SamplingWarning, SettingsError
+from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import Evidence
 from bayeskit.inference.evidence.comparison import EvidenceComparison, Verdict, judge
 from bayeskit.models.phylogenetics import Topologies
 from bayeskit.workflows.phylogenetics.growing_support import nearest_neighbours
-from bayeskit.workflows.phylogenetics.topology_comparison import TopologyComparison, compare_topologies
+from bayeskit.workflows.phylogenetics.topology_comparison import (
+    NEGLIGIBLE,
+    TopologyComparison,
+    compare_topologies,
+)
 from bayeskit.workflows.phylogenetics.topology_inference import TopologyInference
 from bayeskit.workflows.phylogenetics.variational import VariationalPosterior, variational_inference
 
@@ -29,9 +32,6 @@ _SOURCES = {
     "sum_over_topologies": "importance sampling",
     "variational_importance_sampling": "variational inference",
 }
-
-#: Posterior mass of topologies of untrusted evidence beyond which their sum is not trusted.
-_DOUBTFUL = 0.01
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,19 +146,14 @@ def topology_evidence(
         "site_rates": search.site_rates,
         "branch_length_prior": search.branch_length_prior,
     }
-    with warnings.catch_warnings():
-        # Those of topologies that matter come back below.
-        warnings.simplefilter("ignore", SamplingWarning)
-        comparison = compare_topologies(
-            search.alignment, chosen, seed=derived_seed(seed, "sum"), progress=progress, **model, **settings
-        )
+    comparison = compare_topologies(
+        search.alignment, chosen, seed=derived_seed(seed, "sum"), progress=progress, **model, **settings
+    )
     total = comparison.total_log_evidence_with(search.samples)
     results = list(comparison.comparison.results.values())
-    shares = comparison.posterior_probabilities.tolist()
-    doubtful = [(share, z) for share, z in zip(shares, results, strict=True) if not z.trusted]
-    doubts = (
-        {why for _, z in doubtful for why in z.warnings} if sum(share for share, _ in doubtful) > _DOUBTFUL else set()
-    )
+    doubts: set[str] = set()
+    if comparison.untrusted_probability >= NEGLIGIBLE:
+        doubts = {why for z in results for why in z.warnings}
     summed = Evidence(
         "sum_over_topologies",
         total.value,

@@ -56,7 +56,7 @@ from bayeskit.workflows.phylogenetics.topology_comparison import check_models
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["TopologyInference", "bidirectional_ratios", "infer_topologies"]
+__all__ = ["SearchState", "TopologyInference", "TopologySearch", "bidirectional_ratios", "infer_topologies"]
 
 
 class SearchState(NamedTuple):
