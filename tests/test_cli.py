@@ -275,7 +275,8 @@ def test_names_and_files_exclude_and_need_each_other(tmp_path):
     alignment, tree = tmp_path / "a.fasta", tmp_path / "t.nwk"
     assert "bayeskit list" in refused("evidence")
     assert "--alignment" in refused("evidence", "--tree", tree)
-    assert "--tree" in refused("evidence", "--alignment", alignment)
+    assert "there is no such file" in refused("evidence", "--alignment", alignment)
+    assert "--tree" in refused("evidence", "--alignment", alignment, "--methods", "bridge_sampling")
     assert "not both" in refused("evidence", "primates", "--alignment", alignment, "--tree", tree)
 
 
@@ -397,3 +398,16 @@ def test_methods_that_do_not_apply_leave_the_others_in_place_and_none_is_no_answ
     assert silent.exit_code == 2 and "no method gave an answer: gamma_laplus: " in silent.stderr
     score = call("evidence", "beta_binomial", "--methods", "pointwise_predictive_density", *SMALL)
     assert score.exit_code == 0, score.output
+
+
+def test_trees_from_an_alignment_alone(tmp_path):
+    path, out = tmp_path / "a.fasta", tmp_path / "out"
+    path.write_text(">A\nAACCAGT\n>B\nAACCGGT\n>C\nAGCTAGA\n>D\nAGCTACA\n")
+    numbers = ("--warmup", 20, "--samples", 40, "--temperatures", 4)
+    result = call("trees", "--alignment", path, "--substitution", "K80", "--no-evidence", "--out", out, *numbers)
+    assert result.exit_code == 0, result.output
+    names = {"consensus.nwk", "consensus.svg", "run1.trees", "run2.trees", "split_frequencies.csv", "parameters.csv"}
+    assert names <= {file.name for file in out.iterdir()}
+    assert "kappa" in (out / "parameters.csv").read_text() and "tree_length" in (out / "parameters.csv").read_text()
+    again = call("trees", "--alignment", path, "--substitution", "K80", "--no-evidence", "--out", out, *numbers)
+    assert "finished before" in again.output
