@@ -3,9 +3,9 @@
     python benchmarks/topology_comparison.py --data DIR [--draws 10000]
     python benchmarks/topology_comparison.py --small [--taxa 29 --topologies 212]
 
-`--small` needs no data: it simulates 29 taxa and 1,900 sites on a random tree, of which some inner branches are so short
-that many topologies are plausible, and compares 212 of them: combinations of nearest-neighbour interchanges on the short
-branches, and all such neighbours of the true tree.
+`--small` needs no data: it simulates 29 taxa and 1,900 sites on a random tree, of which some inner branches are so
+short that many topologies are plausible, and compares 212 of them: combinations of nearest-neighbour interchanges on
+the short branches, and all such neighbours of the true tree.
 
 `DIR` holds `DS1.fasta`, `DS1_credible_set.txt` and `DS1_per_topology_reference.csv`, and the same of DS2 if there is;
 printed is the divergence from the frequencies of long Markov chains to the probabilities, both normalised over the set,
@@ -123,8 +123,8 @@ def measured(name: str, alignment: Alignment, topologies: Any, **settings: Any) 
         f"peak memory of the process {peak:.0f} MB, {sum(z.num_evaluations for z in results)} evaluations"
     )
     print(
-        f"  {sum(z.trusted for z in results)} trusted; sum of the evidence {total.value:.4f} +- {total.standard_error:.4f}, "
-        f"errors of probabilities {float(found.posterior_errors.norm()):.4f}, of log evidences "
+        f"  {sum(z.trusted for z in results)} trusted; sum of the evidence {total.value:.4f} +- "
+        f"{total.standard_error:.4f}, errors of probabilities {float(found.posterior_errors.norm()):.4f}, of log evidences "
         f"{float(found.standard_error.median()):.3f} (median)"
     )
     return found

@@ -115,7 +115,7 @@ def test_a_free_kappa_is_integrated_over(limit, monkeypatch):
 
 def test_all_free_parameters_of_a_large_model(limit):
     """Against prior draws of a Pyro model of each topology, which has coordinates of its own."""
-    two, model = all_topologies("ABCD")[:2], {"substitution": GTR(), "site_rates": InvariantSites()}
+    two, model = all_topologies("ABCD")[:2], {"substitution": GTR(), "site_rates": GammaRates()}
     few = FIVE.select(list("ABCD"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)
@@ -242,18 +242,24 @@ def test_draws_go_where_they_matter():
     assert topology_comparison._allocated(nothing, 500)[0].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("model", [JC69(), K80(), HKY85(2.0, [0.3, 0.2, 0.2, 0.3])], ids=["JC69", "K80", "HKY85"])
+@pytest.mark.parametrize("model", [{}, {"substitution": HKY85(), "site_rates": GammaRates()}], ids=["JC69", "HKY85"])
 def test_results_do_not_depend_on_the_memory(model, monkeypatch):
-    some, found = all_topologies(FIVE.taxa)[:3], []
+    settings = {"num_draws": 300, **model}
+    some = all_topologies(FIVE.taxa)[:3]
+    found = []
     for size in (topology_comparison._BYTES, 2**17):
         monkeypatch.setattr(topology_comparison, "_BYTES", size)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SamplingWarning)
-            found.append(compare_topologies(FIVE, some, substitution=model, num_draws=300, progress=False))
-    for name, z in found[0].comparison.results.items():
-        other = found[1].comparison[name]
-        assert z.log_evidence == other.log_evidence and z.standard_error == other.standard_error
-        assert z.num_evaluations == other.num_evaluations and z.diagnostics == other.diagnostics
+            found.append(compare_topologies(FIVE, some, progress=False, **settings))
+    whole, parts = found
+    for name, z in whole.comparison.results.items():
+        other = parts.comparison[name]
+        # Vectors are done several at a time, whose number changes the rounding.
+        assert abs(z.log_evidence - other.log_evidence) < 1e-8
+        assert abs(z.standard_error - other.standard_error) < 1e-8
+        assert z.num_evaluations == other.num_evaluations
+        assert z.diagnostics == pytest.approx(other.diagnostics, rel=1e-7)
 
 
 def test_the_mass_of_other_topologies_is_added(limit):

@@ -423,7 +423,7 @@ def _inverse_trigamma(value: Tensor) -> Tensor:
 
 # The posterior density on all topologies, in parts of limited memory.
 
-#: Bytes of the tensors of one evaluation, about; results do not depend on it, with several rates of sites up to rounding.
+#: Bytes of the tensors of one evaluation, about; results do not depend on it.
 _BYTES = 2**26
 #: Numbers for each input of the likelihood that are in memory at once, with and without gradients.
 _COPIES, _COPIES_OF_GRADIENTS = 16, 32
