@@ -124,8 +124,8 @@ def measured(name: str, alignment: Alignment, topologies: Any, **settings: Any) 
     )
     print(
         f"  {sum(z.trusted for z in results)} trusted; sum of the evidence {total.value:.4f} +- "
-        f"{total.standard_error:.4f}, errors of probabilities {float(found.posterior_errors.norm()):.4f}, of log evidences "
-        f"{float(found.standard_error.median()):.3f} (median)"
+        f"{total.standard_error:.4f}, errors of probabilities {float(found.posterior_errors.norm()):.4f}, "
+        f"of log evidences {float(found.standard_error.median()):.3f} (median)"
     )
     return found
 
