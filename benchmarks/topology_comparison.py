@@ -4,8 +4,8 @@
     python benchmarks/topology_comparison.py --small [--taxa 29 --topologies 212]
 
 `--small` needs no data: it simulates 29 taxa and 1,900 sites on a random tree, of which some inner branches are so
-short that many topologies are plausible, and compares 212 of them: combinations of nearest-neighbour interchanges on
-the short branches, and all such neighbours of the true tree.
+short that many topologies are plausible, and compares at most 212 of them: combinations of nearest-neighbour
+interchanges on the short branches, and all such neighbours of the true tree.
 
 `DIR` holds `DS1.fasta`, `DS1_credible_set.txt` and `DS1_per_topology_reference.csv`, and the same of DS2 if there is;
 printed is the divergence from the frequencies of long Markov chains to the probabilities, both normalised over the set,
