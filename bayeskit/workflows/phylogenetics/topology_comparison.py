@@ -437,7 +437,7 @@ class _Posterior:
         self.likelihood = ForestLikelihood(model.alignment, model.substitution, site_rates=model.site_rates)
         self.parameters = FreeParameters(model.substitution, model.site_rates)
         self.num_edges = topologies.num_edges
-        # Of the prior, whatever the data; the modes of all other topologies are sought from that of the first.
+        # Of the prior, whatever the data: where the search for modes starts.
         drawn = self.parameters.sample(1000, new_generator(0, stream="start of parameters"))
         self.usual = drawn.median(0).values
         rates = model.site_rates
@@ -490,8 +490,6 @@ _BLOCK, _MOST_PILOTS, _GOOD_SHARE = 1000, 5, 0.3
 _SMALLEST_SHARE, _FEWEST, _FEWEST_EFFECTIVE = 0.1, 1000, 4 * MIN_EFFECTIVE
 #: Relative gain of the density below which the search for a mode ends.
 _GAIN = 1e-10
-#: Shortest branch length from which a search starts.
-_SHORTEST_START = 1e-3
 #: Posterior probability of topologies below which their evidence need not be trusted.
 NEGLIGIBLE = 0.01
 #: A prior whose density grows faster than this power of a length towards zero is unbounded there.
@@ -932,16 +930,16 @@ def _first_proposals(posterior: _Posterior, progress: bool = False) -> tuple[Mod
     start = torch.cat([allowed_lengths(prior, edges), posterior.usual.exp()]).unsqueeze(0)
     found: list[Modes] = []
     with progress_bar("modes of topologies", count, progress) as bar:
-        for first in (0, *range(1, count, step)):
-            places = torch.arange(first, min(first + (step if first else 1), count))
+        for first in range(0, count, step):
+            places = torch.arange(first, min(first + step, count))
 
             def log_density(z: Tensor, places: Tensor = places) -> Tensor:
                 x, u = z[..., :edges], z[..., edges:].log()
                 value = posterior.log_density(places, x, u)
                 return value + x.log().sum(-1) if infinite else value
 
-            begin = _from_the_first(posterior.topologies, places, start, found[0].position) if first else start
-            found.append(climb_to_modes(log_density, begin, tolerance=_GAIN))
+            # Not from another topology's mode, which may be near a lower mode of this one.
+            found.append(climb_to_modes(log_density, start.repeat(len(places), 1), tolerance=_GAIN))
             bar.update(int(places[-1]) + 1)
     modes = Modes(*(torch.cat(column) for column in zip(*found, strict=True)))
     x, z = modes.position[:, :edges], modes.position
@@ -962,19 +960,6 @@ def _first_proposals(posterior: _Posterior, progress: bool = False) -> tuple[Mod
         JointProposal.matched(a, b, prior, posterior.parameters, c, d)
         for a, b, c, d in zip(shape, rate, centre, precision, strict=True)
     ]
-
-
-def _from_the_first(topologies: Topologies, places: Tensor, usual: Tensor, mode: Tensor) -> Tensor:
-    """Return starts `(places, edges + dim)`: the first topology's mode, with the usual lengths for other splits."""
-    known = dict(zip(map(bytes, topologies.below[0]), mode[0].tolist(), strict=False))
-    start, edges = mode.repeat(len(places), 1), topologies.num_edges
-    # At zero a logarithm has no slope, so that a search would stay there.
-    shortest = usual[0, :edges].clamp(max=_SHORTEST_START)
-    for row, place in zip(start, places.tolist(), strict=True):
-        old = [known.get(bytes(split), math.nan) for split in topologies.below[place]]
-        row[:edges] = torch.maximum(row.new_tensor(old).nan_to_num(nan=math.inf), shortest)
-        row[:edges] = torch.where(row[:edges].isinf(), usual[0, :edges], row[:edges])
-    return start
 
 
 class _Pilot(NamedTuple):
