@@ -158,7 +158,7 @@ for bound, of in zip(bounds, ("one tree", "ten trees"), strict=True):
 # %%
 # The same by one integral a tree, which knows nothing of networks.
 
-one_by_one = compare_topologies(alignment, support, substitution=substitution, num_draws=2000, seed=1, progress=False)
+one_by_one = compare_topologies(alignment, support, substitution=substitution, progress=False)
 value, error = one_by_one.total_log_evidence
 print(f"from {len(support)} integrals       {value:.3f} +- {error:.3f}")
 assert all(estimate.trusted for estimate in one_by_one.comparison.results.values())

@@ -34,9 +34,10 @@ from bayeskit.models.phylogenetics import (
     primates,
 )
 from bayeskit.models.phylogenetics.distributions import Estimate
+from bayeskit.models.phylogenetics.parameters import FreeParameters
 from bayeskit.workflows.phylogenetics import compare_topologies, topology_comparison
 from bayeskit.workflows.phylogenetics import topology_comparison as defence
-from bayeskit.workflows.phylogenetics.topology_comparison import FreeParameters, JointProposal, share_of_tail
+from bayeskit.workflows.phylogenetics.topology_comparison import JointProposal, share_of_tail
 
 DOUBLE = torch.float64
 SEQUENCES = {

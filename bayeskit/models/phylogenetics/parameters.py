@@ -2,75 +2,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor
-from torch.distributions import biject_to
 
 from bayeskit.core.randomness import global_stream
+from bayeskit.errors import SettingsError
+from bayeskit.logdensity.supports import coordinate_log_density, draw_coordinates
+from bayeskit.logdensity.transforms import bijection, inside, support_of
+from bayeskit.models.phylogenetics.branch_length_priors import in_double_precision
 from bayeskit.models.phylogenetics.site_rates import Categories, SiteRates
 from bayeskit.models.phylogenetics.substitution import SubstitutionModel
 
-__all__ = ["ParameterSpace"]
+__all__ = ["FreeParameters"]
 
 
-class ParameterSpace:
-    """The parameters without a value, with their priors, in float64.
+class FreeParameters:
+    """Parameters of a substitution model and site rates without a value, as one vector of unconstrained coordinates.
 
-    Parameters
-    ----------
-    substitution : SubstitutionModel
-    site_rates : SiteRates or None
+    In float64. SettingsError if a prior has no unconstrained coordinates.
     """
 
     def __init__(self, substitution: SubstitutionModel, site_rates: SiteRates | None) -> None:
         self.substitution, self.site_rates = substitution, site_rates
-        like = torch.zeros((), dtype=torch.float64)
-        self.priors: dict[str, TorchDistribution] = substitution.priors(like)
-        if site_rates is not None:
-            self.priors |= site_rates.priors(like)
-        self._transforms = {name: biject_to(prior.support) for name, prior in self.priors.items()}
-        self._sizes = {
-            name: self._transforms[name].inverse_shape(torch.Size(prior.event_shape)).numel()
-            for name, prior in self.priors.items()
-        }
+        like = torch.empty(0, dtype=torch.float64)
+        priors = substitution.priors(like) | ({} if site_rates is None else site_rates.priors(like))
+        self.priors = {name: in_double_precision(prior) for name, prior in priors.items()}
+        try:
+            self._transforms = {name: bijection(support_of(prior)) for name, prior in self.priors.items()}
+        except NotImplementedError as error:
+            raise SettingsError(
+                f"a prior of {', '.join(self.priors)} has no unconstrained coordinates ({error}). Remedy: give another "
+                "prior, or the value of the parameter."
+            ) from error
+        shapes = [
+            self._transforms[name].inverse_shape(torch.Size(prior.event_shape)) for name, prior in self.priors.items()
+        ]
+        self._shapes, self._sizes = shapes, [shape.numel() for shape in shapes]
 
     @property
     def dim(self) -> int:
         """Number of unconstrained coordinates."""
-        return sum(self._sizes.values())
+        return sum(self._sizes)
 
-    def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draw from the priors, `(count, dim)`."""
-        parts = [torch.zeros(count, 0, dtype=torch.float64)]
-        for name, prior in self.priors.items():
-            with global_stream(generator):
-                values = prior.sample((count,)).to(torch.float64)
-            parts.append(self._transforms[name].inv(values).reshape(count, self._sizes[name]))
-        return torch.cat(parts, -1)
+    def _pieces(self, u: Tensor) -> Iterator[tuple[str, TorchDistribution, Tensor]]:
+        pieces = u.split(self._sizes, -1) if self.priors else ()
+        for (name, prior), piece, shape in zip(self.priors.items(), pieces, self._shapes, strict=True):
+            yield name, prior, piece.reshape(u.shape[:-1] + shape)
 
-    def constrain(self, position: Tensor) -> dict[str, Tensor]:
-        """Return the values of the parameters at coordinates `(*batch, dim)`."""
-        return {name: self._transforms[name](part) for name, part in self._split(position).items()}
+    def values(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the value of each parameter, `(*batch, dim) -> (*batch, *event_shape)`."""
+        return {
+            name: inside(support_of(prior), self._transforms[name](piece)) for name, prior, piece in self._pieces(u)
+        }
 
-    def log_prior(self, position: Tensor) -> Tensor:
-        """Return the log prior density of coordinates, Jacobian included, `(*batch, dim) -> (*batch)`."""
-        total = position.new_zeros(position.shape[:-1])
-        for name, part in self._split(position).items():
-            transform, prior = self._transforms[name], self.priors[name]
-            values = transform(part)
-            jacobian = transform.log_abs_det_jacobian(part, values)
-            total = total + prior.log_prob(values).to(total) + jacobian.reshape(*total.shape, -1).sum(-1)
+    def log_prior(self, u: Tensor) -> Tensor:
+        """Return the log prior density of the coordinates, `(*batch, dim) -> (*batch)`."""
+        total = u.new_zeros(u.shape[:-1])
+        for name, prior, piece in self._pieces(u):
+            found = coordinate_log_density(prior, piece)
+            if found is None:
+                transform = self._transforms[name]
+                value = inside(support_of(prior), transform(piece))
+                jacobian = transform.log_abs_det_jacobian(piece, value)
+                found = prior.log_prob(value) + jacobian.reshape(total.shape)
+            total = total + found
         return total
 
-    def models(self, position: Tensor) -> tuple[SubstitutionModel, Categories | None]:
-        """Return the substitution model and the rates of sites at coordinates `(*batch, dim)`."""
-        values = self.constrain(position)
-        like = position.new_zeros(())
-        rates = None if self.site_rates is None else self.site_rates.with_parameters(values).categories(like)
-        return self.substitution.with_parameters(values), rates
+    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw coordinates from the prior, `(num_draws, dim)`; SettingsError if a prior cannot be sampled."""
+        parts = [torch.empty(num_draws, 0, dtype=torch.float64)]
+        for (name, prior), size in zip(self.priors.items(), self._sizes, strict=True):
+            try:
+                with global_stream(generator):
+                    drawn = draw_coordinates(prior, torch.Size((num_draws,)))
+                    if drawn is None:
+                        drawn = self._transforms[name].inv(prior.sample((num_draws,)))
+            except NotImplementedError as error:
+                raise SettingsError(
+                    f"{name}: {type(prior).__name__} cannot be sampled, and may be improper. Remedy: give a proper "
+                    "prior, or the value of the parameter."
+                ) from error
+            parts.append(drawn.reshape(num_draws, size).to(torch.float64))
+        return torch.cat(parts, -1)
 
-    def _split(self, position: Tensor) -> dict[str, Tensor]:
-        parts = position.split(list(self._sizes.values()), -1) if self._sizes else ()
-        scalar = {name for name, prior in self.priors.items() if not prior.event_shape}
-        return {name: part[..., 0] if name in scalar else part for name, part in zip(self._sizes, parts, strict=True)}
+    def models(self, u: Tensor) -> tuple[SubstitutionModel, Categories | None]:
+        """Return the substitution model and the rates of sites at coordinates `(*batch, dim)`."""
+        values = self.values(u)
+        rates = None if self.site_rates is None else self.site_rates.with_parameters(values).categories(u.new_zeros(()))
+        return self.substitution.with_parameters(values), rates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -34,9 +34,7 @@ from bayeskit.inference.evidence import Budget, Evidence
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, weight_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.laplus import SHORTEST, Modes, climb_to_modes, match_gamma
 from bayeskit.inference.evidence.methods import METHODS
-from bayeskit.logdensity.supports import coordinate_log_density, draw_coordinates
 from bayeskit.logdensity.target import Target
-from bayeskit.logdensity.transforms import bijection, inside, support_of
 from bayeskit.models.phylogenetics import (
     JC69,
     Alignment,
@@ -57,6 +55,7 @@ from bayeskit.models.phylogenetics.branch_length_priors import (
 from bayeskit.models.phylogenetics.distributions import Estimate
 from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topologies
 from bayeskit.models.phylogenetics.distributions.topology_distribution import TopologyDistribution
+from bayeskit.models.phylogenetics.parameters import FreeParameters
 from bayeskit.workflows.bayes_factors import ModelComparison, compare_models, models_html
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
-    "FreeParameters",
     "HALF",
     "NEGLIGIBLE",
     "JointProposal",
@@ -221,75 +219,6 @@ def _only_trees(trees: Sequence[Tree]) -> list[Tree]:
     return list(trees)
 
 
-# Free parameters of substitution and site rates.
-
-
-class FreeParameters:
-    """Parameters of a substitution model and site rates with a prior, as one vector of unconstrained coordinates."""
-
-    def __init__(self, substitution: SubstitutionModel, site_rates: SiteRates | None) -> None:
-        like = torch.empty(0, dtype=torch.float64)
-        priors = substitution.priors(like) | ({} if site_rates is None else site_rates.priors(like))
-        self.priors = {name: in_double_precision(prior) for name, prior in priors.items()}
-        try:
-            self._transforms = {name: bijection(support_of(prior)) for name, prior in self.priors.items()}
-        except NotImplementedError as error:
-            raise SettingsError(
-                f"a prior of {', '.join(self.priors)} has no unconstrained coordinates ({error}). Remedy: give another "
-                "prior, or the value of the parameter."
-            ) from error
-        shapes = [
-            self._transforms[name].inverse_shape(torch.Size(prior.event_shape)) for name, prior in self.priors.items()
-        ]
-        self._shapes, self._sizes = shapes, [shape.numel() for shape in shapes]
-
-    @property
-    def dim(self) -> int:
-        """Number of unconstrained coordinates."""
-        return sum(self._sizes)
-
-    def _pieces(self, u: Tensor) -> Iterator[tuple[str, TorchDistribution, Tensor]]:
-        pieces = u.split(self._sizes, -1) if self.priors else ()
-        for (name, prior), piece, shape in zip(self.priors.items(), pieces, self._shapes, strict=True):
-            yield name, prior, piece.reshape(u.shape[:-1] + shape)
-
-    def values(self, u: Tensor) -> dict[str, Tensor]:
-        """Return the value of each parameter, `(*batch, dim) -> (*batch, *event_shape)`."""
-        return {
-            name: inside(support_of(prior), self._transforms[name](piece)) for name, prior, piece in self._pieces(u)
-        }
-
-    def log_prior(self, u: Tensor) -> Tensor:
-        """Return the log prior density of the coordinates, `(*batch, dim) -> (*batch)`."""
-        total = u.new_zeros(u.shape[:-1])
-        for name, prior, piece in self._pieces(u):
-            found = coordinate_log_density(prior, piece)
-            if found is None:
-                transform = self._transforms[name]
-                value = inside(support_of(prior), transform(piece))
-                jacobian = transform.log_abs_det_jacobian(piece, value)
-                found = prior.log_prob(value) + jacobian.reshape(total.shape)
-            total = total + found
-        return total
-
-    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draw coordinates from the prior, `(num_draws, dim)`; SettingsError if a prior cannot be sampled."""
-        parts = [torch.empty(num_draws, 0, dtype=torch.float64)]
-        for name, prior in self.priors.items():
-            try:
-                with global_stream(generator):
-                    drawn = draw_coordinates(prior, torch.Size((num_draws,)))
-                    if drawn is None:
-                        drawn = self._transforms[name].inv(prior.sample((num_draws,)))
-            except NotImplementedError as error:
-                raise SettingsError(
-                    f"{name}: {type(prior).__name__} cannot be sampled, and may be improper. Remedy: give a proper "
-                    "prior, or the value of the parameter."
-                ) from error
-            parts.append(drawn.reshape(num_draws, -1).to(torch.float64))
-        return torch.cat(parts, -1)
-
-
 # The proposal of branch lengths and free parameters on one topology.
 
 #: Degrees of freedom of free parameters.
@@ -423,7 +352,7 @@ def _inverse_trigamma(value: Tensor) -> Tensor:
 
 # The posterior density on all topologies, in parts of limited memory.
 
-#: Bytes of the tensors of one evaluation, about; results do not depend on it.
+#: Bytes of the tensors of one evaluation, about; results do not depend on it but for rounding.
 _BYTES = 2**26
 #: Numbers for each input of the likelihood that are in memory at once, with and without gradients.
 _COPIES, _COPIES_OF_GRADIENTS = 16, 32

@@ -42,7 +42,7 @@ from bayeskit.models.phylogenetics import (
     check_for_search,
     clades,
 )
-from bayeskit.models.phylogenetics.parameters import ParameterSpace
+from bayeskit.models.phylogenetics.parameters import FreeParameters
 from bayeskit.models.phylogenetics.topology_moves.chains import (
     LengthPrior,
     Moves,
@@ -87,7 +87,7 @@ class TopologySearch:
     """Runs of tempered chains over topologies as an algorithm for the driver."""
 
     chains: TreeChains
-    space: ParameterSpace
+    space: FreeParameters
     num_runs: int
     beta: Tensor
     num_warmup: int
@@ -623,13 +623,13 @@ def infer_topologies(
     num_temperatures = whole_number("num_temperatures", num_temperatures, 2 if not evidence else 3)
     beta = torch.linspace(0, 1, num_temperatures, dtype=torch.float64)
     beta = beta**3 if evidence else _WARMEST + (1 - _WARMEST) * beta
-    space = ParameterSpace(substitution, site_rates)
+    space = FreeParameters(substitution, site_rates)
     moves = Moves() if moves is None else moves
     if not isinstance(moves, Moves) or min(astuple(moves)) < 0 or not sum(astuple(moves)) > 0:
         raise SettingsError(f"moves: {moves!r:.80} is invalid. Remedy: give Moves(...) with shares of at least 0.")
     splits = _checked_constraints(constraints, alignment.taxa)
     num_states = int(
-        substitution.with_parameters(space.constrain(torch.zeros(space.dim, dtype=torch.float64)))
+        substitution.with_parameters(space.values(torch.zeros(space.dim, dtype=torch.float64)))
         .frequencies(torch.zeros((), dtype=torch.float64))
         .shape[-1]
     )
@@ -712,7 +712,7 @@ def _result(
     say_early(outcome.ending, control, search.description, warm_up + ("" if warm else ", in the warm-up"), stacklevel=4)
     return TopologyInference(
         tuple(samples),
-        search.space.constrain(position),
+        search.space.values(position),
         rows["log_likelihood"].permute(2, 1, 0).contiguous(),
         log_prior,
         state.beta,
