@@ -243,7 +243,7 @@ def test_draws_go_where_they_matter():
     assert topology_comparison._allocated(nothing, 500)[0].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("model", [{}, {"substitution": HKY85(), "site_rates": GammaRates()}], ids=["JC69", "HKY85"])
+@pytest.mark.parametrize("model", [{}, {"substitution": K80(), "site_rates": GammaRates(0.5)}], ids=["JC69", "K80"])
 def test_results_do_not_depend_on_the_memory(model, monkeypatch):
     settings = {"num_draws": 300, **model}
     some = all_topologies(FIVE.taxa)[:3]

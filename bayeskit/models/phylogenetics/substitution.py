@@ -982,7 +982,10 @@ def _exponential_minus_identity(matrix: Tensor, times: Tensor) -> Tensor:
     # `matrix` (*batch, n, n), `times` (*batch, edges). The value comes from the eigendecomposition. The derivative in
     # direction `E`, in the basis of eigenvectors, is `E` times the divided differences of `exp` between each pair of
     # eigenvalues (Daleckii and Krein); eigenvalues may be equal and eigenvectors not unique.
-    values, vectors = torch.linalg.eigh(matrix.detach())
+    # Extreme parameters may give rates that are no numbers, for which the decomposition raises an error.
+    finite = matrix.detach().isfinite().all(-1).all(-1)[..., None, None]
+    values, vectors = torch.linalg.eigh(torch.where(finite, matrix.detach(), 0.0))
+    values = torch.where(finite[..., 0], values, torch.nan)
     # The largest eigenvalue is exactly zero; its rounding error would let very long branches decay for ever.
     decay = torch.cat([-values[..., :-1].clamp(max=0.0), torch.zeros_like(values[..., -1:])], -1)
     direction = _Direction.apply(matrix, vectors)

@@ -197,7 +197,7 @@ class TopologySearch:
             gain = torch.where(beta > 0, beta * (moved.log_likelihood - trees.log_likelihood), 0.0)
             log_ratio = gain + log_prior_there - log_prior
             uniform = torch.rand(len(level), generator=generator, dtype=torch.float64)
-            accept = uniform.log() < log_ratio
+            accept = (uniform.log() < log_ratio) & there.eigenvalues.isfinite().all(-1)
             position = torch.where(accept[:, None], proposed, position)
             log_prior = torch.where(accept, log_prior_there, log_prior)
             log_likelihood = torch.where(accept, moved.log_likelihood, trees.log_likelihood)

@@ -356,3 +356,12 @@ def test_every_model_is_offered_by_name_and_can_be_stored():
     abstract = SubstitutionModel, ReversibleModel
     models = {c.__name__: c for c in classes if issubclass(c, SubstitutionModel) and c not in abstract}
     assert models == SUBSTITUTION_MODELS and sorted(gallery.SUBSTITUTION_MODELS) == sorted(KNOWN_NAMES)
+
+
+def test_rates_that_are_no_numbers_give_nan_and_not_an_error():
+    frequencies = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
+    model = GTR().with_parameters(
+        {"base_frequencies": frequencies, "exchangeabilities": torch.full((2, 6), 1 / 6, dtype=torch.float64)}
+    )
+    found = model.transition_matrices(torch.full((2, 3), 0.1, dtype=torch.float64))
+    assert found[0].isnan().any() and found[1].isfinite().all()

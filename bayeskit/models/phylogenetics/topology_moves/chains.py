@@ -53,10 +53,16 @@ class Process(NamedTuple):
 
     @classmethod
     def of(cls, rate_matrix: Tensor, frequencies: Tensor, categories: Any = None) -> Process:
-        """Decompose reversible rate matrices `(chains, states, states)`; `categories` are those of the site rates."""
+        """Decompose reversible rate matrices `(chains, states, states)`; `categories` are those of the site rates.
+
+        Eigenvalues are NaN where extreme parameters give rates that are no numbers.
+        """
         root = frequencies.sqrt()
         symmetric = root[..., :, None] * rate_matrix / root[..., None, :]
-        values, vectors = torch.linalg.eigh((symmetric + symmetric.mT) / 2)
+        symmetric = (symmetric + symmetric.mT) / 2
+        finite = symmetric.isfinite().all(-1).all(-1)
+        values, vectors = torch.linalg.eigh(torch.where(finite[:, None, None], symmetric, 0.0))
+        values = torch.where(finite[:, None], values, torch.nan)
         chains = len(frequencies)
         if categories is None:
             rates = weights = frequencies.new_ones(chains, 1)
