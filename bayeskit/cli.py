@@ -576,9 +576,13 @@ def _infer_trees(
     folder = _opened(command, Path(title).stem, out, force, quiet, {**what, "seed": seed, **numbers})
     if folder is None:
         return
+    from bayeskit.gallery import mrbayes_block
     from bayeskit.workflows.phylogenetics.topology_folder import infer_topologies_in_folder
 
     give_back()
+    block = mrbayes_block(alignment) if substitution is None else None
+    if block is not None and not quiet:
+        typer.echo(str(block), err=True)
     _say_where(folder, out, quiet)
     search, found = infer_topologies_in_folder(
         alignment,

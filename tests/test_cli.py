@@ -411,3 +411,17 @@ def test_trees_from_an_alignment_alone(tmp_path):
     assert "kappa" in (out / "parameters.csv").read_text() and "tree_length" in (out / "parameters.csv").read_text()
     again = call("trees", "--alignment", path, "--substitution", "K80", "--no-evidence", "--out", out, *numbers)
     assert "finished before" in again.output
+
+
+def test_trees_by_a_mrbayes_block(tmp_path):
+    path, out = tmp_path / "a.nex", tmp_path / "out"
+    data = "matrix\nA AACCAGT\nB AACCGGT\nC AGCTAGA\nD AGCTACA\n;end;"
+    block = "begin mrbayes; lset nst=2; constraint two = A B; prset topologypr=constraints(two); end;"
+    path.write_text(f"#NEXUS begin data; dimensions ntax=4 nchar=7; format datatype=dna; {data} {block}")
+    assert "constrains the topologies" in refused("evidence", "--alignment", path, "--quiet")
+    numbers = ("--warmup", 10, "--samples", 10, "--temperatures", 4)
+    result = call("trees", "--alignment", path, "--no-evidence", "--out", out, *numbers)
+    assert result.exit_code == 0, result.output
+    assert "HKY85" in result.stderr
+    splits = (out / "split_frequencies.csv").read_text().splitlines()
+    assert len(splits) == 2 and splits[1].startswith(("C|D,2,", "A|B,2,"))  # the constraint is the only inner one

@@ -118,6 +118,8 @@ def test_constraints_and_a_prior_of_its_own():
         progress=False,
     )
     assert all("(A,E,(" in text or "(A,E)" in text or "(B,(C,D))" in text for text in map(str, newicks(found)))
+    with pytest.raises(SettingsError, match="constraints leave some topologies out"):
+        topology_evidence(found)
     for groups, words in (
         ([["A", "B"], ["B", "C"]], "contradict"),
         ([["A", "X"]], "'X'"),

@@ -117,7 +117,7 @@ def topology_evidence(
     Raises
     ------
     SettingsError
-        If the search has one run only, or a setting lies outside its domain.
+        If the search has one run only or constraints, or a setting lies outside its domain.
 
     Examples
     --------
@@ -133,6 +133,11 @@ def topology_evidence(
         raise SettingsError(
             "search: the mass of the topologies and its error need two runs or more. Remedy: give the result of "
             "infer_topologies(alignment, num_runs=2)."
+        )
+    if search.settings["constraints"]:
+        raise SettingsError(
+            "search: its constraints leave some topologies out, which a sum over all topologies includes. Remedy: "
+            "search without constraints; search.evidence is that of the allowed topologies."
         )
     level = real_number("level", level, between=(0, 1))
     most = whole_number("most", most, 1)

@@ -85,6 +85,11 @@ def infer_topologies_in_folder(
     """
     folder = Path(folder)
     alignment, model = _model_of(path, substitution)
+    if evidence and model.get("constraints"):
+        raise SettingsError(
+            f"{path}: the MrBayes block constrains the topologies, so that three ways to sum over all of them would "
+            "disagree. Remedy: search without the evidence, or name a substitution model."
+        )
     search = infer_topologies(
         alignment,
         evidence=evidence,

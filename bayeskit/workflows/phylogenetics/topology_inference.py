@@ -398,7 +398,8 @@ class TopologyInference:
     def evidence(self) -> Evidence:
         """Evidence over all topologies under their uniform prior, by stepping stones between all temperatures.
 
-        Each ratio of normalising constants is estimated from the draws at both of its temperatures (Bennett 1976).
+        With constraints, the prior is uniform over the topologies that satisfy them. Each ratio of normalising
+        constants is estimated from the draws at both of its temperatures (Bennett 1976).
         """
         evaluations = int(self.settings["num_evaluations"])
         if float(self.beta[0]) > 0:
