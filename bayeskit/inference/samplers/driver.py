@@ -48,10 +48,14 @@ def flatten(state: Any, prefix: str = "state") -> dict[str, Tensor]:
 
 
 def _restore(template: Any, tensors: dict[str, Tensor], prefix: str = "state") -> Any:
-    """Rebuild named tuples shaped like ``template`` from named tensors; CheckpointError if one does not fit."""
+    """Rebuild named tuples shaped like ``template`` from named tensors; CheckpointError if one does not fit.
+
+    A tensor that starts without rows may have any number of them.
+    """
     if isinstance(template, Tensor):
         found = tensors.get(prefix)
-        if found is None or found.shape != template.shape or found.dtype != template.dtype:
+        first = 1 if template.dim() and not len(template) else 0
+        if found is None or found.shape[first:] != template.shape[first:] or found.dtype != template.dtype:
             raise CheckpointError(
                 f"the checkpoint's {prefix!r} does not fit this run; it was written by another version or model"
             )

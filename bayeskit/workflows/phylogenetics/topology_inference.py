@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from pyro.distributions import Exponential, Gamma, TorchDistribution
 from torch import Tensor
 
 from bayeskit.core.compatibility import as_inference_data
-from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.inputs import real_number, unknown_name, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size, mean_error, r_hat
 from bayeskit.errors import SettingsError
@@ -51,12 +51,21 @@ from bayeskit.models.phylogenetics.topology_moves.chains import (
     Trees,
     topologies_of,
 )
+from bayeskit.models.phylogenetics.topology_moves.reference import Reference, log_number_of_topologies
 from bayeskit.workflows.phylogenetics.topology_comparison import check_models
 
 if TYPE_CHECKING:
     import xarray as xr
 
 __all__ = ["SearchState", "TopologyInference", "TopologySearch", "bidirectional_ratios", "infer_topologies"]
+
+
+class History(NamedTuple):
+    """Trees and parameters at the posterior's temperature in the rounds before the last fit of the reference."""
+
+    splits: Tensor  # (rounds, R, edges, words), int64
+    lengths: Tensor  # (rounds, R, edges)
+    position: Tensor  # (rounds, R, P)
 
 
 class SearchState(NamedTuple):
@@ -73,13 +82,21 @@ class SearchState(NamedTuple):
     log_scale: Tensor  # of the proposals of parameters at each temperature, (T,)
     heading: Tensor  # per replica: 1 if its last end visited is the prior, (R, T), int64
     round_trips: Tensor  # (R,), int64
+    reference: Reference  # of trees, at the beginning of the path; without clades, the path begins at the prior
+    parameter_mean: Tensor  # of the normal distribution of the parameters there, (P,)
+    parameter_root: Tensor  # Cholesky factor of its covariance, (P, P)
+    history: History
 
 
 #: Proposals of the parameters in each round.
 _PARAMETER_PROPOSALS = 3
+#: Shares of the warm-up after which the reference is fitted to the later half of the rounds before.
+_FITTED = (0.4, 0.7)
 #: Share of the warm-up after which the temperatures stay as they are, and number of their adaptations.
-_ADAPTED, _ADAPTATIONS = 0.75, 6
+_ADAPTED, _ADAPTATIONS = 0.9, 6
 _TARGET_ACCEPTANCE = 0.25
+#: A log density ratio that stands for none.
+_IMPOSSIBLE = 1e10
 
 
 @dataclass
@@ -97,6 +114,8 @@ class TopologySearch:
     settings: dict[str, Any]
     stop: float | None = None
     taxa: tuple[str, ...] = ()
+    from_reference: bool = True
+    log_topologies: float = 0.0  # log number of topologies with positive prior probability
 
     description = "topologies"
 
@@ -138,13 +157,32 @@ class TopologySearch:
             torch.zeros(levels, dtype=torch.float64),
             torch.zeros(runs, levels, dtype=torch.int64),
             torch.zeros(runs, dtype=torch.int64),
+            Reference.none(self.chains.num_taxa),
+            torch.zeros(dim, dtype=torch.float64),
+            torch.eye(dim, dtype=torch.float64),
+            self._no_history(),
         )
+
+    def _no_history(self) -> History:
+        edges, words = self.chains.num_edges, clades.num_words(self.chains.num_taxa)
+        empty = (0, self.num_runs)
+        numbers = torch.zeros(*empty, edges, dtype=torch.float64)
+        splits = torch.zeros(*empty, edges, words, dtype=torch.int64)
+        return History(splits, numbers, torch.zeros(*empty, self.space.dim, dtype=torch.float64))
+
+    def _due(self) -> list[int]:
+        """Return the rounds before which the reference is fitted."""
+        return [max(2, round(part * self.num_warmup)) for part in _FITTED] if self.from_reference else []
 
     def advance(
         self, state: SearchState, iteration: int, generator: torch.Generator
     ) -> tuple[SearchState, Mapping[str, Tensor]]:
         """Move all replicas, propose parameters, and exchange every second pair of neighbouring temperatures."""
         warming = iteration < self.num_warmup
+        due = self._due()
+        if iteration in due:
+            state = self._fit(state, first=iteration == due[0], last=iteration == due[-1])
+        reference = state.reference if len(state.reference.clades) else None
         runs, levels = state.replica.shape
         level = (
             torch.empty_like(state.replica)
@@ -154,12 +192,16 @@ class TopologySearch:
         beta = state.beta[level]
         at = (beta == 0).nonzero().flatten()
         position = state.position.clone()
-        position[at] = self.space.sample(len(at), generator)
+        if reference is None:
+            position[at] = self.space.sample(len(at), generator)
+        else:
+            normal = torch.randn(len(at), self.space.dim, generator=generator, dtype=torch.float64)
+            position[at] = state.parameter_mean + normal @ state.parameter_root.T
         process = self._process(position)
-        drawn = self.chains.draw(state.trees, process, at.tolist(), generator)
+        drawn = self.chains.draw(state.trees, process, at.tolist(), generator, reference)
         state = state._replace(trees=drawn, position=position)
-        moves = torch.where(beta > 0, self.num_moves, 0)
-        trees = self.chains.run(state.trees, process, beta, self.moves, moves)
+        import os; moves = torch.where(beta > 0, self.num_moves if reference is None else int(self.num_moves*float(os.environ.get('MV','1'))), 0)
+        trees = self.chains.run(state.trees, process, beta, self.moves, moves, reference)
         state = state._replace(trees=trees)
         if self.space.dim:
             state = self._propose(state, process, level, warming, iteration, generator)
@@ -169,9 +211,51 @@ class TopologySearch:
             "lengths": state.trees.lengths[cold],
             "position": state.position[cold],
         }
+        if due and iteration < due[-1]:
+            history = (
+                torch.cat([kept, row[name][None]])
+                for name, kept in zip(History._fields, state.history, strict=True)
+            )
+            state = state._replace(history=History(*history))
         state, exchanged = self._exchange(state, iteration, generator)
         state = self._count(state, warming)
         return self._adapt(state, iteration) if warming else state, row | exchanged
+
+    def _fit(self, state: SearchState, first: bool, last: bool) -> SearchState:
+        """Fit the reference to the later half of the history, and begin its path if there was none."""
+        rounds = len(state.history.splits)
+        splits, lengths, position = (part[rounds // 2 :].flatten(0, 1) for part in state.history)
+        mean, dim = position.mean(0), self.space.dim
+        spread = position - mean
+        # Few draws do not show the whole spread.
+        covariance = spread.mT @ spread / max(1, len(spread) - 1) * 1.2 + 1e-4 * torch.eye(dim, dtype=torch.float64)
+        levels = len(state.beta)
+        return state._replace(
+            reference=Reference.fitted(splits, lengths, self.chains.num_taxa),
+            parameter_mean=mean,
+            parameter_root=torch.linalg.cholesky(covariance),
+            beta=torch.linspace(0, 1, levels, dtype=torch.float64) if first else state.beta,
+            rejection=torch.zeros_like(state.rejection),
+            num_counted=torch.zeros_like(state.num_counted),
+            history=self._no_history() if last else state.history,
+        )
+
+    def _log_parameters(self, state: SearchState, position: Tensor) -> Tensor:
+        """Return the log density of the reference of the parameters, `(chains, P) -> (chains,)`."""
+        root = state.parameter_root
+        scaled = torch.linalg.solve_triangular(root, (position - state.parameter_mean).mT, upper=False)
+        constant = 0.5 * self.space.dim * math.log(2 * math.pi) + root.diagonal().log().sum()
+        return -0.5 * scaled.square().sum(0) - constant
+
+    def _log_ratio(self, state: SearchState) -> Tensor:
+        """Return the log density of the end of the path relative to its beginning, `(chains,)`."""
+        trees = state.trees
+        if not len(state.reference.clades):
+            return trees.log_likelihood
+        prior = self.chains.prior.log_density(trees.lengths, self.chains.num_taxa) - self.log_topologies
+        parameters = self.space.log_prior(state.position) - self._log_parameters(state, state.position)
+        ratio = trees.log_likelihood + prior - trees.log_reference + parameters
+        return ratio.nan_to_num(-_IMPOSSIBLE).clamp(min=-_IMPOSSIBLE)
 
     def _propose(
         self,
@@ -184,15 +268,20 @@ class TopologySearch:
     ) -> SearchState:
         """Random walk Metropolis steps of the parameters, with the covariance found in warm-up."""
         dim, trees, position = self.space.dim, state.trees, state.position
-        beta, log_scale = state.beta[level], state.log_scale.clone()
+        beta, log_scale, referred = state.beta[level], state.log_scale.clone(), bool(len(state.reference.clades))
         root = torch.linalg.cholesky(state.covariance + 1e-10 * torch.eye(dim, dtype=torch.float64))
-        log_prior = self.space.log_prior(position)
+
+        def log_density(position: Tensor) -> Tensor:
+            prior = self.space.log_prior(position)
+            return torch.lerp(self._log_parameters(state, position), prior, beta) if referred else prior
+
+        log_prior = log_density(position)
         for _ in range(_PARAMETER_PROPOSALS):
             step = torch.randn(position.shape, generator=generator, dtype=torch.float64) @ root.T
             scale = (2.38 / math.sqrt(dim)) * log_scale[level].exp()
             proposed = position + scale[:, None] * step
             there = self._process(proposed)
-            log_prior_there = self.space.log_prior(proposed)
+            log_prior_there = log_density(proposed)
             moved = self.chains.run(trees, there, beta, self.moves, torch.zeros_like(level))
             gain = torch.where(beta > 0, beta * (moved.log_likelihood - trees.log_likelihood), 0.0)
             log_ratio = gain + log_prior_there - log_prior
@@ -222,8 +311,9 @@ class TopologySearch:
     ) -> tuple[SearchState, dict[str, Tensor]]:
         runs, levels = state.replica.shape
         log_likelihood = state.trees.log_likelihood.reshape(runs, levels).gather(1, state.replica)
+        log_ratio = self._log_ratio(state).reshape(runs, levels).gather(1, state.replica)
         width = state.beta.diff()
-        probability = (width * (log_likelihood[:, :-1] - log_likelihood[:, 1:])).exp().clamp(max=1.0)
+        probability = (width * (log_ratio[:, :-1] - log_ratio[:, 1:])).exp().clamp(max=1.0)
         uniform = torch.rand(probability.shape, generator=generator, dtype=torch.float64)
         turn = (torch.arange(levels - 1) + iteration) % 2 == 0
         accept = (uniform < probability) & turn
@@ -235,10 +325,11 @@ class TopologySearch:
             rejection=state.rejection + (1 - probability).mean(0),
             num_counted=state.num_counted + 1,
         )
-        return state, {"log_likelihood": log_likelihood, "exchange_probability": probability}
+        found = {"log_likelihood": log_likelihood, "log_ratio": log_ratio, "exchange_probability": probability}
+        return state, found
 
     def _count(self, state: SearchState, warming: bool) -> SearchState:
-        """Count round trips of replicas from the prior to the posterior and back."""
+        """Count round trips of replicas from the beginning of the path to the posterior and back."""
         heading = state.heading.clone()
         top, bottom = state.replica[:, -1:], state.replica[:, :1]
         arrived = heading.gather(1, top)[:, 0] == 1
@@ -248,12 +339,14 @@ class TopologySearch:
 
     def _adapt(self, state: SearchState, iteration: int) -> SearchState:
         """Place the temperatures so that neighbours exchange at equal rates."""
-        due = [round(_ADAPTED * self.num_warmup * (k + 1) / _ADAPTATIONS) for k in range(_ADAPTATIONS)]
+        begin = _FITTED[0] if self.from_reference else 0.0
+        step = (_ADAPTED - begin) / _ADAPTATIONS
+        due = [round((begin + step * (k + 1)) * self.num_warmup) for k in range(_ADAPTATIONS)]
         if iteration + 1 not in due or int(state.num_counted) < 10:
             return state
         seen = Exchange(state.rejection / state.num_counted, torch.zeros(1), int(state.num_counted))
         beta = seen.temperatures(state.beta, len(state.beta) - 1).to(torch.float64)
-        beta[0] = self.beta[0]
+        beta[0] = 0
         return state._replace(
             beta=beta,
             rejection=torch.zeros_like(state.rejection),
@@ -296,11 +389,14 @@ class TopologyInference:
         Values of the free parameters of the substitution model and the site rates, shape `(runs, draws, *event_shape)`.
     log_likelihood : Tensor
         Log-likelihoods at each temperature, shape `(temperatures, runs, draws)`.
+    log_ratio : Tensor
+        Log density of the posterior, without its constant, relative to the beginning of the path, of the states at each
+        temperature, shape `(temperatures, runs, draws)`. If the path begins at the prior, this is the log-likelihood.
     log_prior : Tensor
         Log prior densities of branch lengths and parameters of the trees in `samples`, up to a constant, shape
         `(runs, draws)`.
     beta : Tensor
-        Inverse temperatures, increasing to 1, shape `(temperatures,)`.
+        Powers of the posterior along the path, from 0 to 1, shape `(temperatures,)`.
     exchange : Exchange
         Exchange rates of neighbouring temperatures, and round trips.
     moves : dict of tuple of float
@@ -319,6 +415,7 @@ class TopologyInference:
     samples: tuple[TreeSample, ...]
     parameters: dict[str, Tensor]
     log_likelihood: Tensor
+    log_ratio: Tensor
     log_prior: Tensor
     beta: Tensor
     exchange: Exchange
@@ -402,14 +499,13 @@ class TopologyInference:
         constants is estimated from the draws at both of its temperatures (Bennett 1976).
         """
         evaluations = int(self.settings["num_evaluations"])
-        if float(self.beta[0]) > 0:
-            why = "the ladder of temperatures does not reach the prior: use evidence=True"
-            return Evidence("stepping_stone", math.nan, math.nan, evaluations, (why,))
-        ratios, influence = bidirectional_ratios(self.beta, self.log_likelihood)
-        problems = [] if self.is_warm else [self.problems[0]]
+        if not self.is_warm:
+            return Evidence("stepping_stone", math.nan, math.nan, evaluations, (self.problems[0],))
+        ratios, influence = bidirectional_ratios(self.beta, self.log_ratio)
+        problems = []
         trips = int(self.exchange.round_trips.sum())
         if trips < _LEAST_ROUND_TRIPS:
-            problems.append(f"only {trips} round trips between prior and posterior: give num_samples= a larger number")
+            problems.append(f"only {trips} round trips along the path to the posterior: give num_samples= a larger number")
         size = effective_sample_size(influence)
         if not float(size.min()) >= _LEAST_EFFECTIVE:
             problems.append(
@@ -438,7 +534,7 @@ class TopologyInference:
         splits = f"ASDSF {self.asdsf:.4f}" if len(self.samples) > 1 else "one run"
         state = "converged" if self.is_converged else "NOT CONVERGED"
         text = f"{state} ({splits}, {self.sample.num_samples} trees, {len(self.sample.topologies)} topologies)"
-        if float(self.beta[0]) == 0:
+        if self.is_warm:
             text += f"; {self.evidence}"
         return text + "".join(f"\n  {problem}" for problem in self.problems)
 
@@ -505,7 +601,7 @@ def infer_topologies(
     num_warmup: int = 1000,
     num_samples: int = 4000,
     num_temperatures: int | None = None,
-    evidence: bool = True,
+    path: Literal["reference", "prior"] = "reference",
     constraints: Sequence[Sequence[str]] = (),
     moves: Moves | None = None,
     stop: float | None = None,
@@ -618,12 +714,14 @@ def infer_topologies(
             raise SettingsError("stop compares runs. Remedy: use num_runs=2 or more, or leave stop=None.")
     if dtype not in (torch.float64, torch.float32):
         raise SettingsError(f"dtype={dtype} is not supported. Remedy: use torch.float64 or torch.float32.")
+    if path not in ("reference", "prior"):
+        raise unknown_name("path", path, ("reference", "prior"))
     num_edges = 2 * alignment.num_taxa - 3
     if num_temperatures is None:
-        num_temperatures = math.ceil(4 + 3.4 * math.sqrt(num_edges)) if evidence else 5
-    num_temperatures = whole_number("num_temperatures", num_temperatures, 2 if not evidence else 3)
+        num_temperatures = math.ceil(4 + 3.4 * math.sqrt(num_edges)) if path == "prior" else 8
+    num_temperatures = whole_number("num_temperatures", num_temperatures, 3)
     beta = torch.linspace(0, 1, num_temperatures, dtype=torch.float64)
-    beta = beta**3 if evidence else _WARMEST + (1 - _WARMEST) * beta
+    beta = beta**3 if path == "prior" else _WARMEST + (1 - _WARMEST) * beta
     space = FreeParameters(substitution, site_rates)
     moves = Moves() if moves is None else moves
     if not isinstance(moves, Moves) or min(astuple(moves)) < 0 or not sum(astuple(moves)) > 0:
@@ -653,7 +751,7 @@ def infer_topologies(
         "num_warmup": num_warmup,
         "num_samples": num_samples,
         "num_temperatures": num_temperatures,
-        "evidence": bool(evidence),
+        "path": path,
         "moves": list(astuple(moves)),
         "stop": stop,
         "seed": seed,
@@ -672,12 +770,14 @@ def infer_topologies(
         settings,
         stop,
         alignment.taxa,
+        path == "reference",
+        log_number_of_topologies(alignment.num_taxa, splits),
     )
     outcome = drive(search, control, new_generator(seed, stream="topologies"))
     return _result(search, outcome, control, alignment, branch_length_prior)
 
 
-#: Smallest inverse temperature of a ladder that does not reach the prior.
+#: Smallest power of the likelihood before there is a reference.
 _WARMEST = 0.5
 
 
@@ -715,6 +815,7 @@ def _result(
         tuple(samples),
         search.space.values(position),
         rows["log_likelihood"].permute(2, 1, 0).contiguous(),
+        rows["log_ratio"].permute(2, 1, 0).contiguous(),
         log_prior,
         state.beta,
         Exchange(rejection, state.round_trips, done - first),

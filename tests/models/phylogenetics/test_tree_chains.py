@@ -103,7 +103,7 @@ def test_each_kind_of_move_leaves_the_posterior_of_topologies_unchanged(kind, tr
 
 def test_a_regraft_without_the_jacobian_of_its_lengths_is_noticed(truth, limit, monkeypatch):
     sources = {source.name: source.read_text(encoding="utf-8") for source in module._SOURCES}
-    correct = "ratio += std::log(time) - std::log(part.time);"
+    correct = "ratio += std::log(time) - std::log(side.time);"
     assert correct in sources["chain.cpp"]
     sources["chain.cpp"] = sources["chain.cpp"].replace(correct, "")
     mutated = load_library("tree_chain", sources, (*module._FLAGS, "-DREAL=double", "-DSTATES=4"))

@@ -51,6 +51,9 @@ struct Call {
     Int categories;
     double invariant;  // proportion of invariant sites
     double beta;       // power of the likelihood
+    const void *reference;  // a Reference, or null
+    double share;           // power of the reference; that of the prior is one less the share
+    double *log_reference;  // log density of the reference at the state, if there is one
     // log prior density of the lengths t with sum L:
     // (pendant - 1) sum log t + (inner - 1) sum log t - rate L + power log L, over pendant and inner edges
     double pendant, inner, rate, power;
@@ -125,6 +128,148 @@ struct Aligned {
     }
 };
 
+// A distribution over topologies and branch lengths to begin a path of densities with. Seen from the first taxon, each
+// set of taxa below an edge (clade) splits into two, independently of what else there is in the tree: as in a sample of
+// trees with one probability, and at random with the rest (conditional clade distribution). Lengths of edges have gamma
+// distributions given the clade below them.
+struct Sample {
+    Int taxa, clades, subsplits;
+    const std::uint64_t *bits;     // clades, without the first taxon, (clades, words)
+    const double *shape, *rate;    // of the gamma distributions, (clades,)
+    double other_shape, other_rate;  // of all other clades
+    const Int *parent, *child;     // clades, by parent; the child with the parent's first taxon, (subsplits,)
+    const double *count;           // (subsplits,)
+    Int num_constraints;
+    const std::uint64_t *constraints;  // splits that every tree has, (constraints, words)
+};
+
+struct LengthDensity {
+    double shape, rate, norm;
+    LengthDensity(double shape, double rate)
+        : shape(shape), rate(rate), norm(shape * std::log(rate) - std::lgamma(shape)) {}
+};
+
+class Reference {
+    using Set = const std::uint64_t *;
+    const Int size;  // words of a set
+    std::vector<std::uint64_t> bits;
+    std::vector<Int> table, first, child;  // of a hash table: clades, or -1; subsplits of each clade
+    std::vector<LengthDensity> densities;
+    std::vector<double> shares, logs, rest;  // of the sample; of all; probability of a split at random, of each clade
+    std::vector<std::vector<std::uint64_t>> constraints;
+    static constexpr double PRIOR_COUNT = 1;  // of splits at random, beside those of the sample
+
+    static bool has(Set set, Int taxon) { return (set[taxon / 64] >> (taxon % 64)) & 1; }
+    Int first_of(Set set) const {
+        Int w = 0;
+        while (!set[w]) ++w;
+        return 64 * w + __builtin_ctzll(set[w]);
+    }
+    Set clade(Int number) const { return &bits[number * size]; }
+    std::size_t place(Set set) const {
+        std::uint64_t hash = 0x9e3779b97f4a7c15;
+        for (Int w = 0; w < size; ++w) hash = (hash ^ set[w]) * 0xff51afd7ed558ccd, hash ^= hash >> 32;
+        std::size_t at = hash & (table.size() - 1);
+        while (table[at] >= 0 && !std::equal(set, set + size, clade(table[at]))) at = (at + 1) & (table.size() - 1);
+        return at;
+    }
+    Int find(Set set) const { return table[place(set)]; }
+
+    // The parts of a clade that constraints keep together: sets of which it holds the whole.
+    std::vector<std::vector<std::uint64_t>> parts(Set set) const {
+        std::vector<std::vector<std::uint64_t>> found;
+        std::vector<std::uint64_t> left(set, set + size);
+        std::vector<const std::vector<std::uint64_t> *> inside;
+        const auto holds = [&](Set one, Set other) {
+            bool yes = true, equal = true;
+            for (Int w = 0; w < size; ++w) yes = yes && !(other[w] & ~one[w]), equal = equal && other[w] == one[w];
+            return yes && !equal;
+        };
+        for (const auto &one : constraints)
+            if (holds(set, one.data())) inside.push_back(&one);
+        for (const auto *one : inside) {
+            const auto within = [&](const auto *other) { return holds(other->data(), one->data()); };
+            if (std::any_of(inside.begin(), inside.end(), within)) continue;
+            found.push_back(*one);
+            for (Int w = 0; w < size; ++w) left[w] &= ~(*one)[w];
+        }
+        for (Int taxon = 0; taxon < 64 * size; ++taxon)
+            if (has(left.data(), taxon)) {
+                found.emplace_back(size, 0);
+                found.back()[taxon / 64] = std::uint64_t(1) << (taxon % 64);
+            }
+        return found;
+    }
+    double log_random(Set set) const {
+        Int count = 0;
+        if (constraints.empty())
+            for (Int w = 0; w < size; ++w) count += __builtin_popcountll(set[w]);
+        else
+            count = Int(parts(set).size());
+        return count < 3 ? 0.0 : -(LOG_2 * double(count - 1) + std::log1p(-std::exp2(double(1 - count))));
+    }
+
+  public:
+    explicit Reference(const Sample &sample)
+        : size((sample.taxa + 63) / 64), bits(sample.bits, sample.bits + sample.clades * size),
+          first(sample.clades + 1, 0), child(sample.child, sample.child + sample.subsplits), shares(sample.subsplits),
+          logs(sample.subsplits), rest(sample.clades, 1) {
+        std::size_t room = 16;
+        while (room < 4 * std::size_t(sample.clades)) room *= 2;
+        table.assign(room, -1);
+        for (Int k = 0; k < sample.num_constraints; ++k)
+            constraints.emplace_back(sample.constraints + k * size, sample.constraints + (k + 1) * size);
+        for (Int k = 0; k < sample.clades; ++k) {
+            table[place(clade(k))] = k;
+            densities.emplace_back(sample.shape[k], sample.rate[k]);
+        }
+        densities.emplace_back(sample.other_shape, sample.other_rate);
+        for (Int s = 0; s < sample.subsplits; ++s) ++first[sample.parent[s] + 1];
+        std::partial_sum(first.begin(), first.end(), first.begin());
+        for (Int k = 0; k < sample.clades; ++k) {
+            double total = PRIOR_COUNT;
+            for (Int s = first[k]; s < first[k + 1]; ++s) total += sample.count[s];
+            rest[k] = PRIOR_COUNT / total;
+            for (Int s = first[k]; s < first[k + 1]; ++s) {
+                shares[s] = sample.count[s] / total;
+                logs[s] = std::log(shares[s] + rest[k] * std::exp(log_random(clade(k))));
+            }
+        }
+    }
+
+    const LengthDensity &density(Set set) const {
+        const Int k = find(set);
+        return k < 0 ? densities.back() : densities[k];
+    }
+    double log_split(Set set, Set one, Set other) const {
+        const Int k = find(set);
+        if (k < 0) return log_random(set);
+        const Int part = find(has(one, first_of(set)) ? one : other);
+        for (Int s = first[k]; s < first[k + 1]; ++s)
+            if (child[s] == part) return logs[s];
+        return std::log(rest[k]) + log_random(set);
+    }
+    std::vector<std::uint64_t> split(Set set, Random &random) const {
+        const Int k = find(set);
+        if (k >= 0) {
+            double left = random.uniform();
+            for (Int s = first[k]; s < first[k + 1]; ++s)
+                if ((left -= shares[s]) < 0) return {clade(child[s]), clade(child[s]) + size};
+        }
+        const auto units = parts(set);
+        while (true) {
+            std::vector<std::uint64_t> one(size, 0);
+            std::size_t taken = 0;
+            for (const auto &unit : units)
+                if (random.uniform() < 0.5) {
+                    ++taken;
+                    for (Int w = 0; w < size; ++w) one[w] |= unit[w];
+                }
+            if (taken > 0 && taken < units.size()) return one;
+        }
+    }
+};
+
 // Log density of a gamma distribution.
 double log_gamma_density(double x, double shape, double rate) {
     return shape * std::log(rate) + (shape - 1) * std::log(x) - rate * x - std::lgamma(shape);
@@ -136,7 +281,17 @@ struct Partial {
     bool tip;
 };
 
-class Chain {
+// A tree, with what the reference says about its edges and its topology.
+struct Tree {
+    std::vector<std::array<std::int32_t, 3>> neighbour, edge_at;
+    std::vector<std::array<std::int32_t, 2>> ends;
+    std::vector<double> length;
+    std::vector<std::uint64_t> below;  // taxa below each edge, seen from the first taxon, (edges, words)
+    std::vector<double> reference_shape, reference_rate;
+    double reference_log = 0;  // of the topology, with the constants of the densities of the lengths
+};
+
+class Chain : Tree {
     const Int n, edges, nodes, patterns, width;  // width: patterns, padded to whole vectors
     Int single = 0;                              // patterns before this one are those of one site each
     std::vector<Aligned> blocks;                 // 3 of each inner node: the subtree away from each neighbour
@@ -144,10 +299,10 @@ class Chain {
     std::vector<Aligned> tips;
     Aligned weights, constant, coefficients, scratch, first_side, second_side;
     std::vector<Aligned> incoming[2];  // partial likelihoods of candidate places, for each side
-    std::vector<std::array<std::int32_t, 3>> neighbour, edge_at;
-    std::vector<std::array<std::int32_t, 2>> ends;
-    std::vector<double> length;
     std::vector<std::uint8_t> locked;
+    const Reference *reference = nullptr;
+    double share = 0;
+    Tree kept;  // the tree before a move
     // the model
     Int categories = 0, distinct = 0;
     std::vector<double> eigenvalues, right, left, frequencies, rates, rate_weights;
@@ -172,7 +327,10 @@ class Chain {
         return is_tip(node) || at[0] == edge ? 0 : at[1] == edge ? 1 : 2;
     }
     Int other_end(Int edge, Int node) const { return ends[edge][0] == node ? ends[edge][1] : ends[edge][0]; }
-    double shape_of(Int edge) const { return edge < n ? pendant : inner; }
+    // Prior and reference of a length together: a gamma distribution but for a constant.
+    double shape_of(Int edge) const { return mixed(edge < n ? pendant : inner, reference_shape[edge]); }
+    double rate_of(Int edge) const { return mixed(rate, reference_rate[edge]); }
+    double mixed(double own, double other) const { return share > 0 ? (1 - share) * own + share * other : own; }
 
     // Partial likelihoods.
 
@@ -405,9 +563,39 @@ class Chain {
     }
 
     double sum_of_lengths() const { return std::accumulate(length.begin(), length.end(), 0.0); }
-    // Rate of the prior of one length given the sum of the others.
-    double rate_given(double others) const { return rate - power / (others + 0.05); }
-    double log_prior(double time, double prior_shape) const { return (prior_shape - 1) * std::log(time) - rate * time; }
+    // Rate of one length given the sum of the others.
+    double rate_given(double own, double others) const { return own - power / (others + 0.05); }
+    static double log_prior(double time, double shape, double rate) { return (shape - 1) * std::log(time) - rate * time; }
+    // Log density of prior and reference at the tree.
+    double log_prior_of_tree() const {
+        double sum = share * reference_log + power * std::log(sum_of_lengths());
+        for (Int e = 0; e < edges; ++e) sum += log_prior(length[e], shape_of(e), rate_of(e));
+        return sum;
+    }
+
+    // Look up the tree in the reference.
+    void refer() {
+        const Int size = (n + 63) / 64;
+        below.assign(edges * size, 0);
+        reference_log = 0;
+        refer_from(neighbour[0][0], 0, size);
+    }
+    void refer_from(Int node, Int edge, Int size) {
+        std::uint64_t *own = &below[edge * size];
+        if (is_tip(node)) {
+            own[node / 64] = std::uint64_t(1) << (node % 64);
+        } else {
+            const int k = slot(node, edge);
+            const Int one = edge_at[node][(k + 1) % 3], other = edge_at[node][(k + 2) % 3];
+            refer_from(neighbour[node][(k + 1) % 3], one, size);
+            refer_from(neighbour[node][(k + 2) % 3], other, size);
+            for (Int w = 0; w < size; ++w) own[w] = below[one * size + w] | below[other * size + w];
+            reference_log += reference->log_split(own, &below[one * size], &below[other * size]);
+        }
+        const auto &density = reference->density(own);
+        reference_shape[edge] = density.shape, reference_rate[edge] = density.rate;
+        reference_log += density.norm;
+    }
 
     bool decide(Move move, double log_ratio) {
         counts[2 * move] += 1;
@@ -431,20 +619,20 @@ class Chain {
     // A new length of one edge.
     void resample(Int edge) {
         expand(behind(ends[edge][0], edge), behind(ends[edge][1], edge), coefficients);
-        const double old = length[edge], shape = shape_of(edge), others = sum_of_lengths() - old;
+        const double old = length[edge], shape = shape_of(edge), own = rate_of(edge), others = sum_of_lengths() - old;
         double proposed, ratio;
         if (random.uniform() < 0.2) {
             const double step = 2 * (random.uniform() - 0.5);
             proposed = old * std::exp(step);
             ratio = step;
         } else {
-            const Fit found = fit(coefficients, shape, rate_given(others));
+            const Fit found = fit(coefficients, shape, rate_given(own, others));
             proposed = found.draw(random);
             ratio = found.log_density(old) - found.log_density(proposed);
         }
         if (!(proposed > 1e-30 && proposed < 1e6)) return;
         ratio += beta * (evaluate<true, false>(coefficients, proposed).value - evaluate<true, false>(coefficients, old).value) +
-                 log_prior(proposed, shape) - log_prior(old, shape) +
+                 log_prior(proposed, shape, own) - log_prior(old, shape, own) +
                  power * std::log((others + proposed) / (others + old));
         if (decide(LENGTH, ratio)) {
             length[edge] = proposed;
@@ -460,7 +648,7 @@ class Chain {
         const Int c = edge_at[v][(at_v + 1) % 3], d = edge_at[v][(at_v + 2) % 3];
         const Partial pa = behind(other_end(a, u), a), pb = behind(other_end(b, u), b);
         const Partial pc = behind(other_end(c, v), c), pd = behind(other_end(d, v), d);
-        const double others = sum_of_lengths() - length[edge], prior_rate = rate_given(others);
+        const double others = sum_of_lengths() - length[edge];
         Aligned *terms[3] = {&coefficients, &more[0], &more[1]};
         expand(behind(u, edge), behind(v, edge), coefficients);
         first_side.resize(block_size()), second_side.resize(block_size());
@@ -470,18 +658,21 @@ class Chain {
         join(pa, length[a], pd, length[d], first_side.data);
         join(pb, length[b], pc, length[c], second_side.data);
         expand(as_partial(first_side.data), as_partial(second_side.data), more[1]);
+        std::array<Middle, 3> middles{Middle{inner, rate, 0}, {inner, rate, 0}, {inner, rate, 0}};
+        if (share > 0) middles = refer_around(a, b, c, d);
         Fit fits[3];
         std::vector<double> masses(3);
         for (int k = 0; k < 3; ++k) {
-            fits[k] = fit(*terms[k], inner, prior_rate);
-            masses[k] = fits[k].log_mass;
+            fits[k] = fit(*terms[k], middles[k].shape, rate_given(middles[k].rate, others));
+            masses[k] = fits[k].log_mass + middles[k].log;
         }
         const Int chosen = random.choose(masses);
         const double old = length[edge], proposed = fits[chosen].draw(random);
         if (!(proposed > 1e-30 && proposed < 1e6)) return;
         const auto weight = [&](Int k, double time, double mass) {
-            return beta * evaluate<true, false>(*terms[k], time).value + log_prior(time, inner) +
-                   power * std::log(others + time) - fits[k].log_density(time) - mass;
+            return beta * evaluate<true, false>(*terms[k], time).value + middles[k].log +
+                   log_prior(time, middles[k].shape, middles[k].rate) + power * std::log(others + time) -
+                   fits[k].log_density(time) - mass;
         };
         if (!decide(EXCHANGE, weight(chosen, proposed, masses[chosen]) - weight(0, old, masses[0]))) return;
         length[edge] = proposed;
@@ -498,8 +689,39 @@ class Chain {
         neighbour[x][slot(x, b)] = v, neighbour[y][slot(y, moved)] = u;
         ends[b] = {std::int32_t(x), std::int32_t(v)}, ends[moved] = {std::int32_t(y), std::int32_t(u)};
         forget(edge, true);
+        if (share > 0) refer();
     }
     Aligned more[2];
+
+    // Prior and reference of the edge between four subtrees, of which the first and another one lie on one side.
+    struct Middle {
+        double shape, rate, log;
+    };
+    std::array<Middle, 3> refer_around(Int a, Int b, Int c, Int d) const {
+        const Int size = (n + 63) / 64;
+        const auto set = [&](Int edge) { return &below[edge * size]; };
+        const auto count = [&](Int edge) {
+            Int sum = 0;
+            for (Int w = 0; w < size; ++w) sum += __builtin_popcountll(set(edge)[w]);
+            return sum;
+        };
+        // The edge towards the first taxon is the one above all others.
+        const std::array<Int, 4> around{a, b, c, d};
+        const auto larger = [&](Int one, Int other) { return count(one) < count(other); };
+        const Int top = std::max_element(around.begin(), around.end(), larger) - around.begin();
+        std::vector<std::uint64_t> inside(size);
+        const auto middle = [&](std::array<int, 4> order) {
+            // Places of the edges: the first two on one side.
+            const int at = int(std::find(order.begin(), order.end(), int(top)) - order.begin());
+            const Int beside = around[order[at ^ 1]], one = around[order[(at ^ 2) & 2]], other = around[order[(at ^ 2) | 1]];
+            for (Int w = 0; w < size; ++w) inside[w] = set(one)[w] | set(other)[w];
+            const auto &density = reference->density(inside.data());
+            const double log = reference->log_split(set(around[top]), set(beside), inside.data()) +
+                               reference->log_split(inside.data(), set(one), set(other));
+            return Middle{mixed(inner, density.shape), mixed(rate, density.rate), share * (density.norm + log)};
+        };
+        return {middle({0, 1, 2, 3}), middle({0, 2, 1, 3}), middle({0, 3, 1, 2})};
+    }
 
     // Places to which a side of a cut edge can be joined again. Without the node of the cut, its two other edges are
     // one; place 0 is this edge. Further places lie behind its two ends.
@@ -700,35 +922,20 @@ class Chain {
         }
         if (!std::isfinite(ratio)) return;
         const Int one = chosen / seconds, two = chosen % seconds;
-        const double old = length[cut], others = sum_of_lengths() - old, prior_rate = rate_given(others);
-        const double shape = shape_of(cut), share = random.uniform(), other_share = both ? random.uniform() : 0;
-        // Lengths of the present and of the proposed tree that differ, but for the cut edge.
-        double prior_ratio = 0;
-        const auto split = [&](Side &part, Int place, double at) {
-            const double time = part.places[place].time;
-            const auto put = [&](Int edge, double new_time) { prior_ratio += (shape_of(edge) - 1) * std::log(new_time); };
-            const auto [kept, freed] = names(part);
-            ratio += std::log(time) - std::log(part.time);
-            prior_ratio -= (shape_of(part.ex) - 1) * std::log(length[part.ex]);
-            prior_ratio -= (shape_of(part.ey) - 1) * std::log(length[part.ey]);
-            if (place == 0) {
-                put(part.ex, at * time), put(part.ey, (1 - at) * time);
-            } else {
-                put(kept, part.time);
-                prior_ratio -= (shape_of(part.places[place].edge) - 1) * std::log(time);
-                put(freed, at * time), put(part.places[place].edge, (1 - at) * time);
-            }
-        };
-        split(side, one, share);
-        first_side.resize(block_size());
+        const double old = length[cut], others = sum_of_lengths() - old;
+        // The split of the cut edge stays.
+        const double shape = shape_of(cut), prior_rate = rate_given(rate_of(cut), others);
+        const double at = random.uniform(), other_at = both ? random.uniform() : 0;
         const double time = side.places[one].time;
-        join(near_of(side, one, incoming[0]), share * time, far_of(side, one), (1 - share) * time, first_side.data);
+        ratio += std::log(time) - std::log(side.time);
+        first_side.resize(block_size());
+        join(near_of(side, one, incoming[0]), at * time, far_of(side, one), (1 - at) * time, first_side.data);
         Partial opposite = subtree;
         if (both) {
-            split(second, two, other_share);
             const double own = second.places[two].time;
+            ratio += std::log(own) - std::log(second.time);
             second_side.resize(block_size());
-            join(near_of(second, two, incoming[1]), other_share * own, far_of(second, two), (1 - other_share) * own,
+            join(near_of(second, two, incoming[1]), other_at * own, far_of(second, two), (1 - other_at) * own,
                  second_side.data);
             opposite = as_partial(second_side.data);
         }
@@ -737,14 +944,19 @@ class Chain {
         const Fit there = fit(more[0], shape, prior_rate), here = fit(coefficients, shape, prior_rate);
         const double proposed = there.draw(random);
         if (!(proposed > 1e-30 && proposed < 1e6)) return;
-        ratio += here.log_density(old) - there.log_density(proposed) + prior_ratio +
-                 beta * (evaluate<true, false>(more[0], proposed).value - evaluate<true, false>(coefficients, old).value) +
-                 log_prior(proposed, shape) - log_prior(old, shape) +
-                 power * std::log((others + proposed) / (others + old));
-        if (!decide(move, ratio)) return;
+        ratio += here.log_density(old) - there.log_density(proposed) - log_prior_of_tree() +
+                 beta * (evaluate<true, false>(more[0], proposed).value - evaluate<true, false>(coefficients, old).value);
+        kept = *this;
         length[cut] = proposed;
-        place_side(side, one, share);
-        if (both) place_side(second, two, other_share);
+        place_side(side, one, at);
+        if (both) place_side(second, two, other_at);
+        if (share > 0) refer();
+        if (!decide(move, ratio + log_prior_of_tree())) {
+            static_cast<Tree &>(*this) = kept;
+            return;
+        }
+        forget_places(side, one);
+        if (both) forget_places(second, two);
         forget(cut, true);
     }
     static constexpr double NEAR = 0.7, GUIDED = 0.7, WARP = 0.6, SCREEN = 4;
@@ -755,7 +967,8 @@ class Chain {
         return other ? std::pair{side.ey, side.ex} : std::pair{side.ex, side.ey};
     }
 
-    void place_side(Side &side, Int place, double share) {
+    // With the node of the cut at a part of a place's length.
+    void place_side(const Side &side, Int place, double part) {
         const Place at = side.places[place];
         const auto set_neighbour = [&](Int node, Int edge, Int beside, Int by) {
             const int k = slot(node, edge);
@@ -763,8 +976,7 @@ class Chain {
         };
         const auto narrow = [](Int a, Int b) { return std::array<std::int32_t, 2>{std::int32_t(a), std::int32_t(b)}; };
         if (place == 0) {
-            length[side.ex] = share * at.time, length[side.ey] = (1 - share) * at.time;
-            forget(side.ex, false), forget(side.ey, false);
+            length[side.ex] = part * at.time, length[side.ey] = (1 - part) * at.time;
             return;
         }
         const auto [kept, freed] = names(side);
@@ -775,26 +987,26 @@ class Chain {
         set_neighbour(at.near, at.edge, side.node, freed);
         set_neighbour(at.far, at.edge, side.node, at.edge);
         ends[freed] = narrow(at.near, side.node), ends[at.edge] = narrow(side.node, at.far);
-        length[freed] = share * at.time, length[at.edge] = (1 - share) * at.time;
+        length[freed] = part * at.time, length[at.edge] = (1 - part) * at.time;
         const int k = slot(side.node, side.cut);
         neighbour[side.node][(k + 1) % 3] = std::int32_t(at.near), edge_at[side.node][(k + 1) % 3] = std::int32_t(freed);
         neighbour[side.node][(k + 2) % 3] = std::int32_t(at.far), edge_at[side.node][(k + 2) % 3] = std::int32_t(at.edge);
-        forget(kept, false);
-        forget(freed, true), forget(at.edge, false);
+    }
+    void forget_places(const Side &side, Int place) {
+        const auto [stays, freed] = names(side);
+        forget(stays, false), forget(freed, place > 0), forget(side.places[place].edge, false);
     }
 
     // All lengths times a common factor.
     void scale() {
         const double size = std::exp(-5 * random.uniform()), step = size * random.normal(), factor = std::exp(step);
-        const double before = log_likelihood(), old_sum = sum_of_lengths();
-        const std::vector<double> kept(length);
+        const double before = beta * log_likelihood() + log_prior_of_tree();
+        const std::vector<double> old(length);
         for (double &one : length) one *= factor;
         forget_all();
-        const double shapes = double(n) * (pendant - 1) + double(edges - n) * (inner - 1);
-        const double after = log_likelihood();
-        const double ratio = beta * (after - before) + (shapes + double(edges) + power) * step - rate * old_sum * (factor - 1);
-        if (decide(SCALE, ratio)) return;
-        length = kept;
+        const double after = beta * log_likelihood() + log_prior_of_tree();
+        if (decide(SCALE, after - before + double(edges) * step)) return;
+        length = old;
         forget_all();
     }
 
@@ -809,7 +1021,9 @@ class Chain {
         const auto same = [](const std::vector<double> &one, const double *other, Int size) {
             return Int(one.size()) == size && std::equal(one.begin(), one.end(), other);
         };
-        beta = call.beta, pendant = call.pendant, inner = call.inner, rate = call.rate, power = call.power;
+        beta = call.beta, pendant = call.pendant, inner = call.inner, rate = call.rate;
+        reference = static_cast<const Reference *>(call.reference), share = call.share;
+        power = (1 - share) * call.power;
         if (same(eigenvalues, call.eigenvalues, S) && same(right, call.right, S * S) && same(left, call.left, S * S) &&
             same(frequencies, call.frequencies, S) && same(rates, call.rates, call.categories) &&
             same(rate_weights, call.rate_weights, call.categories) && invariant == call.invariant)
@@ -860,6 +1074,7 @@ class Chain {
         connect();
         if (!same || before != edge_at) forget_all();
         if (!constraints.empty()) lock();
+        if (share > 0) refer();
     }
 
     // Mark the edges whose split has to stay.
@@ -905,7 +1120,9 @@ class Chain {
     explicit Chain(const Data &data)
         : n(data.taxa), edges(2 * n - 3), nodes(2 * n - 2), patterns(data.patterns),
           width((patterns + WIDTH - 1) / WIDTH * WIDTH), blocks(3 * (n - 2)), valid(3 * (n - 2), 0), tips(n),
-          neighbour(nodes), edge_at(nodes), ends(edges), length(edges, -1), locked(edges, 0), always(width * S, 1) {
+          locked(edges, 0), always(width * S, 1) {
+        neighbour.resize(nodes), edge_at.resize(nodes), ends.resize(edges), length.assign(edges, -1);
+        reference_shape.assign(edges, 0), reference_rate.assign(edges, 0);
         const Int size = (n + 63) / 64;
         for (Int k = 0; k < data.num_constraints; ++k)
             constraints.emplace_back(data.constraints + k * size, data.constraints + (k + 1) * size);
@@ -968,7 +1185,50 @@ class Chain {
         }
         *call.log_likelihood = log_likelihood();
         *call.focus = focus;
+        if (reference) {
+            if (share == 0) refer();
+            double sum = reference_log;
+            for (Int e = 0; e < edges; ++e) sum += log_prior(length[e], reference_shape[e], reference_rate[e]);
+            *call.log_reference = sum;
+        }
         give(call);
+    }
+
+    // A draw from the reference.
+    void draw(Call &call) {
+        std::memcpy(random.s, call.random, sizeof random.s);
+        const auto &source = *static_cast<const Reference *>(call.reference);
+        const Int size = (n + 63) / 64;
+        std::vector<std::uint64_t> all(size, 0);
+        for (Int taxon = 1; taxon < n; ++taxon) all[taxon / 64] |= std::uint64_t(1) << (taxon % 64);
+        Int next_node = n, next_edge = n;
+        grow_below(0, 0, all, source, next_node, next_edge);
+        connect();
+        forget_all();
+        give(call);
+    }
+    void grow_below(Int above, Int edge, const std::vector<std::uint64_t> &set, const Reference &source, Int &next_node,
+                    Int &next_edge) {
+        const auto taxa = [](const auto &one) {
+            Int sum = 0;
+            for (auto word : one) sum += __builtin_popcountll(word);
+            return sum;
+        };
+        const auto tip = [&](const auto &one) {
+            Int w = 0;
+            while (!one[w]) ++w;
+            return 64 * w + __builtin_ctzll(one[w]);
+        };
+        const auto &density = source.density(set.data());
+        length[edge] = std::clamp(random.gamma(density.shape) / density.rate, 1e-30, 1e6);
+        const Int node = taxa(set) == 1 ? Int(tip(set)) : next_node++;
+        ends[edge] = {std::int32_t(above), std::int32_t(node)};
+        if (is_tip(node)) return;
+        const auto one = source.split(set.data(), random);
+        std::vector<std::uint64_t> other(set);
+        for (std::size_t w = 0; w < set.size(); ++w) other[w] &= ~one[w];
+        for (const auto *part : {&one, static_cast<const std::vector<std::uint64_t> *>(&other)})
+            grow_below(node, taxa(*part) == 1 ? Int(tip(*part)) : next_edge++, *part, source, next_node, next_edge);
     }
 
     void give(Call &call) const {
@@ -1056,5 +1316,8 @@ std::int64_t size_of_call() { return sizeof(Call); }
 void *make_chain(const Data *data) { return new Chain(*data); }
 void delete_chain(void *chain) { delete static_cast<Chain *>(chain); }
 void run_chain(void *chain, Call *call) { static_cast<Chain *>(chain)->run(*call); }
+void draw_tree(void *chain, Call *call) { static_cast<Chain *>(chain)->draw(*call); }
+void *make_reference(const Sample *sample) { return new Reference(*sample); }
+void delete_reference(void *reference) { delete static_cast<Reference *>(reference); }
 void grow_tree(void *chain, Call *call) { static_cast<Chain *>(chain)->grow(*call); }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import MissingPackageError
 from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.topologies import Topologies
+from bayeskit.models.phylogenetics.topology_moves.reference import Reference
 
 __all__ = ["LengthPrior", "Moves", "Process", "TreeChains", "Trees", "topologies_of"]
 
@@ -38,6 +40,7 @@ class Trees(NamedTuple):
     splits: Tensor  # taxa on the side of each edge without the first taxon, as bits, (chains, edges, words), int64
     random: Tensor  # states of the generators, (chains, 4), int64
     counts: Tensor  # proposed and accepted moves of each kind, (chains, moves, 2), int64
+    log_reference: Tensor  # log density of the reference distribution, (chains,), float64
 
 
 class Process(NamedTuple):
@@ -77,7 +80,7 @@ class Process(NamedTuple):
 
 @dataclass(frozen=True)
 class LengthPrior:
-    """Branch lengths `t` of sum `L` with log density `sum (shape - 1) log t - rate L + power log L`, up to a constant.
+    """Branch lengths `t` of sum `L` with log density `sum (shape - 1) log t - rate L + power log L` and a constant.
 
     Covers independent exponential and gamma distributions and the gamma-Dirichlet distribution.
     """
@@ -88,10 +91,19 @@ class LengthPrior:
     power: float = 0.0
 
     def log_density(self, lengths: Tensor, num_taxa: int) -> Tensor:
-        """Return the log density of lengths, `(*batch, edges) -> (*batch)`, up to a constant."""
-        logs, total = lengths.log(), lengths.sum(-1)
+        """Return the log density of lengths, `(*batch, edges) -> (*batch)`."""
+        logs, total, others = lengths.log(), lengths.sum(-1), lengths.shape[-1] - num_taxa
         pendant, inner = logs[..., :num_taxa].sum(-1), logs[..., num_taxa:].sum(-1)
-        return (self.pendant - 1) * pendant + (self.inner - 1) * inner - self.rate * total + self.power * total.log()
+        shapes = num_taxa * self.pendant + others * self.inner
+        constant = (
+            math.lgamma(shapes)
+            - math.lgamma(shapes + self.power)
+            + (shapes + self.power) * math.log(self.rate)
+            - num_taxa * math.lgamma(self.pendant)
+            - others * math.lgamma(self.inner)
+        )
+        lengths_alone = (self.pendant - 1) * pendant + (self.inner - 1) * inner
+        return constant + lengths_alone - self.rate * total + self.power * total.log()
 
 
 @dataclass(frozen=True)
@@ -136,6 +148,19 @@ class _Data(ctypes.Structure):
     ]
 
 
+class _Sample(ctypes.Structure):
+    """A reference distribution, in the order of the struct of the same name in the source."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("taxa", "clades", "subsplits")),
+        *((name, ctypes.c_void_p) for name in ("bits", "shape", "rate")),
+        *((name, ctypes.c_double) for name in ("other_shape", "other_rate")),
+        *((name, ctypes.c_void_p) for name in ("parent", "child", "count")),
+        ("num_constraints", ctypes.c_int64),
+        ("constraints", ctypes.c_void_p),
+    ]
+
+
 _STATE = ("ends", "lengths", "random", "focus", "log_likelihood", "counts")
 _PROCESS = ("eigenvalues", "right", "left", "frequencies", "rates", "weights")
 
@@ -146,7 +171,11 @@ class _Call(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (*_STATE, *_PROCESS)),
         ("categories", ctypes.c_int64),
-        *((name, ctypes.c_double) for name in ("invariant", "beta", "pendant", "inner", "rate", "power")),
+        *((name, ctypes.c_double) for name in ("invariant", "beta")),
+        ("reference", ctypes.c_void_p),
+        ("share", ctypes.c_double),
+        ("log_reference", ctypes.c_void_p),
+        *((name, ctypes.c_double) for name in ("pendant", "inner", "rate", "power")),
         ("shares", ctypes.c_void_p),
         ("steps", ctypes.c_int64),
         ("splits", ctypes.c_void_p),
@@ -166,7 +195,7 @@ def _library(num_states: int, dtype: torch.dtype) -> ctypes.CDLL:
             f"Chains over topologies need compiled code, which could not be made: {reason}. Remedy: install g++ or "
             "clang++."
         ) from error
-    library.make_chain.restype = ctypes.c_void_p
+    library.make_chain.restype = library.make_reference.restype = ctypes.c_void_p
     if library.size_of_call() != ctypes.sizeof(_Call):
         raise MissingPackageError("The compiled code takes other arguments. Remedy: reinstall bayeskit.")
     return library
@@ -211,6 +240,8 @@ class TreeChains:
         masks, weights = np.ascontiguousarray(masks, dtype=np.uint64), np.ascontiguousarray(weights, dtype=np.float64)
         words = clades.num_words(self.num_taxa)
         splits = np.zeros((0, words), dtype=np.uint64) if constraints is None else np.ascontiguousarray(constraints)
+        self._constraints = splits
+        self._reference: tuple[Reference, ctypes.c_void_p, Callable[[], Any]] | None = None
         data = _Data(*masks.shape, masks.ctypes.data, weights.ctypes.data, len(splits), splits.ctypes.data)
         self._chains = [ctypes.c_void_p(self._library.make_chain(ctypes.byref(data))) for _ in range(num_chains)]
         for chain in self._chains:
@@ -230,13 +261,27 @@ class TreeChains:
             torch.zeros(chains, edges, clades.num_words(self.num_taxa), dtype=torch.int64),
             torch.randint(1, 2**63 - 1, (chains, 4), generator=generator, dtype=torch.int64),  # not all zero
             torch.zeros(chains, len(astuple(Moves())), 2, dtype=torch.int64),
+            torch.zeros(chains, dtype=torch.float64),
         )
         ones = torch.ones(chains, dtype=torch.float64)
-        trees = self._call(self._library.grow_tree, trees, process, ones, Moves(), 0 * ones, range(chains))
+        trees = self._call(self._library.grow_tree, trees, process, ones, Moves(), 0 * ones, range(chains), None)
         return self.run(trees, process, ones, Moves(), 0)
 
-    def draw(self, trees: Trees, process: Process, chains: Sequence[int], generator: torch.Generator) -> Trees:
-        """Replace the trees of some chains by draws from the prior; their log-likelihood stays that of before."""
+    def draw(
+        self,
+        trees: Trees,
+        process: Process,
+        chains: Sequence[int],
+        generator: torch.Generator,
+        reference: Reference | None = None,
+    ) -> Trees:
+        """Replace the trees of some chains by draws from the prior, or from the reference.
+
+        Their log-likelihood stays that of before.
+        """
+        zero = torch.zeros(self.num_chains, dtype=torch.float64)
+        if reference is not None:
+            return self._call(self._library.draw_tree, trees, process, zero, Moves(), zero, chains, reference)
         prior, tips = self.prior, self.num_taxa
         shape = torch.full((len(chains), self.num_edges), prior.inner, dtype=torch.float64)
         shape[:, :tips] = prior.pendant
@@ -244,14 +289,43 @@ class TreeChains:
         total = standard_gamma(shape.sum(-1, keepdim=True) + prior.power, generator=generator) / prior.rate
         lengths = trees.lengths.clone()
         lengths[list(chains)] = (total * parts / parts.sum(-1, keepdim=True)).clamp(min=1e-30)
-        beta = torch.zeros(self.num_chains, dtype=torch.float64)
         trees = trees._replace(lengths=lengths)
-        return self._call(self._library.grow_tree, trees, process, beta, Moves(), 0 * beta, chains)
+        return self._call(self._library.grow_tree, trees, process, zero, Moves(), zero, chains, None)
 
-    def run(self, trees: Trees, process: Process, beta: Tensor, moves: Moves, num_moves: int | Tensor) -> Trees:
-        """Return the states after some moves of each chain, `(chains,)`; with none, with their log-likelihood."""
+    def run(
+        self,
+        trees: Trees,
+        process: Process,
+        beta: Tensor,
+        moves: Moves,
+        num_moves: int | Tensor,
+        reference: Reference | None = None,
+    ) -> Trees:
+        """Return the states after some moves of each chain, `(chains,)`; with none, with their log-likelihood.
+
+        The chains' densities are the likelihood to the power `beta` times the prior; with a reference distribution, the
+        likelihood and the prior to the power `beta` times the reference to the power `1 - beta`.
+        """
         counts = torch.as_tensor(num_moves).expand(self.num_chains)
-        return self._call(self._library.run_chain, trees, process, beta, moves, counts, range(self.num_chains))
+        chains = range(self.num_chains)
+        return self._call(self._library.run_chain, trees, process, beta, moves, counts, chains, reference)
+
+    def _as_pointer(self, reference: Reference | None) -> ctypes.c_void_p | None:
+        """Return the compiled form of a reference, which is made once."""
+        if reference is None:
+            return None
+        if self._reference is None or self._reference[0] is not reference:
+            if self._reference is not None:
+                self._reference[2]()
+            parts = [part.contiguous() for part in reference]
+            bits, shape, rate, parent, child, count = (part.data_ptr() for part in parts)
+            sizes = (self.num_taxa, len(reference.clades), len(reference.count))
+            others = (float(reference.shape[-1]), float(reference.rate[-1]))
+            limits = (len(self._constraints), self._constraints.ctypes.data)
+            sample = _Sample(*sizes, bits, shape, rate, *others, parent, child, count, *limits)
+            pointer = ctypes.c_void_p(self._library.make_reference(ctypes.byref(sample)))
+            self._reference = (reference, pointer, finalize(self, self._library.delete_reference, pointer))
+        return self._reference[1]
 
     def _call(
         self,
@@ -262,19 +336,25 @@ class TreeChains:
         moves: Moves,
         num_moves: Tensor,
         chains: Sequence[int],
+        reference: Reference | None,
     ) -> Trees:
         trees = Trees(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in trees))
         shares = torch.tensor(astuple(moves), dtype=torch.float64)
         state = trees._asdict()
         model = {name: tensor.to(torch.float64).contiguous() for name, tensor in process._asdict().items()}
-        passed = [*(state[name] for name in _STATE), *(model[name] for name in _PROCESS), state["splits"]]
+        passed = [*(state[name] for name in _STATE), *(model[name] for name in _PROCESS)]
+        passed += [state["log_reference"], state["splits"]]
+        pointer = self._as_pointer(reference)
         powers, invariant, categories = beta.tolist(), model["invariant"].tolist(), model["rates"].shape[1]
         counts, prior = num_moves.long().tolist(), astuple(self.prior)
 
         def one(chain: int) -> None:
-            *places, splits = (part.data_ptr() + chain * part.stride(0) * part.element_size() for part in passed)
-            numbers = (categories, invariant[chain], powers[chain], *prior)
-            call = _Call(*places, *numbers, shares.data_ptr(), counts[chain], splits)
+            *places, density, splits = (
+                part.data_ptr() + chain * part.stride(0) * part.element_size() for part in passed
+            )
+            share = 0.0 if pointer is None else 1 - powers[chain]
+            path = (powers[chain], pointer, share, density)
+            call = _Call(*places, categories, invariant[chain], *path, *prior, shares.data_ptr(), counts[chain], splits)
             function(self._chains[chain], ctypes.byref(call))
 
         if self.num_threads == 1:
