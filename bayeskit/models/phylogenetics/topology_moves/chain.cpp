@@ -62,7 +62,7 @@ struct Call {
     std::uint64_t *splits;  // taxa on the side of each edge without the first taxon, (edges, words)
 };
 
-enum Move { LENGTH, EXCHANGE, LIKELIHOOD_REGRAFT, PARSIMONY_REGRAFT, NEAR_REGRAFT, REJOIN, SCALE, MOVES };
+enum Move { LENGTH, EXCHANGE, LIKELIHOOD_REGRAFT, PARSIMONY_REGRAFT, NEAR_REGRAFT, REJOIN, SCALE, INDEPENDENT, MOVES };
 
 // The generator xoshiro256++ of D. Blackman and S. Vigna (2021).
 struct Random {
@@ -129,9 +129,10 @@ struct Aligned {
 };
 
 // A distribution over topologies and branch lengths to begin a path of densities with. Seen from the first taxon, each
-// set of taxa below an edge (clade) splits into two, independently of what else there is in the tree: as in a sample of
-// trees with one probability, and at random with the rest (conditional clade distribution). Lengths of edges have gamma
-// distributions given the clade below them.
+// set of taxa below an edge (clade) splits into two, independently of what else there is in the tree (conditional clade
+// distribution). With one probability it splits as in a sample of trees; with the rest at random: half of the time into
+// a clade of the sample and what remains, otherwise as in a uniform distribution over topologies. Lengths of edges have
+// gamma distributions given the clade below them.
 struct Sample {
     Int taxa, clades, subsplits;
     const std::uint64_t *bits;     // clades, without the first taxon, (clades, words)
@@ -157,7 +158,7 @@ class Reference {
     std::vector<LengthDensity> densities;
     std::vector<double> shares, logs, rest;  // of the sample; of all; probability of a split at random, of each clade
     std::vector<std::vector<std::uint64_t>> constraints;
-    static constexpr double PRIOR_COUNT = 1;  // of splits at random, beside those of the sample
+    const double PRIOR_COUNT = std::getenv("PC") ? std::atof(std::getenv("PC")) : 1.0;  // of splits at random, beside those of the sample
 
     static bool has(Set set, Int taxon) { return (set[taxon / 64] >> (taxon % 64)) & 1; }
     Int first_of(Set set) const {
@@ -180,11 +181,6 @@ class Reference {
         std::vector<std::vector<std::uint64_t>> found;
         std::vector<std::uint64_t> left(set, set + size);
         std::vector<const std::vector<std::uint64_t> *> inside;
-        const auto holds = [&](Set one, Set other) {
-            bool yes = true, equal = true;
-            for (Int w = 0; w < size; ++w) yes = yes && !(other[w] & ~one[w]), equal = equal && other[w] == one[w];
-            return yes && !equal;
-        };
         for (const auto &one : constraints)
             if (holds(set, one.data())) inside.push_back(&one);
         for (const auto *one : inside) {
@@ -200,13 +196,50 @@ class Reference {
             }
         return found;
     }
-    double log_random(Set set) const {
-        Int count = 0;
-        if (constraints.empty())
-            for (Int w = 0; w < size; ++w) count += __builtin_popcountll(set[w]);
-        else
-            count = Int(parts(set).size());
-        return count < 3 ? 0.0 : -(LOG_2 * double(count - 1) + std::log1p(-std::exp2(double(1 - count))));
+    // Clades of the sample into which a set can be split, given the parts that stay together.
+    template <class Visit> void visit_within(Set set, const std::vector<std::vector<std::uint64_t>> &units, Visit visit) const {
+        for (Int k = 0; k < Int(densities.size()) - 1; ++k) {
+            if (!holds(set, clade(k))) continue;
+            const auto broken = [&](const auto &unit) { return holds(unit.data(), clade(k)); };
+            if (!std::any_of(units.begin(), units.end(), broken)) visit(k);
+        }
+    }
+    // Log number of rooted binary topologies.
+    static double log_trees(Int taxa) {
+        if (taxa < 3) return 0;
+        return std::lgamma(2 * double(taxa) - 1) - double(taxa - 1) * LOG_2 - std::lgamma(double(taxa));
+    }
+    // Probability of a split at random; the parts that constraints keep together are listed if there are any.
+    double random_split(Set set, Set one) const {
+        std::vector<std::uint64_t> other(set, set + size);
+        for (Int w = 0; w < size; ++w) other[w] &= ~one[w];
+        std::vector<std::vector<std::uint64_t>> units;
+        Int all = count(set), some = count(one);
+        if (!constraints.empty()) {
+            units = parts(set);
+            all = Int(units.size());
+            some = std::count_if(units.begin(), units.end(), [&](const auto &unit) { return !disjoint(unit.data(), one); });
+        }
+        Int total = 0;
+        visit_within(set, units, [&](Int) { ++total; });
+        const double known = double((find(one) >= 0) + (find(other.data()) >= 0)) / double(total);
+        return 0.5 * known + 0.5 * std::exp(log_trees(some) + log_trees(all - some) - log_trees(all));
+    }
+    Int count(Set set) const {
+        Int sum = 0;
+        for (Int w = 0; w < size; ++w) sum += __builtin_popcountll(set[w]);
+        return sum;
+    }
+    bool disjoint(Set one, Set other) const {
+        for (Int w = 0; w < size; ++w)
+            if (one[w] & other[w]) return false;
+        return true;
+    }
+    // Whether a set holds another one, and more.
+    bool holds(Set one, Set other) const {
+        bool yes = true, equal = true;
+        for (Int w = 0; w < size; ++w) yes = yes && !(other[w] & ~one[w]), equal = equal && other[w] == one[w];
+        return yes && !equal;
     }
 
   public:
@@ -232,7 +265,7 @@ class Reference {
             rest[k] = PRIOR_COUNT / total;
             for (Int s = first[k]; s < first[k + 1]; ++s) {
                 shares[s] = sample.count[s] / total;
-                logs[s] = std::log(shares[s] + rest[k] * std::exp(log_random(clade(k))));
+                logs[s] = std::log(shares[s] + rest[k] * random_split(clade(k), clade(child[s])));
             }
         }
     }
@@ -243,11 +276,11 @@ class Reference {
     }
     double log_split(Set set, Set one, Set other) const {
         const Int k = find(set);
-        if (k < 0) return log_random(set);
+        if (k < 0) return std::log(random_split(set, one));
         const Int part = find(has(one, first_of(set)) ? one : other);
         for (Int s = first[k]; s < first[k + 1]; ++s)
             if (child[s] == part) return logs[s];
-        return std::log(rest[k]) + log_random(set);
+        return std::log(rest[k] * random_split(set, one));
     }
     std::vector<std::uint64_t> split(Set set, Random &random) const {
         const Int k = find(set);
@@ -257,16 +290,25 @@ class Reference {
                 if ((left -= shares[s]) < 0) return {clade(child[s]), clade(child[s]) + size};
         }
         const auto units = parts(set);
-        while (true) {
-            std::vector<std::uint64_t> one(size, 0);
-            std::size_t taken = 0;
-            for (const auto &unit : units)
-                if (random.uniform() < 0.5) {
-                    ++taken;
-                    for (Int w = 0; w < size; ++w) one[w] |= unit[w];
-                }
-            if (taken > 0 && taken < units.size()) return one;
+        if (random.uniform() < 0.5) {
+            std::vector<Int> within;
+            visit_within(set, units, [&](Int one) { within.push_back(one); });
+            const Int one = within[random.below(Int(within.size()))];
+            return {clade(one), clade(one) + size};
         }
+        const Int all = Int(units.size());
+        std::vector<double> weights;
+        for (Int some = 1; some < all; ++some)
+            weights.push_back(log_trees(some) + log_trees(all - some) + std::lgamma(double(all) + 1) -
+                              std::lgamma(double(some) + 1) - std::lgamma(double(all - some) + 1));
+        Int some = 1 + random.choose(weights);
+        std::vector<std::uint64_t> one(size, 0);
+        for (Int unit = 0; some > 0; ++unit)
+            if (random.below(all - unit) < some) {
+                --some;
+                for (Int w = 0; w < size; ++w) one[w] |= units[unit][w];
+            }
+        return one;
     }
 };
 
@@ -286,6 +328,7 @@ struct Tree {
     std::vector<std::array<std::int32_t, 3>> neighbour, edge_at;
     std::vector<std::array<std::int32_t, 2>> ends;
     std::vector<double> length;
+    std::vector<std::uint8_t> locked;  // edges whose split has to stay
     std::vector<std::uint64_t> below;  // taxa below each edge, seen from the first taxon, (edges, words)
     std::vector<double> reference_shape, reference_rate;
     double reference_log = 0;  // of the topology, with the constants of the densities of the lengths
@@ -299,10 +342,11 @@ class Chain : Tree {
     std::vector<Aligned> tips;
     Aligned weights, constant, coefficients, scratch, first_side, second_side;
     std::vector<Aligned> incoming[2];  // partial likelihoods of candidate places, for each side
-    std::vector<std::uint8_t> locked;
     const Reference *reference = nullptr;
     double share = 0;
     Tree kept;  // the tree before a move
+    std::vector<Aligned> spare_blocks;
+    std::vector<char> spare_valid;
     // the model
     Int categories = 0, distinct = 0;
     std::vector<double> eigenvalues, right, left, frequencies, rates, rate_weights;
@@ -1010,6 +1054,58 @@ class Chain : Tree {
         forget_all();
     }
 
+    // A tree of the reference.
+    void renew() {
+        if (share == 0) refer();
+        const double before = beta * log_likelihood() + log_prior_of_tree() - log_reference_of_tree();
+        kept = *this;
+        blocks.swap(spare_blocks), valid.swap(spare_valid);
+        draw_from(*reference);
+        refer();
+        const double after = beta * log_likelihood() + log_prior_of_tree() - log_reference_of_tree();
+        if (decide(INDEPENDENT, after - before)) return;
+        static_cast<Tree &>(*this) = kept;
+        blocks.swap(spare_blocks), valid.swap(spare_valid);
+    }
+    double log_reference_of_tree() const {
+        double sum = reference_log;
+        for (Int e = 0; e < edges; ++e) sum += log_prior(length[e], reference_shape[e], reference_rate[e]);
+        return sum;
+    }
+    void draw_from(const Reference &source) {
+        std::vector<std::uint64_t> all((n + 63) / 64, 0);
+        for (Int taxon = 1; taxon < n; ++taxon) all[taxon / 64] |= std::uint64_t(1) << (taxon % 64);
+        Int next_node = n, next_edge = n;
+        draw_below(0, 0, all, source, next_node, next_edge);
+        connect();
+        forget_all();
+        if (!constraints.empty()) lock();
+    }
+    void draw_below(Int above, Int edge, const std::vector<std::uint64_t> &set, const Reference &source, Int &next_node,
+                    Int &next_edge) {
+        // The number of the only taxon, or -1.
+        const auto tip = [](const std::vector<std::uint64_t> &one) {
+            Int found = -1, sum = 0;
+            for (std::size_t w = 0; w < one.size(); ++w) {
+                sum += __builtin_popcountll(one[w]);
+                if (one[w]) found = Int(64 * w) + __builtin_ctzll(one[w]);
+            }
+            return sum == 1 ? found : -1;
+        };
+        const auto &density = source.density(set.data());
+        length[edge] = std::clamp(random.gamma(density.shape) / density.rate, 1e-30, 1e6);
+        const Int own = tip(set), node = own < 0 ? next_node++ : own;
+        ends[edge] = {std::int32_t(above), std::int32_t(node)};
+        if (is_tip(node)) return;
+        const std::vector<std::uint64_t> one = source.split(set.data(), random);
+        std::vector<std::uint64_t> other(set);
+        for (std::size_t w = 0; w < set.size(); ++w) other[w] &= ~one[w];
+        for (const auto *part : {&one, const_cast<const std::vector<std::uint64_t> *>(&other)}) {
+            const Int taxon = tip(*part);
+            draw_below(node, taxon < 0 ? next_edge++ : taxon, *part, source, next_node, next_edge);
+        }
+    }
+
     double log_likelihood() {
         expand(behind(ends[focus][0], focus), behind(ends[focus][1], focus), coefficients);
         return evaluate<true, false>(coefficients, length[focus]).value;
@@ -1120,7 +1216,8 @@ class Chain : Tree {
     explicit Chain(const Data &data)
         : n(data.taxa), edges(2 * n - 3), nodes(2 * n - 2), patterns(data.patterns),
           width((patterns + WIDTH - 1) / WIDTH * WIDTH), blocks(3 * (n - 2)), valid(3 * (n - 2), 0), tips(n),
-          locked(edges, 0), always(width * S, 1) {
+          spare_blocks(3 * (n - 2)), spare_valid(3 * (n - 2)), always(width * S, 1) {
+        locked.assign(edges, 0);
         neighbour.resize(nodes), edge_at.resize(nodes), ends.resize(edges), length.assign(edges, -1);
         reference_shape.assign(edges, 0), reference_rate.assign(edges, 0);
         const Int size = (n + 63) / 64;
@@ -1171,9 +1268,11 @@ class Chain : Tree {
             double left = random.uniform() * total;
             int move = 0;
             while (move + 1 < MOVES && (left -= call.shares[move]) >= 0) ++move;
-            if (move <= EXCHANGE) {
+            if (move == INDEPENDENT && reference) {
+                renew();
+            } else if (move <= EXCHANGE || move == INDEPENDENT) {
                 walk();
-                if (move == LENGTH || focus < n || locked[focus])
+                if (move != EXCHANGE || focus < n || locked[focus])
                     resample(focus);
                 else
                     exchange(focus);
@@ -1187,9 +1286,7 @@ class Chain : Tree {
         *call.focus = focus;
         if (reference) {
             if (share == 0) refer();
-            double sum = reference_log;
-            for (Int e = 0; e < edges; ++e) sum += log_prior(length[e], reference_shape[e], reference_rate[e]);
-            *call.log_reference = sum;
+            *call.log_reference = log_reference_of_tree();
         }
         give(call);
     }
@@ -1197,38 +1294,8 @@ class Chain : Tree {
     // A draw from the reference.
     void draw(Call &call) {
         std::memcpy(random.s, call.random, sizeof random.s);
-        const auto &source = *static_cast<const Reference *>(call.reference);
-        const Int size = (n + 63) / 64;
-        std::vector<std::uint64_t> all(size, 0);
-        for (Int taxon = 1; taxon < n; ++taxon) all[taxon / 64] |= std::uint64_t(1) << (taxon % 64);
-        Int next_node = n, next_edge = n;
-        grow_below(0, 0, all, source, next_node, next_edge);
-        connect();
-        forget_all();
+        draw_from(*static_cast<const Reference *>(call.reference));
         give(call);
-    }
-    void grow_below(Int above, Int edge, const std::vector<std::uint64_t> &set, const Reference &source, Int &next_node,
-                    Int &next_edge) {
-        const auto taxa = [](const auto &one) {
-            Int sum = 0;
-            for (auto word : one) sum += __builtin_popcountll(word);
-            return sum;
-        };
-        const auto tip = [&](const auto &one) {
-            Int w = 0;
-            while (!one[w]) ++w;
-            return 64 * w + __builtin_ctzll(one[w]);
-        };
-        const auto &density = source.density(set.data());
-        length[edge] = std::clamp(random.gamma(density.shape) / density.rate, 1e-30, 1e6);
-        const Int node = taxa(set) == 1 ? Int(tip(set)) : next_node++;
-        ends[edge] = {std::int32_t(above), std::int32_t(node)};
-        if (is_tip(node)) return;
-        const auto one = source.split(set.data(), random);
-        std::vector<std::uint64_t> other(set);
-        for (std::size_t w = 0; w < set.size(); ++w) other[w] &= ~one[w];
-        for (const auto *part : {&one, static_cast<const std::vector<std::uint64_t> *>(&other)})
-            grow_below(node, taxa(*part) == 1 ? Int(tip(*part)) : next_edge++, *part, source, next_node, next_edge);
     }
 
     void give(Call &call) const {

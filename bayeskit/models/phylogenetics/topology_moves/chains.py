@@ -126,6 +126,8 @@ class Moves:
         Tree bisection and reconnection, by the number of changes.
     scale : float
         All branch lengths times a common factor.
+    independent : float
+        A tree drawn from the reference distribution, once there is one; until then, `length`.
     """
 
     length: float = 1.0
@@ -135,6 +137,7 @@ class Moves:
     near_regraft: float = 0.1
     reconnection: float = 0.1
     scale: float = 0.01
+    independent: float = 0.2
 
 
 class _Data(ctypes.Structure):

@@ -76,6 +76,8 @@ def _gamma_fits(
     # Near the maximum of the likelihood of a gamma distribution (Minka 2002).
     gap = np.maximum(np.log(mean) - mean_log, 1e-6)
     shape = (3 - gap + np.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
+    import os
+    f=float(os.environ.get("INFL","1")); shape = shape / f
     return shape, shape / mean
 
 
