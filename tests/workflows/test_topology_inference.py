@@ -101,10 +101,27 @@ def test_a_run_that_ends_in_its_warm_up_says_so():
         infer_topologies(primates()[0], time_budget=1e-9, **settings)
 
 
-def test_temperatures_that_do_not_reach_the_prior():
-    found = infer_topologies(ALIGNMENT, evidence=False, num_warmup=50, num_samples=50, progress=False)
-    assert len(found.beta) == 5 and float(found.beta[0]) == 0.5 and float(found.beta[-1]) == 1
-    assert math.isnan(found.log_evidence) and not found.evidence.trusted
+def test_a_path_from_the_prior(limit):
+    exact = float(exact_log_masses(ALIGNMENT)[1].logsumexp(0)) - math.log(15)
+    settings = {"num_warmup": 100, "num_samples": 500, "num_temperatures": 5, "progress": False}
+    found = infer_topologies(ALIGNMENT, path="prior", **settings)
+    assert abs(found.log_evidence - exact) < limit() * found.evidence.standard_error < 0.5
+    assert torch.equal(found.log_ratio, found.log_likelihood) and found.moves["independent"][0] == 0
+    found = infer_topologies(ALIGNMENT, **settings)
+    assert found.moves["independent"][0] > 500 and found.moves["independent"][1] > 0.2
+
+
+def test_evidence_over_the_topologies_that_constraints_allow(limit):
+    topologies, log_masses = exact_log_masses(ALIGNMENT)
+    allowed = [place for place, text in enumerate(map(topologies.to_newick, range(15))) if is_allowed(text)]
+    exact = float(log_masses[allowed].logsumexp(0)) - math.log(3)
+    found = infer_topologies(ALIGNMENT, constraints=[["A", "E"]], num_warmup=150, num_samples=1000, progress=False)
+    assert len(allowed) == 3 and len(found.sample.topologies) == 3
+    assert abs(found.log_evidence - exact) < limit() * found.evidence.standard_error < 0.5
+
+
+def is_allowed(text):
+    return "(A,E,(" in text or "(A,E)" in text or "(B,(C,D))" in text or "(C,(B,D))" in text or "(D,(B,C))" in text
 
 
 def test_constraints_and_a_prior_of_its_own():
@@ -117,7 +134,7 @@ def test_constraints_and_a_prior_of_its_own():
         num_temperatures=4,
         progress=False,
     )
-    assert all("(A,E,(" in text or "(A,E)" in text or "(B,(C,D))" in text for text in map(str, newicks(found)))
+    assert all(map(is_allowed, newicks(found)))
     with pytest.raises(SettingsError, match="constraints leave some topologies out"):
         topology_evidence(found)
     for groups, words in (
@@ -142,6 +159,7 @@ def newicks(found):
         ({"dtype": torch.float16}, "float64 or torch.float32"),
         ({"moves": "all"}, "moves"),
         ({"num_temperatures": 1}, "num_temperatures"),
+        ({"path": "posterior"}, "prior"),
     ],
 )
 def test_settings_outside_their_domain(settings, words):

@@ -96,7 +96,7 @@ def topology_evidence(
     Parameters
     ----------
     search : TopologyInference
-        Of `infer_topologies`, with `evidence=True` and at least two runs.
+        Of `infer_topologies`, with at least two runs.
     level : float, default 0.99
         Posterior mass of the topologies that are summed.
     most : int, default 200

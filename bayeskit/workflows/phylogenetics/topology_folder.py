@@ -92,7 +92,6 @@ def infer_topologies_in_folder(
         )
     search = infer_topologies(
         alignment,
-        evidence=evidence,
         seed=seed,
         checkpoint=folder / "search.safetensors",
         progress=progress,

@@ -15,7 +15,7 @@ from pyro.distributions import Exponential, Gamma, TorchDistribution
 from torch import Tensor
 
 from bayeskit.core.compatibility import as_inference_data
-from bayeskit.core.inputs import real_number, unknown_name, whole_number
+from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size, mean_error, r_hat
 from bayeskit.errors import SettingsError
@@ -110,7 +110,7 @@ class TopologySearch:
     num_warmup: int
     num_samples: int
     moves: Moves
-    num_moves: int
+    num_moves: int  # of each chain in a round
     settings: dict[str, Any]
     stop: float | None = None
     taxa: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ class TopologySearch:
         process = self._process(position)
         drawn = self.chains.draw(state.trees, process, at.tolist(), generator, reference)
         state = state._replace(trees=drawn, position=position)
-        import os; moves = torch.where(beta > 0, self.num_moves if reference is None else int(self.num_moves*float(os.environ.get('MV','1'))), 0)
+        moves = torch.where(beta > 0, self.num_moves, 0)
         trees = self.chains.run(state.trees, process, beta, self.moves, moves, reference)
         state = state._replace(trees=trees)
         if self.space.dim:
@@ -213,8 +213,7 @@ class TopologySearch:
         }
         if due and iteration < due[-1]:
             history = (
-                torch.cat([kept, row[name][None]])
-                for name, kept in zip(History._fields, state.history, strict=True)
+                torch.cat([kept, row[name][None]]) for name, kept in zip(History._fields, state.history, strict=True)
             )
             state = state._replace(history=History(*history))
         state, exchanged = self._exchange(state, iteration, generator)
@@ -493,10 +492,11 @@ class TopologyInference:
 
     @cached_property
     def evidence(self) -> Evidence:
-        """Evidence over all topologies under their uniform prior, by stepping stones between all temperatures.
+        """Evidence over all topologies under their uniform prior, by stepping stones along the path.
 
         With constraints, the prior is uniform over the topologies that satisfy them. Each ratio of normalising
-        constants is estimated from the draws at both of its temperatures (Bennett 1976).
+        constants is estimated from the draws at both of its temperatures (Bennett 1976). Not a number if the run ended
+        in its warm-up.
         """
         evaluations = int(self.settings["num_evaluations"])
         if not self.is_warm:
@@ -505,7 +505,9 @@ class TopologyInference:
         problems = []
         trips = int(self.exchange.round_trips.sum())
         if trips < _LEAST_ROUND_TRIPS:
-            problems.append(f"only {trips} round trips along the path to the posterior: give num_samples= a larger number")
+            problems.append(
+                f"only {trips} round trips along the path to the posterior: give num_samples= a larger number"
+            )
         size = effective_sample_size(influence)
         if not float(size.min()) >= _LEAST_EFFECTIVE:
             problems.append(
@@ -615,11 +617,17 @@ def infer_topologies(
 ) -> TopologyInference:
     r"""Sample topologies, branch lengths and parameters from an alignment alone.
 
-    Parallel tempering over unrooted topologies with a uniform prior. A round is one sweep of moves of every chain, a
-    few proposals of the free parameters, and an exchange of neighbouring temperatures; each run gives one draw a round.
+    Parallel tempering over unrooted topologies with a uniform prior. A round is some moves of every chain, a few
+    proposals of the free parameters, and an exchange of neighbouring temperatures; each run gives one draw a round.
     Branch lengths are proposed from gamma distributions that match the first two derivatives of their log density;
     topologies by nearest-neighbour interchange, subtree pruning and regrafting, and tree bisection and reconnection,
     guided by likelihood and parsimony.
+
+    The chains lie on a path of densities that ends at the posterior. By default it begins at a reference distribution,
+    which the warm-up learns: the clades of the trees found split independently, with gamma distributions of the branch
+    lengths (a conditional clade distribution), and any tree has positive probability. Trees drawn from the reference
+    travel to the posterior by exchange, and are proposed to every chain; so chains pass between islands of trees, and
+    the evidence needs few temperatures.
 
     Parameters
     ----------
@@ -636,8 +644,9 @@ def infer_topologies(
         Rounds.
     num_temperatures : int, optional
         Temperatures of each run; by default enough for the number of branches. They are placed in the warm-up.
-    evidence : bool, default True
-        Whether the temperatures reach the prior, which the evidence needs. Otherwise a few suffice.
+    path : {"reference", "prior"}, default "reference"
+        Where the path to the posterior begins. From the prior it needs many more temperatures and draws, but depends on
+        nothing that the warm-up found.
     constraints : sequence of sequences of str, optional
         Groups of taxa that are on one side of a branch in every tree.
     moves : Moves, optional
@@ -682,6 +691,18 @@ def infer_topologies(
     Altekar, G., Dwarkadas, S., Huelsenbeck, J. P., Ronquist, F. (2004). Parallel Metropolis coupled Markov chain Monte
     Carlo for Bayesian phylogenetic inference. Bioinformatics 20, 407-415.
 
+    Hoehna, S., Drummond, A. J. (2012). Guided tree topology proposals for Bayesian phylogenetic inference. Systematic
+    Biology 61, 1-11.
+
+    Larget, B. (2013). The estimation of tree posterior probabilities using conditional clade probability distributions.
+    Systematic Biology 62, 501-511.
+
+    Fan, Y., Wu, R., Chen, M.-H., Kuo, L., Lewis, P. O. (2011). Choosing among partition models in Bayesian
+    phylogenetics. Molecular Biology and Evolution 28, 523-532.
+
+    Holder, M. T., Lewis, P. O., Swofford, D. L., Bryant, D. (2014). Variable tree topology stepping-stone marginal
+    likelihood estimation. In Bayesian Phylogenetics: Methods, Algorithms, and Applications, CRC Press, 95-111.
+
     Lakner, C., van der Mark, P., Huelsenbeck, J. P., Larget, B., Ronquist, F. (2008). Efficiency of Markov chain Monte
     Carlo tree proposals in Bayesian phylogenetics. Systematic Biology 57, 86-103.
 
@@ -715,10 +736,11 @@ def infer_topologies(
     if dtype not in (torch.float64, torch.float32):
         raise SettingsError(f"dtype={dtype} is not supported. Remedy: use torch.float64 or torch.float32.")
     if path not in ("reference", "prior"):
-        raise unknown_name("path", path, ("reference", "prior"))
+        raise SettingsError(f'path={path!r:.80} is not known. Remedy: use "reference" or "prior".')
     num_edges = 2 * alignment.num_taxa - 3
     if num_temperatures is None:
-        num_temperatures = math.ceil(4 + 3.4 * math.sqrt(num_edges)) if path == "prior" else 8
+        slope, first = (3.4, 4) if path == "prior" else (0.5, 2)
+        num_temperatures = math.ceil(first + slope * math.sqrt(num_edges))
     num_temperatures = whole_number("num_temperatures", num_temperatures, 3)
     beta = torch.linspace(0, 1, num_temperatures, dtype=torch.float64)
     beta = beta**3 if path == "prior" else _WARMEST + (1 - _WARMEST) * beta
@@ -766,7 +788,7 @@ def infer_topologies(
         num_warmup,
         num_samples,
         moves,
-        num_edges,
+        -(-num_edges // 2),
         settings,
         stop,
         alignment.taxa,

@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import math
 import subprocess
 
 import numpy as np
@@ -26,6 +27,7 @@ from bayeskit.models.phylogenetics import (
 )
 from bayeskit.models.phylogenetics.topology_moves import chains as module
 from bayeskit.models.phylogenetics.topology_moves.chains import LengthPrior, Moves, Process, TreeChains, topologies_of
+from bayeskit.models.phylogenetics.topology_moves.reference import Reference, log_number_of_topologies
 
 KINDS = ("length", "exchange", "likelihood_regraft", "parsimony_regraft", "near_regraft", "reconnection", "scale")
 ALIGNMENT = Alignment.from_sequences({"A": "ACGTA", "B": "ACGCA", "C": "AGTCA", "D": "AGTCT", "E": "ACTCT"})
@@ -59,22 +61,23 @@ def made(alignment, count, substitution=None, site_rates=None, **settings):
     return chains, Process.of(matrix.expand(count, -1, -1), frequencies.expand(count, -1), categories)
 
 
-def shares(alignment, kind, count=150, rounds=20, seed=1):
+def shares(alignment, kind, count=150, rounds=20, seed=1, reference=None, beta=0.5):
     """Relative frequencies of all topologies in each chain, `(chains, topologies)`, and the moves accepted."""
     chains, process = made(alignment, count)
     generator = new_generator(seed, stream=f"moves {kind}")
     chosen = dict.fromkeys(KINDS, 0.0) | {"length": 1.0, kind: 1.0}
+    chosen.setdefault("independent", 0.0)
     if kind in ("length", "scale"):
         chosen["exchange"] = 0.5
-    moves, ones = Moves(**chosen), torch.ones(count, dtype=torch.float64)
+    moves, power = Moves(**chosen), torch.full((count,), 1.0 if reference is None else beta, dtype=torch.float64)
     number = {key: place for place, key in enumerate(keys(all_topologies(alignment.taxa)))}
-    trees = chains.run(chains.start(generator, process), process, ones, moves, 150)
+    trees = chains.run(chains.start(generator, process), process, power, moves, 150, reference)
     found = np.zeros((count, len(number)))
     for _ in range(rounds):
-        trees = chains.run(trees, process, ones, moves, 30)
+        trees = chains.run(trees, process, power, moves, 30, reference)
         for chain, key in enumerate(keys(topologies_of(alignment.taxa, trees.splits)[0])):
             found[chain, number[key]] += 1 / rounds
-    return found, trees.counts.sum(0)[KINDS.index(kind)]
+    return found, trees.counts.sum(0)[(*KINDS, "independent").index(kind)]
 
 
 def keys(topologies):
@@ -101,14 +104,73 @@ def test_each_kind_of_move_leaves_the_posterior_of_topologies_unchanged(kind, tr
     assert int(counts[1]) > 100
 
 
-def test_a_regraft_without_the_jacobian_of_its_lengths_is_noticed(truth, limit, monkeypatch):
+def reference_of(constraints=None):
+    """Return a reference that is fitted to trees of few moves, and chains with their process."""
+    chains, process = made(ALIGNMENT, 60, constraints=constraints)
+    tempered = torch.full((60,), 0.3, dtype=torch.float64)
+    trees = chains.run(chains.start(new_generator(3, stream="reference"), process), process, tempered, Moves(), 30)
+    return Reference.fitted(trees.splits, trees.lengths, 5)
+
+
+def drawn(reference, count, constraints=None):
+    """Return draws from the reference, and the log ratio of the posterior's density to its own."""
+    chains, process = made(ALIGNMENT, count, constraints=constraints)
+    generator, ones = new_generator(4, stream="draws"), torch.ones(count, dtype=torch.float64)
+    trees = chains.draw(chains.start(generator, process), process, range(count), generator, reference)
+    trees = chains.run(trees, process, ones, Moves(), 0, reference)
+    log_prior = chains.prior.log_density(trees.lengths, 5) - log_number_of_topologies(5, constraints)
+    return trees, trees.log_likelihood + log_prior - trees.log_reference
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_the_reference_is_the_normalised_density_of_its_draws(held, limit):
+    # Taxa B and D lie on one side of a branch.
+    constraints = np.array([[0b01010]], dtype=np.uint64) if held else None
+    topologies, log_masses = exact_log_masses(ALIGNMENT)
+    below = topologies.below[:, 5:, 0]
+    allowed = ((below == 0b01010).any(1) if held else np.ones(15, dtype=bool)).nonzero()[0]
+    trees, log_ratio = drawn(reference_of(constraints), 6000, constraints)
+    found = topologies_of(ALIGNMENT.taxa, trees.splits)[0]
+    assert set(keys(found)) == {keys(topologies)[place] for place in allowed}
+    weights = (log_ratio - (log_masses[allowed].logsumexp(0) - math.log(len(allowed)))).exp()
+    assert abs(float(weights.mean()) - 1) < limit(1, dof=500) * float(weights.std()) / math.sqrt(len(weights)) < 0.3
+
+
+@pytest.mark.parametrize("kind", (*KINDS, "independent"))
+def test_each_kind_of_move_leaves_a_density_between_reference_and_posterior_unchanged(kind, limit):
+    reference = reference_of()
+    trees, log_ratio = drawn(reference, 20_000)
+    weights = (0.5 * log_ratio).softmax(0).numpy()
+    number = {key: place for place, key in enumerate(keys(all_topologies(ALIGNMENT.taxa)))}
+    at = np.array([number[key] for key in keys(topologies_of(ALIGNMENT.taxa, trees.splits)[0])])
+    expected = np.bincount(at, weights, minlength=15)
+    errors = np.sqrt([(weights**2 * ((at == place) - expected[place]) ** 2).sum() for place in range(15)])
+    found, counts = shares(ALIGNMENT, kind, reference=reference)
+    common = expected * len(found) > 5
+    both = np.hypot(errors, found.std(0, ddof=1) / np.sqrt(len(found)))[common]
+    z = (found.mean(0) - expected)[common] / both
+    assert len(z) >= 5 and np.abs(z).max() < limit(len(z), dof=len(found) - 1), z
+    assert int(counts[1]) > 100
+
+
+def test_a_tree_of_the_reference_without_its_density_is_noticed(truth, limit, monkeypatch):
+    mutate(monkeypatch, "log_prior_of_tree() - log_reference_of_tree();", "log_prior_of_tree();", 2)
+    z, number = scores(shares(ALIGNMENT, "independent", reference=reference_of(), beta=1.0)[0], truth)
+    assert np.abs(z).max() > limit(number, dof=149), z
+
+
+def mutate(monkeypatch, correct, wrong, times=1):
+    """Replace a part of the source of the chains."""
     sources = {source.name: source.read_text(encoding="utf-8") for source in module._SOURCES}
-    correct = "ratio += std::log(time) - std::log(side.time);"
-    assert correct in sources["chain.cpp"]
-    sources["chain.cpp"] = sources["chain.cpp"].replace(correct, "")
+    assert sources["chain.cpp"].count(correct) == times
+    sources["chain.cpp"] = sources["chain.cpp"].replace(correct, wrong)
     mutated = load_library("tree_chain", sources, (*module._FLAGS, "-DREAL=double", "-DSTATES=4"))
-    mutated.make_chain.restype = ctypes.c_void_p
+    mutated.make_chain.restype = mutated.make_reference.restype = ctypes.c_void_p
     monkeypatch.setattr(module, "_library", lambda *_: mutated)
+
+
+def test_a_regraft_without_the_jacobian_of_its_lengths_is_noticed(truth, limit, monkeypatch):
+    mutate(monkeypatch, "ratio += std::log(time) - std::log(side.time);", "")
     z, number = scores(shares(ALIGNMENT, "near_regraft", count=400, rounds=60)[0], truth)
     assert np.abs(z).max() > limit(number, dof=399), z
 
@@ -127,6 +189,8 @@ def test_the_likelihood_after_many_moves_is_that_of_the_forest(substitution, sit
     trees = chains.start(new_generator(2, stream="likelihood"), process)
     warm = torch.full((3,), 0.1, dtype=torch.float64)
     trees = chains.run(trees, process, warm, Moves(), 800)
+    reference = Reference.fitted(trees.splits, trees.lengths, alignment.num_taxa)
+    trees = chains.run(trees, process, 0.01 * warm, Moves(), 100, reference)
     assert bool((trees.counts.sum(0)[:, 1] > 0).all())
     topologies, order = topologies_of(alignment.taxa, trees.splits)
     lengths = trees.lengths.gather(1, torch.from_numpy(order))

@@ -9,7 +9,11 @@
 // proposed from a gamma distribution that matches the mode and the curvature of their conditional density, found from
 // the coefficients alone, so that it does not depend on the present length.
 //
-// chain.py says what the arguments are; types and order of the fields of Data and Call must stay as they are there.
+// A chain's density lies on a path: the prior times a power of the likelihood, or, given a reference distribution, the
+// posterior to a power times the reference to the rest. The reference's gamma distributions of lengths and the prior's
+// multiply to gamma distributions, so that proposals of lengths are the same.
+//
+// chains.py says what the arguments are; types and order of the fields of Data and Call must stay as they are there.
 
 #include <algorithm>
 #include <array>
@@ -158,7 +162,7 @@ class Reference {
     std::vector<LengthDensity> densities;
     std::vector<double> shares, logs, rest;  // of the sample; of all; probability of a split at random, of each clade
     std::vector<std::vector<std::uint64_t>> constraints;
-    const double PRIOR_COUNT = std::getenv("PC") ? std::atof(std::getenv("PC")) : 1.0;  // of splits at random, beside those of the sample
+    static constexpr double PRIOR_COUNT = 1;  // of splits at random, beside those of the sample
 
     static bool has(Set set, Int taxon) { return (set[taxon / 64] >> (taxon % 64)) & 1; }
     Int first_of(Set set) const {

@@ -137,7 +137,7 @@ class Moves:
     near_regraft: float = 0.1
     reconnection: float = 0.1
     scale: float = 0.01
-    independent: float = 0.2
+    independent: float = 0.3
 
 
 class _Data(ctypes.Structure):
@@ -322,7 +322,7 @@ class TreeChains:
                 self._reference[2]()
             parts = [part.contiguous() for part in reference]
             bits, shape, rate, parent, child, count = (part.data_ptr() for part in parts)
-            sizes = (self.num_taxa, len(reference.clades), len(reference.count))
+            sizes = (self.num_taxa, len(reference.clades), len(reference.weight))
             others = (float(reference.shape[-1]), float(reference.rate[-1]))
             limits = (len(self._constraints), self._constraints.ctypes.data)
             sample = _Sample(*sizes, bits, shape, rate, *others, parent, child, count, *limits)

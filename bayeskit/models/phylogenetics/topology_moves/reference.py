@@ -1,4 +1,4 @@
-"""Reference distribution of a path to the posterior over topologies: clades, subsplits and branch lengths of a sample."""
+"""Reference distribution of a path to the posterior: clades, subsplits and branch lengths of a sample of trees."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHRINKAGE = 4.0
 
 
 class Reference(NamedTuple):
-    """Distribution over topologies and branch lengths, as counts of the subsplits of each clade and gamma distributions.
+    """Distribution over topologies and branch lengths: subsplits of clades, and gamma distributions of lengths.
 
     Clades are the taxa below an edge, seen from the first taxon. Without clades it stands for no distribution.
     """
@@ -29,13 +29,15 @@ class Reference(NamedTuple):
     rate: Tensor
     parent: Tensor  # clade of each subsplit, ascending, (subsplits,), int64
     child: Tensor  # its child with the parent's first taxon
-    count: Tensor  # (subsplits,), float64
+    weight: Tensor  # number of the trees that have it, (subsplits,), float64
 
     @classmethod
     def none(cls, num_taxa: int) -> Reference:
         """Return no distribution."""
         numbers, whole = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
-        return cls(torch.zeros(0, clades.num_words(num_taxa), dtype=torch.int64), numbers, numbers, whole, whole, numbers)
+        return cls(
+            torch.zeros(0, clades.num_words(num_taxa), dtype=torch.int64), numbers, numbers, whole, whole, numbers
+        )
 
     @classmethod
     def fitted(cls, splits: Tensor, lengths: Tensor, num_taxa: int) -> Reference:
@@ -56,14 +58,13 @@ class Reference(NamedTuple):
             torch.from_numpy(distinct.view(np.int64)),
             torch.from_numpy(shape),
             torch.from_numpy(rate),
-            *(torch.from_numpy(np.ascontiguousarray(part)) for part in pairs.T),
+            torch.from_numpy(pairs[:, 0].copy()),
+            torch.from_numpy(pairs[:, 1].copy()),
             torch.from_numpy(count.astype(np.float64)),
         )
 
 
-def _gamma_fits(
-    index: np.ndarray, times: np.ndarray, count: int, pendant: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _gamma_fits(index: np.ndarray, times: np.ndarray, count: int, pendant: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return shape and rate of each clade's lengths and of other clades', `(count + 1,)`, shrunk to their mean."""
     number = np.bincount(index, minlength=count)
     times = np.maximum(times, 1e-12)
@@ -76,8 +77,6 @@ def _gamma_fits(
     # Near the maximum of the likelihood of a gamma distribution (Minka 2002).
     gap = np.maximum(np.log(mean) - mean_log, 1e-6)
     shape = (3 - gap + np.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
-    import os
-    f=float(os.environ.get("INFL","1")); shape = shape / f
     return shape, shape / mean
 
 
