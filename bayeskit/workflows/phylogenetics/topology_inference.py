@@ -91,9 +91,9 @@ class SearchState(NamedTuple):
 #: Proposals of the parameters in each round.
 _PARAMETER_PROPOSALS = 3
 #: Shares of the warm-up after which the reference is fitted to the later half of the rounds before.
-_FITTED = (0.4, 0.7)
+_FITTED = (0.3, 0.55, 0.8)
 #: Share of the warm-up after which the temperatures stay as they are, and number of their adaptations.
-_ADAPTED, _ADAPTATIONS = 0.9, 6
+_ADAPTED, _ADAPTATIONS = 0.95, 6
 _TARGET_ACCEPTANCE = 0.25
 #: A log density ratio that stands for none.
 _IMPOSSIBLE = 1e10

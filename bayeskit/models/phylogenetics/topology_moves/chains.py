@@ -137,7 +137,7 @@ class Moves:
     near_regraft: float = 0.1
     reconnection: float = 0.1
     scale: float = 0.01
-    independent: float = 0.3
+    independent: float = 0.5
 
 
 class _Data(ctypes.Structure):
