@@ -8,8 +8,19 @@ import scipy.special
 import torch
 from pyro.distributions import Gamma, LogNormal, Normal
 
-from bayeskit.errors import AlignmentError, BudgetError, SamplingWarning, SettingsError
-from bayeskit.models.phylogenetics import K80, Alignment, ForestLikelihood, all_topologies, primates
+from bayeskit.errors import AlignmentError, BudgetError, SamplingWarning, SettingsError, TreeError
+from bayeskit.models.phylogenetics import (
+    K80,
+    Alignment,
+    ForestLikelihood,
+    Topologies,
+    Tree,
+    all_topologies,
+    jukes_cantor_distances,
+    neighbour_joining,
+    primates,
+)
+from bayeskit.models.phylogenetics.topology_moves.chains import Moves
 from bayeskit.workflows.phylogenetics import infer_topologies, topology_evidence
 from bayeskit.workflows.phylogenetics import topology_inference as module
 from tests.models.phylogenetics.test_tree_chains import ALIGNMENT, exact_log_masses, keys
@@ -147,6 +158,45 @@ def newicks(found):
 def test_settings_outside_their_domain(settings, words):
     with pytest.raises(SettingsError, match=words):
         infer_topologies(ALIGNMENT, **settings)
+
+
+@pytest.mark.parametrize("start", ["neighbour_joining", "list", "text", "tree"])
+def test_starts(start):
+    texts = ["(A:0.1,B:0.2,((C:0.1,D:0.1):0.3,E:0.1):0.2);", "((A,C),B,(D,E));"]
+    trees = {"list": [texts[0], Tree.from_newick(texts[1])], "text": texts[0], "tree": Tree.from_newick(texts[1])}
+    found = infer_topologies(
+        ALIGNMENT,
+        start=trees.get(start, start),
+        moves=Moves(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),  # topologies stay
+        evidence=False,
+        num_warmup=4,
+        num_samples=10,
+        progress=False,
+    )
+    expected = {"list": texts, "text": texts[:1] * 2, "tree": texts[1:] * 2}
+    distances = jukes_cantor_distances(ALIGNMENT)
+    finite = distances.clamp(max=distances[distances.isfinite()].max())
+    joined = neighbour_joining(finite, ALIGNMENT.taxa).to_newick()
+    for sample, text in zip(found.samples, expected.get(start, [joined] * 2), strict=True):
+        assert keys(sample.topologies) == keys(Topologies.from_trees([Tree.from_newick(text)], ALIGNMENT.taxa))
+
+
+@pytest.mark.parametrize(
+    ("start", "error", "words"),
+    [
+        ("random", SettingsError, "'random' is no start.*'neighbour_joining'"),
+        ([], SettingsError, "is no start"),
+        (["((A,B),(C,D),E);"] * 3, SettingsError, "3 trees for 2 runs"),
+        ("((A,B),(C,D),X);", TreeError, "'X'"),
+        ("((A,B),C,D);", TreeError, "'E'"),
+        ("((A,B),(C,D),E", TreeError, "Remedy"),
+        (["((A,E),(C,D),B);", "((A,B),(C,D),E);"], SettingsError, "constraint on A, E excludes tree 2.*parsimony"),
+        ("neighbour_joining", SettingsError, "constraint on A, E excludes tree 1"),
+    ],
+)
+def test_starts_that_are_refused(start, error, words):
+    with pytest.raises(error, match=words):
+        infer_topologies(ALIGNMENT, start=start, constraints=[["A", "E"]])
 
 
 def test_too_few_taxa():

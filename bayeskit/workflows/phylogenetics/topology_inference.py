@@ -37,13 +37,18 @@ from bayeskit.models.phylogenetics import (
     GammaDirichlet,
     SiteRates,
     SubstitutionModel,
+    Topologies,
+    Tree,
     TreeSample,
     asdsf,
     check_for_search,
     clades,
+    jukes_cantor_distances,
+    neighbour_joining,
 )
 from bayeskit.models.phylogenetics.parameters import FreeParameters
 from bayeskit.models.phylogenetics.topology_moves.chains import (
+    FIRST_LENGTH,
     LengthPrior,
     Moves,
     Process,
@@ -51,6 +56,7 @@ from bayeskit.models.phylogenetics.topology_moves.chains import (
     Trees,
     topologies_of,
 )
+from bayeskit.models.phylogenetics.trees import check_same_taxa
 from bayeskit.workflows.phylogenetics.topology_comparison import check_models
 
 if TYPE_CHECKING:
@@ -97,6 +103,7 @@ class TopologySearch:
     settings: dict[str, Any]
     stop: float | None = None
     taxa: tuple[str, ...] = ()
+    first: tuple[Topologies, Tensor] | None = None  # a tree of each run, (runs, edges)
 
     description = "topologies"
 
@@ -119,13 +126,13 @@ class TopologySearch:
         return Process.of(matrix, frequencies.expand(count, number), categories)
 
     def start(self, generator: torch.Generator) -> SearchState:
-        """Start from trees of few changes, and from the prior's parameters."""
+        """Start from the given trees, or from trees of few changes, and from the prior's parameters."""
         levels, runs, dim = len(self.beta), self.num_runs, self.space.dim
         replica = torch.arange(levels).expand(runs, levels).contiguous()
         # Medians of the priors would need their quantiles; the mean of few draws is near enough.
         draws = self.space.sample(64 * runs * levels, generator).reshape(64, runs * levels, dim)
         position = draws.median(0).values
-        trees = self.chains.start(generator, self._process(position))
+        trees = self._first_trees(generator, self._process(position))
         return SearchState(
             trees,
             position,
@@ -139,6 +146,13 @@ class TopologySearch:
             torch.zeros(runs, levels, dtype=torch.int64),
             torch.zeros(runs, dtype=torch.int64),
         )
+
+    def _first_trees(self, generator: torch.Generator, process: Process) -> Trees:
+        if self.first is None:
+            return self.chains.start(generator, process)
+        run = np.arange(self.num_runs).repeat(len(self.beta))
+        topologies, lengths = self.first
+        return self.chains.start_at(topologies[run], lengths[run], generator, process)
 
     def advance(
         self, state: SearchState, iteration: int, generator: torch.Generator
@@ -507,6 +521,7 @@ def infer_topologies(
     num_temperatures: int | None = None,
     evidence: bool = True,
     constraints: Sequence[Sequence[str]] = (),
+    start: str | Tree | Sequence[str | Tree] = "parsimony",
     moves: Moves | None = None,
     stop: float | None = None,
     seed: int = 0,
@@ -544,6 +559,11 @@ def infer_topologies(
         Whether the temperatures reach the prior, which the evidence needs. Otherwise a few suffice.
     constraints : sequence of sequences of str, optional
         Groups of taxa that are on one side of a branch in every tree.
+    start : {"parsimony", "neighbour_joining"}, Tree, str or sequence of Tree or str, default "parsimony"
+        Where the runs start. "parsimony" adds taxa in random order where they add fewest changes, another tree for each
+        chain. "neighbour_joining" joins neighbours by `jukes_cantor_distances`, one tree for all chains. Or a tree, as
+        `Tree` or Newick text, for all runs, or one for each run; its branch lengths are used if it has any. Runs that
+        start at one tree tell less about convergence.
     moves : Moves, optional
         Relative frequencies of the kinds of moves.
     stop : float, optional
@@ -568,7 +588,9 @@ def infer_topologies(
     Raises
     ------
     SettingsError
-        If a setting lies outside its domain, or the constraints contradict each other.
+        If a setting lies outside its domain, the constraints contradict each other, or one of them excludes the start.
+    TreeError
+        If a tree of `start` is malformed, or its taxa differ from those of the alignment.
     AlignmentError
         If there are fewer than four taxa.
     MissingPackageError
@@ -629,6 +651,7 @@ def infer_topologies(
     if not isinstance(moves, Moves) or min(astuple(moves)) < 0 or not sum(astuple(moves)) > 0:
         raise SettingsError(f"moves: {moves!r:.80} is invalid. Remedy: give Moves(...) with shares of at least 0.")
     splits = _checked_constraints(constraints, alignment.taxa)
+    first = _first_trees(start, alignment, num_runs, constraints, splits)
     num_states = int(
         substitution.with_parameters(space.values(torch.zeros(space.dim, dtype=torch.float64)))
         .frequencies(torch.zeros((), dtype=torch.float64))
@@ -649,6 +672,7 @@ def infer_topologies(
             [list(alignment.taxa), alignment.patterns, alignment.weights, substitution, site_rates, astuple(prior)]
         ),
         "constraints": splits.tolist(),
+        "start": start if first is None else [first[0].to_newick(run, first[1][run]) for run in range(num_runs)],
         "num_runs": num_runs,
         "num_warmup": num_warmup,
         "num_samples": num_samples,
@@ -672,6 +696,7 @@ def infer_topologies(
         settings,
         stop,
         alignment.taxa,
+        first,
     )
     outcome = drive(search, control, new_generator(seed, stream="topologies"))
     return _result(search, outcome, control, alignment, branch_length_prior)
@@ -780,3 +805,57 @@ def _checked_constraints(groups: Sequence[Sequence[str]], taxa: Sequence[str]) -
                 )
         splits.append(split)
     return np.array(splits, dtype=np.uint64).reshape(len(splits), clades.num_words(len(taxa)))
+
+
+#: Smallest branch length of a start.
+_SHORTEST = 1e-6
+
+
+def _first_trees(
+    start: Any, alignment: Alignment, num_runs: int, groups: Sequence[Sequence[str]], splits: clades.Bits
+) -> tuple[Topologies, Tensor] | None:
+    """Return the first tree of each run with its lengths, `(runs, edges)`; None for stepwise addition."""
+    if isinstance(start, str) and start == "parsimony":
+        return None
+    if isinstance(start, str) and start == "neighbour_joining":
+        given: Sequence[Any] = [_joined_neighbours(alignment)]
+    else:
+        given = [start] if isinstance(start, Tree | str) else start
+    if not isinstance(given, Sequence) or not given or not all(map(_is_tree, given)):
+        raise SettingsError(
+            f"start: {start!r:.80} is no start. Remedy: give 'parsimony', 'neighbour_joining', or a tree as Newick "
+            "text or Tree, such as Tree.from_file(path)."
+        )
+    if len(given) not in (1, num_runs):
+        raise SettingsError(
+            f"start: there are {len(given)} trees for {num_runs} runs. Remedy: give one tree, or one for each run."
+        )
+    trees = [one if isinstance(one, Tree) else Tree.from_newick(one) for one in given]
+    for place, tree in enumerate(trees, start=1):
+        check_same_taxa(alignment.taxa, tree.taxa, "the alignment", f"start, tree {place}")
+    trees = trees * (num_runs // len(trees))
+    topologies = Topologies.from_trees(trees, alignment.taxa)
+    for place in range(num_runs):
+        held = (topologies.below[place, :, None] == splits).all(-1).any(0)
+        if not held.all():
+            names = ", ".join(groups[held.argmin()])
+            raise SettingsError(
+                f"start: the constraint on {names} excludes tree {place + 1}. Remedy: give a tree in which these taxa "
+                "are on one side of a branch, or start='parsimony', which satisfies all constraints."
+            )
+    lengths = torch.full((num_runs, topologies.num_edges), FIRST_LENGTH, dtype=torch.float64)
+    for place, tree in enumerate(trees):
+        if tree.branch_lengths is not None:
+            lengths[place] = topologies[place].branch_lengths_of([tree])[0].clamp(min=_SHORTEST)
+    return topologies, lengths
+
+
+def _is_tree(one: Any) -> bool:
+    return isinstance(one, Tree) or (isinstance(one, str) and "(" in one)
+
+
+def _joined_neighbours(alignment: Alignment) -> Tree:
+    """Return the tree of neighbour joining; a distance that is infinite is the largest of the others."""
+    distances = jukes_cantor_distances(alignment)
+    largest = distances[distances.isfinite()].max()
+    return neighbour_joining(distances.clamp(max=largest), alignment.taxa)

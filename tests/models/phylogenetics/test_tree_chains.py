@@ -136,6 +136,16 @@ def test_the_likelihood_after_many_moves_is_that_of_the_forest(substitution, sit
     assert torch.allclose(trees.log_likelihood, expected, rtol=0, atol=tolerance)
 
 
+def test_chains_start_at_given_trees():
+    topologies = all_topologies("ABCDE")
+    chains, process = made(ALIGNMENT, 15)
+    lengths = torch.rand(15, 7, generator=new_generator(9, stream="given"), dtype=torch.float64)
+    trees = chains.start_at(topologies, lengths, new_generator(9, stream="start"), process)
+    assert keys(topologies_of(ALIGNMENT.taxa, trees.splits)[0]) == keys(topologies)
+    expected = ForestLikelihood(ALIGNMENT).log_likelihood(topologies, lengths)
+    assert torch.allclose(trees.log_likelihood, expected, rtol=0, atol=1e-12)
+
+
 def test_twenty_states():
     rows = {"A": "MKVLATWYQN", "B": "MKILATWYHN", "C": "MRVLGTFYQD", "D": "MRILG-FYHD"}
     alignment = Alignment.from_sequences(rows, data_type="protein")

@@ -22,8 +22,10 @@ from bayeskit.errors import MissingPackageError
 from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.topologies import Topologies
 
-__all__ = ["LengthPrior", "Moves", "Process", "TreeChains", "Trees", "topologies_of"]
+__all__ = ["FIRST_LENGTH", "LengthPrior", "Moves", "Process", "TreeChains", "Trees", "topologies_of"]
 
+#: Branch lengths of a tree that has none.
+FIRST_LENGTH = 0.05
 _SOURCES = (Path(__file__).with_name("chain.cpp"), Path(__file__).parents[1] / "pruning" / "lanes.h")
 _FLAGS = (*FLAGS, "-std=c++17", "-fno-math-errno", "-fno-trapping-math")
 
@@ -221,19 +223,29 @@ class TreeChains:
 
         Branch lengths are 0.05.
         """
+        trees, ones = self._unmoved(generator), torch.ones(self.num_chains, dtype=torch.float64)
+        trees = self._call(self._library.grow_tree, trees, process, ones, Moves(), 0 * ones, range(self.num_chains))
+        return self.run(trees, process, ones, Moves(), 0)
+
+    def start_at(self, topologies: Topologies, lengths: Tensor, generator: torch.Generator, process: Process) -> Trees:
+        """Return given trees, one for each chain, with lengths `(chains, edges)` in the order of `Topologies`."""
+        chains, edges = lengths.shape
+        ends = torch.stack([torch.arange(edges).expand(chains, -1), torch.from_numpy(topologies.parents)], -1).int()
+        trees = self._unmoved(generator)._replace(ends=ends, lengths=lengths.to(torch.float64))
+        return self.run(trees, process, torch.ones(chains, dtype=torch.float64), Moves(), 0)
+
+    def _unmoved(self, generator: torch.Generator) -> Trees:
+        """Return states without a tree."""
         chains, edges = self.num_chains, self.num_edges
-        trees = Trees(
+        return Trees(
             torch.zeros(chains, edges, 2, dtype=torch.int32),
-            torch.full((chains, edges), 0.05, dtype=torch.float64),
+            torch.full((chains, edges), FIRST_LENGTH, dtype=torch.float64),
             torch.zeros(chains, dtype=torch.int64),
             torch.zeros(chains, dtype=torch.float64),
             torch.zeros(chains, edges, clades.num_words(self.num_taxa), dtype=torch.int64),
             torch.randint(1, 2**63 - 1, (chains, 4), generator=generator, dtype=torch.int64),  # not all zero
             torch.zeros(chains, len(astuple(Moves())), 2, dtype=torch.int64),
         )
-        ones = torch.ones(chains, dtype=torch.float64)
-        trees = self._call(self._library.grow_tree, trees, process, ones, Moves(), 0 * ones, range(chains))
-        return self.run(trees, process, ones, Moves(), 0)
 
     def draw(self, trees: Trees, process: Process, chains: Sequence[int], generator: torch.Generator) -> Trees:
         """Replace the trees of some chains by draws from the prior; their log-likelihood stays that of before."""
