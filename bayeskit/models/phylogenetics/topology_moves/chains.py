@@ -43,15 +43,16 @@ class Trees(NamedTuple):
 
 
 class Process(NamedTuple):
-    """Substitution process of each chain: an eigendecomposition of the rate matrix, and the rates of sites."""
+    """Substitution process of each part of the sites in each chain: its rate matrix, decomposed, and rates of sites."""
 
-    eigenvalues: Tensor  # (chains, states)
-    right: Tensor  # eigenvectors as columns, (chains, states, states)
+    eigenvalues: Tensor  # (chains, parts, states)
+    right: Tensor  # eigenvectors as columns, (chains, parts, states, states)
     left: Tensor  # inverse of `right`
-    frequencies: Tensor  # (chains, states)
-    rates: Tensor  # (chains, categories)
-    weights: Tensor  # (chains, categories)
-    invariant: Tensor  # proportion of invariant sites, (chains,)
+    frequencies: Tensor  # (chains, parts, states)
+    rates: Tensor  # of the categories of one part after those of another, (chains, all categories)
+    weights: Tensor  # (chains, all categories)
+    invariant: Tensor  # proportion of invariant sites, (chains, parts)
+    categories: Tensor  # number of those of each part, (chains, parts), int64
 
     @classmethod
     def of(cls, rate_matrix: Tensor, frequencies: Tensor, categories: Any = None) -> Process:
@@ -74,7 +75,19 @@ class Process(NamedTuple):
             none = frequencies.new_zeros(())
             invariant = (none if categories.invariant is None else categories.invariant).expand(chains)
         right, left = vectors / root[..., :, None], vectors.mT * root[..., None, :]
-        return cls(*(part.contiguous() for part in (values, right, left, frequencies, rates, weights, invariant)))
+        of_part = [part[:, None] for part in (values, right, left, frequencies)]
+        number = torch.full((chains, 1), rates.shape[1])
+        return cls(*[*of_part, rates, weights, invariant[:, None], number])
+
+    @classmethod
+    def joined(cls, processes: Sequence[Process]) -> Process:
+        """Return the processes of several parts as one."""
+        return cls(*(torch.cat(fields, 1) for fields in zip(*processes, strict=True)))
+
+    @property
+    def is_finite(self) -> Tensor:
+        """Whether all rates are numbers, `(chains,)`."""
+        return self.eigenvalues.isfinite().flatten(1).all(1)
 
 
 @dataclass(frozen=True)
@@ -133,13 +146,15 @@ class _Data(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("taxa", "patterns")),
         *((name, ctypes.c_void_p) for name in ("masks", "weights")),
+        ("num_parts", ctypes.c_int64),
+        ("part_sizes", ctypes.c_void_p),
         ("num_constraints", ctypes.c_int64),
         ("constraints", ctypes.c_void_p),
     ]
 
 
 _STATE = ("ends", "lengths", "random", "focus", "log_likelihood", "counts")
-_PROCESS = ("eigenvalues", "right", "left", "frequencies", "rates", "weights")
+_PROCESS = ("eigenvalues", "right", "left", "frequencies", "rates", "weights", "invariant", "categories")
 
 
 class _Call(ctypes.Structure):
@@ -147,8 +162,7 @@ class _Call(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (*_STATE, *_PROCESS)),
-        ("categories", ctypes.c_int64),
-        *((name, ctypes.c_double) for name in ("invariant", "beta", "pendant", "inner", "rate", "power")),
+        *((name, ctypes.c_double) for name in ("beta", "pendant", "inner", "rate", "power")),
         ("shares", ctypes.c_void_p),
         ("steps", ctypes.c_int64),
         ("splits", ctypes.c_void_p),
@@ -188,6 +202,8 @@ class TreeChains:
         Number of sites of each pattern, shape `(patterns,)`.
     num_states, num_chains : int
     prior : LengthPrior
+    parts : sequence of int, optional
+        Number of patterns of each part of the sites, which follow each other; by default there is one part.
     constraints : ndarray, optional
         Splits that every tree has, as bits without the first taxon, shape `(constraints, words)`.
     dtype : torch.dtype
@@ -203,6 +219,7 @@ class TreeChains:
         num_chains: int,
         prior: LengthPrior,
         *,
+        parts: Sequence[int] | None = None,
         constraints: clades.Bits | None = None,
         dtype: torch.dtype = torch.float64,
         num_threads: int = 1,
@@ -213,7 +230,9 @@ class TreeChains:
         masks, weights = np.ascontiguousarray(masks, dtype=np.uint64), np.ascontiguousarray(weights, dtype=np.float64)
         words = clades.num_words(self.num_taxa)
         splits = np.zeros((0, words), dtype=np.uint64) if constraints is None else np.ascontiguousarray(constraints)
-        data = _Data(*masks.shape, masks.ctypes.data, weights.ctypes.data, len(splits), splits.ctypes.data)
+        sizes = np.array([masks.shape[1]] if parts is None else parts, dtype=np.int64)
+        of_parts, of_splits = (len(sizes), sizes.ctypes.data), (len(splits), splits.ctypes.data)
+        data = _Data(*masks.shape, masks.ctypes.data, weights.ctypes.data, *of_parts, *of_splits)
         self._chains = [ctypes.c_void_p(self._library.make_chain(ctypes.byref(data))) for _ in range(num_chains)]
         for chain in self._chains:
             finalize(self, self._library.delete_chain, chain)
@@ -278,14 +297,17 @@ class TreeChains:
         trees = Trees(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in trees))
         shares = torch.tensor(astuple(moves), dtype=torch.float64)
         state = trees._asdict()
-        model = {name: tensor.to(torch.float64).contiguous() for name, tensor in process._asdict().items()}
+        model = {
+            name: (tensor if name == "categories" else tensor.to(torch.float64)).contiguous()
+            for name, tensor in process._asdict().items()
+        }
         passed = [*(state[name] for name in _STATE), *(model[name] for name in _PROCESS), state["splits"]]
-        powers, invariant, categories = beta.tolist(), model["invariant"].tolist(), model["rates"].shape[1]
+        powers = beta.tolist()
         counts, prior = num_moves.long().tolist(), astuple(self.prior)
 
         def one(chain: int) -> None:
             *places, splits = (part.data_ptr() + chain * part.stride(0) * part.element_size() for part in passed)
-            numbers = (categories, invariant[chain], powers[chain], *prior)
+            numbers = (powers[chain], *prior)
             call = _Call(*places, *numbers, shares.data_ptr(), counts[chain], splits)
             function(self._chains[chain], ctypes.byref(call))
 
