@@ -8,7 +8,14 @@ import scipy.special
 import torch
 from pyro.distributions import Dirichlet, Gamma, LogNormal, Normal
 
-from bayeskit.errors import AlignmentError, BudgetError, SamplingWarning, SettingsError, TreeError
+from bayeskit.errors import (
+    AlignmentError,
+    BudgetError,
+    CheckpointError,
+    SamplingWarning,
+    SettingsError,
+    TreeError,
+)
 from bayeskit.models.phylogenetics import (
     HKY85,
     K80,
@@ -291,6 +298,16 @@ def test_a_partition_with_parameters_of_its_own(fixed_rates):
     assert abs(float(found.log_likelihood[-1, 0, -1] - expected)) < 1e-8
     with pytest.raises(SettingsError, match=r"search.evidence"):
         topology_evidence(fixed_rates)
+
+
+def test_a_checkpoint_knows_its_partition(tmp_path):
+    settings = {"num_warmup": 4, "num_samples": 8, "num_temperatures": 4, "progress": False}
+    first, other = (Partition(SUBSETS, relative_rates=Dirichlet(torch.tensor(two))) for two in ([1.0, 1.0], [2.0, 1.0]))
+    found = infer_topologies(first, checkpoint=tmp_path / "search", **settings)
+    again = infer_topologies(first, checkpoint=tmp_path / "search", **settings)
+    assert torch.equal(found.log_likelihood, again.log_likelihood)
+    with pytest.raises(CheckpointError):
+        infer_topologies(other, checkpoint=tmp_path / "search", **settings)
 
 
 @pytest.mark.parametrize(

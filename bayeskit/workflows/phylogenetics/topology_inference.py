@@ -785,7 +785,8 @@ def _space_and_subsets(
         check_data_type(subset, substitution)
     check_for_search(data)
     model = [list(alignment.taxa), [[one.patterns, one.weights] for one in subsets]]
-    model += [data.substitution, data.site_rates, data.linked, data.relative_rates]
+    rates = getattr(data.relative_rates, "concentration", data.relative_rates)
+    model += [data.substitution, data.site_rates, data.linked, rates]
     return PartitionParameters(data), subsets, model
 
 
