@@ -425,3 +425,20 @@ def test_trees_by_a_mrbayes_block(tmp_path):
     assert "HKY85" in result.stderr
     splits = (out / "split_frequencies.csv").read_text().splitlines()
     assert len(splits) == 2 and splits[1].startswith(("C|D,2,", "A|B,2,"))  # the constraint is the only inner one
+
+
+def test_trees_of_the_parts_of_a_mrbayes_block(tmp_path):
+    path, out = tmp_path / "a.nex", tmp_path / "out"
+    data = "matrix\nA AACCAGT\nB AACCGGT\nC AGCTAGA\nD AGCTACA\n;end;"
+    parts = "charset one = 1-3; charset two = 4-7; partition both = 2: one, two; set partition = both; "
+    models = "lset applyto=(1) nst=2; prset ratepr=variable statefreqpr=fixed(equal); "
+    start = f"#NEXUS begin data; dimensions ntax=4 nchar=7; format datatype=dna; {data} begin mrbayes; {parts}{models}"
+    path.write_text(f"{start}end;")
+    assert "divides the sites" in refused("trees", "--alignment", path, "--quiet")
+    numbers = ("--warmup", 10, "--samples", 10, "--temperatures", 4)
+    result = call("trees", "--alignment", path, "--no-evidence", "--out", out, *numbers)
+    assert result.exit_code == 0, result.output
+    rows = (out / "parameters.csv").read_text()
+    assert "kappa_one" in rows and "relative_rates[1]" in rows
+    path.write_text(f"{start.replace('ratepr=variable ', '')}unlink brlens=(all); end;")
+    assert "unlinks the branch lengths" in refused("trees", "--alignment", path, "--no-evidence", "--quiet")

@@ -6,10 +6,34 @@ import numpy as np
 import pytest
 import scipy.special
 import torch
-from pyro.distributions import Gamma, LogNormal, Normal
+from pyro.distributions import Dirichlet, Gamma, LogNormal, Normal
 
-from bayeskit.errors import AlignmentError, BudgetError, SamplingWarning, SettingsError
-from bayeskit.models.phylogenetics import K80, Alignment, ForestLikelihood, all_topologies, primates
+from bayeskit.errors import (
+    AlignmentError,
+    BudgetError,
+    CheckpointError,
+    SamplingWarning,
+    SettingsError,
+    TreeError,
+)
+from bayeskit.models.phylogenetics import (
+    HKY85,
+    K80,
+    Alignment,
+    AminoAcidModel,
+    ForestLikelihood,
+    GammaRates,
+    Partition,
+    PartitionedForestLikelihood,
+    PartitionedTreeModel,
+    Topologies,
+    Tree,
+    all_topologies,
+    jukes_cantor_distances,
+    neighbour_joining,
+    primates,
+)
+from bayeskit.models.phylogenetics.topology_moves.chains import Moves
 from bayeskit.workflows.phylogenetics import infer_topologies, topology_evidence
 from bayeskit.workflows.phylogenetics import topology_inference as module
 from tests.models.phylogenetics.test_tree_chains import ALIGNMENT, exact_log_masses, keys
@@ -165,6 +189,176 @@ def newicks(found):
 def test_settings_outside_their_domain(settings, words):
     with pytest.raises(SettingsError, match=words):
         infer_topologies(ALIGNMENT, **settings)
+
+
+@pytest.mark.parametrize("start", ["neighbour_joining", "list", "text", "tree"])
+def test_starts(start, monkeypatch):
+    # Before there is a reference, whose trees would replace those of the start.
+    ending = module.TopologySearch.ending
+    monkeypatch.setattr(
+        module.TopologySearch, "ending", lambda *args: "interrupted" if args[2] == 20 else ending(*args)
+    )
+    texts = ["(A:0.1,B:0.2,((C:0.1,D:0.1):0.3,E:0.1):0.2);", "((A,C),B,(D,E));"]
+    trees = {"list": [texts[0], Tree.from_newick(texts[1])], "text": texts[0], "tree": Tree.from_newick(texts[1])}
+    moves = Moves(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # topologies stay
+    with pytest.warns(SamplingWarning, match="in the warm-up"):
+        found = infer_topologies(ALIGNMENT, start=trees.get(start, start), moves=moves, num_warmup=100, progress=False)
+    expected = {"list": texts, "text": texts[:1] * 2, "tree": texts[1:] * 2}
+    distances = jukes_cantor_distances(ALIGNMENT)
+    finite = distances.clamp(max=distances[distances.isfinite()].max())
+    joined = neighbour_joining(finite, ALIGNMENT.taxa).to_newick()
+    for sample, text in zip(found.samples, expected.get(start, [joined] * 2), strict=True):
+        assert keys(sample.topologies) == keys(Topologies.from_trees([Tree.from_newick(text)], ALIGNMENT.taxa))
+
+
+@pytest.mark.parametrize(
+    ("start", "error", "words"),
+    [
+        ("random", SettingsError, "'random' is no start.*'neighbour_joining'"),
+        ([], SettingsError, "is no start"),
+        (["((A,B),(C,D),E);"] * 3, SettingsError, "3 trees for 2 runs"),
+        ("((A,B),(C,D),X);", TreeError, "'X'"),
+        ("((A,B),C,D);", TreeError, "'E'"),
+        ("((A,B),(C,D),E", TreeError, "Remedy"),
+        (["((A,E),(C,D),B);", "((A,B),(C,D),E);"], SettingsError, "constraint on A, E excludes tree 2.*parsimony"),
+        ("neighbour_joining", SettingsError, "constraint on A, E excludes tree 1"),
+    ],
+)
+def test_starts_that_are_refused(start, error, words):
+    with pytest.raises(error, match=words):
+        infer_topologies(ALIGNMENT, start=start, constraints=[["A", "E"]])
+
+
+SUBSETS = FOUR.partitioned({"slow": [0, 1, 2], "fast": [3, 4]})
+
+
+def exact_partition(rate_pairs, rate=10.0, nodes=4):
+    """Log evidence of four taxa, `(pairs of relative rates, topologies)`, under JC69 by quadrature.
+
+    With whole rates, the likelihood is a polynomial in ``exp(-4 t / 3)`` of each edge: for 1 and 2 of degree 7.
+    """
+    roots, weights = scipy.special.roots_jacobi(nodes, 0.0, 0.75 * rate - 1)
+    lengths = torch.cartesian_prod(*[torch.as_tensor(-0.75 * np.log((1 + roots) / 2))] * 5)
+    log_weights = torch.cartesian_prod(*[torch.as_tensor(np.log(weights / weights.sum()))] * 5).sum(-1)
+    topologies, rows = all_topologies(FOUR.taxa), []
+    for rates in rate_pairs:
+        likelihood = PartitionedForestLikelihood(Partition(SUBSETS, relative_rates=rates))
+        values = likelihood.log_likelihood(topologies, lengths[:, None].expand(-1, 3, -1))
+        rows.append((values + log_weights[:, None]).logsumexp(0))
+    return topologies, torch.stack(rows)
+
+
+def shares_of_topologies(found, topologies):
+    """Indicators of each topology, `(topologies, runs, draws)`."""
+    names = [np.array(keys(sample.topologies))[sample.index] for sample in found.samples]
+    return torch.tensor(np.array([[run == key for run in names] for key in keys(topologies)])).double()
+
+
+@pytest.fixture(scope="module")
+def fixed_rates():
+    partition = Partition(SUBSETS, relative_rates=[1.0, 2.0])
+    return infer_topologies(partition, num_warmup=200, num_samples=1500, num_temperatures=5, progress=False)
+
+
+def test_a_partition_of_four_taxa(fixed_rates, limit):
+    topologies, logs = exact_partition([[1.0, 2.0]])
+    exact = float(logs.logsumexp((0, 1))) - math.log(3)
+    assert fixed_rates.evidence.trusted and fixed_rates.evidence.standard_error < 0.05
+    assert abs(fixed_rates.log_evidence - exact) < limit() * fixed_rates.evidence.standard_error
+    series = shares_of_topologies(fixed_rates, topologies)
+    z = (series.mean((1, 2)) - logs[0].softmax(0)) / module.mean_error(series)
+    assert float(z.abs().max()) < limit(3)
+    # Equal rates would be noticed.
+    equal = float(exact_partition([[1.0, 1.0]])[1].logsumexp((0, 1))) - math.log(3)
+    assert abs(fixed_rates.log_evidence - equal) > limit() * fixed_rates.evidence.standard_error
+
+
+def test_the_log_likelihood_is_that_of_the_partitioned_tree_model(fixed_rates):
+    sample = fixed_rates.samples[0]
+    for draw in range(0, 1500, 300):
+        tree = sample.topologies.tree(sample.index[draw], sample.branch_lengths[draw])
+        expected = PartitionedTreeModel(fixed_rates.alignment, tree).log_likelihood(tree.branch_lengths)
+        assert abs(float(fixed_rates.log_likelihood[-1, 0, draw] - expected)) < 1e-10
+
+
+def test_relative_rates_are_integrated_out(limit):
+    prior = Dirichlet(torch.tensor([2.0, 2.0], dtype=torch.float64))
+    partition = Partition(SUBSETS, relative_rates=prior)
+    found = infer_topologies(partition, num_warmup=150, num_samples=450, num_temperatures=5, progress=False)
+    roots, weights = scipy.special.roots_jacobi(5, 1.0, 1.0)
+    shares, weights = torch.as_tensor((1 + roots) / 2), torch.as_tensor(weights / weights.sum())
+    pairs = torch.stack([shares * 5 / 3, (1 - shares) * 5 / 2], 1)
+    logs = exact_partition(pairs.tolist())[1].logsumexp(1) + weights.log() - math.log(3)
+    # The quadrature is not exact: some 1e-4 at these short sequences.
+    assert abs(found.log_evidence - float(logs.logsumexp(0))) < limit() * math.hypot(
+        found.evidence.standard_error, 1e-4
+    )
+    drawn = found.parameters["rate_shares"][..., 0]
+    assert abs(float((drawn.mean() - logs.softmax(0) @ shares) / module.mean_error(drawn))) < limit()
+    assert torch.allclose(found.parameters["relative_rates"], torch.stack([drawn * 5 / 3, (1 - drawn) * 5 / 2], -1))
+
+
+def test_a_partition_with_parameters_of_its_own(fixed_rates):
+    subsets = primates()[0].partitioned({"coding": range(457), "others": range(457, 898)})
+    subsets["others"] = subsets["others"].select(subsets["coding"].taxa[::-1])
+    partition = Partition(subsets, HKY85(), {"coding": GammaRates()}, linked=["kappa"])
+    settings = {"num_warmup": 5, "num_samples": 10, "progress": False}
+    found = infer_topologies(partition, start="neighbour_joining", **settings)
+    assert sorted(found.parameters) == ["base_frequencies_coding", "base_frequencies_others", "kappa", "shape_coding"]
+    assert isinstance(found.substitution["coding"], HKY85) and found.site_rates["others"] is None
+    place = found.samples[0].index[-1]
+    expected = PartitionedForestLikelihood(partition).log_likelihood(
+        found.samples[0].topologies[place].with_taxa(subsets["coding"].taxa)[0],
+        found.samples[0].branch_lengths[-1:],
+        **{name: values[0, -1] for name, values in found.parameters.items()},
+    )
+    assert abs(float(found.log_likelihood[-1, 0, -1] - expected)) < 1e-8
+    with pytest.raises(SettingsError, match=r"search.evidence"):
+        topology_evidence(fixed_rates)
+
+
+def test_a_checkpoint_knows_its_partition(tmp_path):
+    settings = {"num_warmup": 4, "num_samples": 8, "num_temperatures": 4, "progress": False}
+    first, other = (Partition(SUBSETS, relative_rates=Dirichlet(torch.tensor(two))) for two in ([1.0, 1.0], [2.0, 1.0]))
+    found = infer_topologies(first, checkpoint=tmp_path / "search", **settings)
+    again = infer_topologies(first, checkpoint=tmp_path / "search", **settings)
+    assert torch.equal(found.log_likelihood, again.log_likelihood)
+    with pytest.raises(CheckpointError):
+        infer_topologies(other, checkpoint=tmp_path / "search", **settings)
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "error", "words"),
+    [
+        (Partition(SUBSETS), {"substitution": K80()}, SettingsError, "Partition"),
+        (Partition(SUBSETS, AminoAcidModel("LG")), {}, SettingsError, "protein"),
+        (
+            Partition({"a": FOUR, "b": Alignment.from_sequences(dict.fromkeys("ABCX", "AC"))}),
+            {},
+            TreeError,
+            "'X'.*",
+        ),
+        (
+            Partition(
+                {"a": FOUR, "b": Alignment.from_sequences(dict.fromkeys("ABCD", "MK"), data_type="protein")},
+                {"b": AminoAcidModel("LG")},
+            ),
+            {},
+            SettingsError,
+            "'a' and 'b' have DNA and protein",
+        ),
+        (
+            Partition(FOUR.select(["A", "B", "C"]).partitioned({"a": [0], "b": range(1, 5)})),
+            {},
+            AlignmentError,
+            "four taxa",
+        ),
+        (Alignment.from_sequences(dict.fromkeys("ABCD", "MK"), data_type="protein"), {}, SettingsError, "protein"),
+    ],
+)
+def test_data_that_are_refused(data, settings, error, words):
+    with pytest.raises(error, match=words):
+        infer_topologies(data, **settings)
 
 
 def test_too_few_taxa():

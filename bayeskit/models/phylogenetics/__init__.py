@@ -18,6 +18,7 @@ from bayeskit.models.phylogenetics.distributions import (
 from bayeskit.models.phylogenetics.forest import ForestLikelihood
 from bayeskit.models.phylogenetics.model_names import parse_substitution
 from bayeskit.models.phylogenetics.mrbayes import MrBayesBlock
+from bayeskit.models.phylogenetics.neighbour_joining import jukes_cantor_distances, neighbour_joining
 from bayeskit.models.phylogenetics.partitions import (
     Partition,
     PartitionedForestLikelihood,
@@ -107,7 +108,9 @@ __all__ = [
     "dates_from_names",
     "empirical_frequencies",
     "greedy_consensus",
+    "jukes_cantor_distances",
     "majority_rule_consensus",
+    "neighbour_joining",
     "parse_substitution",
     "plot_credible_set",
     "plot_split_frequencies",

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 
 import numpy as np
 
 from bayeskit.errors import AlignmentError, DataWarning
 from bayeskit.models.phylogenetics.alignments import Alignment
+from bayeskit.models.phylogenetics.partitions import Partition
 from bayeskit.models.phylogenetics.site_sets import ranges
 
 __all__ = ["check_for_search"]
 
 
-def check_for_search(alignment: Alignment) -> None:
+def check_for_search(alignment: Alignment | Partition) -> None:
     """Check that an alignment can say something about the topology.
 
     Parameters
     ----------
-    alignment : Alignment
-        Not changed: all sites and taxa are kept.
+    alignment : Alignment or Partition
+        Not changed: all sites and taxa are kept. The subsets of a partition have the same taxa.
 
     Raises
     ------
@@ -30,7 +32,7 @@ def check_for_search(alignment: Alignment) -> None:
     -----
     DataWarning
         If all sites are constant; if taxa or sites hold nothing but missing data; or if taxa have identical sequences.
-        Each warning names the taxa or sites (counted from 1).
+        Each warning names the taxa or sites (counted from 1, in each subset).
 
     Examples
     --------
@@ -42,25 +44,34 @@ def check_for_search(alignment: Alignment) -> None:
     >>> print(str(caught[0].message).split(". ")[0])
     Identical sequences: 'B', 'C'
     """
-    if alignment.num_taxa < 4:
+    subsets = alignment.subsets if isinstance(alignment, Partition) else {"": alignment}
+    taxa = next(iter(subsets.values())).taxa
+    subsets = {name: one if one.taxa == taxa else one.select(taxa) for name, one in subsets.items()}
+    if len(taxa) < 4:
         raise AlignmentError(
-            f"The alignment has {alignment.num_taxa} taxa ({', '.join(alignment.taxa)}), and there is only one "
+            f"The alignment has {len(taxa)} taxa ({', '.join(taxa)}), and there is only one "
             "unrooted topology of three. Remedy: give at least four taxa; for three, use TreeModel."
         )
-    for said in _findings(alignment):
+    for said in _findings(taxa, subsets):
         warnings.warn(said, DataWarning, stacklevel=2)
 
 
-def _findings(alignment: Alignment) -> list[str]:
+def _findings(taxa: tuple[str, ...], subsets: Mapping[str, Alignment]) -> list[str]:
     """Return the texts of the warnings."""
-    patterns, site_patterns = alignment.patterns.numpy(), alignment.site_patterns.numpy()
-    missing = patterns == 2**alignment.data_type.num_states - 1
+    parts = [alignment.patterns.numpy() for alignment in subsets.values()]
+    everything = [2**alignment.data_type.num_states - 1 for alignment in subsets.values()]
+    unknowns = [np.equal(part, every) for part, every in zip(parts, everything, strict=True)]
+    patterns, missing = np.concatenate(parts, 1), np.concatenate(unknowns, 1)
     groups: dict[bytes, list[str]] = {}
-    for taxon, row in zip(alignment.taxa, patterns, strict=True):
+    for taxon, row in zip(taxa, patterns, strict=True):
         groups.setdefault(row.tobytes(), []).append(repr(taxon))
-    unknown = [repr(taxon) for taxon, gaps in zip(alignment.taxa, missing.all(1), strict=True) if gaps]
+    unknown = [repr(taxa[place]) for place in np.flatnonzero(missing.all(1))]
     equal = [group for group in groups.values() if len(group) > 1 and not set(group) <= set(unknown)]
-    empty = np.flatnonzero(missing.all(0)[site_patterns])
+    empty = [
+        ranges(sites) + (f" of {name!r}" if name else "")
+        for (name, alignment), gaps in zip(subsets.items(), unknowns, strict=True)
+        if len(sites := np.flatnonzero(gaps.all(0)[alignment.site_patterns.numpy()]))
+    ]
     found = []
     if not (np.bitwise_and.reduce(patterns, axis=0) == 0).any():
         found.append(
@@ -77,10 +88,10 @@ def _findings(alignment: Alignment) -> list[str]:
             f"Identical sequences: {_listed([', '.join(group) for group in equal], '; ')}. Only the prior tells which "
             "of them are closer. Remedy: keep one of each group, with alignment.select(taxa)."
         )
-    if len(empty):
+    if empty:
         found.append(
-            f"No base is known at the sites {ranges(empty)} (counted from 1). They are kept; the likelihood of each is "
-            "one. Remedy: none is needed; alignment.select_sites(sites) leaves them out."
+            f"No base is known at the sites {', '.join(empty)} (counted from 1). They are kept; the likelihood of "
+            "each is one. Remedy: none is needed; alignment.select_sites(sites) leaves them out."
         )
     return found
 

@@ -1,8 +1,8 @@
-"""Free parameters of a substitution model and of the rates of sites, as one unconstrained vector."""
+"""Free parameters of substitution models and of the rates of sites, as one unconstrained vector."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from pyro.distributions import TorchDistribution
@@ -13,22 +13,20 @@ from bayeskit.errors import SettingsError
 from bayeskit.logdensity.supports import coordinate_log_density, draw_coordinates
 from bayeskit.logdensity.transforms import bijection, inside, support_of
 from bayeskit.models.phylogenetics.branch_length_priors import in_double_precision
-from bayeskit.models.phylogenetics.site_rates import Categories, SiteRates
+from bayeskit.models.phylogenetics.partitions import Partition
+from bayeskit.models.phylogenetics.site_rates import Categories, SiteRates, one_rate
 from bayeskit.models.phylogenetics.substitution import SubstitutionModel
 
-__all__ = ["FreeParameters"]
+__all__ = ["FreeParameters", "PartitionParameters"]
 
 
-class FreeParameters:
-    """Parameters of a substitution model and site rates without a value, as one vector of unconstrained coordinates.
+class _Coordinates:
+    """Values with priors as one vector of unconstrained coordinates in float64.
 
-    In float64. SettingsError if a prior has no unconstrained coordinates.
+    SettingsError if a prior has no unconstrained coordinates.
     """
 
-    def __init__(self, substitution: SubstitutionModel, site_rates: SiteRates | None) -> None:
-        self.substitution, self.site_rates = substitution, site_rates
-        like = torch.empty(0, dtype=torch.float64)
-        priors = substitution.priors(like) | ({} if site_rates is None else site_rates.priors(like))
+    def __init__(self, priors: Mapping[str, TorchDistribution]) -> None:
         self.priors = {name: in_double_precision(prior) for name, prior in priors.items()}
         try:
             self._transforms = {name: bijection(support_of(prior)) for name, prior in self.priors.items()}
@@ -88,8 +86,41 @@ class FreeParameters:
             parts.append(drawn.reshape(num_draws, size).to(torch.float64))
         return torch.cat(parts, -1)
 
+
+class FreeParameters(_Coordinates):
+    """Parameters of a substitution model and site rates without a value."""
+
+    def __init__(self, substitution: SubstitutionModel, site_rates: SiteRates | None) -> None:
+        self.substitution, self.site_rates = substitution, site_rates
+        like = torch.empty(0, dtype=torch.float64)
+        super().__init__(substitution.priors(like) | ({} if site_rates is None else site_rates.priors(like)))
+
     def models(self, u: Tensor) -> tuple[SubstitutionModel, Categories | None]:
         """Return the substitution model and the rates of sites at coordinates `(*batch, dim)`."""
         values = self.values(u)
         rates = None if self.site_rates is None else self.site_rates.with_parameters(values).categories(u.new_zeros(()))
         return self.substitution.with_parameters(values), rates
+
+    def parts(self, u: Tensor) -> list[tuple[SubstitutionModel, Categories | None]]:
+        """Return the models of the one part of the sites."""
+        return [self.models(u)]
+
+
+class PartitionParameters(_Coordinates):
+    """Parameters of a partition without a value, shares of its relative rates included."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.substitution, self.site_rates = partition.substitution, partition.site_rates
+        super().__init__(partition.priors(torch.empty(0, dtype=torch.float64)))
+
+    def parts(self, u: Tensor) -> list[tuple[SubstitutionModel, Categories]]:
+        """Return the substitution model and the rates of sites of each subset at coordinates `(*batch, dim)`."""
+        found = []
+        for subset, rate, own in self.partition.arguments(u.new_ones(*u.shape[:-1], 1), self.values(u)):
+            rates, none = self.site_rates[subset], u.new_zeros(())
+            categories = one_rate(none) if rates is None else rates.with_parameters(own).categories(none)
+            # The relative rate, by which branch lengths are multiplied, does the same to the rates of sites.
+            scaled = categories._replace(rates=categories.rates * rate)
+            found.append((self.substitution[subset].with_parameters(own), scaled))
+        return found

@@ -14,7 +14,7 @@ from bayeskit.core.randomness import derived_seed
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import Evidence
 from bayeskit.inference.evidence.comparison import EvidenceComparison, Verdict, judge
-from bayeskit.models.phylogenetics import Topologies
+from bayeskit.models.phylogenetics import Alignment, Topologies
 from bayeskit.workflows.phylogenetics.growing_support import nearest_neighbours
 from bayeskit.workflows.phylogenetics.topology_comparison import (
     NEGLIGIBLE,
@@ -117,7 +117,7 @@ def topology_evidence(
     Raises
     ------
     SettingsError
-        If the search has one run only or constraints, or a setting lies outside its domain.
+        If the search has one run only, constraints or a partition, or a setting lies outside its domain.
 
     Examples
     --------
@@ -139,6 +139,11 @@ def topology_evidence(
             "search: its constraints leave some topologies out, which a sum over all topologies includes. Remedy: "
             "search without constraints; search.evidence is that of the allowed topologies."
         )
+    alignment = search.alignment
+    if not isinstance(alignment, Alignment):
+        raise SettingsError(
+            "search: only its stepping stones sum over topologies of partitioned data. Remedy: use search.evidence."
+        )
     level = real_number("level", level, between=(0, 1))
     most = whole_number("most", most, 1)
     sample = search.sample
@@ -152,7 +157,7 @@ def topology_evidence(
         "branch_length_prior": search.branch_length_prior,
     }
     comparison = compare_topologies(
-        search.alignment, chosen, seed=derived_seed(seed, "sum"), progress=progress, **model, **settings
+        alignment, chosen, seed=derived_seed(seed, "sum"), progress=progress, **model, **settings
     )
     total = comparison.total_log_evidence_with(search.samples)
     results = list(comparison.comparison.results.values())
@@ -168,7 +173,7 @@ def topology_evidence(
         seconds=sum(z.seconds for z in results),
     )
     variational = variational_inference(
-        search.alignment,
+        alignment,
         sample,
         num_steps=whole_number("num_steps", num_steps, 1),
         seed=derived_seed(seed, "variational"),

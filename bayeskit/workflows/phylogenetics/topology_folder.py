@@ -12,6 +12,7 @@ from bayeskit.errors import SettingsError
 from bayeskit.models.phylogenetics import (
     Alignment,
     MrBayesBlock,
+    Partition,
     Tree,
     asdsf,
     greedy_consensus,
@@ -70,7 +71,8 @@ def infer_topologies_in_folder(
     AlignmentError
         If the file is missing or malformed, or has fewer than four taxa.
     SettingsError
-        If a setting lies outside its domain, or the MrBayes block divides the sites or fixes the topology.
+        If a setting lies outside its domain; if the MrBayes block fixes the topology or unlinks the branch lengths; or,
+        with `evidence`, if it constrains the topologies or divides the sites.
 
     Examples
     --------
@@ -84,14 +86,20 @@ def infer_topologies_in_folder(
     ['consensus.nwk', 'consensus.svg']
     """
     folder = Path(folder)
-    alignment, model = _model_of(path, substitution)
+    data, model = _model_of(path, substitution)
+    if evidence and isinstance(data, Partition):
+        raise SettingsError(
+            f"{path}: the MrBayes block divides the sites, for which there are no three ways to sum over topologies. "
+            "Remedy: search without the evidence, or have it from stepping stones alone, by "
+            "infer_topologies(MrBayesBlock.from_file(path).partition)."
+        )
     if evidence and model.get("constraints"):
         raise SettingsError(
             f"{path}: the MrBayes block constrains the topologies, so that three ways to sum over all of them would "
             "disagree. Remedy: search without the evidence, or name a substitution model."
         )
     search = infer_topologies(
-        alignment,
+        data,
         seed=seed,
         checkpoint=folder / "search.safetensors",
         progress=progress,
@@ -106,26 +114,25 @@ def infer_topologies_in_folder(
     return search, found
 
 
-def _model_of(path: str | Path, substitution: str | None) -> tuple[Alignment, dict[str, Any]]:
-    """Return the alignment, and the settings of its model."""
+def _model_of(path: str | Path, substitution: str | None) -> tuple[Alignment | Partition, dict[str, Any]]:
+    """Return the alignment or its partition, and the settings of its model."""
     if substitution is None and has_mrbayes_block(path):
         block = MrBayesBlock.from_file(path)
-        if len(block.partition.subsets) > 1 or block.topology is not None:
-            what = "divides the sites" if block.topology is None else "fixes the topology"
+        if block.separate_branch_lengths or block.topology is not None:
+            what = "unlinks the branch lengths" if block.topology is None else "fixes the topology"
             raise SettingsError(
                 f"{path}: the MrBayes block {what}, which the search for topologies does not support. Remedy: give a "
                 "tree, or name a substitution model."
             )
-        name = next(iter(block.partition.subsets))
-        taxa = block.alignment.taxa
         # The prior is the same for all topologies.
-        prior = block.branch_length_prior(_any_tree(taxa))
-        return block.alignment, {
-            "substitution": block.partition.substitution[name],
-            "site_rates": block.partition.site_rates[name],
-            "branch_length_prior": prior,
+        model: dict[str, Any] = {
+            "branch_length_prior": block.branch_length_prior(_any_tree(block.alignment.taxa)),
             "constraints": tuple(block.constraints.values()),
         }
+        if len(block.partition.subsets) > 1:
+            return block.partition, model
+        (substitution_model,), (rates,) = block.partition.substitution.values(), block.partition.site_rates.values()
+        return block.alignment, model | {"substitution": substitution_model, "site_rates": rates}
     set_block_aside(path)
     substitution = substitution or "JC69"
     kind = {"gy94": "codon", "gy": "codon", "mk": "standard"}.get(substitution.partition("+")[0].strip().lower())

@@ -35,15 +35,22 @@ from bayeskit.inference.training.fitting import setting_as_json
 from bayeskit.models.phylogenetics import (
     Alignment,
     GammaDirichlet,
+    Partition,
     SiteRates,
     SubstitutionModel,
+    Topologies,
+    Tree,
     TreeSample,
     asdsf,
     check_for_search,
     clades,
+    jukes_cantor_distances,
+    neighbour_joining,
 )
-from bayeskit.models.phylogenetics.parameters import FreeParameters
+from bayeskit.models.phylogenetics.parameters import FreeParameters, PartitionParameters
+from bayeskit.models.phylogenetics.substitution import check_data_type
 from bayeskit.models.phylogenetics.topology_moves.chains import (
+    FIRST_LENGTH,
     LengthPrior,
     Moves,
     Process,
@@ -52,6 +59,7 @@ from bayeskit.models.phylogenetics.topology_moves.chains import (
     topologies_of,
 )
 from bayeskit.models.phylogenetics.topology_moves.reference import Reference, log_number_of_topologies
+from bayeskit.models.phylogenetics.trees import check_same_taxa
 from bayeskit.workflows.phylogenetics.topology_comparison import check_models
 
 if TYPE_CHECKING:
@@ -104,7 +112,7 @@ class TopologySearch:
     """Runs of tempered chains over topologies as an algorithm for the driver."""
 
     chains: TreeChains
-    space: FreeParameters
+    space: FreeParameters | PartitionParameters
     num_runs: int
     beta: Tensor
     num_warmup: int
@@ -116,6 +124,7 @@ class TopologySearch:
     taxa: tuple[str, ...] = ()
     from_reference: bool = True
     log_topologies: float = 0.0  # log number of topologies with positive prior probability
+    first: tuple[Topologies, Tensor] | None = None  # a tree of each run, (runs, edges)
 
     description = "topologies"
 
@@ -129,22 +138,22 @@ class TopologySearch:
         return self.settings
 
     def _process(self, position: Tensor) -> Process:
-        model, categories = self.space.models(position)
-        count = len(position)
-        like = position.new_zeros(())
-        frequencies = model.frequencies(like)
-        number = frequencies.shape[-1]
-        matrix = model.rate_matrix(like).expand(count, number, number)
-        return Process.of(matrix, frequencies.expand(count, number), categories)
+        count, like, parts = len(position), position.new_zeros(()), []
+        for model, categories in self.space.parts(position):
+            frequencies = model.frequencies(like)
+            number = frequencies.shape[-1]
+            matrix = model.rate_matrix(like).expand(count, number, number)
+            parts.append(Process.of(matrix, frequencies.expand(count, number), categories))
+        return Process.joined(parts)
 
     def start(self, generator: torch.Generator) -> SearchState:
-        """Start from trees of few changes, and from the prior's parameters."""
+        """Start from the given trees, or from trees of few changes, and from the prior's parameters."""
         levels, runs, dim = len(self.beta), self.num_runs, self.space.dim
         replica = torch.arange(levels).expand(runs, levels).contiguous()
         # Medians of the priors would need their quantiles; the mean of few draws is near enough.
         draws = self.space.sample(64 * runs * levels, generator).reshape(64, runs * levels, dim)
         position = draws.median(0).values
-        trees = self.chains.start(generator, self._process(position))
+        trees = self._first_trees(generator, self._process(position))
         return SearchState(
             trees,
             position,
@@ -173,6 +182,13 @@ class TopologySearch:
     def _due(self) -> list[int]:
         """Return the rounds before which the reference is fitted."""
         return [max(2, round(part * self.num_warmup)) for part in _FITTED] if self.from_reference else []
+
+    def _first_trees(self, generator: torch.Generator, process: Process) -> Trees:
+        if self.first is None:
+            return self.chains.start(generator, process)
+        run = np.arange(self.num_runs).repeat(len(self.beta))
+        topologies, lengths = self.first
+        return self.chains.start_at(topologies[run], lengths[run], generator, process)
 
     def advance(
         self, state: SearchState, iteration: int, generator: torch.Generator
@@ -285,7 +301,7 @@ class TopologySearch:
             gain = torch.where(beta > 0, beta * (moved.log_likelihood - trees.log_likelihood), 0.0)
             log_ratio = gain + log_prior_there - log_prior
             uniform = torch.rand(len(level), generator=generator, dtype=torch.float64)
-            accept = (uniform.log() < log_ratio) & there.eigenvalues.isfinite().all(-1)
+            accept = (uniform.log() < log_ratio) & there.is_finite
             position = torch.where(accept[:, None], proposed, position)
             log_prior = torch.where(accept, log_prior_there, log_prior)
             log_likelihood = torch.where(accept, moved.log_likelihood, trees.log_likelihood)
@@ -386,6 +402,7 @@ class TopologyInference:
         Trees of each run with their branch lengths, without burn-in.
     parameters : dict of Tensor
         Values of the free parameters of the substitution model and the site rates, shape `(runs, draws, *event_shape)`.
+        Those of a partition are called as in `Partition`; `"relative_rates"` are beside their `"rate_shares"`.
     log_likelihood : Tensor
         Log-likelihoods at each temperature, shape `(temperatures, runs, draws)`.
     log_ratio : Tensor
@@ -406,7 +423,7 @@ class TopologyInference:
     settings : dict
         Settings of the run.
     alignment, substitution, site_rates, branch_length_prior
-        The data and the model.
+        The data and the model; of a partition, which is in `alignment`, the models of each subset by its name.
     is_warm : bool
         Whether the run reached the end of its warm-up; otherwise its later half is returned.
     """
@@ -422,9 +439,9 @@ class TopologyInference:
     ending: Ending
     seconds: float
     settings: dict[str, Any]
-    alignment: Alignment
-    substitution: SubstitutionModel
-    site_rates: SiteRates | None = None
+    alignment: Alignment | Partition
+    substitution: SubstitutionModel | Mapping[str, SubstitutionModel]
+    site_rates: SiteRates | Mapping[str, SiteRates] | None = None
     branch_length_prior: TorchDistribution | None = None
     is_warm: bool = True
 
@@ -594,7 +611,7 @@ def bidirectional_ratios(beta: Tensor, log_likelihood: Tensor) -> tuple[Tensor, 
 
 
 def infer_topologies(
-    alignment: Alignment,
+    alignment: Alignment | Partition,
     *,
     substitution: SubstitutionModel | None = None,
     site_rates: SiteRates | None = None,
@@ -605,6 +622,7 @@ def infer_topologies(
     num_temperatures: int | None = None,
     path: Literal["reference", "prior"] = "reference",
     constraints: Sequence[Sequence[str]] = (),
+    start: str | Tree | Sequence[str | Tree] = "parsimony",
     moves: Moves | None = None,
     stop: float | None = None,
     seed: int = 0,
@@ -631,11 +649,14 @@ def infer_topologies(
 
     Parameters
     ----------
-    alignment : Alignment
+    alignment : Alignment or Partition
+        The subsets of a partition have their own substitution models and site rates, linked or not, and the same branch
+        lengths times their relative rates, as in `PartitionedTreeModel`.
     substitution : SubstitutionModel, default JC69()
-        Parameters without a value are sampled.
+        Parameters without a value are sampled. A partition has its own.
     site_rates : SiteRates, optional
         Distribution of the rate over sites; parameters without a value are sampled. By default all sites have rate one.
+        A partition has its own.
     branch_length_prior : TorchDistribution, optional
         `Exponential` or `Gamma` of one branch length, or `GammaDirichlet` of all. Exponential with rate 10 by default.
     num_runs : int, default 2
@@ -649,6 +670,11 @@ def infer_topologies(
         nothing that the warm-up found.
     constraints : sequence of sequences of str, optional
         Groups of taxa that are on one side of a branch in every tree.
+    start : {"parsimony", "neighbour_joining"}, Tree, str or sequence of Tree or str, default "parsimony"
+        Where the runs start. "parsimony" adds taxa in random order where they add fewest changes, another tree for each
+        chain. "neighbour_joining" joins neighbours by `jukes_cantor_distances`, one tree for all chains. Or a tree, as
+        `Tree` or Newick text, for all runs, or one for each run; its branch lengths are used if it has any. Runs that
+        start at one tree tell less about convergence.
     moves : Moves, optional
         Relative frequencies of the kinds of moves.
     stop : float, optional
@@ -673,7 +699,9 @@ def infer_topologies(
     Raises
     ------
     SettingsError
-        If a setting lies outside its domain, or the constraints contradict each other.
+        If a setting lies outside its domain, the constraints contradict each other, or one of them excludes the start.
+    TreeError
+        If a tree of `start` is malformed, or its taxa differ from those of the alignment, or those of subsets do.
     AlignmentError
         If there are fewer than four taxa.
     MissingPackageError
@@ -723,9 +751,9 @@ def infer_topologies(
     >>> result.sample.num_samples
     100
     """
-    substitution = check_models(alignment, substitution, site_rates)
-    check_for_search(alignment)
-    prior = _length_prior(branch_length_prior, alignment.num_taxa)
+    space, subsets, model = _space_and_subsets(alignment, substitution, site_rates)
+    taxa = subsets[0].taxa
+    prior = _length_prior(branch_length_prior, len(taxa))
     num_runs, num_warmup = whole_number("num_runs", num_runs, 1), whole_number("num_warmup", num_warmup, 0)
     num_samples, seed = whole_number("num_samples", num_samples, 4), whole_number("seed", seed)
     num_jobs = whole_number("num_jobs", num_jobs, 1)
@@ -737,38 +765,33 @@ def infer_topologies(
         raise SettingsError(f"dtype={dtype} is not supported. Remedy: use torch.float64 or torch.float32.")
     if path not in ("reference", "prior"):
         raise SettingsError(f'path={path!r:.80} is not known. Remedy: use "reference" or "prior".')
-    num_edges = 2 * alignment.num_taxa - 3
+    num_edges = 2 * len(taxa) - 3
     if num_temperatures is None:
-        slope, first = (3.4, 4) if path == "prior" else (0.5, 2)
-        num_temperatures = math.ceil(first + slope * math.sqrt(num_edges))
+        slope, least = (3.4, 4) if path == "prior" else (0.5, 2)
+        num_temperatures = math.ceil(least + slope * math.sqrt(num_edges))
     num_temperatures = whole_number("num_temperatures", num_temperatures, 3)
     beta = torch.linspace(0, 1, num_temperatures, dtype=torch.float64)
     beta = beta**3 if path == "prior" else _WARMEST + (1 - _WARMEST) * beta
-    space = FreeParameters(substitution, site_rates)
     moves = Moves() if moves is None else moves
     if not isinstance(moves, Moves) or min(astuple(moves)) < 0 or not sum(astuple(moves)) > 0:
         raise SettingsError(f"moves: {moves!r:.80} is invalid. Remedy: give Moves(...) with shares of at least 0.")
-    splits = _checked_constraints(constraints, alignment.taxa)
-    num_states = int(
-        substitution.with_parameters(space.values(torch.zeros(space.dim, dtype=torch.float64)))
-        .frequencies(torch.zeros((), dtype=torch.float64))
-        .shape[-1]
-    )
+    splits = _checked_constraints(constraints, taxa)
+    first = _first_trees(start, subsets, num_runs, constraints, splits)
     chains = TreeChains(
-        alignment.patterns.numpy(),
-        alignment.weights.numpy(),
-        num_states,
+        np.concatenate([subset.patterns.numpy() for subset in subsets], 1),
+        np.concatenate([subset.weights.numpy() for subset in subsets]),
+        subsets[0].data_type.num_states,
         num_runs * num_temperatures,
         prior,
+        parts=[subset.num_patterns for subset in subsets],
         constraints=splits,
         dtype=dtype,
         num_threads=num_jobs,
     )
     settings: dict[str, Any] = {
-        "model": setting_as_json(
-            [list(alignment.taxa), alignment.patterns, alignment.weights, substitution, site_rates, astuple(prior)]
-        ),
+        "model": setting_as_json([*model, astuple(prior)]),
         "constraints": splits.tolist(),
+        "start": start if first is None else [first[0].to_newick(run, first[1][run]) for run in range(num_runs)],
         "num_runs": num_runs,
         "num_warmup": num_warmup,
         "num_samples": num_samples,
@@ -791,9 +814,10 @@ def infer_topologies(
         -(-num_edges // 2),
         settings,
         stop,
-        alignment.taxa,
+        taxa,
         path == "reference",
-        log_number_of_topologies(alignment.num_taxa, splits),
+        log_number_of_topologies(len(taxa), splits),
+        first,
     )
     outcome = drive(search, control, new_generator(seed, stream="topologies"))
     return _result(search, outcome, control, alignment, branch_length_prior)
@@ -807,7 +831,7 @@ def _result(
     search: TopologySearch,
     outcome: Outcome,
     control: Control,
-    alignment: Alignment,
+    alignment: Alignment | Partition,
     branch_length_prior: TorchDistribution | None,
 ) -> TopologyInference:
     """Collect the draws of the runs."""
@@ -835,7 +859,7 @@ def _result(
     say_early(outcome.ending, control, search.description, warm_up + ("" if warm else ", in the warm-up"), stacklevel=4)
     return TopologyInference(
         tuple(samples),
-        search.space.values(position),
+        _parameters(search.space, position),
         rows["log_likelihood"].permute(2, 1, 0).contiguous(),
         rows["log_ratio"].permute(2, 1, 0).contiguous(),
         log_prior,
@@ -854,6 +878,46 @@ def _result(
 
 
 _LEAST_DRAWS = 8
+
+
+def _space_and_subsets(
+    data: Any, substitution: SubstitutionModel | None, site_rates: SiteRates | None
+) -> tuple[FreeParameters | PartitionParameters, list[Alignment], list[Any]]:
+    """Return the free parameters, the alignment or those of all subsets, and what identifies data and model."""
+    if not isinstance(data, Partition):
+        substitution = check_models(data, substitution, site_rates)
+        check_data_type(data, substitution)
+        check_for_search(data)
+        model = [list(data.taxa), data.patterns, data.weights, substitution, site_rates]
+        return FreeParameters(substitution, site_rates), [data], model
+    if substitution is not None or site_rates is not None:
+        raise SettingsError(
+            "substitution and site_rates: the partition has its own. Remedy: give them to Partition, for all subsets "
+            "or by subset."
+        )
+    (first, alignment), *others = data.subsets.items()
+    for name, other in others:
+        check_same_taxa(alignment.taxa, other.taxa, f"subset {first!r}", f"subset {name!r}")
+        if other.data_type.num_states != alignment.data_type.num_states:
+            raise SettingsError(
+                f"The subsets {first!r} and {name!r} have {alignment.data_type} and {other.data_type} data, which the "
+                "search does not combine. Remedy: give subsets of one type; for a given tree, use PartitionedTreeModel."
+            )
+    subsets = [one if one.taxa == alignment.taxa else one.select(alignment.taxa) for one in data.subsets.values()]
+    for subset, substitution in zip(subsets, data.substitution.values(), strict=True):
+        check_data_type(subset, substitution)
+    check_for_search(data)
+    model = [list(alignment.taxa), [[one.patterns, one.weights] for one in subsets]]
+    rates = getattr(data.relative_rates, "concentration", data.relative_rates)
+    model += [data.substitution, data.site_rates, data.linked, rates]
+    return PartitionParameters(data), subsets, model
+
+
+def _parameters(space: FreeParameters | PartitionParameters, position: Tensor) -> dict[str, Tensor]:
+    """Return the values of the parameters, and the relative rates of subsets that follow from them."""
+    values = space.values(position)
+    rates = space.partition.rates(values, position) if isinstance(space, PartitionParameters) else None
+    return values if rates is None or "rate_shares" not in values else values | {"relative_rates": rates}
 
 
 def _length_prior(prior: TorchDistribution | None, num_taxa: int) -> LengthPrior:
@@ -903,3 +967,60 @@ def _checked_constraints(groups: Sequence[Sequence[str]], taxa: Sequence[str]) -
                 )
         splits.append(split)
     return np.array(splits, dtype=np.uint64).reshape(len(splits), clades.num_words(len(taxa)))
+
+
+#: Smallest branch length of a start.
+_SHORTEST = 1e-6
+
+
+def _first_trees(
+    start: Any, subsets: Sequence[Alignment], num_runs: int, groups: Sequence[Sequence[str]], splits: clades.Bits
+) -> tuple[Topologies, Tensor] | None:
+    """Return the first tree of each run with its lengths, `(runs, edges)`; None for stepwise addition."""
+    taxa = subsets[0].taxa
+    if isinstance(start, str) and start == "parsimony":
+        return None
+    if isinstance(start, str) and start == "neighbour_joining":
+        given: Sequence[Any] = [_joined_neighbours(subsets)]
+    else:
+        given = [start] if isinstance(start, Tree | str) else start
+    if not isinstance(given, Sequence) or not given or not all(map(_is_tree, given)):
+        raise SettingsError(
+            f"start: {start!r:.80} is no start. Remedy: give 'parsimony', 'neighbour_joining', or a tree as Newick "
+            "text or Tree, such as Tree.from_file(path)."
+        )
+    if len(given) not in (1, num_runs):
+        raise SettingsError(
+            f"start: there are {len(given)} trees for {num_runs} runs. Remedy: give one tree, or one for each run."
+        )
+    trees = [one if isinstance(one, Tree) else Tree.from_newick(one) for one in given]
+    for place, tree in enumerate(trees, start=1):
+        check_same_taxa(taxa, tree.taxa, "the alignment", f"start, tree {place}")
+    trees = trees * (num_runs // len(trees))
+    topologies = Topologies.from_trees(trees, taxa)
+    for place in range(num_runs):
+        held = (topologies.below[place, :, None] == splits).all(-1).any(0)
+        if not held.all():
+            names = ", ".join(groups[held.argmin()])
+            raise SettingsError(
+                f"start: the constraint on {names} excludes tree {place + 1}. Remedy: give a tree in which these taxa "
+                "are on one side of a branch, or start='parsimony', which satisfies all constraints."
+            )
+    lengths = torch.full((num_runs, topologies.num_edges), FIRST_LENGTH, dtype=torch.float64)
+    for place, tree in enumerate(trees):
+        if tree.branch_lengths is not None:
+            lengths[place] = topologies[place].branch_lengths_of([tree])[0].clamp(min=_SHORTEST)
+    return topologies, lengths
+
+
+def _is_tree(one: Any) -> bool:
+    return isinstance(one, Tree) or (isinstance(one, str) and "(" in one)
+
+
+def _joined_neighbours(subsets: Sequence[Alignment]) -> Tree:
+    """Return the tree of neighbour joining by the mean distances of all subsets."""
+    distances = torch.stack([jukes_cantor_distances(subset) for subset in subsets])
+    sites = torch.tensor([float(subset.num_sites) for subset in subsets])[:, None, None] * distances.isfinite()
+    mean = distances.nan_to_num(posinf=0.0).mul(sites).sum(0) / sites.sum(0)
+    largest = mean[mean.isfinite()].max()  # in place of infinite ones
+    return neighbour_joining(torch.where(mean.isfinite(), mean, largest), subsets[0].taxa)

@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from bayeskit.errors import AlignmentError, DataWarning
-from bayeskit.models.phylogenetics import Alignment, check_for_search, primates
+from bayeskit.models.phylogenetics import Alignment, Partition, check_for_search, primates
 
 USUAL = {"a": "ACGT", "b": "ACGA", "c": "AGCA", "d": "TGCA"}
 DOUBTFUL = {
@@ -23,6 +23,16 @@ def test_usual_data_pass_in_silence():
         warnings.simplefilter("error")
         check_for_search(Alignment.from_sequences(USUAL))
         check_for_search(primates()[0])
+
+
+def test_the_sites_of_a_partition_are_counted_in_each_subset():
+    whole = Alignment.from_sequences({name: row + "-" for name, row in (USUAL | {"e": "ACGT"}).items()})
+    subsets = whole.partitioned({"one": [0, 1], "two": [2, 3, 4]})
+    subsets["two"] = subsets["two"].select(whole.taxa[::-1])  # rows are compared by name
+    with pytest.warns(DataWarning) as caught:
+        check_for_search(Partition(subsets))
+    texts = [str(found.message) for found in caught]
+    assert len(texts) == 2 and "Identical sequences: 'a', 'e'." in texts[0] and "sites 3 of 'two' (" in texts[1]
 
 
 def test_three_taxa_have_one_topology():

@@ -13,6 +13,9 @@
 // posterior to a power times the reference to the rest. The reference's gamma distributions of lengths and the prior's
 // multiply to gamma distributions, so that proposals of lengths are the same.
 //
+// Sites may be divided into parts, each with a substitution process of its own; log-likelihoods and their derivatives are
+// sums over parts.
+//
 // chains.py says what the arguments are; types and order of the fields of Data and Call must stay as they are there.
 
 #include <algorithm>
@@ -39,6 +42,8 @@ struct Data {
     Int taxa, patterns;
     const std::uint64_t *masks;  // allowed states, (taxa, patterns)
     const double *weights;       // number of sites, (patterns,)
+    Int num_parts;
+    const Int *part_sizes;  // patterns of each part, which follow each other, (parts,)
     Int num_constraints;
     const std::uint64_t *constraints;  // splits that every tree has, without the first taxon, (constraints, words)
 };
@@ -50,14 +55,15 @@ struct Call {
     Int *focus;                  // the edge of the last local move
     double *log_likelihood;
     Int *counts;                 // proposed and accepted moves of each kind, (MOVES, 2)
-    const double *eigenvalues, *right, *left, *frequencies;  // of the rate matrix: (S,), (S, S), (S, S), (S,)
-    const double *rates, *rate_weights;                      // (categories,)
-    Int categories;
-    double invariant;  // proportion of invariant sites
-    double beta;       // power of the likelihood
-    const void *reference;  // a Reference, or null
-    double share;           // power of the reference; that of the prior is one less the share
-    double *log_reference;  // log density of the reference at the state, if there is one
+    // Of the rate matrix of each part: (parts, S), (parts, S, S), (parts, S, S), (parts, S).
+    const double *eigenvalues, *right, *left, *frequencies;
+    const double *rates, *rate_weights;  // of the categories of one part after those of another
+    const double *invariant;             // proportion of invariant sites, (parts,)
+    const Int *categories;               // (parts,)
+    double beta;                         // power of the likelihood
+    const void *reference;               // a Reference, or null
+    double share;                        // power of the reference; that of the prior is one less the share
+    double *log_reference;               // log density of the reference at the state, if there is one
     // log prior density of the lengths t with sum L:
     // (pendant - 1) sum log t + (inner - 1) sum log t - rate L + power log L, over pendant and inner edges
     double pendant, inner, rate, power;
@@ -338,9 +344,19 @@ struct Tree {
     double reference_log = 0;  // of the topology, with the constants of the densities of the lengths
 };
 
+// Sites with a substitution process of their own: patterns `first` to `last`, whole vectors.
+struct Part {
+    Int first, last, single;  // patterns before `single` are those of one site each
+    Int categories = 0, distinct = 0;
+    std::vector<double> eigenvalues, right, left, frequencies, rates, rate_weights;
+    double invariant = 0;
+    std::vector<int> rank;                // number of the distinct eigenvalue of each
+    std::vector<double> exponents;        // distinct eigenvalues times rates, (categories, distinct)
+    std::vector<Real> at_left, at_right;  // transforms of both ends, (S, S)
+};
+
 class Chain : Tree {
-    const Int n, edges, nodes, patterns, width;  // width: patterns, padded to whole vectors
-    Int single = 0;                              // patterns before this one are those of one site each
+    const Int n, edges, nodes, patterns, width;  // width: patterns, those of each part padded to whole vectors
     std::vector<Aligned> blocks;                 // 3 of each inner node: the subtree away from each neighbour
     std::vector<char> valid;
     std::vector<Aligned> tips;
@@ -352,12 +368,8 @@ class Chain : Tree {
     std::vector<Aligned> spare_blocks;
     std::vector<char> spare_valid;
     // the model
-    Int categories = 0, distinct = 0;
-    std::vector<double> eigenvalues, right, left, frequencies, rates, rate_weights;
-    double invariant = 0;
-    std::vector<int> rank;         // number of the distinct eigenvalue of each
-    std::vector<double> exponents;  // distinct eigenvalues times rates, (categories, distinct)
-    std::vector<Real> at_left, at_right;  // transforms of both ends, (S, S)
+    std::vector<Part> parts;
+    Int most_categories = 0, most_terms = 0;  // of a part
     std::vector<Real> matrices[2];
     double beta = 1, pendant = 1, inner = 1, rate = 10, power = 0;
     Random random;
@@ -368,7 +380,7 @@ class Chain : Tree {
     Int focus = 0;
     Int *counts = nullptr;
 
-    Int block_size() const { return (categories * S + 1) * width; }
+    Int block_size() const { return (most_categories * S + 1) * width; }
     bool is_tip(Int node) const { return node < n; }
     int slot(Int node, Int edge) const {
         const auto &at = edge_at[node];
@@ -382,11 +394,12 @@ class Chain : Tree {
 
     // Partial likelihoods.
 
-    void fill(double time, std::vector<Real> &matrix) const {
-        matrix.resize(categories * S * S);
+    static void fill(const Part &part, double time, std::vector<Real> &matrix) {
+        matrix.resize(part.categories * S * S);
+        const double *right = part.right.data(), *left = part.left.data();
         double powers[S];
-        for (Int c = 0; c < categories; ++c) {
-            for (int k = 0; k < S; ++k) powers[k] = std::exp(eigenvalues[k] * rates[c] * time);
+        for (Int c = 0; c < part.categories; ++c) {
+            for (int k = 0; k < S; ++k) powers[k] = std::exp(part.eigenvalues[k] * part.rates[c] * time);
             for (int i = 0; i < S; ++i)
                 for (int j = 0; j < S; ++j) {
                     double sum = 0;
@@ -412,11 +425,16 @@ class Chain : Tree {
 
     // Where two subtrees meet, at the other ends of edges of lengths `one_time` and `other_time`.
     void join(const Partial &one, double one_time, const Partial &other, double other_time, Real *out) {
-        fill(one_time, matrices[0]);
-        fill(other_time, matrices[1]);
+        for (const Part &part : parts) join_part(part, one, one_time, other, other_time, out);
+    }
+    void join_part(const Part &part, const Partial &one, double one_time, const Partial &other, double other_time,
+                   Real *out) {
+        fill(part, one_time, matrices[0]);
+        fill(part, other_time, matrices[1]);
+        const Int categories = part.categories;
         std::vector<Lane> &kept = lanes;
         kept.resize(categories * S);
-        for (Int g = 0; g < width; g += WIDTH) {
+        for (Int g = part.first; g < part.last; g += WIDTH) {
             Lane high{};
             for (Int c = 0; c < categories; ++c) {
                 Lane x[S], y[S], sent[S];
@@ -436,13 +454,13 @@ class Chain : Tree {
             Lane power = convert<Lane>(shift);
             if (!one.tip) power += load<Lane>(one.exponents + g);
             if (!other.tip) power += load<Lane>(other.exponents + g);
-            store(out + categories * S * width + g, power);
+            store(out + most_categories * S * width + g, power);
         }
     }
     std::vector<Lane> lanes;
     static void store(Real *place, const Lane &value) { std::memcpy(place, &value, sizeof value); }
 
-    Partial as_partial(const Real *block) const { return {block, block + categories * S * width, false}; }
+    Partial as_partial(const Real *block) const { return {block, block + most_categories * S * width, false}; }
     Partial held(Int node, int k) const {
         return is_tip(node) ? Partial{tips[node].data, nullptr, true} : as_partial(blocks[3 * (node - n) + k].data);
     }
@@ -495,18 +513,24 @@ class Chain : Tree {
 
     // Coefficients of the exponentials for an edge between two subtrees, (categories * distinct + 1, width).
     void expand(const Partial &one, const Partial &other, Aligned &out) {
-        out.resize((categories * distinct + 1) * width);
-        for (Int g = 0; g < width; g += WIDTH) {
+        out.resize((most_terms + 1) * width);
+        for (const Part &part : parts) expand_part(part, one, other, out);
+    }
+    void expand_part(const Part &part, const Partial &one, const Partial &other, Aligned &out) {
+        const Int categories = part.categories, distinct = part.distinct;
+        const Real *at_left = part.at_left.data(), *at_right = part.at_right.data();
+        const int *rank = part.rank.data();
+        for (Int g = part.first; g < part.last; g += WIDTH) {
             for (Int c = 0; c < categories; ++c) {
                 Lane x[S], u[S], v[S], sums[S];
                 load_states(one.states + (one.tip ? 0 : c * S * width) + g, width, x);
-                apply(at_left.data(), x, u);
+                apply(at_left, x, u);
                 load_states(other.states + (other.tip ? 0 : c * S * width) + g, width, x);
-                apply(at_right.data(), x, v);
+                apply(at_right, x, v);
                 for (Int d = 0; d < distinct; ++d) sums[d] = Lane{};
                 for (int k = 0; k < S; ++k) sums[rank[k]] += u[k] * v[k];
                 for (Int d = 0; d < distinct; ++d)
-                    store(out.data + (c * distinct + d) * width + g, sums[d] * Real(rate_weights[c]));
+                    store(out.data + (c * distinct + d) * width + g, sums[d] * Real(part.rate_weights[c]));
             }
             Lane power{};
             if (!one.tip) power += load<Lane>(one.exponents + g);
@@ -515,7 +539,7 @@ class Chain : Tree {
         }
     }
 
-    Lane unchanging(Lane power, Int g) const {
+    Lane unchanging(Lane power, Int g, double invariant) const {
         // Powers of two of exponents, which are whole numbers; below the smallest number, none.
         using Words = typename Line::Words;
         const Lane limit = Lane{} + Real(1 - Format<Real>::bias), top = Lane{} - limit;
@@ -523,8 +547,29 @@ class Chain : Tree {
         return load<Lane>(constant.data + g) * two_to<Format<Real>, Lane>(convert<Words>(bounded)) * Real(invariant);
     }
 
+    // Sums over patterns, before those over lanes.
+    struct Totals {
+        double value[WIDTH] = {};
+        Lane first{}, second{}, powers_of_two{}, product = Lane{} + Real(1);
+    };
+
     template <bool values, bool derivatives> Values evaluate(const Aligned &terms, double time) const {
-        const Int count = categories * distinct;
+        Totals sums;
+        for (const Part &part : parts) add_part<values, derivatives>(part, terms, time, sums);
+        Values result{0, 0, 0};
+        if constexpr (values) {
+            const Lane rest = logarithm<Line>(sums.product);
+            for (int v = 0; v < WIDTH; ++v) sums.value[v] += double(rest[v]) + LOG_2 * double(sums.powers_of_two[v]);
+        }
+        for (int v = 0; v < WIDTH; ++v)
+            result.value += sums.value[v], result.first += double(sums.first[v]), result.second += double(sums.second[v]);
+        return result;
+    }
+
+    template <bool values, bool derivatives>
+    void add_part(const Part &part, const Aligned &terms, double time, Totals &sums) const {
+        const Int count = part.categories * part.distinct, single = part.single;
+        const double invariant = part.invariant, *exponents = part.exponents.data();
         constexpr int MOST = 4096;
         Real powers[MOST], slopes[MOST], curves[MOST];
         for (Int k = 0; k < count; ++k) {
@@ -532,11 +577,9 @@ class Chain : Tree {
             powers[k] = Real(size), slopes[k] = Real(size * exponents[k]);
             curves[k] = Real(size * exponents[k] * exponents[k]);
         }
-        Values result{0, 0, 0};
-        double lane_value[WIDTH] = {};
-        Lane first{}, second{}, powers_of_two{}, product = Lane{} + Real(1);
+        Lane first = sums.first, second = sums.second, powers_of_two = sums.powers_of_two, product = sums.product;
         int factors = 0;
-        for (Int g = 0; g < width; g += WIDTH) {
+        for (Int g = part.first; g < part.last; g += WIDTH) {
             Lane site{}, slope{}, curve{};
             for (Int k = 0; k < count; ++k) {
                 const Lane term = load<Lane>(terms.data + k * width + g);
@@ -544,7 +587,7 @@ class Chain : Tree {
                 if constexpr (derivatives) slope += term * slopes[k], curve += term * curves[k];
             }
             const Lane power = load<Lane>(terms.data + count * width + g), weight = load<Lane>(weights.data + g);
-            if (invariant > 0) site += unchanging(power, g);
+            if (invariant > 0) site += unchanging(power, g, invariant);
             const Lane smallest = Lane{} + SMALLEST;
             site = site > smallest ? site : smallest;
             if constexpr (values) {
@@ -560,7 +603,7 @@ class Chain : Tree {
                     }
                 } else {
                     const Lane log = logarithm<Line>(site) * weight;
-                    for (int v = 0; v < WIDTH; ++v) lane_value[v] += double(log[v]);
+                    for (int v = 0; v < WIDTH; ++v) sums.value[v] += double(log[v]);
                 }
             }
             if constexpr (derivatives) {
@@ -568,13 +611,7 @@ class Chain : Tree {
                 first += ratio * weight, second += (curve * inverse - ratio * ratio) * weight;
             }
         }
-        if constexpr (values) {
-            const Lane rest = logarithm<Line>(product);
-            for (int v = 0; v < WIDTH; ++v) lane_value[v] += double(rest[v]) + LOG_2 * double(powers_of_two[v]);
-        }
-        for (int v = 0; v < WIDTH; ++v)
-            result.value += lane_value[v], result.first += double(first[v]), result.second += double(second[v]);
-        return result;
+        sums.first = first, sums.second = second, sums.powers_of_two = powers_of_two, sums.product = product;
     }
 
     // A proposal of one length: a gamma distribution at the mode of the logarithm, and a wide one.
@@ -1118,46 +1155,68 @@ class Chain : Tree {
     // The state and the model.
 
     void take_model(const Call &call) {
-        const auto same = [](const std::vector<double> &one, const double *other, Int size) {
-            return Int(one.size()) == size && std::equal(one.begin(), one.end(), other);
-        };
         beta = call.beta, pendant = call.pendant, inner = call.inner, rate = call.rate;
         reference = static_cast<const Reference *>(call.reference), share = call.share;
         power = (1 - share) * call.power;
-        if (same(eigenvalues, call.eigenvalues, S) && same(right, call.right, S * S) && same(left, call.left, S * S) &&
-            same(frequencies, call.frequencies, S) && same(rates, call.rates, call.categories) &&
-            same(rate_weights, call.rate_weights, call.categories) && invariant == call.invariant)
-            return;
-        categories = call.categories, invariant = call.invariant;
-        eigenvalues.assign(call.eigenvalues, call.eigenvalues + S);
-        right.assign(call.right, call.right + S * S), left.assign(call.left, call.left + S * S);
-        frequencies.assign(call.frequencies, call.frequencies + S);
-        rates.assign(call.rates, call.rates + categories);
-        rate_weights.assign(call.rate_weights, call.rate_weights + categories);
+        bool same = true;
+        Int before = 0;
+        for (Part &part : parts) {
+            const Int k = &part - parts.data();
+            same = take_process(part, call, k, before) && same;
+            before += part.categories;
+        }
+        if (same) return;
+        most_categories = most_terms = 0;
+        for (const Part &part : parts) {
+            most_categories = std::max(most_categories, part.categories);
+            most_terms = std::max(most_terms, part.categories * part.distinct);
+        }
+        forget_all();
+    }
+
+    // Take the process of a part, whose categories come after some others; tell whether it is the same as before.
+    bool take_process(Part &part, const Call &call, Int number, Int before) {
+        const auto same = [](const std::vector<double> &one, const double *other, Int size) {
+            return Int(one.size()) == size && std::equal(one.begin(), one.end(), other);
+        };
+        const Int categories = call.categories[number];
+        const double *eigenvalues = call.eigenvalues + number * S, *frequencies = call.frequencies + number * S;
+        const double *right = call.right + number * S * S, *left = call.left + number * S * S;
+        const double *rates = call.rates + before, *rate_weights = call.rate_weights + before;
+        if (same(part.eigenvalues, eigenvalues, S) && same(part.right, right, S * S) && same(part.left, left, S * S) &&
+            same(part.frequencies, frequencies, S) && same(part.rates, rates, categories) &&
+            same(part.rate_weights, rate_weights, categories) && part.invariant == call.invariant[number])
+            return true;
+        part.categories = categories, part.invariant = call.invariant[number];
+        part.eigenvalues.assign(eigenvalues, eigenvalues + S);
+        part.right.assign(right, right + S * S), part.left.assign(left, left + S * S);
+        part.frequencies.assign(frequencies, frequencies + S);
+        part.rates.assign(rates, rates + categories);
+        part.rate_weights.assign(rate_weights, rate_weights + categories);
         std::vector<double> found;
-        rank.assign(S, 0);
+        part.rank.assign(S, 0);
         for (int k = 0; k < S; ++k) {
             const auto near = [&](double one) { return std::abs(one - eigenvalues[k]) <= 1e-9; };
             const auto place = std::find_if(found.begin(), found.end(), near);
-            rank[k] = int(place - found.begin());
+            part.rank[k] = int(place - found.begin());
             if (place == found.end()) found.push_back(eigenvalues[k]);
         }
-        distinct = Int(found.size());
-        exponents.resize(categories * distinct);
+        part.distinct = Int(found.size());
+        part.exponents.resize(categories * part.distinct);
         for (Int c = 0; c < categories; ++c)
-            for (Int d = 0; d < distinct; ++d) exponents[c * distinct + d] = found[d] * rates[c];
-        at_left.resize(S * S), at_right.resize(S * S);
+            for (Int d = 0; d < part.distinct; ++d) part.exponents[c * part.distinct + d] = found[d] * rates[c];
+        part.at_left.resize(S * S), part.at_right.resize(S * S);
         for (int k = 0; k < S; ++k)
             for (int i = 0; i < S; ++i) {
-                at_left[k * S + i] = Real(frequencies[i] * right[i * S + k]);
-                at_right[k * S + i] = Real(left[k * S + i]);
+                part.at_left[k * S + i] = Real(frequencies[i] * right[i * S + k]);
+                part.at_right[k * S + i] = Real(left[k * S + i]);
             }
-        for (Int s = 0; s < width; ++s) {
+        for (Int s = part.first; s < part.last; ++s) {
             double sum = 0;
             for (int i = 0; i < S; ++i) sum += always[s * S + i] ? frequencies[i] : 0.0;
             constant.data[s] = Real(sum);
         }
-        forget_all();
+        return false;
     }
     std::vector<char> always;  // states that all taxa allow, (width, S)
 
@@ -1216,10 +1275,17 @@ class Chain : Tree {
             }
     }
 
+    static Int whole(Int count) { return (count + WIDTH - 1) / WIDTH * WIDTH; }
+    static Int padded(const Data &data) {
+        Int total = 0;
+        for (Int k = 0; k < data.num_parts; ++k) total += whole(data.part_sizes[k]);
+        return total;
+    }
+
   public:
     explicit Chain(const Data &data)
         : n(data.taxa), edges(2 * n - 3), nodes(2 * n - 2), patterns(data.patterns),
-          width((patterns + WIDTH - 1) / WIDTH * WIDTH), blocks(3 * (n - 2)), valid(3 * (n - 2), 0), tips(n),
+          width(padded(data)), blocks(3 * (n - 2)), valid(3 * (n - 2), 0), tips(n),
           spare_blocks(3 * (n - 2)), spare_valid(3 * (n - 2)), always(width * S, 1) {
         locked.assign(edges, 0);
         neighbour.resize(nodes), edge_at.resize(nodes), ends.resize(edges), length.assign(edges, -1);
@@ -1230,15 +1296,25 @@ class Chain : Tree {
         weights.resize(width), constant.resize(width);
         std::fill(weights.data, weights.data + width, Real(0));
         Int sites = 0;
-        // Patterns of one site come first.
-        std::vector<Int> order(patterns);
-        std::iota(order.begin(), order.end(), 0);
-        const auto middle = std::stable_partition(order.begin(), order.end(), [&](Int s) { return data.weights[s] == 1; });
-        single = (middle - order.begin()) / WIDTH * WIDTH;
-        for (Int s = 0; s < patterns; ++s) {
-            weights.data[s] = Real(data.weights[order[s]]);
-            sites += Int(std::ceil(data.weights[order[s]]));
+        std::vector<Int> order;  // of the patterns; -1 fills up vectors
+        for (Int k = 0, start = 0; k < data.num_parts; start += data.part_sizes[k++]) {
+            const Int first = Int(order.size()), count = data.part_sizes[k];
+            // Patterns of one site come first.
+            order.resize(first + count);
+            std::iota(order.begin() + first, order.end(), start);
+            const auto one_site = [&](Int s) { return data.weights[s] == 1; };
+            const auto middle = std::stable_partition(order.begin() + first, order.end(), one_site);
+            Part part;
+            part.first = first, part.last = first + whole(count);
+            part.single = first + (middle - order.begin() - first) / WIDTH * WIDTH;
+            parts.push_back(part);
+            order.resize(part.last, -1);
         }
+        for (Int s = 0; s < width; ++s)
+            if (order[s] >= 0) {
+                weights.data[s] = Real(data.weights[order[s]]);
+                sites += Int(std::ceil(data.weights[order[s]]));
+            }
         words = (sites + 63) / 64;
         tip_sets.assign(n * S * words, ~std::uint64_t(0));
         sets.assign(3 * (n - 2) * S * words, 0);
@@ -1246,8 +1322,9 @@ class Chain : Tree {
             tips[taxon].resize(S * width);
             Int site = 0;
             for (Int s = 0; s < width; ++s) {
-                const std::uint64_t mask = s < patterns ? data.masks[taxon * patterns + order[s]] : ~std::uint64_t(0);
-                const Int count = s < patterns ? Int(std::ceil(data.weights[order[s]])) : 0;
+                const bool real = order[s] >= 0;
+                const std::uint64_t mask = real ? data.masks[taxon * patterns + order[s]] : ~std::uint64_t(0);
+                const Int count = real ? Int(std::ceil(data.weights[order[s]])) : 0;
                 for (int i = 0; i < S; ++i) {
                     const bool allowed = (mask >> i) & 1;
                     tips[taxon].data[i * width + s] = Real(allowed);

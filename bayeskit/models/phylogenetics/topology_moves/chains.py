@@ -24,8 +24,10 @@ from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.topologies import Topologies
 from bayeskit.models.phylogenetics.topology_moves.reference import Reference
 
-__all__ = ["LengthPrior", "Moves", "Process", "TreeChains", "Trees", "topologies_of"]
+__all__ = ["FIRST_LENGTH", "LengthPrior", "Moves", "Process", "TreeChains", "Trees", "topologies_of"]
 
+#: Branch lengths of a tree that has none.
+FIRST_LENGTH = 0.05
 _SOURCES = (Path(__file__).with_name("chain.cpp"), Path(__file__).parents[1] / "pruning" / "lanes.h")
 _FLAGS = (*FLAGS, "-std=c++17", "-fno-math-errno", "-fno-trapping-math")
 
@@ -44,15 +46,16 @@ class Trees(NamedTuple):
 
 
 class Process(NamedTuple):
-    """Substitution process of each chain: an eigendecomposition of the rate matrix, and the rates of sites."""
+    """Substitution process of each part of the sites in each chain: its rate matrix, decomposed, and rates of sites."""
 
-    eigenvalues: Tensor  # (chains, states)
-    right: Tensor  # eigenvectors as columns, (chains, states, states)
+    eigenvalues: Tensor  # (chains, parts, states)
+    right: Tensor  # eigenvectors as columns, (chains, parts, states, states)
     left: Tensor  # inverse of `right`
-    frequencies: Tensor  # (chains, states)
-    rates: Tensor  # (chains, categories)
-    weights: Tensor  # (chains, categories)
-    invariant: Tensor  # proportion of invariant sites, (chains,)
+    frequencies: Tensor  # (chains, parts, states)
+    rates: Tensor  # of the categories of one part after those of another, (chains, all categories)
+    weights: Tensor  # (chains, all categories)
+    invariant: Tensor  # proportion of invariant sites, (chains, parts)
+    categories: Tensor  # number of those of each part, (chains, parts), int64
 
     @classmethod
     def of(cls, rate_matrix: Tensor, frequencies: Tensor, categories: Any = None) -> Process:
@@ -75,7 +78,19 @@ class Process(NamedTuple):
             none = frequencies.new_zeros(())
             invariant = (none if categories.invariant is None else categories.invariant).expand(chains)
         right, left = vectors / root[..., :, None], vectors.mT * root[..., None, :]
-        return cls(*(part.contiguous() for part in (values, right, left, frequencies, rates, weights, invariant)))
+        of_part = [part[:, None] for part in (values, right, left, frequencies)]
+        number = torch.full((chains, 1), rates.shape[1])
+        return cls(*[*of_part, rates, weights, invariant[:, None], number])
+
+    @classmethod
+    def joined(cls, processes: Sequence[Process]) -> Process:
+        """Return the processes of several parts as one."""
+        return cls(*(torch.cat(fields, 1) for fields in zip(*processes, strict=True)))
+
+    @property
+    def is_finite(self) -> Tensor:
+        """Whether all rates are numbers, `(chains,)`."""
+        return self.eigenvalues.isfinite().flatten(1).all(1)
 
 
 @dataclass(frozen=True)
@@ -146,6 +161,8 @@ class _Data(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("taxa", "patterns")),
         *((name, ctypes.c_void_p) for name in ("masks", "weights")),
+        ("num_parts", ctypes.c_int64),
+        ("part_sizes", ctypes.c_void_p),
         ("num_constraints", ctypes.c_int64),
         ("constraints", ctypes.c_void_p),
     ]
@@ -165,7 +182,7 @@ class _Sample(ctypes.Structure):
 
 
 _STATE = ("ends", "lengths", "random", "focus", "log_likelihood", "counts")
-_PROCESS = ("eigenvalues", "right", "left", "frequencies", "rates", "weights")
+_PROCESS = ("eigenvalues", "right", "left", "frequencies", "rates", "weights", "invariant", "categories")
 
 
 class _Call(ctypes.Structure):
@@ -173,8 +190,7 @@ class _Call(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (*_STATE, *_PROCESS)),
-        ("categories", ctypes.c_int64),
-        *((name, ctypes.c_double) for name in ("invariant", "beta")),
+        ("beta", ctypes.c_double),
         ("reference", ctypes.c_void_p),
         ("share", ctypes.c_double),
         ("log_reference", ctypes.c_void_p),
@@ -218,6 +234,8 @@ class TreeChains:
         Number of sites of each pattern, shape `(patterns,)`.
     num_states, num_chains : int
     prior : LengthPrior
+    parts : sequence of int, optional
+        Number of patterns of each part of the sites, which follow each other; by default there is one part.
     constraints : ndarray, optional
         Splits that every tree has, as bits without the first taxon, shape `(constraints, words)`.
     dtype : torch.dtype
@@ -233,6 +251,7 @@ class TreeChains:
         num_chains: int,
         prior: LengthPrior,
         *,
+        parts: Sequence[int] | None = None,
         constraints: clades.Bits | None = None,
         dtype: torch.dtype = torch.float64,
         num_threads: int = 1,
@@ -245,7 +264,9 @@ class TreeChains:
         splits = np.zeros((0, words), dtype=np.uint64) if constraints is None else np.ascontiguousarray(constraints)
         self._constraints = splits
         self._reference: tuple[Reference, ctypes.c_void_p, Callable[[], Any]] | None = None
-        data = _Data(*masks.shape, masks.ctypes.data, weights.ctypes.data, len(splits), splits.ctypes.data)
+        sizes = np.array([masks.shape[1]] if parts is None else parts, dtype=np.int64)
+        of_parts, of_splits = (len(sizes), sizes.ctypes.data), (len(splits), splits.ctypes.data)
+        data = _Data(*masks.shape, masks.ctypes.data, weights.ctypes.data, *of_parts, *of_splits)
         self._chains = [ctypes.c_void_p(self._library.make_chain(ctypes.byref(data))) for _ in range(num_chains)]
         for chain in self._chains:
             finalize(self, self._library.delete_chain, chain)
@@ -255,10 +276,25 @@ class TreeChains:
 
         Branch lengths are 0.05.
         """
+        trees, ones = self._unmoved(generator), torch.ones(self.num_chains, dtype=torch.float64)
+        trees = self._call(
+            self._library.grow_tree, trees, process, ones, Moves(), 0 * ones, range(self.num_chains), None
+        )
+        return self.run(trees, process, ones, Moves(), 0)
+
+    def start_at(self, topologies: Topologies, lengths: Tensor, generator: torch.Generator, process: Process) -> Trees:
+        """Return given trees, one for each chain, with lengths `(chains, edges)` in the order of `Topologies`."""
+        chains, edges = lengths.shape
+        ends = torch.stack([torch.arange(edges).expand(chains, -1), torch.from_numpy(topologies.parents)], -1).int()
+        trees = self._unmoved(generator)._replace(ends=ends, lengths=lengths.to(torch.float64))
+        return self.run(trees, process, torch.ones(chains, dtype=torch.float64), Moves(), 0)
+
+    def _unmoved(self, generator: torch.Generator) -> Trees:
+        """Return states without a tree."""
         chains, edges = self.num_chains, self.num_edges
-        trees = Trees(
+        return Trees(
             torch.zeros(chains, edges, 2, dtype=torch.int32),
-            torch.full((chains, edges), 0.05, dtype=torch.float64),
+            torch.full((chains, edges), FIRST_LENGTH, dtype=torch.float64),
             torch.zeros(chains, dtype=torch.int64),
             torch.zeros(chains, dtype=torch.float64),
             torch.zeros(chains, edges, clades.num_words(self.num_taxa), dtype=torch.int64),
@@ -266,9 +302,6 @@ class TreeChains:
             torch.zeros(chains, len(astuple(Moves())), 2, dtype=torch.int64),
             torch.zeros(chains, dtype=torch.float64),
         )
-        ones = torch.ones(chains, dtype=torch.float64)
-        trees = self._call(self._library.grow_tree, trees, process, ones, Moves(), 0 * ones, range(chains), None)
-        return self.run(trees, process, ones, Moves(), 0)
 
     def draw(
         self,
@@ -344,11 +377,14 @@ class TreeChains:
         trees = Trees(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in trees))
         shares = torch.tensor(astuple(moves), dtype=torch.float64)
         state = trees._asdict()
-        model = {name: tensor.to(torch.float64).contiguous() for name, tensor in process._asdict().items()}
+        model = {
+            name: (tensor if name == "categories" else tensor.to(torch.float64)).contiguous()
+            for name, tensor in process._asdict().items()
+        }
         passed = [*(state[name] for name in _STATE), *(model[name] for name in _PROCESS)]
         passed += [state["log_reference"], state["splits"]]
         pointer = self._as_pointer(reference)
-        powers, invariant, categories = beta.tolist(), model["invariant"].tolist(), model["rates"].shape[1]
+        powers = beta.tolist()
         counts, prior = num_moves.long().tolist(), astuple(self.prior)
 
         def one(chain: int) -> None:
@@ -357,7 +393,7 @@ class TreeChains:
             )
             share = 0.0 if pointer is None else 1 - powers[chain]
             path = (powers[chain], pointer, share, density)
-            call = _Call(*places, categories, invariant[chain], *path, *prior, shares.data_ptr(), counts[chain], splits)
+            call = _Call(*places, *path, *prior, shares.data_ptr(), counts[chain], splits)
             function(self._chains[chain], ctypes.byref(call))
 
         if self.num_threads == 1:
