@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from scipy.stats import chi2
 from tree_quadrature import log_evidence, log_evidence_with_kappa
 
-from bayeskit.core.statistics import independent_log_mean_exp_error, stratified_log_mean_exp_error
+from bayeskit.core.statistics import independent_log_mean_exp_error, mean_error, stratified_log_mean_exp_error
 from bayeskit.errors import SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Budget
 from bayeskit.inference.evidence.laplus import climb_to_modes, match_gamma
@@ -279,6 +279,14 @@ def test_the_mass_of_other_topologies_is_added(limit):
     mass = found.mass_in(runs)
     assert mass.value == pytest.approx(exact, abs=1e-12)
     assert mass.standard_error == pytest.approx(torch.tensor(shares).std().item() / 2, rel=1e-6)
+    # Two chains that happen to agree: their error is that of autocorrelated draws, not zero.
+    states = [0] * 60 + [2] * 20 + [1] * 80 + [2] * 20 + [0] * 20
+    chains = [TreeSample.from_topologies(turned[order]) for order in (states, states[::-1])]
+    agreed = found.mass_in(chains)
+    among = torch.tensor([[state < 2 for state in order] for order in (states, states[::-1])]).double()
+    assert agreed.value == pytest.approx(0.8) and agreed.standard_error == pytest.approx(float(mean_error(among)))
+    assert agreed.standard_error > 3 * math.sqrt(0.8 * 0.2 / 400)
+    assert found.mass_in([TreeSample.from_topologies(turned[[0] * 100])] * 2) == Estimate(pytest.approx(1.0), 1 / 200)
     networks = [SubsplitBayesianNetwork.fit(run) for run in runs]
     assert found.mass_in(networks).value == pytest.approx(exact, abs=1e-3)  # fitted until little changes
     with_error = found.total_log_evidence_with(runs)

@@ -23,6 +23,7 @@ from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.core.statistics import (
     log_mean_exp,
+    mean_error,
     pareto_shape,
     share_beyond_the_largest,
     stratified_log_mean_exp_error,
@@ -425,6 +426,10 @@ NEGLIGIBLE = 0.01
 _RISES = -0.01
 
 
+#: Draws of a chain below which their autocorrelation says too little.
+_LEAST_SERIES = 100
+
+
 @dataclass(frozen=True, repr=False)
 class TopologyComparison:
     """Evidence and posterior probability of each of several topologies.
@@ -493,7 +498,8 @@ class TopologyComparison:
         Returns
         -------
         Estimate
-            The mean over the runs, and its standard error by their spread.
+            The mean over the runs, and its standard error: by the autocorrelation of the draws if all runs are chains
+            of equally many trees, otherwise by the spread of the runs. The spread of few may be small by chance.
 
         Raises
         ------
@@ -522,14 +528,21 @@ class TopologyComparison:
                 "runs: one run gives no standard error. Remedy: give the samples of at least two independent runs in a "
                 "list, or an Estimate of the mass to total_log_evidence_with."
             )
-        masses = torch.tensor([self._mass(run) for run in runs], dtype=torch.float64)
+        held = [self._held(run) for run in runs]
+        masses = torch.tensor([mass for mass, _ in held], dtype=torch.float64)
+        series = [draws for _, draws in held if draws is not None and len(draws) >= _LEAST_SERIES]
+        if len(series) == len(runs) and len({len(draws) for draws in series}) == 1:
+            among = torch.stack(series)
+            # A tree that no draw is has a probability of about one in their number, at most.
+            constant = bool((among == among[0, 0]).all())
+            return Estimate(float(masses.mean()), 1 / among.numel() if constant else float(mean_error(among)))
         return Estimate(float(masses.mean()), float(masses.std()) / math.sqrt(len(runs)))
 
-    def _mass(self, run: TreeSample | TopologyDistribution) -> float:
-        """Return the probability of the compared topologies in one run."""
+    def _held(self, run: TreeSample | TopologyDistribution) -> tuple[float, Tensor | None]:
+        """Return the probability of the compared topologies in one run, and which draws of a chain are among them."""
         if isinstance(run, TopologyDistribution):
             with torch.no_grad():
-                return float(run.log_prob(self.topologies).exp().sum())
+                return float(run.log_prob(self.topologies).exp().sum()), None
         if not isinstance(run, TreeSample):
             raise SettingsError(
                 f"runs: {type(run).__name__} is neither a TreeSample nor a distribution over topologies. Remedy: give "
@@ -539,7 +552,10 @@ class TopologyComparison:
             raise TreeError("runs: a sample is rooted. Remedy: read it with rooted=False.")
         known = {row.tobytes() for row in self.topologies.children}
         rows = run.topologies.with_taxa(self.topologies.taxa)[0].children
-        return float(sum(weight for row, weight in zip(rows, run.weights, strict=True) if row.tobytes() in known))
+        among = torch.tensor([row.tobytes() in known for row in rows])
+        is_chain = float(run.sample_weights.max() - run.sample_weights.min()) == 0
+        draws = among[torch.from_numpy(run.index)].double() if is_chain else None
+        return float(torch.from_numpy(run.weights)[among].sum()), draws
 
     def total_log_evidence_with(self, mass: Estimate | Sequence[TreeSample | TopologyDistribution]) -> Estimate:
         """Return the log evidence of all topologies, those that were not compared included, in nats.
