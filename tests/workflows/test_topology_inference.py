@@ -184,6 +184,7 @@ def newicks(found):
         ({"moves": "all"}, "moves"),
         ({"num_temperatures": 1}, "num_temperatures"),
         ({"path": "posterior"}, "prior"),
+        ({"num_warmup": 9}, "num_warmup"),
     ],
 )
 def test_settings_outside_their_domain(settings, words):
@@ -302,7 +303,7 @@ def test_a_partition_with_parameters_of_its_own(fixed_rates):
     subsets = primates()[0].partitioned({"coding": range(457), "others": range(457, 898)})
     subsets["others"] = subsets["others"].select(subsets["coding"].taxa[::-1])
     partition = Partition(subsets, HKY85(), {"coding": GammaRates()}, linked=["kappa"])
-    settings = {"num_warmup": 5, "num_samples": 10, "progress": False}
+    settings = {"num_warmup": 10, "num_samples": 10, "progress": False}
     found = infer_topologies(partition, start="neighbour_joining", **settings)
     assert sorted(found.parameters) == ["base_frequencies_coding", "base_frequencies_others", "kappa", "shape_coding"]
     assert isinstance(found.substitution["coding"], HKY85) and found.site_rates["others"] is None
@@ -318,7 +319,7 @@ def test_a_partition_with_parameters_of_its_own(fixed_rates):
 
 
 def test_a_checkpoint_knows_its_partition(tmp_path):
-    settings = {"num_warmup": 4, "num_samples": 8, "num_temperatures": 4, "progress": False}
+    settings = {"num_warmup": 10, "num_samples": 8, "num_temperatures": 4, "progress": False}
     first, other = (Partition(SUBSETS, relative_rates=Dirichlet(torch.tensor(two))) for two in ([1.0, 1.0], [2.0, 1.0]))
     found = infer_topologies(first, checkpoint=tmp_path / "search", **settings)
     again = infer_topologies(first, checkpoint=tmp_path / "search", **settings)

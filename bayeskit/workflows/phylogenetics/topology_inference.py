@@ -252,6 +252,7 @@ class TopologySearch:
             beta=torch.linspace(0, 1, levels, dtype=torch.float64) if first else state.beta,
             rejection=torch.zeros_like(state.rejection),
             num_counted=torch.zeros_like(state.num_counted),
+            heading=torch.zeros_like(state.heading),
             history=self._no_history() if last else state.history,
         )
 
@@ -662,7 +663,7 @@ def infer_topologies(
     num_runs : int, default 2
         Independent runs, from different trees.
     num_warmup, num_samples : int, default 1000 and 4000
-        Rounds.
+        Rounds; the warm-up takes at least 10 if it learns a reference.
     num_temperatures : int, optional
         Temperatures of each run; by default enough for the number of branches. They are placed in the warm-up.
     path : {"reference", "prior"}, default "reference"
@@ -754,7 +755,10 @@ def infer_topologies(
     space, subsets, model = _space_and_subsets(alignment, substitution, site_rates)
     taxa = subsets[0].taxa
     prior = _length_prior(branch_length_prior, len(taxa))
-    num_runs, num_warmup = whole_number("num_runs", num_runs, 1), whole_number("num_warmup", num_warmup, 0)
+    if path not in ("reference", "prior"):
+        raise SettingsError(f'path={path!r:.80} is not known. Remedy: use "reference" or "prior".')
+    num_runs = whole_number("num_runs", num_runs, 1)
+    num_warmup = whole_number("num_warmup", num_warmup, _LEAST_WARMUP if path == "reference" else 0)
     num_samples, seed = whole_number("num_samples", num_samples, 4), whole_number("seed", seed)
     num_jobs = whole_number("num_jobs", num_jobs, 1)
     if stop is not None:
@@ -763,8 +767,6 @@ def infer_topologies(
             raise SettingsError("stop compares runs. Remedy: use num_runs=2 or more, or leave stop=None.")
     if dtype not in (torch.float64, torch.float32):
         raise SettingsError(f"dtype={dtype} is not supported. Remedy: use torch.float64 or torch.float32.")
-    if path not in ("reference", "prior"):
-        raise SettingsError(f'path={path!r:.80} is not known. Remedy: use "reference" or "prior".')
     num_edges = 2 * len(taxa) - 3
     if num_temperatures is None:
         slope, least = (3.4, 4) if path == "prior" else (0.5, 2)
@@ -823,6 +825,8 @@ def infer_topologies(
     return _result(search, outcome, control, alignment, branch_length_prior)
 
 
+#: Fewest rounds from which a reference is learnt.
+_LEAST_WARMUP = 10
 #: Smallest power of the likelihood before there is a reference.
 _WARMEST = 0.5
 
