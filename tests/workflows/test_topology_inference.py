@@ -258,7 +258,9 @@ def shares_of_topologies(found, topologies):
 @pytest.fixture(scope="module")
 def fixed_rates():
     partition = Partition(SUBSETS, relative_rates=[1.0, 2.0])
-    return infer_topologies(partition, num_warmup=200, num_samples=1500, num_temperatures=5, progress=False)
+    return infer_topologies(
+        partition, num_warmup=200, num_samples=1500, num_temperatures=5, dtype=torch.float64, progress=False
+    )
 
 
 def test_a_partition_of_four_taxa(fixed_rates, limit):
@@ -303,7 +305,7 @@ def test_a_partition_with_parameters_of_its_own(fixed_rates):
     subsets = primates()[0].partitioned({"coding": range(457), "others": range(457, 898)})
     subsets["others"] = subsets["others"].select(subsets["coding"].taxa[::-1])
     partition = Partition(subsets, HKY85(), {"coding": GammaRates()}, linked=["kappa"])
-    settings = {"num_warmup": 10, "num_samples": 10, "progress": False}
+    settings = {"num_warmup": 10, "num_samples": 10, "dtype": torch.float64, "progress": False}
     found = infer_topologies(partition, start="neighbour_joining", **settings)
     assert sorted(found.parameters) == ["base_frequencies_coding", "base_frequencies_others", "kappa", "shape_coding"]
     assert isinstance(found.substitution["coding"], HKY85) and found.site_rates["others"] is None
