@@ -727,7 +727,7 @@ def infer_topologies(
     check_for_search(alignment)
     prior = _length_prior(branch_length_prior, alignment.num_taxa)
     num_runs, num_warmup = whole_number("num_runs", num_runs, 1), whole_number("num_warmup", num_warmup, 0)
-    num_samples, seed = whole_number("num_samples", num_samples, 4), whole_number("seed", seed)
+    num_samples, seed = whole_number("num_samples", num_samples, _LEAST_DRAWS), whole_number("seed", seed)
     num_jobs = whole_number("num_jobs", num_jobs, 1)
     if stop is not None:
         stop = real_number("stop", stop, between=(0, 1))
