@@ -58,9 +58,7 @@ def read_estimates(output: str) -> list[float]:
 def run(folder: str | Path, text: str) -> str:
     """Let MrBayes execute a file in a folder, and return what it printed."""
     (Path(folder) / "script.nex").write_text(text)
-    done = subprocess.run(
-        [program, "script.nex"], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+    done = subprocess.run([program, "script.nex"], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return done.stdout
 
 

@@ -75,9 +75,10 @@ def mrbayes() -> PeerProcess:
     return PeerProcess([sys.executable, str(HERE / "mrbayes_driver.py"), program])
 
 
-def ours(before: PeerProcess | None = None) -> PeerProcess:
-    """Return our search in a process of its own."""
-    return PeerProcess([sys.executable, str(HERE / "topology_search_driver.py")], before=before)
+def ours(kept: bool) -> PeerProcess:
+    """Return our search in a process of its own, with the code that earlier processes have compiled, or with none."""
+    caches = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", "")} if kept else None
+    return PeerProcess([sys.executable, str(HERE / "topology_search_driver.py")], caches)
 
 
 def pooled(folder: Path | None, name: str, taxa: Sequence[str]) -> TreeSample | None:
@@ -176,9 +177,9 @@ def show(rows: list[dict[str, Any]], title: str) -> None:
     print(f"\n{title}\n" + pd.DataFrame(rows).to_string(index=False, formatters=formats, na_rep="-"), flush=True)
 
 
-def search(problem: Problem, seeds: Sequence[int], peers: bool) -> None:
+def search(problem: Problem, seeds: Sequence[int], peers: bool, kept: bool) -> None:
     """Let MrBayes and the search take turns."""
-    peer, tool = mrbayes() if peers else None, ours()
+    peer, tool = mrbayes() if peers else None, ours(kept)
     versions = [process.about["version"] for process in (peer, tool) if process is not None]
     print(f"\n{problem.name}: {'; '.join(versions)}")
     for dtype in ("float64", "float32"):
@@ -205,15 +206,20 @@ def search(problem: Problem, seeds: Sequence[int], peers: bool) -> None:
     tool.close()
 
 
-def evidence(problem: Problem, seeds: Sequence[int]) -> None:
+def evidence(problem: Problem, seeds: Sequence[int], kept: bool) -> None:
     """Print the evidence over all topologies in three ways."""
-    tool = ours()
+    tool = ours(kept)
     settings = {"num_steps": 200, "num_draws": 500, "most": 4} if problem.small else {}
     for seed in seeds:
         problem.by_us(tool, "ours", seed)
         found = tool.ask({"what": "evidence", "seed": seed, "settings": settings})
         rows = [
-            {"method": name, **problem.evidence(value, error), "trusted": "yes" if trusted else "no", "seconds": seconds}
+            {
+                "method": name,
+                **problem.evidence(value, error),
+                "trusted": "yes" if trusted else "no",
+                "seconds": seconds,
+            }
             for name, value, error, trusted, seconds in found["ways"]
         ]
         used = found["processor_seconds"]
@@ -225,7 +231,8 @@ def evidence(problem: Problem, seeds: Sequence[int]) -> None:
 def stepping(problem: Problem, generations: int, runs: int) -> None:
     """Print the evidence by MrBayes' stepping stone."""
     peer = mrbayes()
-    commands = f"{MODEL}ss ngen={generations} nsteps=50 nruns={runs} nchains=1 diagnfreq=5000 filename=run;"
+    length = f"ngen={generations} nsteps=50 samplefreq={max(1, generations // 10_000)}"
+    commands = f"{MODEL}ss {length} nruns={runs} nchains=1 diagnfreq=5000 filename=run;"
     answer, _ = problem.ask_mrbayes(peer, commands, 0)
     found = read_estimates(answer["output"])
     used, spread = answer["processor_seconds"], float(np.std(found, ddof=1))
@@ -244,6 +251,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--parts", nargs="+", default=["search", "evidence", "stepping"], metavar="PART")
     parser.add_argument("--without-mrbayes", action="store_true", help="ours alone")
+    parser.add_argument("--kept-code", action="store_true", help="use what earlier processes have compiled")
     parser.add_argument("--stepping-generations", type=int, default=1_000_000)
     parser.add_argument("--stepping-runs", type=int, default=4)
     parser.add_argument("--small", action="store_true", help="the primates with tiny settings")
@@ -257,9 +265,9 @@ def main() -> None:
         for name in names:
             problem = Problem(name, None if options.small else options.data, Path(folder), options.small)
             if "search" in options.parts:
-                search(problem, options.seeds, not options.without_mrbayes)
+                search(problem, options.seeds, not options.without_mrbayes, options.kept_code)
             if "evidence" in options.parts:
-                evidence(problem, options.seeds)
+                evidence(problem, options.seeds, options.kept_code)
             if "stepping" in options.parts and not options.without_mrbayes:
                 stepping(problem, generations, options.stepping_runs)
 
