@@ -13,8 +13,8 @@ model is Jukes-Cantor, branch lengths exponential with rate 10, topologies unifo
 until the same, and ours at its defaults. MrBayes counts the runs' later three quarters, ours what follows its warm-up.
 Seconds of imports and of the first compilation, of which a process with kept code has none, are printed above the
 table. `KL` is the divergence from the reference to a search's frequencies, in which all topologies that one of both
-lacks count as one, so that it is finite and a lower bound; `missed` is the reference's share of topologies that the
-search lacks, `beyond` the search's share of those that the reference lacks.
+lacks count as one (half a tree, if the search has none there), so that it is finite and a lower bound; `missed` is the
+reference's share of topologies that the search lacks, `beyond` the search's share of those that the reference lacks.
 
 `evidence`: `topology_evidence` after the search at its defaults, in three ways. `stepping`: MrBayes' stepping stone
 over topologies, `--stepping-generations` in each of some runs, whose standard deviation is the error of one.
@@ -25,6 +25,7 @@ over topologies, `--stepping-generations` in each of some runs, whose standard d
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import shutil
@@ -94,9 +95,9 @@ def divergence(reference: TreeSample | None, sample: TreeSample) -> dict[str, fl
     found = SampleFrequencies.fit(sample).log_prob(reference.topologies).exp().numpy()
     common = found > 0
     p, q = reference.weights[common], found[common]
-    missed, beyond = max(1 - p.sum(), 0.0), max(1 - q.sum(), np.finfo(float).eps)
-    rest = missed * np.log(missed / beyond) if missed > 0 else 0.0
-    return {"KL": (p * np.log(p / q)).sum() + rest, "missed": missed, "beyond": beyond}
+    missed, beyond = max(float(1 - p.sum()), 0.0), max(float(1 - q.sum()), 0.0)
+    rest = missed * math.log(missed / max(beyond, 0.5 / sample.num_samples)) if missed > 0 else 0.0
+    return {"KL": float((p * np.log(p / q)).sum()) + rest, "missed": missed, "beyond": beyond}
 
 
 class Problem:
@@ -160,7 +161,7 @@ class Problem:
         found = {"log evidence": value, "error": error}
         if self.name in PUBLISHED:
             published, spread = PUBLISHED[self.name]
-            found["z, published"] = (value - published) / np.hypot(error, spread / np.sqrt(10))
+            found["z, published"] = (value - published) / math.hypot(error, spread / math.sqrt(10))
         return found
 
 

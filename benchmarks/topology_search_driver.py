@@ -1,4 +1,6 @@
-"""Our search for topologies in a process of its own, as MrBayes has its; run by `topology_search.py`.
+"""Our search for topologies in a process of its own, as MrBayes has its.
+
+Run by `topology_search.py` and `topology_parameters.py`.
 
 A search is kept, so that the evidence over all topologies can be asked for afterwards.
 """
@@ -14,29 +16,38 @@ import torch
 from peer_process import processor_seconds, serve
 
 import bayeskit as bk
-from bayeskit.models.phylogenetics import Alignment, parse_substitution
+from bayeskit.models.phylogenetics import Alignment
 from bayeskit.workflows.phylogenetics import TopologyInference, infer_topologies, topology_evidence
+from bayeskit.workflows.phylogenetics.topology_folder import infer_topologies_in_folder
 
 searches: dict[str, TopologyInference] = {}
 
 
+def in_folder(task: dict[str, Any]) -> dict[str, Any]:
+    """Do what `bayeskit trees` does with a file whose MrBayes block chooses the model: `alignment`, `folder`."""
+    found, _ = infer_topologies_in_folder(
+        task["alignment"], task["folder"], evidence=False, seed=task["seed"], progress=False, **task["settings"]
+    )
+    evidence = found.evidence
+    return {
+        "asdsf": found.asdsf,
+        "problems": list(found.problems),
+        "evidence": [evidence.log_evidence, evidence.standard_error],
+    }
+
+
 def search(task: dict[str, Any]) -> dict[str, Any]:
-    """Search from an alignment: `substitution`, `settings`, and `trees`, the folder for the trees of each run."""
+    """Search from an `alignment` under Jukes-Cantor: `settings`, and `trees`, the folder for the trees of each run."""
     begin = processor_seconds()
     alignment = Alignment.from_file(task["alignment"])
-    substitution, rates = parse_substitution(task.get("substitution", "JC69"), alignment)
     settings = dict(task["settings"])
     settings["dtype"] = getattr(torch, settings.get("dtype", "float64"))
-    found = infer_topologies(
-        alignment, substitution=substitution, site_rates=rates, seed=task["seed"], progress=False, **settings
-    )
+    found = infer_topologies(alignment, seed=task["seed"], progress=False, **settings)
     evidence, convergence = found.evidence, found.asdsf
     used = processor_seconds() - begin
     for number, sample in enumerate(found.samples, start=1):
         sample.to_file(Path(task["trees"]) / f"run{number}.trees")
     searches["last"] = found
-    series = {name: values.tolist() for name, values in found.parameters.items()}
-    series["tree_length"] = [torch.as_tensor(sample.branch_lengths).sum(-1).tolist() for sample in found.samples]
     return {
         "used": used,
         "asdsf": convergence,
@@ -44,7 +55,6 @@ def search(task: dict[str, Any]) -> dict[str, Any]:
         "ending": found.ending,
         "problems": list(found.problems),
         "evidence": [evidence.log_evidence, evidence.standard_error, evidence.trusted],
-        "parameters": series,
     }
 
 
@@ -60,7 +70,7 @@ def answer(task: dict[str, Any]) -> dict[str, Any]:
     """Do what a task asks for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return {"search": search, "evidence": three_ways}[task["what"]](task)
+        return {"search": search, "evidence": three_ways, "folder": in_folder}[task["what"]](task)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def test_evidence_over_all_topologies_of_few_taxa(few, limit):
     found, topologies, log_masses = few
     exact = float(log_masses.logsumexp(0)) - math.log(len(topologies))
     assert len(topologies) in (3, 15, 105) and found.evidence.trusted
-    assert abs(found.log_evidence - exact) < limit() * found.evidence.standard_error < 0.1
+    assert abs(found.log_evidence - exact) < limit() * found.evidence.standard_error < 0.2
 
 
 def test_posterior_of_topologies_of_few_taxa(few, limit):
