@@ -1,6 +1,8 @@
-"""Stepping stone by MrBayes on a fixed topology, run by `tree_evidence_peers.py`; needs the program `mb` alone.
+"""MrBayes in a process of its own; needs the program `mb` alone.
 
-The model is that of `bayeskit.gallery.tree_target`: Jukes-Cantor, branch lengths with exponential priors of rate 10.
+For `tree_evidence_peers.py`, stepping stone on a fixed topology. The model is that of `bayeskit.gallery.tree_target`:
+Jukes-Cantor, branch lengths with exponential priors of rate 10. For `topology_search.py` and
+`topology_parameters.py`, whatever commands they give.
 """
 
 from __future__ import annotations
@@ -53,16 +55,24 @@ def read_estimates(output: str) -> list[float]:
     return [float(value) for _, value in ESTIMATE.findall(table)]
 
 
+def run(folder: str | Path, text: str) -> str:
+    """Let MrBayes execute a file in a folder, and return what it printed."""
+    (Path(folder) / "script.nex").write_text(text)
+    done = subprocess.run([program, "script.nex"], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return done.stdout
+
+
 def estimate(task: dict[str, Any]) -> dict[str, Any]:
-    """Return the estimates of all runs."""
+    """Return the estimates of all runs; of a task with `commands`, what MrBayes printed, its files in `folder`."""
+    if "commands" in task:
+        block = f"begin mrbayes;\nset autoclose=yes nowarn=yes seed={task['seed']} swapseed={task['seed']};\n"
+        text = "#NEXUS\n" + data_block(task["sequences"]) + block + task["commands"] + "\nquit;\nend;\n"
+        return {"output": run(task["folder"], text)}
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "script.nex").write_text(script(task))
-        done = subprocess.run(
-            [program, "script.nex"], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True
-        )
-    found = read_estimates(done.stdout)
+        output = run(folder, script(task))
+    found = read_estimates(output)
     if len(found) != task["settings"]["runs"]:
-        raise SystemExit(f"{len(found)} estimates of {task['settings']['runs']} runs:\n{done.stdout[-3000:]}")
+        raise SystemExit(f"{len(found)} estimates of {task['settings']['runs']} runs:\n{output[-3000:]}")
     return {"estimates": found}
 
 

@@ -76,11 +76,13 @@ def simulate(num_taxa: int, num_sites: int, num_topologies: int, seed: int) -> t
     found = {written(children, taxa): children}
     for one in interchanges(children, [node for node in children if node != -1]):
         found.setdefault(written(one, taxa), one)
-    queue = [children]
+    queue, queued = [children], {written(children, taxa)}
     while len(found) < num_topologies and queue:
         for one in interchanges(queue.pop(0), short):
-            if written(one, taxa) not in found and len(found) < num_topologies:
-                found[written(one, taxa)] = one
+            text = written(one, taxa)
+            if text not in queued and len(found) < num_topologies:
+                found.setdefault(text, one)
+                queued.add(text)
                 queue.append(one)
     trees = [Tree.from_newick(text) for text in found]
     return Alignment.from_sequences(sequences), Topologies.from_trees(trees, taxa=taxa).distinct()[0]

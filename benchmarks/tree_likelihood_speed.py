@@ -1,10 +1,12 @@
 """Time the likelihood and gradient of DS1 (27 taxa, 1949 sites) on one thread, beside torchtree.
 
-Ours is ``Target.value_and_grad``: prior, transform of the branch lengths and their gradients included.
+Ours is ``Target.value_and_grad``: prior, transform of the branch lengths and their gradients included. A second table
+has what else a user may call, for a batch of 100 vectors in turns: the likelihood of `TreeModel` and that of
+`ForestLikelihood`, each with a gradient by torch's autograd, and targets that are traced or compiled.
 
 Usage::
 
-    python benchmarks/tree_likelihood_speed.py --data DIR [--peer-python PATH] [--rounds 5]
+    python benchmarks/tree_likelihood_speed.py --data DIR [--peer-python PATH] [--rounds 5] [--calls-only]
 
 `DIR` holds `DS1.fasta` and `DS1_fixed_branch_lengths.nwk`. `PATH` is a Python with torchtree 1.0.2
 and the same torch; it is run as a separate program, in turns with ours.
@@ -28,7 +30,8 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import bayeskit as bk  # noqa: E402
-from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel  # noqa: E402
+from bayeskit.models.phylogenetics import Alignment, ForestLikelihood, Topologies, Tree, TreeModel  # noqa: E402
+from bayeskit.models.phylogenetics.trees import edges_of_trees  # noqa: E402
 
 EXPECTED_VALUE, EXPECTED_NORM = -10145.701953426, 9596.131342050
 BATCHES = (1, 100)
@@ -55,6 +58,50 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
         call()
         taken.append(time.perf_counter() - start)
     return statistics.median(taken)
+
+
+def with_gradient(function: Callable[[Tensor], Tensor], lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and gradient by autograd."""
+    leaf = lengths.clone().requires_grad_(True)
+    values = function(leaf)
+    return values.detach(), torch.autograd.grad(values.sum(), leaf)[0]
+
+
+def compare_calls(alignment: Alignment, tree: Tree, lengths: Tensor, rounds: int) -> None:
+    """Print the milliseconds of value and gradient for 100 vectors, by all ways that a user has to call them."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(100, tree.num_edges, generator=generator, dtype=torch.float64)
+    u, beta = lengths.log() + 0.01 * noise, torch.ones(100, dtype=torch.float64)
+    topologies, order = Topologies.from_edges(*edges_of_trees([tree]), rooted=False)
+    model, forest = TreeModel(alignment, tree), ForestLikelihood(alignment)
+    traced = bk.Target.from_pyro(TreeModel(alignment, tree), compile=False)
+    compiled = bk.Target.from_pyro(TreeModel(alignment, tree), compile=True)
+    calls: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
+        "ForestLikelihood": lambda: with_gradient(
+            lambda given: forest.log_likelihood(topologies, given[:, order])[:, 0], u.exp()
+        ),
+        "TreeModel.log_likelihood": lambda: with_gradient(model.log_likelihood, u.exp()),
+        "Target, traced": lambda: traced.value_and_grad(u, beta),
+        "Target, compiled": lambda: compiled.value_and_grad(u, beta),
+    }
+    expected, slopes = calls["ForestLikelihood"]()
+    found = calls["TreeModel.log_likelihood"]()
+    wrong = max(
+        float((found[0] / expected - 1).abs().max()), float((found[1] - slopes).abs().max() / slopes.abs().max())
+    )
+    print(f"TreeModel against ForestLikelihood: largest relative difference {wrong:.1e}")
+    if wrong > 1e-9:
+        raise SystemExit("they differ")
+    for call in calls.values():
+        call()
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            taken[name].append(1e3 * seconds(call, 9))
+    print("value and gradient of 100 vectors, float64, milliseconds, medians, and over ForestLikelihood")
+    base = statistics.median(taken["ForestLikelihood"])
+    for name, values in taken.items():
+        print(f"{name:<26} {statistics.median(values):>7.1f} {statistics.median(values) / base:>6.2f}")
 
 
 def make_peer_input(python: Path, alignment: Path, tree: Path, folder: Path) -> Path:
@@ -85,6 +132,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with the DS1 files")
     parser.add_argument("--peer-python", type=Path, help="a Python with torchtree 1.0.2")
     parser.add_argument("--rounds", type=int, default=5, help="turns of ours and the peer")
+    parser.add_argument("--calls-only", action="store_true", help="the second table only")
     options = parser.parse_args()
     torch.set_num_threads(1)
     alignment_file = options.data.resolve() / "DS1.fasta"
@@ -96,6 +144,8 @@ def main() -> None:
         raise SystemExit(f"{tree_file} has no branch lengths")
 
     check(TreeModel(alignment, tree), lengths)
+    if options.calls_only:
+        return compare_calls(alignment, tree, lengths, options.rounds)
     calls: dict[tuple[torch.dtype, int], Callable[[], tuple[Tensor, Tensor]]] = {}
     for dtype in (torch.float64, torch.float32):
         target = bk.Target.from_pyro(TreeModel(alignment, tree, dtype=dtype), compile=True)
@@ -136,6 +186,7 @@ def main() -> None:
             other = 1e3 * statistics.median(peer[batch])
             line += f" {other:>10.4f} {other / double:>6.1f}"
         print(line)
+    compare_calls(alignment, tree, lengths, options.rounds)
 
 
 if __name__ == "__main__":

@@ -760,7 +760,7 @@ def infer_topologies(
         raise SettingsError(f'path={path!r:.80} is not known. Remedy: use "reference" or "prior".')
     num_runs = whole_number("num_runs", num_runs, 1)
     num_warmup = whole_number("num_warmup", num_warmup, _LEAST_WARMUP if path == "reference" else 0)
-    num_samples, seed = whole_number("num_samples", num_samples, 4), whole_number("seed", seed)
+    num_samples, seed = whole_number("num_samples", num_samples, _LEAST_DRAWS), whole_number("seed", seed)
     num_jobs = whole_number("num_jobs", num_jobs, 1)
     if stop is not None:
         stop = real_number("stop", stop, between=(0, 1))

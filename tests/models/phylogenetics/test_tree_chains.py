@@ -1,7 +1,7 @@
 """Chains over topologies against the exact posterior of few taxa, for each kind of move, and their likelihood."""
 
 import ctypes
-import itertools
+import functools
 import math
 import subprocess
 
@@ -38,20 +38,26 @@ ALIGNMENT = Alignment.from_sequences({"A": "ACGTA", "B": "ACGCA", "C": "AGTCA", 
 
 
 def exact_log_masses(alignment, rate=10.0):
-    """Log evidence of each topology under JC69, by a quadrature that is exact for polynomials in ``exp(-4 t / 3)``.
+    """Log evidence of each topology under JC69 with exponential branch lengths.
 
-    The likelihood of each site is linear in this quantity of each edge, so that of N sites has degree N in each.
+    Integrated over its length, an edge is a Markov kernel on the states of all N sites together, so that one pruning
+    over 4**N states gives the evidence. Its entries are polynomials of degree N in ``exp(-4 t / 3)``, for which the
+    quadrature is exact.
     """
-    topologies, nodes = all_topologies(alignment.taxa), (alignment.num_sites + 2) // 2
-    roots, weights = scipy.special.roots_jacobi(nodes, 0.0, 0.75 * rate - 1)
-    lengths, log_weights = -0.75 * np.log((1 + roots) / 2), np.log(weights / weights.sum())
-    grid = np.array(list(itertools.product(range(nodes), repeat=topologies.num_edges)))
-    likelihood, total = ForestLikelihood(alignment), torch.zeros(len(topologies), dtype=torch.float64)
-    for part in np.array_split(grid, -(-len(grid) // 4096)):
-        points = torch.as_tensor(lengths[part])[:, None].expand(-1, len(topologies), -1)
-        logs = likelihood.log_likelihood(topologies, points)
-        total += (logs + torch.as_tensor(log_weights[part].sum(1))[:, None]).exp().sum(0)
-    return topologies, total.log()
+    topologies, number = all_topologies(alignment.taxa), alignment.num_sites
+    roots, weights = scipy.special.roots_jacobi((number + 2) // 2, 0.0, 0.75 * rate - 1)
+    kernel = sum(
+        weight * functools.reduce(np.kron, [kept * np.eye(4) + (1 - kept) / 4] * number)
+        for kept, weight in zip((1 + roots) / 2, weights / weights.sum(), strict=True)
+    )
+    bases = (alignment.patterns[:, alignment.site_patterns, None].numpy() >> np.arange(4)) & 1
+    tips = np.array([functools.reduce(np.kron, row) for row in bases]) @ kernel
+    every = np.arange(len(topologies))
+    above = np.repeat(tips[:, None], len(topologies), axis=1)  # (nodes, topologies, states), at the edges' upper ends
+    for left, right in topologies.children.transpose(1, 2, 0):
+        joined = above[left, every] * above[right, every]
+        above = np.concatenate([above, (joined @ kernel)[None]])
+    return topologies, torch.from_numpy(np.log((joined * tips[0]).mean(1)))
 
 
 def made(alignment, count, substitution=None, site_rates=None, **settings):
