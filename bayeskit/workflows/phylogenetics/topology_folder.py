@@ -52,8 +52,8 @@ def infer_topologies_in_folder(
 
     Files: `report.html`, `consensus.nwk` and `consensus.svg` (majority rule, with supports and mean branch lengths),
     `run1.trees`, ... (the trees of each run), `split_frequencies.csv`, `parameters.csv`, `posterior.nc` (for ArviZ)
-    and, with `evidence`, `evidence.csv`. If it was killed, a call with the same arguments resumes the search from
-    `checkpoint.search`, which is deleted once all results are written.
+    and, with `evidence`, `evidence.csv`. If it was killed, or a time budget ended it, a call with the same arguments
+    resumes the search from `checkpoint.search`, which is deleted once the results of a finished search are written.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def infer_topologies_in_folder(
     folder = Path(folder)
     if evidence and settings.get("num_runs", 2) < 2:
         raise SettingsError(
-            "num_runs: the evidence in three ways needs two runs or more, which tell the error of the topologies' mass. "
+            "num_runs: the evidence in three ways needs two runs or more, for the error of the topologies' mass. "
             "Remedy: use num_runs=2, or search without the evidence (--no-evidence)."
         )
     alignment, model = model_of_file(path, substitution)
@@ -129,7 +129,8 @@ def infer_topologies_in_folder(
         found.table.to_csv(folder / "evidence.csv")
     facts = {"alignment": path} | dict(facts or {})
     write_topology_report(folder / "report.html", search, found, title=f"Trees of {Path(path).name}", settings=facts)
-    remove_checkpoints(folder, "search")
+    if search.ending != "time budget":
+        remove_checkpoints(folder, "search")
     return search, found
 
 

@@ -89,7 +89,7 @@ def write_topology_report(
     else:
         known = {"stepping_stone": search.evidence} if float(search.beta[0]) == 0 else {}
         comparison = EvidenceComparison(known, None, None)
-    sections = [_convergence(search), _consensus(search), _topologies(search), _splits(search)]
+    sections = [_consensus(search), _topologies(search), _convergence(search), _splits(search)]
     parts = {section.anchor: section.heading for section in sections}
     if comparison.results:
         parts |= {"answer": "Log evidence", "estimates": "Estimates"}
@@ -129,9 +129,8 @@ class _Section(NamedTuple):
 def _convergence(search: TopologyInference) -> _Section:
     """Return whether the runs agree, by each diagnostic."""
     sizes, trips = search.split_effective_sizes, int(search.exchange.round_trips.sum())
-    runs, draws = len(search.samples), search.log_likelihood.shape[-1]
     rows: list[list[Any]] = []
-    if runs > 1:
+    if len(search.samples) > 1:
         deviations = asdsf(search.samples)
         rows.append(["average standard deviation of split frequencies (ASDSF)", number(deviations.average, ".4f")])
         rows.append(["largest standard deviation of a split frequency", number(deviations.maximum, ".4f")])
@@ -141,37 +140,39 @@ def _convergence(search: TopologyInference) -> _Section:
         rows.append(["median effective sample size of such a split", number(float(sizes.median()), ".0f")])
     rows += [[f"R-hat of {name}", number(value, ".3f")] for name, value in search.r_hat.items()]
     rows.append(["round trips between the ends of the temperatures", number(trips, "d")])
-    rows.append(["lowest exchange rate of neighbouring temperatures", number(1 - float(search.exchange.rejection.max()), ".2f")])
+    rows.append(
+        ["lowest exchange rate of neighbouring temperatures", number(1 - float(search.exchange.rejection.max()), ".2f")]
+    )
     moves = [
         [name.replace("_", " "), number(tried, "d"), number(rate if tried else math.nan, ".3f")]
         for name, (tried, rate) in search.moves.items()
     ]
-    said = f"{runs} runs of {draws} trees" if runs > 1 else f"One run of {draws} trees"
-    texts = [f"{said}: converged." if search.is_converged else f"{said}: NOT CONVERGED."]
-    texts += [f"{problem[0].upper()}{problem[1:]}." for problem in search.problems]
     return _Section(
         "convergence",
         "Convergence",
-        texts,
         tables=[
             PageTable("Diagnostics", ["diagnostic", "value"], rows),
             PageTable("Moves at all temperatures", ["move", "proposed", "accepted"], moves),
         ],
-        is_bad=not search.is_converged,
     )
 
 
 def _consensus(search: TopologyInference) -> _Section:
-    """Return the majority-rule consensus."""
+    """Return the majority-rule consensus, and whether the runs agree."""
     from bayeskit.core.plots import Drawing
 
+    runs, draws = len(search.samples), search.log_likelihood.shape[-1]
+    said = f"{runs} runs of {draws} trees" if runs > 1 else f"One run of {draws} trees"
+    texts = [f"{said}: converged." if search.is_converged else f"{said}: NOT CONVERGED."]
+    texts += [f"{problem[0].upper()}{problem[1:]}." for problem in search.problems]
     tree = majority_rule_consensus(search.sample)
     alt = f"Consensus tree, in Newick format: {tree.to_newick()}"
     caption = (
-        "Splits in more than half of the trees, with their posterior probabilities and mean branch lengths, in expected "
+        "Splits in more than half of the trees, with their posterior probabilities and mean branch lengths in expected "
         "substitutions per site. The position of the root has no meaning."
     )
-    return _Section("consensus", "Consensus tree", figures=[Drawing.of(draw_consensus(tree), alt, caption)])
+    drawn = Drawing.of(draw_consensus(tree), alt, caption)
+    return _Section("consensus", "Consensus tree", texts, [drawn], is_bad=not search.is_converged)
 
 
 def _topologies(search: TopologyInference) -> _Section:
@@ -194,7 +195,7 @@ def _topologies(search: TopologyInference) -> _Section:
         plot_credible_set(sample, ax=figure.subplots())
         alt = f"Probabilities of {len(chosen)} topologies: {shown.weight[0]:.3f} for the first; the table has more"
         drawn.append(Drawing.of(figure, alt, "The 95 % credible set of topologies."))
-    text = f"{len(table)} topologies among {sample.num_samples} trees."
+    text = f"{len(table)} {'topology' if len(table) == 1 else 'topologies'} among {sample.num_samples} trees."
     table_of_all = PageTable("Most probable topologies", columns, rows, note=note)
     return _Section("topologies", "Topologies", [text], drawn, [table_of_all])
 
@@ -249,13 +250,14 @@ def _model(search: TopologyInference) -> dict[str, str]:
     """Return the data, the model and its priors in words."""
     free = FreeParameters(search.substitution, search.site_rates).priors
     prior = search.branch_length_prior
+    priors = "; ".join(f"{name} ~ {_in_words(given)}" for name, given in free.items())
     constraints = len(search.settings["constraints"])
     among = f"those that satisfy {constraints} constraints" if constraints else "all"
     return {
         "data": str(search.alignment),
         "substitution": str(search.substitution),
         "rates of sites": "equal" if search.site_rates is None else str(search.site_rates),
-        "priors of parameters": "; ".join(f"{name} ~ {_in_words(given)}" for name, given in free.items()) or "none free",
+        "priors of parameters": priors or "none is free",
         "prior of branch lengths": "Exponential(10), independent" if prior is None else _in_words(prior),
         "prior of topologies": f"uniform over {among} unrooted topologies",
     }
