@@ -12,7 +12,7 @@ import torch
 from torch.distributions import Distribution
 
 from bayeskit.core.folders import write_atomically
-from bayeskit.core.page import PageTable, number, rendered
+from bayeskit.core.page import Cell, PageTable, number, rendered
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import EvidenceComparison
 from bayeskit.inference.evidence.comparison import comparison_facts
@@ -129,7 +129,7 @@ class _Section(NamedTuple):
 def _convergence(search: TopologyInference) -> _Section:
     """Return whether the runs agree, by each diagnostic."""
     sizes, trips = search.split_effective_sizes, int(search.exchange.round_trips.sum())
-    rows: list[list[Any]] = []
+    rows: list[list[Cell]] = []
     if len(search.samples) > 1:
         deviations = asdsf(search.samples)
         rows.append(["average standard deviation of split frequencies (ASDSF)", number(deviations.average, ".4f")])
@@ -143,7 +143,7 @@ def _convergence(search: TopologyInference) -> _Section:
     rows.append(
         ["lowest exchange rate of neighbouring temperatures", number(1 - float(search.exchange.rejection.max()), ".2f")]
     )
-    moves = [
+    moves: list[list[Cell]] = [
         [name.replace("_", " "), number(tried, "d"), number(rate if tried else math.nan, ".3f")]
         for name, (tried, rate) in search.moves.items()
     ]
@@ -233,9 +233,10 @@ def _splits(search: TopologyInference) -> _Section:
 
 def _parameters(search: TopologyInference) -> dict[str, Any]:
     """Return the table and the chains of the parameters, of the tree length and of the log likelihood."""
-    names, columns = [], []
+    names: list[str] = []
+    columns: list[torch.Tensor] = []
     groups = search.to_datasets()
-    series = {name: groups["posterior"][name].to_numpy() for name in groups["posterior"].data_vars}
+    series = {str(name): groups["posterior"][name].to_numpy() for name in groups["posterior"].data_vars}
     series["log_likelihood"] = groups["sample_stats"]["log_likelihood"].to_numpy()
     for name, values in series.items():
         flat = torch.as_tensor(values).flatten(2) if values.ndim > 2 else torch.as_tensor(values)[..., None]

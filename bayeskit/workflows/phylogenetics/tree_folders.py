@@ -371,10 +371,10 @@ def variational_inference_in_folder(
     sample = posterior.sample(num_draws, seed=seed, weighted=True)
     sample.to_file(folder / "trees.trprobs")
     write_consensus(sample, folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)  # said once, by the trees
-        parameters = posterior.sample_parameters(num_draws, seed=seed, weighted=True)
-    if parameters:
+    if posterior.target.priors:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SamplingWarning)  # said once, by the trees
+            parameters = posterior.sample_parameters(num_draws, seed=seed, weighted=True)
         _write_table(_summary(parameters), folder / "parameters.csv")
     if posterior.ending != "time budget":
         remove_checkpoints(folder, "training*")
