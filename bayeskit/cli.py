@@ -773,7 +773,7 @@ def _fit_network(
         progress=not quiet,
     )
     divergence = found.measures["divergence from the sample"].value
-    said = f"{found.network} of {found.sample}; divergence from the sample {divergence:.4f} nats"
+    said = f"{found.network} of {found.sample}; divergence from the sample {divergence:z.4f} nats"
     folder.finish(said)
     if quiet:
         return

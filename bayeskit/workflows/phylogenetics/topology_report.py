@@ -253,14 +253,14 @@ def _model(search: TopologyInference) -> dict[str, str]:
     prior = search.branch_length_prior
     priors = "; ".join(f"{name} ~ {_in_words(given)}" for name, given in free.items())
     constraints = len(search.settings["constraints"])
-    among = f"those that satisfy {constraints} constraints" if constraints else "all"
+    among = f"those that satisfy {constraints} constraint{'s' * (constraints > 1)}" if constraints else "all"
     return {
         "data": str(search.alignment),
         "substitution": str(search.substitution),
         "rates of sites": "equal" if search.site_rates is None else str(search.site_rates),
         "priors of parameters": priors or "none is free",
         "prior of branch lengths": "Exponential(10), independent" if prior is None else _in_words(prior),
-        "prior of topologies": f"uniform over {among} unrooted topologies",
+        "prior of topologies": f"uniform over {among}, without a root",
     }
 
 
