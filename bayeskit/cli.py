@@ -260,6 +260,8 @@ def _print_error(message: str) -> None:
     Console(stderr=True, highlight=False).print(Text(f"error: {message}", style="bold red"), soft_wrap=True)
 
 
+#: The folder that the command writes to.
+_OPENED: ContextVar[RunFolder | None] = ContextVar("opened", default=None)
 #: What was typed behind the program's name, for reports.
 _TYPED: ContextVar[tuple[str, ...]] = ContextVar("typed", default=())
 
@@ -269,6 +271,7 @@ class _Commands(TyperGroup):
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **kwargs: Any) -> Any:
         _TYPED.set(tuple(args))
+        _OPENED.set(None)
         with _said_plainly():
             return super().make_context(info_name, args, *rest, **kwargs)
 
@@ -375,6 +378,8 @@ def _plain_messages() -> Iterator[None]:
         try:
             yield
         except BayeskitError as error:
+            if isinstance(error, AlignmentError | TreeError | SettingsError) and (folder := _OPENED.get()):
+                folder.leave_if_empty()
             pages = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
             _print_error(f"{error}{pages}")
             raise typer.Exit(BAD_INPUT) from error
@@ -669,7 +674,7 @@ def _compare_trees(
     gives the evidence over all topologies with its error, in evidence.csv.
     """
     title = _checked_files(alignment, None, substitution)
-    given = {"num_draws": draws, "burn_in": burn_in}
+    given = {"num_draws": draws, "burn_in": _checked_burn_in(burn_in)}
     numbers: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     what = {**_named_files(alignment), "trees": _checked_trees(trees), "substitution": substitution or "default"}
     folder = _opened("compare", Path(title).stem, out, force, quiet, {**what, "most": most, "seed": seed, **numbers})
@@ -752,7 +757,7 @@ def _fit_network(
     """
     if method not in _NETWORK_METHODS:
         raise unknown_name("method", method, _NETWORK_METHODS)
-    references = reference or []
+    references, burn_in = reference or [], _checked_burn_in(burn_in)
     settings = {"trees": _checked_trees(trees), "reference": _checked_trees(references), "method": method}
     settings |= {"alpha": alpha, "seed": seed, "burn_in": burn_in}  # type: ignore[dict-item]
     folder = _opened("sbn", trees[0].stem, out, force, quiet, settings)
@@ -826,7 +831,7 @@ def _approximate_trees(
     title, support = _checked_files(alignment, None, substitution), trees or []
     if burn_in is not None and not support:
         raise SettingsError("--burn-in is for the trees of a file; pass --trees FILE as well")
-    given = {"time_budget": time_budget, "burn_in": burn_in}
+    given = {"time_budget": time_budget, "burn_in": _checked_burn_in(burn_in)}
     numbers: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     what = {**_named_files(alignment), "trees": _checked_trees(support), "substitution": substitution or "default"}
     settings = {**what, "steps": steps, "draws": draws, "seed": seed, **numbers}
@@ -878,6 +883,13 @@ def _checked_trees(paths: Sequence[Path]) -> list[str]:
         if not path.is_file():
             raise TreeError(f"{path}: there is no such file")
     return [_digest(path) for path in paths]
+
+
+def _checked_burn_in(burn_in: float | None) -> float | None:
+    """Return a share, or a whole number of trees."""
+    if burn_in is not None and burn_in >= 1 and burn_in != int(burn_in):
+        raise SettingsError(f"--burn-in must be a share below 1 or a whole number of trees, not {burn_in}")
+    return burn_in if burn_in is None or burn_in < 1 else int(burn_in)
 
 
 def _only_of_trees(methods: str, replicates: int, *numbers: int | None) -> None:
@@ -1244,6 +1256,7 @@ def _opened(
     default = Path("results") / f"{command}-{name}"
     folder = RunFolder(out, {"command": command, **settings}, default=default, force=force)
     if folder.finished is None:
+        _OPENED.set(folder)
         return folder
     said, status = folder.finished
     if not quiet:

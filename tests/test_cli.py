@@ -501,7 +501,22 @@ def test_what_compare_sbn_and_vi_refuse(four, tmp_path):
     assert "--trees FILE" in refused("vi", "--alignment", alignment, "--burn-in", 0.5)
     assert "--most" in refused("compare", *given, "--most", 1)
     assert "burn_in" in refused("compare", *given, "--burn-in", 1, "--quiet")  # of weighted trees
+    assert "whole number" in refused("sbn", "--trees", trees, "--burn-in", 1.5)
     trees.write_text("((A,B),C,D);\n((A,B),C,D);\n((A,C),B,E);\n")
     for command in (("compare", *given), ("sbn", "--trees", trees), ("vi", *given)):
         message = refused(*command, "--quiet")
         assert "t.nwk" in message and "3" in message and "E" in message
+    trees.write_text("((A,B),C,D);\n((A,B),C,D);\n((A,C),B,D);\n")
+    left_out = call("sbn", "--trees", trees, "--burn-in", 2)
+    assert left_out.exit_code == 0 and "2 trees left out as burn-in" in left_out.stdout
+
+
+def test_a_refused_run_leaves_its_folder_to_a_better_one(four, tmp_path):
+    alignment, trees = four
+    arguments = ("compare", "--alignment", alignment, "--trees", trees, "--draws", 500, "--out", tmp_path / "out")
+    assert "is a model of protein data" in refused(*arguments, "--substitution", "LG", "--quiet")
+    assert not (tmp_path / "out").exists()
+    assert call(*arguments, "--substitution", "K80", "--quiet").exit_code == 0
+    # What is there stays, and still tells of which run it is.
+    assert "K80" in refused(*arguments, "--substitution", "LG", "--quiet")
+    assert (tmp_path / "out" / "topologies.csv").exists()
