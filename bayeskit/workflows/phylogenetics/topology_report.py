@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_consensus", "write_topology_report"]
 
-_MOST_TOPOLOGIES, _MOST_SPLITS = 20, 60
+_MOST_TOPOLOGIES, _MOST_SPLITS = 10, 60
 #: Pairs of runs whose split frequencies are plotted.
 _MOST_PAIRS = 3
 

@@ -346,7 +346,7 @@ def variational_inference_in_folder(
     >>> _ = (folder / "data.fasta").write_text(">A\nAACCAGT\n>B\nAACCGGT\n>C\nAGCTAGA\n>D\nAGCTACA\n")
     >>> _ = (folder / "trees.nwk").write_text("((A,B),C,D); ((A,C),B,D); ((A,D),B,C);")
     >>> _, evidence, sample = variational_inference_in_folder(
-    ...     folder / "data.fasta", folder, trees=[folder / "trees.nwk"], num_steps=300, num_draws=1000, progress=False
+    ...     folder / "data.fasta", folder, trees=[folder / "trees.nwk"], num_steps=300, num_draws=4000, progress=False
     ... )
     >>> len(sample.topologies)
     3
