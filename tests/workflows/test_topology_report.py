@@ -94,7 +94,7 @@ def test_one_run_with_parameters_and_no_evidence(tmp_path):
     search = infer_topologies(ALIGNMENT, substitution=GTR(), site_rates=GammaRates(), **numbers)
     path = tmp_path / "report.html"
     write_topology_report(path, search, title="One run")
-    page = path.read_text(encoding="utf-8")
+    page = path.read_text(encoding="utf-8").replace("_<wbr>", "_")
     assert "A single run cannot show whether runs agree" in page and "NOT CONVERGED" in page
     assert 'id="answer"' not in page and "standard deviation" not in page
     assert "exchangeabilities[5]" in page and "base_frequencies[3]" in page and "shape ~ Exponential(1)" in page
