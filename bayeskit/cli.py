@@ -1,14 +1,16 @@
-"""The command line: ``bayeskit evidence``, ``run``, ``exam`` and ``list``."""
+"""The command line: ``bayeskit evidence``, ``trees``, ``compare``, ``sbn``, ``vi``, ``run``, ``exam`` and ``list``."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import math
+import shlex
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +35,8 @@ from bayeskit.errors import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from bayeskit.gallery import Entry
     from bayeskit.inference.evidence import Budget, Calibration, EvidenceComparison, Problem
     from bayeskit.workflows import Exam
@@ -256,12 +260,20 @@ def _print_error(message: str) -> None:
     Console(stderr=True, highlight=False).print(Text(f"error: {message}", style="bold red"), soft_wrap=True)
 
 
+#: The folder that the command writes to.
+_OPENED: ContextVar[RunFolder | None] = ContextVar("opened", default=None)
+#: What was typed behind the program's name, for reports.
+_TYPED: ContextVar[tuple[str, ...]] = ContextVar("typed", default=())
+
+
 class _Commands(TyperGroup):
     """Commands whose usage errors are one line."""
 
-    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **kwargs: Any) -> Any:
+        _TYPED.set(tuple(args))
+        _OPENED.set(None)
         with _said_plainly():
-            return super().make_context(*args, **kwargs)
+            return super().make_context(info_name, args, *rest, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
         with _said_plainly():
@@ -331,6 +343,20 @@ Particles = Annotated[int | None, _number("64", "Particles of each population.",
 SMCReplicates = Annotated[int | None, _number("32", "Populations of sequential Monte Carlo.", _OTHERS, min=1)]
 LivePoints = Annotated[int | None, _number("500", "Live points of nested sampling.", _OTHERS, min=4)]
 
+AlignmentFile = Annotated[Path, typer.Option("--alignment", help="FASTA, NEXUS or PHYLIP file.")]
+Substitution = Annotated[
+    str | None,
+    typer.Option(help="Such as JC69, HKY85, GTR+I+G4 or LG+F+R3; by default the file's MrBayes block, or JC69."),
+]
+BurnIn = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        show_default="0.25 of a chain, else 0",
+        help="Trees to leave out at the start of each file: a share below 1, or a number.",
+    ),
+]
+
 
 @contextmanager
 def _plain_messages() -> Iterator[None]:
@@ -352,12 +378,15 @@ def _plain_messages() -> Iterator[None]:
         try:
             yield
         except BayeskitError as error:
+            if isinstance(error, AlignmentError | TreeError | SettingsError) and (folder := _OPENED.get()):
+                folder.leave_if_empty()
             pages = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
             _print_error(f"{error}{pages}")
             raise typer.Exit(BAD_INPUT) from error
         except KeyboardInterrupt as interrupt:
             message = (
-                "interrupted; the same command resumes the run of a model, and begins a page or the plain exam anew"
+                "interrupted; the same command resumes the run of a model, 'bayeskit trees' and 'bayeskit vi', and "
+                "begins anything else anew"
             )
             console.print(Text(message, style="yellow"), soft_wrap=True)
             raise typer.Exit(_INTERRUPTED) from interrupt
@@ -399,10 +428,7 @@ def evidence(
     name: Annotated[str | None, typer.Argument(help="A model listed by 'bayeskit list'.")] = None,
     alignment: Annotated[Path | None, typer.Option(help="FASTA, NEXUS or PHYLIP file.")] = None,
     tree: Annotated[Path | None, typer.Option(help="Newick or NEXUS file with the topology.")] = None,
-    substitution: Annotated[
-        str | None,
-        typer.Option(help="Such as JC69, HKY85, GTR+I+G4 or LG+F+R3; by default the file's MrBayes block, or JC69."),
-    ] = None,
+    substitution: Substitution = None,
     methods: Methods = "all",
     seed: Seed = 0,
     out: Out = None,
@@ -524,11 +550,8 @@ def evidence(
 
 @_command("trees")
 def _trees_of_alignment(
-    alignment: Annotated[Path, typer.Option(help="FASTA, NEXUS or PHYLIP file.")],
-    substitution: Annotated[
-        str | None,
-        typer.Option(help="Such as JC69, HKY85, GTR+I+G4 or LG+F+R3; by default the file's MrBayes block, or JC69."),
-    ] = None,
+    alignment: AlignmentFile,
+    substitution: Substitution = None,
     evidence: Annotated[bool, typer.Option(help="Estimate the evidence over all topologies, in three ways.")] = True,
     seed: Seed = 0,
     out: Out = None,
@@ -539,14 +562,20 @@ def _trees_of_alignment(
     samples: Annotated[int | None, _number("4000", "Rounds of each run, one tree each.", _POSTERIOR, min=8)] = None,
     temperatures: Annotated[int | None, _number("by taxa", "Temperatures of each run.", _POSTERIOR, min=2)] = None,
     time_budget: Annotated[
-        float | None, typer.Option(min=0, help="Seconds after which the search ends early.", rich_help_panel=_POSTERIOR)
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds after which the search ends early; the same command goes on.",
+            rich_help_panel=_POSTERIOR,
+        ),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Threads.", rich_help_panel=_POSTERIOR)] = 1,
 ) -> None:
     """Sample trees from an alignment alone, and estimate the evidence over all topologies.
 
-    Writes consensus.nwk and consensus.svg (with supports), run1.trees, ..., split_frequencies.csv, parameters.csv,
-    posterior.nc and evidence.csv; a killed run resumes with the same command, and a finished one is not repeated.
+    Writes report.html, consensus.nwk and consensus.svg (majority rule, with supports), run1.trees, ...,
+    split_frequencies.csv, parameters.csv, posterior.nc and evidence.csv; a killed run resumes with the same command,
+    and a finished one is not repeated. The evidence needs two runs or more.
     """
     more: dict[str, Any] = {"num_runs": runs, "time_budget": time_budget}
     numbers = (warmup, samples, temperatures)
@@ -570,20 +599,18 @@ def _infer_trees(
 ) -> None:
     """Search for topologies in a folder and print what was found."""
     title = _checked_files(alignment, None, substitution)
+    if evidence and more.get("num_runs", 2) < 2:
+        raise SettingsError("the evidence in three ways needs two runs; pass --runs 2 or more, or --no-evidence")
     given = {"num_warmup": warmup, "num_samples": samples, "num_temperatures": temperatures, **more}
     numbers = {key: value for key, value in given.items() if value is not None}
     what = _named_files(alignment, None) | {"substitution": substitution or "default", "evidence": evidence}
     folder = _opened(command, Path(title).stem, out, force, quiet, {**what, "seed": seed, **numbers})
     if folder is None:
         return
-    from bayeskit.gallery import mrbayes_block
     from bayeskit.workflows.phylogenetics.topology_folder import infer_topologies_in_folder
 
-    give_back()
-    block = mrbayes_block(alignment) if substitution is None else None
-    if block is not None and not quiet:
-        typer.echo(str(block), err=True)
-    _say_where(folder, out, quiet)
+    facts = {"command": shlex.join(["bayeskit", *_TYPED.get()])} if _TYPED.get() else {}
+    facts |= _begun(alignment, substitution, folder, out, quiet)
     search, found = infer_topologies_in_folder(
         alignment,
         folder.path,
@@ -591,10 +618,12 @@ def _infer_trees(
         evidence=evidence,
         seed=seed,
         num_jobs=jobs,
+        facts=facts,
         progress=not quiet,
         **numbers,
     )
-    folder.finish(str(search.verdict if found is None else found.verdict))
+    if search.ending != "time budget":
+        folder.finish(str(search.verdict if found is None else found.verdict))
     if quiet:
         return
     console = _new_console()
@@ -602,6 +631,265 @@ def _infer_trees(
     if found is not None:
         _print_evidence(found.table, title, None, 0.0)
     _print_files(folder.path, folder.files())
+
+
+def _begun(
+    alignment: Path, substitution: str | None, folder: RunFolder, out: Path | None, quiet: bool
+) -> dict[str, str]:
+    """Say what a MrBayes block asks for and where results go; return the text of the block by name."""
+    from bayeskit.gallery import mrbayes_block
+
+    give_back()
+    block = mrbayes_block(alignment) if substitution is None else None
+    if block is not None and not quiet:
+        typer.echo(str(block), err=True)
+    _say_where(folder, out, quiet)
+    return {} if block is None else {"MrBayes block": str(block)}
+
+
+@_command("compare")
+def _compare_trees(
+    alignment: AlignmentFile,
+    trees: Annotated[
+        list[Path],
+        typer.Option(
+            "--trees", help="Newick or NEXUS file: a list of trees, or the sample of a run. Once for each run."
+        ),
+    ],
+    substitution: Substitution = None,
+    most: Annotated[int, typer.Option(min=2, help="Compare so many topologies at most, the most frequent ones.")] = 100,
+    draws: Annotated[
+        int | None, _number("10000", "Draws of each topology; fewer for the improbable ones.", _POSTERIOR, min=1)
+    ] = None,
+    burn_in: BurnIn = None,
+    seed: Seed = 0,
+    out: Out = None,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare given topologies by the evidence of each, on an alignment.
+
+    Roots are removed and weights of trees only choose what is compared. Writes topologies.csv, topologies.trprobs and
+    bayes_factors.svg. With --trees for two independent runs or more, the mass of the compared topologies in the runs
+    gives the evidence over all topologies with its error, in evidence.csv.
+    """
+    title = _checked_files(alignment, None, substitution)
+    given = {"num_draws": draws, "burn_in": _checked_burn_in(burn_in)}
+    numbers: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    what = {**_named_files(alignment), "trees": _checked_trees(trees), "substitution": substitution or "default"}
+    folder = _opened("compare", Path(title).stem, out, force, quiet, {**what, "most": most, "seed": seed, **numbers})
+    if folder is None:
+        return
+    from bayeskit.workflows.phylogenetics.tree_folders import compare_topologies_in_folder
+
+    _begun(alignment, substitution, folder, out, quiet)
+    found = compare_topologies_in_folder(
+        alignment,
+        trees,
+        folder.path,
+        substitution=substitution,
+        most=most,
+        seed=seed,
+        progress=not quiet,
+        **numbers,
+    )
+    comparison = found.comparison
+    frame, count = comparison.to_pandas(), len(comparison.topologies)
+    first = frame.iloc[0]
+    probability = with_error(first["posterior_probability"], first["posterior_probability_error"])
+    said = [f"{title}: {first['topology']} is the most probable of {count} topologies, with probability {probability}"]
+    if count < found.num_topologies:
+        said.append(
+            f"the files have {found.num_topologies}; those compared are {found.shares.sum():.4f} of their trees"
+        )
+    said.append(
+        "log evidence, summed over them under a uniform prior of all topologies, "
+        f"{with_error(*comparison.total_log_evidence)}"
+    )
+    if found.total is not None:
+        said.append(
+            f"log evidence of all topologies {with_error(found.total.log_evidence, found.total.standard_error)}"
+        )
+    folder.finish("; ".join(said))
+    if quiet:
+        return
+    console = _new_console()
+    for line in said:
+        console.print(Text(line, style="bold"), soft_wrap=True)
+    shares = dict(zip((f"tree {place + 1}" for place in range(count)), found.shares.tolist(), strict=True))
+    table = _new_table("", "topology", "log evidence", "std. error", "probability", "std. error", "in files", "trusted")
+    for row in frame.head(_MOST_TREES).to_dict("records"):
+        table.add_row(
+            row["topology"],
+            *_measured(row["log_evidence"], row["standard_error"]),
+            *_measured(row["posterior_probability"], row["posterior_probability_error"]),
+            f"{shares[row['topology']]:.4f}",
+            "yes" if row["trusted"] else "no",
+            style=None if row["trusted"] else "yellow",
+        )
+    console.print(table)
+    if count > _MOST_TREES:
+        console.print(f"... and {count - _MOST_TREES} more in topologies.csv")
+    _print_files(folder.path, folder.files())
+
+
+@_command("sbn")
+def _fit_network(
+    trees: Annotated[
+        list[Path],
+        typer.Option("--trees", help="Newick or NEXUS file with a sample of trees. Several files are pooled."),
+    ],
+    reference: Annotated[
+        list[Path] | None, typer.Option("--reference", help="Trees to compare with, such as those of longer runs.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="'em' (maximum likelihood) or 'simple_average'.")] = "em",
+    alpha: Annotated[float, typer.Option(min=0, help="Strength of the prior of 'em', such as 0.0001.")] = 0.0,
+    burn_in: BurnIn = None,
+    seed: Seed = 0,
+    out: Out = None,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fit a subsplit Bayesian network to a sample of trees: a probability for each topology, the unsampled included.
+
+    Writes network.safetensors, trees.csv (probable topologies, with their shares in the files), splits.csv and
+    measures.csv (entropy, and divergences from the sample and from the reference, in nats).
+    """
+    if method not in _NETWORK_METHODS:
+        raise unknown_name("method", method, _NETWORK_METHODS)
+    references, burn_in = reference or [], _checked_burn_in(burn_in)
+    settings = {"trees": _checked_trees(trees), "reference": _checked_trees(references), "method": method}
+    settings |= {"alpha": alpha, "seed": seed, "burn_in": burn_in}  # type: ignore[dict-item]
+    folder = _opened("sbn", trees[0].stem, out, force, quiet, settings)
+    if folder is None:
+        return
+    from bayeskit.workflows.phylogenetics.tree_folders import fit_network_in_folder
+
+    give_back()
+    _say_where(folder, out, quiet)
+    found = fit_network_in_folder(
+        trees,
+        folder.path,
+        reference=references,
+        method=method,
+        alpha=alpha,
+        burn_in=burn_in,
+        seed=seed,
+        progress=not quiet,
+    )
+    divergence = found.measures["divergence from the sample"].value
+    said = f"{found.network} of {found.sample}; divergence from the sample {divergence:z.4f} nats"
+    folder.finish(said)
+    if quiet:
+        return
+    console = _new_console()
+    console.print(Text(said, style="bold"), soft_wrap=True)
+    for name, (value, error) in found.measures.items():
+        console.print(Text(f"{name} {with_error(value, error or math.nan)}"), soft_wrap=True)
+    _print_trees(found.trees, ["probability", "in_sample", *(["in_reference"] if references else [])], "trees.csv")
+    _print_files(folder.path, folder.files())
+
+
+_NETWORK_METHODS = ("em", "simple_average")
+#: Rows of a table of topologies that are printed.
+_MOST_TREES = 20
+
+
+@_command("vi")
+def _approximate_trees(
+    alignment: AlignmentFile,
+    trees: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--trees", help="Trees whose topologies and their recombinations are the support; else it is searched for."
+        ),
+    ] = None,
+    substitution: Substitution = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.", rich_help_panel=_POSTERIOR)] = 200_000,
+    time_budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds of training, over which annealing is spread; the same command goes on.",
+            rich_help_panel=_POSTERIOR,
+        ),
+    ] = None,
+    draws: Annotated[
+        int, typer.Option(min=2, help="Draws for the evidence and the trees.", rich_help_panel=_POSTERIOR)
+    ] = 10_000,
+    burn_in: BurnIn = None,
+    seed: Seed = 0,
+    out: Out = None,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Approximate the posterior of trees by variational inference, with the evidence and its error.
+
+    Writes posterior.safetensors, trees.trprobs, consensus.nwk, consensus.svg, evidence.csv and, if the model has any,
+    parameters.csv; a killed run resumes with the same command, and a finished one is not repeated.
+    """
+    title, support = _checked_files(alignment, None, substitution), trees or []
+    if burn_in is not None and not support:
+        raise SettingsError("--burn-in is for the trees of a file; pass --trees FILE as well")
+    given = {"time_budget": time_budget, "burn_in": _checked_burn_in(burn_in)}
+    numbers: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    what = {**_named_files(alignment), "trees": _checked_trees(support), "substitution": substitution or "default"}
+    settings = {**what, "steps": steps, "draws": draws, "seed": seed, **numbers}
+    folder = _opened("vi", Path(title).stem, out, force, quiet, settings)
+    if folder is None:
+        return
+    from bayeskit.inference.evidence import EvidenceComparison
+    from bayeskit.workflows.phylogenetics.tree_folders import variational_inference_in_folder
+
+    _begun(alignment, substitution, folder, out, quiet)
+    posterior, z, sample = variational_inference_in_folder(
+        alignment,
+        folder.path,
+        trees=support,
+        substitution=substitution,
+        num_steps=steps,
+        num_draws=draws,
+        seed=seed,
+        progress=not quiet,
+        **numbers,
+    )
+    if posterior.ending != "time budget":
+        folder.finish(str(z))
+    if quiet:
+        return
+    _print_evidence(EvidenceComparison({z.method: z}, None, None), title, None)
+    bound = posterior.lower_bound(seed=seed)
+    typer.echo(f"lower bound {with_error(*bound)}, after {posterior.num_steps} steps in {posterior.seconds:.0f} s")
+    table = sample.to_pandas().rename(columns={"weight": "probability"})
+    _print_trees(table, ["probability", "cumulative"], "trees.trprobs")
+    _print_files(folder.path, folder.files())
+
+
+def _print_trees(table: pd.DataFrame, columns: Sequence[str], file: str) -> None:
+    """Print the first rows of a table of topologies, and the first topology itself."""
+    shown = _new_table("", "topology", *(column.replace("_", " ") for column in columns))
+    for place, row in enumerate(table.head(_MOST_TREES).to_dict("records"), start=1):
+        shown.add_row(str(place), *(f"{row[column]:.4f}" for column in columns))
+    console = _new_console()
+    console.print(shown)
+    if len(table) > _MOST_TREES:
+        console.print(f"... and {len(table) - _MOST_TREES} more in {file}")
+    console.print(Text(f"topology 1: {table['newick'].iloc[0]}"), soft_wrap=True)
+
+
+def _checked_trees(paths: Sequence[Path]) -> list[str]:
+    """Return the digests of files of trees; TreeError if one is missing."""
+    for path in paths:
+        if not path.is_file():
+            raise TreeError(f"{path}: there is no such file")
+    return [_digest(path) for path in paths]
+
+
+def _checked_burn_in(burn_in: float | None) -> float | None:
+    """Return a share, or a whole number of trees."""
+    if burn_in is not None and burn_in >= 1 and burn_in != int(burn_in):
+        raise SettingsError(f"--burn-in must be a share below 1 or a whole number of trees, not {burn_in}")
+    return burn_in if burn_in is None or burn_in < 1 else int(burn_in)
 
 
 def _only_of_trees(methods: str, replicates: int, *numbers: int | None) -> None:
@@ -968,6 +1256,7 @@ def _opened(
     default = Path("results") / f"{command}-{name}"
     folder = RunFolder(out, {"command": command, **settings}, default=default, force=force)
     if folder.finished is None:
+        _OPENED.set(folder)
         return folder
     said, status = folder.finished
     if not quiet:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bayeskit.core.plots import Drawing
     from bayeskit.inference.samplers import Ladder
 
-__all__ = ["posterior_summary", "write_report"]
+__all__ = ["posterior_section", "posterior_summary", "versions", "write_report"]
 
 _MAX_PLOTTED = 12
 _MAX_COMPARED = 12  # parameters whose posterior is plotted beside the prior
@@ -157,13 +157,43 @@ def write_report(
 def _posterior(draws: Draws) -> dict[str, Any]:
     """Return the text, the table, the pictures and the chains of the posterior."""
     names, values = _components(draws)  # once: deterministic sites need the whole model
-    summary = _summary(names, values)
     labels = _labels(names, draws.target)
-    shown = np.sort(_worst_first(summary)[:_MAX_LISTED])
     diverging = draws.sample_stats.get("diverging")
     text = f"{draws.num_chains} chains of {draws.num_draws} draws"
     if diverging is not None:
         text += f", {int(diverging.sum())} of {draws.num_chains * draws.num_draws} transitions divergent"
+    pictures = [*_against_the_prior(draws, labels, names, values), *_picture(draws)]
+    return posterior_section(text, names, values, labels, pictures)
+
+
+def posterior_section(
+    text: str,
+    names: list[str],
+    values: torch.Tensor,
+    labels: list[str] | None = None,
+    pictures: Sequence[Drawing] = (),
+) -> dict[str, Any]:
+    """Return what a page shows of a posterior: a text, a table, pictures and chains.
+
+    Parameters
+    ----------
+    text : str
+        Sentence without its full stop.
+    names : list of str
+        Names of the components.
+    values : Tensor
+        Shape `(components, chains, draws)`.
+    labels : list of str, optional
+        Longer names.
+    pictures : sequence of Drawing, optional
+
+    Returns
+    -------
+    dict
+        What the template `report.html` takes as `posterior`.
+    """
+    labels, summary = labels or names, _summary(names, values)
+    shown = np.sort(_worst_first(summary)[:_MAX_LISTED])
     table = summary.iloc[shown]
     doubtful = [
         labels[i] for i in shown if not summary["r_hat"].iloc[i] <= 1.05 or not math.isfinite(summary["mean"].iloc[i])
@@ -171,7 +201,7 @@ def _posterior(draws: Draws) -> dict[str, Any]:
     notes = []
     if len(table) < len(summary):
         notes.append(f"The table has the {len(table)} of {len(summary)} parameters with the largest R-hat.")
-    if doubtful and draws.num_draws >= 4:
+    if doubtful and values.shape[-1] >= 4:
         more = ", ..." if len(doubtful) > 10 else ""
         notes.append(f"Not converged, with an R-hat above 1.05: {', '.join(doubtful[:10])}{more}.")
     rows = [[labels[i], *_row(one)] for i, (_, one) in zip(shown, table.iterrows(), strict=True)]
@@ -179,7 +209,7 @@ def _posterior(draws: Draws) -> dict[str, Any]:
     return {
         "text": text,
         "table": PageTable("Posterior of every parameter", columns, rows, note=" ".join(notes)),
-        "pictures": [*_against_the_prior(draws, labels, names, values), *_picture(draws)],
+        "pictures": list(pictures),
         "chains": _chain_figures(labels, values, summary),
     }
 
@@ -227,18 +257,18 @@ def _tables(
         facts["tempered ladder, seconds"] = f"{comparison.ladder.draws.seconds:.1f}"
         facts["tempered ladder, gradients"] = f"{comparison.ladder.num_evaluations}"
     facts["estimators alone, seconds"] = f"{own_seconds(comparison):.1f}"
-    versions = {"python": platform.python_version()} | _versions() | {"platform": platform.platform(terse=True)}
-    return {"Settings": facts, "Versions": versions}
+    return {"Settings": facts, "Versions": versions()}
 
 
-def _versions() -> dict[str, str]:
-    found = {}
+def versions() -> dict[str, str]:
+    """Return the versions of Python, of this package and of those that it computes with, and the platform."""
+    found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return found | {"platform": platform.platform(terse=True)}
 
 
 # -- figures --------------------------------------------------------------------------------

@@ -407,7 +407,10 @@ def test_trees_from_an_alignment_alone(tmp_path):
     result = call("trees", "--alignment", path, "--substitution", "K80", "--no-evidence", "--out", out, *numbers)
     assert result.exit_code == 0, result.output
     names = {"consensus.nwk", "consensus.svg", "run1.trees", "run2.trees", "split_frequencies.csv", "parameters.csv"}
-    assert names <= {file.name for file in out.iterdir()}
+    assert {file.name for file in out.iterdir()} == names | {"posterior.nc", "report.html", "run.json"}
+    report = (out / "report.html").read_text()
+    assert f"bayeskit trees --alignment {path} --substitution K80 --no-evidence" in report and "kappa" in report
+    assert "--runs 2" in refused("trees", "--alignment", path, "--runs", 1)
     assert "kappa" in (out / "parameters.csv").read_text() and "tree_length" in (out / "parameters.csv").read_text()
     again = call("trees", "--alignment", path, "--substitution", "K80", "--no-evidence", "--out", out, *numbers)
     assert "finished before" in again.output
@@ -442,3 +445,95 @@ def test_trees_of_the_parts_of_a_mrbayes_block(tmp_path):
     assert "kappa_one" in rows and "relative_rates[1]" in rows
     path.write_text(f"{start.replace('ratepr=variable ', '')}unlink brlens=(all); end;")
     assert "unlinks the branch lengths" in refused("trees", "--alignment", path, "--no-evidence", "--quiet")
+
+
+@pytest.fixture
+def four(tmp_path):
+    """Return files with the sequences and the three topologies of four taxa."""
+    alignment, trees = tmp_path / "a.fasta", tmp_path / "t.nwk"
+    alignment.write_text(">A\nAACCAGT\n>B\nAACCGGT\n>C\nAGCTAGA\n>D\nAGCTACA\n")
+    trees.write_text("3 ((A,B),C,D);\n2 ((A,C),B,D);\n1 ((A,D),B,C);\n")
+    return alignment, trees
+
+
+def test_topologies_of_a_file_are_compared(four, tmp_path):
+    alignment, trees = four
+    command = ("compare", "--alignment", alignment, "--trees", trees, "--draws", 1000, "--out", tmp_path / "out")
+    result = call(*command)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert "tree 1 is the most probable of 3 topologies" in lines[0] and lines[-1].startswith("written to")
+    assert "0.5000" in result.stdout and "log evidence of all topologies" not in result.stdout
+    names = {"bayes_factors.svg", "run.json", "topologies.csv", "topologies.trprobs"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == names
+    assert "finished before: a.fasta: tree 1" in call(*command).output
+    runs = call("compare", "--alignment", alignment, "--trees", trees, "--trees", trees, "--draws", 1000, "--most", 2)
+    assert runs.exit_code == 0, runs.output
+    assert "the files have 3; those compared are 0.8333" in runs.stdout
+    assert "log evidence of all topologies -" in runs.stdout and "evidence.csv" in runs.stdout
+    assert "results go to results/compare-a" in runs.stderr
+
+
+def test_a_network_is_fitted_to_a_file(four, tmp_path):
+    _, trees = four
+    result = call("sbn", "--trees", trees, "--reference", trees, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "divergence from the sample 0.0000 nats" in result.stdout and "in reference" in result.stdout
+    assert "topology 1: (A,B,(C,D));" in result.stdout
+    names = {"measures.csv", "network.safetensors", "run.json", "splits.csv", "trees.csv"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == names
+    silent = call("sbn", "--trees", trees, "--method", "simple_average", "--quiet")
+    assert silent.exit_code == 0 and silent.stdout == ""
+
+
+def test_trees_are_approximated_from_an_alignment(four, tmp_path):
+    alignment, trees = four
+    numbers = ("--steps", 60, "--draws", 200, "--seed", 1)
+    result = call("vi", "--alignment", alignment, "--trees", trees, *numbers, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "variational_importance_sampling" in result.stdout and "lower bound -" in result.stdout
+    assert "not trusted" in result.stderr and "Traceback" not in result.stderr
+    alone = call("vi", "--alignment", alignment, *numbers)
+    assert alone.exit_code == 0, alone.output
+    assert "results go to results/vi-a" in alone.stderr and "topology 1: (A," in alone.stdout
+
+
+def test_a_run_that_its_time_budget_ended_is_not_finished(four, tmp_path):
+    alignment, trees = four
+    command = ("vi", "--alignment", alignment, "--trees", trees, "--time-budget", 0.05, "--draws", 50)
+    for _ in range(2):
+        result = call(*command, "--out", tmp_path / "out")
+        assert result.exit_code == 0 and "finished before" not in result.output, result.output
+        assert "checkpoint.training" in result.stdout and "time budget of 0.05 s" in result.stderr
+
+
+def test_what_compare_sbn_and_vi_refuse(four, tmp_path):
+    alignment, trees = four
+    given = ("--alignment", alignment, "--trees", trees)
+    assert "--trees" in refused("compare", "--alignment", alignment)
+    assert "none.nwk: there is no such file" in refused("compare", "--alignment", alignment, "--trees", "none.nwk")
+    assert "none.fasta: there is no such file" in refused("vi", "--alignment", "none.fasta")
+    assert "GTR" in refused("compare", *given, "--substitution", "GRT")
+    assert "simple_average" in refused("sbn", "--trees", trees, "--method", "simple")
+    assert "--trees FILE" in refused("vi", "--alignment", alignment, "--burn-in", 0.5)
+    assert "--most" in refused("compare", *given, "--most", 1)
+    assert "burn_in" in refused("compare", *given, "--burn-in", 1, "--quiet")  # of weighted trees
+    assert "whole number" in refused("sbn", "--trees", trees, "--burn-in", 1.5)
+    trees.write_text("((A,B),C,D);\n((A,B),C,D);\n((A,C),B,E);\n")
+    for command in (("compare", *given), ("sbn", "--trees", trees), ("vi", *given)):
+        message = refused(*command, "--quiet")
+        assert "t.nwk" in message and "3" in message and "E" in message
+    trees.write_text("((A,B),C,D);\n((A,B),C,D);\n((A,C),B,D);\n")
+    left_out = call("sbn", "--trees", trees, "--burn-in", 2)
+    assert left_out.exit_code == 0 and "2 trees left out as burn-in" in left_out.stdout
+
+
+def test_a_refused_run_leaves_its_folder_to_a_better_one(four, tmp_path):
+    alignment, trees = four
+    arguments = ("compare", "--alignment", alignment, "--trees", trees, "--draws", 500, "--out", tmp_path / "out")
+    assert "is a model of protein data" in refused(*arguments, "--substitution", "LG", "--quiet")
+    assert not (tmp_path / "out").exists()
+    assert call(*arguments, "--substitution", "K80", "--quiet").exit_code == 0
+    # What is there stays, and still tells of which run it is.
+    assert "K80" in refused(*arguments, "--substitution", "LG", "--quiet")
+    assert (tmp_path / "out" / "topologies.csv").exists()

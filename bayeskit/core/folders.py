@@ -94,6 +94,13 @@ class RunFolder:
         """Note that the run is finished, what it said, and its exit status."""
         self._write({"said": said, "status": status})
 
+    def leave_if_empty(self) -> None:
+        """Delete the folder if the run was refused before it wrote a result, so that a better one finds it free."""
+        if not self.files():
+            (self.path / _RECORD).unlink(missing_ok=True)
+            with suppress(OSError):
+                self.path.rmdir()
+
     def files(self) -> list[str]:
         """Return the names of the results."""
         return sorted(p.name for p in self.path.iterdir() if p.name != _RECORD and not p.name.startswith("."))

@@ -17,7 +17,7 @@ from bayeskit.inference.samplers.driver import obey
 from bayeskit.logdensity.target import Target
 from bayeskit.report import posterior_summary, write_report
 
-__all__ = ["evidence_in_folder", "posterior_draws", "posterior_in_folder", "save_netcdf"]
+__all__ = ["evidence_in_folder", "posterior_draws", "posterior_in_folder", "remove_checkpoints", "save_netcdf"]
 
 _CHECKPOINT = "checkpoint"
 
@@ -97,7 +97,7 @@ def evidence_in_folder(
         reference_error=reference_error,
         settings=settings,
     )
-    _remove_checkpoints(out)
+    remove_checkpoints(out)
     return comparison
 
 
@@ -164,7 +164,7 @@ def posterior_in_folder(
     save_netcdf(draws, out / "posterior.nc")
     facts = dict(settings or {}) | {"num_chains": num_chains, "num_samples": num_samples} | draws.settings
     write_report(out / "report.html", EvidenceComparison({}, draws, None), title=title, target=target, settings=facts)
-    _remove_checkpoints(out, "posterior")
+    remove_checkpoints(out, "posterior")
     return draws
 
 
@@ -216,7 +216,7 @@ def save_netcdf(draws: Draws, path: str | Path) -> None:
     write_netcdf(draws.to_datasets(), path)
 
 
-def _remove_checkpoints(folder: Path, part: str = "*") -> None:
+def remove_checkpoints(folder: Path, part: str = "*") -> None:
     """Delete the checkpoint files of finished runs, and no other files."""
     for path in folder.glob(f"{_CHECKPOINT}.{part}"):
         if _is_checkpoint(path):

@@ -5,6 +5,7 @@ from bayeskit.workflows.phylogenetics.growing_support import SupportGrowth
 from bayeskit.workflows.phylogenetics.topology_comparison import TopologyComparison, compare_topologies
 from bayeskit.workflows.phylogenetics.topology_evidence import TopologyEvidence, topology_evidence
 from bayeskit.workflows.phylogenetics.topology_inference import TopologyInference, infer_topologies
+from bayeskit.workflows.phylogenetics.topology_report import write_topology_report
 from bayeskit.workflows.phylogenetics.variational import (
     FlowLengths,
     LearningRates,
@@ -27,4 +28,5 @@ __all__ = [
     "infer_topologies",
     "topology_evidence",
     "variational_inference",
+    "write_topology_report",
 ]

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bayeskit.core.compatibility import write_netcdf
 from bayeskit.core.folders import write_atomically
 from bayeskit.errors import SettingsError
+from bayeskit.inference.samplers.driver import obey
 from bayeskit.models.phylogenetics import (
     Alignment,
     MrBayesBlock,
     Partition,
     Tree,
     asdsf,
-    greedy_consensus,
     majority_rule_consensus,
     parse_substitution,
     split_frequencies,
 )
 from bayeskit.models.phylogenetics.mrbayes import has_mrbayes_block, set_block_aside
+from bayeskit.workflows.folder import remove_checkpoints
 from bayeskit.workflows.phylogenetics.topology_evidence import TopologyEvidence, topology_evidence
 from bayeskit.workflows.phylogenetics.topology_inference import TopologyInference, infer_topologies
+from bayeskit.workflows.phylogenetics.topology_report import draw_consensus, write_topology_report
 
-__all__ = ["infer_topologies_in_folder"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from bayeskit.models.phylogenetics import TreeSample
+
+__all__ = ["infer_topologies_in_folder", "model_of_file", "write_consensus", "write_figure"]
+
+_CHECKPOINT = "checkpoint.search"
 
 
 def infer_topologies_in_folder(
@@ -35,14 +45,16 @@ def infer_topologies_in_folder(
     evidence: bool = True,
     num_steps: int = 20_000,
     seed: int = 0,
+    facts: Mapping[str, Any] | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> tuple[TopologyInference, TopologyEvidence | None]:
     r"""Run `infer_topologies` and `topology_evidence` on a file, and write what they find.
 
-    Files: `consensus.nwk` and `consensus.svg` (majority rule, with supports and mean branch lengths), `run1.trees`,
-    ... (the trees of each run), `split_frequencies.csv`, `parameters.csv`, `posterior.nc` (for ArviZ) and, with
-    `evidence`, `evidence.csv`. The search resumes from `search.safetensors` if it was killed.
+    Files: `report.html`, `consensus.nwk` and `consensus.svg` (majority rule, with supports and mean branch lengths),
+    `run1.trees`, ... (the trees of each run), `split_frequencies.csv`, `parameters.csv`, `posterior.nc` (for ArviZ)
+    and, with `evidence`, `evidence.csv`. If it was killed, or a time budget ended it, a call with the same arguments
+    resumes the search from `checkpoint.search`, which is deleted once the results of a finished search are written.
 
     Parameters
     ----------
@@ -57,6 +69,8 @@ def infer_topologies_in_folder(
     num_steps : int, default 20,000
         Steps of the variational inference.
     seed : int, default 0
+    facts : mapping, optional
+        More rows for the report's table of settings, such as the command.
     progress : bool, default True
     **settings
         Further settings of `infer_topologies`.
@@ -72,7 +86,9 @@ def infer_topologies_in_folder(
         If the file is missing or malformed, or has fewer than four taxa.
     SettingsError
         If a setting lies outside its domain; if the MrBayes block fixes the topology or unlinks the branch lengths; or,
-        with `evidence`, if it constrains the topologies or divides the sites.
+        with `evidence`, if it constrains the topologies or divides the sites, or there is one run only.
+    KeyboardInterrupt
+        On Ctrl-C, once a checkpoint is written.
 
     Examples
     --------
@@ -86,7 +102,12 @@ def infer_topologies_in_folder(
     ['consensus.nwk', 'consensus.svg']
     """
     folder = Path(folder)
-    data, model = _model_of(path, substitution)
+    if evidence and settings.get("num_runs", 2) < 2:
+        raise SettingsError(
+            "num_runs: the evidence in three ways needs two runs or more, for the error of the topologies' mass. "
+            "Remedy: use num_runs=2, or search without the evidence (--no-evidence)."
+        )
+    data, model = model_of_file(path, substitution)
     if evidence and isinstance(data, Partition):
         raise SettingsError(
             f"{path}: the MrBayes block divides the sites, for which there are no three ways to sum over topologies. "
@@ -101,21 +122,30 @@ def infer_topologies_in_folder(
     search = infer_topologies(
         data,
         seed=seed,
-        checkpoint=folder / "search.safetensors",
+        checkpoint=folder / _CHECKPOINT,
         progress=progress,
         **model,
         **settings,
     )
+    obey(search.ending)
     _write(search, folder)
-    if not evidence:
-        return search, None
-    found = topology_evidence(search, num_steps=num_steps, seed=seed, progress=progress)
-    found.table.to_csv(folder / "evidence.csv")
+    found = topology_evidence(search, num_steps=num_steps, seed=seed, progress=progress) if evidence else None
+    if found is not None:
+        obey(found.variational.ending)
+        found.table.to_csv(folder / "evidence.csv")
+    facts = {"alignment": path} | dict(facts or {})
+    write_topology_report(folder / "report.html", search, found, title=f"Trees of {Path(path).name}", settings=facts)
+    if search.ending != "time budget":
+        remove_checkpoints(folder, "search")
     return search, found
 
 
-def _model_of(path: str | Path, substitution: str | None) -> tuple[Alignment | Partition, dict[str, Any]]:
-    """Return the alignment or its partition, and the settings of its model."""
+def model_of_file(path: str | Path, substitution: str | None) -> tuple[Alignment | Partition, dict[str, Any]]:
+    """Return the alignment of a file or its partition, and its model: named, that of its MrBayes block, or JC69.
+
+    The model is a mapping of arguments: `substitution`, `site_rates` and, of a block, `branch_length_prior` and
+    `constraints`. SettingsError if a block fixes the topology or unlinks the branch lengths.
+    """
     if substitution is None and has_mrbayes_block(path):
         block = MrBayesBlock.from_file(path)
         if block.separate_branch_lengths or block.topology is not None:
@@ -155,13 +185,23 @@ def _write(search: TopologyInference, folder: Path) -> None:
     sample = search.sample
     for number, run in enumerate(search.samples, start=1):
         run.to_file(folder / f"run{number}.trees")
-    majority_rule_consensus(sample).to_file(folder / "consensus.nwk")
-    drawn = BytesIO()
-    figure: Any = greedy_consensus(sample).plot().figure
-    figure.savefig(drawn, format="svg", bbox_inches="tight")
-    write_atomically(folder / "consensus.svg", drawn.getvalue())
+    write_consensus(sample, folder)
     splits = asdsf(search.samples, 0.0) if len(search.samples) > 1 else split_frequencies(sample)
     write_atomically(folder / "split_frequencies.csv", splits.to_pandas().to_csv(index=False).encode())
     table = arviz.summary(search.to_arviz(), round_to="none")
     write_atomically(folder / "parameters.csv", table.to_csv(index_label="parameter").encode())
     write_netcdf(search.to_datasets(), folder / "posterior.nc")
+
+
+def write_consensus(sample: TreeSample, folder: Path) -> None:
+    """Write the majority-rule consensus as `consensus.nwk` and `consensus.svg`."""
+    tree = majority_rule_consensus(sample)
+    tree.to_file(folder / "consensus.nwk")
+    write_figure(folder / "consensus.svg", draw_consensus(tree))
+
+
+def write_figure(path: Path, figure: Figure) -> None:
+    """Write a figure as SVG, whole or not at all."""
+    drawn = BytesIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    write_atomically(path, drawn.getvalue())
