@@ -98,9 +98,9 @@ assert abs(twin.evidence.log_evidence - log_evidence) < 4.5 * twin.evidence.stan
 # The fit
 # -------
 # Two runs start from different trees. Each has a ladder of temperatures :cite:p:`altekar2004`: hot chains cross valleys
-# between good trees, and the exchange of neighbours brings what they find to the posterior. From the trees that it finds,
-# the warm-up learns a distribution that trees can be drawn from :cite:p:`larget2013,holder2014`; the ladder then leads
-# from there to the posterior. The runs have converged if they agree on how often each split of the species occurs: the
+# between good trees, and the exchange of neighbours brings what they find to the posterior. From the trees found, the
+# warm-up learns a distribution that trees can be drawn from :cite:p:`larget2013,holder2014`; the ladder then leads from
+# there to the posterior. The runs have converged if they agree on how often each split of the species occurs: the
 # average standard deviation of split frequencies (ASDSF) should be below 0.01.
 
 settings = {"num_warmup": 200, "num_samples": 800} if is_small() else {}

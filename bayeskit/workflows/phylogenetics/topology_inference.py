@@ -58,7 +58,7 @@ from bayeskit.models.phylogenetics.topology_moves.chains import (
     Trees,
     topologies_of,
 )
-from bayeskit.models.phylogenetics.topology_moves.reference import Reference, log_number_of_topologies
+from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference, log_number_of_topologies
 from bayeskit.models.phylogenetics.trees import check_same_taxa
 from bayeskit.workflows.phylogenetics.topology_comparison import check_models
 
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 __all__ = ["SearchState", "TopologyInference", "TopologySearch", "bidirectional_ratios", "infer_topologies"]
 
 
-class History(NamedTuple):
+class _History(NamedTuple):
     """Trees and parameters at the posterior's temperature in the rounds before the last fit of the reference."""
 
     splits: Tensor  # (rounds, R, edges, words), int64
@@ -90,10 +90,10 @@ class SearchState(NamedTuple):
     log_scale: Tensor  # of the proposals of parameters at each temperature, (T,)
     heading: Tensor  # per replica: 1 if its last end visited is the prior, (R, T), int64
     round_trips: Tensor  # (R,), int64
-    reference: Reference  # of trees, at the beginning of the path; without clades, the path begins at the prior
+    reference: TreeReference  # of trees, at the beginning of the path; without clades, the path begins at the prior
     parameter_mean: Tensor  # of the normal distribution of the parameters there, (P,)
     parameter_root: Tensor  # Cholesky factor of its covariance, (P, P)
-    history: History
+    history: _History
 
 
 #: Proposals of the parameters in each round.
@@ -166,18 +166,18 @@ class TopologySearch:
             torch.zeros(levels, dtype=torch.float64),
             torch.zeros(runs, levels, dtype=torch.int64),
             torch.zeros(runs, dtype=torch.int64),
-            Reference.none(self.chains.num_taxa),
+            TreeReference.none(self.chains.num_taxa),
             torch.zeros(dim, dtype=torch.float64),
             torch.eye(dim, dtype=torch.float64),
             self._no_history(),
         )
 
-    def _no_history(self) -> History:
+    def _no_history(self) -> _History:
         edges, words = self.chains.num_edges, clades.num_words(self.chains.num_taxa)
         empty = (0, self.num_runs)
         numbers = torch.zeros(*empty, edges, dtype=torch.float64)
         splits = torch.zeros(*empty, edges, words, dtype=torch.int64)
-        return History(splits, numbers, torch.zeros(*empty, self.space.dim, dtype=torch.float64))
+        return _History(splits, numbers, torch.zeros(*empty, self.space.dim, dtype=torch.float64))
 
     def _due(self) -> list[int]:
         """Return the rounds before which the reference is fitted."""
@@ -229,9 +229,9 @@ class TopologySearch:
         }
         if due and iteration < due[-1]:
             history = (
-                torch.cat([kept, row[name][None]]) for name, kept in zip(History._fields, state.history, strict=True)
+                torch.cat([kept, row[name][None]]) for name, kept in zip(_History._fields, state.history, strict=True)
             )
-            state = state._replace(history=History(*history))
+            state = state._replace(history=_History(*history))
         state, exchanged = self._exchange(state, iteration, generator)
         state = self._count(state, warming)
         return self._adapt(state, iteration) if warming else state, row | exchanged
@@ -246,7 +246,7 @@ class TopologySearch:
         covariance = spread.mT @ spread / max(1, len(spread) - 1) * 1.2 + 1e-4 * torch.eye(dim, dtype=torch.float64)
         levels = len(state.beta)
         return state._replace(
-            reference=Reference.fitted(splits, lengths, self.chains.num_taxa),
+            reference=TreeReference.fitted(splits, lengths, self.chains.num_taxa),
             parameter_mean=mean,
             parameter_root=torch.linalg.cholesky(covariance),
             beta=torch.linspace(0, 1, levels, dtype=torch.float64) if first else state.beta,

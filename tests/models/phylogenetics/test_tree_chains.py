@@ -31,7 +31,7 @@ from bayeskit.models.phylogenetics import (
 from bayeskit.models.phylogenetics.parameters import PartitionParameters
 from bayeskit.models.phylogenetics.topology_moves import chains as module
 from bayeskit.models.phylogenetics.topology_moves.chains import LengthPrior, Moves, Process, TreeChains, topologies_of
-from bayeskit.models.phylogenetics.topology_moves.reference import Reference, log_number_of_topologies
+from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference, log_number_of_topologies
 
 KINDS = ("length", "exchange", "likelihood_regraft", "parsimony_regraft", "near_regraft", "reconnection", "scale")
 ALIGNMENT = Alignment.from_sequences({"A": "ACGTA", "B": "ACGCA", "C": "AGTCA", "D": "AGTCT", "E": "ACTCT"})
@@ -119,7 +119,7 @@ def reference_of(constraints=None):
     chains, process = made(ALIGNMENT, 60, constraints=constraints)
     tempered = torch.full((60,), 0.3, dtype=torch.float64)
     trees = chains.run(chains.start(new_generator(3, stream="reference"), process), process, tempered, Moves(), 30)
-    return Reference.fitted(trees.splits, trees.lengths, 5)
+    return TreeReference.fitted(trees.splits, trees.lengths, 5)
 
 
 def drawn(reference, count, constraints=None):
@@ -199,7 +199,7 @@ def test_the_likelihood_after_many_moves_is_that_of_the_forest(substitution, sit
     trees = chains.start(new_generator(2, stream="likelihood"), process)
     warm = torch.full((3,), 0.1, dtype=torch.float64)
     trees = chains.run(trees, process, warm, Moves(), 800)
-    reference = Reference.fitted(trees.splits, trees.lengths, alignment.num_taxa)
+    reference = TreeReference.fitted(trees.splits, trees.lengths, alignment.num_taxa)
     trees = chains.run(trees, process, 0.01 * warm, Moves(), 100, reference)
     assert bool((trees.counts.sum(0)[:, 1] > 0).all())
     topologies, order = topologies_of(alignment.taxa, trees.splits)

@@ -22,7 +22,7 @@ from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import MissingPackageError
 from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.topologies import Topologies
-from bayeskit.models.phylogenetics.topology_moves.reference import Reference
+from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference
 
 __all__ = ["FIRST_LENGTH", "LengthPrior", "Moves", "Process", "TreeChains", "Trees", "topologies_of"]
 
@@ -263,7 +263,7 @@ class TreeChains:
         words = clades.num_words(self.num_taxa)
         splits = np.zeros((0, words), dtype=np.uint64) if constraints is None else np.ascontiguousarray(constraints)
         self._constraints = splits
-        self._reference: tuple[Reference, ctypes.c_void_p, Callable[[], Any]] | None = None
+        self._reference: tuple[TreeReference, ctypes.c_void_p, Callable[[], Any]] | None = None
         sizes = np.array([masks.shape[1]] if parts is None else parts, dtype=np.int64)
         of_parts, of_splits = (len(sizes), sizes.ctypes.data), (len(splits), splits.ctypes.data)
         data = _Data(*masks.shape, masks.ctypes.data, weights.ctypes.data, *of_parts, *of_splits)
@@ -309,7 +309,7 @@ class TreeChains:
         process: Process,
         chains: Sequence[int],
         generator: torch.Generator,
-        reference: Reference | None = None,
+        reference: TreeReference | None = None,
     ) -> Trees:
         """Replace the trees of some chains by draws from the prior, or from the reference.
 
@@ -335,7 +335,7 @@ class TreeChains:
         beta: Tensor,
         moves: Moves,
         num_moves: int | Tensor,
-        reference: Reference | None = None,
+        reference: TreeReference | None = None,
     ) -> Trees:
         """Return the states after some moves of each chain, `(chains,)`; with none, with their log-likelihood.
 
@@ -346,7 +346,7 @@ class TreeChains:
         chains = range(self.num_chains)
         return self._call(self._library.run_chain, trees, process, beta, moves, counts, chains, reference)
 
-    def _as_pointer(self, reference: Reference | None) -> ctypes.c_void_p | None:
+    def _as_pointer(self, reference: TreeReference | None) -> ctypes.c_void_p | None:
         """Return the compiled form of a reference, which is made once."""
         if reference is None:
             return None
@@ -372,7 +372,7 @@ class TreeChains:
         moves: Moves,
         num_moves: Tensor,
         chains: Sequence[int],
-        reference: Reference | None,
+        reference: TreeReference | None,
     ) -> Trees:
         trees = Trees(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in trees))
         shares = torch.tensor(astuple(moves), dtype=torch.float64)

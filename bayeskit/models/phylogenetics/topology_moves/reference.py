@@ -1,4 +1,4 @@
-"""Reference distribution of a path to the posterior: clades, subsplits and branch lengths of a sample of trees."""
+"""TreeReference distribution of a path to the posterior: clades, subsplits and branch lengths of a sample of trees."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.topologies import Topologies
 
-__all__ = ["Reference", "log_number_of_topologies"]
+__all__ = ["TreeReference", "log_number_of_topologies"]
 
 #: Weight of the mean over all clades in the fit of a clade's branch length, in draws.
 _SHRINKAGE = 4.0
 
 
-class Reference(NamedTuple):
+class TreeReference(NamedTuple):
     """Distribution over topologies and branch lengths: subsplits of clades, and gamma distributions of lengths.
 
     Clades are the taxa below an edge, seen from the first taxon. Without clades it stands for no distribution.
@@ -32,7 +32,7 @@ class Reference(NamedTuple):
     weight: Tensor  # number of the trees that have it, (subsplits,), float64
 
     @classmethod
-    def none(cls, num_taxa: int) -> Reference:
+    def none(cls, num_taxa: int) -> TreeReference:
         """Return no distribution."""
         numbers, whole = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
         return cls(
@@ -40,7 +40,7 @@ class Reference(NamedTuple):
         )
 
     @classmethod
-    def fitted(cls, splits: Tensor, lengths: Tensor, num_taxa: int) -> Reference:
+    def fitted(cls, splits: Tensor, lengths: Tensor, num_taxa: int) -> TreeReference:
         """Fit to trees: splits `(draws, edges, words)` and lengths `(draws, edges)`."""
         taxa = tuple(str(number) for number in range(num_taxa))
         topologies, order = Topologies.from_edges(taxa, splits.numpy().view(np.uint64), rooted=False)
