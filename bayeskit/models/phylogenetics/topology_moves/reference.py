@@ -1,4 +1,4 @@
-"""TreeReference distribution of a path to the posterior: clades, subsplits and branch lengths of a sample of trees."""
+"""Reference distribution of a path to the posterior: clades, subsplits and branch lengths of a sample of trees."""
 
 from __future__ import annotations
 
