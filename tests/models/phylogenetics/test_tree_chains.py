@@ -156,10 +156,10 @@ def test_each_kind_of_move_leaves_a_density_between_reference_and_posterior_unch
     expected = np.bincount(at, weights, minlength=15)
     errors = np.sqrt([(weights**2 * ((at == place) - expected[place]) ** 2).sum() for place in range(15)])
     found, counts = shares(ALIGNMENT, kind, reference=reference)
-    common = expected * len(found) > 5
+    common = expected * len(found) > 2  # many of the 20 x 150 states
     both = np.hypot(errors, found.std(0, ddof=1) / np.sqrt(len(found)))[common]
     z = (found.mean(0) - expected)[common] / both
-    assert len(z) >= 4 and np.abs(z).max() < limit(len(z), dof=len(found) - 1), z
+    assert len(z) >= 3 and np.abs(z).max() < limit(len(z), dof=len(found) - 1), z
     assert int(counts[1]) > 100
 
 
@@ -198,9 +198,9 @@ def test_the_likelihood_after_many_moves_is_that_of_the_forest(substitution, sit
     chains, process = made(alignment, 3, substitution, site_rates, dtype=dtype)
     trees = chains.start(new_generator(2, stream="likelihood"), process)
     warm = torch.full((3,), 0.1, dtype=torch.float64)
-    trees = chains.run(trees, process, warm, Moves(), 800)
+    trees = chains.run(trees, process, 0.5 * warm, Moves(), 2000)
     reference = TreeReference.fitted(trees.splits, trees.lengths, alignment.num_taxa)
-    trees = chains.run(trees, process, 0.01 * warm, Moves(), 100, reference)
+    trees = chains.run(trees, process, 0.01 * warm, Moves(), 200, reference)
     assert bool((trees.counts.sum(0)[:, 1] > 0).all())
     topologies, order = topologies_of(alignment.taxa, trees.splits)
     lengths = trees.lengths.gather(1, torch.from_numpy(order))
@@ -252,7 +252,7 @@ def test_the_likelihood_of_parts_is_that_of_the_partition(dtype):
     chains, processes, partition = parted(alignment, TWO_MODELS, count, (0.5, 1.3), dtype=dtype)
     process = Process.joined(processes)
     trees = chains.start(new_generator(2, stream="parts"), process)
-    trees = chains.run(trees, process, torch.full((count,), 0.1, dtype=torch.float64), Moves(), 800)
+    trees = chains.run(trees, process, torch.full((count,), 0.05, dtype=torch.float64), Moves(), 2000)
     assert bool((trees.counts.sum(0)[:-1, 1] > 0).all())
     topologies, order = topologies_of(alignment.taxa, trees.splits)
     lengths = trees.lengths.gather(1, torch.from_numpy(order))
