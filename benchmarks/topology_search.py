@@ -12,9 +12,10 @@ model is Jukes-Cantor, branch lengths exponential with rate 10, topologies unifo
 `search`: MrBayes at its defaults until the average standard deviation of split frequencies (ASDSF) is below .01, ours
 until the same, and ours at its defaults. MrBayes counts the runs' later three quarters, ours what follows its warm-up.
 Seconds of imports and of the first compilation, of which a process with kept code has none, are printed above the
-table. `KL` is the divergence from the reference to a search's frequencies, in which all topologies that one of both
-lacks count as one (half a tree, if the search has none there), so that it is finite and a lower bound; `missed` is the
-reference's share of topologies that the search lacks, `beyond` the search's share of those that the reference lacks.
+table. `KL` is the divergence from the reference to a search's frequencies, where all topologies outside the reference's
+95 % credible set count as one. `KL all` has each topology that the search found, and the others as one, which is mostly
+the noise of finite samples: `of draws` is what as many independent draws from the reference give. Where a search has
+nothing, half a tree is counted.
 
 `evidence`: `topology_evidence` after the search at its defaults, in three ways. `stepping`: MrBayes' stepping stone
 over topologies, `--stepping-generations` in each of some runs, whose standard deviation is the error of one.
@@ -88,16 +89,27 @@ def pooled(folder: Path | None, name: str, taxa: Sequence[str]) -> TreeSample | 
     return TreeSample.from_files(files, taxa=taxa, progress=False) if files else None
 
 
+def classes_divergence(p: np.ndarray, q: np.ndarray, half: float) -> float:
+    """Return the divergence between two distributions; a class without draws counts `half` a draw's probability."""
+    some = p > 0
+    return float((p[some] * np.log(p[some] / np.maximum(q[some], half))).sum())
+
+
 def divergence(reference: TreeSample | None, sample: TreeSample) -> dict[str, float]:
-    """Return the divergence from a reference, and the shares that the other has not."""
+    """Return divergences from a reference to the frequencies of topologies in a sample."""
     if reference is None:
         return {}
-    found = SampleFrequencies.fit(sample).log_prob(reference.topologies).exp().numpy()
-    common = found > 0
-    p, q = reference.weights[common], found[common]
-    missed, beyond = max(float(1 - p.sum()), 0.0), max(float(1 - q.sum()), 0.0)
-    rest = missed * math.log(missed / max(beyond, 0.5 / sample.num_samples)) if missed > 0 else 0.0
-    return {"KL": float((p * np.log(p / q)).sum()) + rest, "missed": missed, "beyond": beyond}
+    half, p = 0.5 / sample.num_samples, reference.weights / reference.weights.sum()
+    q = SampleFrequencies.fit(sample).log_prob(reference.topologies).exp().numpy()
+    drawn = np.random.default_rng(0).multinomial(sample.num_samples, p) / sample.num_samples
+
+    def lumped(found: np.ndarray, chosen: np.ndarray) -> float:
+        rest = [np.append(share[chosen], max(1 - share[chosen].sum(), 0.0)) for share in (p, found)]
+        return classes_divergence(*rest, half)
+
+    credible = np.zeros(len(p), dtype=bool)
+    credible[reference.credible_set(0.95)] = True
+    return {"KL": lumped(q, credible), "KL all": lumped(q, q > 0), "of draws": lumped(drawn, drawn > 0)}
 
 
 class Problem:
