@@ -85,7 +85,7 @@ def test_compiled_networks_give_the_same_losses_and_failures_are_said(monkeypatc
     assert float((plain.losses - result.losses).abs().max()) < 1e-12
     assert "forward" not in vars(vae.encoder)
 
-    def refused(module):
+    def refused(module, options):
         raise RuntimeError("no compiler here")
 
     monkeypatch.setattr("bayeskit.inference.training.fitting.compiled", refused)
