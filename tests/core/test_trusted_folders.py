@@ -33,11 +33,11 @@ def home(tmp_path, monkeypatch):
     trusted_folders._of_this_process.cache_clear()
 
 
-@pytest.fixture
-def evil(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory):
     """Return the bytes of a library that answers otherwise."""
-    made = tmp_path / "evil"
-    with monkeypatch.context() as context:
+    made = tmp_path_factory.mktemp("evil") / "made"
+    with pytest.MonkeyPatch.context() as context:
         context.setattr(libraries, "own_folders", lambda: iter([made]))
         assert load_library("answer", THEIRS, FLAT).answer() == 666
     (path,) = made.iterdir()
