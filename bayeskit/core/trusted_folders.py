@@ -31,10 +31,13 @@ def own_folders() -> Iterator[Path]:
 
 def make_private(folder: Path) -> None:
     """Make a folder of mode 0700 unless there is one; raise ``OSError`` unless this user alone can change it."""
-    for place in (*reversed(folder.parents), folder):
-        if not os.path.lexists(place):
-            with suppress(FileExistsError):
-                place.mkdir(mode=0o700)
+    if not os.path.lexists(folder):
+        if os.path.lexists(folder.parent):
+            _check_way_to(folder)  # nothing is made where a stranger's link leads
+        else:
+            make_private(folder.parent)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
     if not hasattr(os, "getuid"):  # Windows, where the folders of a user belong to the user
         if not folder.is_dir():
             raise NotADirectoryError(f"{folder} is not a folder")
@@ -46,13 +49,7 @@ def make_private(folder: Path) -> None:
         raise PermissionError(f"{folder} belongs to another user")
     if status.st_mode & _OTHERS_WRITE:
         raise PermissionError(f"other users can write to {folder}; chmod 700 keeps them out")
-    # Whoever can rename a folder on the way can put another one in its place.
-    for place in _way(folder.parent):
-        status = place.lstat()
-        if status.st_uid not in (0, os.getuid()):
-            raise PermissionError(f"{place} belongs to another user, who can replace {folder}")
-        if stat.S_ISDIR(status.st_mode) and status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
-            raise PermissionError(f"other users can write to {place} and replace {folder}")
+    _check_way_to(folder)
 
 
 def check_contents(folder: Path) -> None:
@@ -76,6 +73,18 @@ def is_own_file(path: Path) -> bool:
     if not stat.S_ISREG(status.st_mode):
         return False
     return not hasattr(os, "getuid") or (status.st_uid == os.getuid() and not status.st_mode & _OTHERS_WRITE)
+
+
+def _check_way_to(folder: Path) -> None:
+    """Raise ``OSError`` if others can rename a folder on the way, and so put another one in its place."""
+    if not hasattr(os, "getuid"):
+        return
+    for place in _way(folder.parent):
+        status = place.lstat()
+        if status.st_uid not in (0, os.getuid()):
+            raise PermissionError(f"{place} belongs to another user, who can replace {folder}")
+        if stat.S_ISDIR(status.st_mode) and status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
+            raise PermissionError(f"other users can write to {place} and replace {folder}")
 
 
 def _way(folder: Path) -> Iterator[Path]:

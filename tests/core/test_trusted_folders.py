@@ -221,6 +221,15 @@ def test_links_of_this_user_on_the_way_are_followed_and_circles_refused(tmp_path
         make_private(tmp_path / "x" / "cache")
 
 
+def test_nothing_is_made_where_a_stranger_s_link_leads(tmp_path, owner):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    owner(tmp_path / "link")
+    with pytest.raises(PermissionError, match="link belongs to another user, who can replace .*link/a"):
+        make_private(tmp_path / "link" / "a" / "b")
+    assert list((tmp_path / "real").iterdir()) == []
+
+
 def test_contents_of_an_open_folder_are_looked_at(tmp_path, owner):
     folder = tmp_path / "cache"
     (folder / "below").mkdir(parents=True)
