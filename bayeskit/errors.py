@@ -193,7 +193,7 @@ class SlowModelWarning(BayeskitWarning):
 
 
 class CompilationWarning(BayeskitWarning):
-    """A density or network could not be compiled; it runs as it was traced or written."""
+    """A density or network could not be compiled and runs as it was written, or its code is kept elsewhere."""
 
 
 class InitializationWarning(BayeskitWarning):

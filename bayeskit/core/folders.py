@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from bayeskit.errors import OutputError
 
-__all__ = ["RunFolder", "as_output_folder", "write_atomically"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["RunFolder", "as_output_folder", "write_atomically", "write_csv"]
 
 # Atomic writes: write to a temporary name, then rename.
 
@@ -37,6 +40,32 @@ def write_atomically(path: str | Path, data: bytes) -> None:
         raise OutputError(
             f"cannot write {path}: {error.strerror or error}; choose a folder that exists, is writable and has space"
         ) from error
+
+
+def write_csv(
+    path: str | Path,
+    table: pd.DataFrame,
+    *,
+    index: bool = False,
+    index_label: str | None = None,
+    float_format: str | None = "%.10g",
+) -> None:
+    """Write a table as CSV, atomically.
+
+    Texts that a spreadsheet would take for a formula get an apostrophe in front; numbers stay as they are.
+    """
+    table = table.map(_no_formula).rename(index=_no_formula, columns=_no_formula).rename_axis(index=_no_formula)
+    text = table.to_csv(index=index, index_label=index_label, float_format=float_format)
+    write_atomically(path, text.encode())
+
+
+def _no_formula(value: Any) -> Any:
+    if not isinstance(value, str) or not value.lstrip().startswith(("=", "+", "-", "@")):
+        return value
+    with suppress(ValueError):
+        float(value)
+        return value
+    return f"'{value}"
 
 
 def as_output_folder(path: str | Path) -> Path:

@@ -10,10 +10,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+
+from bayeskit.core.trusted_folders import is_own_file, make_private, own_folders
 
 __all__ = ["FLAGS", "compiler", "load_library"]
 
@@ -46,8 +48,9 @@ def load_library(name: str, sources: Mapping[str, str], flags: Sequence[str]) ->
         raise OSError("no C++ compiler was found; install g++ or clang++")
     identity = _identity(chosen, sources, flags)
     problem = OSError("no folder can hold it")
-    for folder in _folders():
+    for folder in own_folders():
         try:
+            make_private(folder)  # code of other users is not run
             path = _kept(folder, f"{name}_{identity}") or _made(folder, f"{name}_{identity}", chosen, sources, flags)
             return ctypes.CDLL(str(path))
         except OSError as error:  # the folder may be read-only, full, or not for code
@@ -75,26 +78,11 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _folders() -> Iterator[Path]:
-    """Yield the user's cache folder, and a folder of the user's own among temporary files."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    with suppress(RuntimeError):  # the home folder is unknown
-        yield (Path(cache) if cache else Path.home() / ".cache") / "bayeskit"
-    if hasattr(os, "getuid"):
-        folder = Path(tempfile.gettempdir()) / f"bayeskit_{os.getuid()}"
-        with suppress(OSError):
-            folder.mkdir(mode=0o700, exist_ok=True)
-            status = folder.lstat()
-            # All users can write to the temporary folder; code of other users is not run.
-            if status.st_uid == os.getuid() and not status.st_mode & 0o022:
-                yield folder
-
-
 def _kept(folder: Path, stem: str) -> Path | None:
-    """Return the library in a folder, if any, and delete damaged libraries."""
+    """Return the library in a folder, if any, and delete libraries that are damaged or may come from other users."""
     for path in folder.glob(f"{stem}_*.so"):
         # Loading a truncated library could crash the process.
-        if path.stem.rpartition("_")[2] == _digest(path.read_bytes()):
+        if is_own_file(path) and path.stem.rpartition("_")[2] == _digest(path.read_bytes()):
             return path
         path.unlink()
     return None
@@ -102,7 +90,6 @@ def _kept(folder: Path, stem: str) -> Path | None:
 
 def _made(folder: Path, stem: str, chosen: str, sources: Mapping[str, str], flags: Sequence[str]) -> Path:
     """Compile the library into a folder, under a name with the hash of its content."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         for file, text in sources.items():
             (Path(scratch) / file).write_text(text, encoding="utf-8")
@@ -114,6 +101,7 @@ def _made(folder: Path, stem: str, chosen: str, sources: Mapping[str, str], flag
             check=True,
             timeout=_COMPILE_SECONDS,
         )
+        made.chmod(0o700)
         path = made.replace(folder / f"{stem}_{_digest(made.read_bytes())}.so")
     _forget_the_oldest(folder, stem.partition("_")[0])
     return path

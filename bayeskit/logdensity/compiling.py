@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils.weak import WeakIdKeyDictionary
 
+from bayeskit.core.compiler_cache import compiler_cache
 from bayeskit.core.libraries import FLAGS, compiler, load_library
 from bayeskit.core.progress import look
 from bayeskit.core.randomness import one_thread, validation_kept
@@ -91,6 +92,8 @@ class _Compilation(threading.Thread):
         self._over = threading.Event()
         self._error: BaseException | None = None
         self._compiled: Compiled | None = None
+        #: Why the compiler's code is not kept where the user wants it.
+        self.problem: str | None = None
 
     def run(self) -> None:
         device = self._examples[0].device
@@ -110,10 +113,13 @@ class _Compilation(threading.Thread):
 
         examples: list[Any] = list(self._examples)
         graph, compile = self._graph, torch._inductor.compile
-        compiled: Compiled = _without_probes(
-            lambda options: compile(copy.deepcopy(graph), examples, options=self._options | options)
-        )
-        compiled(*self._examples)
+        with compiler_cache() as cache:
+            self.problem = cache.problem
+            fixed = self._options | cache.options
+            compiled: Compiled = _without_probes(
+                lambda options: compile(copy.deepcopy(graph), examples, options=fixed | options)
+            )
+            compiled(*self._examples)
         return compiled
 
     def wait(self) -> None:
@@ -219,6 +225,8 @@ def compile_with_inductor(graph: GraphModule, examples: Sequence[Tensor], option
             compilation.abandon()
             raise
     _latest = None
+    if compilation.problem is not None:
+        warnings.warn(compilation.problem, CompilationWarning, stacklevel=3)
     return compiled
 
 

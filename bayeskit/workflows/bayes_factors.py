@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import logsumexp
 
-from bayeskit.core.folders import write_atomically
+from bayeskit.core.folders import write_csv
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.page import Listed, PageTable, measured, result_html
 from bayeskit.core.randomness import derived_seed
@@ -294,7 +294,7 @@ class ModelComparison:
         OutputError
             If the file cannot be written.
         """
-        write_atomically(path, self.to_pandas().to_csv(index=False, float_format="%.10g").encode())
+        write_csv(path, self.to_pandas())
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot log Bayes factors against the best model with 95 % intervals; the labels give posterior probabilities.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bayeskit.core.folders import as_output_folder, write_atomically
+from bayeskit.core.folders import as_output_folder, write_atomically, write_csv
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import Budget, Calibration, Problem, calibrate
 from bayeskit.inference.evidence.calibration import SMALL, Answered, applicable, as_problem
@@ -134,7 +134,7 @@ def calibrations(
         found.append(one)
     if out is not None:
         estimated = [one for one in found if one.estimates]
-        write_atomically(out / "calibration.csv", _csv(pd.concat([one.to_pandas() for one in estimated])))
+        write_csv(out / "calibration.csv", pd.concat([one.to_pandas() for one in estimated]))
         _save_plot(estimated, out / "calibration.svg")
         for one in estimated:  # deleted last, so that a study killed at the last problem keeps the others
             _remove_checkpoint(out / one.case)
@@ -142,8 +142,8 @@ def calibrations(
 
 
 def _write(found: Calibration, folder: Path) -> None:
-    write_atomically(folder / "replicates.csv", _csv(_replicates_of(found)))
-    write_atomically(folder / "calibration.csv", _csv(found.to_pandas()))
+    write_csv(folder / "replicates.csv", _replicates_of(found))
+    write_csv(folder / "calibration.csv", found.to_pandas())
     _save_plot([found], folder / "calibration.svg")
 
 
@@ -184,7 +184,3 @@ def _replicates_of(found: Calibration) -> pd.DataFrame:
         for method, estimate in found.estimates.items()
     ]
     return pd.concat(parts, ignore_index=True)
-
-
-def _csv(table: pd.DataFrame) -> bytes:
-    return table.to_csv(index=False, float_format="%.10g").encode()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayeskit import exact
-from bayeskit.core.folders import write_atomically
+from bayeskit.core.folders import write_csv
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.page import frame_table, result_html
 from bayeskit.core.progress import progress_bar
@@ -198,7 +198,7 @@ class Exam:
         OutputError
             If the file cannot be written.
         """
-        write_atomically(path, self.to_pandas().to_csv(index=False, float_format="%.10g").encode())
+        write_csv(path, self.to_pandas())
 
     def _repr_html_(self) -> str:
         table = self.to_pandas().drop(columns=["seconds", "remarks"])

@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from bayeskit.core.compatibility import write_netcdf
-from bayeskit.core.folders import as_output_folder, write_atomically
+from bayeskit.core.folders import as_output_folder, write_csv
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence import Budget, EvidenceComparison, compare, select
 from bayeskit.inference.samplers import sample
@@ -159,8 +159,7 @@ def posterior_in_folder(
         progress=progress,
     )
     obey(draws.settings["ending"])
-    table = posterior_summary(draws).to_csv(float_format="%.8g")
-    write_atomically(out / "summary.csv", table.encode())
+    write_csv(out / "summary.csv", posterior_summary(draws), index=True, float_format="%.8g")
     save_netcdf(draws, out / "posterior.nc")
     facts = dict(settings or {}) | {"num_chains": num_chains, "num_samples": num_samples} | draws.settings
     write_report(out / "report.html", EvidenceComparison({}, draws, None), title=title, target=target, settings=facts)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import scipy
 
 from bayeskit.core.compatibility import as_inference_data, plain_attributes, write_netcdf
-from bayeskit.core.folders import write_atomically
+from bayeskit.core.folders import write_atomically, write_csv
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.page import Listed, measured, rendered, result_html
 from bayeskit.core.texts import with_error
@@ -424,7 +424,7 @@ class EvidenceComparison:
         OutputError
             If the file cannot be written.
         """
-        write_atomically(path, self.to_pandas().to_csv(index=False, float_format="%.10g").encode())
+        write_csv(path, self.to_pandas())
 
     def to_datasets(self) -> dict[str, xr.Dataset]:
         """Return the group ``evidence``, with dimension ``estimator``, and any groups of the posterior draws."""

@@ -31,6 +31,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils import _pytree
 
 from bayeskit.core.compatibility import as_inference_data, to_datasets
+from bayeskit.core.compiler_cache import compiler_cache
 from bayeskit.core.inputs import as_numbers, whole_number
 from bayeskit.core.plots import BLUE, ORANGE, SKY
 from bayeskit.core.progress import progress_bar, watching
@@ -459,9 +460,9 @@ def in_mixed_precision(module: nn.Module, dtype: torch.dtype) -> Callable[..., A
     return run
 
 
-def compiled(module: nn.Module) -> Callable[..., Any]:
-    """Return the module's computation, compiled on first call."""
-    return torch.compile(module.forward)
+def compiled(module: nn.Module, options: dict[str, Any] | None = None) -> Callable[..., Any]:
+    """Return the module's computation, compiled on first call with options of torch's compiler."""
+    return torch.compile(module.forward, options=options or None)
 
 
 # Minibatches: the arguments of model and guide, epoch by epoch.
@@ -1005,7 +1006,9 @@ def _compiled(learner: _Learner, modules: list[nn.Module], first: Batch, seed: i
         stream = global_stream(new_generator(seed, stream="compilation"))
         with warnings.catch_warnings(), stream, validation_kept():
             warnings.simplefilter("ignore")  # deprecation warnings of the compiler itself
-            stack.enter_context(_replaced_forward(modules, compiled))
+            # Until training ends: a network is compiled again whenever the shapes of its arguments change.
+            cache = stack.enter_context(compiler_cache())
+            stack.enter_context(_replaced_forward(modules, partial(compiled, options=cache.options)))
             learner(*first.args, **first.kwargs).backward()
     except Exception as error:  # the compiler may raise any exception
         stack.close()
@@ -1015,6 +1018,9 @@ def _compiled(learner: _Learner, modules: list[nn.Module], first: Batch, seed: i
             CompilationWarning,
             stacklevel=5,
         )
+    else:
+        if cache.problem is not None:
+            warnings.warn(cache.problem, CompilationWarning, stacklevel=5)
     for parameter in learner.trained().values():
         parameter.grad = None
     learner.load_buffers(before)

@@ -17,7 +17,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Gamma
 
-from bayeskit.core.folders import write_atomically
+from bayeskit.core.folders import write_csv
 from bayeskit.core.inputs import real_number, unknown_name, whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
@@ -621,7 +621,7 @@ class TopologyComparison:
         OutputError
             If the file cannot be written.
         """
-        write_atomically(path, self.to_pandas().to_csv(index=False, float_format="%.10g").encode())
+        write_csv(path, self.to_pandas())
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot log Bayes factors against the best topology with 95 % intervals."""

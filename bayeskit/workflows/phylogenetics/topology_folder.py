@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayeskit.core.compatibility import write_netcdf
-from bayeskit.core.folders import write_atomically
+from bayeskit.core.folders import write_atomically, write_csv
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.driver import obey
 from bayeskit.models.phylogenetics import (
@@ -187,9 +187,9 @@ def _write(search: TopologyInference, folder: Path) -> None:
         run.to_file(folder / f"run{number}.trees")
     write_consensus(sample, folder)
     splits = asdsf(search.samples, 0.0) if len(search.samples) > 1 else split_frequencies(sample)
-    write_atomically(folder / "split_frequencies.csv", splits.to_pandas().to_csv(index=False).encode())
+    write_csv(folder / "split_frequencies.csv", splits.to_pandas(), float_format=None)
     table = arviz.summary(search.to_arviz(), round_to="none")
-    write_atomically(folder / "parameters.csv", table.to_csv(index_label="parameter").encode())
+    write_csv(folder / "parameters.csv", table, index=True, index_label="parameter", float_format=None)
     write_netcdf(search.to_datasets(), folder / "posterior.nc")
 
 

@@ -1,4 +1,5 @@
 import functools
+import os
 
 import pyro
 import pyro.distributions as dist
@@ -85,7 +86,7 @@ def test_compiled_networks_give_the_same_losses_and_failures_are_said(monkeypatc
     assert float((plain.losses - result.losses).abs().max()) < 1e-12
     assert "forward" not in vars(vae.encoder)
 
-    def refused(module):
+    def refused(module, options):
         raise RuntimeError("no compiler here")
 
     monkeypatch.setattr("bayeskit.inference.training.fitting.compiled", refused)
@@ -94,3 +95,27 @@ def test_compiled_networks_give_the_same_losses_and_failures_are_said(monkeypatc
         fit(vae.model, vae.guide, ELBO(), x, num_steps=2, compile=[vae.encoder], progress=False)
     with pytest.warns(CompilationWarning, match="no networks to compile"):
         fit(model, guide, ELBO(), x[:, 0], num_steps=1, compile=True, progress=False)
+
+
+def test_networks_are_compiled_in_a_folder_of_this_user_and_a_refusal_is_said(monkeypatch, tmp_path):
+    seen = []
+
+    def recorded(module, options):
+        forward = module.forward
+
+        def run(*args):
+            seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+            return forward(*args)
+
+        return run
+
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "open"))
+    monkeypatch.setattr("bayeskit.inference.training.fitting.compiled", recorded)
+    vae = Autoencoder()
+    with pytest.warns(CompilationWarning, match="is not loaded from .*open, which .* kept in .*torch. Remedy"):
+        fit(vae.model, vae.guide, ELBO(), columns(), num_steps=2, compile=[vae.encoder], progress=False)
+    assert len(seen) == 3 and set(seen) == {str(tmp_path / "bayeskit" / "torch")}  # the first run and two steps
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "open")

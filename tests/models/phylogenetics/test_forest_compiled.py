@@ -183,9 +183,10 @@ def test_where_the_cache_cannot_be_written_code_is_kept_among_temporary_files(co
         native._load_once.cache_clear()
         assert native.load(8) is not None
     (folder,) = (path for path in (tmp_path / "temporary").iterdir() if path.is_dir())
-    assert made == [tmp_path / "bayeskit", folder, tmp_path / "bayeskit"] and len(kept(folder)) == 1
+    assert made == [folder] and len(kept(folder)) == 1
     # Where others can write, code is neither kept nor run.
     folder.chmod(0o777)
+    folder.parent.chmod(0o777)
     native._load_once.cache_clear()
     with pytest.warns(CompilationWarning, match="cannot be stored or loaded"):
         assert native.load(8) is None
