@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from bayeskit.core.folders import write_atomically
+from bayeskit.core.folders import write_atomically, write_csv
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.plots import new_figure
 from bayeskit.errors import SamplingWarning, SettingsError, TreeError
@@ -257,8 +257,8 @@ def fit_network_in_folder(
             "the same of the sample's frequencies": Estimate(frequencies.kl_from(longer, floor), 0.0),
         }
     table = _probable(network, sample, longer, seed)
-    _write_table(table, folder / "trees.csv")
-    _write_table(network.split_probabilities().to_pandas(), folder / "splits.csv")
+    write_csv(folder / "trees.csv", table)
+    write_csv(folder / "splits.csv", network.split_probabilities().to_pandas())
     rows = "".join(f'"{name}",{value:.10g},{error:.4g}\n' for name, (value, error) in measures.items())
     write_atomically(folder / "measures.csv", f"measure,value,standard_error\n{rows}".encode())
     return FittedNetwork(network, sample, table, measures)
@@ -375,7 +375,7 @@ def variational_inference_in_folder(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SamplingWarning)  # said once, by the trees
             parameters = posterior.sample_parameters(num_draws, seed=seed, weighted=True)
-        _write_table(_summary(parameters), folder / "parameters.csv")
+        write_csv(folder / "parameters.csv", _summary(parameters))
     if posterior.ending != "time budget":
         remove_checkpoints(folder, "training*")
     return posterior, evidence, sample
@@ -392,10 +392,6 @@ def _summary(parameters: dict[str, torch.Tensor]) -> pd.DataFrame:
         low, high = np.quantile(flat.numpy(), [0.05, 0.95], axis=0)
         rows += list(zip(names, flat.mean(0).tolist(), flat.std(0).tolist(), low, high, strict=True))
     return pd.DataFrame(rows, columns=["parameter", "mean", "sd", "5 %", "95 %"])
-
-
-def _write_table(table: pd.DataFrame, path: Path) -> None:
-    write_atomically(path, table.to_csv(index=False, float_format="%.8g").encode())
 
 
 def _undivided(path: str | Path, substitution: str | None) -> tuple[Alignment, dict[str, Any]]:
