@@ -95,7 +95,7 @@ def test_evidence_with_invariant_sites_is_exact(limit, monkeypatch):
     single = compared(FIFTEEN_SITES, method="naive_monte_carlo", budget=Budget(4, 50, 200), site_rates=rates)
     for found in (batch, single):
         assert ((found.log_evidence - truth) / found.standard_error).abs().max() < limit(6)
-    monkeypatch.setattr(topology_comparison, "ForestLikelihood", lambda a, s, site_rates: ForestLikelihood(a, s))
+    monkeypatch.setattr(topology_comparison, "ForestLikelihood", lambda a, s, **_: ForestLikelihood(a, s))
     found = compared(FIFTEEN_SITES, num_draws=20_000, site_rates=rates)
     assert ((found.log_evidence - truth) / found.standard_error).abs().max() > limit(3)
     assert ((found.log_evidence - one_rate) / found.standard_error).abs().max() < limit(3)
@@ -337,12 +337,12 @@ def sum_of_squares(num_seeds, monkeypatch):
     # The first proposal is the same whatever the seed, and its modes take longer than the draws.
     first = []
 
-    def found_once(*arguments):
-        first.extend(() if first else [found_anew(*arguments)])
+    def found_once(*arguments, **settings):
+        first.extend(() if first else [found_anew(*arguments, **settings)])
         return first[0]
 
-    found_anew = topology_comparison._first_proposals
-    monkeypatch.setattr(topology_comparison, "_first_proposals", found_once)
+    found_anew = topology_comparison.first_proposals
+    monkeypatch.setattr(topology_comparison, "first_proposals", found_once)
     found = [compared(FOUR, num_draws=1000, seed=seed) for seed in range(num_seeds)]
     return float(sum(((one.log_evidence - truth) / one.standard_error).square().sum() for one in found))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -63,17 +63,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
+    "ForestModel",
     "HALF",
     "NEGLIGIBLE",
     "JointProposal",
     "PRIOR",
+    "Posterior",
     "TopologyComparison",
     "check_models",
     "compare_topologies",
+    "default_length_prior",
     "defended_draws",
     "defended_log_prob",
+    "first_proposals",
+    "sample_importance",
     "share_of_tail",
     "unrooted_topologies",
+    "warn_of_untrusted",
 ]
 
 
@@ -207,6 +213,14 @@ def check_models(
             "GammaRates(0.5)."
         )
     return substitution
+
+
+def default_length_prior(prior: TorchDistribution | None, num_edges: int) -> TorchDistribution:
+    """Return a prior of branch lengths in double precision, Exponential(10) by default; SettingsError if invalid."""
+    if prior is None:
+        prior = dist.Exponential(torch.tensor(10.0, dtype=torch.float64))
+    check_branch_length_prior(prior, num_edges)
+    return in_double_precision(prior)
 
 
 def _only_trees(trees: Sequence[Tree]) -> list[Tree]:
@@ -358,12 +372,18 @@ _BYTES = 2**26
 _COPIES, _COPIES_OF_GRADIENTS = 16, 32
 
 
-class _Posterior:
+class Posterior:
     """Unnormalised density of branch lengths and of unconstrained parameters on each of several topologies."""
 
-    def __init__(self, model: _Model, topologies: Topologies) -> None:
-        self.topologies, self.prior = topologies, model.branch_length_prior
-        self.likelihood = ForestLikelihood(model.alignment, model.substitution, site_rates=model.site_rates)
+    def __init__(self, model: ForestModel, topologies: Topologies, name: str = "") -> None:
+        self.topologies, self.prior, self.name = topologies, model.branch_length_prior, name
+        # The tables always have room for one topology.
+        self.likelihood = ForestLikelihood(
+            model.alignment,
+            model.substitution,
+            site_rates=model.site_rates,
+            cache_bytes=0 if len(topologies) == 1 else 2**28,
+        )
         self.parameters = FreeParameters(model.substitution, model.site_rates)
         self.num_edges = topologies.num_edges
         # Of the prior, whatever the data: where the search for modes starts.
@@ -394,10 +414,16 @@ class _Posterior:
         self, proposal: JointProposal, place: int, num_draws: int, seed: int, stage: str
     ) -> tuple[Tensor, Tensor, _Weights]:
         """Draw lengths and parameters on one topology; each stage of each topology has a random stream of its own."""
-        generator = new_generator(seed, stream=f"gamma laplus importance sampling, {stage}, topology {place}")
+        generator = new_generator(
+            seed, stream=f"gamma laplus importance sampling, {stage}, {self.name}topology {place}"
+        )
         x, u, part = proposal.sample(num_draws, generator)
         value = self.log_density(torch.tensor([place]), x[:, None], u[:, None])[:, 0]
         return x, u, _Weights(value, value - proposal.log_prob(x, u), part)
+
+
+#: Takes the place of a topology, its draws of lengths and of coordinates of parameters, and their log weights.
+Visit = Callable[[int, Tensor, Tensor, Tensor], None]
 
 
 class _Weights(NamedTuple):
@@ -719,10 +745,8 @@ def compare_topologies(
     topologies = unrooted_topologies(trees, alignment)
     _check_distinct(topologies)
     names = [f"tree {place + 1}" for place in range(len(topologies))]
-    if branch_length_prior is None:
-        branch_length_prior = dist.Exponential(torch.tensor(10.0, dtype=torch.float64))
-    check_branch_length_prior(branch_length_prior, topologies.num_edges)
-    model = _Model(alignment, substitution, site_rates, in_double_precision(branch_length_prior))
+    length_prior = default_length_prior(branch_length_prior, topologies.num_edges)
+    model = ForestModel(alignment, substitution, site_rates, length_prior)
     seed = whole_number("seed", seed)
     weights = _weights(prior_probabilities, names)
     given = {"budget": budget, "checkpoint": checkpoint, "num_jobs": None if num_jobs == 1 else num_jobs}
@@ -730,9 +754,15 @@ def compare_topologies(
     settings: dict[str, Any] = {"method": method, "seed": seed}
     if method == _IN_ONE_BATCH:
         number = _DRAWS if num_draws is None else whole_number("num_draws", num_draws, 1)
-        results = _gamma_laplus_importance_sampling(model, topologies, num_draws=number, seed=seed, progress=progress)
-        comparison = ModelComparison(dict(zip(names, results, strict=True)), weights, settings | {"num_draws": number})
-        _warn(comparison)
+        posterior = Posterior(model, topologies)
+        begin = time.monotonic()
+        with one_thread():
+            modes, proposals = first_proposals(posterior, progress=progress)
+            results = sample_importance([posterior], [modes], proposals, number, seed=seed, progress=progress)
+        seconds = (time.monotonic() - begin) / len(topologies)
+        found = {name: replace(z, seconds=seconds) for name, z in zip(names, results, strict=True)}
+        comparison = ModelComparison(found, weights, settings | {"num_draws": number})
+        warn_of_untrusted(comparison)
     else:
         models = {name: partial(_target, model, _in_order(topologies, place)) for place, name in enumerate(names)}
         comparison = compare_models(
@@ -785,8 +815,8 @@ def _check_method(method: str, unused: dict[str, Any]) -> None:
             raise SettingsError(f"{name} is not used by the method {method}. Remedy: omit it.")
 
 
-def _warn(comparison: ModelComparison) -> None:
-    """Issue one warning for all topologies with an untrusted estimate."""
+def warn_of_untrusted(comparison: ModelComparison, what: str = "topologies") -> None:
+    """Issue one warning for all topologies, or models, with an untrusted estimate."""
     reasons: dict[str, list[str]] = {}
     for name, found in comparison.results.items():
         if not found.trusted:
@@ -801,14 +831,14 @@ def _warn(comparison: ModelComparison) -> None:
     why = next(reason for reason, group in reasons.items() if most in group)
     some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     warnings.warn(
-        f"the evidence of {len(names)} of {len(comparison.results)} topologies, with total posterior probability "
+        f"the evidence of {len(names)} of {len(comparison.results)} {what}, with total posterior probability "
         f"{probability:.2g}, is not trusted: {some}. Reason for {most}: {why}",
         SamplingWarning,
         stacklevel=3,
     )
 
 
-class _Model(NamedTuple):
+class ForestModel(NamedTuple):
     """Arguments of a tree model other than the topology."""
 
     alignment: Alignment
@@ -817,46 +847,72 @@ class _Model(NamedTuple):
     branch_length_prior: dist.TorchDistribution
 
 
-def _target(model: _Model, tree: Tree) -> Target:
+def _target(model: ForestModel, tree: Tree) -> Target:
     alignment, substitution, site_rates, prior = model
     return Target.from_pyro(TreeModel(alignment, tree, substitution, prior, site_rates=site_rates))
 
 
-def _gamma_laplus_importance_sampling(
-    model: _Model, topologies: Topologies, *, num_draws: int, seed: int, progress: bool
+def sample_importance(
+    posteriors: Sequence[Posterior],
+    modes: Sequence[Modes],
+    proposals: Sequence[JointProposal],
+    num_draws: int,
+    *,
+    seed: int,
+    progress: bool,
+    what: str = "topologies",
+    log_prior: Tensor | None = None,
+    visit: Visit | None = None,
 ) -> list[Evidence]:
-    begin = time.monotonic()
-    count = len(topologies)
-    with one_thread():
-        posterior = _Posterior(model, topologies)
-        modes, proposals = _first_proposals(posterior, progress)
-        results = []
-        with torch.no_grad():
-            pilots = []
-            with progress_bar("pilot draws of topologies", count, progress) as bar:
-                for place, proposal in enumerate(proposals):
-                    pilots.append(_after_pilots(posterior, proposal, place, seed))
-                    bar.update(place + 1)
-            blocks, size = _allocated(torch.stack([pilot.log_weights for pilot in pilots]), num_draws)
-            with progress_bar("importance sampling of topologies", int(blocks.sum()), progress) as bar:
-                for place, (pilot, number) in enumerate(zip(pilots, blocks.tolist(), strict=True)):
-                    drawn = []
-                    for block in range(number):
-                        drawn.append(posterior.drawn(pilot.proposal, place, size, seed, f"block {block}")[2])
-                        bar.update(int(blocks[:place].sum()) + block + 1)
-                    weights = _Weights(*(torch.cat(column) for column in zip(*drawn, strict=True)))
-                    results.append(_estimate(weights, modes, place, pilot.num_draws))
-    seconds = (time.monotonic() - begin) / count
-    return [replace(z, seconds=seconds) for z in results]
+    """Return the evidence of each topology of each posterior, by importance sampling in one thread.
+
+    `proposals` are those of all topologies, `log_prior` the logarithms of their prior probabilities. `visit` is called
+    with the place of a topology among all and its final draws.
+    """
+    items = [
+        (posterior, found, place)
+        for posterior, found in zip(posteriors, modes, strict=True)
+        for place in range(len(posterior.topologies))
+    ]
+    results = []
+    with torch.no_grad():
+        pilots = []
+        with progress_bar(f"pilot draws of {what}", len(items), progress) as bar:
+            for (posterior, _, place), proposal in zip(items, proposals, strict=True):
+                pilots.append(_after_pilots(posterior, proposal, place, seed))
+                bar.update(len(pilots))
+        log_weights = torch.stack([pilot.log_weights for pilot in pilots])
+        blocks, size = _allocated(log_weights if log_prior is None else log_weights + log_prior[:, None], num_draws)
+        with progress_bar(f"importance sampling of {what}", int(blocks.sum()), progress) as bar:
+            done = 0
+            for item, (pilot, number) in enumerate(zip(pilots, blocks.tolist(), strict=True)):
+                posterior, found, place = items[item]
+                drawn = []
+                for block in range(number):
+                    drawn.append(posterior.drawn(pilot.proposal, place, size, seed, f"block {block}"))
+                    done += 1
+                    bar.update(done)
+                x, u = (torch.cat([one[column] for one in drawn]) for column in (0, 1))
+                weights = _Weights(*(torch.cat(column) for column in zip(*(one[2] for one in drawn), strict=True)))
+                results.append(_estimate(weights, found, place, pilot.num_draws))
+                if visit is not None:
+                    visit(item, x, u, weights.log_weights)
+    return results
 
 
-def _first_proposals(posterior: _Posterior, progress: bool = False) -> tuple[Modes, list[JointProposal]]:
-    """Return modes, of lengths and exponentials of parameters, and the proposals matched to them."""
+def first_proposals(
+    posterior: Posterior, start: Tensor | None = None, *, progress: bool = False
+) -> tuple[Modes, list[JointProposal]]:
+    """Return modes, of lengths and exponentials of parameters, and the proposals matched to them.
+
+    The search begins at `start` `(edges + dim,)`, by default at the median of the prior.
+    """
     edges, count, prior = posterior.num_edges, len(posterior.topologies), posterior.prior
     # The posterior mode may be at zero whatever the data; the mode of the logarithms is near the probability mass.
     infinite = _is_infinite_at_zero(prior, edges)
     step = max(1, posterior.vectors(gradients=True) // (2 * (edges + posterior.parameters.dim)))
-    start = torch.cat([allowed_lengths(prior, edges), posterior.usual.exp()]).unsqueeze(0)
+    if start is None:
+        start = torch.cat([allowed_lengths(prior, edges), posterior.usual.exp()])
     found: list[Modes] = []
     with progress_bar("modes of topologies", count, progress) as bar:
         for first in range(0, count, step):
@@ -868,7 +924,7 @@ def _first_proposals(posterior: _Posterior, progress: bool = False) -> tuple[Mod
                 return value + x.log().sum(-1) if infinite else value
 
             # Not from another topology's mode, which may be near a lower mode of this one.
-            found.append(climb_to_modes(log_density, start.repeat(len(places), 1), tolerance=_GAIN))
+            found.append(climb_to_modes(log_density, start.expand(len(places), -1), tolerance=_GAIN))
             bar.update(int(places[-1]) + 1)
     modes = Modes(*(torch.cat(column) for column in zip(*found, strict=True)))
     x, z = modes.position[:, :edges], modes.position
@@ -899,7 +955,7 @@ class _Pilot(NamedTuple):
     num_draws: int  # of all runs
 
 
-def _after_pilots(posterior: _Posterior, proposal: JointProposal, place: int, seed: int) -> _Pilot:
+def _after_pilots(posterior: Posterior, proposal: JointProposal, place: int, seed: int) -> _Pilot:
     """Match a proposal to pilot draws."""
     for run in range(_MOST_PILOTS):
         x, u, weights = posterior.drawn(proposal, place, _BLOCK, seed, f"pilot {run}")
