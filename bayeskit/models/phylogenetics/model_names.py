@@ -83,7 +83,8 @@ def parse_substitution(text: str, alignment: Alignment | None = None) -> tuple[S
     ----------
     text : str
         A model: JC69, F81, K80, HKY85, TN93, TNe, K81, K81u, TPM2, TPM2u, TPM3, TPM3u, TIM, TIMe, TIM2, TIM2e, TIM3,
-        TIM3e, TVM, TVMe, SYM, GTR, or six digits for a submodel of GTR (see `GTRSubmodel`); LG, WAG, JTT; GY94; Mk.
+        TIM3e, TVM, TVMe, SYM, GTR, or six digits for a `GTRSubmodel`, whose exchangeabilities have the same prior
+        whatever the digits (HKY85 and TN93 have one of their ratios, kappa); LG, WAG, JTT; GY94; Mk.
         Then, in any order, frequencies: `+F` those of the alignment, `+FO` free, `+FQ` equal, `+F1x4` and `+F3x4` for
         codons; and rates of sites: `+I` some invariant, `+G` or `+G4` Gamma-distributed in so many categories, `+R` or
         `+R4` free rates. Without such a suffix, base frequencies are free or, by the model, equal, those of amino acids
@@ -175,13 +176,15 @@ def _substitution(name: str, suffix: str, alignment: Alignment | None, text: str
 
 
 def _of_bases(name: str, suffix: str, given: Given) -> SubstitutionModel:
-    """Return a submodel of GTR, as a class of its own where there is one."""
+    """Return a submodel of GTR, as a class of its own where one has the name."""
     partition, equal = _SIX_RATES.get(name, (name, False))
     partition = GTRSubmodel(partition).partition
     if suffix == "FQ" or (equal and not suffix):
-        if partition in ("000000", "010010"):
-            return JC69() if partition == "000000" else K80()
+        if partition == "000000":
+            return JC69()
+        if partition == "010010" and name in _SIX_RATES:
+            return K80()
         given = [0.25] * 4
-    if partition in _CLASSES:
+    if partition in _CLASSES and name in _SIX_RATES:
         return _CLASSES[partition](given)
     return GTRSubmodel(partition, base_frequencies=given)

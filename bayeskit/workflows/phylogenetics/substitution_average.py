@@ -75,10 +75,11 @@ class SubstitutionAverage:
         Posterior means of the stationary frequencies, and their errors, shape `(states,)`.
     equal, equal_errors : Tensor
         Posterior probability that two pairs have the same exchangeability, and its error, shape `(pairs, pairs)`.
+    branch_lengths, branch_length_errors : Tensor
+        Posterior means of the branch lengths in expected substitutions per site, in the order of `tree.edge_names`, and
+        their errors, shape `(edges,)`.
     tree : Tree
-        The topology with the posterior means of the branch lengths, in expected substitutions per site.
-    branch_length_errors : Tensor
-        Errors of `tree.branch_lengths`, shape `(edges,)`.
+        The topology with these branch lengths.
     settings : dict
         Number of draws and seed.
     """
@@ -92,8 +93,9 @@ class SubstitutionAverage:
     frequency_errors: Tensor
     equal: Tensor
     equal_errors: Tensor
-    tree: Tree
+    branch_lengths: Tensor
     branch_length_errors: Tensor
+    tree: Tree
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -137,11 +139,10 @@ class SubstitutionAverage:
         """Return one row for each exchangeability, frequency and branch length: its name, mean and standard error."""
         import pandas as pd
 
-        assert self.tree.branch_lengths is not None
         parts = (
             ("exchangeability", self.pairs, self.exchangeabilities, self.exchangeability_errors),
             ("frequency", self.states, self.frequencies, self.frequency_errors),
-            ("branch_length", self.tree.edge_names, self.tree.branch_lengths, self.branch_length_errors),
+            ("branch_length", self.tree.edge_names, self.branch_lengths, self.branch_length_errors),
         )
         return pd.DataFrame(
             [
@@ -456,7 +457,8 @@ def _averaged(
         found[1],
         equal.clamp(max=1.0),
         equal_variance.sqrt(),
-        topologies.tree(0, lengths),
+        lengths[topologies.tree_edges(0)],
         found[2][topologies.tree_edges(0)],
+        topologies.tree(0, lengths),
         comparison.settings,
     )
