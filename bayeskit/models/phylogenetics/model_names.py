@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from bayeskit.core.inputs import unknown_name
 from bayeskit.errors import SettingsError
+from bayeskit.models.phylogenetics.alignment_checks import check_variable_sites
 from bayeskit.models.phylogenetics.alignments import Alignment
 from bayeskit.models.phylogenetics.amino_acids import AMINO_ACID_MATRICES, AminoAcidModel
 from bayeskit.models.phylogenetics.codon_models import GY94, codon_frequencies
@@ -21,6 +22,7 @@ from bayeskit.models.phylogenetics.substitution import (
     GTRSubmodel,
     Mk,
     SubstitutionModel,
+    VariableSites,
     check_data_type,
     empirical_frequencies,
 )
@@ -29,7 +31,8 @@ __all__ = ["KNOWN_NAMES", "MODEL_NAMES", "SUBSTITUTION_MODELS", "parse_substitut
 
 #: The models by the names of their classes, for files of fitted posteriors.
 SUBSTITUTION_MODELS: dict[str, type[SubstitutionModel]] = {
-    model.__name__: model for model in (JC69, K80, HKY85, TN93, GTR, GTRSubmodel, AminoAcidModel, GY94, Mk)
+    model.__name__: model
+    for model in (JC69, K80, HKY85, TN93, GTR, GTRSubmodel, AminoAcidModel, GY94, Mk, VariableSites)
 }
 
 #: Partitions of the six rates by name, and whether base frequencies are equal where the name alone is given.
@@ -86,9 +89,10 @@ def parse_substitution(text: str, alignment: Alignment | None = None) -> tuple[S
         TIM3e, TVM, TVMe, SYM, GTR, or six digits for a `GTRSubmodel`, whose exchangeabilities have the same prior
         whatever the digits (HKY85 and TN93 have one of their ratios, kappa); LG, WAG, JTT; GY94; Mk.
         Then, in any order, frequencies: `+F` those of the alignment, `+FO` free, `+FQ` equal, `+F1x4` and `+F3x4` for
-        codons; and rates of sites: `+I` some invariant, `+G` or `+G4` Gamma-distributed in so many categories, `+R` or
-        `+R4` free rates. Without such a suffix, base frequencies are free or, by the model, equal, those of amino acids
-        are the published ones, and those of codons equal.
+        codons; rates of sites: `+I` some invariant, `+G` or `+G4` Gamma-distributed in so many categories, `+R` or
+        `+R4` free rates; and `+ASC` for data without constant sites (`VariableSites`; Mkv is Mk+ASC). Without such a
+        suffix, base frequencies are free or, by the model, equal, those of amino acids are the published ones, and
+        those of codons equal.
     alignment : Alignment, optional
         Needed for `+F`, `+F1x4`, `+F3x4` and Mk, which has as many states as the alignment. If given, its type of data
         must be that of the model.
@@ -105,7 +109,7 @@ def parse_substitution(text: str, alignment: Alignment | None = None) -> tuple[S
     SettingsError
         If a suffix is unknown or does not fit, the alignment is needed, or its data are of another type.
     AlignmentError
-        If a state never occurs whose frequency is to be that of the alignment.
+        If a state never occurs whose frequency is to be that of the alignment, or a site may be constant under +ASC.
 
     Examples
     --------
@@ -116,18 +120,20 @@ def parse_substitution(text: str, alignment: Alignment | None = None) -> tuple[S
     """
     name, *suffixes = str(text).strip().split("+")
     suffixes = [suffix.upper() for suffix in suffixes]
-    if name.lower() == "mkv" or "ASC" in suffixes:
-        raise SettingsError(
-            f"{text!r}: the correction for leaving out characters that are constant (ascertainment) is not supported. "
-            "Remedy: use Mk on a matrix that has its constant characters."
-        )
+    corrected = name.lower() == "mkv" or "ASC" in suffixes
+    name = "Mk" if name.lower() == "mkv" else name
+    suffixes = [suffix for suffix in suffixes if suffix != "ASC"]
     frequencies = [suffix for suffix in suffixes if suffix.startswith("F")]
     site_rates = _site_rates([suffix for suffix in suffixes if suffix not in frequencies], text)
+    if corrected and isinstance(site_rates, InvariantSites):
+        raise SettingsError(f"{text!r}: +I and +ASC exclude each other. Remedy: leave one of them out.")
     if len(frequencies) > 1:
         raise SettingsError(f"{text!r} names frequencies twice. {_REMEDY}.")
     substitution = _substitution(name, "".join(frequencies), alignment, text)
+    substitution = VariableSites(substitution) if corrected else substitution
     if alignment is not None:
         check_data_type(alignment, substitution)
+        check_variable_sites(alignment, substitution, site_rates)
     return substitution, site_rates
 
 

@@ -45,6 +45,7 @@ from bayeskit.models.phylogenetics import (
     Tree,
     TreeModel,
     TreeSample,
+    VariableSites,
 )
 from bayeskit.models.phylogenetics.branch_length_priors import (
     allowed_lengths,
@@ -194,9 +195,16 @@ def unrooted_topologies(trees: TreeSample | Topologies | Sequence[Tree], alignme
 
 
 def check_models(
-    alignment: Alignment, substitution: SubstitutionModel | None, site_rates: SiteRates | None
+    alignment: Alignment,
+    substitution: SubstitutionModel | None,
+    site_rates: SiteRates | None,
+    *,
+    corrected: bool = False,
 ) -> SubstitutionModel:
-    """Return the substitution model, JC69 by default; SettingsError if an argument has the wrong type."""
+    """Return the substitution model, JC69 by default; SettingsError if an argument has the wrong type.
+
+    `corrected` says that the caller's likelihood has the correction of `VariableSites`.
+    """
     if not isinstance(alignment, Alignment):
         raise SettingsError(
             f"alignment: {alignment!r:.80} is not an Alignment. Remedy: give Alignment.from_file(path)."
@@ -206,6 +214,11 @@ def check_models(
         raise SettingsError(
             f"substitution: {substitution!r:.80} is not a substitution model. Remedy: give an object such as "
             "HKY85(kappa=2.0, base_frequencies=[0.3, 0.2, 0.2, 0.3])."
+        )
+    if isinstance(substitution, VariableSites) and not corrected:
+        raise SettingsError(
+            "substitution: the chains over topologies have no correction for constant sites that were left out "
+            "(VariableSites, +ASC). Remedy: use compare_topologies or variational_inference, which have it."
         )
     if not isinstance(site_rates, (SiteRates, type(None))):
         raise SettingsError(
@@ -741,7 +754,7 @@ def compare_topologies(
     >>> result.comparison.best, len(result.posterior_probabilities)
     ('tree 1', 3)
     """
-    substitution = check_models(alignment, substitution, site_rates)
+    substitution = check_models(alignment, substitution, site_rates, corrected=True)
     topologies = unrooted_topologies(trees, alignment)
     _check_distinct(topologies)
     names = [f"tree {place + 1}" for place in range(len(topologies))]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bayeskit.errors import SettingsError, UnknownNameError
+from bayeskit.errors import AlignmentError, SettingsError, UnknownNameError
 from bayeskit.models.phylogenetics import (
     GTR,
     GY94,
@@ -113,8 +113,9 @@ def test_every_known_name_is_read_in_any_case(name):
         ("HKY+F", None, SettingsError, "depends on the alignment"),
         ("LG", BASES, SettingsError, "a model of protein data, but the data of the alignment are DNA"),
         ("Mk", BASES, SettingsError, "a model of standard with 2 states data"),
-        ("Mkv", BASES, SettingsError, "ascertainment"),
-        ("JC69+ASC", BASES, SettingsError, "ascertainment"),
+        ("Mkv", BASES, SettingsError, "a model of standard with 2 states data"),
+        ("JC69+ASC", BASES, AlignmentError, r"Sites 1-4 \(counted from 1\): some state is possible"),
+        ("GTR+I+ASC", None, SettingsError, r"\+I and \+ASC exclude each other"),
     ],
 )
 def test_bad_texts_are_named(text, alignment, error, message):
