@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 
+from bayeskit.core.inputs import warn_user
 from bayeskit.errors import AlignmentError, DataWarning, SettingsError
 from bayeskit.models.phylogenetics.alignments import Alignment
 from bayeskit.models.phylogenetics.site_rates import InvariantSites, SiteRates
@@ -50,7 +49,7 @@ def check_for_search(alignment: Alignment) -> None:
             "unrooted topology of three. Remedy: give at least four taxa; for three, use TreeModel."
         )
     for said in _findings(alignment):
-        warnings.warn(said, DataWarning, stacklevel=2)
+        warn_user(said, DataWarning)
 
 
 def check_variable_sites(alignment: Alignment, substitution: SubstitutionModel, site_rates: SiteRates | None) -> None:

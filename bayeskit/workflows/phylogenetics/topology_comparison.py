@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Gamma
 
 from bayeskit.core.folders import write_atomically
-from bayeskit.core.inputs import real_number, unknown_name, whole_number
+from bayeskit.core.inputs import real_number, unknown_name, warn_user, whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.core.statistics import (
@@ -184,11 +183,10 @@ def unrooted_topologies(trees: TreeSample | Topologies | Sequence[Tree], alignme
     if not isinstance(trees, Topologies):
         trees = Topologies.from_trees(_only_trees(trees))
     if trees.rooted:
-        warnings.warn(
+        warn_user(
             "The topologies are rooted. They are unrooted here, because the likelihood of a time-reversible model does "
             "not depend on the root.",
             ConversionWarning,
-            stacklevel=3,
         )
         trees = trees.unrooted()[0].distinct()[0]
     return trees.with_taxa(alignment.taxa)[0]
@@ -843,11 +841,10 @@ def warn_of_untrusted(comparison: ModelComparison, what: str = "topologies") -> 
     most = max(names, key=lambda name: comparison.posterior_probabilities[name])
     why = next(reason for reason, group in reasons.items() if most in group)
     some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    warnings.warn(
+    warn_user(
         f"the evidence of {len(names)} of {len(comparison.results)} {what}, with total posterior probability "
         f"{probability:.2g}, is not trusted: {some}. Reason for {most}: {why}",
         SamplingWarning,
-        stacklevel=3,
     )
 
 
