@@ -76,7 +76,9 @@ def test_an_old_name_answers_with_its_new_one(room, old, new):
 def test_a_name_that_has_moved_to_another_module():
     with pytest.warns(DeprecationWarning, match="SUBSTITUTION_MODELS has moved; .* from .*model_names"):
         from bayeskit.models.phylogenetics.substitution import SUBSTITUTION_MODELS
-    assert SUBSTITUTION_MODELS is importlib.import_module("bayeskit.models.phylogenetics.model_names").SUBSTITUTION_MODELS
+    assert (
+        SUBSTITUTION_MODELS is importlib.import_module("bayeskit.models.phylogenetics.model_names").SUBSTITUTION_MODELS
+    )
     old, new = (f"bayeskit.models.phylogenetics.{name}.SUBSTITUTION_MODELS" for name in ("substitution", "model_names"))
     assert _moved.present_names(old) == [new]
 

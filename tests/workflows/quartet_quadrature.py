@@ -72,7 +72,9 @@ def evidence_of_general_model(alignment, num_points=512, num_replicates=8, num_l
     means = []
     for replicate in range(num_replicates):
         u = qmc.Sobol(11, rng=np.random.default_rng(replicate)).random(num_points)
-        drawn = -np.log1p(-u.clip(max=1 - 1e-12))  # exponential variables, which are flat on a simplex if they sum to one
+        drawn = -np.log1p(
+            -u.clip(max=1 - 1e-12)
+        )  # exponential variables, which are flat on a simplex if they sum to one
         pairs, frequencies = (torch.from_numpy(x / x.sum(-1, keepdims=True)) for x in (drawn[:, :6], drawn[:, 6:10]))
         found = integrated(alignment, pairs, frequencies, gamma_rates(drawn[:, 10], 2), num_lengths)[:, 0]
         means.append(float(found.exp().mean()))

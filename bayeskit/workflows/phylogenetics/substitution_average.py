@@ -35,7 +35,7 @@ from bayeskit.workflows.bayes_factors import ModelComparison, models_html
 from bayeskit.workflows.phylogenetics.topology_comparison import (
     ForestModel,
     JointProposal,
-    Posterior,
+    TopologyPosterior,
     check_models,
     default_length_prior,
     first_proposals,
@@ -276,7 +276,7 @@ def average_substitution_models(
     number, seed = _DRAWS if num_draws is None else whole_number("num_draws", num_draws, 1), whole_number("seed", seed)
     begin = time.monotonic()
     posteriors = [
-        Posterior(ForestModel(alignment, *model, prior), topologies, f"model {name}, ")
+        TopologyPosterior(ForestModel(alignment, *model, prior), topologies, f"model {name}, ")
         for name, model in chosen.items()
     ]
     moments: dict[int, _Moments] = {}
@@ -340,7 +340,7 @@ def _weights(given: Mapping[str, float] | None, names: list[str]) -> dict[str, f
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
-def _modes(posteriors: list[Posterior], progress: bool) -> tuple[list[Modes], list[JointProposal]]:
+def _modes(posteriors: list[TopologyPosterior], progress: bool) -> tuple[list[Modes], list[JointProposal]]:
     """Return the modes and the first proposal of each model."""
     order = sorted(range(len(posteriors)), key=lambda place: -posteriors[place].parameters.dim)
     general = posteriors[order[0]]
@@ -354,7 +354,7 @@ def _modes(posteriors: list[Posterior], progress: bool) -> tuple[list[Modes], li
     return [found[place][0] for place in range(len(order))], [found[place][1] for place in range(len(order))]
 
 
-def _start(posterior: Posterior, general: Posterior, mode: Tensor) -> Tensor:
+def _start(posterior: TopologyPosterior, general: TopologyPosterior, mode: Tensor) -> Tensor:
     """Return where the search for a mode starts: at that of a general model, rates of a class being their mean."""
     edges, space = posterior.num_edges, posterior.parameters
     known = general.parameters.values(mode[edges:].log())

@@ -68,7 +68,7 @@ __all__ = [
     "NEGLIGIBLE",
     "JointProposal",
     "PRIOR",
-    "Posterior",
+    "TopologyPosterior",
     "TopologyComparison",
     "check_models",
     "compare_topologies",
@@ -383,7 +383,7 @@ _BYTES = 2**26
 _COPIES, _COPIES_OF_GRADIENTS = 16, 32
 
 
-class Posterior:
+class TopologyPosterior:
     """Unnormalised density of branch lengths and of unconstrained parameters on each of several topologies."""
 
     def __init__(self, model: ForestModel, topologies: Topologies, name: str = "") -> None:
@@ -765,7 +765,7 @@ def compare_topologies(
     settings: dict[str, Any] = {"method": method, "seed": seed}
     if method == _IN_ONE_BATCH:
         number = _DRAWS if num_draws is None else whole_number("num_draws", num_draws, 1)
-        posterior = Posterior(model, topologies)
+        posterior = TopologyPosterior(model, topologies)
         begin = time.monotonic()
         with one_thread():
             modes, proposals = first_proposals(posterior, progress=progress)
@@ -863,7 +863,7 @@ def _target(model: ForestModel, tree: Tree) -> Target:
 
 
 def sample_importance(
-    posteriors: Sequence[Posterior],
+    posteriors: Sequence[TopologyPosterior],
     modes: Sequence[Modes],
     proposals: Sequence[JointProposal],
     num_draws: int,
@@ -911,7 +911,7 @@ def sample_importance(
 
 
 def first_proposals(
-    posterior: Posterior, start: Tensor | None = None, *, progress: bool = False
+    posterior: TopologyPosterior, start: Tensor | None = None, *, progress: bool = False
 ) -> tuple[Modes, list[JointProposal]]:
     """Return modes, of lengths and exponentials of parameters, and the proposals matched to them.
 
@@ -965,7 +965,7 @@ class _Pilot(NamedTuple):
     num_draws: int  # of all runs
 
 
-def _after_pilots(posterior: Posterior, proposal: JointProposal, place: int, seed: int) -> _Pilot:
+def _after_pilots(posterior: TopologyPosterior, proposal: JointProposal, place: int, seed: int) -> _Pilot:
     """Match a proposal to pilot draws."""
     for run in range(_MOST_PILOTS):
         x, u, weights = posterior.drawn(proposal, place, _BLOCK, seed, f"pilot {run}")

@@ -3,7 +3,6 @@
 import warnings
 
 import pytest
-import torch
 
 from bayeskit.errors import AlignmentError, DataWarning
 from bayeskit.models.phylogenetics import Alignment, check_for_search, primates
