@@ -46,7 +46,10 @@ def _places() -> dict[str, list[str]]:
 
 @functools.cache
 def _renamed() -> dict[tuple[str, str], str]:
-    """Read ``renamed_names.txt``: a line has the module that defines a name, its old name, and its new one."""
+    """Read ``renamed_names.txt``: a line has the module that defined a name, its old name, and its new one.
+
+    The new name stands with its module if that is another one.
+    """
     lines = Path(__file__).with_name("renamed_names.txt").read_text(encoding="utf-8").splitlines()
     return {(f"bayeskit.{module}", old): new for module, old, new in map(str.split, lines)}
 
@@ -57,10 +60,14 @@ def answer_to_old_names(module: str) -> Callable[[str], Any]:
     def __getattr__(name: str) -> Any:
         here = sys.modules[module]
         for (place, old), new in _renamed().items():
-            if old == name and (place == module or place.startswith(f"{module}.")) and new in vars(here):
-                message = f"{name} is called {new} now; import {new} from {module}"
-                warnings.warn(message, DeprecationWarning, stacklevel=2)
-                return vars(here)[new]
+            if old == name and (place == module or place.startswith(f"{module}.")):
+                home, _, last = new.rpartition(".")
+                holder = importlib.import_module(f"bayeskit.{home}") if home else here
+                if last in vars(holder):
+                    change = f"is called {last} now" if last != name else "has moved"
+                    message = f"{name} {change}; import {last} from {holder.__name__}"
+                    warnings.warn(message, DeprecationWarning, stacklevel=2)
+                    return vars(holder)[last]
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return __getattr__
@@ -70,7 +77,12 @@ def present_names(name: str) -> list[str]:
     """Return the present names of an old name, module included, private ones last; nothing is imported."""
     module, _, last = name.rpartition(".")
     places = _places().get(module, [])
-    renamed = [f"{place}.{_renamed()[place, last]}" for place in [module, *places] if (place, last) in _renamed()]
+    renamed = [
+        f"bayeskit.{new}" if "." in new else f"{place}.{new}"
+        for place in [module, *places]
+        for new in [_renamed().get((place, last))]
+        if new is not None
+    ]
     return [*renamed, *(f"{place}.{found}" for found in (last, f"_{last}") for place in places)]
 
 

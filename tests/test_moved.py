@@ -47,7 +47,9 @@ RENAMED = Path(bayeskit.__file__).with_name("renamed_names.txt").read_text(encod
 def test_every_renamed_name_has_its_new_one():
     for module, old, new in map(str.split, RENAMED):
         found = vars(importlib.import_module(f"bayeskit.{module}"))
-        assert new in found and old not in found, (module, old, new)
+        home, _, last = new.rpartition(".")
+        present = vars(importlib.import_module(f"bayeskit.{home or module}"))
+        assert last in present and old not in found, (module, old, new)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,16 @@ def test_an_old_name_answers_with_its_new_one(room, old, new):
         assert getattr(module, old) is getattr(module, new)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         module.nothing  # noqa: B018
+
+
+def test_a_name_that_has_moved_to_another_module():
+    with pytest.warns(DeprecationWarning, match="SUBSTITUTION_MODELS has moved; .* from .*model_names"):
+        from bayeskit.models.phylogenetics.substitution import SUBSTITUTION_MODELS
+    assert (
+        SUBSTITUTION_MODELS is importlib.import_module("bayeskit.models.phylogenetics.model_names").SUBSTITUTION_MODELS
+    )
+    old, new = (f"bayeskit.models.phylogenetics.{name}.SUBSTITUTION_MODELS" for name in ("substitution", "model_names"))
+    assert _moved.present_names(old) == [new]
 
 
 def test_an_old_path_knows_the_new_name():

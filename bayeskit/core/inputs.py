@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import difflib
 import operator
+import os
+import sys
+import warnings
 from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayeskit.errors import DataError, SettingsError, UnknownNameError
@@ -13,12 +17,31 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-__all__ = ["arrays_as_tensors", "as_numbers", "lists_as_tensors", "real_number", "unknown_name", "whole_number"]
+__all__ = [
+    "arrays_as_tensors",
+    "as_numbers",
+    "lists_as_tensors",
+    "real_number",
+    "unknown_name",
+    "warn_user",
+    "whole_number",
+]
 
 # Settings from users.
 
 #: Number of names beyond which an error with a suggestion does not list them, and of suggestions.
 _MANY, _NEAREST = 8, 3
+
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Issue a warning at the line of the caller outside the package, however deep inside it is found."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 def whole_number(name: str, value: Any, least: int | None = None) -> int:

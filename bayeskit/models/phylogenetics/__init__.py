@@ -37,6 +37,7 @@ from bayeskit.models.phylogenetics.substitution import (
     Mk,
     ReversibleModel,
     SubstitutionModel,
+    VariableSites,
     all_reversible_models,
     empirical_frequencies,
 )
@@ -98,6 +99,7 @@ __all__ = [
     "TreeSample",
     "UncorrelatedLogNormalClock",
     "YuleTree",
+    "VariableSites",
     "all_reversible_models",
     "all_topologies",
     "asdsf",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 import numpy as np
 
+from bayeskit.core.inputs import warn_user
 from bayeskit.errors import AlignmentError, DataWarning
 from bayeskit.models.phylogenetics.alignments import Alignment
 from bayeskit.models.phylogenetics.partitions import Partition
@@ -53,7 +53,7 @@ def check_for_search(alignment: Alignment | Partition) -> None:
             "unrooted topology of three. Remedy: give at least four taxa; for three, use TreeModel."
         )
     for said in _findings(taxa, subsets):
-        warnings.warn(said, DataWarning, stacklevel=2)
+        warn_user(said, DataWarning)
 
 
 def _findings(taxa: tuple[str, ...], subsets: Mapping[str, Alignment]) -> list[str]:

@@ -15,9 +15,10 @@ from bayeskit.models.phylogenetics.alignments import Alignment
 from bayeskit.models.phylogenetics.pruning.evaluation import log_likelihood, planned_groups
 from bayeskit.models.phylogenetics.pruning.plan import SubPatterns
 from bayeskit.models.phylogenetics.site_rates import SiteRates
-from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel, check_data_type
+from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel, VariableSites, check_data_type
 from bayeskit.models.phylogenetics.topologies import Topologies
 from bayeskit.models.phylogenetics.trees import check_same_taxa
+from bayeskit.models.phylogenetics.variable_sites import check_variable_sites
 
 __all__ = ["ForestLikelihood"]
 
@@ -52,6 +53,8 @@ class ForestLikelihood:
     ------
     SettingsError
         If `dtype` is neither float64 nor float32, or the substitution model is for another type of data.
+    AlignmentError
+        If the substitution model is one of `VariableSites`, and a site may be constant.
 
     References
     ----------
@@ -94,6 +97,7 @@ class ForestLikelihood:
         self.alignment = alignment
         self.substitution = JC69() if substitution is None else substitution
         check_data_type(alignment, self.substitution)
+        check_variable_sites(alignment, self.substitution, site_rates)
         self.site_rates = site_rates
         self.dtype, self.device = dtype, torch.device(device)
         # Created once: priors check their parameters, which tracing does not allow.
@@ -101,7 +105,7 @@ class ForestLikelihood:
         self._free = {name for model in models for name in model.priors(torch.empty(0, dtype=dtype))}
         self._compile, self._cache_bytes = compile, cache_bytes
         self._masks, self._weights = alignment.patterns.numpy(), alignment.weights.numpy()
-        self._patterns: SubPatterns | None = None
+        self._patterns: list[SubPatterns] = []
 
     def log_likelihood(self, topologies: Topologies, branch_lengths: Tensor, **parameters: Tensor) -> Tensor:
         """Compute the log-likelihood of the alignment on each topology.
@@ -131,7 +135,7 @@ class ForestLikelihood:
         SettingsError
             If a parameter has no value, or a name is unknown.
         """
-        patterns = self._sub_patterns(topologies)
+        patterns, *constants = self._sub_patterns(topologies)
         expected = (len(topologies), topologies.num_edges)
         if branch_lengths.shape[-2:] != expected:
             raise ShapeError(
@@ -141,12 +145,21 @@ class ForestLikelihood:
         lengths = branch_lengths.to(dtype=self.dtype, device=self.device)
         # Negative and NaN lengths give NaN: a value of -inf would look like an impossible length.
         lengths = torch.where(lengths >= 0, lengths, torch.nan)
-        groups = partial(planned_groups, topologies, patterns, self.dtype, self.device, self._compile)
-        return log_likelihood(groups, *self._tensors(lengths, parameters))
+        tensors = self._tensors(lengths, parameters)
+
+        def of(patterns: SubPatterns) -> Tensor:
+            groups = partial(planned_groups, topologies, patterns, self.dtype, self.device, self._compile)
+            return log_likelihood(groups, *tensors)
+
+        value = of(patterns)
+        if isinstance(self.substitution, VariableSites):
+            log_variable = self.substitution.log_variable(torch.stack([of(constant) for constant in constants]))
+            value = value - self.alignment.num_sites * log_variable
+        return value
 
     def __getstate__(self) -> dict[str, Any]:
         """Omit the cached tables, which are rebuilt on use."""
-        return {**self.__dict__, "_patterns": None}
+        return {**self.__dict__, "_patterns": []}
 
     def _tensors(self, lengths: Tensor, parameters: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the inputs of an evaluation."""
@@ -170,8 +183,8 @@ class ForestLikelihood:
         rates = [categories.weights] if categories.invariant is None else [categories.weights, categories.invariant]
         return [inputs.movedim(0, len(batch)), frequencies, *rates]
 
-    def _sub_patterns(self, topologies: Topologies) -> SubPatterns:
-        """Return the tables in the order of the topologies' taxa."""
+    def _sub_patterns(self, topologies: Topologies) -> list[SubPatterns]:
+        """Return the tables in the order of the topologies' taxa, those of the data and of constant sites."""
         if topologies.rooted:
             raise TreeError(
                 "The topologies are rooted, but the likelihood does not depend on the root. Remedy: use "
@@ -179,10 +192,10 @@ class ForestLikelihood:
             )
         # Another thread may replace the tables by tables for another order of taxa at any time.
         patterns = self._patterns
-        if patterns is None or patterns.taxa != topologies.taxa:
+        if not patterns or patterns[0].taxa != topologies.taxa:
             check_same_taxa(self.alignment.taxa, topologies.taxa, "the alignment", "the topologies")
             row = {taxon: place for place, taxon in enumerate(self.alignment.taxa)}
-            patterns = self._patterns = SubPatterns(
+            data = SubPatterns(
                 topologies.taxa,
                 self._masks[[row[taxon] for taxon in topologies.taxa]],
                 self._weights,
@@ -190,6 +203,9 @@ class ForestLikelihood:
                 self._cache_bytes,
                 self.substitution.num_states,
             )
+            model = self.substitution
+            states = model.constant_states if isinstance(model, VariableSites) else ()
+            patterns = self._patterns = [data, *(data.all_with(state) for state in states)]
         return patterns
 
 

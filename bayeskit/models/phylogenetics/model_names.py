@@ -21,15 +21,18 @@ from bayeskit.models.phylogenetics.substitution import (
     GTRSubmodel,
     Mk,
     SubstitutionModel,
+    VariableSites,
     check_data_type,
     empirical_frequencies,
 )
+from bayeskit.models.phylogenetics.variable_sites import check_variable_sites
 
 __all__ = ["KNOWN_NAMES", "MODEL_NAMES", "SUBSTITUTION_MODELS", "parse_substitution"]
 
 #: The models by the names of their classes, for files of fitted posteriors.
 SUBSTITUTION_MODELS: dict[str, type[SubstitutionModel]] = {
-    model.__name__: model for model in (JC69, K80, HKY85, TN93, GTR, GTRSubmodel, AminoAcidModel, GY94, Mk)
+    model.__name__: model
+    for model in (JC69, K80, HKY85, TN93, GTR, GTRSubmodel, AminoAcidModel, GY94, Mk, VariableSites)
 }
 
 #: Partitions of the six rates by name, and whether base frequencies are equal where the name alone is given.
@@ -83,11 +86,13 @@ def parse_substitution(text: str, alignment: Alignment | None = None) -> tuple[S
     ----------
     text : str
         A model: JC69, F81, K80, HKY85, TN93, TNe, K81, K81u, TPM2, TPM2u, TPM3, TPM3u, TIM, TIMe, TIM2, TIM2e, TIM3,
-        TIM3e, TVM, TVMe, SYM, GTR, or six digits for a submodel of GTR (see `GTRSubmodel`); LG, WAG, JTT; GY94; Mk.
+        TIM3e, TVM, TVMe, SYM, GTR, or six digits for a `GTRSubmodel`, whose exchangeabilities have the same prior
+        whatever the digits (HKY85 and TN93 have one of their ratios, kappa); LG, WAG, JTT; GY94; Mk.
         Then, in any order, frequencies: `+F` those of the alignment, `+FO` free, `+FQ` equal, `+F1x4` and `+F3x4` for
-        codons; and rates of sites: `+I` some invariant, `+G` or `+G4` Gamma-distributed in so many categories, `+R` or
-        `+R4` free rates. Without such a suffix, base frequencies are free or, by the model, equal, those of amino acids
-        are the published ones, and those of codons equal.
+        codons; rates of sites: `+I` some invariant, `+G` or `+G4` Gamma-distributed in so many categories, `+R` or
+        `+R4` free rates; and `+ASC` for data without constant sites (`VariableSites`; Mkv is Mk+ASC). Without such a
+        suffix, base frequencies are free or, by the model, equal, those of amino acids are the published ones, and
+        those of codons equal.
     alignment : Alignment, optional
         Needed for `+F`, `+F1x4`, `+F3x4` and Mk, which has as many states as the alignment. If given, its type of data
         must be that of the model.
@@ -104,7 +109,7 @@ def parse_substitution(text: str, alignment: Alignment | None = None) -> tuple[S
     SettingsError
         If a suffix is unknown or does not fit, the alignment is needed, or its data are of another type.
     AlignmentError
-        If a state never occurs whose frequency is to be that of the alignment.
+        If a state never occurs whose frequency is to be that of the alignment, or a site may be constant under +ASC.
 
     Examples
     --------
@@ -115,18 +120,20 @@ def parse_substitution(text: str, alignment: Alignment | None = None) -> tuple[S
     """
     name, *suffixes = str(text).strip().split("+")
     suffixes = [suffix.upper() for suffix in suffixes]
-    if name.lower() == "mkv" or "ASC" in suffixes:
-        raise SettingsError(
-            f"{text!r}: the correction for leaving out characters that are constant (ascertainment) is not supported. "
-            "Remedy: use Mk on a matrix that has its constant characters."
-        )
+    corrected = name.lower() == "mkv" or "ASC" in suffixes
+    name = "Mk" if name.lower() == "mkv" else name
+    suffixes = [suffix for suffix in suffixes if suffix != "ASC"]
     frequencies = [suffix for suffix in suffixes if suffix.startswith("F")]
     site_rates = _site_rates([suffix for suffix in suffixes if suffix not in frequencies], text)
+    if corrected and isinstance(site_rates, InvariantSites):
+        raise SettingsError(f"{text!r}: +I and +ASC exclude each other. Remedy: leave one of them out.")
     if len(frequencies) > 1:
         raise SettingsError(f"{text!r} names frequencies twice. {_REMEDY}.")
     substitution = _substitution(name, "".join(frequencies), alignment, text)
+    substitution = VariableSites(substitution) if corrected else substitution
     if alignment is not None:
         check_data_type(alignment, substitution)
+        check_variable_sites(alignment, substitution, site_rates)
     return substitution, site_rates
 
 
@@ -175,13 +182,15 @@ def _substitution(name: str, suffix: str, alignment: Alignment | None, text: str
 
 
 def _of_bases(name: str, suffix: str, given: Given) -> SubstitutionModel:
-    """Return a submodel of GTR, as a class of its own where there is one."""
+    """Return a submodel of GTR, as a class of its own where one has the name."""
     partition, equal = _SIX_RATES.get(name, (name, False))
     partition = GTRSubmodel(partition).partition
     if suffix == "FQ" or (equal and not suffix):
-        if partition in ("000000", "010010"):
-            return JC69() if partition == "000000" else K80()
+        if partition == "000000":
+            return JC69()
+        if partition == "010010" and name in _SIX_RATES:
+            return K80()
         given = [0.25] * 4
-    if partition in _CLASSES:
+    if partition in _CLASSES and name in _SIX_RATES:
         return _CLASSES[partition](given)
     return GTRSubmodel(partition, base_frequencies=given)

@@ -56,6 +56,14 @@ class _Coordinates:
             name: inside(support_of(prior), self._transforms[name](piece)) for name, prior, piece in self._pieces(u)
         }
 
+    def coordinates(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the coordinates of values of each parameter, `(*batch, *event_shape) -> (*batch, dim)`."""
+        pieces = [torch.empty(0, dtype=torch.float64)]
+        for name, prior in self.priors.items():
+            piece = self._transforms[name].inv(values[name])
+            pieces.append(piece.reshape(*values[name].shape[: values[name].dim() - len(prior.event_shape)], -1))
+        return torch.cat(pieces, -1)
+
     def log_prior(self, u: Tensor) -> Tensor:
         """Return the log prior density of the coordinates, `(*batch, dim) -> (*batch)`."""
         total = u.new_zeros(u.shape[:-1])

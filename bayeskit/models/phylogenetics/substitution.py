@@ -7,7 +7,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -15,6 +15,7 @@ import torch
 from pyro.distributions import Dirichlet, LogNormal, TorchDistribution
 from torch import Tensor
 
+from bayeskit._moved import answer_to_old_names
 from bayeskit.errors import AlignmentError, SettingsError, ShapeError
 from bayeskit.models.phylogenetics.alignments import Alignment
 from bayeskit.models.phylogenetics.data_types import DNA, DataType, standard_characters
@@ -32,6 +33,7 @@ __all__ = [
     "ReversibleModel",
     "SubstitutionModel",
     "TN93",
+    "VariableSites",
     "all_reversible_models",
     "check_data_type",
     "empirical_frequencies",
@@ -466,7 +468,7 @@ class JC69(_EqualRates):
 class Mk(_EqualRates):
     """The model of Lewis for morphological characters: any number of states, equal frequencies and equal rates.
 
-    Characters that are the same in all taxa count as data: there is no correction for leaving them out.
+    Characters that are the same in all taxa count as data; `VariableSites(Mk(3))` corrects for their being left out.
 
     Parameters
     ----------
@@ -500,6 +502,119 @@ class Mk(_EqualRates):
     def data_type(self) -> DataType:
         """Symbols of that many states."""
         return standard_characters(self.states)
+
+
+# Models of sites that are in the data because they vary.
+
+#: Largest logarithm of the probability of a constant site; that of a tree without lengths is zero.
+_SURELY_CONSTANT = -1e-15
+
+
+@dataclass(frozen=True, eq=False)
+class VariableSites(SubstitutionModel):
+    """A substitution model of sites that were chosen because they vary: Mkv, or `+ASC`.
+
+    Morphological characters are recorded where taxa differ, and alignments of single-nucleotide polymorphisms leave out
+    constant sites. The likelihood of each site is conditional on this: it is divided by the probability that not all
+    taxa have the same state. All taxa count, also those whose state at a site is missing.
+
+    Parameters
+    ----------
+    model : SubstitutionModel, default Mk()
+
+    Raises
+    ------
+    SettingsError
+        If `model` is no substitution model, or has the correction already.
+
+    References
+    ----------
+    P. O. Lewis (2001), A likelihood approach to estimating phylogeny from discrete morphological character data,
+    Systematic Biology 50, 913-925.
+
+    J. Felsenstein (1992), Phylogenies from restriction sites: a maximum-likelihood approach, Evolution 46, 159-173.
+
+    Examples
+    --------
+    >>> from bayeskit.models.phylogenetics import Tree, TreeModel
+    >>> alignment = Alignment.from_sequences({"A": "001", "B": "010", "C": "100"}, data_type="standard")
+    >>> model = TreeModel(alignment, Tree.from_newick("(A,B,C);"), VariableSites(Mk(2)))
+    >>> model.log_likelihood(torch.full((3,), 0.1, dtype=torch.float64)).exp()  # a third for each site
+    tensor(0.0370, dtype=torch.float64)
+    """
+
+    model: SubstitutionModel = field(default_factory=Mk)
+
+    def __post_init__(self) -> None:
+        """Check the model."""
+        if not isinstance(self.model, SubstitutionModel) or isinstance(self.model, VariableSites):
+            raise SettingsError(
+                f"VariableSites: {self.model!r:.80} is not a substitution model without this correction. Remedy: give "
+                "an object such as Mk(3) or GTR()."
+            )
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Those of the model."""
+        return self.model.parameters
+
+    @property
+    def data_type(self) -> DataType:
+        """That of the model."""
+        return self.model.data_type
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all substitutions have the same rate."""
+        return self.model.is_uniform
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Batch shape of the parameter values."""
+        return self.model.batch_shape
+
+    def priors(self, like: Tensor) -> dict[str, TorchDistribution]:
+        """Return the priors of the model's parameters without a value."""
+        return self.model.priors(like)
+
+    def with_parameters(self, values: Mapping[str, Tensor]) -> Self:
+        """Return a copy with values for some of the parameters."""
+        made = copy.copy(self)
+        object.__setattr__(made, "model", self.model.with_parameters(values))
+        return made
+
+    def frequencies(self, like: Tensor) -> Tensor:
+        """Return the stationary frequencies, shape `(*batch, states)`, with the dtype and device of `like`."""
+        return self.model.frequencies(like)
+
+    def rate_matrix(self, like: Tensor) -> Tensor:
+        """Return the rate matrix, shape `(*batch, states, states)`, with the dtype and device of `like`."""
+        return self.model.rate_matrix(like)
+
+    def transition_matrices(self, branch_lengths: Tensor) -> Tensor:
+        """Return the matrices of transition probabilities, shape `(*batch, edges, states, states)`."""
+        return self.model.transition_matrices(branch_lengths)
+
+    @property
+    def constant_states(self) -> range:
+        """States of which the probability that all taxa have them is needed: one, if all have the same."""
+        return range(1 if self.is_uniform else self.num_states)
+
+    def log_variable(self, log_constant: Tensor) -> Tensor:
+        """Return the log probability that a site varies.
+
+        Parameters
+        ----------
+        log_constant : Tensor
+            Log probability that all taxa have a state, for each of `constant_states`, shape `(states, *batch)`.
+
+        Returns
+        -------
+        Tensor
+            Shape `(*batch)`.
+        """
+        total = log_constant.logsumexp(0) + math.log(self.num_states / len(log_constant))
+        return _gone(-total.clamp(max=_SURELY_CONSTANT)).log()
 
 
 # Models with separate rates of transitions and transversions: K80, HKY85 and TN93.
@@ -1046,3 +1161,6 @@ class _FromEigenvectors(torch.autograd.Function):
             "The model has only first derivatives with respect to its parameters. Remedy: use finite differences of "
             "its gradient."
         )
+
+
+__getattr__ = answer_to_old_names(__name__)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyro
@@ -20,10 +21,11 @@ from bayeskit.models.phylogenetics.pruning.native import CompiledPasses, can_run
 from bayeskit.models.phylogenetics.pruning.passes import TensorPasses
 from bayeskit.models.phylogenetics.pruning.plan import CODE_BASE, SubPatterns, make_plan
 from bayeskit.models.phylogenetics.site_rates import Categories, SiteRates, mix, one_rate
-from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel, check_data_type
+from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel, VariableSites, check_data_type
 from bayeskit.models.phylogenetics.summaries import plot_tree
 from bayeskit.models.phylogenetics.topologies import Topologies
 from bayeskit.models.phylogenetics.trees import Tree, check_same_taxa, edges_of_trees
+from bayeskit.models.phylogenetics.variable_sites import check_variable_sites
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,6 +69,8 @@ class TreeModel:
     SettingsError
         If an argument has the wrong type, the prior has the wrong event shape or allows negative numbers, `dtype`
         is not a floating-point type, or the substitution model is for another type of data.
+    AlignmentError
+        If the substitution model is one of `VariableSites`, and a site may be constant.
 
     References
     ----------
@@ -114,6 +118,7 @@ class TreeModel:
         self.tree = tree
         self.substitution = JC69() if substitution is None else substitution
         check_data_type(alignment, self.substitution)
+        check_variable_sites(alignment, self.substitution, site_rates)
         self.site_rates = site_rates
         self.dtype = dtype
         self.device = torch.device(device)
@@ -133,11 +138,14 @@ class TreeModel:
         weights = alignment.weights.numpy()
         uniform, num_states = self.substitution.is_uniform, self.substitution.num_states
         sub_patterns = SubPatterns(tree.taxa, patterns.numpy(), weights, uniform, num_bytes=0, num_states=num_states)
-        self._plan = make_plan(topology, sub_patterns)
+        states = self.substitution.constant_states if isinstance(self.substitution, VariableSites) else ()
+        # Of the data, and of sites at which all taxa have the same state.
+        tables = [sub_patterns, *(sub_patterns.all_with(state) for state in states)]
+        self._plans = [make_plan(topology, table) for table in tables]
         self._edges = torch.as_tensor(order[0], device=self.device)  # of the tree, in the order of the topology
         rows = sub_patterns.codes[tree.num_taxa] // CODE_BASE
         self._row_of_pattern = torch.as_tensor(rows, dtype=torch.int64, device=self.device)
-        self._made: dict[bool, Passes] = {}  # by compiled code, and as tensor operations
+        self._made: dict[tuple[bool, int], Passes] = {}  # by compiled code, and as tensor operations; of each plan
         allowed = (patterns.long()[:, None] >> torch.arange(num_states)[:, None]) & 1
         self._sites = Sites(allowed.to(self._like), alignment.weights.to(self._like))
 
@@ -208,8 +216,11 @@ class TreeModel:
             inputs = inputs.movedim(0, state.frequencies.dim() - 1)
             rates = [categories.weights] if categories.invariant is None else [categories.weights, categories.invariant]
         dim = state.frequencies.dim() - 1  # of topologies: one
-        tensors = (tensor.unsqueeze(dim) for tensor in (inputs, state.frequencies, *rates))
-        return log_likelihood(self._groups, *tensors)[..., 0]
+        tensors = [tensor.unsqueeze(dim) for tensor in (inputs, state.frequencies, *rates)]
+        value = log_likelihood(self._groups, *tensors)[..., 0]
+        if isinstance(self.substitution, VariableSites):
+            value = value - self.alignment.num_sites * self._log_variable(self.substitution, tensors)
+        return value
 
     def pattern_log_likelihoods(self, branch_lengths: Tensor, **parameters: Tensor) -> Tensor:
         """Compute the log-likelihood of each site pattern.
@@ -248,12 +259,17 @@ class TreeModel:
         inputs, batch = self._inputs(state), state.lengths.shape[:-1]
         inputs = inputs.reshape(batch.numel(), 1, *inputs.shape[len(batch) :])
         frequencies = state.frequencies.expand(*batch, -1).reshape(batch.numel(), 1, self.substitution.num_states)
-        rows = self._passes(compiled=False).row_values(inputs, frequencies)[:, 0]
-        logs = rows[:, self._row_of_pattern].unflatten(0, batch) if batch else rows[0, self._row_of_pattern]
-        if state.categories is None:
-            return logs
-        constant = self._sites.tips.amin(0).T
-        return mix(logs.movedim(-1, 0), state.categories, state.frequencies, constant).movedim(0, -1)
+        rows = [self._passes(False, place).row_values(inputs, frequencies)[:, 0] for place in range(len(self._plans))]
+        rows[0] = rows[0][:, self._row_of_pattern]
+        logs = [row.unflatten(0, batch) if batch else row[0] for row in rows]
+        if state.categories is not None:
+            constant = self._sites.tips.amin(0).T
+            logs = [
+                mix(one.movedim(-1, 0), state.categories, state.frequencies, constant).movedim(0, -1) for one in logs
+            ]
+        if isinstance(self.substitution, VariableSites):
+            return logs[0] - self.substitution.log_variable(torch.stack(logs[1:]))
+        return logs[0]
 
     def factor_terms(self, values: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the terms of the factor `"alignment"` by site pattern, for pointwise estimators.
@@ -301,7 +317,7 @@ class TreeModel:
         ShapeError
             If the last dimension is not the number of edges, or a parameter has another shape.
         SettingsError
-            If a parameter is missing or is not in `priors`.
+            If a parameter is missing or is not in `priors`, or the substitution model is one of `VariableSites`.
 
         Examples
         --------
@@ -310,21 +326,32 @@ class TreeModel:
         >>> model.branch_derivatives(torch.full((3,), 0.1, dtype=torch.float64)).second
         tensor([-92.0219,   1.5273,   1.1516], dtype=torch.float64)
         """
+        if isinstance(self.substitution, VariableSites):
+            raise SettingsError(
+                "branch_derivatives has no correction for constant sites that were left out (VariableSites). Remedy: "
+                "differentiate pattern_log_likelihoods, with torch.func.hessian."
+            )
         state = self._state(branch_lengths, parameters)
         lengths, categories = state.lengths, state.categories
         if categories is None:
             lengths, categories = lengths[None], one_rate(self._like)
         return branch_derivatives(self.tree, self._sites, lengths, state.substitution, categories)
 
-    def _passes(self, compiled: bool) -> Passes:
-        if compiled not in self._made:
-            kind = CompiledPasses if compiled else TensorPasses
-            self._made[compiled] = kind(self._plan, self.dtype, self.device)
-        return self._made[compiled]
+    def _log_variable(self, substitution: VariableSites, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the log probability that a site varies, `(*batch)`."""
+        groups = [partial(self._groups, place) for place in range(1, len(self._plans))]
+        return substitution.log_variable(torch.stack([log_likelihood(one, *tensors)[..., 0] for one in groups]))
 
-    def _groups(self) -> Generator[tuple[slice, Passes]]:
+    def _passes(self, compiled: bool, place: int = 0) -> Passes:
+        key = compiled, place
+        if key not in self._made:
+            kind = CompiledPasses if compiled else TensorPasses
+            self._made[key] = kind(self._plans[place], self.dtype, self.device)
+        return self._made[key]
+
+    def _groups(self, place: int = 0) -> Generator[tuple[slice, Passes]]:
         """Yield the one topology; asked anew each time, because copies may go to machines without a compiler."""
-        yield slice(None), self._passes(can_run(self.dtype, self.device, self.substitution.num_states))
+        yield slice(None), self._passes(can_run(self.dtype, self.device, self.substitution.num_states), place)
 
     def _inputs(self, state: _State) -> Tensor:
         """Return the inputs of the passes: lengths, or matrices, in the order of the topology's edges."""

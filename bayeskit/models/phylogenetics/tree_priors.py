@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
-from pyro.distributions import Beta, LogNormal, TorchDistribution, Uniform
+from pyro.distributions import LogNormal, TorchDistribution, Uniform
 from torch import Tensor
 from torch.distributions import constraints
 from torch.nn.functional import softplus
@@ -174,9 +174,10 @@ class BirthDeathHeights(_HeightsDistribution):
         net, birth = self.net.detach().expand(shape), self.birth.detach().expand(shape)
         with torch.no_grad():
             if self.root_height is None:
-                # The largest but one of n uniform numbers.
+                # The largest but one of n uniform numbers, by operations that vmap knows: torch's Beta has none.
                 n = self.dated.num_taxa
-                root = Beta(net.new_tensor(n - 1.0), net.new_tensor(2.0), validate_args=False).sample(shape)
+                largest, ratio = 1.0 - torch.rand_like(net), 1.0 - torch.rand_like(net)
+                root = largest ** (1.0 / n) * ratio ** (1.0 / (n - 1))
                 height = torch.log1p(root / (1.0 - root) * net / birth) / net
             else:
                 height = self.root_height.sample(shape).to(net)

@@ -2,6 +2,7 @@
 
 from bayeskit.models.phylogenetics.topology_moves.chains import Moves
 from bayeskit.workflows.phylogenetics.growing_support import SupportGrowth
+from bayeskit.workflows.phylogenetics.substitution_average import SubstitutionAverage, average_substitution_models
 from bayeskit.workflows.phylogenetics.topology_comparison import TopologyComparison, compare_topologies
 from bayeskit.workflows.phylogenetics.topology_evidence import TopologyEvidence, topology_evidence
 from bayeskit.workflows.phylogenetics.topology_inference import TopologyInference, infer_topologies
@@ -19,11 +20,13 @@ __all__ = [
     "LearningRates",
     "LogNormalLengths",
     "Moves",
+    "SubstitutionAverage",
     "SupportGrowth",
     "TopologyComparison",
     "TopologyEvidence",
     "TopologyInference",
     "VariationalPosterior",
+    "average_substitution_models",
     "compare_topologies",
     "infer_topologies",
     "topology_evidence",

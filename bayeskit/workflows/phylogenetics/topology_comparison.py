@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Gamma
 
 from bayeskit.core.folders import write_csv
-from bayeskit.core.inputs import real_number, unknown_name, whole_number
+from bayeskit.core.inputs import real_number, unknown_name, warn_user, whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.core.statistics import (
@@ -46,6 +45,7 @@ from bayeskit.models.phylogenetics import (
     Tree,
     TreeModel,
     TreeSample,
+    VariableSites,
 )
 from bayeskit.models.phylogenetics.branch_length_priors import (
     allowed_lengths,
@@ -64,17 +64,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
+    "ForestModel",
     "HALF",
     "NEGLIGIBLE",
     "JointProposal",
     "PRIOR",
+    "TopologyPosterior",
     "TopologyComparison",
     "check_models",
     "compare_topologies",
+    "default_length_prior",
     "defended_draws",
     "defended_log_prob",
+    "first_proposals",
+    "sample_importance",
     "share_of_tail",
     "unrooted_topologies",
+    "warn_of_untrusted",
 ]
 
 
@@ -178,20 +184,26 @@ def unrooted_topologies(trees: TreeSample | Topologies | Sequence[Tree], alignme
     if not isinstance(trees, Topologies):
         trees = Topologies.from_trees(_only_trees(trees))
     if trees.rooted:
-        warnings.warn(
+        warn_user(
             "The topologies are rooted. They are unrooted here, because the likelihood of a time-reversible model does "
             "not depend on the root.",
             ConversionWarning,
-            stacklevel=3,
         )
         trees = trees.unrooted()[0].distinct()[0]
     return trees.with_taxa(alignment.taxa)[0]
 
 
 def check_models(
-    alignment: Alignment, substitution: SubstitutionModel | None, site_rates: SiteRates | None
+    alignment: Alignment,
+    substitution: SubstitutionModel | None,
+    site_rates: SiteRates | None,
+    *,
+    corrected: bool = False,
 ) -> SubstitutionModel:
-    """Return the substitution model, JC69 by default; SettingsError if an argument has the wrong type."""
+    """Return the substitution model, JC69 by default; SettingsError if an argument has the wrong type.
+
+    `corrected` says that the caller's likelihood has the correction of `VariableSites`.
+    """
     if not isinstance(alignment, Alignment):
         raise SettingsError(
             f"alignment: {alignment!r:.80} is not an Alignment. Remedy: give Alignment.from_file(path)."
@@ -202,12 +214,25 @@ def check_models(
             f"substitution: {substitution!r:.80} is not a substitution model. Remedy: give an object such as "
             "HKY85(kappa=2.0, base_frequencies=[0.3, 0.2, 0.2, 0.3])."
         )
+    if isinstance(substitution, VariableSites) and not corrected:
+        raise SettingsError(
+            "substitution: the chains over topologies have no correction for constant sites that were left out "
+            "(VariableSites, +ASC). Remedy: use compare_topologies or variational_inference, which have it."
+        )
     if not isinstance(site_rates, (SiteRates, type(None))):
         raise SettingsError(
             f"site_rates: {site_rates!r:.80} is not a model of site rates. Remedy: give an object such as "
             "GammaRates(0.5)."
         )
     return substitution
+
+
+def default_length_prior(prior: TorchDistribution | None, num_edges: int) -> TorchDistribution:
+    """Return a prior of branch lengths in double precision, Exponential(10) by default; SettingsError if invalid."""
+    if prior is None:
+        prior = dist.Exponential(torch.tensor(10.0, dtype=torch.float64))
+    check_branch_length_prior(prior, num_edges)
+    return in_double_precision(prior)
 
 
 def _only_trees(trees: Sequence[Tree]) -> list[Tree]:
@@ -359,12 +384,18 @@ _BYTES = 2**26
 _COPIES, _COPIES_OF_GRADIENTS = 16, 32
 
 
-class _Posterior:
+class TopologyPosterior:
     """Unnormalised density of branch lengths and of unconstrained parameters on each of several topologies."""
 
-    def __init__(self, model: _Model, topologies: Topologies) -> None:
-        self.topologies, self.prior = topologies, model.branch_length_prior
-        self.likelihood = ForestLikelihood(model.alignment, model.substitution, site_rates=model.site_rates)
+    def __init__(self, model: ForestModel, topologies: Topologies, name: str = "") -> None:
+        self.topologies, self.prior, self.name = topologies, model.branch_length_prior, name
+        # The tables always have room for one topology.
+        self.likelihood = ForestLikelihood(
+            model.alignment,
+            model.substitution,
+            site_rates=model.site_rates,
+            cache_bytes=0 if len(topologies) == 1 else 2**28,
+        )
         self.parameters = FreeParameters(model.substitution, model.site_rates)
         self.num_edges = topologies.num_edges
         # Of the prior, whatever the data: where the search for modes starts.
@@ -395,10 +426,16 @@ class _Posterior:
         self, proposal: JointProposal, place: int, num_draws: int, seed: int, stage: str
     ) -> tuple[Tensor, Tensor, _Weights]:
         """Draw lengths and parameters on one topology; each stage of each topology has a random stream of its own."""
-        generator = new_generator(seed, stream=f"gamma laplus importance sampling, {stage}, topology {place}")
+        generator = new_generator(
+            seed, stream=f"gamma laplus importance sampling, {stage}, {self.name}topology {place}"
+        )
         x, u, part = proposal.sample(num_draws, generator)
         value = self.log_density(torch.tensor([place]), x[:, None], u[:, None])[:, 0]
         return x, u, _Weights(value, value - proposal.log_prob(x, u), part)
+
+
+#: Takes the place of a topology, its draws of lengths and of coordinates of parameters, and their log weights.
+Visit = Callable[[int, Tensor, Tensor, Tensor], None]
 
 
 class _Weights(NamedTuple):
@@ -731,14 +768,12 @@ def compare_topologies(
     >>> result.comparison.best, len(result.posterior_probabilities)
     ('tree 1', 3)
     """
-    substitution = check_models(alignment, substitution, site_rates)
+    substitution = check_models(alignment, substitution, site_rates, corrected=True)
     topologies = unrooted_topologies(trees, alignment)
     _check_distinct(topologies)
     names = [f"tree {place + 1}" for place in range(len(topologies))]
-    if branch_length_prior is None:
-        branch_length_prior = dist.Exponential(torch.tensor(10.0, dtype=torch.float64))
-    check_branch_length_prior(branch_length_prior, topologies.num_edges)
-    model = _Model(alignment, substitution, site_rates, in_double_precision(branch_length_prior))
+    length_prior = default_length_prior(branch_length_prior, topologies.num_edges)
+    model = ForestModel(alignment, substitution, site_rates, length_prior)
     seed = whole_number("seed", seed)
     weights = _weights(prior_probabilities, names)
     given = {"budget": budget, "checkpoint": checkpoint, "num_jobs": None if num_jobs == 1 else num_jobs}
@@ -746,9 +781,15 @@ def compare_topologies(
     settings: dict[str, Any] = {"method": method, "seed": seed}
     if method == _IN_ONE_BATCH:
         number = _DRAWS if num_draws is None else whole_number("num_draws", num_draws, 1)
-        results = _gamma_laplus_importance_sampling(model, topologies, num_draws=number, seed=seed, progress=progress)
-        comparison = ModelComparison(dict(zip(names, results, strict=True)), weights, settings | {"num_draws": number})
-        _warn(comparison)
+        posterior = TopologyPosterior(model, topologies)
+        begin = time.monotonic()
+        with one_thread():
+            modes, proposals = first_proposals(posterior, progress=progress)
+            results = sample_importance([posterior], [modes], proposals, number, seed=seed, progress=progress)
+        seconds = (time.monotonic() - begin) / len(topologies)
+        found = {name: replace(z, seconds=seconds) for name, z in zip(names, results, strict=True)}
+        comparison = ModelComparison(found, weights, settings | {"num_draws": number})
+        warn_of_untrusted(comparison)
     else:
         models = {name: partial(_target, model, _in_order(topologies, place)) for place, name in enumerate(names)}
         comparison = compare_models(
@@ -801,8 +842,8 @@ def _check_method(method: str, unused: dict[str, Any]) -> None:
             raise SettingsError(f"{name} is not used by the method {method}. Remedy: omit it.")
 
 
-def _warn(comparison: ModelComparison) -> None:
-    """Issue one warning for all topologies with an untrusted estimate."""
+def warn_of_untrusted(comparison: ModelComparison, what: str = "topologies") -> None:
+    """Issue one warning for all topologies, or models, with an untrusted estimate."""
     reasons: dict[str, list[str]] = {}
     for name, found in comparison.results.items():
         if not found.trusted:
@@ -816,15 +857,14 @@ def _warn(comparison: ModelComparison) -> None:
     most = max(names, key=lambda name: comparison.posterior_probabilities[name])
     why = next(reason for reason, group in reasons.items() if most in group)
     some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    warnings.warn(
-        f"the evidence of {len(names)} of {len(comparison.results)} topologies, with total posterior probability "
+    warn_user(
+        f"the evidence of {len(names)} of {len(comparison.results)} {what}, with total posterior probability "
         f"{probability:.2g}, is not trusted: {some}. Reason for {most}: {why}",
         SamplingWarning,
-        stacklevel=3,
     )
 
 
-class _Model(NamedTuple):
+class ForestModel(NamedTuple):
     """Arguments of a tree model other than the topology."""
 
     alignment: Alignment
@@ -833,46 +873,72 @@ class _Model(NamedTuple):
     branch_length_prior: dist.TorchDistribution
 
 
-def _target(model: _Model, tree: Tree) -> Target:
+def _target(model: ForestModel, tree: Tree) -> Target:
     alignment, substitution, site_rates, prior = model
     return Target.from_pyro(TreeModel(alignment, tree, substitution, prior, site_rates=site_rates))
 
 
-def _gamma_laplus_importance_sampling(
-    model: _Model, topologies: Topologies, *, num_draws: int, seed: int, progress: bool
+def sample_importance(
+    posteriors: Sequence[TopologyPosterior],
+    modes: Sequence[Modes],
+    proposals: Sequence[JointProposal],
+    num_draws: int,
+    *,
+    seed: int,
+    progress: bool,
+    what: str = "topologies",
+    log_prior: Tensor | None = None,
+    visit: Visit | None = None,
 ) -> list[Evidence]:
-    begin = time.monotonic()
-    count = len(topologies)
-    with one_thread():
-        posterior = _Posterior(model, topologies)
-        modes, proposals = _first_proposals(posterior, progress)
-        results = []
-        with torch.no_grad():
-            pilots = []
-            with progress_bar("pilot draws of topologies", count, progress) as bar:
-                for place, proposal in enumerate(proposals):
-                    pilots.append(_after_pilots(posterior, proposal, place, seed))
-                    bar.update(place + 1)
-            blocks, size = _allocated(torch.stack([pilot.log_weights for pilot in pilots]), num_draws)
-            with progress_bar("importance sampling of topologies", int(blocks.sum()), progress) as bar:
-                for place, (pilot, number) in enumerate(zip(pilots, blocks.tolist(), strict=True)):
-                    drawn = []
-                    for block in range(number):
-                        drawn.append(posterior.drawn(pilot.proposal, place, size, seed, f"block {block}")[2])
-                        bar.update(int(blocks[:place].sum()) + block + 1)
-                    weights = _Weights(*(torch.cat(column) for column in zip(*drawn, strict=True)))
-                    results.append(_estimate(weights, modes, place, pilot.num_draws))
-    seconds = (time.monotonic() - begin) / count
-    return [replace(z, seconds=seconds) for z in results]
+    """Return the evidence of each topology of each posterior, by importance sampling in one thread.
+
+    `proposals` are those of all topologies, `log_prior` the logarithms of their prior probabilities. `visit` is called
+    with the place of a topology among all and its final draws.
+    """
+    items = [
+        (posterior, found, place)
+        for posterior, found in zip(posteriors, modes, strict=True)
+        for place in range(len(posterior.topologies))
+    ]
+    results = []
+    with torch.no_grad():
+        pilots = []
+        with progress_bar(f"pilot draws of {what}", len(items), progress) as bar:
+            for (posterior, _, place), proposal in zip(items, proposals, strict=True):
+                pilots.append(_after_pilots(posterior, proposal, place, seed))
+                bar.update(len(pilots))
+        log_weights = torch.stack([pilot.log_weights for pilot in pilots])
+        blocks, size = _allocated(log_weights if log_prior is None else log_weights + log_prior[:, None], num_draws)
+        with progress_bar(f"importance sampling of {what}", int(blocks.sum()), progress) as bar:
+            done = 0
+            for item, (pilot, number) in enumerate(zip(pilots, blocks.tolist(), strict=True)):
+                posterior, found, place = items[item]
+                drawn = []
+                for block in range(number):
+                    drawn.append(posterior.drawn(pilot.proposal, place, size, seed, f"block {block}"))
+                    done += 1
+                    bar.update(done)
+                x, u = torch.cat([one[0] for one in drawn]), torch.cat([one[1] for one in drawn])
+                weights = _Weights(*(torch.cat(column) for column in zip(*(one[2] for one in drawn), strict=True)))
+                results.append(_estimate(weights, found, place, pilot.num_draws))
+                if visit is not None:
+                    visit(item, x, u, weights.log_weights)
+    return results
 
 
-def _first_proposals(posterior: _Posterior, progress: bool = False) -> tuple[Modes, list[JointProposal]]:
-    """Return modes, of lengths and exponentials of parameters, and the proposals matched to them."""
+def first_proposals(
+    posterior: TopologyPosterior, start: Tensor | None = None, *, progress: bool = False
+) -> tuple[Modes, list[JointProposal]]:
+    """Return modes, of lengths and exponentials of parameters, and the proposals matched to them.
+
+    The search begins at `start` `(edges + dim,)`, by default at the median of the prior.
+    """
     edges, count, prior = posterior.num_edges, len(posterior.topologies), posterior.prior
     # The posterior mode may be at zero whatever the data; the mode of the logarithms is near the probability mass.
     infinite = _is_infinite_at_zero(prior, edges)
     step = max(1, posterior.vectors(gradients=True) // (2 * (edges + posterior.parameters.dim)))
-    start = torch.cat([allowed_lengths(prior, edges), posterior.usual.exp()]).unsqueeze(0)
+    if start is None:
+        start = torch.cat([allowed_lengths(prior, edges), posterior.usual.exp()])
     found: list[Modes] = []
     with progress_bar("modes of topologies", count, progress) as bar:
         for first in range(0, count, step):
@@ -884,7 +950,7 @@ def _first_proposals(posterior: _Posterior, progress: bool = False) -> tuple[Mod
                 return value + x.log().sum(-1) if infinite else value
 
             # Not from another topology's mode, which may be near a lower mode of this one.
-            found.append(climb_to_modes(log_density, start.repeat(len(places), 1), tolerance=_GAIN))
+            found.append(climb_to_modes(log_density, start.expand(len(places), -1), tolerance=_GAIN))
             bar.update(int(places[-1]) + 1)
     modes = Modes(*(torch.cat(column) for column in zip(*found, strict=True)))
     x, z = modes.position[:, :edges], modes.position
@@ -915,7 +981,7 @@ class _Pilot(NamedTuple):
     num_draws: int  # of all runs
 
 
-def _after_pilots(posterior: _Posterior, proposal: JointProposal, place: int, seed: int) -> _Pilot:
+def _after_pilots(posterior: TopologyPosterior, proposal: JointProposal, place: int, seed: int) -> _Pilot:
     """Match a proposal to pilot draws."""
     for run in range(_MOST_PILOTS):
         x, u, weights = posterior.drawn(proposal, place, _BLOCK, seed, f"pilot {run}")

@@ -910,6 +910,7 @@ def _space_and_subsets(
             )
     subsets = [one if one.taxa == alignment.taxa else one.select(alignment.taxa) for one in data.subsets.values()]
     for subset, substitution in zip(subsets, data.substitution.values(), strict=True):
+        check_models(subset, substitution, None)
         check_data_type(subset, substitution)
     check_for_search(data)
     model = [list(alignment.taxa), [[one.patterns, one.weights] for one in subsets]]

@@ -1339,7 +1339,7 @@ def variational_inference(
     >>> posterior.log_evidence(1000).trusted
     True
     """
-    substitution = check_models(alignment, substitution, site_rates)
+    substitution = check_models(alignment, substitution, site_rates, corrected=True)
     num_steps = whole_number("num_steps", num_steps, 1)
     objective = _checked_settings(IWAE(10) if objective is None else objective)
     default_annealing = annealing is None

@@ -125,7 +125,7 @@ def test_mutations_of_the_ends_of_the_numbers_are_caught(mutated, problem, compi
     forest = ForestLikelihood(alignment)
     slopes = evaluate(forest, topologies, lengths * 1e-308)[1]
     assert bool(torch.isfinite(slopes).all()) != mutated
-    passes = native.CompiledPasses(make_plan(topologies, forest._patterns), torch.float64, torch.device("cpu"))
+    passes = native.CompiledPasses(make_plan(topologies, forest._patterns[0]), torch.float64, torch.device("cpu"))
     for vectors in (1, 3):
         negative = torch.full((vectors, 3, 4), -0.25, dtype=torch.float64)
         (values,) = passes.log_likelihoods(lengths.expand(vectors, -1, -1), negative, False)

@@ -76,7 +76,7 @@ def test_a_plan_is_used_before_another_thread_makes_one(locked, alignment, monke
     forest = ForestLikelihood(alignment, compile=False, cache_bytes=0)
     forest.log_likelihood(*given[0])
     if not locked:
-        forest._patterns.lock = nullcontext()
+        forest._patterns[0].lock = nullcontext()
     found = interleaved(forest, given, monkeypatch)
     right = [
         isinstance(one, torch.Tensor) and torch.allclose(one, other, rtol=1e-13, atol=0)
@@ -125,9 +125,9 @@ def test_copies_have_a_lock_of_their_own(duplicate, alignment):
     ((topologies, lengths),) = problems(1, 5)
     forest = ForestLikelihood(alignment)
     expected = forest.log_likelihood(topologies, lengths)
-    with forest._patterns.lock:
+    with forest._patterns[0].lock:
         assert torch.equal(duplicate(forest).log_likelihood(topologies, lengths), expected)
-        patterns = duplicate(forest._patterns)
-        assert patterns.lock is not forest._patterns.lock and not patterns.lock.locked()
+        patterns = duplicate(forest._patterns[0])
+        assert patterns.lock is not forest._patterns[0].lock and not patterns.lock.locked()
         slots = make_plan(topologies, patterns).slots
-    assert (slots == make_plan(topologies, forest._patterns).slots).all()
+    assert (slots == make_plan(topologies, forest._patterns[0]).slots).all()

@@ -334,7 +334,7 @@ def test_gaps_only_give_probability_one(substitution):
 def test_renaming_bases_saves_work_and_changes_nothing():
     alignment, tree = primates()
     fast, plain = TreeModel(alignment, tree), TreeModel(alignment, tree, JC69ByMatrices())
-    rows = [int(made._plan.patterns.counts[made._plan.slots].sum()) for made in (fast, plain)]
+    rows = [int(made._plans[0].patterns.counts[made._plans[0].slots].sum()) for made in (fast, plain)]
     assert rows[0] < 0.6 * rows[1]
     lengths = lengths_like(tree, 11, 3)
     torch.testing.assert_close(fast.log_likelihood(lengths), plain.log_likelihood(lengths), rtol=1e-13, atol=0)
@@ -379,7 +379,7 @@ def test_the_value_check_catches_a_dropped_scaler():
     alignment, tree = primates()
     lengths = lengths_like(tree, 2)
     model = TreeModel(alignment, tree)
-    model._plan.patterns.weights[tree.num_taxa + 1 :] = 0.0
+    model._plans[0].patterns.weights[tree.num_taxa + 1 :] = 0.0
     assert relative_error(model.log_likelihood(lengths), plain_log_likelihood(alignment, tree, lengths)) > 1e-3
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bayeskit.errors import SettingsError, UnknownNameError
+from bayeskit.errors import AlignmentError, SettingsError, UnknownNameError
 from bayeskit.models.phylogenetics import (
     GTR,
     GY94,
@@ -42,7 +42,9 @@ LIKE = torch.zeros((), dtype=torch.float64)
         ("SYM", GTR, ["exchangeabilities"]),
         ("gtr", GTR, ["base_frequencies", "exchangeabilities"]),
         ("TIM2+FQ", GTRSubmodel, ["exchangeabilities"]),
-        ("010010", HKY85, ["base_frequencies", "kappa"]),
+        ("010010", GTRSubmodel, ["base_frequencies", "exchangeabilities"]),
+        ("121121+FQ", GTRSubmodel, ["exchangeabilities"]),
+        ("000000+FQ", JC69, []),
         ("LG", AminoAcidModel, []),
         ("LG+FO", AminoAcidModel, ["amino_acid_frequencies"]),
         ("GY", GY94, ["kappa", "omega"]),
@@ -111,8 +113,9 @@ def test_every_known_name_is_read_in_any_case(name):
         ("HKY+F", None, SettingsError, "depends on the alignment"),
         ("LG", BASES, SettingsError, "a model of protein data, but the data of the alignment are DNA"),
         ("Mk", BASES, SettingsError, "a model of standard with 2 states data"),
-        ("Mkv", BASES, SettingsError, "ascertainment"),
-        ("JC69+ASC", BASES, SettingsError, "ascertainment"),
+        ("Mkv", BASES, SettingsError, "a model of standard with 2 states data"),
+        ("JC69+ASC", BASES, AlignmentError, r"Sites 1-4 \(counted from 1\): some state is possible"),
+        ("GTR+I+ASC", None, SettingsError, r"\+I and \+ASC exclude each other"),
     ],
 )
 def test_bad_texts_are_named(text, alignment, error, message):

@@ -322,6 +322,16 @@ def test_hmc_without_data_samples_the_prior(tips, limit):
         assert z.abs().max() < limit(16, dof=31)
 
 
+@pytest.mark.parametrize("settings", [{}, {"tree_prior": BirthDeathTree()}, {"tree_prior": ConstantCoalescent()}])
+def test_the_prior_is_drawn_in_one_batch(settings, monkeypatch):
+    """Drawn one by one, checks of a target took longer than its sampling."""
+    target = bk.Target.from_pyro(TimeTreeModel(ALIGNMENT, NEWICK, **settings))
+    calls = []
+    original = TimeTreeModel._log_likelihood
+    monkeypatch.setattr(TimeTreeModel, "_log_likelihood", lambda *given: calls.append(1) or original(*given))
+    assert target.sample_prior(500).isfinite().all() and len(calls) < 10
+
+
 def test_evidence_with_tips_of_one_date_is_given_the_topology():
     gaps = Alignment.from_sequences({taxon: "-" for taxon in "ABCD"})
     for prior in (YuleTree(), ConstantCoalescent()):

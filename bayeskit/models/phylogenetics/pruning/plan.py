@@ -222,6 +222,13 @@ class SubPatterns:
         self._store(num_taxa, whole)
         self._next = fixed
 
+    def all_with(self, state: int) -> SubPatterns:
+        """Return the tables of one site at which all taxa have a state."""
+        masks = np.full((len(self.taxa), 1), 1 << state, dtype=np.int64)
+        room = len(self.taxa) * self.num_topologies
+        uniform = self.group.tips is not None
+        return SubPatterns(self.taxa, masks, np.ones(1), uniform, room * _BYTES, self.num_states)
+
     def __getstate__(self) -> dict[str, Any]:
         """Omit the lock, which cannot be copied."""
         return {name: value for name, value in self.__dict__.items() if name != "lock"}
