@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from traceback import walk_stack, walk_tb
 from typing import Any
 
 import pyro.infer
@@ -17,7 +19,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from bayeskit.core.inputs import whole_number
-from bayeskit.errors import LossError
+from bayeskit.core.process_state import process_state
+from bayeskit.errors import BayeskitError, LossError, ModelError
 from bayeskit.inference.objectives.drawing import (
     PARTICLES,
     Compatibility,
@@ -209,12 +212,13 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
 
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Return the scalar loss: minus the sum over observations, scaled from the minibatch to the full data."""
-        return self._loss(Draw(self, model, guide, args, kwargs))
+        with _turn():
+            return self._loss(Draw(self, model, guide, args, kwargs))
 
     def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """Return the loss as a number."""
-        draw = Draw(self, model, guide, args, kwargs)
-        with torch.no_grad():
+        with _turn(), torch.no_grad():
+            draw = Draw(self, model, guide, args, kwargs)
             return _checked(float(self._loss(draw)), draw)
 
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
@@ -222,11 +226,12 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
 
         LossError if the loss is not finite; gradients then stay unchanged.
         """
-        draw = Draw(self, model, guide, args, kwargs)
-        loss = self._loss(draw)
-        value = _checked(float(loss.detach()), draw)
-        if loss.requires_grad:
-            loss.backward(retain_graph=self.retain_graph)
+        with _turn():
+            draw = Draw(self, model, guide, args, kwargs)
+            loss = self._loss(draw)
+            value = _checked(float(loss.detach()), draw)
+            if loss.requires_grad:
+                loss.backward(retain_graph=self.retain_graph)
         return value
 
     def _loss(self, draw: Draw) -> Tensor:
@@ -240,6 +245,38 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
 
     def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Any:
         return get_importance_trace("flat", self.max_plate_nesting, model, guide, args, kwargs)
+
+
+# Pyro's SVI adds a handler to those of the process before it calls the objective, and so before it could wait.
+_STEP = pyro.infer.SVI.step.__code__
+_DISTURBED = (
+    "pyro.infer.SVI.step ran while another thread ran a Pyro model, and Pyro has one stack of handlers for all threads. "
+    "Remedy: train by bayeskit.inference.training.fit, which takes turns, or in processes"
+)
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """Let no other thread run a Pyro model; raise ``ModelError`` if handlers of two threads were mixed."""
+    with process_state() as waited:
+        if waited and _within_step():
+            raise ModelError(_DISTURBED)
+        try:
+            yield
+        except (ValueError, IndexError) as error:
+            if isinstance(error, BayeskitError) or not _is_of_handlers(error):
+                raise
+            raise ModelError(_DISTURBED) from error
+
+
+def _within_step() -> bool:
+    return any(frame.f_code is _STEP for frame, _ in walk_stack(None))
+
+
+def _is_of_handlers(error: Exception) -> bool:
+    """Tell whether a handler was not where Pyro had put it."""
+    last = list(walk_tb(error.__traceback__))[-1][0]
+    return last.f_code is Messenger.__exit__.__code__
 
 
 def _checked(value: float, draw: Draw) -> float:

@@ -34,6 +34,7 @@ from bayeskit.core.compatibility import as_inference_data, to_datasets
 from bayeskit.core.inputs import as_numbers, whole_number
 from bayeskit.core.plots import BLUE, ORANGE, SKY
 from bayeskit.core.progress import progress_bar, watching
+from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import global_stream, new_generator, validation_kept
 from bayeskit.core.storage import load_tensors, save_tensors
 from bayeskit.distributed import Ranks
@@ -89,6 +90,13 @@ Ending = Literal["finished", "early stopping", "time budget", "interrupted"]
 _DRAWS = "_draws"
 
 
+@contextmanager
+def in_store(state: dict[str, dict[str, Any]]) -> Iterator[None]:
+    """Let parameters be read from ``state`` and stored in it; other threads wait."""
+    with process_state(), pyro.get_param_store().scope(state):
+        yield
+
+
 class _InStore:
     """A function with ``pyro.param`` statements and its own parameter values, outside Pyro's global store."""
 
@@ -97,7 +105,7 @@ class _InStore:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function on its own parameters."""
-        with pyro.get_param_store().scope(self.state):
+        with in_store(self.state):
             return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -198,8 +206,8 @@ class Fit:
         """
         num_draws = whole_number("num_draws", num_draws, least=1)
         generator = new_generator(seed, stream="guide draws")
-        store = pyro.get_param_store().scope()  # keeps module parameters out of the global store
-        with global_stream(generator), torch.no_grad(), poutine.block(), store:
+        # Module parameters stay out of the global store.
+        with in_store({"params": {}, "constraints": {}}), global_stream(generator), torch.no_grad(), poutine.block():
             single = _latent(self.guide, args, kwargs)
             nesting = plate_nesting(self.guide, self.guide, args, kwargs)
             many = _latent(pyro.plate(_DRAWS, num_draws, dim=-nesting - 1)(self.guide), args, kwargs)
@@ -943,9 +951,16 @@ def _write(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
 
 
 def train(
-    model: Callable[..., Any], guide: Callable[..., Any], objective: Any, data: Any, validation: Any, plan: TrainingPlan
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    objective: Any,
+    data: Any,
+    validation: Any,
+    plan: TrainingPlan,
+    state: dict[str, dict[str, Any]],
 ) -> TrainingOutcome:
     """Run to the end; see :func:`~bayeskit.inference.training.fit`."""
+    # ``state``: the parameters outside of modules, which are in Pyro's store while a step is made.
     batches = as_batches(data, plan.batch_size, plan.ranks, plan.seed)
     held_out = _held_out(validation, plan)
     first = next(batches.epoch(0), None)
@@ -953,7 +968,7 @@ def train(
         raise DataError("the data have no batches")
     if plan.on_ranks_device:
         first = first.to(plan.ranks.device)
-    with global_stream(new_generator(plan.seed, stream="first parameters")):
+    with in_store(state), global_stream(new_generator(plan.seed, stream="first parameters")):
         learner = _Learner(model, guide, objective, first)
     if plan.patience is not None and plan.validation_objective is None and getattr(objective, "is_moving", False):
         warnings.warn(
@@ -976,8 +991,11 @@ def train(
             stack.enter_context(_replaced_forward(found, partial(in_mixed_precision, dtype=torch.bfloat16)))
         if plan.compile:
             chosen = networks(model, guide) if isinstance(plan.compile, bool) else list(plan.compile)
-            stack.enter_context(_compiled(learner, chosen, first, plan.seed))
-        return _Run(learner, objective, batches, held_out, plan, first).run()
+            with in_store(state):
+                stack.enter_context(_compiled(learner, chosen, first, plan.seed))
+        with in_store(state):
+            training = _Run(learner, objective, batches, held_out, plan, first, state)
+        return training.run()
 
 
 def _held_out(validation: Any, plan: TrainingPlan) -> Batches | None:
@@ -1031,8 +1049,10 @@ class _Run:
         held_out: Batches | None,
         plan: TrainingPlan,
         first: Batch,
+        state: dict[str, dict[str, Any]],
     ) -> None:
         self.learner, self.batches, self.held_out, self.plan = learner, batches, held_out, plan
+        self.state = state
         self.ranks, self.control = plan.ranks, plan.control
         self.parameters = learner.trained()
         self.generator = self.ranks.generator(plan.seed, shared=learner.has_global_latents)
@@ -1058,7 +1078,8 @@ class _Run:
         self.begin = time.monotonic()
         path = self.control.checkpoint
         if path is not None and Path(path).exists():
-            self._load(_read_checkpoint(path, self.settings))
+            with in_store(self.state):
+                self._load(_read_checkpoint(path, self.settings))
             self.last_save = self.begin
         self.source = self.batches.epoch(self.history.num_epochs, self.history.steps_of_epoch)
         first, count = self.history.num_steps, self.batches.num_batches()
@@ -1070,7 +1091,9 @@ class _Run:
             progress_bar("training", total, self.control.progress and self.ranks.rank == 0) as bar,
         ):
             while (ending := self._ending()) is None:
-                self._advance()
+                # Handlers that pyro.infer.SVI has set up in another thread do not see this step.
+                with in_store(self.state), poutine.block():
+                    self._advance()
                 if bar.due(done := self.history.num_steps):
                     speed = (done - first) / (time.monotonic() - self.begin)
                     recent = self.history.losses[-100:]
@@ -1079,12 +1102,13 @@ class _Run:
             ending = "interrupted"  # also at the last step, so that a calling loop sees the interrupt
         if not self.history.losses:
             raise nothing_done(ending, self.control, "before the first step")  # type: ignore[arg-type]
-        if self.history.num_steps > first:
-            self._save_last()
-        seconds = self._seconds()
         restored = self.plan.patience is not None and bool(self.best)
-        if restored:
-            self._restore_best()
+        with in_store(self.state):
+            if self.history.num_steps > first:
+                self._save_last()
+            seconds = self._seconds()
+            if restored:
+                self._restore_best()
         say_early(ending, self.control, "training", f"after {self.history.num_steps} steps", stacklevel=5)  # type: ignore[arg-type]
         parameters = {name: p.detach().clone() for name, p in self.parameters.items()}
         return TrainingOutcome(self.history, parameters, ending, self.history.best_epoch if restored else None, seconds)
@@ -1520,14 +1544,14 @@ def fit(
         control=Control(checkpoint, checkpoint_seconds, time_budget, progress),
     )
     (bare_model, bare_guide), state = _apart(model, guide)
-    with pyro.get_param_store().scope(state) as store:
-        outcome = train(bare_model, bare_guide, objective, data, validation, plan)
+    outcome = train(bare_model, bare_guide, objective, data, validation, plan, state)
+    with in_store(state):
         values = {name: _constrained(name, x, bare_model, bare_guide) for name, x in outcome.parameters.items()}
     known = {id(p) for module in (_owner(bare_model), _owner(bare_guide)) if module for p in module.parameters()}
-    loose = any(id(p) not in known for p in store["params"].values())
+    loose = any(id(p) not in known for p in state["params"].values())
     return Fit(
-        model=_InStore(bare_model, store) if loose and not isinstance(bare_model, nn.Module) else bare_model,
-        guide=_InStore(bare_guide, store) if loose and not isinstance(bare_guide, nn.Module) else bare_guide,
+        model=_InStore(bare_model, state) if loose and not isinstance(bare_model, nn.Module) else bare_model,
+        guide=_InStore(bare_guide, state) if loose and not isinstance(bare_guide, nn.Module) else bare_guide,
         parameters=outcome.parameters,
         losses=torch.tensor(outcome.history.losses, dtype=torch.float64),
         epoch_losses=torch.tensor(outcome.history.epoch_losses(), dtype=torch.float64),
