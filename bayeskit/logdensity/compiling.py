@@ -21,8 +21,8 @@ from torch.fx.node import map_arg
 from torch.utils.weak import WeakIdKeyDictionary
 
 from bayeskit.core.libraries import FLAGS, compiler, load_library
-from bayeskit.core.progress import look
 from bayeskit.core.process_state import process_state
+from bayeskit.core.progress import look
 from bayeskit.core.randomness import one_thread, validation_kept
 from bayeskit.core.torch_internals import (
     DispatchMode,

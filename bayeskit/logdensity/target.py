@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.inputs import arrays_as_tensors, unknown_name
-from bayeskit.core.progress import progress_bar
 from bayeskit.core.process_state import process_state
+from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.errors import BayeskitError, ModelError, SettingsError, ShapeError, SlowModelWarning
 from bayeskit.logdensity import compiling as _evaluation

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from traceback import walk_stack, walk_tb
+from types import FrameType
 from typing import Any
 
 import pyro.infer
@@ -20,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.process_state import process_state
-from bayeskit.errors import BayeskitError, LossError, ModelError
+from bayeskit.errors import LossError, ModelError
 from bayeskit.inference.objectives.drawing import (
     PARTICLES,
     Compatibility,
@@ -31,9 +33,9 @@ from bayeskit.inference.objectives.drawing import (
     run_particles,
     stacked,
 )
-from bayeskit.logdensity.pyro_runs import own_words
+from bayeskit.logdensity.pyro_runs import culprit, own_words
 
-__all__ = ["Draw", "Objective", "log_mean_weight", "with_gradient_of"]
+__all__ = ["Draw", "Objective", "log_mean_weight", "not_finite_as_loss_error", "with_gradient_of"]
 
 
 class _SameSubsample(Messenger):
@@ -224,7 +226,8 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """Return the loss as a number and accumulate its gradients in the parameters.
 
-        LossError if the loss is not finite; gradients then stay unchanged.
+        LossError if the loss is not finite; gradients then stay unchanged. ModelError if ``pyro.infer.SVI`` runs it in
+        one thread while another runs a model.
         """
         with _turn():
             draw = Draw(self, model, guide, args, kwargs)
@@ -259,24 +262,40 @@ _DISTURBED = (
 def _turn() -> Iterator[None]:
     """Let no other thread run a Pyro model; raise ``ModelError`` if handlers of two threads were mixed."""
     with process_state() as waited:
-        if waited and _within_step():
+        if waited and any(frame.f_code is _STEP for frame, _ in walk_stack(None)):
             raise ModelError(_DISTURBED)
         try:
-            yield
+            with not_finite_as_loss_error():
+                yield
         except (ValueError, IndexError) as error:
-            if isinstance(error, BayeskitError) or not _is_of_handlers(error):
+            if _last_frame(error).f_code is not Messenger.__exit__.__code__:
                 raise
-            raise ModelError(_DISTURBED) from error
+            raise ModelError(_DISTURBED) from error  # a handler was not where Pyro had put it
 
 
-def _within_step() -> bool:
-    return any(frame.f_code is _STEP for frame, _ in walk_stack(None))
+@contextmanager
+def not_finite_as_loss_error() -> Iterator[None]:
+    """Raise ``LossError`` where torch's validation of a distribution meets NaN or infinite numbers."""
+    try:
+        yield
+    except ValueError as error:
+        frame = _last_frame(error)
+        value = frame.f_locals.get("value")
+        of_torch = frame.f_code.co_filename == _VALIDATION and isinstance(value, Tensor) and value.is_floating_point()
+        if not of_torch or bool((good := value.isfinite()).all()):
+            raise
+        what = frame.f_locals.get("param", "value")
+        raise LossError(
+            f"the loss is not finite: the {what} of {type(frame.f_locals['self']).__name__}{culprit(error)} is "
+            f"{float(value.detach()[~good][0])}; lower the learning rate, or look at the data and parameters it depends on"
+        ) from error
 
 
-def _is_of_handlers(error: Exception) -> bool:
-    """Tell whether a handler was not where Pyro had put it."""
-    last = list(walk_tb(error.__traceback__))[-1][0]
-    return last.f_code is Messenger.__exit__.__code__
+_VALIDATION = inspect.getfile(torch.distributions.Distribution)
+
+
+def _last_frame(error: Exception) -> FrameType:
+    return list(walk_tb(error.__traceback__))[-1][0]
 
 
 def _checked(value: float, draw: Draw) -> float:

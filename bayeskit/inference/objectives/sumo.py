@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from bayeskit.core.process_state import process_state
 from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.process_state import process_state
 from bayeskit.errors import SettingsError
 from bayeskit.inference.objectives.drawing import Gate, Particles
 from bayeskit.inference.objectives.objective import Draw, Objective, with_gradient_of

@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from bayeskit.core.process_state import process_state
 from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.process_state import process_state
 from bayeskit.errors import SettingsError
 from bayeskit.inference.objectives.objective import Draw, Objective, with_gradient_of
 

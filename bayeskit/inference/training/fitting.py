@@ -17,7 +17,7 @@ from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import pyro
 import torch
@@ -33,8 +33,8 @@ from torch.utils import _pytree
 from bayeskit.core.compatibility import as_inference_data, to_datasets
 from bayeskit.core.inputs import as_numbers, whole_number
 from bayeskit.core.plots import BLUE, ORANGE, SKY
-from bayeskit.core.progress import progress_bar, watching
 from bayeskit.core.process_state import process_state
+from bayeskit.core.progress import progress_bar, watching
 from bayeskit.core.randomness import global_stream, new_generator, validation_kept
 from bayeskit.core.storage import load_tensors, save_tensors
 from bayeskit.distributed import Ranks
@@ -52,7 +52,7 @@ from bayeskit.errors import (
 )
 from bayeskit.inference.gradients.relaxed import Annealed
 from bayeskit.inference.objectives.drawing import GRADIENT, plate_nesting, rows_of_minibatch
-from bayeskit.inference.objectives.objective import Objective
+from bayeskit.inference.objectives.objective import Objective, not_finite_as_loss_error
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, nothing_done, say_early
 from bayeskit.logdensity.pyro_distributions import MendedDraws
 
@@ -91,7 +91,7 @@ _DRAWS = "_draws"
 
 
 @contextmanager
-def in_store(state: dict[str, dict[str, Any]]) -> Iterator[None]:
+def _in_store(state: dict[str, dict[str, Any]]) -> Iterator[None]:
     """Let parameters be read from ``state`` and stored in it; other threads wait."""
     with process_state(), pyro.get_param_store().scope(state):
         yield
@@ -105,7 +105,7 @@ class _InStore:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function on its own parameters."""
-        with in_store(self.state):
+        with _in_store(self.state):
             return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -207,7 +207,7 @@ class Fit:
         num_draws = whole_number("num_draws", num_draws, least=1)
         generator = new_generator(seed, stream="guide draws")
         # Module parameters stay out of the global store.
-        with in_store({"params": {}, "constraints": {}}), global_stream(generator), torch.no_grad(), poutine.block():
+        with _in_store({"params": {}, "constraints": {}}), global_stream(generator), torch.no_grad(), poutine.block():
             single = _latent(self.guide, args, kwargs)
             nesting = plate_nesting(self.guide, self.guide, args, kwargs)
             many = _latent(pyro.plate(_DRAWS, num_draws, dim=-nesting - 1)(self.guide), args, kwargs)
@@ -791,8 +791,9 @@ class _Learner(nn.Module):
         try:
             with torch.no_grad():
                 self(*first.args, **first.kwargs)
-        except ValueError as error:
-            if isinstance(error, BayeskitError) or not (where := _not_finite(first)):
+        except (ValueError, LossError) as error:
+            foreign = isinstance(error, LossError) or not isinstance(error, BayeskitError)
+            if not foreign or not (where := _not_finite(first)):
                 raise
             raise DataError(f"{where}; leave such rows out, or mask them in the model") from error
         self.load_buffers(before)
@@ -808,7 +809,8 @@ class _Learner(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the loss of a minibatch."""
         model, guide, objective = self._call
-        loss: Tensor = objective.differentiable_loss(model, guide, *args, **kwargs)
+        with not_finite_as_loss_error():  # of objectives of Pyro too
+            loss: Tensor = objective.differentiable_loss(model, guide, *args, **kwargs)
         if torch.is_grad_enabled() and torch.distributed.is_initialized():
             # Distributed processes wait for the gradient of every parameter, including unused parameters.
             loss = loss + sum(p.flatten()[:0].sum().to(loss.dtype) for p in self.parameters() if p.requires_grad)
@@ -968,7 +970,7 @@ def train(
         raise DataError("the data have no batches")
     if plan.on_ranks_device:
         first = first.to(plan.ranks.device)
-    with in_store(state), global_stream(new_generator(plan.seed, stream="first parameters")):
+    with _in_store(state), global_stream(new_generator(plan.seed, stream="first parameters")):
         learner = _Learner(model, guide, objective, first)
     if plan.patience is not None and plan.validation_objective is None and getattr(objective, "is_moving", False):
         warnings.warn(
@@ -991,9 +993,9 @@ def train(
             stack.enter_context(_replaced_forward(found, partial(in_mixed_precision, dtype=torch.bfloat16)))
         if plan.compile:
             chosen = networks(model, guide) if isinstance(plan.compile, bool) else list(plan.compile)
-            with in_store(state):
+            with _in_store(state):
                 stack.enter_context(_compiled(learner, chosen, first, plan.seed))
-        with in_store(state):
+        with _in_store(state):
             training = _Run(learner, objective, batches, held_out, plan, first, state)
         return training.run()
 
@@ -1078,7 +1080,7 @@ class _Run:
         self.begin = time.monotonic()
         path = self.control.checkpoint
         if path is not None and Path(path).exists():
-            with in_store(self.state):
+            with _in_store(self.state):
                 self._load(_read_checkpoint(path, self.settings))
             self.last_save = self.begin
         self.source = self.batches.epoch(self.history.num_epochs, self.history.steps_of_epoch)
@@ -1092,7 +1094,7 @@ class _Run:
         ):
             while (ending := self._ending()) is None:
                 # Handlers that pyro.infer.SVI has set up in another thread do not see this step.
-                with in_store(self.state), poutine.block():
+                with _in_store(self.state), poutine.block():
                     self._advance()
                 if bar.due(done := self.history.num_steps):
                     speed = (done - first) / (time.monotonic() - self.begin)
@@ -1103,7 +1105,7 @@ class _Run:
         if not self.history.losses:
             raise nothing_done(ending, self.control, "before the first step")  # type: ignore[arg-type]
         restored = self.plan.patience is not None and bool(self.best)
-        with in_store(self.state):
+        with _in_store(self.state):
             if self.history.num_steps > first:
                 self._save_last()
             seconds = self._seconds()
@@ -1143,7 +1145,10 @@ class _Run:
         before = _Moment(self.generator.get_state(), learner.learnt(), learner.copied_buffers())
         self.optimizer.zero_grad()
         with global_stream(self.generator), rows_of_minibatch(batch.rows, batch.num_data):
-            loss = self.module(*batch.args, **batch.kwargs) / learner.num_data(batch)
+            try:
+                loss = self.module(*batch.args, **batch.kwargs) / learner.num_data(batch)
+            except LossError as error:
+                self._fail(batch, before, str(error))
             value, due = self._agree(float(loss.detach()))
             if math.isfinite(value) and loss.requires_grad:
                 loss.backward()
@@ -1206,16 +1211,19 @@ class _Run:
         dist.all_reduce(shared)
         return (shared / self.ranks.world_size).to(value.device)
 
-    def _fail(self, batch: Batch, before: _Moment) -> None:
+    def _fail(self, batch: Batch, before: _Moment, reason: str = "") -> NoReturn:
         """Restore the last parameters with a finite loss, and raise LossError with the responsible site."""
         self._restore(before)
-        stream = torch.Generator()
-        stream.set_state(before.stream)
-        with global_stream(stream):
-            reason = self.learner.culprit(batch)
-        self.learner.load_trained(self.good.parameters)
-        self.learner.load_learnt(self.good.learnt)
-        self.learner.load_buffers(self.good.buffers)
+        if not reason:
+            stream = torch.Generator()
+            stream.set_state(before.stream)
+            with global_stream(stream):
+                reason = self.learner.culprit(batch)
+        # In the first step no loss was finite yet, and the parameters are those of the start.
+        good = self.good if self.good.parameters else _Good({}, before.learnt, before.buffers)
+        self.learner.load_trained(good.parameters)
+        self.learner.load_learnt(good.learnt)
+        self.learner.load_buffers(good.buffers)
         number = self.history.num_steps
         kept = "" if number == 0 else f"; the parameters of step {number - 1} are restored"
         raise LossError(f"step {number} in epoch {self.history.num_epochs}: {reason}{kept}")
@@ -1545,7 +1553,7 @@ def fit(
     )
     (bare_model, bare_guide), state = _apart(model, guide)
     outcome = train(bare_model, bare_guide, objective, data, validation, plan, state)
-    with in_store(state):
+    with _in_store(state):
         values = {name: _constrained(name, x, bare_model, bare_guide) for name, x in outcome.parameters.items()}
     known = {id(p) for module in (_owner(bare_model), _owner(bare_guide)) if module for p in module.parameters()}
     loose = any(id(p) not in known for p in state["params"].values())
