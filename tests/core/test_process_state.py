@@ -83,12 +83,14 @@ def sampled(model, dtype, seed, **settings):
 def evidence(seed):
     target = bk.Target.from_pyro(mean_of, data(torch.float64))
     draws = bk.sample(target, num_warmup=20, num_samples=50, seed=seed, progress=False)
-    return torch.tensor(bk.evidence.bridge_sampling(target, draws, seed=seed).log_evidence)
+    return torch.tensor(bk.evidence.bridge_sampling(target, draws, seed=seed).log_evidence, dtype=torch.float64)
 
 
 def weights(seed):
     target = bk.Target.from_pyro(scale_of, data())
-    return torch.tensor(bk.evidence.naive_monte_carlo(target, num_draws=200, seed=seed).log_evidence)
+    return torch.tensor(
+        bk.evidence.naive_monte_carlo(target, num_draws=200, seed=seed).log_evidence, dtype=torch.float64
+    )
 
 
 def trained(objective, seed):

@@ -99,7 +99,7 @@ class Draw:
         return self.last
 
     def _run(self, num_particles: int, options: dict[str, bool], gate: Gate | None) -> Particles:
-        with self._subsample, own_words():
+        with process_state(), self._subsample, own_words():
             particles = run_particles(
                 self.model,
                 self.guide,
@@ -253,8 +253,8 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
 # Pyro's SVI adds a handler to those of the process before it calls the objective, and so before it could wait.
 _STEP = pyro.infer.SVI.step.__code__
 _DISTURBED = (
-    "pyro.infer.SVI.step ran while another thread ran a Pyro model, and Pyro has one stack of handlers for all threads. "
-    "Remedy: train by bayeskit.inference.training.fit, which takes turns, or in processes"
+    "pyro.infer.SVI.step ran while another thread ran a Pyro model, and Pyro has one stack of handlers for all "
+    "threads. Remedy: train by bayeskit.inference.training.fit, which takes turns, or in processes"
 )
 
 
@@ -287,7 +287,8 @@ def not_finite_as_loss_error() -> Iterator[None]:
         what = frame.f_locals.get("param", "value")
         raise LossError(
             f"the loss is not finite: the {what} of {type(frame.f_locals['self']).__name__}{culprit(error)} is "
-            f"{float(value.detach()[~good][0])}; lower the learning rate, or look at the data and parameters it depends on"
+            f"{float(value.detach()[~good][0])}; lower the learning rate, or look at the data and parameters on which "
+            "it depends"
         ) from error
 
 
