@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import platform
+import re
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +23,14 @@ from bayeskit.errors import OutputError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["RunFolder", "as_output_folder", "write_atomically", "write_csv"]
+__all__ = [
+    "RunFolder",
+    "as_output_folder",
+    "clear_temporary_files",
+    "temporary_name",
+    "write_atomically",
+    "write_csv",
+]
 
 # Atomic writes: write to a temporary name, then rename.
 
@@ -26,8 +38,9 @@ __all__ = ["RunFolder", "as_output_folder", "write_atomically", "write_csv"]
 def write_atomically(path: str | Path, data: bytes) -> None:
     """Write ``data`` to ``path``, whole or not at all; raise ``OutputError`` if it cannot be written."""
     path = Path(path)
+    clear_temporary_files(path.parent)
     # Not a file of tempfile, which is private: a result should have the permissions of the user's umask.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
+    temporary = temporary_name(path)
     try:
         with open(temporary, "xb") as file:
             file.write(data)
@@ -66,6 +79,54 @@ def _no_formula(value: Any) -> Any:
         float(value)
         return value
     return f"'{value}"
+
+
+# A process that is killed while it writes leaves its temporary file. The number of a process says nothing on another
+# host, or in another container, which may share the folder; so the name tells the host, and each host clears its own.
+
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.([0-9a-f]{8})[0-9a-f]{8}\.tmp", re.DOTALL)
+_SECONDS_BETWEEN_LOOKS = 60.0
+_looked: dict[Path, float] = {}  # when a folder was last searched
+
+
+def temporary_name(path: Path) -> Path:
+    """Return a name beside ``path``, to write and rename, that tells which process of which host writes."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{_host()}{uuid4().hex[:8]}.tmp")
+
+
+def clear_temporary_files(folder: Path) -> None:
+    """Delete what processes of this host that have died left half-written in a folder; those of other hosts stay."""
+    now = time.monotonic()
+    if now - _looked.get(folder, -_SECONDS_BETWEEN_LOOKS) < _SECONDS_BETWEEN_LOOKS:
+        return
+    _looked[folder] = now
+    with suppress(OSError):  # a folder that cannot be read or written; a write says so
+        for name in os.listdir(folder):
+            found = _TEMPORARY.fullmatch(name)
+            if found and found[2] == _host() and _is_dead(int(found[1])):
+                with suppress(OSError):
+                    os.unlink(folder / name)
+
+
+@cache
+def _host() -> str:
+    """Return eight digits for the host and, on Linux, the container by which processes are numbered."""
+    numbering = ""
+    with suppress(OSError):
+        numbering = os.readlink("/proc/self/ns/pid")
+    return hashlib.sha256(f"{platform.node()} {numbering}".encode()).hexdigest()[:8]
+
+
+def _is_dead(process: int) -> bool:
+    if os.name != "posix":
+        return False  # elsewhere os.kill would end it
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False  # it belongs to another user
+    return False
 
 
 def as_output_folder(path: str | Path) -> Path:

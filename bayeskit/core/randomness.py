@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.inputs import whole_number
+from bayeskit.core.process_state import process_state
 
 __all__ = [
     "defaults",
@@ -25,7 +26,8 @@ __all__ = [
     "validation_kept",
 ]
 
-# Context managers that change a torch global and restore it.
+# Context managers that change a torch global and restore it. All but the number of threads, which torch keeps for each
+# thread, belong to the process and are changed by one thread at a time.
 
 # Changes the random numbers of all seeds, in this process and its workers, to test whether results depend on a seed.
 _SHIFT = os.environ.get("BAYESKIT_SEED_SHIFT", "")
@@ -48,13 +50,14 @@ def one_thread() -> Iterator[None]:
 @contextmanager
 def defaults(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
     """Let constants that a model creates take the dtype and device of its data."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with nullcontext() if device.type == "cpu" else device:
-            yield
-    finally:
-        torch.set_default_dtype(before)
+    with process_state():
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            with nullcontext() if device.type == "cpu" else device:
+                yield
+        finally:
+            torch.set_default_dtype(before)
 
 
 @contextmanager
@@ -64,9 +67,9 @@ def global_stream(generator: torch.Generator) -> Iterator[None]:
     Distributions of torch and Pyro can only draw from the global stream. A CUDA
     device gets its own stream, started from a number drawn from ``generator``.
     """
-    before = torch.get_rng_state()
     cpu = generator if generator.device.type == "cpu" else _host_generator(generator)
-    with _cuda_stream(cpu):
+    with process_state(), _cuda_stream(cpu):
+        before = torch.get_rng_state()
         torch.set_rng_state(cpu.get_state())
         try:
             yield
@@ -121,11 +124,12 @@ def derived_seed(seed: int, stream: str) -> int:
 @contextmanager
 def validation_kept() -> Iterator[None]:
     """Restore torch's validation of distributions, which torch's compiler also switches off permanently."""
-    before = torch.distributions.Distribution._validate_args
-    try:
-        yield
-    finally:
-        torch.distributions.Distribution.set_default_validate_args(before)
+    with process_state():
+        before = torch.distributions.Distribution._validate_args
+        try:
+            yield
+        finally:
+            torch.distributions.Distribution.set_default_validate_args(before)
 
 
 # Randomised quasi-random draws: each follows the distribution, and together they cover it more evenly than chance.

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from bayeskit._moved import present_names
-from bayeskit.core.folders import as_output_folder, write_atomically
+from bayeskit.core.folders import as_output_folder, clear_temporary_files, write_atomically
 from bayeskit.errors import CheckpointError
 
 __all__ = [
@@ -52,6 +52,7 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist or is not a file")
+    clear_temporary_files(path.parent)
     try:
         with safe_open(path, framework="pt") as file:
             facts = json.loads((file.metadata() or {})["bayeskit"])

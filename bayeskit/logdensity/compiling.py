@@ -22,6 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from bayeskit.core.compiler_cache import compiler_cache
 from bayeskit.core.libraries import FLAGS, compiler, load_library
+from bayeskit.core.process_state import process_state
 from bayeskit.core.progress import look
 from bayeskit.core.randomness import one_thread, validation_kept
 from bayeskit.core.torch_internals import (
@@ -625,14 +626,15 @@ def trace_density(joint: Joint, num_vectors: int, dim: int, dtype: torch.dtype, 
 
 def trace_call(evaluate: Callable[[Tensor, Tensor], Evaluation], *arguments: Tensor) -> GraphModule:
     """Trace one call of a function that gives values and gradients."""
-    settle()
-    with one_thread():
-        graph = traced(evaluate, *arguments)
-    fail_apart(graph)
-    _fold_masks(graph)
-    graph.graph.eliminate_dead_code()
-    _pin_dtypes(graph)
-    graph.recompile()
+    with process_state():
+        settle()
+        with one_thread():
+            graph = traced(evaluate, *arguments)
+        fail_apart(graph)
+        _fold_masks(graph)
+        graph.graph.eliminate_dead_code()
+        _pin_dtypes(graph)
+        graph.recompile()
     return graph
 
 

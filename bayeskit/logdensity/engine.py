@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import one_thread
 from bayeskit.errors import CompilationWarning
 from bayeskit.logdensity import compiling as _evaluation
@@ -80,11 +81,12 @@ class Engine:
         """Return the evaluator for ``num_vectors`` rows, compiled if ``compile`` or the plan says so."""
         if self._one_by_one is not None:
             return _evaluation.with_gradient_loop(self._one_by_one)
-        key = (num_vectors, self._pays(num_vectors, num_calls) if compile == "auto" else compile)
-        found = self._evaluators.get(key)
-        if found is None:
-            found = self._evaluators[key] = self._make(*key)
-        return found
+        with process_state():  # threads may share a target
+            key = (num_vectors, self._pays(num_vectors, num_calls) if compile == "auto" else compile)
+            found = self._evaluators.get(key)
+            if found is None:
+                found = self._evaluators[key] = self._make(*key)
+            return found
 
     def _pays(self, num_vectors: int, num_calls: int) -> bool:
         """Tell whether ``num_calls`` calls of the traced graph take longer than to compile it."""
@@ -119,7 +121,7 @@ class Engine:
 
     def compiled(self, num_vectors: int) -> Evaluator | None:
         """Return an evaluator over a graph compiled already for at most ``num_vectors`` rows, or None."""
-        chunk = max((size for size, done in self._calls if done and size <= num_vectors), default=None)
+        chunk = max((size for size, done in list(self._calls) if done and size <= num_vectors), default=None)
         # Each call would read more data than it writes, unlike a single call for all rows.
         if chunk is not None and chunk < num_vectors and chunk * self.cost.num_bytes < self._data_bytes:
             chunk = None
@@ -131,7 +133,7 @@ class Engine:
         if self._cost is None:
             u = torch.zeros(1, self._dim, dtype=self._dtype, device=self._device)
             try:
-                with one_thread():
+                with process_state(), one_thread():
                     evaluate = _evaluation.with_gradient(self._joint)
                     counts = recorded(evaluate, u, torch.ones_like(u[:, 0]))
                     self._cost = Cost(*counts, data_bytes=self._data_bytes)

@@ -19,6 +19,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
 from bayeskit.core.inputs import arrays_as_tensors, lists_as_tensors
+from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import defaults, global_stream
 from bayeskit.core.torch_internals import is_batched
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, UnsupportedSiteError
@@ -762,7 +763,7 @@ def likelihood_parts(density: PyroDensity) -> LikelihoodParts:
     """Run the model once and return its factors and its scaled sites."""
     looker = _Looker()
     start = torch.zeros(density.dim, dtype=density.dtype, device=density.device)
-    with torch.no_grad(), looker:
+    with process_state(), torch.no_grad(), looker:
         density.joint(start)
     model = density.model if isinstance(density.model, FactorTerms) else None
     return LikelihoodParts(tuple(looker.factors), tuple(looker.scaled), model)
@@ -1129,7 +1130,7 @@ def parts_of(density: PyroDensity, generator: torch.Generator) -> list[Witnessed
     """Run the model once at a draw from its prior and return its sites, latent and observed."""
     owner = getattr(density.model, "__self__", density.model)  # of a bound method
     complete = getattr(owner, "normalised_factors", ())
-    with _Witness([complete] if isinstance(complete, str) else complete) as witness:
+    with process_state(), _Witness([complete] if isinstance(complete, str) else complete) as witness:
         density.probe(generator)
     return list({part.name: part for part in witness.parts}.values())  # of the last draw
 

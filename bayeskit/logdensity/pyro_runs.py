@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from bayeskit.core.inputs import as_numbers
-from bayeskit.core.randomness import defaults, global_stream, new_generator
+from bayeskit.core.randomness import defaults, global_stream, new_generator, validation_kept
 from bayeskit.core.torch_internals import without_overrides
 from bayeskit.errors import BayeskitError, DataError, ModelError, UnsupportedSiteError
 from bayeskit.logdensity.exact_probabilities import unclamped
@@ -84,16 +84,15 @@ def place_of(error: Exception) -> str:
 def globals_kept() -> Iterator[None]:
     """Restore Pyro's handlers, plates and parameters and torch's validation, however a model ends."""
     # Ctrl-C while a plate is entered or left would leave it allocated, and later plates of its name would fail.
-    store = pyro.get_param_store()
-    names, handlers, plates = set(store.keys()), list(_PYRO_STACK), list(_DIM_ALLOCATOR._stack)
-    torch_validates = torch.distributions.Distribution._validate_args
-    try:
-        yield
-    finally:
-        _PYRO_STACK[:], _DIM_ALLOCATOR._stack[:] = handlers, plates
-        torch.distributions.Distribution.set_default_validate_args(torch_validates)
-        for name in set(store.keys()) - names:
-            del store[name]
+    with validation_kept():
+        store = pyro.get_param_store()
+        names, handlers, plates = set(store.keys()), list(_PYRO_STACK), list(_DIM_ALLOCATOR._stack)
+        try:
+            yield
+        finally:
+            _PYRO_STACK[:], _DIM_ALLOCATOR._stack[:] = handlers, plates
+            for name in set(store.keys()) - names:
+                del store[name]
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
+from bayeskit.core.process_state import process_state
 from bayeskit.core.torch_internals import (
     batching_level,
     current_dispatch_modes,
@@ -515,7 +516,7 @@ class _Run:
         self.state = tree_leaves(state)
         self.inputs = [leaf for leaf in tree_leaves(inputs) if leaf is not None]
         self.tape = Tape([*self.state, *self.inputs])
-        with _NoSites(), self.tape, _Degrees(state) as degrees, AugmentedAssignment():
+        with process_state(), _NoSites(), self.tape, _Degrees(state) as degrees, AugmentedAssignment():
             self.found = step(state, inputs)
         _check(self.found, state)
         small = sum(leaf.numel() for leaf in self.state) <= MAX_DENSE_STATES

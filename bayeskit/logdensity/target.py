@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.inputs import arrays_as_tensors, unknown_name
+from bayeskit.core.process_state import process_state
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.errors import BayeskitError, ModelError, SettingsError, ShapeError, SlowModelWarning
@@ -189,18 +190,19 @@ class Target:
             If the gradient is not the derivative of the log density, for example if the model calls ``.detach()`` or
             ``.item()``.
         """
-        density = PyroDensity(model, args, kwargs, new_generator(seed))
-        probe = density.probe(new_generator(seed))
-        density.check_repeatable(probe, new_generator(seed))
-        loops = not can_be_batched(density, probe)
-        if not loops:
-            density.check_parameters(new_generator(seed))
-        if loops:
-            evaluate = _evaluation.with_gradient_loop(density.joint)
-        else:
-            evaluate = _evaluation.with_gradient(torch.func.vmap(density.joint))
-        with suppress(*UNTRACEABLE):  # the model may fail at a neighbour of the probe
-            warn_if_gradient_is_wrong(density, evaluate, probe)
+        with process_state():
+            density = PyroDensity(model, args, kwargs, new_generator(seed))
+            probe = density.probe(new_generator(seed))
+            density.check_repeatable(probe, new_generator(seed))
+            loops = not can_be_batched(density, probe)
+            if not loops:
+                density.check_parameters(new_generator(seed))
+            if loops:
+                evaluate = _evaluation.with_gradient_loop(density.joint)
+            else:
+                evaluate = _evaluation.with_gradient(torch.func.vmap(density.joint))
+            with suppress(*UNTRACEABLE):  # the model may fail at a neighbour of the probe
+                warn_if_gradient_is_wrong(density, evaluate, probe)
         return cls(density, compile=compile, loops=loops)
 
     @classmethod

@@ -15,6 +15,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import constraints
 
+from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.errors import ModelError
 from bayeskit.inference.generalized.losses.loss import unvalidated
@@ -123,7 +124,7 @@ class Prior:
 
     def of_values(self, values: dict[str, Tensor]) -> Any:
         """Return the parameter for given values of sites, hidden from enclosing effect handlers."""
-        with pyro.poutine.block():
+        with process_state(), pyro.poutine.block():
             return self._parameter(pyro.poutine.condition(self._run, data=values)(), values)
 
     def _parameter(self, returned: Any, values: dict[str, Any]) -> Any:

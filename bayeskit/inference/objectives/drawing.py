@@ -28,6 +28,7 @@ from torch.distributions import (
 )
 from torch.nn.functional import softplus
 
+from bayeskit.core.process_state import process_state
 from bayeskit.errors import DataError, GuideError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.gradients import VIMCO, GradientEstimator, ScoreFunction, space_of
 from bayeskit.inference.gradients.space import unwrapped
@@ -950,7 +951,7 @@ def plate_nesting(
     compatibility: Compatibility | None = None,
 ) -> int:
     """Return the number of plate dimensions of model and guide by running both once."""
-    with poutine.block(), torch.random.fork_rng(devices=[]), torch.no_grad(), MendedDraws():
+    with process_state(), poutine.block(), torch.random.fork_rng(devices=[]), torch.no_grad(), MendedDraws():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         sites: Mapping[str, Any] = guide_trace.nodes
         drawn = {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}

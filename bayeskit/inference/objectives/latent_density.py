@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Transform, constraints
 
+from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import global_stream, validation_kept
 from bayeskit.errors import GuideError, SettingsError, ShapeError
 from bayeskit.inference.objectives.drawing import (
@@ -164,7 +165,7 @@ class LatentDensity:
         arguments, compatibility = dict(kwargs or {}), Compatibility()
         if nesting is None:
             nesting = plate_nesting(model, guide, args, arguments, compatibility)
-        with SubsampleIndices() as indices:
+        with process_state(), SubsampleIndices() as indices:
             particles = run_particles(
                 model,
                 guide,

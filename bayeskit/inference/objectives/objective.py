@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from traceback import walk_stack, walk_tb
+from types import FrameType
 from typing import Any
 
 import pyro.infer
@@ -17,7 +21,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from bayeskit.core.inputs import whole_number
-from bayeskit.errors import LossError
+from bayeskit.core.process_state import process_state
+from bayeskit.errors import LossError, ModelError
 from bayeskit.inference.objectives.drawing import (
     PARTICLES,
     Compatibility,
@@ -28,9 +33,9 @@ from bayeskit.inference.objectives.drawing import (
     run_particles,
     stacked,
 )
-from bayeskit.logdensity.pyro_runs import own_words
+from bayeskit.logdensity.pyro_runs import culprit, own_words
 
-__all__ = ["Draw", "Objective", "log_mean_weight", "with_gradient_of"]
+__all__ = ["Draw", "Objective", "log_mean_weight", "not_finite_as_loss_error", "with_gradient_of"]
 
 
 class _SameSubsample(Messenger):
@@ -94,7 +99,7 @@ class Draw:
         return self.last
 
     def _run(self, num_particles: int, options: dict[str, bool], gate: Gate | None) -> Particles:
-        with self._subsample, own_words():
+        with process_state(), self._subsample, own_words():
             particles = run_particles(
                 self.model,
                 self.guide,
@@ -209,24 +214,27 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
 
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Return the scalar loss: minus the sum over observations, scaled from the minibatch to the full data."""
-        return self._loss(Draw(self, model, guide, args, kwargs))
+        with _turn():
+            return self._loss(Draw(self, model, guide, args, kwargs))
 
     def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """Return the loss as a number."""
-        draw = Draw(self, model, guide, args, kwargs)
-        with torch.no_grad():
+        with _turn(), torch.no_grad():
+            draw = Draw(self, model, guide, args, kwargs)
             return _checked(float(self._loss(draw)), draw)
 
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """Return the loss as a number and accumulate its gradients in the parameters.
 
-        LossError if the loss is not finite; gradients then stay unchanged.
+        LossError if the loss is not finite; gradients then stay unchanged. ModelError if ``pyro.infer.SVI`` runs it in
+        one thread while another runs a model.
         """
-        draw = Draw(self, model, guide, args, kwargs)
-        loss = self._loss(draw)
-        value = _checked(float(loss.detach()), draw)
-        if loss.requires_grad:
-            loss.backward(retain_graph=self.retain_graph)
+        with _turn():
+            draw = Draw(self, model, guide, args, kwargs)
+            loss = self._loss(draw)
+            value = _checked(float(loss.detach()), draw)
+            if loss.requires_grad:
+                loss.backward(retain_graph=self.retain_graph)
         return value
 
     def _loss(self, draw: Draw) -> Tensor:
@@ -240,6 +248,55 @@ class Objective(pyro.infer.ELBO):  # type: ignore[misc]
 
     def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Any:
         return get_importance_trace("flat", self.max_plate_nesting, model, guide, args, kwargs)
+
+
+# Pyro's SVI adds a handler to those of the process before it calls the objective, and so before it could wait.
+_STEP = pyro.infer.SVI.step.__code__
+_DISTURBED = (
+    "pyro.infer.SVI.step ran while another thread ran a Pyro model, and Pyro has one stack of handlers for all "
+    "threads. Remedy: train by bayeskit.inference.training.fit, which takes turns, or in processes"
+)
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """Let no other thread run a Pyro model; raise ``ModelError`` if handlers of two threads were mixed."""
+    with process_state() as waited:
+        if waited and any(frame.f_code is _STEP for frame, _ in walk_stack(None)):
+            raise ModelError(_DISTURBED)
+        try:
+            with not_finite_as_loss_error():
+                yield
+        except (ValueError, IndexError) as error:
+            if _last_frame(error).f_code is not Messenger.__exit__.__code__:
+                raise
+            raise ModelError(_DISTURBED) from error  # a handler was not where Pyro had put it
+
+
+@contextmanager
+def not_finite_as_loss_error() -> Iterator[None]:
+    """Raise ``LossError`` where torch's validation of a distribution meets NaN or infinite numbers."""
+    try:
+        yield
+    except ValueError as error:
+        frame = _last_frame(error)
+        value = frame.f_locals.get("value")
+        of_torch = frame.f_code.co_filename == _VALIDATION and isinstance(value, Tensor) and value.is_floating_point()
+        if not of_torch or bool((good := value.isfinite()).all()):
+            raise
+        what = frame.f_locals.get("param", "value")
+        raise LossError(
+            f"the loss is not finite: the {what} of {type(frame.f_locals['self']).__name__}{culprit(error)} is "
+            f"{float(value.detach()[~good][0])}; lower the learning rate, or look at the data and parameters on which "
+            "it depends"
+        ) from error
+
+
+_VALIDATION = inspect.getfile(torch.distributions.Distribution)
+
+
+def _last_frame(error: Exception) -> FrameType:
+    return list(walk_tb(error.__traceback__))[-1][0]
 
 
 def _checked(value: float, draw: Draw) -> float:

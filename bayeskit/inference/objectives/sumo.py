@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.process_state import process_state
 from bayeskit.errors import SettingsError
 from bayeskit.inference.objectives.drawing import Gate, Particles
 from bayeskit.inference.objectives.objective import Draw, Objective, with_gradient_of
@@ -365,8 +366,9 @@ class SUMO(Objective):
         the guide's parameters only.
         """
         reached = self._reached()
-        draw = Draw(self, model, guide, args, kwargs)
-        particles: Particles = draw(self.minimum_particles + len(reached), detached=True)
+        with process_state():
+            draw = Draw(self, model, guide, args, kwargs)
+            particles: Particles = draw(self.minimum_particles + len(reached), detached=True)
         log_guide = particles.log_guide_total
         log_weight = particles.log_weight + (log_guide - log_guide.detach())
         return sumo_estimate(log_weight, self.tail.survival(reached))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.process_state import process_state
 from bayeskit.errors import SettingsError
 from bayeskit.inference.objectives.objective import Draw, Objective, with_gradient_of
 
@@ -220,6 +221,6 @@ class TVO(Objective):
 
     def bounds(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return lower and upper bound for each observation, ``(*batch)`` each, without gradients."""
-        with torch.no_grad():
+        with process_state(), torch.no_grad():
             log_weight = Draw(self, model, guide, args, kwargs)(self.num_particles).log_weight
             return thermodynamic_bounds(log_weight, self.schedule(log_weight))

@@ -434,8 +434,8 @@ def _compiled(
     if examples[0].device.type == "cpu" and not has_compiler():
         raise OSError("no C++ compiler")
     examples = tuple(x.clone() for x in examples)  # a tensor used twice would be traced as one argument
-    settle()
-    with one_thread(), torch.no_grad(), validation_kept():
+    with validation_kept(), one_thread(), torch.no_grad():
+        settle()
         graph = traced(function, *examples)
     # All tensors are created here, so their sizes need no check at each call.
     return compile_with_inductor(graph, examples, {"size_asserts": False, "force_pointwise_cat": True})

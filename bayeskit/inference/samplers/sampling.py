@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bayeskit.core.folders import as_output_folder
 from bayeskit.core.inputs import real_number, unknown_name, whole_number
+from bayeskit.core.process_state import recorded_warnings
 from bayeskit.core.randomness import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, SettingsError, ShapeError
@@ -251,13 +252,12 @@ class _RunGroup:
         self._target, self._key = target, key
 
     def __call__(self, task: _Task) -> _Outcome:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            # The caller issues one warning on early endings for all groups together.
-            own_end = re.escape(task.settings.description) + ": (interrupted|ended by the time budget)"
-            warnings.filterwarnings("ignore", own_end, SamplingWarning)
+        with recorded_warnings() as caught:
             result, ending = self._run(task, caught)
-        return _Outcome(result, ending, [(warning.category, str(warning.message)) for warning in caught])
+        # The caller issues one warning on early endings for all groups together.
+        own_end = re.compile(re.escape(task.settings.description) + ": (interrupted|ended by the time budget)")
+        said = [(warning.category, str(warning.message)) for warning in caught]
+        return _Outcome(result, ending, [(kind, text) for kind, text in said if not own_end.match(text)])
 
     def _run(self, task: _Task, caught: Sequence[warnings.WarningMessage]) -> tuple[RunResult | None, Ending]:
         try:

@@ -17,7 +17,7 @@ from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import pyro
 import torch
@@ -34,6 +34,7 @@ from bayeskit.core.compatibility import as_inference_data, to_datasets
 from bayeskit.core.compiler_cache import compiler_cache
 from bayeskit.core.inputs import as_numbers, whole_number
 from bayeskit.core.plots import BLUE, ORANGE, SKY
+from bayeskit.core.process_state import process_state
 from bayeskit.core.progress import progress_bar, watching
 from bayeskit.core.randomness import global_stream, new_generator, validation_kept
 from bayeskit.core.storage import load_tensors, save_tensors
@@ -52,7 +53,7 @@ from bayeskit.errors import (
 )
 from bayeskit.inference.gradients.relaxed import Annealed
 from bayeskit.inference.objectives.drawing import GRADIENT, plate_nesting, rows_of_minibatch
-from bayeskit.inference.objectives.objective import Objective
+from bayeskit.inference.objectives.objective import Objective, not_finite_as_loss_error
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, nothing_done, say_early
 from bayeskit.logdensity.pyro_distributions import MendedDraws
 
@@ -90,6 +91,13 @@ Ending = Literal["finished", "early stopping", "time budget", "interrupted"]
 _DRAWS = "_draws"
 
 
+@contextmanager
+def _in_store(state: dict[str, dict[str, Any]]) -> Iterator[None]:
+    """Let parameters be read from ``state`` and stored in it; other threads wait."""
+    with process_state(), pyro.get_param_store().scope(state):
+        yield
+
+
 class _InStore:
     """A function with ``pyro.param`` statements and its own parameter values, outside Pyro's global store."""
 
@@ -98,7 +106,7 @@ class _InStore:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function on its own parameters."""
-        with pyro.get_param_store().scope(self.state):
+        with _in_store(self.state):
             return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -199,8 +207,8 @@ class Fit:
         """
         num_draws = whole_number("num_draws", num_draws, least=1)
         generator = new_generator(seed, stream="guide draws")
-        store = pyro.get_param_store().scope()  # keeps module parameters out of the global store
-        with global_stream(generator), torch.no_grad(), poutine.block(), store:
+        # Module parameters stay out of the global store.
+        with _in_store({"params": {}, "constraints": {}}), global_stream(generator), torch.no_grad(), poutine.block():
             single = _latent(self.guide, args, kwargs)
             nesting = plate_nesting(self.guide, self.guide, args, kwargs)
             many = _latent(pyro.plate(_DRAWS, num_draws, dim=-nesting - 1)(self.guide), args, kwargs)
@@ -784,8 +792,9 @@ class _Learner(nn.Module):
         try:
             with torch.no_grad():
                 self(*first.args, **first.kwargs)
-        except ValueError as error:
-            if isinstance(error, BayeskitError) or not (where := _not_finite(first)):
+        except (ValueError, LossError) as error:
+            foreign = isinstance(error, LossError) or not isinstance(error, BayeskitError)
+            if not foreign or not (where := _not_finite(first)):
                 raise
             raise DataError(f"{where}; leave such rows out, or mask them in the model") from error
         self.load_buffers(before)
@@ -801,7 +810,8 @@ class _Learner(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the loss of a minibatch."""
         model, guide, objective = self._call
-        loss: Tensor = objective.differentiable_loss(model, guide, *args, **kwargs)
+        with not_finite_as_loss_error():  # of objectives of Pyro too
+            loss: Tensor = objective.differentiable_loss(model, guide, *args, **kwargs)
         if torch.is_grad_enabled() and torch.distributed.is_initialized():
             # Distributed processes wait for the gradient of every parameter, including unused parameters.
             loss = loss + sum(p.flatten()[:0].sum().to(loss.dtype) for p in self.parameters() if p.requires_grad)
@@ -944,9 +954,16 @@ def _write(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
 
 
 def train(
-    model: Callable[..., Any], guide: Callable[..., Any], objective: Any, data: Any, validation: Any, plan: TrainingPlan
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    objective: Any,
+    data: Any,
+    validation: Any,
+    plan: TrainingPlan,
+    state: dict[str, dict[str, Any]],
 ) -> TrainingOutcome:
     """Run to the end; see :func:`~bayeskit.inference.training.fit`."""
+    # ``state``: the parameters outside of modules, which are in Pyro's store while a step is made.
     batches = as_batches(data, plan.batch_size, plan.ranks, plan.seed)
     held_out = _held_out(validation, plan)
     first = next(batches.epoch(0), None)
@@ -954,7 +971,7 @@ def train(
         raise DataError("the data have no batches")
     if plan.on_ranks_device:
         first = first.to(plan.ranks.device)
-    with global_stream(new_generator(plan.seed, stream="first parameters")):
+    with _in_store(state), global_stream(new_generator(plan.seed, stream="first parameters")):
         learner = _Learner(model, guide, objective, first)
     if plan.patience is not None and plan.validation_objective is None and getattr(objective, "is_moving", False):
         warnings.warn(
@@ -977,8 +994,11 @@ def train(
             stack.enter_context(_replaced_forward(found, partial(in_mixed_precision, dtype=torch.bfloat16)))
         if plan.compile:
             chosen = networks(model, guide) if isinstance(plan.compile, bool) else list(plan.compile)
-            stack.enter_context(_compiled(learner, chosen, first, plan.seed))
-        return _Run(learner, objective, batches, held_out, plan, first).run()
+            with _in_store(state):
+                stack.enter_context(_compiled(learner, chosen, first, plan.seed))
+        with _in_store(state):
+            training = _Run(learner, objective, batches, held_out, plan, first, state)
+        return training.run()
 
 
 def _held_out(validation: Any, plan: TrainingPlan) -> Batches | None:
@@ -1037,8 +1057,10 @@ class _Run:
         held_out: Batches | None,
         plan: TrainingPlan,
         first: Batch,
+        state: dict[str, dict[str, Any]],
     ) -> None:
         self.learner, self.batches, self.held_out, self.plan = learner, batches, held_out, plan
+        self.state = state
         self.ranks, self.control = plan.ranks, plan.control
         self.parameters = learner.trained()
         self.generator = self.ranks.generator(plan.seed, shared=learner.has_global_latents)
@@ -1064,7 +1086,8 @@ class _Run:
         self.begin = time.monotonic()
         path = self.control.checkpoint
         if path is not None and Path(path).exists():
-            self._load(_read_checkpoint(path, self.settings))
+            with _in_store(self.state):
+                self._load(_read_checkpoint(path, self.settings))
             self.last_save = self.begin
         self.source = self.batches.epoch(self.history.num_epochs, self.history.steps_of_epoch)
         first, count = self.history.num_steps, self.batches.num_batches()
@@ -1076,7 +1099,9 @@ class _Run:
             progress_bar("training", total, self.control.progress and self.ranks.rank == 0) as bar,
         ):
             while (ending := self._ending()) is None:
-                self._advance()
+                # Handlers that pyro.infer.SVI has set up in another thread do not see this step.
+                with _in_store(self.state), poutine.block():
+                    self._advance()
                 if bar.due(done := self.history.num_steps):
                     speed = (done - first) / (time.monotonic() - self.begin)
                     recent = self.history.losses[-100:]
@@ -1085,12 +1110,13 @@ class _Run:
             ending = "interrupted"  # also at the last step, so that a calling loop sees the interrupt
         if not self.history.losses:
             raise nothing_done(ending, self.control, "before the first step")  # type: ignore[arg-type]
-        if self.history.num_steps > first:
-            self._save_last()
-        seconds = self._seconds()
         restored = self.plan.patience is not None and bool(self.best)
-        if restored:
-            self._restore_best()
+        with _in_store(self.state):
+            if self.history.num_steps > first:
+                self._save_last()
+            seconds = self._seconds()
+            if restored:
+                self._restore_best()
         say_early(ending, self.control, "training", f"after {self.history.num_steps} steps", stacklevel=5)  # type: ignore[arg-type]
         parameters = {name: p.detach().clone() for name, p in self.parameters.items()}
         return TrainingOutcome(self.history, parameters, ending, self.history.best_epoch if restored else None, seconds)
@@ -1125,7 +1151,10 @@ class _Run:
         before = _Moment(self.generator.get_state(), learner.learnt(), learner.copied_buffers())
         self.optimizer.zero_grad()
         with global_stream(self.generator), rows_of_minibatch(batch.rows, batch.num_data):
-            loss = self.module(*batch.args, **batch.kwargs) / learner.num_data(batch)
+            try:
+                loss = self.module(*batch.args, **batch.kwargs) / learner.num_data(batch)
+            except LossError as error:
+                self._fail(batch, before, str(error))
             value, due = self._agree(float(loss.detach()))
             if math.isfinite(value) and loss.requires_grad:
                 loss.backward()
@@ -1188,16 +1217,19 @@ class _Run:
         dist.all_reduce(shared)
         return (shared / self.ranks.world_size).to(value.device)
 
-    def _fail(self, batch: Batch, before: _Moment) -> None:
+    def _fail(self, batch: Batch, before: _Moment, reason: str = "") -> NoReturn:
         """Restore the last parameters with a finite loss, and raise LossError with the responsible site."""
         self._restore(before)
-        stream = torch.Generator()
-        stream.set_state(before.stream)
-        with global_stream(stream):
-            reason = self.learner.culprit(batch)
-        self.learner.load_trained(self.good.parameters)
-        self.learner.load_learnt(self.good.learnt)
-        self.learner.load_buffers(self.good.buffers)
+        if not reason:
+            stream = torch.Generator()
+            stream.set_state(before.stream)
+            with global_stream(stream):
+                reason = self.learner.culprit(batch)
+        # In the first step no loss was finite yet, and the parameters are those of the start.
+        good = self.good if self.good.parameters else _Good({}, before.learnt, before.buffers)
+        self.learner.load_trained(good.parameters)
+        self.learner.load_learnt(good.learnt)
+        self.learner.load_buffers(good.buffers)
         number = self.history.num_steps
         kept = "" if number == 0 else f"; the parameters of step {number - 1} are restored"
         raise LossError(f"step {number} in epoch {self.history.num_epochs}: {reason}{kept}")
@@ -1526,14 +1558,14 @@ def fit(
         control=Control(checkpoint, checkpoint_seconds, time_budget, progress),
     )
     (bare_model, bare_guide), state = _apart(model, guide)
-    with pyro.get_param_store().scope(state) as store:
-        outcome = train(bare_model, bare_guide, objective, data, validation, plan)
+    outcome = train(bare_model, bare_guide, objective, data, validation, plan, state)
+    with _in_store(state):
         values = {name: _constrained(name, x, bare_model, bare_guide) for name, x in outcome.parameters.items()}
     known = {id(p) for module in (_owner(bare_model), _owner(bare_guide)) if module for p in module.parameters()}
-    loose = any(id(p) not in known for p in store["params"].values())
+    loose = any(id(p) not in known for p in state["params"].values())
     return Fit(
-        model=_InStore(bare_model, store) if loose and not isinstance(bare_model, nn.Module) else bare_model,
-        guide=_InStore(bare_guide, store) if loose and not isinstance(bare_guide, nn.Module) else bare_guide,
+        model=_InStore(bare_model, state) if loose and not isinstance(bare_model, nn.Module) else bare_model,
+        guide=_InStore(bare_guide, state) if loose and not isinstance(bare_guide, nn.Module) else bare_guide,
         parameters=outcome.parameters,
         losses=torch.tensor(outcome.history.losses, dtype=torch.float64),
         epoch_losses=torch.tensor(outcome.history.epoch_losses(), dtype=torch.float64),

@@ -10,13 +10,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
-from uuid import uuid4
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
+from bayeskit.core.folders import temporary_name
 from bayeskit.core.randomness import one_thread
 from bayeskit.core.torch_internals import batching_level, is_batched, is_wrapped, without_transform
 from bayeskit.errors import DataError, OutputError, SettingsError, ShapeError
@@ -303,7 +303,7 @@ def new_matrix(path: str | Path, shape: tuple[int, int], dtype: torch.dtype) -> 
         numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
     except TypeError as error:
         raise DataError(f"files in NumPy's format cannot store {dtype}; convert inputs to torch.float32") from error
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
+    temporary = temporary_name(path)
     try:
         try:
             matrix = np.lib.format.open_memmap(temporary, mode="w+", dtype=numpy_dtype, shape=shape)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from bayeskit.core.inputs import as_numbers, real_number, whole_number
+from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitWarning, DataError, SettingsError, ShapeError, UnknownNameError
@@ -662,7 +663,7 @@ class HiddenMarkovModel:
         batch = values["initial"].shape[:-1] if "initial" in values else torch.Size()
         if batch:
             values = _batched(values, batch, (1, 1) if several else (1,))
-        with pyro.poutine.block(), _Given(values) as given:
+        with process_state(), pyro.poutine.block(), _Given(values) as given:
             initial, transition, emission = self._draw(observations)
         given.check()
         if batch:  # drop the step dimension, which only the emission has

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, DrawsError, KernelError, SettingsError, ShapeError
 from bayeskit.models.wide_networks.gaussian_processes.parameters import (
@@ -82,7 +83,7 @@ def _predict_each(
     number = len(next(iter(draws.values()))) if draws else 1
 
     def one(row: dict[str, Tensor]) -> _Laws:
-        with pyro.poutine.condition(data=row):
+        with process_state(), pyro.poutine.condition(data=row):
             return function(x, *rest)
 
     length = max(CHUNK // (len(x) * (len(x) + len(rest[-1]))), 1)
