@@ -280,7 +280,7 @@ def not_finite_as_loss_error() -> Iterator[None]:
         yield
     except ValueError as error:
         frame = _last_frame(error)
-        value = frame.f_locals.get("value")
+        value: Any = frame.f_locals.get("value")
         of_torch = frame.f_code.co_filename == _VALIDATION and isinstance(value, Tensor) and value.is_floating_point()
         if not of_torch or bool((good := value.isfinite()).all()):
             raise

@@ -92,7 +92,7 @@ _DRAWS = "_draws"
 
 
 @contextmanager
-def _in_store(state: dict[str, dict[str, Any]]) -> Iterator[None]:
+def _in_store(state: Any) -> Iterator[None]:
     """Let parameters be read from ``state`` and stored in it; other threads wait."""
     with process_state(), pyro.get_param_store().scope(state):
         yield
