@@ -57,6 +57,8 @@ MODEL = (
     "topologypr=uniform;\n"
 )
 DEVIATION = re.compile(r"Average standard deviation of split frequencies:\s*([\d.]+)")
+#: Ours until the runs agree, however many draws that takes; the small settings have fewer.
+UNTIL: dict[str, Any] = {"stop": 0.01, "num_samples": 50_000}
 #: Short enough to see that everything works.
 SMALL: dict[str, Any] = {"num_warmup": 60, "num_samples": 500, "num_temperatures": 5}
 
@@ -150,7 +152,7 @@ class Problem:
         """Return a row of the table."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         task = {"what": "search", "alignment": str(self.fasta), "trees": str(folder), "seed": seed}
-        answer = peer.ask(task | {"settings": (SMALL if self.small else {}) | settings})
+        answer = peer.ask(task | {"settings": settings | (SMALL if self.small else {})})
         runs = [
             TreeSample.from_file(path, 0.0, taxa=self.alignment.taxa, progress=False)
             for path in trees_in(folder, "trees")
@@ -203,8 +205,8 @@ def search(problem: Problem, seeds: Sequence[int], peers: bool, kept: bool) -> N
     rows: list[dict[str, Any]] = []
     for seed in seeds:
         turns = [
-            lambda seed=seed: problem.by_us(tool, "ours until ASDSF < .01", seed, stop=0.01),
-            lambda seed=seed: problem.by_us(tool, "ours until then, float32", seed, stop=0.01, dtype="float32"),
+            lambda seed=seed: problem.by_us(tool, "ours until ASDSF < .01", seed, **UNTIL),
+            lambda seed=seed: problem.by_us(tool, "ours until then, float32", seed, dtype="float32", **UNTIL),
             lambda seed=seed: problem.by_us(tool, "ours", seed),
             lambda seed=seed: problem.by_us(tool, "ours, float32", seed, dtype="float32"),
         ]
