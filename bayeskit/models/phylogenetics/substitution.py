@@ -539,8 +539,8 @@ class VariableSites(SubstitutionModel):
     >>> from bayeskit.models.phylogenetics import Tree, TreeModel
     >>> alignment = Alignment.from_sequences({"A": "001", "B": "010", "C": "100"}, data_type="standard")
     >>> model = TreeModel(alignment, Tree.from_newick("(A,B,C);"), VariableSites(Mk(2)))
-    >>> model.log_likelihood(torch.full((3,), 0.1, dtype=torch.float64)).exp()  # a third for each site
-    tensor(0.0370, dtype=torch.float64)
+    >>> model.log_likelihood(torch.full((3,), 0.1, dtype=torch.float64)).exp()  # a sixth for each site
+    tensor(0.0046, dtype=torch.float64)
     """
 
     model: SubstitutionModel = field(default_factory=Mk)
