@@ -129,6 +129,15 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
     assert (found.sample.index == expected.sample.index).all()
 
 
+def test_a_checkpoint_knows_the_numbers_of_a_prior(tmp_path):
+    settings = {"num_warmup": 10, "num_samples": 10, "num_temperatures": 4, "progress": False}
+    one, other = (LogNormal(torch.tensor(loc), torch.tensor(0.5)) for loc in (0.0, 1.0))
+    infer_topologies(FOUR, substitution=K80(one), checkpoint=tmp_path / "search", **settings)
+    with pytest.raises(CheckpointError, match="model"):
+        infer_topologies(FOUR, substitution=K80(other), checkpoint=tmp_path / "search", **settings)
+    infer_topologies(FOUR, substitution=K80(one), checkpoint=tmp_path / "search", **settings)
+
+
 def test_a_run_that_ends_in_its_warm_up_says_so():
     settings = {"num_warmup": 100_000, "num_samples": 10, "num_temperatures": 4, "progress": False}
     with pytest.warns(SamplingWarning, match="in the warm-up"):

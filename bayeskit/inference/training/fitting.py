@@ -720,7 +720,7 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def setting_as_json(value: Any) -> Any:
     """Return a setting as JSON that is equal for equal settings."""
-    # Functions and other objects are compared by name only, but tensors, numbers and containers by value.
+    # Functions and other objects are compared by name only; tensors, numbers, containers and distributions by value.
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
@@ -736,6 +736,12 @@ def setting_as_json(value: Any) -> Any:
             type(value).__qualname__,
             {f.name: setting_as_json(getattr(value, f.name)) for f in dataclasses.fields(value)},
         ]
+    if isinstance(value, torch.distributions.Distribution):
+        names = [*value.arg_constraints, "base_dist", "transforms"]
+        return [type(value).__qualname__, {name: setting_as_json(getattr(value, name, None)) for name in names}]
+    if isinstance(value, torch.distributions.Transform):
+        own = {name: part for name, part in vars(value).items() if not name.startswith("_")}
+        return [type(value).__qualname__, setting_as_json(own)]
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 

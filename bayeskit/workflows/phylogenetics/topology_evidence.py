@@ -26,7 +26,7 @@ from bayeskit.workflows.phylogenetics.variational import VariationalPosterior, v
 
 __all__ = ["TopologyEvidence", "topology_evidence"]
 
-#: Shared parts behind each way: only the list of topologies is common to all.
+#: Draws behind each way. The last two share the search's list of topologies, and the sum uses their mass in its runs.
 _SOURCES = {
     "stepping_stone": "tempered chains",
     "sum_over_topologies": "importance sampling",
@@ -86,12 +86,12 @@ def topology_evidence(
     progress: bool = True,
     **settings: Any,
 ) -> TopologyEvidence:
-    """Estimate the evidence over all topologies in three ways that share no draws.
+    """Estimate the evidence over all topologies in three ways, each with draws of its own.
 
     The first are the stepping stones of the search itself. The second is the sum of the evidence of the most probable
     topologies, each by importance sampling, divided by their posterior mass in the search's runs. The third is
-    importance sampling from a variational posterior whose support is the topologies of the search. A topology that the
-    search has not seen is missing in the latter two, not in the first.
+    importance sampling from a variational posterior whose support is the topologies of the search. Topologies that all
+    runs have missed are missing in all three ways, unless the search began at the prior (`path="prior"`).
 
     Parameters
     ----------

@@ -410,8 +410,7 @@ class TopologyInference:
         Log density of the posterior, without its constant, relative to the beginning of the path, of the states at each
         temperature, shape `(temperatures, runs, draws)`. If the path begins at the prior, this is the log-likelihood.
     log_prior : Tensor
-        Log prior densities of branch lengths and parameters of the trees in `samples`, up to a constant, shape
-        `(runs, draws)`.
+        Log prior densities of branch lengths and parameters of the trees in `samples`, shape `(runs, draws)`.
     beta : Tensor
         Powers of the posterior along the path, from 0 to 1, shape `(temperatures,)`.
     exchange : Exchange
