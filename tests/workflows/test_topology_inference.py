@@ -395,7 +395,9 @@ def test_too_few_taxa():
 
 def test_runs_that_agree_end_early():
     found = infer_topologies(ALIGNMENT, stop=0.5, num_warmup=20, num_samples=4000, num_temperatures=4, progress=False)
-    assert found.ending == "converged" and found.samples[0].num_samples == 500
+    draws = found.samples[0].num_samples
+    assert found.ending == "converged" and draws < 4000 and draws % 200 == 0
+    assert float(found.split_effective_sizes.min()) >= 100
 
 
 def test_three_ways_agree(five, limit):

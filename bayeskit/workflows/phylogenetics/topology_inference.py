@@ -69,11 +69,16 @@ __all__ = ["SearchState", "TopologyInference", "TopologySearch", "bidirectional_
 
 
 class _History(NamedTuple):
-    """Trees and parameters at the posterior's temperature in the rounds before the last fit of the reference."""
+    """Trees and parameters of some chains in rounds before the last fit of the reference."""
 
-    splits: Tensor  # (rounds, R, edges, words), int64
-    lengths: Tensor  # (rounds, R, edges)
-    position: Tensor  # (rounds, R, P)
+    splits: Tensor  # (rounds, chains, edges, words), int64
+    lengths: Tensor  # (rounds, chains, edges)
+    position: Tensor  # (rounds, chains, P)
+
+    def and_round(self, trees: Trees, position: Tensor, chains: Tensor) -> _History:
+        """Return the history with the present state of `chains` as a further round."""
+        row = trees.splits[chains], trees.lengths[chains], position[chains]
+        return _History(*(torch.cat([kept, new[None]]) for kept, new in zip(self, row, strict=True)))
 
 
 class SearchState(NamedTuple):
@@ -93,13 +98,15 @@ class SearchState(NamedTuple):
     reference: TreeReference  # of trees, at the beginning of the path; without clades, the path begins at the prior
     parameter_mean: Tensor  # of the normal distribution of the parameters there, (P,)
     parameter_root: Tensor  # Cholesky factor of its covariance, (P, P)
-    history: _History
+    history: _History  # at the posterior's temperature
+    warmer: _History  # at the other temperatures, in the later half of the rounds before the first fit
 
 
 #: Proposals of the parameters in each round.
 _PARAMETER_PROPOSALS = 3
-#: Shares of the warm-up after which the reference is fitted to the later half of the rounds before.
-_FITTED = (0.3, 0.55, 0.8)
+#: Shares of the warm-up after which the reference is fitted to the later half of the rounds before, and the weight of
+#: the trees at other temperatures in each fit: they have clades which the posterior's chains have not met yet.
+_FITTED, _WARMER = (0.3, 0.55, 0.8), (0.5, 0.3, 0.1)
 #: Share of the warm-up after which the temperatures stay as they are, and number of their adaptations.
 _ADAPTED, _ADAPTATIONS = 0.95, 6
 _TARGET_ACCEPTANCE = 0.25
@@ -169,15 +176,15 @@ class TopologySearch:
             TreeReference.none(self.chains.num_taxa),
             torch.zeros(dim, dtype=torch.float64),
             torch.eye(dim, dtype=torch.float64),
-            self._no_history(),
+            self._no_history(runs),
+            self._no_history(runs * (levels - 1)),
         )
 
-    def _no_history(self) -> _History:
+    def _no_history(self, chains: int) -> _History:
         edges, words = self.chains.num_edges, clades.num_words(self.chains.num_taxa)
-        empty = (0, self.num_runs)
-        numbers = torch.zeros(*empty, edges, dtype=torch.float64)
-        splits = torch.zeros(*empty, edges, words, dtype=torch.int64)
-        return _History(splits, numbers, torch.zeros(*empty, self.space.dim, dtype=torch.float64))
+        numbers = torch.zeros(0, chains, edges, dtype=torch.float64)
+        splits = torch.zeros(0, chains, edges, words, dtype=torch.int64)
+        return _History(splits, numbers, torch.zeros(0, chains, self.space.dim, dtype=torch.float64))
 
     def _due(self) -> list[int]:
         """Return the rounds before which the reference is fitted."""
@@ -197,7 +204,7 @@ class TopologySearch:
         warming = iteration < self.num_warmup
         due = self._due()
         if iteration in due:
-            state = self._fit(state, first=iteration == due[0], last=iteration == due[-1])
+            state = self._fit(state, due.index(iteration))
         reference = state.reference if len(state.reference.clades) else None
         runs, levels = state.replica.shape
         level = (
@@ -221,39 +228,46 @@ class TopologySearch:
         state = state._replace(trees=trees)
         if self.space.dim:
             state = self._propose(state, process, level, warming, iteration, generator)
-        cold = state.replica[:, -1] + torch.arange(runs) * levels
+        chain = state.replica + torch.arange(runs)[:, None] * levels
+        cold = chain[:, -1]
         row = {
             "splits": state.trees.splits[cold],
             "lengths": state.trees.lengths[cold],
             "position": state.position[cold],
         }
         if due and iteration < due[-1]:
-            history = (
-                torch.cat([kept, row[name][None]]) for name, kept in zip(_History._fields, state.history, strict=True)
-            )
-            state = state._replace(history=_History(*history))
+            state = state._replace(history=state.history.and_round(state.trees, state.position, cold))
+        if due and due[0] // 2 <= iteration < due[0]:
+            others = chain[:, :-1].flatten()
+            state = state._replace(warmer=state.warmer.and_round(state.trees, state.position, others))
         state, exchanged = self._exchange(state, iteration, generator)
         state = self._count(state, warming)
         return self._adapt(state, iteration) if warming else state, row | exchanged
 
-    def _fit(self, state: SearchState, first: bool, last: bool) -> SearchState:
-        """Fit the reference to the later half of the history, and begin its path if there was none."""
-        rounds = len(state.history.splits)
-        splits, lengths, position = (part[rounds // 2 :].flatten(0, 1) for part in state.history)
+    def _fit(self, state: SearchState, number: int) -> SearchState:
+        """Fit the reference for the `number`-th time, and begin its path the first time."""
+        first, last = number == 0, number == len(_FITTED) - 1
+        splits, lengths, position = (part[len(part) // 2 :].flatten(0, 1) for part in state.history)
+        more_splits, more_lengths, _ = (part.flatten(0, 1) for part in state.warmer)
+        share = _WARMER[number] * len(splits) / len(more_splits)
+        weights = torch.cat([torch.ones(len(splits)), torch.full((len(more_splits),), share)]).double()
         mean, dim = position.mean(0), self.space.dim
         spread = position - mean
         # Few draws do not show the whole spread.
         covariance = spread.mT @ spread / max(1, len(spread) - 1) * 1.2 + 1e-4 * torch.eye(dim, dtype=torch.float64)
-        levels = len(state.beta)
+        runs, levels = state.replica.shape
         return state._replace(
-            reference=TreeReference.fitted(splits, lengths, self.chains.num_taxa),
+            reference=TreeReference.fitted(
+                torch.cat([splits, more_splits]), torch.cat([lengths, more_lengths]), weights, self.chains.num_taxa
+            ),
             parameter_mean=mean,
             parameter_root=torch.linalg.cholesky(covariance),
             beta=torch.linspace(0, 1, levels, dtype=torch.float64) if first else state.beta,
             rejection=torch.zeros_like(state.rejection),
             num_counted=torch.zeros_like(state.num_counted),
             heading=torch.zeros_like(state.heading),
-            history=self._no_history() if last else state.history,
+            history=self._no_history(runs) if last else state.history,
+            warmer=self._no_history(runs * (levels - 1)) if last else state.warmer,
         )
 
     def _log_parameters(self, state: SearchState, position: Tensor) -> Tensor:
@@ -380,7 +394,10 @@ class TopologySearch:
         samples = [
             TreeSample.from_topologies(topologies_of(self.taxa, splits[:, run])[0]) for run in range(self.num_runs)
         ]
-        return "converged" if asdsf(samples).average < self.stop else None
+        if not asdsf(samples).average < self.stop:
+            return None
+        sizes = _split_effective_sizes(samples)
+        return None if len(sizes) and float(sizes.min()) < _LEAST_EFFECTIVE else "converged"
 
     def note(self, state: SearchState, iteration: int, records: Records) -> str:
         """Return the text behind the progress bar."""
@@ -390,7 +407,7 @@ class TopologySearch:
 
 
 #: Draws between checks of the stopping rule.
-_CHECKED = 500
+_CHECKED = 200
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -458,16 +475,7 @@ class TopologyInference:
     @cached_property
     def split_effective_sizes(self) -> Tensor:
         """Effective sample size of the indicator of each split with a frequency from 0.05 to 0.95, `(splits,)`."""
-        sample, runs = self.sample, len(self.samples)
-        inner = sample.topologies.below[:, sample.num_taxa :]
-        splits, index = clades.identify(inner)
-        incidence = np.zeros((len(inner), len(splits)), dtype=bool)
-        np.put_along_axis(incidence, index, True, axis=1)
-        shares = sample.weights @ incidence
-        chosen = incidence[:, (shares >= 0.05) & (shares <= 0.95)][sample.index]
-        draws = sample.num_samples // runs
-        series = torch.from_numpy(chosen.astype(np.float64)).T.reshape(chosen.shape[1], runs, draws)
-        return effective_sample_size(series) if len(series) else torch.zeros(0, dtype=torch.float64)
+        return _split_effective_sizes(self.samples)
 
     @cached_property
     def r_hat(self) -> dict[str, float]:
@@ -584,6 +592,20 @@ class TopologyInference:
         return as_inference_data(self.to_datasets())
 
 
+def _split_effective_sizes(samples: Sequence[TreeSample]) -> Tensor:
+    """Return the effective sample sizes of `TopologyInference.split_effective_sizes`."""
+    sample, runs = TreeSample.pooled(samples), len(samples)
+    inner = sample.topologies.below[:, sample.num_taxa :]
+    splits, index = clades.identify(inner)
+    incidence = np.zeros((len(inner), len(splits)), dtype=bool)
+    np.put_along_axis(incidence, index, True, axis=1)
+    shares = sample.weights @ incidence
+    chosen = incidence[:, (shares >= 0.05) & (shares <= 0.95)][sample.index]
+    draws = sample.num_samples // runs
+    series = torch.from_numpy(chosen.astype(np.float64)).T.reshape(chosen.shape[1], runs, draws)
+    return effective_sample_size(series) if len(series) else torch.zeros(0, dtype=torch.float64)
+
+
 _ASDSF, _LEAST_EFFECTIVE, _MOST_R_HAT = 0.01, 100, 1.05
 _LEAST_ROUND_TRIPS, _MOST_REJECTED = 10, 0.9
 
@@ -678,7 +700,8 @@ def infer_topologies(
     moves : Moves, optional
         Relative frequencies of the kinds of moves.
     stop : float, optional
-        Average standard deviation of split frequencies below which the runs end early, such as 0.01.
+        Average standard deviation of split frequencies below which the runs end early, such as 0.01, if each split has
+        100 effective draws. This is looked at every 200 rounds.
     seed : int, default 0
     dtype : torch.dtype, default torch.float32
         Of the partial likelihoods in the chains. Log-likelihoods have errors of some 1e-7 per site in single precision;
