@@ -665,7 +665,8 @@ def infer_topologies(
 
     The chains lie on a path of densities that ends at the posterior. By default it begins at a reference distribution,
     which the warm-up learns: the clades of the trees found split independently, with gamma distributions of the branch
-    lengths (a conditional clade distribution), and any tree has positive probability. Trees drawn from the reference
+    lengths (a conditional clade distribution); trees of the warmer chains have a small weight in it, and any tree has
+    positive probability. Trees drawn from the reference
     travel to the posterior by exchange, and are proposed to every chain; so chains pass between islands of trees, and
     the evidence needs few temperatures.
 
