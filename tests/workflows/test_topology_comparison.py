@@ -500,7 +500,7 @@ def test_weights_that_are_not_a_number_are_no_zeros_in_silence(monkeypatch):
 def test_bad_input_is_named():
     topologies = all_topologies(FOUR.taxa)
     for trees, message in (
-        ([topologies.tree(0)], "at least two"),
+        ([], "at least 1"),
         ([topologies.tree(0), topologies.tree(1), topologies.tree(0)], "tree 1 and tree 3 are the same"),
     ):
         with pytest.raises(SettingsError, match=message):

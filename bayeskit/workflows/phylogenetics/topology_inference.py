@@ -47,8 +47,8 @@ from bayeskit.models.phylogenetics import (
     jukes_cantor_distances,
     neighbour_joining,
 )
-from bayeskit.models.phylogenetics.parameters import FreeParameters, PartitionParameters
-from bayeskit.models.phylogenetics.substitution import check_data_type
+from bayeskit.models.phylogenetics.parameters import FreeParameters, PartitionParameters, free_parameters
+from bayeskit.models.phylogenetics.topology_constraints import constraint_splits, log_number_of_topologies
 from bayeskit.models.phylogenetics.topology_moves.chains import (
     FIRST_LENGTH,
     LengthPrior,
@@ -58,9 +58,9 @@ from bayeskit.models.phylogenetics.topology_moves.chains import (
     Trees,
     topologies_of,
 )
-from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference, log_number_of_topologies
+from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference
 from bayeskit.models.phylogenetics.trees import check_same_taxa
-from bayeskit.workflows.phylogenetics.topology_comparison import check_models
+from bayeskit.workflows.phylogenetics.topology_comparison import check_data, model_facts
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -426,6 +426,8 @@ class TopologyInference:
         The data and the model; of a partition, which is in `alignment`, the models of each subset by its name.
     is_warm : bool
         Whether the run reached the end of its warm-up; otherwise its later half is returned.
+    constraints : tuple of tuple of str
+        Groups of taxa that are on one side of a branch in every tree.
     """
 
     samples: tuple[TreeSample, ...]
@@ -444,6 +446,7 @@ class TopologyInference:
     site_rates: SiteRates | Mapping[str, SiteRates] | None = None
     branch_length_prior: TorchDistribution | None = None
     is_warm: bool = True
+    constraints: tuple[tuple[str, ...], ...] = ()
 
     @cached_property
     def sample(self) -> TreeSample:
@@ -752,8 +755,10 @@ def infer_topologies(
     >>> result.sample.num_samples
     100
     """
-    space, subsets, model = _space_and_subsets(alignment, substitution, site_rates)
-    taxa = subsets[0].taxa
+    substitution = check_data(alignment, substitution, site_rates)
+    subsets, taxa = _subsets(alignment), alignment.taxa
+    check_for_search(alignment)
+    model = model_facts(alignment, substitution, site_rates)
     prior = _length_prior(branch_length_prior, len(taxa))
     if path not in ("reference", "prior"):
         raise SettingsError(f'path={path!r:.80} is not known. Remedy: use "reference" or "prior".')
@@ -777,7 +782,7 @@ def infer_topologies(
     moves = Moves() if moves is None else moves
     if not isinstance(moves, Moves) or min(astuple(moves)) < 0 or not sum(astuple(moves)) > 0:
         raise SettingsError(f"moves: {moves!r:.80} is invalid. Remedy: give Moves(...) with shares of at least 0.")
-    splits = _checked_constraints(constraints, taxa)
+    splits = constraint_splits(constraints, taxa)
     first = _first_trees(start, subsets, num_runs, constraints, splits)
     chains = TreeChains(
         np.concatenate([subset.patterns.numpy() for subset in subsets], 1),
@@ -807,7 +812,7 @@ def infer_topologies(
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
     search = TopologySearch(
         chains,
-        space,
+        free_parameters(alignment, substitution, site_rates),
         num_runs,
         beta,
         num_warmup,
@@ -822,7 +827,7 @@ def infer_topologies(
         first,
     )
     outcome = drive(search, control, new_generator(seed, stream="topologies"))
-    return _result(search, outcome, control, alignment, branch_length_prior)
+    return _result(search, outcome, control, alignment, branch_length_prior, constraints)
 
 
 #: Fewest rounds from which a reference is learnt.
@@ -837,6 +842,7 @@ def _result(
     control: Control,
     alignment: Alignment | Partition,
     branch_length_prior: TorchDistribution | None,
+    constraints: Sequence[Sequence[str]],
 ) -> TopologyInference:
     """Collect the draws of the runs."""
     done, warm = outcome.num_iterations, outcome.num_iterations >= search.num_warmup + _LEAST_DRAWS
@@ -878,44 +884,25 @@ def _result(
         search.space.site_rates,
         branch_length_prior,
         warm,
+        tuple(map(tuple, constraints)),
     )
 
 
 _LEAST_DRAWS = 8
 
 
-def _space_and_subsets(
-    data: Any, substitution: SubstitutionModel | None, site_rates: SiteRates | None
-) -> tuple[FreeParameters | PartitionParameters, list[Alignment], list[Any]]:
-    """Return the free parameters, the alignment or those of all subsets, and what identifies data and model."""
+def _subsets(data: Alignment | Partition) -> list[Alignment]:
+    """Return the alignment or those of all subsets, with taxa in one order; SettingsError for unlike types of data."""
     if not isinstance(data, Partition):
-        substitution = check_models(data, substitution, site_rates)
-        check_data_type(data, substitution)
-        check_for_search(data)
-        model = [list(data.taxa), data.patterns, data.weights, substitution, site_rates]
-        return FreeParameters(substitution, site_rates), [data], model
-    if substitution is not None or site_rates is not None:
-        raise SettingsError(
-            "substitution and site_rates: the partition has its own. Remedy: give them to Partition, for all subsets "
-            "or by subset."
-        )
+        return [data]
     (first, alignment), *others = data.subsets.items()
     for name, other in others:
-        check_same_taxa(alignment.taxa, other.taxa, f"subset {first!r}", f"subset {name!r}")
         if other.data_type.num_states != alignment.data_type.num_states:
             raise SettingsError(
                 f"The subsets {first!r} and {name!r} have {alignment.data_type} and {other.data_type} data, which the "
                 "search does not combine. Remedy: give subsets of one type; for a given tree, use PartitionedTreeModel."
             )
-    subsets = [one if one.taxa == alignment.taxa else one.select(alignment.taxa) for one in data.subsets.values()]
-    for subset, substitution in zip(subsets, data.substitution.values(), strict=True):
-        check_models(subset, substitution, None)
-        check_data_type(subset, substitution)
-    check_for_search(data)
-    model = [list(alignment.taxa), [[one.patterns, one.weights] for one in subsets]]
-    rates = getattr(data.relative_rates, "concentration", data.relative_rates)
-    model += [data.substitution, data.site_rates, data.linked, rates]
-    return PartitionParameters(data), subsets, model
+    return [one if one.taxa == data.taxa else one.select(data.taxa) for one in data.subsets.values()]
 
 
 def _parameters(space: FreeParameters | PartitionParameters, position: Tensor) -> dict[str, Tensor]:
@@ -943,35 +930,6 @@ def _length_prior(prior: TorchDistribution | None, num_taxa: int) -> LengthPrior
         f"branch_length_prior: {type(prior).__name__} is not supported here, because branches change their places. "
         "Remedy: give Exponential(torch.tensor(10.0)), Gamma(...) of one length, or GammaDirichlet.for_tree(tree)."
     )
-
-
-def _checked_constraints(groups: Sequence[Sequence[str]], taxa: Sequence[str]) -> clades.Bits:
-    """Return the splits of groups of taxa, `(constraints, words)`; SettingsError if they are invalid."""
-    number = {taxon: place for place, taxon in enumerate(taxa)}
-    everything, alone = clades.everything(len(taxa)), clades.single(len(taxa))
-    splits: list[Any] = []
-    for group in groups:
-        if isinstance(group, str) or not all(taxon in number for taxon in group):
-            unknown = group if isinstance(group, str) else [taxon for taxon in group if taxon not in number]
-            raise SettingsError(
-                f"constraints: {unknown!r:.80} is not in the alignment. Remedy: give lists of its taxa."
-            )
-        if not 2 <= len(set(group)) <= len(taxa) - 2:
-            raise SettingsError(
-                f"constraints: {list(group)!r:.80} does not constrain a tree. Remedy: give at least two taxa, and "
-                "leave at least two out."
-            )
-        split = np.bitwise_or.reduce(alone[[number[taxon] for taxon in group]], axis=0)
-        split = everything & ~split if split[0] & np.uint64(1) else split
-        for place, other in enumerate(splits):
-            common = split & other
-            if common.any() and (common != split).any() and (common != other).any():
-                raise SettingsError(
-                    f"constraints: groups {place + 1} and {len(splits) + 1} contradict each other. Remedy: give groups "
-                    "of which one holds the other, or that have no taxon in common."
-                )
-        splits.append(split)
-    return np.array(splits, dtype=np.uint64).reshape(len(splits), clades.num_words(len(taxa)))
 
 
 #: Smallest branch length of a start.

@@ -49,6 +49,8 @@ from bayeskit.models.phylogenetics import (
     GammaDirichlet,
     GammaRates,
     InvariantSites,
+    Partition,
+    PartitionedForestLikelihood,
     SiteRates,
     SubsplitBayesianNetwork,
     Topologies,
@@ -61,11 +63,17 @@ from bayeskit.models.phylogenetics.branch_length_priors import (
     log_prior_of_lengths,
 )
 from bayeskit.models.phylogenetics.distributions import Estimate
-from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topologies
 from bayeskit.models.phylogenetics.distributions.graphs import ABOVE, BELOW, ROOT, EveryRoot, Numbers, SubsplitGraph
 from bayeskit.models.phylogenetics.forest import ForestLikelihood
 from bayeskit.models.phylogenetics.model_names import SUBSTITUTION_MODELS
+from bayeskit.models.phylogenetics.parameters import free_parameters
+from bayeskit.models.phylogenetics.partitions import forest_likelihood
 from bayeskit.models.phylogenetics.substitution import Parameterized, SubstitutionModel
+from bayeskit.models.phylogenetics.topology_constraints import (
+    check_constraints,
+    constraint_splits,
+    log_number_of_topologies,
+)
 from bayeskit.models.phylogenetics.trees import check_same_taxa
 from bayeskit.workflows.phylogenetics.growing_support import (
     ScoredTrees,
@@ -76,9 +84,10 @@ from bayeskit.workflows.phylogenetics.growing_support import (
 )
 from bayeskit.workflows.phylogenetics.parameter_guide import ParameterGuide
 from bayeskit.workflows.phylogenetics.topology_comparison import (
-    check_models,
+    check_data,
     defended_draws,
     defended_log_prob,
+    model_facts,
     unrooted_topologies,
 )
 
@@ -422,9 +431,30 @@ def _features(graph: SubsplitGraph, with_pairs: bool) -> tuple[Numbers, int]:
 class TreeTarget:
     """The joint density of data, branch lengths, parameters and topology, with a uniform prior of topologies."""
 
-    likelihood: ForestLikelihood
+    likelihood: ForestLikelihood | PartitionedForestLikelihood
     branch_length_prior: dist.TorchDistribution  # over one branch length or over the vector of all
     priors: dict[str, dist.TorchDistribution] = field(default_factory=dict)  # of parameters without a fixed value
+    constraints: tuple[tuple[str, ...], ...] = ()  # that all topologies with positive prior probability satisfy
+
+    @property
+    def data(self) -> Alignment | Partition:
+        """The alignment or the partition."""
+        likelihood = self.likelihood
+        return likelihood.alignment if isinstance(likelihood, ForestLikelihood) else likelihood.partition
+
+    @property
+    def models(self) -> tuple[SubstitutionModel | None, SiteRates | None]:
+        """The models of the alignment; a partition has its own."""
+        likelihood = self.likelihood
+        if isinstance(likelihood, ForestLikelihood):
+            return likelihood.substitution, likelihood.site_rates
+        return None, None
+
+    @cached_property
+    def log_topologies(self) -> float:
+        """The log number of topologies with positive prior probability."""
+        taxa = self.data.taxa
+        return log_number_of_topologies(len(taxa), constraint_splits(self.constraints, taxa))
 
     @cached_property
     def guide(self) -> ParameterGuide:
@@ -438,7 +468,7 @@ class TreeTarget:
         """
         log_prior = log_prior_of_lengths(self.branch_length_prior, lengths) + self.guide.log_prior(parameters)
         log_likelihood = self.likelihood.log_likelihood(topologies, lengths, **parameters)
-        return log_prior - log_num_topologies(topologies.num_taxa), log_likelihood
+        return log_prior - self.log_topologies, log_likelihood
 
 
 class DrawnTrees(NamedTuple):
@@ -530,7 +560,7 @@ LogDensities = Callable[..., tuple[Tensor, Tensor]]
 
 # Contents of a file with a fitted approximation.
 
-_KIND, _VERSION = "VariationalPosterior", 2
+_KIND, _VERSION = "VariationalPosterior", 3
 #: Supported priors of one branch length, of independent ones, of all jointly, and of parameters.
 _PRIORS = (
     *(dist.Exponential, dist.Gamma, dist.InverseGamma, dist.LogNormal, dist.Weibull),
@@ -569,11 +599,11 @@ class _Contents(NamedTuple):
 
 def _write(path: str | Path, contents: _Contents) -> None:
     """Write a file atomically; SettingsError for classes that cannot be stored, OutputError if it fails."""
-    network, likelihood = contents.family.network, contents.target.likelihood
+    network = contents.family.network
     data = {
-        "alignment": likelihood.alignment,
-        "substitution": _without_priors(likelihood.substitution),
-        "site_rates": _without_priors(likelihood.site_rates),
+        "data": _stored_data(contents.target.data),
+        "models": [_without_priors(model) for model in contents.target.models],
+        "constraints": contents.target.constraints,
         "prior": _stored_prior("branch_length_prior", contents.target.branch_length_prior),
         "priors": {name: _stored_prior(name, prior) for name, prior in contents.target.priors.items()},
         "graph": network.graph,
@@ -632,6 +662,27 @@ def _without_priors(model: Any) -> Any:
     return replace(model, **given, **inner) if given or inner else model  # type: ignore[type-var]
 
 
+def _stored_data(data: Alignment | Partition) -> Any:
+    """Return an alignment, or the arguments of a partition, without priors."""
+    if isinstance(data, Alignment):
+        return data
+    parts = (
+        {name: _without_priors(model) for name, model in by_subset.items()}
+        for by_subset in (data.substitution, data.site_rates)
+    )
+    return [data.subsets, *parts, data.linked, data.relative_rates if isinstance(data.relative_rates, Tensor) else None]
+
+
+def _restored_data(stored: Any, shares: dist.TorchDistribution | None) -> Alignment | Partition:
+    """Return the data; `shares` is the prior of the shares of subsets with unknown rates."""
+    if isinstance(stored, Alignment):
+        return stored
+    subsets, substitution, site_rates, linked, rates = stored
+    return Partition(
+        subsets, substitution, site_rates, linked=linked, relative_rates=rates if shares is None else shares
+    )
+
+
 def _stored_prior(site: str, prior: dist.TorchDistribution) -> _Prior:
     event_dims = 0
     while isinstance(prior, torch.distributions.Independent):
@@ -654,10 +705,10 @@ def _restored_prior(stored: _Prior) -> dist.TorchDistribution:
 
 
 def _restored(data: dict[str, Any]) -> _Contents:
-    likelihood = ForestLikelihood(data["alignment"], data["substitution"], site_rates=data["site_rates"])
     network = SubsplitBayesianNetwork(data["graph"], data["logits"])
     priors = {name: _restored_prior(stored) for name, stored in data["priors"].items()}
-    target = TreeTarget(likelihood, _restored_prior(data["prior"]), priors)
+    likelihood = forest_likelihood(_restored_data(data["data"], priors.get("rate_shares")), *data["models"])
+    target = TreeTarget(likelihood, _restored_prior(data["prior"]), priors, data["constraints"])
     family = TreeFamily(network, data["lengths"], target.guide)
     parameters, bounds, positions, ending = (data[name] for name in ("parameters", "bounds", "positions", "ending"))
     expected = family.start(torch.Generator().manual_seed(0)).shape
@@ -1218,12 +1269,13 @@ class SupportSearch(Protocol):
 
 
 def variational_inference(
-    alignment: Alignment,
-    support: Support | SupportSearch | Callable[[Alignment], Support | SupportSearch] | None = None,
+    alignment: Alignment | Partition,
+    support: Support | SupportSearch | Callable[[Any], Support | SupportSearch] | None = None,
     *,
     substitution: SubstitutionModel | None = None,
     site_rates: SiteRates | None = None,
     branch_length_prior: dist.TorchDistribution | None = None,
+    constraints: Sequence[Sequence[str]] = (),
     lengths: LengthFamily | None = None,
     objective: IWAE | ReweightedWakeSleep | None = None,
     num_steps: int = 200_000,
@@ -1246,15 +1298,17 @@ def variational_inference(
     .. math:: w = \frac{p(D \mid \tau, q, \theta)^\beta \, p(q) \, p(\theta) \, p(\tau)}
                       {Q(\tau) \, Q(q \mid \tau) \, Q(\theta)},
 
-    with :math:`p(\tau) = 1 / (2n-5)!!`; reweighted wake-sleep is the alternative.
+    with :math:`p(\tau) = 1 / (2n-5)!!` or, with constraints, uniform over the topologies that satisfy them; reweighted
+    wake-sleep is the alternative.
 
     Parameters
     ----------
-    alignment : Alignment
+    alignment : Alignment or Partition
+        A partition has its own substitution models and site rates, as in `PartitionedTreeModel`.
     support : TreeSample, Topologies, sequence of Tree, SubsplitBayesianNetwork, SupportSearch or callable, optional
         Topologies, such as those of a short MCMC run: the support consists of all recombinations of their subsplits,
         and training starts with equal probabilities of all options. Or a network, which is the starting point; or an
-        object with such a `sample`, or a function of the alignment that returns one of these. Roots are removed. By
+        object with such a `sample`, or a function of `alignment` that returns one of these. Roots are removed. By
         default the support is searched for, from trees of neighbour joining, and grows.
     substitution : SubstitutionModel, default JC69()
         Parameters without a value, such as those of `GTR()`, have their prior and are inferred.
@@ -1263,6 +1317,9 @@ def variational_inference(
     branch_length_prior : TorchDistribution, optional
         Over one positive branch length; or over the vector of all, in the edge order of `Topologies`: external branches
         first, in the alignment's order of taxa. Exponential with rate 10 by default.
+    constraints : sequence of sequences of str, optional
+        Groups of taxa that are on one side of a branch in every tree. Recombinations of trees that satisfy them satisfy
+        them too.
     lengths : LengthFamily, default LogNormalLengths()
     objective : IWAE or ReweightedWakeSleep, default IWAE(10)
         Objective and number of particles, at least two. With IWAE, branch lengths are reparameterised, and topologies
@@ -1304,9 +1361,11 @@ def variational_inference(
     Raises
     ------
     SettingsError
-        If a setting lies outside its domain, or a prior is unsuitable.
+        If a setting lies outside its domain, a prior is unsuitable, or the constraints contradict each other or exclude
+        a tree of the support.
     TreeError
-        If the taxa of the support differ from those of the alignment, or it is a network over rooted topologies.
+        If the taxa of the support or of a subset differ from those of the alignment, or the support is a network over
+        rooted topologies.
     LossError
         If the bound or its gradient is not finite; the message gives the step.
     CheckpointError
@@ -1339,7 +1398,7 @@ def variational_inference(
     >>> posterior.log_evidence(1000).trusted
     True
     """
-    substitution = check_models(alignment, substitution, site_rates, corrected=True)
+    substitution = check_data(alignment, substitution, site_rates, corrected=True)
     num_steps = whole_number("num_steps", num_steps, 1)
     objective = _checked_settings(IWAE(10) if objective is None else objective)
     default_annealing = annealing is None
@@ -1352,8 +1411,10 @@ def variational_inference(
     if prior is None:
         prior = dist.Exponential(torch.tensor(10.0, dtype=torch.float64))
     check_branch_length_prior(prior, 2 * alignment.num_taxa - 3)
-    likelihood = ForestLikelihood(alignment, substitution, site_rates=site_rates)
-    target = TreeTarget(likelihood, in_double_precision(prior), _free_parameters(substitution, site_rates))
+    likelihood = forest_likelihood(alignment, substitution, site_rates)
+    priors = free_parameters(alignment, substitution, site_rates).priors
+    groups = tuple(tuple(group) for group in constraints)
+    target = TreeTarget(likelihood, in_double_precision(prior), priors, groups)
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
     settings = {
         "objective": type(objective).__name__,
@@ -1376,6 +1437,7 @@ def variational_inference(
         network = _network_of(support, alignment)
         if growth is not None:
             trees = ScoredTrees(partial(_log_posterior, target, None), network.taxa)
+    check_constraints(network.graph.clades, constraints, network.taxa, "the support")
     _check_order(target.branch_length_prior, alignment, network)
     family = TreeFamily(network, lengths, target.guide)
     spent = time.monotonic() - begin
@@ -1538,7 +1600,7 @@ def _searched(
 
 
 def _network_of(
-    support: Support | SupportSearch | Callable[[Alignment], Support | SupportSearch], alignment: Alignment
+    support: Support | SupportSearch | Callable[[Any], Support | SupportSearch], alignment: Alignment | Partition
 ) -> SubsplitBayesianNetwork:
     """Return the network of a support."""
     if callable(support) and not isinstance(support, SubsplitBayesianNetwork):  # Pyro's distributions are callable
@@ -1549,14 +1611,6 @@ def _network_of(
     if isinstance(support, SupportSearch) and isinstance(support.sample, TreeSample):
         support = support.sample
     return SubsplitBayesianNetwork.from_topologies(unrooted_topologies(support, alignment))  # type: ignore[arg-type]
-
-
-def _free_parameters(
-    substitution: SubstitutionModel, site_rates: SiteRates | None
-) -> dict[str, dist.TorchDistribution]:
-    """Return the priors of all parameters without a fixed value."""
-    like = torch.empty(0, dtype=torch.float64)
-    return substitution.priors(like) | ({} if site_rates is None else site_rates.priors(like))
 
 
 def _check_options(learning_rates: object, annealing: object, lengths: object, growth: object) -> None:
@@ -1577,7 +1631,9 @@ def _check_options(learning_rates: object, annealing: object, lengths: object, g
         raise SettingsError(f"growth: {growth!r:.80} has the wrong type. Remedy: give SupportGrowth(), or None.")
 
 
-def _check_order(prior: dist.TorchDistribution, alignment: Alignment, network: SubsplitBayesianNetwork) -> None:
+def _check_order(
+    prior: dist.TorchDistribution, alignment: Alignment | Partition, network: SubsplitBayesianNetwork
+) -> None:
     """Raise SettingsError for a joint prior if the order of taxa makes its edges ambiguous."""
     num_edges = 2 * alignment.num_taxa - 3
     tips = [alignment.taxa.index(taxon) for taxon in network.taxa]
@@ -1614,21 +1670,18 @@ def _checked_settings(objective: IWAE | ReweightedWakeSleep) -> IWAE | Reweighte
 
 def _fingerprint(target: TreeTarget, network: SubsplitBayesianNetwork) -> object:
     """Return data, support and model as JSON that identifies them."""
-    graph, likelihood, prior = network.graph, target.likelihood, target.branch_length_prior
+    graph, prior = network.graph, target.branch_length_prior
     arrays = [graph.clades.view("int64"), graph.group_clade, graph.group_sister, graph.starts, graph.parts]
     parts = [
-        list(likelihood.alignment.taxa),
-        likelihood.alignment.patterns,
-        likelihood.alignment.weights,
+        *model_facts(target.data, *target.models),
+        target.constraints,
         list(network.taxa),
         [torch.from_numpy(array) for array in arrays],
         network.logits,
-        likelihood.substitution,
         type(prior).__name__,
         # The density identifies a prior of any class.
         log_prior_of_lengths(prior, _probes(2 * len(network.taxa) - 3)),
     ]
-    parts += [] if likelihood.site_rates is None else [likelihood.site_rates]
     if target.priors:
         guide = target.guide
         normal = torch.zeros(guide.num_parameters, dtype=torch.float64)
