@@ -23,6 +23,7 @@ from bayeskit.models.phylogenetics import (
     AminoAcidModel,
     ForestLikelihood,
     GammaRates,
+    InvariantSites,
     Mk,
     Partition,
     PartitionedForestLikelihood,
@@ -270,20 +271,45 @@ def test_starts_that_are_refused(start, error, words):
 SUBSETS = FOUR.partitioned({"slow": [0, 1, 2], "fast": [3, 4]})
 
 
-def exact_partition(rate_pairs, rate=10.0, nodes=4):
-    """Log evidence of four taxa, `(pairs of relative rates, topologies)`, under JC69 by quadrature.
+def exact_log_evidence(partition, unit=0.75, nodes=4, rate=10.0):
+    """Log evidence of each topology of four taxa by quadrature.
 
-    With whole rates, the likelihood is a polynomial in ``exp(-4 t / 3)`` of each edge: for 1 and 2 of degree 7.
+    Exact if the likelihood is a polynomial in ``exp(-t / unit)`` of each edge of a degree below twice the nodes.
     """
-    roots, weights = scipy.special.roots_jacobi(nodes, 0.0, 0.75 * rate - 1)
-    lengths = torch.cartesian_prod(*[torch.as_tensor(-0.75 * np.log((1 + roots) / 2))] * 5)
+    roots, weights = scipy.special.roots_jacobi(nodes, 0.0, unit * rate - 1)
+    lengths = torch.cartesian_prod(*[torch.as_tensor(-unit * np.log((1 + roots) / 2))] * 5)
     log_weights = torch.cartesian_prod(*[torch.as_tensor(np.log(weights / weights.sum()))] * 5).sum(-1)
-    topologies, rows = all_topologies(FOUR.taxa), []
-    for rates in rate_pairs:
-        likelihood = PartitionedForestLikelihood(Partition(SUBSETS, relative_rates=rates))
-        values = likelihood.log_likelihood(topologies, lengths[:, None].expand(-1, 3, -1))
-        rows.append((values + log_weights[:, None]).logsumexp(0))
-    return topologies, torch.stack(rows)
+    topologies, likelihood = all_topologies(FOUR.taxa), PartitionedForestLikelihood(partition)
+    values = likelihood.log_likelihood(topologies, lengths[:, None].expand(-1, 3, -1))
+    return (values + log_weights[:, None]).logsumexp(0)
+
+
+def exact_partition(rate_pairs):
+    """Log evidence of four taxa, `(pairs of relative rates, topologies)`; exact for the rates 1 and 2, of degree 7."""
+    rows = [exact_log_evidence(Partition(SUBSETS, relative_rates=rates)) for rates in rate_pairs]
+    return all_topologies(FOUR.taxa), torch.stack(rows)
+
+
+def test_subsets_of_unlike_types_of_data(limit):
+    marks = Alignment.from_sequences({"A": "01", "B": "10", "C": "00", "D": "11"}, data_type="standard")
+    proteins = Alignment.from_sequences({"A": "MK", "B": "M-", "C": "LK", "D": "IR"}, data_type="protein")
+    bases = FOUR.select_sites([2, 3])
+    # In exp(-2 t / 3), the degree is 4 for the bases and 6 for the marks.
+    partition = Partition({"bases": bases, "marks": marks}, {"marks": Mk(2)})
+    masses = exact_log_evidence(partition, unit=1.5, nodes=6)
+    found = infer_topologies(partition, num_warmup=150, num_samples=1000, num_temperatures=5, progress=False)
+    exact = float(masses.logsumexp(0)) - math.log(3)
+    assert abs(found.log_evidence - exact) < limit() * found.evidence.standard_error < 0.2
+    models = {"bases": HKY85(2.0, [0.4, 0.3, 0.2, 0.1]), "marks": Mk(2), "proteins": AminoAcidModel("LG")}
+    subsets = {"bases": bases, "marks": marks, "proteins": proteins}
+    partition = Partition(subsets, models, {"bases": GammaRates(0.5), "proteins": InvariantSites(0.2)})
+    settings = {"num_warmup": 10, "num_samples": 8, "num_temperatures": 4, "dtype": torch.float64, "progress": False}
+    found = infer_topologies(partition, start="neighbour_joining", **settings)
+    sample = found.samples[0]
+    for draw in (0, 7):
+        tree = sample.topologies.tree(sample.index[draw], sample.branch_lengths[draw])
+        expected = PartitionedTreeModel(partition, tree).log_likelihood(tree.branch_lengths)
+        assert abs(float(found.log_likelihood[-1, 0, draw] - expected)) < 1e-10
 
 
 def shares_of_topologies(found, topologies):
@@ -380,15 +406,6 @@ def test_a_checkpoint_knows_its_partition(tmp_path):
             {},
             TreeError,
             "'X'.*",
-        ),
-        (
-            Partition(
-                {"a": FOUR, "b": Alignment.from_sequences(dict.fromkeys("ABCD", "MK"), data_type="protein")},
-                {"b": AminoAcidModel("LG")},
-            ),
-            {},
-            SettingsError,
-            "'a' and 'b' have DNA and protein",
         ),
         (
             Partition(FOUR.select(["A", "B", "C"]).partitioned({"a": [0], "b": range(1, 5)})),

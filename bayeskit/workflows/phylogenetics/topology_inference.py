@@ -143,7 +143,7 @@ class TopologySearch:
             frequencies = model.frequencies(like)
             number = frequencies.shape[-1]
             matrix = model.rate_matrix(like).expand(count, number, number)
-            parts.append(Process.of(matrix, frequencies.expand(count, number), categories))
+            parts.append(Process.of(matrix, frequencies.expand(count, number), categories, self.chains.num_states))
         return Process.joined(parts)
 
     def start(self, generator: torch.Generator) -> SearchState:
@@ -654,7 +654,8 @@ def infer_topologies(
     ----------
     alignment : Alignment or Partition
         The subsets of a partition have their own substitution models and site rates, linked or not, and the same branch
-        lengths times their relative rates, as in `PartitionedTreeModel`.
+        lengths times their relative rates, as in `PartitionedTreeModel`. They may be of different types of data; each
+        then takes the time of the type with most states.
     substitution : SubstitutionModel, default JC69()
         Parameters without a value are sampled. A partition has its own.
     site_rates : SiteRates, optional
@@ -787,7 +788,7 @@ def infer_topologies(
     chains = TreeChains(
         np.concatenate([subset.patterns.numpy() for subset in subsets], 1),
         np.concatenate([subset.weights.numpy() for subset in subsets]),
-        subsets[0].data_type.num_states,
+        max(subset.data_type.num_states for subset in subsets),
         num_runs * num_temperatures,
         prior,
         parts=[subset.num_patterns for subset in subsets],
@@ -892,16 +893,9 @@ _LEAST_DRAWS = 8
 
 
 def _subsets(data: Alignment | Partition) -> list[Alignment]:
-    """Return the alignment or those of all subsets, with taxa in one order; SettingsError for unlike types of data."""
+    """Return the alignment or those of all subsets, with taxa in one order."""
     if not isinstance(data, Partition):
         return [data]
-    (first, alignment), *others = data.subsets.items()
-    for name, other in others:
-        if other.data_type.num_states != alignment.data_type.num_states:
-            raise SettingsError(
-                f"The subsets {first!r} and {name!r} have {alignment.data_type} and {other.data_type} data, which the "
-                "search does not combine. Remedy: give subsets of one type; for a given tree, use PartitionedTreeModel."
-            )
     return [one if one.taxa == data.taxa else one.select(data.taxa) for one in data.subsets.values()]
 
 
