@@ -39,6 +39,7 @@ from bayeskit.models.phylogenetics import (
 from bayeskit.models.phylogenetics.topology_moves.chains import Moves
 from bayeskit.workflows.phylogenetics import (
     LearningRates,
+    SupportGrowth,
     VariationalPosterior,
     compare_topologies,
     infer_topologies,
@@ -477,6 +478,23 @@ def test_free_rates_of_subsets_in_a_sum_and_in_variational_inference(limit, tmp_
     loaded = VariationalPosterior.load(tmp_path / "posterior")
     assert loaded.target.constraints == (("A", "B"),) and abs(loaded.target.log_topologies) < 1e-12
     assert torch.equal(loaded.weighed_trees(50).log_weight, fitted.weighed_trees(50).log_weight)
+
+
+@pytest.mark.parametrize("data", ["partition", "constraints"])
+def test_variational_inference_finds_the_support_of_a_partition_and_under_constraints(data, limit):
+    settings = {"num_steps": 150, "learning_rates": LearningRates(0.02, 0.02), "progress": False}
+    if data == "partition":
+        masses = exact_partition([[1.0, 2.0]])[1][0]
+        fitted = variational_inference(Partition(SUBSETS, relative_rates=[1.0, 2.0]), **settings)
+    else:
+        masses = exact_constrained()
+        fitted = variational_inference(ALIGNMENT, constraints=[["A", "E"]], **settings)
+        topologies = fitted.sample(300).topologies
+        assert all(is_allowed(topologies.to_newick(place)) for place in range(len(topologies)))
+    z = fitted.log_evidence(3000)
+    assert abs(z.log_evidence - float(masses.logsumexp(0)) + math.log(3)) < limit() * z.standard_error < 0.5
+    with pytest.raises(SettingsError, match="growth: neighbours of trees may violate"):
+        variational_inference(ALIGNMENT, constraints=[["A", "E"]], growth=SupportGrowth(), **settings)
 
 
 def test_trees_that_constraints_exclude_are_refused():

@@ -90,6 +90,7 @@ from bayeskit.workflows.phylogenetics.topology_comparison import (
     model_facts,
     unrooted_topologies,
 )
+from bayeskit.workflows.phylogenetics.topology_inference import infer_topologies
 
 __all__ = [
     "BudgetPace",
@@ -1251,6 +1252,8 @@ class Training:
 _HOTTEST = 0.001
 #: Number of resampled alignments whose trees a search starts from.
 _BOOTSTRAPS = 20
+#: Rounds of a search for topologies by chains.
+_WARM_UP, _ROUNDS = 300, 700
 #: Number of points at which two priors are compared.
 _PROBES = 64
 
@@ -1309,7 +1312,8 @@ def variational_inference(
         Topologies, such as those of a short MCMC run: the support consists of all recombinations of their subsplits,
         and training starts with equal probabilities of all options. Or a network, which is the starting point; or an
         object with such a `sample`, or a function of `alignment` that returns one of these. Roots are removed. By
-        default the support is searched for, from trees of neighbour joining, and grows.
+        default the support is searched for, from trees of neighbour joining, and grows; that of a partition, or with
+        constraints, is found by `infer_topologies`, which needs a C++ compiler.
     substitution : SubstitutionModel, default JC69()
         Parameters without a value, such as those of `GTR()`, have their prior and are inferred.
     site_rates : SiteRates, optional
@@ -1333,8 +1337,8 @@ def variational_inference(
         first half of the steps or of the time budget, whichever is further. A checkpoint distinguishes functions by
         name only.
     growth : SupportGrowth, optional
-        Let the support grow during training, by neighbours of its probable topologies. By default a given support stays
-        as it is.
+        Let the support grow during training, by neighbours of its probable topologies; not with constraints. By default
+        a given support stays as it is.
     seed : int, default 0
     checkpoint : path, optional
         File for the state, from which an existing run resumes with bitwise identical results. Beside it, a support that
@@ -1405,8 +1409,14 @@ def variational_inference(
     annealing = Linear(max(1, num_steps // 2), start=_HOTTEST) if annealing is None else annealing
     learning_rates = LearningRates() if learning_rates is None else learning_rates
     lengths = LogNormalLengths() if lengths is None else lengths
-    growth = SupportGrowth() if support is None and growth is None else growth
+    by_chains = support is None and (isinstance(alignment, Partition) or len(constraints) > 0)
+    growth = SupportGrowth() if support is None and growth is None and not by_chains else growth
     _check_options(learning_rates, annealing, lengths, growth)
+    if growth is not None and len(constraints):
+        raise SettingsError(
+            "growth: neighbours of trees may violate the constraints. Remedy: leave growth out; without a support, one "
+            "is found by infer_topologies, under the constraints."
+        )
     prior = branch_length_prior
     if prior is None:
         prior = dist.Exponential(torch.tensor(10.0, dtype=torch.float64))
@@ -1430,9 +1440,24 @@ def variational_inference(
         settings |= {"growth": setting_as_json(growth), "num_steps": num_steps}
     begin = time.monotonic()
     trees = None
+    if by_chains:
+        found = infer_topologies(
+            alignment,
+            substitution=substitution,
+            site_rates=site_rates,
+            branch_length_prior=branch_length_prior,
+            constraints=constraints,
+            num_warmup=_WARM_UP,
+            num_samples=_ROUNDS,
+            seed=settings["seed"],
+            progress=progress,
+        )
+        if found.ending == "interrupted":
+            raise KeyboardInterrupt
+        support = found.sample
     if support is None:
         trees = ScoredTrees(partial(_log_posterior, target, None), alignment.taxa)
-        network = _searched(trees, alignment, growth or SupportGrowth(), settings["seed"], control)
+        network = _searched(trees, alignment, growth or SupportGrowth(), settings["seed"], control)  # type: ignore[arg-type]
     else:
         network = _network_of(support, alignment)
         if growth is not None:
