@@ -561,7 +561,7 @@ LogDensities = Callable[..., tuple[Tensor, Tensor]]
 
 # Contents of a file with a fitted approximation.
 
-_KIND, _VERSION = "VariationalPosterior", 3
+_KIND, _VERSION = "VariationalPosterior", 2
 #: Supported priors of one branch length, of independent ones, of all jointly, and of parameters.
 _PRIORS = (
     *(dist.Exponential, dist.Gamma, dist.InverseGamma, dist.LogNormal, dist.Weibull),
@@ -600,10 +600,11 @@ class _Contents(NamedTuple):
 
 def _write(path: str | Path, contents: _Contents) -> None:
     """Write a file atomically; SettingsError for classes that cannot be stored, OutputError if it fails."""
-    network = contents.family.network
+    network, (substitution, site_rates) = contents.family.network, contents.target.models
     data = {
-        "data": _stored_data(contents.target.data),
-        "models": [_without_priors(model) for model in contents.target.models],
+        "alignment": _stored_data(contents.target.data),
+        "substitution": _without_priors(substitution),
+        "site_rates": _without_priors(site_rates),
         "constraints": contents.target.constraints,
         "prior": _stored_prior("branch_length_prior", contents.target.branch_length_prior),
         "priors": {name: _stored_prior(name, prior) for name, prior in contents.target.priors.items()},
@@ -708,8 +709,10 @@ def _restored_prior(stored: _Prior) -> dist.TorchDistribution:
 def _restored(data: dict[str, Any]) -> _Contents:
     network = SubsplitBayesianNetwork(data["graph"], data["logits"])
     priors = {name: _restored_prior(stored) for name, stored in data["priors"].items()}
-    likelihood = forest_likelihood(_restored_data(data["data"], priors.get("rate_shares")), *data["models"])
-    target = TreeTarget(likelihood, _restored_prior(data["prior"]), priors, data["constraints"])
+    restored = _restored_data(data["alignment"], priors.get("rate_shares"))
+    likelihood = forest_likelihood(restored, data["substitution"], data["site_rates"])
+    # Files of earlier versions have no constraints.
+    target = TreeTarget(likelihood, _restored_prior(data["prior"]), priors, data.get("constraints", ()))
     family = TreeFamily(network, data["lengths"], target.guide)
     parameters, bounds, positions, ending = (data[name] for name in ("parameters", "bounds", "positions", "ending"))
     expected = family.start(torch.Generator().manual_seed(0)).shape
