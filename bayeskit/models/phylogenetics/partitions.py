@@ -23,7 +23,7 @@ from bayeskit.models.phylogenetics.trees import Tree
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Partition", "PartitionedForestLikelihood", "PartitionedTreeModel", "forest_likelihood"]
+__all__ = ["Partition", "PartitionedForestLikelihood", "PartitionedTreeModel", "forest_likelihood", "subsets_of"]
 
 _SHARES = "rate_shares"
 
@@ -580,6 +580,13 @@ class PartitionedForestLikelihood:
             for name, lengths, own in self.partition.arguments(branch_lengths.to(self._like), parameters)
         ]
         return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
+
+
+def subsets_of(data: Alignment | Partition) -> dict[str, Alignment]:
+    """Return the alignment, without a name, or the subsets of a partition, all with taxa in the order of the first."""
+    if isinstance(data, Alignment):
+        return {"": data}
+    return {name: one if one.taxa == data.taxa else one.select(data.taxa) for name, one in data.subsets.items()}
 
 
 def forest_likelihood(

@@ -44,10 +44,10 @@ from bayeskit.models.phylogenetics import (
     asdsf,
     check_for_search,
     clades,
-    jukes_cantor_distances,
-    neighbour_joining,
 )
+from bayeskit.models.phylogenetics.neighbour_joining import joined_neighbours
 from bayeskit.models.phylogenetics.parameters import FreeParameters, PartitionParameters, free_parameters
+from bayeskit.models.phylogenetics.partitions import subsets_of
 from bayeskit.models.phylogenetics.topology_constraints import constraint_splits, log_number_of_topologies
 from bayeskit.models.phylogenetics.topology_moves.chains import (
     FIRST_LENGTH,
@@ -757,7 +757,7 @@ def infer_topologies(
     100
     """
     substitution = check_data(alignment, substitution, site_rates)
-    subsets, taxa = _subsets(alignment), alignment.taxa
+    subsets, taxa = list(subsets_of(alignment).values()), alignment.taxa
     check_for_search(alignment)
     model = model_facts(alignment, substitution, site_rates)
     prior = _length_prior(branch_length_prior, len(taxa))
@@ -892,13 +892,6 @@ def _result(
 _LEAST_DRAWS = 8
 
 
-def _subsets(data: Alignment | Partition) -> list[Alignment]:
-    """Return the alignment or those of all subsets, with taxa in one order."""
-    if not isinstance(data, Partition):
-        return [data]
-    return [one if one.taxa == data.taxa else one.select(data.taxa) for one in data.subsets.values()]
-
-
 def _parameters(space: FreeParameters | PartitionParameters, position: Tensor) -> dict[str, Tensor]:
     """Return the values of the parameters, and the relative rates of subsets that follow from them."""
     values = space.values(position)
@@ -938,7 +931,7 @@ def _first_trees(
     if isinstance(start, str) and start == "parsimony":
         return None
     if isinstance(start, str) and start == "neighbour_joining":
-        given: Sequence[Any] = [_joined_neighbours(subsets)]
+        given: Sequence[Any] = [joined_neighbours(subsets)]
     else:
         given = [start] if isinstance(start, Tree | str) else start
     if not isinstance(given, Sequence) or not given or not all(map(_is_tree, given)):
@@ -972,12 +965,3 @@ def _first_trees(
 
 def _is_tree(one: Any) -> bool:
     return isinstance(one, Tree) or (isinstance(one, str) and "(" in one)
-
-
-def _joined_neighbours(subsets: Sequence[Alignment]) -> Tree:
-    """Return the tree of neighbour joining by the mean distances of all subsets."""
-    distances = torch.stack([jukes_cantor_distances(subset) for subset in subsets])
-    sites = torch.tensor([float(subset.num_sites) for subset in subsets])[:, None, None] * distances.isfinite()
-    mean = distances.nan_to_num(posinf=0.0).mul(sites).sum(0) / sites.sum(0)
-    largest = mean[mean.isfinite()].max()  # in place of infinite ones
-    return neighbour_joining(torch.where(mean.isfinite(), mean, largest), subsets[0].taxa)

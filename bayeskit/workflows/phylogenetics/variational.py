@@ -1315,8 +1315,8 @@ def variational_inference(
         Topologies, such as those of a short MCMC run: the support consists of all recombinations of their subsplits,
         and training starts with equal probabilities of all options. Or a network, which is the starting point; or an
         object with such a `sample`, or a function of `alignment` that returns one of these. Roots are removed. By
-        default the support is searched for, from trees of neighbour joining, and grows; that of a partition, or with
-        constraints, is found by `infer_topologies`, which needs a C++ compiler.
+        default the support is searched for, from trees of neighbour joining, and grows; with constraints, it is found
+        by `infer_topologies`, which needs a C++ compiler.
     substitution : SubstitutionModel, default JC69()
         Parameters without a value, such as those of `GTR()`, have their prior and are inferred.
     site_rates : SiteRates, optional
@@ -1412,7 +1412,7 @@ def variational_inference(
     annealing = Linear(max(1, num_steps // 2), start=_HOTTEST) if annealing is None else annealing
     learning_rates = LearningRates() if learning_rates is None else learning_rates
     lengths = LogNormalLengths() if lengths is None else lengths
-    by_chains = support is None and (isinstance(alignment, Partition) or len(constraints) > 0)
+    by_chains = support is None and len(constraints) > 0
     growth = SupportGrowth() if support is None and growth is None and not by_chains else growth
     _check_options(learning_rates, annealing, lengths, growth)
     if growth is not None and len(constraints):
@@ -1460,7 +1460,7 @@ def variational_inference(
         support = found.sample
     if support is None:
         trees = ScoredTrees(partial(_log_posterior, target, None), alignment.taxa)
-        network = _searched(trees, alignment, growth or SupportGrowth(), settings["seed"], control)  # type: ignore[arg-type]
+        network = _searched(trees, alignment, growth or SupportGrowth(), settings["seed"], control)
     else:
         network = _network_of(support, alignment)
         if growth is not None:
@@ -1617,7 +1617,7 @@ def _expand(trees: ScoredTrees, growth: SupportGrowth, progress: bool) -> None:
 
 
 def _searched(
-    trees: ScoredTrees, alignment: Alignment, growth: SupportGrowth, seed: int, control: Control
+    trees: ScoredTrees, alignment: Alignment | Partition, growth: SupportGrowth, seed: int, control: Control
 ) -> SubsplitBayesianNetwork:
     """Return the network of topologies that a search from trees of neighbour joining finds probable."""
     trees.add(starting_topologies(alignment, _BOOTSTRAPS, seed))
