@@ -795,7 +795,7 @@ def compare_topologies(
     Raises
     ------
     SettingsError
-        If there are too few topologies or one is repeated, a setting is out of range or does not apply to the
+        If there is one topology only for another method than the default one, one is repeated, a setting is out of range or does not apply to the
         method, a prior is unsuitable, or the constraints contradict each other or exclude a topology.
     UnknownNameError
         If there is no such method.
@@ -827,7 +827,7 @@ def compare_topologies(
     """
     substitution = check_data(alignment, substitution, site_rates, corrected=True)
     topologies = unrooted_topologies(trees, alignment)
-    _check_distinct(topologies, least=1 if method == _IN_ONE_BATCH else 2)
+    _check_distinct(topologies)
     groups = tuple(tuple(group) for group in constraints)
     check_constraints(topologies.below, constraints, topologies.taxa, "trees")
     names = [f"tree {place + 1}" for place in range(len(topologies))]
@@ -864,7 +864,7 @@ def compare_topologies(
     return TopologyComparison(topologies, comparison, comparison.settings, groups)
 
 
-def _check_distinct(found: Topologies, least: int) -> None:
+def _check_distinct(found: Topologies) -> None:
     index = found.distinct()[1].tolist()
     for place, number in enumerate(index):
         first = index.index(number)
@@ -872,8 +872,6 @@ def _check_distinct(found: Topologies, least: int) -> None:
             raise SettingsError(
                 f"tree {first + 1} and tree {place + 1} are the same topology. Remedy: give each topology once."
             )
-    if len(found) < least:
-        raise SettingsError(f"trees: give at least {least} topologies, not {len(found)}")
 
 
 def _in_order(topologies: Topologies, place: int) -> Tree:
