@@ -795,8 +795,9 @@ def compare_topologies(
     Raises
     ------
     SettingsError
-        If there is one topology only for another method than the default one, one is repeated, a setting is out of range or does not apply to the
-        method, a prior is unsuitable, or the constraints contradict each other or exclude a topology.
+        If one topology is repeated, or there is one only and the method is not the default one; if a setting is out of
+        range or does not apply to the method, a prior is unsuitable, or the constraints contradict each other or
+        exclude a topology.
     UnknownNameError
         If there is no such method.
     TreeError
