@@ -44,11 +44,11 @@ from bayeskit.models.phylogenetics import (
     asdsf,
     check_for_search,
     clades,
-    jukes_cantor_distances,
-    neighbour_joining,
 )
-from bayeskit.models.phylogenetics.parameters import FreeParameters, PartitionParameters
-from bayeskit.models.phylogenetics.substitution import check_data_type
+from bayeskit.models.phylogenetics.neighbour_joining import joined_neighbours
+from bayeskit.models.phylogenetics.parameters import FreeParameters, PartitionParameters, free_parameters
+from bayeskit.models.phylogenetics.partitions import subsets_of
+from bayeskit.models.phylogenetics.topology_constraints import constraint_splits, log_number_of_topologies
 from bayeskit.models.phylogenetics.topology_moves.chains import (
     FIRST_LENGTH,
     LengthPrior,
@@ -58,9 +58,9 @@ from bayeskit.models.phylogenetics.topology_moves.chains import (
     Trees,
     topologies_of,
 )
-from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference, log_number_of_topologies
+from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference
 from bayeskit.models.phylogenetics.trees import check_same_taxa
-from bayeskit.workflows.phylogenetics.topology_comparison import check_models
+from bayeskit.workflows.phylogenetics.topology_comparison import check_data, model_facts
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -150,7 +150,7 @@ class TopologySearch:
             frequencies = model.frequencies(like)
             number = frequencies.shape[-1]
             matrix = model.rate_matrix(like).expand(count, number, number)
-            parts.append(Process.of(matrix, frequencies.expand(count, number), categories))
+            parts.append(Process.of(matrix, frequencies.expand(count, number), categories, self.chains.num_states))
         return Process.joined(parts)
 
     def start(self, generator: torch.Generator) -> SearchState:
@@ -443,6 +443,8 @@ class TopologyInference:
         The data and the model; of a partition, which is in `alignment`, the models of each subset by its name.
     is_warm : bool
         Whether the run reached the end of its warm-up; otherwise its later half is returned.
+    constraints : tuple of tuple of str
+        Groups of taxa that are on one side of a branch in every tree.
     """
 
     samples: tuple[TreeSample, ...]
@@ -461,6 +463,7 @@ class TopologyInference:
     site_rates: SiteRates | Mapping[str, SiteRates] | None = None
     branch_length_prior: TorchDistribution | None = None
     is_warm: bool = True
+    constraints: tuple[tuple[str, ...], ...] = ()
 
     @cached_property
     def sample(self) -> TreeSample:
@@ -674,7 +677,8 @@ def infer_topologies(
     ----------
     alignment : Alignment or Partition
         The subsets of a partition have their own substitution models and site rates, linked or not, and the same branch
-        lengths times their relative rates, as in `PartitionedTreeModel`.
+        lengths times their relative rates, as in `PartitionedTreeModel`. They may be of different types of data; each
+        then takes the time of the type with most states.
     substitution : SubstitutionModel, default JC69()
         Parameters without a value are sampled. A partition has its own.
     site_rates : SiteRates, optional
@@ -776,8 +780,10 @@ def infer_topologies(
     >>> result.sample.num_samples
     100
     """
-    space, subsets, model = _space_and_subsets(alignment, substitution, site_rates)
-    taxa = subsets[0].taxa
+    substitution = check_data(alignment, substitution, site_rates)
+    subsets, taxa = list(subsets_of(alignment).values()), alignment.taxa
+    check_for_search(alignment)
+    model = model_facts(alignment, substitution, site_rates)
     prior = _length_prior(branch_length_prior, len(taxa))
     if path not in ("reference", "prior"):
         raise SettingsError(f'path={path!r:.80} is not known. Remedy: use "reference" or "prior".')
@@ -801,12 +807,12 @@ def infer_topologies(
     moves = Moves() if moves is None else moves
     if not isinstance(moves, Moves) or min(astuple(moves)) < 0 or not sum(astuple(moves)) > 0:
         raise SettingsError(f"moves: {moves!r:.80} is invalid. Remedy: give Moves(...) with shares of at least 0.")
-    splits = _checked_constraints(constraints, taxa)
+    splits = constraint_splits(constraints, taxa)
     first = _first_trees(start, subsets, num_runs, constraints, splits)
     chains = TreeChains(
         np.concatenate([subset.patterns.numpy() for subset in subsets], 1),
         np.concatenate([subset.weights.numpy() for subset in subsets]),
-        subsets[0].data_type.num_states,
+        max(subset.data_type.num_states for subset in subsets),
         num_runs * num_temperatures,
         prior,
         parts=[subset.num_patterns for subset in subsets],
@@ -831,7 +837,7 @@ def infer_topologies(
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
     search = TopologySearch(
         chains,
-        space,
+        free_parameters(alignment, substitution, site_rates),
         num_runs,
         beta,
         num_warmup,
@@ -846,7 +852,7 @@ def infer_topologies(
         first,
     )
     outcome = drive(search, control, new_generator(seed, stream="topologies"))
-    return _result(search, outcome, control, alignment, branch_length_prior)
+    return _result(search, outcome, control, alignment, branch_length_prior, constraints)
 
 
 #: Fewest rounds from which a reference is learnt.
@@ -861,6 +867,7 @@ def _result(
     control: Control,
     alignment: Alignment | Partition,
     branch_length_prior: TorchDistribution | None,
+    constraints: Sequence[Sequence[str]],
 ) -> TopologyInference:
     """Collect the draws of the runs."""
     done, warm = outcome.num_iterations, outcome.num_iterations >= search.num_warmup + _LEAST_DRAWS
@@ -902,44 +909,11 @@ def _result(
         search.space.site_rates,
         branch_length_prior,
         warm,
+        tuple(map(tuple, constraints)),
     )
 
 
 _LEAST_DRAWS = 8
-
-
-def _space_and_subsets(
-    data: Any, substitution: SubstitutionModel | None, site_rates: SiteRates | None
-) -> tuple[FreeParameters | PartitionParameters, list[Alignment], list[Any]]:
-    """Return the free parameters, the alignment or those of all subsets, and what identifies data and model."""
-    if not isinstance(data, Partition):
-        substitution = check_models(data, substitution, site_rates)
-        check_data_type(data, substitution)
-        check_for_search(data)
-        model = [list(data.taxa), data.patterns, data.weights, substitution, site_rates]
-        return FreeParameters(substitution, site_rates), [data], model
-    if substitution is not None or site_rates is not None:
-        raise SettingsError(
-            "substitution and site_rates: the partition has its own. Remedy: give them to Partition, for all subsets "
-            "or by subset."
-        )
-    (first, alignment), *others = data.subsets.items()
-    for name, other in others:
-        check_same_taxa(alignment.taxa, other.taxa, f"subset {first!r}", f"subset {name!r}")
-        if other.data_type.num_states != alignment.data_type.num_states:
-            raise SettingsError(
-                f"The subsets {first!r} and {name!r} have {alignment.data_type} and {other.data_type} data, which the "
-                "search does not combine. Remedy: give subsets of one type; for a given tree, use PartitionedTreeModel."
-            )
-    subsets = [one if one.taxa == alignment.taxa else one.select(alignment.taxa) for one in data.subsets.values()]
-    for subset, substitution in zip(subsets, data.substitution.values(), strict=True):
-        check_models(subset, substitution, None)
-        check_data_type(subset, substitution)
-    check_for_search(data)
-    model = [list(alignment.taxa), [[one.patterns, one.weights] for one in subsets]]
-    rates = getattr(data.relative_rates, "concentration", data.relative_rates)
-    model += [data.substitution, data.site_rates, data.linked, rates]
-    return PartitionParameters(data), subsets, model
 
 
 def _parameters(space: FreeParameters | PartitionParameters, position: Tensor) -> dict[str, Tensor]:
@@ -969,35 +943,6 @@ def _length_prior(prior: TorchDistribution | None, num_taxa: int) -> LengthPrior
     )
 
 
-def _checked_constraints(groups: Sequence[Sequence[str]], taxa: Sequence[str]) -> clades.Bits:
-    """Return the splits of groups of taxa, `(constraints, words)`; SettingsError if they are invalid."""
-    number = {taxon: place for place, taxon in enumerate(taxa)}
-    everything, alone = clades.everything(len(taxa)), clades.single(len(taxa))
-    splits: list[Any] = []
-    for group in groups:
-        if isinstance(group, str) or not all(taxon in number for taxon in group):
-            unknown = group if isinstance(group, str) else [taxon for taxon in group if taxon not in number]
-            raise SettingsError(
-                f"constraints: {unknown!r:.80} is not in the alignment. Remedy: give lists of its taxa."
-            )
-        if not 2 <= len(set(group)) <= len(taxa) - 2:
-            raise SettingsError(
-                f"constraints: {list(group)!r:.80} does not constrain a tree. Remedy: give at least two taxa, and "
-                "leave at least two out."
-            )
-        split = np.bitwise_or.reduce(alone[[number[taxon] for taxon in group]], axis=0)
-        split = everything & ~split if split[0] & np.uint64(1) else split
-        for place, other in enumerate(splits):
-            common = split & other
-            if common.any() and (common != split).any() and (common != other).any():
-                raise SettingsError(
-                    f"constraints: groups {place + 1} and {len(splits) + 1} contradict each other. Remedy: give groups "
-                    "of which one holds the other, or that have no taxon in common."
-                )
-        splits.append(split)
-    return np.array(splits, dtype=np.uint64).reshape(len(splits), clades.num_words(len(taxa)))
-
-
 #: Smallest branch length of a start.
 _SHORTEST = 1e-6
 
@@ -1010,7 +955,7 @@ def _first_trees(
     if isinstance(start, str) and start == "parsimony":
         return None
     if isinstance(start, str) and start == "neighbour_joining":
-        given: Sequence[Any] = [_joined_neighbours(subsets)]
+        given: Sequence[Any] = [joined_neighbours(subsets)]
     else:
         given = [start] if isinstance(start, Tree | str) else start
     if not isinstance(given, Sequence) or not given or not all(map(_is_tree, given)):
@@ -1044,12 +989,3 @@ def _first_trees(
 
 def _is_tree(one: Any) -> bool:
     return isinstance(one, Tree) or (isinstance(one, str) and "(" in one)
-
-
-def _joined_neighbours(subsets: Sequence[Alignment]) -> Tree:
-    """Return the tree of neighbour joining by the mean distances of all subsets."""
-    distances = torch.stack([jukes_cantor_distances(subset) for subset in subsets])
-    sites = torch.tensor([float(subset.num_sites) for subset in subsets])[:, None, None] * distances.isfinite()
-    mean = distances.nan_to_num(posinf=0.0).mul(sites).sum(0) / sites.sum(0)
-    largest = mean[mean.isfinite()].max()  # in place of infinite ones
-    return neighbour_joining(torch.where(mean.isfinite(), mean, largest), subsets[0].taxa)

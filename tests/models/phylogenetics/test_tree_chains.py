@@ -29,9 +29,10 @@ from bayeskit.models.phylogenetics import (
     primates,
 )
 from bayeskit.models.phylogenetics.parameters import PartitionParameters
+from bayeskit.models.phylogenetics.topology_constraints import log_number_of_topologies
 from bayeskit.models.phylogenetics.topology_moves import chains as module
 from bayeskit.models.phylogenetics.topology_moves.chains import LengthPrior, Moves, Process, TreeChains, topologies_of
-from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference, log_number_of_topologies
+from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference
 
 KINDS = ("length", "exchange", "likelihood_regraft", "parsimony_regraft", "near_regraft", "reconnection", "scale")
 ALIGNMENT = Alignment.from_sequences({"A": "ACGTA", "B": "ACGCA", "C": "AGTCA", "D": "AGTCT", "E": "ACTCT"})

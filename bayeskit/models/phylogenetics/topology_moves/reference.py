@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor
 from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.topologies import Topologies
 
-__all__ = ["TreeReference", "log_number_of_topologies"]
+__all__ = ["TreeReference"]
 
 #: Weight of the mean over all clades in the fit of a clade's branch length, in draws.
 _SHRINKAGE = 4.0
@@ -83,20 +82,3 @@ def _gamma_fits(
     gap = np.maximum(np.log(mean) - mean_log, 1e-6)
     shape = (3 - gap + np.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
     return shape, shape / mean
-
-
-def log_number_of_topologies(num_taxa: int, constraints: np.ndarray | None = None) -> float:
-    """Return the log number of unrooted binary topologies that have the splits `(constraints, words)`."""
-    splits = np.zeros((0, clades.num_words(num_taxa)), np.uint64) if constraints is None else constraints
-    splits = np.unique(splits, axis=0)
-    top = clades.everything(num_taxa) & ~clades.single(num_taxa)[0]
-    total = 0.0
-    for one in [top, *splits]:
-        inside = [other for other in splits if not (other & ~one).any() and (other != one).any()]
-        largest = [
-            other for other in inside if not any(not (other & ~big).any() and (other != big).any() for big in inside)
-        ]
-        parts = int(clades.size(one)) - sum(int(clades.size(other)) - 1 for other in largest)
-        # (2 m - 3)!! rooted binary trees of m parts.
-        total += math.lgamma(2 * parts - 1) - (parts - 1) * math.log(2) - math.lgamma(parts)
-    return total
