@@ -10,6 +10,7 @@ the undisturbed run, how many ended in an error, and how many temporary files la
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -190,14 +192,16 @@ def models(folder: Path) -> Any:
 
 def given_topologies(folder: Path) -> Any:
     trees = [Tree.from_newick(text) for text in ("((A,B),C,(D,E));", "((A,C),B,(D,E));", "((A,D),B,(C,E));")]
-    found = compare_topologies(ALIGNMENT, trees, num_draws=200, checkpoint=folder / "run", progress=False)
+    found = compare_topologies(
+        ALIGNMENT, trees, "bridge_sampling", budget=SMALL, checkpoint=folder / "run", progress=False
+    )
     return estimated(*found.comparison.results.values())
 
 
 def simulated_calibration(folder: Path) -> Any:
     y = torch.tensor([0.3, 1.0], dtype=torch.float64)
     settings = {"num_replicates": 20, "num_draws": 7, "checkpoint": folder / "run", "progress": False}
-    return sbc(two_numbers, (y,), **settings).ranks
+    return sbc(two_numbers, args=(y,), **settings).ranks
 
 
 def two_numbers(y: torch.Tensor) -> None:
@@ -324,6 +328,10 @@ def main() -> int:
     parser.add_argument("--calls", nargs="+", choices=CALLS, default=list(CALLS), metavar="CALL")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for heavy in ("arviz", "h5netcdf", "matplotlib.pyplot", "scipy.stats", "xarray"):
+            importlib.import_module(heavy)  # once, and not in each process
     print(f"{'call':28}" + "".join(f"{name:>10}" for name in Row._fields), flush=True)
     rows = []
     for name in given.calls:

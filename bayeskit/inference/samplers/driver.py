@@ -76,7 +76,12 @@ def _save_checkpoint(
     tensors = flatten(state)
     tensors |= {f"record.{name}": tensor for name, tensor in records.items()}
     tensors["generator"] = generator.get_state()
-    save_tensors(path, tensors, {"settings": settings, "iteration": iteration, "seconds": seconds}, _SCHEMA)
+    facts = {"settings": settings, "iteration": iteration, "seconds": seconds, "records": _shapes(records)}
+    save_tensors(path, tensors, facts, _SCHEMA)
+
+
+def _shapes(records: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {name: [str(rows.dtype), *rows.shape] for name, rows in records.items()}
 
 
 def _load_checkpoint(
@@ -103,6 +108,8 @@ def _load_checkpoint(
         state = _restore(template, tensors)
         generator.set_state(tensors["generator"])
         records = {k.removeprefix("record."): v for k, v in tensors.items() if k.startswith("record.")}
+        if _shapes(records) != facts["records"]:
+            raise ShapeError("its records have not the shapes that it names")
         iteration = whole_number("iteration", facts["iteration"], 0)
         return state, records, iteration, real_number("seconds", facts["seconds"])
 
