@@ -13,7 +13,8 @@ import random
 import shutil
 import warnings
 from collections.abc import Callable
-from functools import cache, partial
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -244,14 +245,7 @@ def deep() -> Any:
     return nested
 
 
-VALUES: tuple[Callable[[], Any], ...] = (
-    *(
-        partial(lambda value: value, value)
-        for value in (None, True, -1, 10**30, 1e308, "text", [], {}, [1, "a"], {"a": 1})
-    ),
-    deep,
-    lambda: float("nan"),
-)
+VALUES = (None, True, -1, 10**30, 1e308, float("nan"), "text", [], {}, [1, "a"], {"a": 1}, deep())
 
 
 def change_fact(facts: dict[str, Any], chance: random.Random) -> None:
@@ -267,13 +261,13 @@ def change_fact(facts: dict[str, Any], chance: random.Random) -> None:
             continue
         action = chance.choice(["value", "value", "value", "remove", "add"])
         if action == "value":
-            node[key] = chance.choice(VALUES)()
+            node[key] = deepcopy(chance.choice(VALUES))
         elif action == "remove":
             del node[key]
         elif isinstance(node, dict):
-            node["more"] = chance.choice(VALUES)()
+            node["more"] = deepcopy(chance.choice(VALUES))
         else:
-            node.append(chance.choice(VALUES)())
+            node.append(deepcopy(chance.choice(VALUES)))
         return
 
 

@@ -36,6 +36,7 @@ __all__ = [
 # Bitwise exact save and restore of a run.
 
 _SCHEMA = Schema("a checkpoint of a run in steps", 3)
+_MOST_ITERATIONS = 2**53
 
 
 def flatten(state: Any, prefix: str = "state") -> dict[str, Tensor]:
@@ -111,6 +112,8 @@ def _load_checkpoint(
         if _shapes(records) != facts["records"]:
             raise ShapeError("its records have not the shapes that it names")
         iteration = whole_number("iteration", facts["iteration"], 0)
+        if iteration > _MOST_ITERATIONS:
+            raise ShapeError(f"{iteration} iterations are too many")
         return state, records, iteration, real_number("seconds", facts["seconds"])
 
 

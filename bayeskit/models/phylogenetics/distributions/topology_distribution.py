@@ -476,6 +476,8 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
             kind = cls._of_kind(facts["kind"])
             if kind is None:
                 raise CheckpointError(f"{path} holds {facts['kind']}, not {cls.__name__}; load it with its own class")
+            if not all(isinstance(name, str) for name in facts["taxa"]):
+                raise SettingsError("the names of taxa are no text")
             return kind._restore(tensors, facts)
 
     def most_probable_tree(self) -> Topologies:
