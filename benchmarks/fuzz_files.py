@@ -9,6 +9,7 @@ damage is done to bytes; in the others tensors or facts are changed, and the che
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import warnings
@@ -25,7 +26,7 @@ from safetensors.torch import load_file
 
 import bayeskit as bk
 from bayeskit import exact
-from bayeskit.core.folders import Schema, read_facts, write_facts
+from bayeskit.core.folders import RunFolder, Schema, read_facts, write_facts
 from bayeskit.core.storage import digest, save_tensors
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.objectives import ELBO
@@ -35,6 +36,7 @@ from bayeskit.models.phylogenetics import (
     Alignment,
     MrBayesBlock,
     SampleFrequencies,
+    Smoothed,
     SubsplitBayesianNetwork,
     Tree,
     TreeSample,
@@ -143,12 +145,28 @@ def numbers_of(posterior: VariationalPosterior) -> Any:
 
 def draws_of(path: Path) -> Any:
     found = bk.Draws.load(path)
-    return found.unconstrained, found.log_prior, found.log_likelihood, found.beta, found.sample_stats, found.settings
+    return (
+        found.unconstrained,
+        found.log_prior,
+        found.log_likelihood,
+        found.beta,
+        found.sample_stats,
+        json.dumps(found.settings),
+    )
 
 
 def options_of(path: Path) -> Any:
     found = SubsplitBayesianNetwork.load(path)
     return found.taxa, found.logits.detach(), found.log_likelihoods, found.graph.parts, found.graph.clades
+
+
+def mixture_of(path: Path) -> Any:
+    found = Smoothed.load(path)
+    return found.taxa, found.epsilon, found.base.logits.detach(), found.base.graph.parts
+
+
+def opened_run(path: Path) -> RunFolder:
+    return RunFolder(path, {"seed": 1, "method": "search"})
 
 
 def halves(number: int) -> dict[str, Any]:
@@ -174,10 +192,16 @@ FILES: dict[str, TextFile | StoredFile] = {
     "checkpoint of variational_inference": StoredFile(approximated, lambda path: numbers_of(approximated(path))),
     "Draws": StoredFile(lambda path: bk.sample(problem(), 2, 20, 10, progress=False).save(path), draws_of),
     "SubsplitBayesianNetwork": StoredFile(lambda path: network().save(path), options_of),
+    "mixture of distributions over topologies": StoredFile(
+        lambda path: Smoothed(network(), 0.1).save(path), mixture_of
+    ),
     "VariationalPosterior": StoredFile(
         lambda path: approximated(None).save(path), lambda path: numbers_of(VariationalPosterior.load(path))
     ),
     "TaskFolder": StoredFile(tasks, tasks),
+    "run.json": StoredFile(
+        lambda path: opened_run(path).finish("a verdict", 3), lambda path: opened_run(path).finished
+    ),
 }
 KINDS: tuple[str, ...] = tuple(FILES)
 
@@ -324,8 +348,8 @@ def record_in(path: Path) -> dict[str, Any]:
     return dict(json.loads(header["__metadata__"]["bayeskit"]))
 
 
-def inflict(damage: Damage, path: Path) -> None:
-    """Damage a file, or one file of a folder."""
+def inflict(damage: Damage, path: Path) -> bool:
+    """Damage a file, or one file of a folder; return whether nobody could take it for another valid file."""
     streams = [random.Random(seed) for seed in damage.seeds]
     if path.is_dir():
         path = streams[0].choice(sorted(path.iterdir()))
@@ -334,7 +358,7 @@ def inflict(damage: Damage, path: Path) -> None:
         for chance in streams:
             chance.choice(BYTES)(data, chance)
         path.write_bytes(data)
-        return
+        return True
     record = record_in(path)
     schema = Schema(record["schema"], record["version"])
     if path.suffix == ".json":
@@ -342,7 +366,7 @@ def inflict(damage: Damage, path: Path) -> None:
         for chance in streams:
             change_fact(facts, chance)
         write_facts(path, facts, schema)
-        return
+        return False
     facts, tensors = record["facts"], load_file(path)
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     layout = facts.pop("tensors")
@@ -352,18 +376,22 @@ def inflict(damage: Damage, path: Path) -> None:
         else:
             change_tensor(tensors, chance)
     save_tensors(path, tensors, facts if damage.way != "tensors" else facts | {"tensors": layout}, schema)
+    return damage.way == "tensors"
 
 
 def expected(kind: str, folder: Path) -> tuple[Path, str]:
     """Return the valid file of a kind, made once in a folder, and the digest of what it holds."""
     place = folder / kind.replace(" ", "-")
-    path, known = place / "valid", place / "digest"
-    if not known.exists():
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-        FILES[kind].write(path)
-        known.write_text(described(kind, path))
-    return path, known.read_text()
+    if not place.exists():
+        own = folder / f"{place.name}-{os.getpid()}"
+        own.mkdir(parents=True)
+        FILES[kind].write(own / "valid")
+        (own / "digest").write_text(described(kind, own / "valid"))
+        try:
+            own.rename(place)
+        except OSError:  # another process was faster
+            shutil.rmtree(own)
+    return place / "valid", (place / "digest").read_text()
 
 
 def described(kind: str, path: Path) -> str:
@@ -376,19 +404,18 @@ def described(kind: str, path: Path) -> str:
 def failure(kind: str, damage: Damage, folder: Path) -> str | None:
     """Return what is wrong with how a damaged file is read, or None."""
     whole, right = expected(kind, folder)
-    path = whole.with_name("damaged")
+    path = whole.with_name(f"damaged-{os.getpid()}")
     if path.is_dir():
         shutil.rmtree(path)
     shutil.copytree(whole, path) if whole.is_dir() else shutil.copy(whole, path)
-    inflict(damage, path)
+    wrong = inflict(damage, path)
     try:
         found = described(kind, path)
     except BayeskitError:
         return None
     except Exception as error:
         return f"{type(error).__module__}.{type(error).__name__}: {str(error).splitlines()[:1]}"
-    # A file that was made by hand is another file: what must not happen is a foreign error.
-    return "silent change of a number" if found != right and damage.way in ("bytes", "tensors") else None
+    return "silent change of a number" if wrong and found != right else None
 
 
 def run_case(kind: str, seed: int, folder: Path) -> str | None:
