@@ -51,6 +51,7 @@ from bayeskit.errors import (
     OutputError,
     SamplingWarning,
     SettingsError,
+    ShapeError,
 )
 from bayeskit.inference.gradients.relaxed import Annealed
 from bayeskit.inference.objectives.drawing import GRADIENT, plate_nesting, rows_of_minibatch
@@ -955,7 +956,9 @@ def _write(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, target in targets.items():
             if name in values:
-                target.copy_(values[name])
+                if (found := values[name]).shape != target.shape or found.dtype != target.dtype:
+                    raise ShapeError(f"{name} is {found.dtype}, {tuple(found.shape)}, not of the shape and type here")
+                target.copy_(found)
 
 
 # Steps, epochs, checkpoints and endings of a training run.
@@ -1335,6 +1338,7 @@ class _Run:
             None if best_epoch is None else whole_number("best_epoch", best_epoch, 0),
         )
         self.earlier, self.best = real_number("seconds", state["seconds"]), dict(state["best"])
+        self._restore_best()  # only to see that it fits; the state of now follows
         self.generator.set_state(state["streams"][self.ranks.rank])
         self.learner.load_trained(state["parameters"])
         self.learner.load_buffers(state["buffers"])

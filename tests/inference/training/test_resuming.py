@@ -182,6 +182,28 @@ def test_damaged_and_foreign_files_are_refused(finished, tmp_path):
         run(tmp_path / "missing" / "checkpoint")
 
 
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("state.parameters.model.decoder.weight", lambda x: x[0]),  # which would broadcast
+        ("state.best.parameter.model.decoder.weight", lambda x: x.T),
+        ("state.buffers.model.encoder.1.running_mean", lambda x: x.float()),
+        ("state.streams.0", lambda x: x[1:]),
+        ("state.losses", None),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(tmp_path, name, made):
+    path = tmp_path / "checkpoint"
+    settings = {"num_epochs": 1, "patience": 3, "validation": columns(10), "validation_objective": ELBO()}
+    run(path, **settings)
+    with loaded_tensors(path, TRAINING) as (tensors, facts):
+        tensors = {key: x.clone() for key, x in tensors.items()}
+    found = tensors.pop(name)
+    save_tensors(path, tensors if made is None else {**tensors, name: made(found)}, facts, TRAINING)
+    with pytest.raises(CheckpointError, match="checkpoint: its contents do not fit together"):
+        run(path, **settings)
+
+
 def test_states_that_only_code_could_restore_are_refused(tmp_path):
     class Odd(torch.optim.SGD):
         def state_dict(self):
