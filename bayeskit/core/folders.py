@@ -156,6 +156,8 @@ def as_output_folder(path: str | Path) -> Path:
 
 # Records of facts, alone in a file of JSON or beside tensors, with a checksum.
 
+_REMEDY = "pass another path, or delete the file to compute it again"
+
 
 class Schema(NamedTuple):
     """The kind of contents of a file, in words such as "draws", and the version of its format."""
@@ -191,9 +193,6 @@ def facts_of(
     if not isinstance(record["facts"], dict):
         raise CheckpointError(f"{path}: its facts are no object; {_REMEDY}")
     return record["facts"]
-
-
-_REMEDY = "pass another path, or delete the file to compute it again"
 
 
 def _checksum(whole: Mapping[str, Any], payload: Iterable[bytes | memoryview]) -> str:
