@@ -90,7 +90,7 @@ def test_a_finished_run_is_said_and_not_repeated(coin, monkeypatch):
     assert "another run, with seed 0 instead of 1; choose another folder by --out, or pass --force" in other
     copy = shutil.copytree(folder, folder.parent / "copy")
     assert "was repeated" in refused(*arguments, "--out", copy, "--force")
-    assert json.loads((copy / "run.json").read_text())["finished"] is None
+    assert json.loads((copy / "run.json").read_text())["facts"]["finished"] is None
     assert "was repeated" in refused(*arguments, "--out", copy)  # which resumes
 
 

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from bayeskit.core.compatibility import as_inference_data, to_datasets
 from bayeskit.core.flows import zuko
+from bayeskit.core.folders import Schema
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
@@ -31,9 +32,9 @@ from bayeskit.core.statistics import (
     stratified_log_mean_exp_error,
     weight_effective_sample_size,
 )
-from bayeskit.core.storage import decode, encode, load_tensors, qualified_name, save_tensors
+from bayeskit.core.storage import decode, encode, loaded_tensors, qualified_name, save_tensors
 from bayeskit.core.texts import short_repr
-from bayeskit.errors import BayeskitError, CheckpointError, LossError, SamplingWarning, SettingsError, TreeError
+from bayeskit.errors import CheckpointError, LossError, SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Evidence
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE, with_rounding, without_nan
 from bayeskit.inference.gradients.score_function import importance_weighted_estimate
@@ -561,7 +562,7 @@ LogDensities = Callable[..., tuple[Tensor, Tensor]]
 
 # Contents of a file with a fitted approximation.
 
-_KIND, _VERSION = "VariationalPosterior", 2
+_SCHEMA = Schema("a variational posterior of trees", 3)
 #: Supported priors of one branch length, of independent ones, of all jointly, and of parameters.
 _PRIORS = (
     *(dist.Exponential, dist.Gamma, dist.InverseGamma, dist.LogNormal, dist.Weibull),
@@ -621,20 +622,13 @@ def _write(path: str | Path, contents: _Contents) -> None:
             f"{path}: the approximation cannot be saved, because it contains an object from outside bayeskit "
             f"({error}). Remedy: fit with `checkpoint`; the same call then returns the same approximation again."
         ) from error
-    save_tensors(path, tensors, {"kind": _KIND, "version": _VERSION, "data": coded})
+    save_tensors(path, tensors, {"data": coded}, _SCHEMA)
 
 
 def _read(path: str | Path) -> _Contents:
-    """Read a file without running its code; CheckpointError if it is missing, truncated or has other contents."""
-    tensors, facts = load_tensors(path)
-    if facts.get("kind") != _KIND or facts.get("version") != _VERSION:
-        raise CheckpointError(
-            f"{path} holds {facts.get('kind')}, not a {_KIND} of this version; load it with its own class"
-        )
-    try:
+    """Read a file without running its code; CheckpointError if it is missing, damaged or has other contents."""
+    with loaded_tensors(path, _SCHEMA) as (tensors, facts):
         return _restored(decode(facts["data"], tensors, _TYPES))
-    except (BayeskitError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: its contents do not fit together ({error}); save it again") from error
 
 
 def _prior_parameters(prior: dist.TorchDistribution) -> dict[str, Any]:
