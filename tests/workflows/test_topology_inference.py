@@ -1,6 +1,8 @@
 """Topologies from an alignment alone: posterior and evidence against quadrature, resumption, refusals, files."""
 
 import math
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from bayeskit.errors import (
     AlignmentError,
     BudgetError,
     CheckpointError,
+    DataWarning,
     SamplingWarning,
     SettingsError,
     TreeError,
@@ -29,6 +32,7 @@ from bayeskit.models.phylogenetics import (
     PartitionedTreeModel,
     Topologies,
     Tree,
+    TreeSample,
     VariableSites,
     all_topologies,
     jukes_cantor_distances,
@@ -38,6 +42,7 @@ from bayeskit.models.phylogenetics import (
 from bayeskit.models.phylogenetics.topology_moves.chains import Moves
 from bayeskit.workflows.phylogenetics import infer_topologies, topology_evidence
 from bayeskit.workflows.phylogenetics import topology_inference as module
+from bayeskit.workflows.phylogenetics.topology_report import write_topology_report
 from tests.models.phylogenetics.test_tree_chains import ALIGNMENT, exact_log_masses, keys
 
 FOUR = Alignment.from_sequences({"A": "ACGTA", "B": "ACGCA", "C": "AGTCA", "D": "AGTTA"})
@@ -407,6 +412,37 @@ def test_three_ways_agree(five, limit):
         z = found.table[name]
         assert abs(z.log_evidence - exact) < limit(2) * z.standard_error, z
     assert found.verdict.is_agreed and abs(found.log_evidence - exact) < 0.1
+
+
+def caterpillar(taxa):
+    """Return a tree that joins the taxa one after the other."""
+    first, *others = taxa
+    for taxon in others:
+        first = f"({first},{taxon})"
+    return f"{first};"
+
+
+def test_without_signal_no_split_may_be_frequent(tmp_path):
+    """Four random sites of thirty taxa: the verdict and the report say that there is no such split."""
+    random = np.random.default_rng(0)
+    rows = {f"t{taxon}": "".join(random.choice(list("ACGT"), 4)) for taxon in range(30)}
+    settings = {"num_warmup": 0, "num_samples": 24, "num_temperatures": 3, "path": "prior", "progress": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)  # of identical rows
+        found = infer_topologies(Alignment.from_sequences(rows), **settings)
+    assert found.verdict.startswith("NOT CONVERGED (ASDSF 0.")
+
+    # Caterpillars, each of which begins at another taxon: no split is in more than two of them.
+    taxa = found.samples[0].taxa
+    turned = [caterpillar([*taxa[place:], *taxa[:place]]) for place in range(24)]
+    topologies = Topologies.from_trees([Tree.from_newick(text) for text in turned], taxa)
+    runs = [TreeSample.from_topologies(topologies, branch_lengths=run.branch_lengths) for run in found.samples]
+    without = replace(found, samples=tuple(runs))
+    assert math.isnan(without.asdsf) and len(without.split_effective_sizes) == 0
+    assert "(no split reaches a frequency of 0.1, 48 trees, 24 topologies)" in without.verdict
+    assert not any("split" in problem for problem in without.problems)
+    write_topology_report(tmp_path / "report.html", without, title="random")
+    assert "splits with a frequency of at least 0.1 in a run" in (tmp_path / "report.html").read_text()
 
 
 def test_arviz(five):

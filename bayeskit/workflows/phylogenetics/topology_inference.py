@@ -452,7 +452,10 @@ class TopologyInference:
 
     @cached_property
     def asdsf(self) -> float:
-        """Average standard deviation of split frequencies among the runs; NaN for a single run."""
+        """Average standard deviation of split frequencies among the runs.
+
+        NaN for a single run, and where no split reaches a frequency of 0.1 in any run, as without signal.
+        """
         return asdsf(self.samples).average if len(self.samples) > 1 else math.nan
 
     @cached_property
@@ -489,10 +492,10 @@ class TopologyInference:
         found = []
         if not self.is_warm:
             found.append("the run ended in its warm-up and has not converged: give more time")
-        more = "give num_samples= and num_warmup= larger numbers"
+        more = "take more samples after a longer warm-up"
         if len(self.samples) < 2:
-            found.append("a single run cannot show whether runs agree: use num_runs=2 or more")
-        elif not self.asdsf < _ASDSF:
+            found.append("a single run cannot show whether runs agree: use two runs or more")
+        elif self.asdsf >= _ASDSF:
             found.append(f"the runs' split frequencies differ (ASDSF {self.asdsf:.3f}, above {_ASDSF}): {more}")
         sizes = self.split_effective_sizes
         if len(sizes) and float(sizes.min()) < _LEAST_EFFECTIVE:
@@ -522,14 +525,10 @@ class TopologyInference:
         problems = []
         trips = int(self.exchange.round_trips.sum())
         if trips < _LEAST_ROUND_TRIPS:
-            problems.append(
-                f"only {trips} round trips along the path to the posterior: give num_samples= a larger number"
-            )
+            problems.append(f"only {trips} round trips along the path to the posterior: take more samples")
         size = effective_sample_size(influence)
         if not float(size.min()) >= _LEAST_EFFECTIVE:
-            problems.append(
-                f"a step has only {float(size.min()):.0f} effective draws: give num_samples= a larger number"
-            )
+            problems.append(f"a step has only {float(size.min()):.0f} effective draws: take more samples")
         widest = float(self.exchange.rejection.max())
         if widest > _MOST_REJECTED:
             problems.append(
@@ -550,7 +549,9 @@ class TopologyInference:
     @property
     def verdict(self) -> str:
         """One sentence on convergence and the evidence."""
-        splits = f"ASDSF {self.asdsf:.4f}" if len(self.samples) > 1 else "one run"
+        splits = "one run" if len(self.samples) < 2 else f"ASDSF {self.asdsf:.4f}"
+        if len(self.samples) > 1 and math.isnan(self.asdsf):
+            splits = "no split reaches a frequency of 0.1"
         state = "converged" if self.is_converged else "NOT CONVERGED"
         text = f"{state} ({splits}, {self.sample.num_samples} trees, {len(self.sample.topologies)} topologies)"
         if self.is_warm:
