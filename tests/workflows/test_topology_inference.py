@@ -416,10 +416,10 @@ def test_three_ways_agree(five, limit):
 
 def caterpillar(taxa):
     """Return a tree that joins the taxa one after the other."""
-    first, *others = taxa
+    first, *others, last, outermost = taxa
     for taxon in others:
         first = f"({first},{taxon})"
-    return f"{first};"
+    return f"({first},{last},{outermost});"
 
 
 def test_without_signal_no_split_may_be_frequent(tmp_path):
@@ -438,9 +438,9 @@ def test_without_signal_no_split_may_be_frequent(tmp_path):
     topologies = Topologies.from_trees([Tree.from_newick(text) for text in turned], taxa)
     runs = [TreeSample.from_topologies(topologies, branch_lengths=run.branch_lengths) for run in found.samples]
     without = replace(found, samples=tuple(runs))
-    assert math.isnan(without.asdsf) and len(without.split_effective_sizes) == 0
+    assert math.isnan(without.asdsf)
     assert "(no split reaches a frequency of 0.1, 48 trees, 24 topologies)" in without.verdict
-    assert not any("split" in problem for problem in without.problems)
+    assert not any("split frequencies" in problem for problem in without.problems)
     write_topology_report(tmp_path / "report.html", without, title="random")
     assert "splits with a frequency of at least 0.1 in a run" in (tmp_path / "report.html").read_text()
 
