@@ -411,8 +411,8 @@ def _plain_messages() -> Iterator[None]:
             raise typer.Exit(BAD_INPUT) from error
         except KeyboardInterrupt as interrupt:
             message = (
-                "interrupted; the same command resumes the run of a model, 'bayeskit trees' and 'bayeskit vi', and "
-                "begins anything else anew"
+                "interrupted; the same command resumes the run of a model, 'bayeskit trees', 'bayeskit compare' and "
+                "'bayeskit vi', and begins anything else anew"
             )
             console.print(Text(message, style="yellow"), soft_wrap=True)
             raise typer.Exit(_INTERRUPTED) from interrupt
@@ -698,7 +698,8 @@ def _compare_trees(
 
     Roots are removed and weights of trees only choose what is compared. Writes topologies.csv, topologies.trprobs and
     bayes_factors.svg. With --trees for two independent runs or more, the mass of the compared topologies in the runs
-    gives the evidence over all topologies with its error, in evidence.csv.
+    gives the evidence over all topologies with its error, in evidence.csv. A killed run resumes with the same command,
+    and a finished one is not repeated.
     """
     title = _checked_files(alignment, None, substitution)
     given = {"num_draws": draws, "burn_in": _checked_burn_in(burn_in)}
@@ -780,7 +781,8 @@ def _fit_network(
     """Fit a subsplit Bayesian network to a sample of trees: a probability for each topology, the unsampled included.
 
     Writes network.safetensors, trees.csv (probable topologies, with their shares in the files), splits.csv and
-    measures.csv (entropy, and divergences from the sample and from the reference, in nats).
+    measures.csv (entropy, and divergences from the sample and from the reference, in nats). A killed run begins anew
+    with the same command; a finished one is not repeated.
     """
     if method not in _NETWORK_METHODS:
         raise unknown_name("method", method, _NETWORK_METHODS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,7 +76,8 @@ def compare_topologies_in_folder(
 
     Files: `topologies.csv` (evidence and posterior probability of each topology), `topologies.trprobs` (the topologies
     weighted by their posterior probability), `bayes_factors.svg` and, for several files, `evidence.csv` (the evidence
-    over all topologies).
+    over all topologies). If it was killed, a call with the same arguments resumes with the topologies that were not
+    done, by the folder `checkpoint.topologies`, which is deleted once the results are written.
 
     Parameters
     ----------
@@ -105,7 +107,7 @@ def compare_topologies_in_folder(
     AlignmentError, TreeError
         If a file is missing or malformed, the taxa differ, or the files hold one topology only.
     SettingsError
-        If a setting lies outside its domain.
+        If a setting lies outside its domain, or a MrBayes block constrains the topologies.
 
     Examples
     --------
@@ -121,7 +123,11 @@ def compare_topologies_in_folder(
     """
     folder, most = Path(folder), whole_number("most", most, 2)
     data, model = _undivided(alignment, substitution)
-    model.pop("constraints", None)  # only among the given topologies
+    if model.pop("constraints", None):
+        raise SettingsError(
+            f"{alignment}: the MrBayes block constrains the topologies, whereas the comparison takes their prior to be "
+            "uniform over all. Remedy: name a substitution model, or use 'bayeskit trees'."
+        )
     runs = [TreeSample.from_file(path, burn_in, rooted=False, taxa=data.taxa, progress=progress) for path in trees]
     sample = TreeSample.pooled(runs)
     if len(sample.topologies) < 2:
@@ -130,7 +136,10 @@ def compare_topologies_in_folder(
             "Remedy: give several trees, or use 'bayeskit evidence --alignment FILE --tree FILE'."
         )
     chosen = sample.top(most)
-    found = compare_topologies(data, sample.topologies[chosen], seed=seed, progress=progress, **model, **settings)
+    checkpoint = folder / "checkpoint.topologies"
+    found = compare_topologies(
+        data, sample.topologies[chosen], seed=seed, progress=progress, checkpoint=checkpoint, **model, **settings
+    )
     found.to_csv(folder / "topologies.csv")
     found.to_sample().to_file(folder / "topologies.trprobs")
     figure = new_figure(1.1 + 0.27 * len(chosen))
@@ -139,6 +148,7 @@ def compare_topologies_in_folder(
     total = None if len(runs) == 1 else _total(found, runs)
     if total is not None:
         EvidenceComparison({total.method: total}, None, None).to_csv(folder / "evidence.csv")
+    shutil.rmtree(checkpoint)
     return ComparedFiles(found, sample.weights[chosen], len(sample.topologies), total)
 
 
