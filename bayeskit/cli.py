@@ -834,7 +834,7 @@ def _approximate_trees(
         ),
     ] = None,
     substitution: Substitution = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.", rich_help_panel=_POSTERIOR)] = 200_000,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.", rich_help_panel=_POSTERIOR)] = 20_000,
     time_budget: Annotated[
         float | None,
         typer.Option(

@@ -22,7 +22,7 @@ from bayeskit.models.phylogenetics.distributions import Estimate
 from bayeskit.workflows.folder import remove_checkpoints
 from bayeskit.workflows.phylogenetics.topology_comparison import NEGLIGIBLE, TopologyComparison, compare_topologies
 from bayeskit.workflows.phylogenetics.topology_folder import model_of_file, write_consensus, write_figure
-from bayeskit.workflows.phylogenetics.variational import VariationalPosterior, variational_inference
+from bayeskit.workflows.phylogenetics.variational import LearningRates, VariationalPosterior, variational_inference
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -302,6 +302,8 @@ def variational_inference_in_folder(
     trees: Sequence[_Path] = (),
     substitution: str | None = None,
     burn_in: float | None = None,
+    num_steps: int = 20_000,
+    learning_rates: LearningRates | None = None,
     num_draws: int = 10_000,
     seed: int = 0,
     progress: bool = True,
@@ -326,6 +328,10 @@ def variational_inference_in_folder(
         Such as "GTR+G4"; by default what a MrBayes block of the alignment's file asks for, and without a block JC69.
     burn_in : float, optional
         As in `TreeSample.from_file`.
+    num_steps : int, default 20,000
+    learning_rates : LearningRates, optional
+        Step sizes; by default 0.01, which falls to 0.0006 over the steps: ten times those of `variational_inference`,
+        for a tenth of its steps.
     num_draws : int, default 10,000
         Draws for the evidence, the trees and the parameters.
     seed : int, default 0
@@ -371,8 +377,17 @@ def variational_inference_in_folder(
     support = None
     if trees:
         support = TreeSample.from_files(trees, burn_in, False, taxa=data.taxa, progress=progress)
+    num_steps = whole_number("num_steps", num_steps, 1)
     posterior = variational_inference(
-        data, support, seed=seed, checkpoint=folder / "checkpoint.training", progress=progress, **model, **settings
+        data,
+        support,
+        num_steps=num_steps,
+        learning_rates=learning_rates or LearningRates(0.01, 0.01, every=max(1, num_steps // 10)),
+        seed=seed,
+        checkpoint=folder / "checkpoint.training",
+        progress=progress,
+        **model,
+        **settings,
     )
     obey(posterior.ending)
     posterior.save(folder / "posterior.safetensors")
