@@ -517,5 +517,5 @@ class ConstantCoalescent(TreePrior):
         """Return the log probability of the topology given `heights` for dated tips, else None."""
         if not dated.is_dated:
             return None
-        known = isinstance(distribution, CoalescentHeights)
-        return (distribution if known else self.heights(dated, values)).log_topology(heights)
+        found = distribution if isinstance(distribution, CoalescentHeights) else self.heights(dated, values)
+        return found.log_topology(heights)
