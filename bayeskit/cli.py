@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+import re
 import shlex
 import sys
 import warnings
@@ -23,6 +24,7 @@ from typer.core import TyperGroup
 from bayeskit._ctrl_c import give_back
 from bayeskit.core.folders import RunFolder
 from bayeskit.core.inputs import unknown_name
+from bayeskit.core.progress import without_bars
 from bayeskit.core.texts import number_and_error, with_error
 from bayeskit.errors import (
     AlignmentError,
@@ -96,7 +98,7 @@ def _print_evidence(
     """Print estimates, scores, their warnings, methods that do not apply, and the verdict."""
     console = _new_console()
     if comparison.results:
-        console.print(Text(f"{title}: {comparison.verdict}", style="bold"), soft_wrap=True)
+        console.print(Text(f"{title}: {_by_option(str(comparison.verdict))}", style="bold"), soft_wrap=True)
     if reference is not None:
         console.print(f"reference {with_error(reference, reference_error or math.nan)}")
     table = _new_table("", "method", "log evidence", "std. error", "evaluations", "seconds", "trusted")
@@ -117,7 +119,7 @@ def _print_evidence(
         console.print(Text(text, style="" if score.trusted else "yellow"))
     for answer in (*comparison, *scores):
         for warning in answer.warnings:
-            console.print(Text(f"{answer.method}: {warning}", style="yellow"))
+            console.print(Text(f"{answer.method}: {_by_option(warning)}", style="yellow"))
     _print_refusals(console, comparison.refused)
     for note in comparison.notes:
         console.print(Text(note, style="dim"))
@@ -358,6 +360,30 @@ BurnIn = Annotated[
 ]
 
 
+#: Settings of the library whose option is called neither as they are nor so without `num_`.
+_CALLED = {"num_replicates": "smc_replicates", "num_live": "live_points"}
+#: The options of the command.
+_OPTIONS: ContextVar[frozenset[str]] = ContextVar("options", default=frozenset())
+
+
+def _by_option(message: str) -> str:
+    """Return a message of the library with the command's options in place of settings, as `--samples` for num_samples.
+
+    A setting is known by its `num_` or an equals sign; other words stay as they are.
+    """
+
+    def option(found: re.Match[str]) -> str:
+        name, equals = found[1], found[2]
+        called = _CALLED.get(name, name.removeprefix("num_"))
+        if called not in _OPTIONS.get() or (name == called and not equals):
+            return found[0]
+        return f"--{called.replace('_', '-')}" + (
+            " " if equals and not message[found.end() :].startswith((" ", ",", ")")) else ""
+        )
+
+    return re.sub(r"(?<![\w-])([a-z]\w*)(=?)", option, message)
+
+
 @contextmanager
 def _plain_messages() -> Iterator[None]:
     """Print the package's errors and warnings as one message each, without traceback or source line."""
@@ -366,7 +392,7 @@ def _plain_messages() -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
         if issubclass(category, BayeskitWarning):
-            console.print(Text(f"warning: {message}", style="yellow"), soft_wrap=True)
+            console.print(Text(f"warning: {_by_option(str(message))}", style="yellow"), soft_wrap=True)
         else:
             show_as_before(message, category, *rest, **named)
 
@@ -381,12 +407,12 @@ def _plain_messages() -> Iterator[None]:
             if isinstance(error, AlignmentError | TreeError | SettingsError) and (folder := _OPENED.get()):
                 folder.leave_if_empty()
             pages = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-            _print_error(f"{error}{pages}")
+            _print_error(f"{_by_option(str(error))}{pages}")
             raise typer.Exit(BAD_INPUT) from error
         except KeyboardInterrupt as interrupt:
             message = (
-                "interrupted; the same command resumes the run of a model, 'bayeskit trees' and 'bayeskit vi', and "
-                "begins anything else anew"
+                "interrupted; the same command resumes the run of a model, 'bayeskit trees', 'bayeskit compare' and "
+                "'bayeskit vi', and begins anything else anew"
             )
             console.print(Text(message, style="yellow"), soft_wrap=True)
             raise typer.Exit(_INTERRUPTED) from interrupt
@@ -398,7 +424,8 @@ def _command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> None:
-            with _plain_messages():
+            _OPTIONS.set(frozenset(kwargs))
+            with _plain_messages(), without_bars(bool(kwargs.get("quiet"))):
                 function(*args, **kwargs)
 
         return app.command(name)(guarded)
@@ -627,7 +654,7 @@ def _infer_trees(
     if quiet:
         return
     console = _new_console()
-    console.print(Text(search.verdict), soft_wrap=True)
+    console.print(Text(_by_option(search.verdict)), soft_wrap=True)
     if found is not None:
         _print_evidence(found.table, title, None, 0.0)
     _print_files(folder.path, folder.files())
@@ -671,7 +698,8 @@ def _compare_trees(
 
     Roots are removed and weights of trees only choose what is compared. Writes topologies.csv, topologies.trprobs and
     bayes_factors.svg. With --trees for two independent runs or more, the mass of the compared topologies in the runs
-    gives the evidence over all topologies with its error, in evidence.csv.
+    gives the evidence over all topologies with its error, in evidence.csv. A killed run resumes with the same command,
+    and a finished one is not repeated.
     """
     title = _checked_files(alignment, None, substitution)
     given = {"num_draws": draws, "burn_in": _checked_burn_in(burn_in)}
@@ -753,7 +781,8 @@ def _fit_network(
     """Fit a subsplit Bayesian network to a sample of trees: a probability for each topology, the unsampled included.
 
     Writes network.safetensors, trees.csv (probable topologies, with their shares in the files), splits.csv and
-    measures.csv (entropy, and divergences from the sample and from the reference, in nats).
+    measures.csv (entropy, and divergences from the sample and from the reference, in nats). A killed run begins anew
+    with the same command; a finished one is not repeated.
     """
     if method not in _NETWORK_METHODS:
         raise unknown_name("method", method, _NETWORK_METHODS)
@@ -805,7 +834,7 @@ def _approximate_trees(
         ),
     ] = None,
     substitution: Substitution = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.", rich_help_panel=_POSTERIOR)] = 200_000,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.", rich_help_panel=_POSTERIOR)] = 20_000,
     time_budget: Annotated[
         float | None,
         typer.Option(

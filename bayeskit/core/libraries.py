@@ -10,18 +10,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
+from bayeskit.core.progress import progress_bar
 from bayeskit.core.trusted_folders import is_own_file, make_private, own_folders
 
 __all__ = ["FLAGS", "compiler", "load_library"]
 
 #: Flags of every library, which uses all vector instructions of this processor.
 FLAGS = ("-O3", "-shared", "-fPIC", *(() if sys.platform == "darwin" else ("-march=native",)))
-_COMPILE_SECONDS = 120
+#: Seconds by the clock after which a compiler counts as hung; it needs four of a processor, which may be shared.
+_COMPILE_SECONDS = 1800.0
+_POLL_SECONDS = 0.2
 _MOST = 1000  # libraries of one name in a folder, beyond which the oldest are deleted
 
 
@@ -94,17 +98,35 @@ def _made(folder: Path, stem: str, chosen: str, sources: Mapping[str, str], flag
         for file, text in sources.items():
             (Path(scratch) / file).write_text(text, encoding="utf-8")
         made = Path(scratch) / "library.so"
-        subprocess.run(
-            [chosen, *flags, str(Path(scratch) / next(iter(sources))), "-o", str(made)],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=_COMPILE_SECONDS,
-        )
+        _compile([chosen, *flags, str(Path(scratch) / next(iter(sources))), "-o", str(made)])
         made.chmod(0o700)
         path = made.replace(folder / f"{stem}_{_digest(made.read_bytes())}.so")
     _forget_the_oldest(folder, stem.partition("_")[0])
     return path
+
+
+def _compile(command: Sequence[str]) -> None:
+    """Run the compiler, with a bar on a terminal if it takes more than two seconds."""
+    begin = time.monotonic()
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+        progress_bar("compiling C++, once on this machine", None) as bar,
+    ):
+        try:
+            while True:
+                try:
+                    output, errors = process.communicate(timeout=_POLL_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    seconds = time.monotonic() - begin
+                    if seconds > _COMPILE_SECONDS:
+                        raise subprocess.TimeoutExpired(command[0], _COMPILE_SECONDS) from None
+                    bar.update(int(seconds))
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, output, errors)
 
 
 def _forget_the_oldest(folder: Path, name: str) -> None:

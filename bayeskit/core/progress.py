@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["Bar", "Reason", "Stopped", "Watch", "look", "progress_bar", "watching"]
+__all__ = ["Bar", "Reason", "Stopped", "Watch", "look", "progress_bar", "watching", "without_bars"]
 
 # A progress bar that appears only on work of more than two seconds.
 
@@ -99,10 +99,23 @@ def _is_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
+_silent: ContextVar[bool] = ContextVar("_silent", default=False)
+
+
+@contextmanager
+def without_bars(silent: bool = True) -> Iterator[None]:
+    """Show no bar in this context, not even one of work that no setting switches off."""
+    token = _silent.set(silent or _silent.get())
+    try:
+        yield
+    finally:
+        _silent.reset(token)
+
+
 @contextmanager
 def progress_bar(description: str, total: int | None, enabled: bool = True) -> Iterator[Bar]:
     """Open a bar, which is shown on a terminal and in a notebook only."""
-    bar = Bar(description, total, enabled)
+    bar = Bar(description, total, enabled and not _silent.get())
     try:
         yield bar
     finally:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bayeskit.core import libraries
+from bayeskit.core import libraries, progress
 from bayeskit.core.libraries import FLAGS, compiler, load_library
 
 SOURCE = {"one.cpp": '#include "two.h"\nextern "C" long long answer() { return TWO; }', "two.h": "#define TWO 2\n"}
@@ -40,6 +40,26 @@ def test_the_oldest_are_forgotten(tmp_path, monkeypatch):
     assert [library.f() for library in kept] == [0, 1, 2]  # also after its file is deleted
     assert len(list((tmp_path / "bayeskit").iterdir())) == 2
     assert isinstance(kept[0], ctypes.CDLL)
+
+
+def stub(folder, monkeypatch, text):
+    """Have a shell script for the compiler."""
+    path = folder / "stub"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    monkeypatch.setenv("CXX", str(path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setattr(libraries, "_POLL_SECONDS", 0.01)
+
+
+def test_a_compiler_that_hangs_is_ended_and_a_slow_one_is_seen(tmp_path, monkeypatch):
+    stub(tmp_path, monkeypatch, "exec sleep 600")
+    seen = []
+    monkeypatch.setattr(progress.Bar, "update", lambda bar, seconds: seen.append((bar._description, seconds)))
+    monkeypatch.setattr(libraries, "_COMPILE_SECONDS", 0.1)
+    with pytest.raises(subprocess.TimeoutExpired, match="0.1 seconds"):
+        load_library("test", SOURCE, FLAT)
+    assert seen[0] == ("compiling C++, once on this machine", 0)
 
 
 def test_no_compiler_is_an_error(monkeypatch):

@@ -53,3 +53,18 @@ def test_without_terminal_and_notebook_nothing_is_shown(monkeypatch):
     with progress.progress_bar("sampling", 10) as bar:
         bar.update(10)
     assert stream.getvalue() == ""
+
+
+def test_no_bar_in_a_silent_context(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress.without_bars(), progress.without_bars(False), progress.progress_bar("work", None) as bar:
+        assert not bar._enabled
+    with progress.progress_bar("work", None) as bar:
+        assert bar._enabled
+
+
+class Terminal(io.StringIO):
+    """A terminal."""
+
+    def isatty(self):
+        return True

@@ -212,7 +212,7 @@ def test_settings_of_another_type_or_without_effect_are_refused():
     for settings, message in (
         ({"substitution": "HKY85"}, "substitution"),
         ({"site_rates": 0.5}, "site_rates"),
-        ({"checkpoint": "folder"}, "checkpoint is not used"),
+        ({"num_draws": 1}, "num_draws must be at least 2"),
         ({"num_jobs": 2}, "num_jobs is not used"),
         ({"budget": Budget()}, "budget is not used"),
         ({"method": "naive_monte_carlo", "num_draws": 100}, "num_draws is not used"),

@@ -1,6 +1,9 @@
 """Topologies from an alignment alone: posterior and evidence against quadrature, resumption, refusals, files."""
 
 import math
+import pickle
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +11,12 @@ import scipy.special
 import torch
 from pyro.distributions import Dirichlet, Gamma, LogNormal, Normal
 
+from bayeskit.core.statistics import r_hat
 from bayeskit.errors import (
     AlignmentError,
     BudgetError,
     CheckpointError,
+    DataWarning,
     SamplingWarning,
     SettingsError,
     TreeError,
@@ -30,16 +35,20 @@ from bayeskit.models.phylogenetics import (
     PartitionedTreeModel,
     Topologies,
     Tree,
+    TreeSample,
     VariableSites,
     all_topologies,
+    asdsf,
     jukes_cantor_distances,
     neighbour_joining,
     primates,
 )
 from bayeskit.models.phylogenetics.topology_moves.chains import Moves
+from bayeskit.parallel import map_tasks
 from bayeskit.workflows.phylogenetics import (
     LearningRates,
     SupportGrowth,
+    TopologyInference,
     VariationalPosterior,
     compare_topologies,
     infer_topologies,
@@ -47,6 +56,7 @@ from bayeskit.workflows.phylogenetics import (
     variational_inference,
 )
 from bayeskit.workflows.phylogenetics import topology_inference as module
+from bayeskit.workflows.phylogenetics.topology_report import write_topology_report
 from tests.models.phylogenetics.test_tree_chains import ALIGNMENT, exact_log_masses, keys
 
 FOUR = Alignment.from_sequences({"A": "ACGTA", "B": "ACGCA", "C": "AGTCA", "D": "AGTTA"})
@@ -508,6 +518,80 @@ def test_trees_that_constraints_exclude_are_refused():
     for call in (compare_topologies, variational_inference):
         with pytest.raises(SettingsError, match="partition has its own"):
             call(Partition(SUBSETS), trees, substitution=K80(), progress=False)
+
+
+def caterpillar(taxa):
+    """Return a tree that joins the taxa one after the other."""
+    first, *others, last, outermost = taxa
+    for taxon in others:
+        first = f"({first},{taxon})"
+    return f"({first},{last},{outermost});"
+
+
+def test_without_signal_no_split_may_be_frequent(tmp_path):
+    """Four random sites of thirty taxa: the verdict and the report say that there is no such split."""
+    random = np.random.default_rng(0)
+    rows = {f"t{taxon}": "".join(random.choice(list("ACGT"), 4)) for taxon in range(30)}
+    settings = {"num_warmup": 0, "num_samples": 24, "num_temperatures": 3, "path": "prior", "progress": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)  # of identical rows
+        found = infer_topologies(Alignment.from_sequences(rows), **settings)
+    assert found.verdict.startswith("NOT CONVERGED (ASDSF 0.")
+
+    # Caterpillars, each of which begins at another taxon: no split is in more than two of them.
+    taxa = found.samples[0].taxa
+    turned = [caterpillar([*taxa[place:], *taxa[:place]]) for place in range(24)]
+    topologies = Topologies.from_trees([Tree.from_newick(text) for text in turned], taxa)
+    runs = [TreeSample.from_topologies(topologies, branch_lengths=run.branch_lengths) for run in found.samples]
+    without = replace(found, samples=tuple(runs))
+    assert math.isnan(without.asdsf)
+    assert "(no split reaches a frequency of 0.1, 48 trees, 24 topologies)" in without.verdict
+    assert not any("split frequencies" in problem for problem in without.problems)
+    write_topology_report(tmp_path / "report.html", without, title="random")
+    assert "splits with a frequency of at least 0.1 in a run" in (tmp_path / "report.html").read_text()
+
+
+def search_of(seed):
+    numbers = {"num_warmup": 10, "num_samples": 40, "num_temperatures": 3}
+    return infer_topologies(ALIGNMENT, substitution=K80(), seed=seed, progress=False, **numbers)
+
+
+def test_searches_are_pooled(tmp_path):
+    """Runs are joined and compared with each other; the evidence is the mean of the estimates."""
+    searches = map_tasks(search_of, [3, 4, 5], progress=False)
+    pooled = TopologyInference.pooled([pickle.loads(pickle.dumps(one)) for one in searches])
+    runs = [run for one in searches for run in one.samples]
+    assert pooled.asdsf == asdsf(runs).average and pooled.sample.num_samples == 240
+    torch.testing.assert_close(pooled.parameters["kappa"][2:4], searches[1].parameters["kappa"], rtol=0, atol=0)
+    series = torch.cat([one.parameters["kappa"] for one in searches])
+    assert pooled.r_hat["kappa"] == float(r_hat(series[None])[0])
+    values = np.array([one.log_evidence for one in searches])
+    errors = np.array([one.evidence.standard_error for one in searches])
+    z = pooled.evidence
+    assert z.log_evidence == pytest.approx(values.mean(), rel=1e-12)
+    by_errors, by_spread = np.sqrt((errors**2).sum()) / 3, values.std(ddof=1) / np.sqrt(3)
+    assert z.standard_error == pytest.approx(max(by_errors, by_spread), rel=1e-12)
+    assert z.num_evaluations == sum(one.evidence.num_evaluations for one in searches)
+    assert int(pooled.exchange.round_trips.sum()) == sum(int(one.exchange.round_trips.sum()) for one in searches)
+    assert pooled.settings["seed"] == [3, 4, 5] and pooled.settings["num_runs"] == 6
+    write_topology_report(tmp_path / "report.html", pooled, title="pooled")
+
+
+def test_searches_that_disagree_or_do_not_belong_together():
+    one = search_of(0)
+    far = replace(one, settings=one.settings | {"seed": 1}, log_ratio=one.log_ratio + 100)
+    found = TopologyInference.pooled([one, far])
+    assert "differ by more than their errors" in found.evidence.warnings[-1]
+    assert found.evidence.standard_error >= 50 / math.sqrt(2)
+    for others, words in [
+        ([], "two results"),
+        ([found], "none of them pooled"),
+        ([one], "same seed"),
+        ([replace(one, settings=one.settings | {"path": "prior"})], "differ in path"),
+        ([replace(one, log_prior=one.log_prior[:, :9])], "numbers of draws"),
+    ]:
+        with pytest.raises(SettingsError, match=words):
+            TopologyInference.pooled([one, *others])
 
 
 def test_arviz(five):

@@ -1,13 +1,14 @@
 import math
+import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from bayeskit.errors import AccuracyWarning, SamplingWarning, SettingsError, TreeError
+from bayeskit.errors import AccuracyWarning, CheckpointError, SamplingWarning, SettingsError, TreeError
 from bayeskit.models.phylogenetics import HKY85, Alignment, SubsplitBayesianNetwork, TreeSample, all_topologies
-from bayeskit.workflows.phylogenetics import VariationalPosterior, compare_topologies
+from bayeskit.workflows.phylogenetics import VariationalPosterior, compare_topologies, topology_comparison
 from bayeskit.workflows.phylogenetics.tree_folders import (
     compare_topologies_in_folder,
     fit_network_in_folder,
@@ -56,6 +57,37 @@ def test_several_runs_give_the_mass_of_what_was_compared(fasta, tmp_path):
     assert found.total.standard_error == pytest.approx(total.standard_error, abs=1e-9)  # both have the mass 0.9
     row = pd.read_csv(tmp_path / "evidence.csv").iloc[0]
     assert row["method"] == "sum_over_topologies" and row["log_evidence"] == pytest.approx(found.total.log_evidence)
+
+
+def test_a_killed_comparison_goes_on_with_the_next_topology(fasta, tmp_path, monkeypatch):
+    trees = tmp_path / "trees.nwk"
+    trees.write_text("".join(f"{tree.to_newick(0)}\n" for tree in TREES))
+    settings = {"num_draws": 100, "progress": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        whole = compare_topologies_in_folder(fasta, [trees], tmp_path, **settings)
+    assert not (tmp_path / "checkpoint.topologies").exists()
+    done, estimate = [], topology_comparison._estimate
+
+    def killed(weights, modes, place, number):
+        if done == [0]:
+            raise KeyboardInterrupt
+        done.append(place)
+        return estimate(weights, modes, place, number)
+
+    monkeypatch.setattr(topology_comparison, "_estimate", killed)
+    with pytest.raises(KeyboardInterrupt):
+        compare_topologies_in_folder(fasta, [trees], tmp_path, **settings)
+    done[:] = [None]
+    with pytest.raises(CheckpointError, match="another task"):
+        compare_topologies_in_folder(fasta, [trees], tmp_path, **settings, seed=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SamplingWarning)
+        again = compare_topologies_in_folder(fasta, [trees], tmp_path, **settings)
+    assert done == [None, 1, 2]
+    assert again.comparison.log_evidence.tolist() == whole.comparison.log_evidence.tolist()
+    assert again.comparison.standard_error.tolist() == whole.comparison.standard_error.tolist()
+    assert not (tmp_path / "checkpoint.topologies").exists()
 
 
 def test_one_topology_has_nothing_to_be_compared_with(fasta, tmp_path):

@@ -132,6 +132,11 @@ class DatedTopology:
         return torch.as_tensor(self.topology.parents[0], dtype=torch.int64) - self.num_taxa
 
     @cached_property
+    def siblings(self) -> Tensor:
+        """Sibling of every node but the root as a row of `children`, shape `(2n-2,)`."""
+        return self.children.flip(-1).flatten()[self.children.flatten().argsort()]
+
+    @cached_property
     def lower_bounds(self) -> Tensor:
         """Height of the oldest tip below each internal node, shape `(n-1,)`, float64."""
         heights = self.tip_heights.tolist()

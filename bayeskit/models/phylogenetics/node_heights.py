@@ -64,16 +64,15 @@ class RatioTransform(Transform):
         super().__init__()
         self.dated = dated
         self.codomain = NodeHeights(dated)
-        # Internal nodes by their depth, from the root; a place of each in the concatenation of all levels.
-        parents = [*dated.parents[dated.num_taxa :].tolist(), -1]
-        depth = [0] * len(parents)
-        for node in reversed(range(len(parents) - 1)):
-            depth[node] = depth[parents[node]] + 1
-        self._levels = [[node for node, at in enumerate(depth) if at == level] for level in range(max(depth) + 1)]
-        places = {node: place for level in self._levels for place, node in enumerate(level)}
-        self._above = [[places[parents[node]] for node in level] for level in self._levels[1:]]
-        flat = [node for level in self._levels for node in level]
-        self._order = [flat.index(node) for node in range(len(flat))]
+        self._parents = dated.parents[dated.num_taxa :].clone()  # of the internal nodes but the root
+        self._bounds = dated.lower_bounds[:-1].clone()
+        self._steps = dated.lower_bounds[self._parents] - self._bounds
+        # The ancestor of each internal node one, two, four, ... generations above it; that of the root is itself.
+        above = torch.cat([self._parents, self._parents.new_tensor([len(self._parents)])])
+        self._above = [above]
+        while bool((above < len(self._parents)).any()):
+            above = above[above]
+            self._above.append(above)
         self._root = BoundedExponential()
 
     def __eq__(self, other: object) -> bool:
@@ -82,11 +81,17 @@ class RatioTransform(Transform):
     __hash__ = None  # type: ignore[assignment]
 
     def _call(self, x: Tensor) -> Tensor:
-        bounds = self.dated.lower_bounds.to(x)
-        heights = [bounds[-1:] + self._root(x[..., -1:])]
-        for level, above in zip(self._levels[1:], self._above, strict=True):
-            heights.append(bounds[level] + x[..., level].sigmoid() * (heights[-1][..., above] - bounds[level]))
-        return torch.cat(heights, -1)[..., self._order]
+        # With H the height above the bound, H = r (H_parent + step), r being the ratio: a linear map of the parent's,
+        # and by joining maps of the parent's parent's, and so on to that of the root, which is known.
+        ratios = x[..., :-1].sigmoid()
+        root = self._root(x[..., -1:])
+        offset, factor = (
+            torch.cat([ratios * self._steps.to(x), root], -1),
+            torch.cat([ratios, torch.zeros_like(root)], -1),
+        )
+        for above in self._above[:-1]:
+            offset, factor = offset + factor * offset[..., above], factor * factor[..., above]
+        return self.dated.lower_bounds.to(x) + offset + factor * offset[..., self._above[-1]]
 
     def _inverse(self, y: Tensor) -> Tensor:
         tiny = torch.finfo(y.dtype).tiny  # of heights that are rounded to an end of their range
@@ -96,14 +101,9 @@ class RatioTransform(Transform):
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the log determinant, shape `(*batch)`."""
-        ranges = y[..., self._parents] - self.dated.lower_bounds[:-1].to(y)
+        ranges = y[..., self._parents] - self._bounds.to(y)
         inner = ranges.log() + logsigmoid(x[..., :-1]) + logsigmoid(-x[..., :-1])
         return inner.sum(-1) + self._root.log_abs_det_jacobian(x[..., -1], y[..., -1])
-
-    @property
-    def _parents(self) -> Tensor:
-        """Parents of the internal nodes but the root."""
-        return self.dated.parents[self.dated.num_taxa :]
 
 
 @biject_to.register(NodeHeights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from abc import ABC, abstractmethod
@@ -680,18 +681,20 @@ class SplitDeviations:
 
     def __repr__(self) -> str:
         num_runs, num_splits = self.frequencies.frequencies.shape
+        if not num_splits:
+            return f"SplitDeviations(no split is frequent enough in any of {num_runs} runs)"
         values = f"ASDSF {self.average:.4f}, maximum {self.maximum:.4f}"
         return f"SplitDeviations({values}, {num_splits} splits in {num_runs} runs)"
 
     @property
     def average(self) -> float:
-        """Average standard deviation of split frequencies (ASDSF)."""
-        return float(self.standard_deviations.mean())
+        """Average standard deviation of split frequencies (ASDSF); NaN without splits."""
+        return float(self.standard_deviations.mean()) if len(self.standard_deviations) else math.nan
 
     @property
     def maximum(self) -> float:
-        """Largest standard deviation of a split frequency."""
-        return float(self.standard_deviations.max())
+        """Largest standard deviation of a split frequency; NaN without splits."""
+        return float(self.standard_deviations.max()) if len(self.standard_deviations) else math.nan
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a table with one row per split: its taxa, its frequencies and their standard deviation."""
@@ -714,13 +717,14 @@ def asdsf(samples: Sequence[TreeSample], minimum_frequency: float = 0.1) -> Spli
     Returns
     -------
     SplitDeviations
-        `.average` is the ASDSF, `.maximum` the largest standard deviation.
+        `.average` is the ASDSF, `.maximum` the largest standard deviation. Without signal no split may be that
+        frequent: then there are no splits, and both are NaN.
 
     Raises
     ------
     SettingsError
-        If there are fewer than two samples, they are not in a list, the minimum frequency is outside its domain, or no
-        split reaches it.
+        If there are fewer than two samples or four taxa, the samples are not in a list, or the minimum frequency is
+        outside its domain.
     TreeError
         If an element is no TreeSample, the taxa differ, or only some samples are rooted.
 
@@ -748,13 +752,12 @@ def asdsf(samples: Sequence[TreeSample], minimum_frequency: float = 0.1) -> Spli
             f"minimum_frequency={minimum_frequency} is not a frequency. Remedy: give a number from 0 to 1."
         )
     table = split_frequencies(samples)
+    if not len(table.splits):
+        raise SettingsError(
+            f"samples: trees of {len(table.taxa)} taxa have no splits. Remedy: compare trees of at least four taxa."
+        )
     # A frequency is a sum of weights, subject to rounding.
     counted = (table.frequencies >= minimum_frequency - 1e-12).any(axis=0)
-    if not counted.any():
-        raise SettingsError(
-            f"minimum_frequency={minimum_frequency}: no split is that frequent. Remedy: lower minimum_frequency, or "
-            "compare trees of at least four taxa."
-        )
     chosen = SplitFrequencies(table.taxa, table.rooted, table.splits[counted], table.frequencies[:, counted])
     return SplitDeviations(chosen, chosen.frequencies.std(axis=0, ddof=1))
 

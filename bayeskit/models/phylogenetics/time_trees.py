@@ -196,8 +196,9 @@ class TimeTreeModel:
         """Sample heights and parameters, add the log-likelihood, and return the heights."""
         of_tree, of_clock, of_sites = self._groups
         values = {name: pyro.sample(name, prior) for name, prior in of_tree.items()}
-        heights = pyro.sample("node_heights", self.tree_prior.heights(self.dated, self._fixed | values))
-        topology = self.tree_prior.log_topology(self.dated, self._fixed | values, heights)
+        distribution = self.tree_prior.heights(self.dated, self._fixed | values)
+        heights = pyro.sample("node_heights", distribution)
+        topology = self.tree_prior.log_topology(self.dated, self._fixed | values, heights, distribution)
         if topology is not None:
             pyro.factor("topology", topology)
         if self._conditional_rate:

@@ -79,8 +79,17 @@ class TreePrior(Parameterized, ABC):
     def heights(self, dated: DatedTopology, values: Mapping[str, Tensor]) -> TorchDistribution:
         """Return the distribution of the node heights, over vectors `(n-1,)`, at values of the parameters."""
 
-    def log_topology(self, dated: DatedTopology, values: Mapping[str, Tensor], heights: Tensor) -> Tensor | None:
-        """Return the log probability of the topology given `heights`, or None where they are given the topology."""
+    def log_topology(
+        self,
+        dated: DatedTopology,
+        values: Mapping[str, Tensor],
+        heights: Tensor,
+        distribution: TorchDistribution | None = None,
+    ) -> Tensor | None:
+        """Return the log probability of the topology given `heights`, or None where they are given the topology.
+
+        `distribution` is that of the heights at the values, where it is there already.
+        """
         return None
 
 
@@ -229,6 +238,7 @@ class CoalescentHeights(_HeightsDistribution):
 
     def __init__(self, dated: DatedTopology, population_size: Tensor, validate_args: bool | None = None) -> None:
         self.population_size = population_size
+        self._seen: tuple[Tensor, int, _Coalescences] | None = None
         super().__init__(dated, population_size.shape, validate_args)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -256,22 +266,29 @@ class CoalescentHeights(_HeightsDistribution):
         return chosen.sum(-1) - stopped.sum(-1) / self.population_size
 
     def _coalescences(self, value: Tensor) -> _Coalescences:
+        """Return those of the heights, which are kept, since a model needs them twice."""
+        version = 0 if value.is_inference() else value._version
+        if self._seen is None or self._seen[0] is not value or self._seen[1] != version:
+            self._seen = value, version, self._sorted(value)
+        return self._seen[2]
+
+    def _sorted(self, value: Tensor) -> _Coalescences:
         n, heights = self.dated.num_taxa, self.dated.all_heights(value)
-        index = torch.arange(2 * n - 1, device=value.device)
-        is_node = (index >= n).to(value).expand_as(heights)
         # The later of two siblings makes them joinable; ties are broken as by the stable sort.
-        sibling = self.dated.children.flip(-1).flatten()[self.dated.children.flatten().argsort()].to(value.device)
+        sibling = self.dated.siblings.to(value.device)
+        index = torch.arange(2 * n - 2, device=value.device)
         here, there = heights[..., :-1], heights[..., sibling]
-        later = (here > there) | ((here == there) & (index[:-1] > sibling))
-        joinable = torch.cat([later.to(value), torch.zeros_like(value[..., :1])], -1) - is_node
+        later = (here > there) | ((here == there) & (index > sibling))
         order = heights.argsort(dim=-1, stable=True)
-        ascending = heights.gather(-1, order)
-        lineages = (1.0 - 2.0 * is_node).gather(-1, order).cumsum(-1)[..., :-1]
+        is_node = order >= n
+        after = is_node[..., :-1].cumsum(-1)  # number of internal nodes so far
+        lineages = torch.arange(1, 2 * n - 1, device=value.device) - 2 * after
+        come = torch.cat([later, torch.zeros_like(later[..., :1])], -1).gather(-1, order)[..., :-1]
         return _Coalescences(
-            ascending.diff(dim=-1),
-            0.5 * lineages * (lineages - 1.0),
-            joinable.gather(-1, order).cumsum(-1)[..., :-1],
-            order[..., 1:] >= n,
+            heights.gather(-1, order).diff(dim=-1),
+            (lineages * (lineages - 1)).to(value) / 2,
+            (come.cumsum(-1) - after).to(value),
+            is_node[..., 1:],
         )
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
@@ -490,6 +507,15 @@ class ConstantCoalescent(TreePrior):
         """Return the distribution of the node heights: given the topology, where all tips have the same date."""
         return CoalescentHeights(dated, values["population_size"])
 
-    def log_topology(self, dated: DatedTopology, values: Mapping[str, Tensor], heights: Tensor) -> Tensor | None:
+    def log_topology(
+        self,
+        dated: DatedTopology,
+        values: Mapping[str, Tensor],
+        heights: Tensor,
+        distribution: TorchDistribution | None = None,
+    ) -> Tensor | None:
         """Return the log probability of the topology given `heights` for dated tips, else None."""
-        return self.heights(dated, values).log_topology(heights) if dated.is_dated else None
+        if not dated.is_dated:
+            return None
+        found = distribution if isinstance(distribution, CoalescentHeights) else self.heights(dated, values)
+        return found.log_topology(heights)

@@ -28,12 +28,14 @@ from bayeskit.core.statistics import (
     stratified_log_mean_exp_error,
     weight_effective_sample_size,
 )
+from bayeskit.core.storage import TaskFolder
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import ConversionWarning, SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Budget, Evidence
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, weight_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.laplus import SHORTEST, Modes, climb_to_modes, match_gamma
 from bayeskit.inference.evidence.methods import METHODS
+from bayeskit.inference.training.fitting import setting_as_json
 from bayeskit.logdensity.target import Target
 from bayeskit.models.phylogenetics import (
     JC69,
@@ -785,7 +787,7 @@ def compare_topologies(
     num_jobs : int, default 1
         Other methods only: number of topologies in parallel.
     checkpoint : path, optional
-        Other methods only: folder from which a later call resumes.
+        Folder from which a later call resumes: with the topologies, or the parts of their runs, that are not done.
     progress : bool, default True
 
     Returns
@@ -836,16 +838,26 @@ def compare_topologies(
     model = ForestModel(alignment, substitution, site_rates, length_prior)
     seed = whole_number("seed", seed)
     weights = _weights(prior_probabilities, names)
-    given = {"budget": budget, "checkpoint": checkpoint, "num_jobs": None if num_jobs == 1 else num_jobs}
+    given = {"budget": budget, "num_jobs": None if num_jobs == 1 else num_jobs}
     _check_method(method, given if method == _IN_ONE_BATCH else {"num_draws": num_draws})
     settings: dict[str, Any] = {"method": method, "seed": seed}
     if method == _IN_ONE_BATCH:
-        number = _DRAWS if num_draws is None else whole_number("num_draws", num_draws, 1)
+        number = _DRAWS if num_draws is None else whole_number("num_draws", num_draws, 2)
+        folder = None
+        if checkpoint is not None:
+            described = setting_as_json([*model_facts(alignment, substitution, site_rates), length_prior])
+            trees_done = [topologies.to_newick(place) for place in range(len(topologies))]
+            shared = [described, trees_done, number, seed]
+            folder = TaskFolder(
+                checkpoint, compare_topologies, [[place, shared] for place in range(len(topologies))], [Evidence]
+            )
         posterior = TopologyPosterior(model, topologies)
         begin = time.monotonic()
         with one_thread():
             modes, proposals = first_proposals(posterior, progress=progress)
-            results = sample_importance([posterior], [modes], proposals, number, seed=seed, progress=progress)
+            results = sample_importance(
+                [posterior], [modes], proposals, number, seed=seed, progress=progress, folder=folder
+            )
         seconds = (time.monotonic() - begin) / len(topologies)
         found = {name: replace(z, seconds=seconds) for name, z in zip(names, results, strict=True)}
         comparison = ModelComparison(found, weights, settings | {"num_draws": number})
@@ -949,17 +961,22 @@ def sample_importance(
     what: str = "topologies",
     log_prior: Tensor | None = None,
     visit: Visit | None = None,
+    folder: TaskFolder | None = None,
 ) -> list[Evidence]:
     """Return the evidence of each topology of each posterior, by importance sampling in one thread.
 
     `proposals` are those of all topologies, `log_prior` the logarithms of their prior probabilities. `visit` is called
-    with the place of a topology among all and its final draws.
+    with the place of a topology among all and its final draws. Without `visit`, results in `folder` are not computed
+    again.
     """
     items = [
         (posterior, found, place)
         for posterior, found in zip(posteriors, modes, strict=True)
         for place in range(len(posterior.topologies))
     ]
+    kept: dict[int, Evidence] = {} if folder is None else folder.load()
+    if len(kept) == len(items):
+        return [kept[item] for item in range(len(items))]
     results = []
     with torch.no_grad():
         pilots = []
@@ -973,6 +990,10 @@ def sample_importance(
             done = 0
             for item, (pilot, number) in enumerate(zip(pilots, blocks.tolist(), strict=True)):
                 posterior, found, place = items[item]
+                if item in kept:
+                    done += number
+                    results.append(kept[item])
+                    continue
                 drawn = []
                 for block in range(number):
                     drawn.append(posterior.drawn(pilot.proposal, place, size, seed, f"block {block}"))
@@ -981,6 +1002,8 @@ def sample_importance(
                 x, u = torch.cat([one[0] for one in drawn]), torch.cat([one[1] for one in drawn])
                 weights = _Weights(*(torch.cat(column) for column in zip(*(one[2] for one in drawn), strict=True)))
                 results.append(_estimate(weights, found, place, pilot.num_draws))
+                if folder is not None:
+                    folder.save(item, results[-1])
                 if visit is not None:
                     visit(item, x, u, weights.log_weights)
     return results

@@ -445,6 +445,8 @@ class TopologyInference:
         Whether the run reached the end of its warm-up; otherwise its later half is returned.
     constraints : tuple of tuple of str
         Groups of taxa that are on one side of a branch in every tree.
+    searches : tuple of TopologyInference
+        Of a result of `pooled`, the searches; else empty.
     """
 
     samples: tuple[TreeSample, ...]
@@ -464,6 +466,75 @@ class TopologyInference:
     branch_length_prior: TorchDistribution | None = None
     is_warm: bool = True
     constraints: tuple[tuple[str, ...], ...] = ()
+    searches: tuple[TopologyInference, ...] = ()
+
+    @classmethod
+    def pooled(cls, searches: Sequence[TopologyInference]) -> TopologyInference:
+        """Join independent searches, such as those of several seeds on several machines.
+
+        All their runs are compared with each other. The evidence is the mean of the searches' estimates, whose error
+        also covers their spread. Their temperatures differ, of which `beta` is the mean.
+
+        Parameters
+        ----------
+        searches : sequence of TopologyInference
+            Of one alignment and model, with different seeds and equal numbers of draws and temperatures.
+
+        Returns
+        -------
+        TopologyInference
+
+        Raises
+        ------
+        SettingsError
+            If there are fewer than two searches, one is itself pooled, or they differ in anything but seed and runs.
+
+        Examples
+        --------
+        >>> from bayeskit.models.phylogenetics import primates
+        >>> from bayeskit.parallel import map_tasks
+        >>> def search(seed):
+        ...     numbers = {"num_warmup": 50, "num_samples": 50, "num_temperatures": 8}
+        ...     return infer_topologies(primates()[0], seed=seed, progress=False, **numbers)
+        >>> pooled = TopologyInference.pooled(map_tasks(search, [0, 1]))  # num_jobs=2 does both at a time
+        >>> len(pooled.samples), pooled.sample.num_samples
+        (4, 200)
+        """
+        searches = tuple(searches)
+        _check_poolable(searches)
+        first = searches[0]
+        moves = {}
+        for name in first.moves:
+            tried = sum(one.moves[name][0] for one in searches)
+            accepted = sum(one.moves[name][0] * one.moves[name][1] for one in searches)
+            moves[name] = (tried, accepted / max(1, tried))
+        exchange = Exchange(
+            torch.stack([one.exchange.rejection for one in searches]).mean(0),
+            torch.cat([one.exchange.round_trips for one in searches]),
+            first.exchange.num_iterations,
+        )
+        numbers = {
+            "num_runs": sum(len(one.samples) for one in searches),
+            "num_evaluations": sum(int(one.settings["num_evaluations"]) for one in searches),
+            "seed": [one.settings["seed"] for one in searches],
+        }
+        early = [one.ending for one in searches if one.ending in ("interrupted", "time budget")]
+        return replace(
+            first,
+            samples=tuple(run for one in searches for run in one.samples),
+            parameters={name: torch.cat([one.parameters[name] for one in searches]) for name in first.parameters},
+            log_likelihood=torch.cat([one.log_likelihood for one in searches], 1),
+            log_ratio=torch.cat([one.log_ratio for one in searches], 1),
+            log_prior=torch.cat([one.log_prior for one in searches]),
+            beta=torch.stack([one.beta for one in searches]).mean(0),
+            exchange=exchange,
+            moves=moves,
+            ending=early[0] if early else first.ending,
+            seconds=sum(one.seconds for one in searches),
+            settings=first.settings | numbers,
+            is_warm=all(one.is_warm for one in searches),
+            searches=searches,
+        )
 
     @cached_property
     def sample(self) -> TreeSample:
@@ -472,7 +543,10 @@ class TopologyInference:
 
     @cached_property
     def asdsf(self) -> float:
-        """Average standard deviation of split frequencies among the runs; NaN for a single run."""
+        """Average standard deviation of split frequencies among the runs.
+
+        NaN for a single run, and where no split reaches a frequency of 0.1 in any run, as without signal.
+        """
         return asdsf(self.samples).average if len(self.samples) > 1 else math.nan
 
     @cached_property
@@ -500,10 +574,10 @@ class TopologyInference:
         found = []
         if not self.is_warm:
             found.append("the run ended in its warm-up and has not converged: give more time")
-        more = "give num_samples= and num_warmup= larger numbers"
+        more = "take more samples after a longer warm-up"
         if len(self.samples) < 2:
-            found.append("a single run cannot show whether runs agree: use num_runs=2 or more")
-        elif not self.asdsf < _ASDSF:
+            found.append("a single run cannot show whether runs agree: use two runs or more")
+        elif self.asdsf >= _ASDSF:
             found.append(f"the runs' split frequencies differ (ASDSF {self.asdsf:.3f}, above {_ASDSF}): {more}")
         sizes = self.split_effective_sizes
         if len(sizes) and float(sizes.min()) < _LEAST_EFFECTIVE:
@@ -529,18 +603,16 @@ class TopologyInference:
         evaluations = int(self.settings["num_evaluations"])
         if not self.is_warm:
             return Evidence("stepping_stone", math.nan, math.nan, evaluations, (self.problems[0],))
+        if self.searches:
+            return _mean_evidence([one.evidence for one in self.searches])
         ratios, influence = bidirectional_ratios(self.beta, self.log_ratio)
         problems = []
         trips = int(self.exchange.round_trips.sum())
         if trips < _LEAST_ROUND_TRIPS:
-            problems.append(
-                f"only {trips} round trips along the path to the posterior: give num_samples= a larger number"
-            )
+            problems.append(f"only {trips} round trips along the path to the posterior: take more samples")
         size = effective_sample_size(influence)
         if not float(size.min()) >= _LEAST_EFFECTIVE:
-            problems.append(
-                f"a step has only {float(size.min()):.0f} effective draws: give num_samples= a larger number"
-            )
+            problems.append(f"a step has only {float(size.min()):.0f} effective draws: take more samples")
         widest = float(self.exchange.rejection.max())
         if widest > _MOST_REJECTED:
             problems.append(
@@ -561,7 +633,9 @@ class TopologyInference:
     @property
     def verdict(self) -> str:
         """One sentence on convergence and the evidence."""
-        splits = f"ASDSF {self.asdsf:.4f}" if len(self.samples) > 1 else "one run"
+        splits = "one run" if len(self.samples) < 2 else f"ASDSF {self.asdsf:.4f}"
+        if len(self.samples) > 1 and math.isnan(self.asdsf):
+            splits = "no split reaches a frequency of 0.1"
         state = "converged" if self.is_converged else "NOT CONVERGED"
         text = f"{state} ({splits}, {self.sample.num_samples} trees, {len(self.sample.topologies)} topologies)"
         if self.is_warm:
@@ -607,6 +681,56 @@ def _split_effective_sizes(samples: Sequence[TreeSample]) -> Tensor:
     draws = sample.num_samples // runs
     series = torch.from_numpy(chosen.astype(np.float64)).T.reshape(chosen.shape[1], runs, draws)
     return effective_sample_size(series) if len(series) else torch.zeros(0, dtype=torch.float64)
+
+
+def _check_poolable(searches: Sequence[TopologyInference]) -> None:
+    """Raise SettingsError if searches cannot be pooled."""
+    if len(searches) < 2 or not all(isinstance(one, TopologyInference) and not one.searches for one in searches):
+        raise SettingsError("searches: give two results of infer_topologies or more, none of them pooled before.")
+    first, *others = searches
+    differing = [
+        name
+        for name in ("model", "constraints", "path", "dtype", "num_temperatures")
+        if any(one.settings[name] != first.settings[name] for one in others)
+    ]
+    if differing:
+        raise SettingsError(f"searches: they differ in {', '.join(differing)}. Remedy: let them differ in seed= only.")
+    if any(one.log_prior.shape[-1] != first.log_prior.shape[-1] for one in others):
+        raise SettingsError(
+            "searches: they have different numbers of draws. Remedy: give each the same num_samples and num_warmup, "
+            "without stop= and time_budget=."
+        )
+    seeds = [one.settings["seed"] for one in searches]
+    if len(set(seeds)) < len(seeds):
+        raise SettingsError(f"searches: two of them have the same seed ({seeds}). Remedy: give each a seed of its own.")
+
+
+#: Probability with which searches that agree are said to disagree.
+_FALSE_ALARM = 1e-3
+
+
+def _mean_evidence(estimates: Sequence[Evidence]) -> Evidence:
+    """Return the mean of independent estimates, with the larger of its errors by their errors and by their spread."""
+    from scipy.special import chdtri
+
+    values = torch.tensor([one.log_evidence for one in estimates], dtype=torch.float64)
+    errors = torch.tensor([one.standard_error for one in estimates], dtype=torch.float64)
+    count = len(estimates)
+    problems = list(dict.fromkeys(why for one in estimates for why in one.warnings))
+    weights = errors**-2
+    middle = (weights * values).sum() / weights.sum()
+    if not float((weights * (values - middle).square()).sum()) <= chdtri(count - 1, _FALSE_ALARM):
+        problems.append("the searches' estimates differ by more than their errors: take more samples")
+    error = torch.maximum(errors.square().sum().sqrt() / count, values.std() / math.sqrt(count))
+    return Evidence(
+        estimates[0].method,
+        float(values.mean()),
+        float(error),
+        sum(one.num_evaluations for one in estimates),
+        tuple(problems),
+        {"round_trips": sum(one.diagnostics["round_trips"] for one in estimates)},
+        seconds=sum(one.seconds for one in estimates),
+    )
 
 
 _ASDSF, _LEAST_EFFECTIVE, _MOST_R_HAT = 0.01, 100, 1.05

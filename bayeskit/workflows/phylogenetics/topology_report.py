@@ -134,8 +134,11 @@ def _convergence(search: TopologyInference) -> _Section:
     rows: list[list[Cell]] = []
     if len(search.samples) > 1:
         deviations = asdsf(search.samples)
-        rows.append(["average standard deviation of split frequencies (ASDSF)", number(deviations.average, ".4f")])
-        rows.append(["largest standard deviation of a split frequency", number(deviations.maximum, ".4f")])
+        count = len(deviations.standard_deviations)
+        rows.append(["splits with a frequency of at least 0.1 in a run", number(count, "d")])
+        if count:
+            rows.append(["average standard deviation of split frequencies (ASDSF)", number(deviations.average, ".4f")])
+            rows.append(["largest standard deviation of a split frequency", number(deviations.maximum, ".4f")])
     rows.append(["splits with a frequency from 0.05 to 0.95", number(len(sizes), "d")])
     if len(sizes):
         rows.append(["smallest effective sample size of such a split", number(float(sizes.min()), ".0f")])

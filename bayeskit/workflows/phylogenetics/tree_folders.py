@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from bayeskit.models.phylogenetics.distributions import Estimate
 from bayeskit.workflows.folder import remove_checkpoints
 from bayeskit.workflows.phylogenetics.topology_comparison import NEGLIGIBLE, TopologyComparison, compare_topologies
 from bayeskit.workflows.phylogenetics.topology_folder import model_of_file, write_consensus, write_figure
-from bayeskit.workflows.phylogenetics.variational import VariationalPosterior, variational_inference
+from bayeskit.workflows.phylogenetics.variational import LearningRates, VariationalPosterior, variational_inference
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,7 +76,8 @@ def compare_topologies_in_folder(
 
     Files: `topologies.csv` (evidence and posterior probability of each topology), `topologies.trprobs` (the topologies
     weighted by their posterior probability), `bayes_factors.svg` and, for several files, `evidence.csv` (the evidence
-    over all topologies).
+    over all topologies). If it was killed, a call with the same arguments resumes with the topologies that were not
+    done, by the folder `checkpoint.topologies`, which is deleted once the results are written.
 
     Parameters
     ----------
@@ -129,7 +131,10 @@ def compare_topologies_in_folder(
             "Remedy: give several trees, or use 'bayeskit evidence --alignment FILE --tree FILE'."
         )
     chosen = sample.top(most)
-    found = compare_topologies(data, sample.topologies[chosen], seed=seed, progress=progress, **model, **settings)
+    checkpoint = folder / "checkpoint.topologies"
+    found = compare_topologies(
+        data, sample.topologies[chosen], seed=seed, progress=progress, checkpoint=checkpoint, **model, **settings
+    )
     found.to_csv(folder / "topologies.csv")
     found.to_sample().to_file(folder / "topologies.trprobs")
     figure = new_figure(1.1 + 0.27 * len(chosen))
@@ -138,6 +143,7 @@ def compare_topologies_in_folder(
     total = None if len(runs) == 1 else _total(found, runs)
     if total is not None:
         EvidenceComparison({total.method: total}, None, None).to_csv(folder / "evidence.csv")
+    shutil.rmtree(checkpoint)
     return ComparedFiles(found, sample.weights[chosen], len(sample.topologies), total)
 
 
@@ -291,6 +297,8 @@ def variational_inference_in_folder(
     trees: Sequence[_Path] = (),
     substitution: str | None = None,
     burn_in: float | None = None,
+    num_steps: int = 20_000,
+    learning_rates: LearningRates | None = None,
     num_draws: int = 10_000,
     seed: int = 0,
     progress: bool = True,
@@ -315,6 +323,10 @@ def variational_inference_in_folder(
         Such as "GTR+G4"; by default what a MrBayes block of the alignment's file asks for, and without a block JC69.
     burn_in : float, optional
         As in `TreeSample.from_file`.
+    num_steps : int, default 20,000
+    learning_rates : LearningRates, optional
+        Step sizes; by default 0.01, which falls to 0.0006 over the steps: ten times those of `variational_inference`,
+        for a tenth of its steps.
     num_draws : int, default 10,000
         Draws for the evidence, the trees and the parameters.
     seed : int, default 0
@@ -355,8 +367,17 @@ def variational_inference_in_folder(
     support = None
     if trees:
         support = TreeSample.from_files(trees, burn_in, False, taxa=data.taxa, progress=progress)
+    num_steps = whole_number("num_steps", num_steps, 1)
     posterior = variational_inference(
-        data, support, seed=seed, checkpoint=folder / "checkpoint.training", progress=progress, **model, **settings
+        data,
+        support,
+        num_steps=num_steps,
+        learning_rates=learning_rates or LearningRates(0.01, 0.01, every=max(1, num_steps // 10)),
+        seed=seed,
+        checkpoint=folder / "checkpoint.training",
+        progress=progress,
+        **model,
+        **settings,
     )
     obey(posterior.ending)
     posterior.save(folder / "posterior.safetensors")

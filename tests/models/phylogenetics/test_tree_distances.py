@@ -1,5 +1,6 @@
 """Robinson-Foulds distances and split frequencies, beside DendroPy's."""
 
+import math
 import pathlib
 import random
 
@@ -190,6 +191,13 @@ def test_representations():
     assert repr(split_frequencies(runs)) == "SplitFrequencies(3 splits in 2 samples, 4 taxa)"
 
 
+def test_no_split_may_be_frequent_enough():
+    four = TreeSample.from_topologies(all_topologies("ABCD"))
+    found = asdsf([four, four], 0.9)
+    assert math.isnan(found.average) and math.isnan(found.maximum) and len(found.to_pandas()) == 0
+    assert repr(found) == "SplitDeviations(no split is frequent enough in any of 2 runs)"
+
+
 def test_what_is_refused():
     four = TreeSample.from_topologies(all_topologies("ABCD"))
     for number in (0, 1):
@@ -198,8 +206,6 @@ def test_what_is_refused():
     for minimum in (-0.1, 1.1, float("nan")):
         with pytest.raises(SettingsError, match="not a frequency"):
             asdsf([four, four], minimum)
-    with pytest.raises(SettingsError, match="no split is that frequent"):
-        asdsf([four, four], 0.9)
     three = TreeSample.from_topologies(all_topologies("ABC"))
     with pytest.raises(SettingsError, match="at least four taxa"):
         asdsf([three, three], 0.0)
