@@ -4,6 +4,7 @@ import math
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tree_quadrature import log_evidence, log_evidence_with_kappa
 
 from bayeskit.core.statistics import independent_log_mean_exp_error, mean_error, stratified_log_mean_exp_error
 from bayeskit.errors import SamplingWarning, SettingsError, TreeError
-from bayeskit.inference.evidence import Budget
+from bayeskit.inference.evidence import Budget, Evidence
 from bayeskit.inference.evidence.laplus import climb_to_modes, match_gamma
 from bayeskit.models.phylogenetics import (
     GTR,
@@ -36,7 +37,8 @@ from bayeskit.models.phylogenetics import (
 )
 from bayeskit.models.phylogenetics.distributions import Estimate
 from bayeskit.models.phylogenetics.parameters import FreeParameters
-from bayeskit.workflows.phylogenetics import compare_topologies, topology_comparison
+from bayeskit.workflows.bayes_factors import ModelComparison
+from bayeskit.workflows.phylogenetics import TopologyComparison, compare_topologies, topology_comparison
 from bayeskit.workflows.phylogenetics import topology_comparison as defence
 from bayeskit.workflows.phylogenetics.topology_comparison import JointProposal, share_of_tail
 
@@ -312,6 +314,27 @@ def test_the_mass_of_other_topologies_is_added(limit):
     ):
         with pytest.raises(SettingsError, match=message):
             found.total_log_evidence_with(wrong)
+
+
+def test_runs_that_chose_the_topologies_do_not_weigh_them_too_much(calibrated):
+    """Frequent by chance: the share of the chosen in the same draws is too large, that across runs is not."""
+    topologies, rng = all_topologies("ABCDEF"), np.random.default_rng(2)
+    log_p = np.log(rng.dirichlet(np.full(len(topologies), 0.7)))
+    scores, excess = [], []
+    for _ in range(200):
+        draws = rng.choice(len(topologies), (2, 150), p=np.exp(log_p))
+        runs = [TreeSample.from_topologies(topologies[row]) for row in draws]
+        pooled = TreeSample.pooled(runs)
+        places = pooled.credible_set(0.8)
+        evidence = [float(log_p[draws.ravel()[list(pooled.index).index(place)]]) for place in places]
+        results = {f"tree {k + 1}": Evidence("exact", one, 0.0, 1) for k, one in enumerate(evidence)}
+        equal = dict.fromkeys(results, 1 / len(results))
+        found = TopologyComparison(pooled.topologies[places], ModelComparison(results, equal, {}), {})
+        mass, truth = found.mass_in(runs, chosen=True), float(np.exp(evidence).sum())
+        scores.append((mass.value - truth) / mass.standard_error)
+        excess.append((found.mass_in(runs).value - truth) / mass.standard_error)
+    assert calibrated(scores)
+    assert not calibrated(excess) and np.mean(excess) > 1
 
 
 #: Exact evidence by Gauss quadrature for the measure of exp(-4 t / 3), its moments with fifty digits.

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyro.distributions as dist
 import torch
 from pyro.distributions import TorchDistribution
@@ -577,7 +578,7 @@ class TopologyComparison:
         number = log_number_of_topologies(len(taxa), constraint_splits(self.constraints, taxa))
         return Estimate(float(values.logsumexp(0)) - number, error)
 
-    def mass_in(self, runs: Sequence[TreeSample | TopologyDistribution]) -> Estimate:
+    def mass_in(self, runs: Sequence[TreeSample | TopologyDistribution], *, chosen: bool = False) -> Estimate:
         """Return the posterior probability of all compared topologies together, from independent runs.
 
         Parameters
@@ -585,6 +586,10 @@ class TopologyComparison:
         runs : sequence of TreeSample or TopologyDistribution
             At least two, with the same model and a uniform prior over topologies: samples of Markov chains, or
             distributions fitted to one such sample each, which know topologies that were never sampled.
+        chosen : bool, default False
+            Whether the topologies were compared because they are the most frequent ones of these samples. What is
+            frequent by chance would then seem to have more mass than it has. So each run weighs those topologies only
+            that the other runs had enough of, and the evidence tells the share of the rest.
 
         Returns
         -------
@@ -595,7 +600,8 @@ class TopologyComparison:
         Raises
         ------
         SettingsError
-            If there are fewer than two runs, or one is neither a sample nor a distribution.
+            If there are fewer than two runs, or one is neither a sample nor a distribution; if the topologies were
+            chosen from distributions, or each run has topologies of its own.
         TreeError
             If taxa differ, or a run is rooted.
 
@@ -620,6 +626,19 @@ class TopologyComparison:
                 "list, or an Estimate of the mass to total_log_evidence_with."
             )
         held = [self._held(run) for run in runs]
+        if chosen:
+            shares = torch.stack([self._shares(run) for run in runs])
+            # In their mean without one run, what would be compared whatever that run had.
+            known = (shares.sum(0) - shares) / len(runs) >= shares.mean(0).min()
+            if not known.any(1).all():
+                raise SettingsError(
+                    "runs: they have no topology in common that is frequent enough to tell the mass of all compared. "
+                    "Remedy: give longer runs."
+                )
+            held = [
+                self._held(run, mask, 1 / float(self.posterior_probabilities[mask].sum()))
+                for run, mask in zip(runs, known, strict=True)
+            ]
         masses = torch.tensor([mass for mass, _ in held], dtype=torch.float64)
         series = [draws for _, draws in held if draws is not None and len(draws) >= _LEAST_SERIES]
         if len(series) == len(runs) and len({len(draws) for draws in series}) == 1:
@@ -629,11 +648,8 @@ class TopologyComparison:
             return Estimate(float(masses.mean()), 1 / among.numel() if constant else float(mean_error(among)))
         return Estimate(float(masses.mean()), float(masses.std()) / math.sqrt(len(runs)))
 
-    def _held(self, run: TreeSample | TopologyDistribution) -> tuple[float, Tensor | None]:
-        """Return the probability of the compared topologies in one run, and which draws of a chain are among them."""
-        if isinstance(run, TopologyDistribution):
-            with torch.no_grad():
-                return float(run.log_prob(self.topologies).exp().sum()), None
+    def _places(self, run: TreeSample) -> np.ndarray:
+        """Return the place among the compared topologies, -1 for none, of each topology of a run."""
         if not isinstance(run, TreeSample):
             raise SettingsError(
                 f"runs: {type(run).__name__} is neither a TreeSample nor a distribution over topologies. Remedy: give "
@@ -641,14 +657,35 @@ class TopologyComparison:
             )
         if run.topologies.rooted:
             raise TreeError("runs: a sample is rooted. Remedy: read it with rooted=False.")
-        known = {row.tobytes() for row in self.topologies.children}
+        known = {row.tobytes(): place for place, row in enumerate(self.topologies.children)}
         rows = run.topologies.with_taxa(self.topologies.taxa)[0].children
-        among = torch.tensor([row.tobytes() in known for row in rows])
-        is_chain = float(run.sample_weights.max() - run.sample_weights.min()) == 0
-        draws = among[torch.from_numpy(run.index)].double() if is_chain else None
-        return float(torch.from_numpy(run.weights)[among].sum()), draws
+        return np.array([known.get(row.tobytes(), -1) for row in rows])
 
-    def total_log_evidence_with(self, mass: Estimate | Sequence[TreeSample | TopologyDistribution]) -> Estimate:
+    def _shares(self, run: TreeSample | TopologyDistribution) -> Tensor:
+        """Return the probability of each compared topology in a run, `(K,)`."""
+        if isinstance(run, TopologyDistribution):
+            with torch.no_grad():
+                return run.log_prob(self.topologies).exp()
+        places = self._places(run) + 1
+        return torch.from_numpy(np.bincount(places, run.weights, minlength=len(self.topologies) + 1)[1:])
+
+    def _held(
+        self, run: TreeSample | TopologyDistribution, mask: Tensor | None = None, factor: float = 1.0
+    ) -> tuple[float, Tensor | None]:
+        """Return `factor` times the probability of the compared topologies of `mask`, and times whether a draw is one.
+
+        The draws are None if the run is no chain.
+        """
+        mask = torch.ones(len(self.topologies), dtype=torch.bool) if mask is None else mask
+        mass = factor * float(self._shares(run)[mask].sum())
+        if isinstance(run, TopologyDistribution) or float(run.sample_weights.max() - run.sample_weights.min()) > 0:
+            return mass, None
+        places = torch.from_numpy(self._places(run)[run.index])
+        return mass, factor * ((places >= 0) & mask[places]).double()
+
+    def total_log_evidence_with(
+        self, mass: Estimate | Sequence[TreeSample | TopologyDistribution], *, chosen: bool = False
+    ) -> Estimate:
         """Return the log evidence of all topologies, those that were not compared included, in nats.
 
         It is the total over the compared topologies divided by their posterior probability.
@@ -658,6 +695,8 @@ class TopologyComparison:
         mass : Estimate, or sequence of TreeSample or TopologyDistribution
             Posterior probability of the compared topologies together with its standard error, zero if exact; or the
             independent runs that `mass_in` takes.
+        chosen : bool, default False
+            Whether the topologies are the most frequent ones of these runs, as in `mass_in`.
 
         Returns
         -------
@@ -679,7 +718,8 @@ class TopologyComparison:
         >>> round(total.value - result.total_log_evidence.value, 3)
         0.105
         """
-        value, error = mass if isinstance(mass, Estimate) else self.mass_in(mass)
+        value, error = mass if isinstance(mass, Estimate) else self.mass_in(mass, chosen=chosen)
+        value = min(value, 1.0) if chosen else value
         # Probabilities of a network add up to one only to rounding.
         if not (0 < value < 1 + 1e-9 and 0 <= error < math.inf):
             raise SettingsError(
@@ -910,6 +950,21 @@ def _check_method(method: str, unused: dict[str, Any]) -> None:
     for name, value in unused.items():
         if value is not None:
             raise SettingsError(f"{name} is not used by the method {method}. Remedy: omit it.")
+
+
+def sum_over_topologies(comparison: TopologyComparison, runs: Sequence[TreeSample]) -> Evidence:
+    """Return the evidence over all topologies from the most frequent ones of some runs and their mass in these runs."""
+    results = comparison.comparison.results.values()
+    doubts = set()
+    if comparison.untrusted_probability >= NEGLIGIBLE:
+        doubts = {why for z in results for why in z.warnings}
+    try:
+        total = comparison.total_log_evidence_with(runs, chosen=True)
+    except SettingsError as error:
+        total = Estimate(math.nan, math.nan)
+        doubts.add(str(error))
+    evaluations, seconds = sum(z.num_evaluations for z in results), sum(z.seconds for z in results)
+    return Evidence("sum_over_topologies", *total, evaluations, tuple(sorted(doubts)), seconds=seconds)
 
 
 def warn_of_untrusted(comparison: ModelComparison, what: str = "topologies") -> None:

@@ -9,13 +9,12 @@ from typing import Any
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import derived_seed
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence import Evidence
 from bayeskit.inference.evidence.comparison import EvidenceComparison, Verdict, judge
 from bayeskit.models.phylogenetics import Alignment
 from bayeskit.workflows.phylogenetics.topology_comparison import (
-    NEGLIGIBLE,
     TopologyComparison,
     compare_topologies,
+    sum_over_topologies,
 )
 from bayeskit.workflows.phylogenetics.topology_inference import TopologyInference
 from bayeskit.workflows.phylogenetics.variational import VariationalPosterior, variational_inference
@@ -144,19 +143,7 @@ def topology_evidence(
     comparison = compare_topologies(
         search.alignment, chosen, seed=derived_seed(seed, "sum"), progress=progress, **model, **settings
     )
-    total = comparison.total_log_evidence_with(search.samples)
-    results = list(comparison.comparison.results.values())
-    doubts: set[str] = set()
-    if comparison.untrusted_probability >= NEGLIGIBLE:
-        doubts = {why for z in results for why in z.warnings}
-    summed = Evidence(
-        "sum_over_topologies",
-        total.value,
-        total.standard_error,
-        sum(z.num_evaluations for z in results),
-        tuple(sorted(doubts)),
-        seconds=sum(z.seconds for z in results),
-    )
+    summed = sum_over_topologies(comparison, search.samples)
     variational = variational_inference(
         search.alignment,
         sample,

@@ -20,7 +20,11 @@ from bayeskit.inference.samplers.driver import obey
 from bayeskit.models.phylogenetics import SampleFrequencies, SubsplitBayesianNetwork, Topologies, TreeSample
 from bayeskit.models.phylogenetics.distributions import Estimate
 from bayeskit.workflows.folder import remove_checkpoints
-from bayeskit.workflows.phylogenetics.topology_comparison import NEGLIGIBLE, TopologyComparison, compare_topologies
+from bayeskit.workflows.phylogenetics.topology_comparison import (
+    TopologyComparison,
+    compare_topologies,
+    sum_over_topologies,
+)
 from bayeskit.workflows.phylogenetics.topology_folder import model_of_file, write_consensus, write_figure
 from bayeskit.workflows.phylogenetics.variational import LearningRates, VariationalPosterior, variational_inference
 
@@ -140,20 +144,11 @@ def compare_topologies_in_folder(
     figure = new_figure(1.1 + 0.27 * len(chosen))
     found.plot(figure.subplots())
     write_figure(folder / "bayes_factors.svg", figure)
-    total = None if len(runs) == 1 else _total(found, runs)
+    total = None if len(runs) == 1 else sum_over_topologies(found, runs)
     if total is not None:
         EvidenceComparison({total.method: total}, None, None).to_csv(folder / "evidence.csv")
     shutil.rmtree(checkpoint)
     return ComparedFiles(found, sample.weights[chosen], len(sample.topologies), total)
-
-
-def _total(found: TopologyComparison, runs: Sequence[TreeSample]) -> Evidence:
-    """Return the evidence over all topologies, by the mass of those compared in the runs."""
-    results = found.comparison.results.values()
-    total = found.total_log_evidence_with(runs)
-    doubts = {why for z in results for why in z.warnings} if found.untrusted_probability >= NEGLIGIBLE else set()
-    evaluations, seconds = sum(z.num_evaluations for z in results), sum(z.seconds for z in results)
-    return Evidence("sum_over_topologies", *total, evaluations, tuple(sorted(doubts)), seconds=seconds)
 
 
 class FittedNetwork(NamedTuple):
