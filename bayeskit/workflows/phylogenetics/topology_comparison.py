@@ -627,9 +627,14 @@ class TopologyComparison:
             )
         held = [self._held(run) for run in runs]
         if chosen:
-            shares = torch.stack([self._shares(run) for run in runs])
-            # In their mean without one run, what would be compared whatever that run had.
-            known = (shares.sum(0) - shares) / len(runs) >= shares.mean(0).min()
+            samples = [run for run in runs if isinstance(run, TreeSample)]
+            if len(samples) < len(runs):
+                raise SettingsError(
+                    "runs: topologies are chosen from samples. Remedy: give TreeSample, or chosen=False."
+                )
+            shares = torch.stack([self._shares(run) for run in samples])
+            # What would be compared whatever one run had: without it, still more frequent than what was left out.
+            known = (shares.sum(0) - shares) / len(runs) > self._most_left_out(samples)
             if not known.any(1).all():
                 raise SettingsError(
                     "runs: they have no topology in common that is frequent enough to tell the mass of all compared. "
@@ -660,6 +665,16 @@ class TopologyComparison:
         known = {row.tobytes(): place for place, row in enumerate(self.topologies.children)}
         rows = run.topologies.with_taxa(self.topologies.taxa)[0].children
         return np.array([known.get(row.tobytes(), -1) for row in rows])
+
+    def _most_left_out(self, runs: Sequence[TreeSample]) -> float:
+        """Return the largest mean share in the runs of a topology that was not compared, -1 if all were."""
+        left: dict[bytes, float] = {}
+        for run in runs:
+            children = run.topologies.with_taxa(self.topologies.taxa)[0].children
+            for row, place, weight in zip(children, self._places(run), run.weights, strict=True):
+                if place < 0:
+                    left[row.tobytes()] = left.get(row.tobytes(), 0.0) + float(weight) / len(runs)
+        return max(left.values(), default=-1.0)
 
     def _shares(self, run: TreeSample | TopologyDistribution) -> Tensor:
         """Return the probability of each compared topology in a run, `(K,)`."""
