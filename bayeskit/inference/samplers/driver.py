@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
+from uuid import uuid4
 
 import torch
 from torch import Tensor
 
 from bayeskit.core.folders import Schema
-from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.inputs import real_number, warn_user, whole_number
 from bayeskit.core.progress import Stopped, progress_bar, watching
 from bayeskit.core.randomness import one_thread
 from bayeskit.core.storage import loaded_tensors, save_tensors
@@ -30,12 +32,16 @@ __all__ = [
     "flatten",
     "nothing_done",
     "obey",
+    "save_or_warn",
     "say_early",
 ]
 
 # Bitwise exact save and restore of a run.
 
 _SCHEMA = Schema("a checkpoint of a run in steps", 3)
+_PART_SCHEMA = Schema("rows of a run in steps", 1)
+#: Rows of so many bytes are written into a part.
+_PART_BYTES = 2**24
 _MOST_ITERATIONS = 2**53
 
 
@@ -64,57 +70,97 @@ def _restore(template: Any, tensors: dict[str, Tensor], prefix: str = "state") -
     return type(template)(*(_restore(getattr(template, f), tensors, f"{prefix}.{f}") for f in template._fields))
 
 
-def _save_checkpoint(
-    path: str | Path,
-    state: Any,
-    records: dict[str, Tensor],
-    generator: torch.Generator,
-    settings: dict[str, Any],
-    iteration: int,
-    seconds: float,
-) -> None:
-    """Write the state of a run and replace an older checkpoint atomically."""
-    tensors = flatten(state)
-    tensors |= {f"record.{name}": tensor for name, tensor in records.items()}
-    tensors["generator"] = generator.get_state()
-    facts = {"settings": settings, "iteration": iteration, "seconds": seconds, "records": _shapes(records)}
-    save_tensors(path, tensors, facts, _SCHEMA)
+class _Checkpoint:
+    """File of a run in steps. Rows that fill a part are written once, into a file beside it, at the same cost."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._run = uuid4().hex
+        self._parts = 0
+        self._written: dict[str, int] = {}  # rows of each record in the parts
+
+    def _part(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.rows-{number:04d}")
+
+    def clear_parts(self) -> None:
+        """Delete parts of another run, and those that this run had not yet noted when it was killed."""
+        for number in count(self._parts):
+            part = self._part(number)
+            if not part.exists():
+                return
+            part.unlink()
+
+    def save(
+        self,
+        state: Any,
+        records: Mapping[str, Tensor],
+        generator: torch.Generator,
+        settings: Mapping[str, Any],
+        iteration: int,
+        seconds: float,
+    ) -> None:
+        """Write the state of a run and replace an older checkpoint atomically."""
+        rest = {name: rows[self._written.get(name, 0) :] for name, rows in records.items()}
+        if sum(rows.numel() * rows.element_size() for rows in rest.values()) >= _PART_BYTES:
+            save_tensors(self._part(self._parts), rest, {"run": self._run}, _PART_SCHEMA)
+            self._parts += 1
+            self._written = {name: len(rows) for name, rows in records.items()}
+            rest = {name: rows[:0] for name, rows in rest.items()}
+        tensors = flatten(state) | {f"record.{name}": rows for name, rows in rest.items()}
+        tensors["generator"] = generator.get_state()
+        facts = {"settings": settings, "iteration": iteration, "seconds": seconds, "records": _shapes(records)}
+        save_tensors(self.path, tensors, facts | {"run": self._run, "parts": self._parts}, _SCHEMA)
+
+    def load(
+        self, template: Any, generator: torch.Generator, settings: dict[str, Any]
+    ) -> tuple[Any, dict[str, Tensor], int, float]:
+        """Return state, records, iteration and seconds of the same run, and set ``generator``; else CheckpointError."""
+        path = self.path
+        if path.is_dir():
+            raise CheckpointError(
+                f"{path} is a folder, such as a run in groups writes; give the num_groups that it was written with, or "
+                "the path of a file"
+            )
+        with loaded_tensors(path, _SCHEMA) as (tensors, facts):
+            _check_settings(path, facts["settings"], settings)
+            state = _restore(template, tensors)
+            self._run, self._parts = str(facts["run"]), whole_number("parts", facts["parts"], 0)
+            pieces = [self._read_part(number) for number in range(self._parts)]
+            rest = {k.removeprefix("record."): v for k, v in tensors.items() if k.startswith("record.")}
+            self._written = {name: sum(len(piece[name]) for piece in pieces) for name in rest if pieces}
+            records = {name: torch.cat([*(piece[name] for piece in pieces), rows]) for name, rows in rest.items()}
+            if _shapes(records) != facts["records"]:
+                raise ShapeError("its records have not the shapes that it names")
+            generator.set_state(tensors["generator"])
+            iteration = whole_number("iteration", facts["iteration"], 0)
+            if iteration > _MOST_ITERATIONS:
+                raise ShapeError(f"{iteration} iterations are too many")
+            return state, records, iteration, real_number("seconds", facts["seconds"])
+
+    def _read_part(self, number: int) -> dict[str, Tensor]:
+        part = self._part(number)
+        with loaded_tensors(part, _PART_SCHEMA) as (rows, facts):
+            if facts["run"] != self._run:
+                raise CheckpointError(f"{part} belongs to another run than {self.path}; move both, or neither")
+            return rows
+
+
+def _check_settings(path: Path, saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if a run has other settings than its checkpoint."""
+    if saved.get("model") != settings["model"]:
+        raise CheckpointError(
+            f"{path} is a checkpoint of another model or of other data; give another path, or move it away"
+        )
+    for name in [*settings, *(extra for extra in saved if extra not in settings)]:
+        if saved.get(name) != settings.get(name):
+            raise CheckpointError(
+                f"{path} was written with {name}={saved.get(name)!r}, this run has {name}={settings.get(name)!r}; "
+                "resume with the same settings, or give another path"
+            )
 
 
 def _shapes(records: Mapping[str, Tensor]) -> dict[str, Any]:
     return {name: [str(rows.dtype), *rows.shape] for name, rows in records.items()}
-
-
-def _load_checkpoint(
-    path: str | Path, template: Any, generator: torch.Generator, settings: dict[str, Any]
-) -> tuple[Any, dict[str, Tensor], int, float]:
-    """Return state, records, iteration and seconds of the same run, and set ``generator``; else CheckpointError."""
-    if Path(path).is_dir():
-        raise CheckpointError(
-            f"{path} is a folder, such as a run in groups writes; give the num_groups that it was written with, or "
-            "the path of a file"
-        )
-    with loaded_tensors(path, _SCHEMA) as (tensors, facts):
-        saved = facts["settings"]
-        if saved.get("model") != settings["model"]:
-            raise CheckpointError(
-                f"{path} is a checkpoint of another model or of other data; give another path, or move it away"
-            )
-        for name in [*settings, *(extra for extra in saved if extra not in settings)]:
-            if saved.get(name) != settings.get(name):
-                raise CheckpointError(
-                    f"{path} was written with {name}={saved.get(name)!r}, this run has {name}={settings.get(name)!r}; "
-                    "resume with the same settings, or give another path"
-                )
-        state = _restore(template, tensors)
-        generator.set_state(tensors["generator"])
-        records = {k.removeprefix("record."): v for k, v in tensors.items() if k.startswith("record.")}
-        if _shapes(records) != facts["records"]:
-            raise ShapeError("its records have not the shapes that it names")
-        iteration = whole_number("iteration", facts["iteration"], 0)
-        if iteration > _MOST_ITERATIONS:
-            raise ShapeError(f"{iteration} iterations are too many")
-        return state, records, iteration, real_number("seconds", facts["seconds"])
 
 
 # The loop that runs algorithms in steps, with progress bar, checkpoints, time budget and Ctrl-C.
@@ -130,7 +176,8 @@ class Control:
     Parameters
     ----------
     checkpoint : path, optional
-        File for the state of the run. If it exists, the run resumes from it.
+        File for the state of the run. If it exists, the run resumes from it. Long runs write rows of 16 MiB and more
+        beside it, as `checkpoint.rows-0000` and so on, which belong to it.
     checkpoint_seconds : float, default 10
         Seconds between checkpoints; 0 writes one after every step. The interval grows if writing takes more than a
         tenth of it.
@@ -289,7 +336,8 @@ def drive(
     CheckpointError
         If the checkpoint is damaged or belongs to another run.
     OutputError
-        If a checkpoint cannot be written; the previous one is kept. A failure of the last one only warns.
+        If the first checkpoint cannot be written. Failures of later ones, as on a disk that is full for some time, only
+        warn; the previous one is kept.
     """
     begin = here = time.monotonic()
     with one_thread(), torch.no_grad(), watching(control.time_budget) as watch:
@@ -300,19 +348,21 @@ def drive(
         records = Records()
         facts = algorithm.facts() | {"torch": torch.__version__, "device": torch.device(device).type}
         iteration = 0
-        path = control.checkpoint
-        if path is not None and Path(path).exists():
-            state, saved, iteration, before = _load_checkpoint(path, state, generator, facts)
+        checkpoint = None if control.checkpoint is None else _Checkpoint(control.checkpoint)
+        if checkpoint is not None and checkpoint.path.exists():
+            state, saved, iteration, before = checkpoint.load(state, generator, facts)
             records.fill(saved, device)
             begin -= before  # seconds are summed over resumed runs; the budget is for this run alone
 
         def save() -> None:
-            if path is not None:
+            if checkpoint is not None:
                 seconds = time.monotonic() - begin
-                _save_checkpoint(path, state, records.as_dict(), generator, facts, iteration, seconds)
+                checkpoint.save(state, records.as_dict(), generator, facts, iteration, seconds)
 
-        if path is not None and iteration == 0:
-            save()  # raises before the work if the path cannot be written
+        if checkpoint is not None:
+            checkpoint.clear_parts()
+            if iteration == 0:
+                save()  # raises before the work if the path cannot be written
         first = iteration
         last_save, interval, saved_at = time.monotonic(), control.checkpoint_seconds, iteration
         total = algorithm.num_steps
@@ -332,20 +382,27 @@ def drive(
                 if bar.due(iteration):
                     speed = (iteration - first) / (time.monotonic() - here)
                     bar.update(iteration, f"{algorithm.note(state, iteration, records)}, {speed:.3g} steps/s")
-                if path is not None and time.monotonic() - last_save >= interval:
+                if checkpoint is not None and time.monotonic() - last_save >= interval:
                     writing = time.monotonic()
-                    save()
-                    last_save, saved_at = time.monotonic(), iteration
+                    if save_or_warn(save, "the run goes on, and writes again"):
+                        saved_at = iteration
+                    last_save = time.monotonic()
                     interval = max(control.checkpoint_seconds, 10 * (last_save - writing) * bool(interval))
         if iteration > saved_at:
-            try:
-                save()
-            except OutputError as error:
-                # The run is complete; a failed write must not lose its result.
-                warnings.warn(f"the last checkpoint is missing: {error}", SamplingWarning, stacklevel=3)
+            save_or_warn(save, "the last one is missing")  # a failed write must not lose the result
     if watch.interrupted.is_set():
         ending = "interrupted"  # even during the last step, so that a caller with several runs can stop
     return Outcome(state, records, iteration, time.monotonic() - begin, ending)
+
+
+def save_or_warn(save: Callable[[], None], what: str) -> bool:
+    """Write a checkpoint, or warn that it cannot be written, and return whether it was."""
+    try:
+        save()
+    except OutputError as error:
+        warn_user(f"a checkpoint cannot be written ({error}); {what}", SamplingWarning)
+        return False
+    return True
 
 
 def obey(ending: object) -> None:

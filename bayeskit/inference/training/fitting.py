@@ -48,15 +48,13 @@ from bayeskit.errors import (
     DataError,
     GuideError,
     LossError,
-    OutputError,
-    SamplingWarning,
     SettingsError,
     ShapeError,
 )
 from bayeskit.inference.gradients.relaxed import Annealed
 from bayeskit.inference.objectives.drawing import GRADIENT, plate_nesting, rows_of_minibatch
 from bayeskit.inference.objectives.objective import Objective, not_finite_as_loss_error
-from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, nothing_done, say_early
+from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, nothing_done, save_or_warn, say_early
 from bayeskit.logdensity.pyro_distributions import MendedDraws
 
 if TYPE_CHECKING:
@@ -1175,7 +1173,10 @@ class _Run:
             self._fail(batch, before)
         self._remember_good(before)
         if due:
-            self._save(before)
+            if self.last_save == -math.inf:
+                self._save(before)  # raises before the work if the path cannot be written
+            else:
+                save_or_warn(lambda: self._save(before), "training goes on, and writes again")
         if self.plan.gradient_clipping is not None:
             for group in self.clipped:
                 torch.nn.utils.clip_grad_norm_(group, self.plan.gradient_clipping)
@@ -1295,11 +1296,8 @@ class _Run:
     def _save_last(self) -> None:
         if self.control.checkpoint is None:
             return
-        try:
-            self._save(_Moment(self.generator.get_state(), self.learner.learnt(), self.learner.copied_buffers()))
-        except OutputError as error:
-            # A failed checkpoint after the last step must not discard the result.
-            warnings.warn(f"the last checkpoint is missing: {error}", SamplingWarning, stacklevel=5)
+        moment = _Moment(self.generator.get_state(), self.learner.learnt(), self.learner.copied_buffers())
+        save_or_warn(lambda: self._save(moment), "the last one is missing")  # a failed write must not lose the result
 
     def _save(self, moment: _Moment) -> None:
         """Write the state at ``moment``, before the current step; all processes take part."""

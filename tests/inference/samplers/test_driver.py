@@ -13,7 +13,7 @@ from bayeskit import exact
 from bayeskit.core.progress import look
 from bayeskit.errors import BudgetError, CheckpointError, OutputError, SamplingWarning, SettingsError
 from bayeskit.inference import evidence
-from bayeskit.inference.samplers import HMC, Adaptation, Control, Convergence, RunSettings, drive, run
+from bayeskit.inference.samplers import HMC, Adaptation, Control, Convergence, RunSettings, drive, driver, run
 from bayeskit.inference.samplers.driver import Records
 
 QUIET = Control(progress=False)
@@ -57,6 +57,10 @@ class Walk:
 
 def generator():
     return torch.Generator().manual_seed(3)
+
+
+def stop():
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def whole():
@@ -195,22 +199,72 @@ def test_an_exception_leaves_the_last_checkpoint(tmp_path):
     assert torch.equal(rest.records["position"], whole().records["position"])
 
 
-def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("part_bytes", "full"), [(2**24, range(4, 99)), (2**24, range(4, 9)), (1, range(4, 9))])
+def test_a_full_disk_leaves_the_old_checkpoint_and_the_run_goes_on(tmp_path, monkeypatch, part_bytes, full):
+    monkeypatch.setattr(driver, "_PART_BYTES", part_bytes)
     control = Control(checkpoint=tmp_path / "state", checkpoint_seconds=0, progress=False)
-    calls = []
+    calls = itertools.count()
 
     def fills_up(_):
-        calls.append(1)
-        if len(calls) > 4:
+        if next(calls) in full:
             raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fills_up)
-        with pytest.raises(OutputError, match="No space left"):
-            drive(Walk(), control, generator())
-    assert list(tmp_path.iterdir()) == [tmp_path / "state"]
+        with pytest.warns(SamplingWarning, match="No space left"):
+            found = drive(Walk(after_step={14: stop}), control, generator())
+    assert found.ending == "interrupted" and found.num_iterations == 15
+    assert not list(tmp_path.glob(".*.tmp"))
     rest = drive(Walk(), control, generator())
     assert torch.equal(rest.records["position"], whole().records["position"])
+
+
+def test_a_disk_that_is_full_at_the_start(tmp_path, monkeypatch):
+    def is_full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", is_full)
+    with pytest.raises(OutputError, match="No space left"):
+        drive(Walk(), Control(checkpoint=tmp_path / "state", progress=False), generator())
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_that_fill_a_part_are_written_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "_PART_BYTES", 5 * 3 * 4)  # five records
+    path, sizes = tmp_path / "state", []
+    control = Control(checkpoint=path, checkpoint_seconds=0, progress=False)
+    noted = {step: lambda: sizes.append(path.stat().st_size) for step in range(12, 40)}
+    drive(Walk(length=60, after_step=noted | {40: stop}), control, generator())
+    parts = sorted(tmp_path.glob("state.rows-*"))
+    assert [part.name for part in parts] == [f"state.rows-000{number}" for number in range(4)]
+    assert max(sizes) - min(sizes) < 200  # but for five records and the numbers of parts and rows
+    drive(Walk(length=60), control, generator())
+    whole_run = drive(Walk(length=60), QUIET, generator())
+    again = drive(Walk(length=60), control, generator())  # of what is finished
+    assert torch.equal(again.records["position"], whole_run.records["position"])
+
+    # A part of another run, a changed one and a missing one are noticed; a new run begins without parts.
+    kept = parts[1].read_bytes()
+    others = tmp_path / "others"
+    others.mkdir()
+    control_there = Control(checkpoint=others / "state", checkpoint_seconds=0, progress=False)
+    drive(Walk(length=60), control_there, generator())
+    changed = bytearray(kept)
+    changed[-1] ^= 1
+    for data, words in (
+        ((others / parts[1].name).read_bytes(), "belongs to another run"),
+        (bytes(changed), "do not match their checksum"),
+        (None, "does not exist"),
+    ):
+        parts[1].unlink()
+        if data is not None:
+            parts[1].write_bytes(data)
+        with pytest.raises(CheckpointError, match=words):
+            drive(Walk(length=60), control, generator())
+        parts[1].write_bytes(kept)
+    path.unlink()
+    drive(Walk(length=2), control, generator())
+    assert list(tmp_path.glob("state.rows-*")) == []
 
 
 @pytest.mark.parametrize(("other", "name"), [(Walk(scale=2.0), "scale"), (Walk(length=30), "length")])
