@@ -2,10 +2,10 @@
 
     python benchmarks/long_runs.py [--steps 100000] [--calls sample fit]
 
-Each call runs for so many steps in a process of its own, with a checkpoint every half second. The table has the growth of
-resident memory from a tenth of the run to its end, less the rows that the run keeps; the milliseconds that a checkpoint
-took, as medians of the first and the last tenth of them; and whether the same run with a clock that jumps an hour back and
-forth, and with a disk that is full for a third of its checkpoints, gives the same numbers.
+Each call runs for so many steps in a process of its own, with a checkpoint every half second. The table has the
+growth of resident memory from a tenth of the run to its end, less the rows that the run keeps; the milliseconds that a
+checkpoint took, as medians of the first and the last tenth of them; and whether the same run with a clock that jumps an
+hour back and forth, and with a disk that is full for a third of its checkpoints, gives the same numbers.
 """
 
 from __future__ import annotations
