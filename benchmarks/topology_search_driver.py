@@ -41,7 +41,8 @@ def search(task: dict[str, Any]) -> dict[str, Any]:
     begin = processor_seconds()
     alignment = Alignment.from_file(task["alignment"])
     settings = dict(task["settings"])
-    settings["dtype"] = getattr(torch, settings.get("dtype", "float64"))
+    if "dtype" in settings:
+        settings["dtype"] = getattr(torch, settings["dtype"])
     found = infer_topologies(alignment, seed=task["seed"], progress=False, **settings)
     evidence, convergence = found.evidence, found.asdsf
     used = processor_seconds() - begin

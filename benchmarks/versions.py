@@ -40,7 +40,10 @@ ROWS = {
     "wheel": ("3.11", "pinned"),
 }
 #: Extras that the tests of the core use, and packages that run them.
-EXTRAS, RUNNERS = ("dask", "gaussian_processes", "images", "tables"), ("pytest>=8", "pytest-xdist>=3.5")
+EXTRAS, RUNNERS = (
+    ("dask", "gaussian_processes", "images", "tables"),
+    ("pytest>=8", "pytest-xdist>=3.5", "nbclient", "ipykernel"),
+)
 CORE = (
     "tests/core",
     "tests/logdensity",
@@ -103,6 +106,7 @@ def environment(name: str, folder: Path, log: Path) -> Path:
             called([*pip, *pinned, str(next(distributions.glob("*.whl")))], log)
         else:
             called([*pip, *pinned, *requirements(name, kind)], log)
+            called([*pip, "--no-deps", "--editable", str(ROOT)], log)
         (made / "complete").touch()
     return made / "bin"
 

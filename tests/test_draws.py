@@ -39,19 +39,24 @@ def test_shapes(draws):
     torch.testing.assert_close(draws.log_density, draws.target.log_density(draws.unconstrained))
 
 
+def elpd(loo):
+    """Return the number that ArviZ 1.x calls `elpd`, and 0.x `elpd_loo`."""
+    return float(loo.elpd if hasattr(loo, "elpd") else loo.elpd_loo)
+
+
 def test_arviz_reads_every_group(draws):
     data = draws.to_arviz()
-    assert set(data.groups()) >= {"posterior", "sample_stats", "log_likelihood"}
+    assert all(hasattr(data, group) for group in ("posterior", "sample_stats", "log_likelihood"))
     assert data.posterior["scale"].dims == ("chain", "draw", "scale_dim_0")
     stats = set(data.sample_stats.data_vars)
     assert stats >= {"lp", "diverging", "acceptance_rate", "energy", "n_steps", "step_size"}
     assert data.log_likelihood["y"].shape == (2, 50, 3)
     np.testing.assert_allclose(data.log_likelihood["y"].sum("data").values, draws.log_likelihood.numpy(), rtol=1e-12)
-    summary = arviz.summary(data, hdi_prob=0.9)
+    summary = arviz.summary(data)
     assert {"mean", "scale[0]", "scale[1]", "ratio"} <= set(summary.index)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of three observations any one is influential
-        assert np.isfinite(arviz.loo(data).elpd_loo)
+        assert np.isfinite(elpd(arviz.loo(data)))
 
 
 def test_netcdf_round_trip(draws, tmp_path):
@@ -74,7 +79,7 @@ def test_a_changed_number_in_netcdf_is_found(draws, tmp_path):
 
 def test_the_border_gives_a_data_tree_where_arviz_has_no_inference_data(draws, monkeypatch):
     """ArviZ 1.x has no InferenceData; there the DataTree is the answer."""
-    monkeypatch.delattr(arviz, "InferenceData")
+    monkeypatch.delitem(vars(arviz), "InferenceData", raising=False)
     tree = as_inference_data(draws.to_datasets())
     assert isinstance(tree, xr.DataTree) and "posterior" in tree.children
 
@@ -256,7 +261,7 @@ def test_names_and_labels_that_do_not_fit_are_named(predicted):
 def test_arviz_plots_and_scores_from_one_call(predicted):
     data = predicted.to_arviz(prior=bk.prior_predictive(predicted.target, num_draws=50))
     arviz.plot_trace(data, var_names=["mean"])
-    assert np.isfinite(float(arviz.loo(data).elpd_loo))
+    assert np.isfinite(elpd(arviz.loo(data)))
     if hasattr(arviz, "plot_ppc"):
         arviz.plot_ppc(data, num_pp_samples=10)
         arviz.plot_loo_pit(data, y="y")

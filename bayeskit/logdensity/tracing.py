@@ -61,8 +61,8 @@ def raise_if_forked(error: Exception) -> None:
     """Raise ModelError if an error is torch's refusal of gradients in a forked process."""
     if "fork-based multiprocessing" in str(error):
         raise ModelError(
-            "a forked process cannot compute gradients after its parent has computed one, where there is a CUDA "
-            "device. Remedy: start processes by multiprocessing.get_context('spawn') or by joblib"
+            "a forked process cannot compute gradients after its parent has computed one, where torch is "
+            "built for CUDA. Remedy: start processes by multiprocessing.get_context('spawn') or by joblib"
         ) from error
 
 
