@@ -1,14 +1,15 @@
 """The examples of all public docstrings, run by a user whose data are on a device."""
 
+import ast
 import doctest
 import importlib
 import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType, ModuleType
+from contextlib import suppress
+from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 import pyro
@@ -43,6 +44,21 @@ def _by_example(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_filename.startswith("<doctest")
 
 
+class _NamesTheDevice(ast.NodeTransformer):
+    """Let an example name the device where a user has to."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.names = {"Generator", "target", *_with_a_device()}
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name in self.names and not any(keyword.arg == "device" for keyword in node.keywords):
+            node.keywords.append(ast.keyword("device", ast.Constant(str(self.device))))
+        return node
+
+
 class _Checker(doctest.OutputChecker):
     """Compare what is printed, but for the device."""
 
@@ -50,33 +66,42 @@ class _Checker(doctest.OutputChecker):
         return super().check_output(want, re.sub(r",\s*device='[a-z:0-9]*'", "", got), optionflags)
 
 
-def modules() -> Iterator[ModuleType]:
-    """Yield every module of the package that has public names."""
-    for found in pkgutil.walk_packages(bayeskit.__path__, "bayeskit."):
-        if not any(part.startswith("_") for part in found.name.split(".")):
-            module = importlib.import_module(found.name)
-            if hasattr(module, "__all__"):
-                yield module
+@lru_cache
+def public() -> dict[str, Any]:
+    """Return every class and function that a package exports, by the name of its module and its own."""
+    found = {}
+    for part in pkgutil.walk_packages(bayeskit.__path__, "bayeskit."):
+        if part.ispkg and not part.name.rpartition(".")[2].startswith("_"):
+            package = importlib.import_module(part.name)
+            for value in (getattr(package, name) for name in getattr(package, "__all__", ())):
+                if inspect.isclass(value) or inspect.isfunction(value):
+                    found[f"{value.__module__}.{value.__qualname__}"] = value
+    return dict(sorted(found.items()))
 
 
-def public() -> dict[str, tuple[ModuleType, Any]]:
-    """Return every public class and function by its full name, with the module in which it stands."""
-    return {
-        f"{module.__name__}.{name}": (module, value)
-        for module in modules()
-        for name in module.__all__
-        if inspect.isclass(value := getattr(module, name)) or inspect.isfunction(value)
-        if value.__module__ == module.__name__
-    }
+@lru_cache
+def _with_a_device() -> frozenset[str]:
+    """Return the names of public classes, functions and their constructors that take a device."""
+    found = set()
+    for _, value in public().values():
+        for made in (value, *(vars(value).values() if inspect.isclass(value) else ())):
+            made = made.__func__ if isinstance(made, classmethod | staticmethod) else made
+            with suppress(TypeError, ValueError):
+                if "device" in inspect.signature(made).parameters:
+                    found.add(made.__name__)
+    return frozenset(found) - {"to", "new_generator", "__init__"}
 
 
-def run_example(module: ModuleType, value: Any, name: str, device: torch.device) -> tuple[str, dict[str, Any]]:
+def run_example(name: str, device: torch.device) -> tuple[str, dict[str, Any]]:
     """Run the examples of an object and its methods on a device; return what went wrong, and the names they bound."""
+    value = public()[name]
+    module = importlib.import_module(value.__module__)
     said: list[str] = []
     bound: dict[str, Any] = {}
     for test in doctest.DocTestFinder().find(value, name, module=module, globs=dict(vars(module))):
         for example in test.examples:
-            example.source = example.source.replace("torch.Generator()", f"torch.Generator({str(device)!r})")
+            renamed = _NamesTheDevice(device).visit(ast.parse(example.source))
+            example.source = f"{ast.unparse(renamed)}\n"
         before = dict(test.globs)
         flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
         runner = doctest.DocTestRunner(_Checker(), verbose=False, optionflags=flags)

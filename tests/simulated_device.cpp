@@ -21,6 +21,7 @@ namespace {
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 const c10::Device kDevice(kType, 0);
 std::atomic<long> reads{0}, writes{0}, operations{0};
+std::atomic<bool> next_is_global{false};
 
 // -- memory --
 
@@ -35,7 +36,9 @@ struct Memory final : c10::Allocator {
 Memory memory;
 
 at::Tensor over(c10::Storage storage, const at::Tensor& like, c10::DispatchKey key) {
-  auto result = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key), like.dtype());
+  auto keys = c10::DispatchKeySet(key);
+  if (like._is_zerotensor()) keys = keys.add(c10::DispatchKey::ZeroTensor);  // one without memory
+  auto result = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like.dtype());
   auto* impl = result.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
   if (like.is_complex()) impl->_set_conj(like.is_conj());
@@ -248,7 +251,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
   at::Generator getNewGenerator(c10::DeviceIndex) const override {
-    return at::make_generator<Stream>(at::detail::createCPUGenerator());
+    const bool global = next_is_global.exchange(false);
+    return at::make_generator<Stream>(global ? at::detail::getDefaultCPUGenerator() : at::detail::createCPUGenerator());
   }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
     // The stream of the host, so that both draw the same numbers.
@@ -268,3 +272,4 @@ const bool ready = [] {
 extern "C" long simulated_reads() { return reads; }
 extern "C" long simulated_writes() { return writes; }
 extern "C" long simulated_operations() { return operations; }
+extern "C" void simulated_next_generator_is_global() { next_is_global = true; }

@@ -74,6 +74,8 @@ def simulated_device() -> torch.device:
     _library = load_library("simulated_device", {"device.cpp": source}, _FLAGS)
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _Module(NAME))
+    _library.simulated_next_generator_is_global()
+    torch.get_device_module(NAME).default_generators = (torch.Generator(NAME),)
     torch.utils.generate_methods_for_privateuse1_backend(unsupported_dtype=[torch.quint8, torch.quint4x2, torch.quint2x4, torch.qint32, torch.qint8])
     return torch.device(NAME, 0)
 

@@ -167,7 +167,7 @@ def fit_power_law(widths: Tensor, values: Tensor, covariance: Tensor) -> PowerLa
     def misfit(rate: float) -> float:
         return float(amplitudes(widths.new_tensor([rate]))[1])
 
-    grid = torch.linspace(*_RATES, _STEPS, dtype=widths.dtype)
+    grid = torch.linspace(*_RATES, _STEPS, dtype=widths.dtype, device=widths.device)
     found = amplitudes(grid)[1]
     best, step = float(grid[found.argmin()]), float(grid[1] - grid[0])
     rate = float(minimize_scalar(misfit, bounds=(best - step, best + step), method="bounded").x)
