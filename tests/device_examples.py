@@ -19,6 +19,8 @@ from torch.utils._device import _device_constructors
 
 import bayeskit
 
+#: Modules whose functions make neural networks.
+_MODULES = ("bayeskit.models.vae.autoencoders", "bayeskit.models.vae.networks", "bayeskit.models.vae.flows")
 _LIBRARIES = tuple(f"{folder}/" for module in (torch, pyro) for folder in module.__path__)
 
 
@@ -54,8 +56,11 @@ class _NamesTheDevice(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.Call:
         self.generic_visit(node)
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        place = ast.Constant(str(self.device))
         if name in self.names and not any(keyword.arg == "device" for keyword in node.keywords):
-            node.keywords.append(ast.keyword("device", ast.Constant(str(self.device))))
+            node.keywords.append(ast.keyword("device", place))
+        if name in _made_on_the_host():
+            return ast.Call(ast.Attribute(node, "to", ast.Load()), [place], [])
         return node
 
 
@@ -80,10 +85,18 @@ def public() -> dict[str, Any]:
 
 
 @lru_cache
+def _made_on_the_host() -> frozenset[str]:
+    """Return the names of what a user moves to the device: modules, and tensors made of a size alone."""
+    modules = {x.__name__ for x in public().values() if inspect.isclass(x) and issubclass(x, torch.nn.Module)}
+    functions = {x.__name__ for x in public().values() if inspect.isfunction(x) and x.__module__.startswith(_MODULES)}
+    return frozenset(modules | functions) - {"likelihoods"} | {"all_permutations"}
+
+
+@lru_cache
 def _with_a_device() -> frozenset[str]:
     """Return the names of public classes, functions and their constructors that take a device."""
     found = set()
-    for _, value in public().values():
+    for value in public().values():
         for made in (value, *(vars(value).values() if inspect.isclass(value) else ())):
             made = made.__func__ if isinstance(made, classmethod | staticmethod) else made
             with suppress(TypeError, ValueError):
