@@ -71,6 +71,11 @@ class _Checker(doctest.OutputChecker):
         return super().check_output(want, re.sub(r",\s*device='[a-z:0-9]*'", "", got), optionflags)
 
 
+class _AnyOutput(doctest.OutputChecker):
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        return True
+
+
 @lru_cache
 def public() -> dict[str, Any]:
     """Return every class and function that a package exports, by the name of its module and its own."""
@@ -105,20 +110,92 @@ def _with_a_device() -> frozenset[str]:
     return frozenset(found) - {"to", "new_generator", "__init__"}
 
 
-def run_example(name: str, device: torch.device) -> tuple[str, dict[str, Any]]:
-    """Run the examples of an object and its methods on a device; return what went wrong, and the names they bound."""
+def run_example(name: str, device: torch.device, shorter: dict[str, str] | None = None) -> tuple[str, dict[str, Any]]:
+    """Run the examples of an object and its methods on a device; return what went wrong, and the names they bound.
+
+    With replacements for a ``shorter`` run what is printed does not matter.
+    """
     value = public()[name]
     module = importlib.import_module(value.__module__)
     said: list[str] = []
     bound: dict[str, Any] = {}
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     for test in doctest.DocTestFinder().find(value, name, module=module, globs=dict(vars(module))):
-        for example in test.examples:
-            renamed = _NamesTheDevice(device).visit(ast.parse(example.source))
-            example.source = f"{ast.unparse(renamed)}\n"
         before = dict(test.globs)
-        flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
-        runner = doctest.DocTestRunner(_Checker(), verbose=False, optionflags=flags)
-        with _UsersTensors(device):
+        for example in test.examples:
+            for old, new in (shorter or {}).items():
+                example.source = example.source.replace(old, new)
+            renamed = _NamesTheDevice(device).visit(ast.parse(example.source))
+            example.source = f"{ast.unparse(ast.fix_missing_locations(renamed))}\n"
+        checker = _Checker() if shorter is None else _AnyOutput()
+        with _UsersTensors(device), pyro.get_param_store().scope():
+            runner = doctest.DocTestRunner(checker, verbose=False, optionflags=flags)
             runner.run(test, out=said.append, clear_globs=False)
         bound |= {f"{test.name}.{key}": x for key, x in test.globs.items() if before.get(key) is not x}
     return "".join(said), bound
+
+
+def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """Return the names of tensors and numbers that differ beyond rounding."""
+    wrong = []
+    for key, value in expected.items():
+        value, other = (getattr(x, "unconstrained", x) for x in (value, found[key]))
+        if isinstance(value, torch.Tensor | float):
+            one, other = (torch.as_tensor(x).detach().cpu() for x in (value, other))
+            if one.shape != other.shape or not torch.allclose(
+                one.double(), other.double(), rtol=1e-6, atol=1e-8, equal_nan=True
+            ):
+                wrong.append(f"{key}: {one} on the host, {other} on the device")
+    return wrong
+
+
+#: Shorter runs for examples that take long: what is replaced in their text. Numbers are compared with the host's.
+SHORTER = {
+    "samplers.chains.Convergence": {"16, 200, 5000": "4, 20, 5", "500)": "5)"},
+    "samplers.ladder.sample_ladder": {"8, num_warmup=50": "4, num_chains=4, num_warmup=30"},
+    "samplers.nested.NestedRun": {"num_live=100": "num_live=20"},
+    "samplers.nested.sample_nested": {"num_live=200": "num_live=20"},
+    "samplers.sampling.sample": {
+        "num_warmup=100, num_samples=200": "num_warmup=20, num_samples=5",
+        "num_samples=100": "num_warmup=20, num_samples=5",
+    },
+    "samplers.stochastic_gradient.sample_stochastic_gradient": {"num_samples=2000": "num_samples=50, num_warmup=50"},
+    "training.fitting.fit": {"num_epochs=40": "num_epochs=2"},
+    "generalized.coarsened.calibration_curve": {"num_warmup=100, num_samples=100": "num_warmup=20, num_samples=10"},
+    "held_out.by_evidence.by_evidence": {"num_warmup=100, num_samples=200": "num_warmup=20, num_samples=10"},
+}
+
+#: What computes nothing on a device by itself, by the reason; names of objects, or of packages with a dot at the end.
+ELSEWHERE = {
+    "names, texts and pages": "gallery.",
+    "from alignments, files and models to tables and reports; they call what is rehearsed": "workflows.",
+    "problems whose data are on the host, from where ExactCase.target moves them": "exact.",
+    "each estimator is rehearsed on shared runs": "inference.evidence.",
+    "a function of the user draws on the host, or is given numbers of data": "coverage_report enumerated_cross_validation",
+    "tables and pictures, made on the host": (
+        "Series load_nile plot_boundaries plot_credible_set plot_num_components plot_predictive "
+        "plot_split_frequencies plot_tree predictive_density "
+    ),
+    "trees, alignments, their files and distributions over them": (
+        "Alignment BranchDerivatives ConditionalCladeDistribution ConsensusTree DataType Estimate Moves "
+        "MrBayesBlock ReversibleModel SampleFrequencies SiteRates Smoothed SplitProbabilities "
+        "SubsplitBayesianNetwork SubstitutionModel TopologyDistribution Tree TreeSample all_reversible_models "
+        "all_topologies asdsf check_for_search codon_frequencies codons dates_from_file dates_from_names "
+        "empirical_frequencies greedy_consensus jukes_cantor_distances majority_rule_consensus "
+        "parse_substitution primates read_partitions robinson_foulds split_frequencies standard_characters "
+    ),
+    "settings, results, abstract classes and sizes, or objects that run within the examples of others": (
+        "ActiveUnits Adaptation AdaptationState Algorithm Autoencoder Carriage CategoricalEmission ChEES "
+        "Chains ChangePointPrior CoherenceReport Constant Control Cyclical DensityEstimate Emission Exchange "
+        "ExponentialDecay GaussianEmission GaussianMixture GenerativeModel GeometricTail GradientComparison "
+        "GradientEstimator GradientStatistics GridPosterior HMCInfo HMCState Images Information "
+        "InformationMatrices Labels LearnedLexicon Lexicon Linear LogLikelihoodConstraint LongestAxis Loss "
+        "MarginLoss MeanEmbedding MeanSquaredError Minimum NUTSInfo NegativeBinomialLengths NestedSampler "
+        "NumberOfChanges Objective Outcome PointwiseLoss Pooling PredictionLoss Predictive ProprietyReport "
+        "Relaxation ReplicatePosteriors ResidualMismatch RunSettings SMCInfo SMCRun SMCState Sandwich "
+        "SegmentModel Semiring Space Tail TemperatureSchedule UnknownSizeMixture WeightSchedule "
+        "WeightedPoints aligned candidate_words coarsening_weight conditional_vae drive galaxy_velocities "
+        "hierarchical_vae infomax_weight learn_lexicon load_digits log_joint_of_assignments run "
+        "semi_supervised_vae sigmoid_schedule stochastic_beam_search "
+    ),
+}

@@ -19,7 +19,7 @@ from bayeskit.core.libraries import load_library
 NAME = "simulated"
 _ROOT = Path(torch.__file__).parent
 _FLAGS = (
-    *(f"-DTORCH=\"{torch.__version__}\"", "-O1", "-std=c++20", "-shared", "-fPIC", "-w"),
+    *(f'-DTORCH="{torch.__version__}"', "-O1", "-std=c++20", "-shared", "-fPIC", "-w"),
     f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
     *(f"-I{_ROOT / 'include' / part}" for part in ("", "torch/csrc/api/include")),
     *(f"-L{_ROOT / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10"),
@@ -76,7 +76,9 @@ def simulated_device() -> torch.device:
     torch._register_device_module(NAME, _Module(NAME))
     _library.simulated_next_generator_is_global()
     torch.get_device_module(NAME).default_generators = (torch.Generator(NAME),)
-    torch.utils.generate_methods_for_privateuse1_backend(unsupported_dtype=[torch.quint8, torch.quint4x2, torch.quint2x4, torch.qint32, torch.qint8])
+    torch.utils.generate_methods_for_privateuse1_backend(
+        unsupported_dtype=[torch.quint8, torch.quint4x2, torch.quint2x4, torch.qint32, torch.qint8]
+    )
     return torch.device(NAME, 0)
 
 
@@ -86,6 +88,7 @@ _library: ctypes.CDLL
 @contextmanager
 def transfers() -> Iterator[Transfers]:
     """Count what happens in the body."""
+
     def now() -> list[int]:
         return [_library.simulated_reads(), _library.simulated_writes(), _library.simulated_operations()]
 

@@ -184,7 +184,7 @@ class GammaDirichlet(TorchDistribution):  # type: ignore[misc]
         return Dirichlet(self.concentration, validate_args=False)
 
 
-def check_branch_length_prior(prior: object, num_edges: int, device: torch.device) -> None:
+def check_branch_length_prior(prior: object, num_edges: int, device: torch.device | str = "cpu") -> None:
     """Raise SettingsError unless the prior is over one positive number or a vector of `num_edges` such numbers."""
     remedy = (
         "Remedy: give a distribution of one length, such as Exponential(torch.tensor(10.0)), which is used for every "

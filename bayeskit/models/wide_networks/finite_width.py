@@ -817,7 +817,7 @@ class DriftAgainstWidth:
         if len(rows) < 2:
             raise SettingsError("a rate needs at least two widths besides the module's own")
         return fit_power_law(
-            torch.tensor([self.widths[row] for row in rows], dtype=torch.float64),
+            self.typical.new_tensor([self.widths[row] for row in rows], dtype=torch.float64),
             self.typical[rows, None],
             self.standard_error[rows].square()[:, None, None],
         )
