@@ -159,9 +159,12 @@ SHORTER = {
         "num_warmup=100, num_samples=200": "num_warmup=20, num_samples=5",
         "num_samples=100": "num_warmup=20, num_samples=5",
     },
-    "samplers.stochastic_gradient.sample_stochastic_gradient": {"num_samples=2000": "num_samples=50, num_warmup=50"},
+    "samplers.stochastic_gradient.sample_stochastic_gradient": {"num_samples=2000": "num_samples=20, num_warmup=20"},
     "training.fitting.fit": {"num_epochs=40": "num_epochs=2"},
     "generalized.coarsened.calibration_curve": {"num_warmup=100, num_samples=100": "num_warmup=20, num_samples=10"},
+    "generalized.bootstrap.loss_likelihood_bootstrap": {"posterior, 4000": "posterior, 50"},
+    "generalized.bootstrap.posterior_bootstrap": {"posterior, 4000": "posterior, 50"},
+    "held_out.annealing.bidirectional_annealing": {"torch.zeros(100)": "torch.zeros(5)"},
     "held_out.by_evidence.by_evidence": {"num_warmup=100, num_samples=200": "num_warmup=20, num_samples=10"},
 }
 
@@ -171,8 +174,12 @@ ELSEWHERE = {
     "from alignments, files and models to tables and reports; they call what is rehearsed": "workflows.",
     "problems whose data are on the host, from where ExactCase.target moves them": "exact.",
     "each estimator is rehearsed on shared runs": "inference.evidence.",
-    "a function of the user draws on the host, or is given numbers of data": "coverage_report enumerated_cross_validation",
+    "data are simulated on the host, or a function of the user is given the host's": (
+        "coverage_report enumerated_cross_validation NoisyMatching"
+    ),
+    "long examples, which benchmarks/device_transfers.py runs": "relabel ntk_drift_against_width fit_depths Ladder",
     "tables and pictures, made on the host": (
+        "load_mnist5000 plot_traversal "
         "Series load_nile plot_boundaries plot_credible_set plot_num_components plot_predictive "
         "plot_split_frequencies plot_tree predictive_density "
     ),
@@ -185,6 +192,8 @@ ELSEWHERE = {
         "parse_substitution primates read_partitions robinson_foulds split_frequencies standard_characters "
     ),
     "settings, results, abstract classes and sizes, or objects that run within the examples of others": (
+        "Linearized ConjugateGradients InducingPoints LargeRegression DepthComparison VarianceFit InfiniteWidth "
+        "Kernels StandardNormal "
         "ActiveUnits Adaptation AdaptationState Algorithm Autoencoder Carriage CategoricalEmission ChEES "
         "Chains ChangePointPrior CoherenceReport Constant Control Cyclical DensityEstimate Emission Exchange "
         "ExponentialDecay GaussianEmission GaussianMixture GenerativeModel GeometricTail GradientComparison "

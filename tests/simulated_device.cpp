@@ -169,7 +169,11 @@ void on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
               "Expected all tensors to be on the same device, but found at least two devices, the simulated one and "
               "cpu (", name, ")");
   if (kLooks.count(name) || (masked_index && name != "aten::index")) reads++;
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  // Convolutions have a name of their own on such devices, with the same arguments.
+  if (name == "aten::convolution_overrideable")
+    c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution", "").callBoxed(stack);
+  else
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   for (size_t i = 0; i < call.device.size(); i++) {  // what was resized has new memory
     const auto& x = call.device[i];
     if (!call.written[i]) continue;

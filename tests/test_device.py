@@ -3,8 +3,6 @@
 The cases are the examples of the docstrings, whose printed numbers are those of the host.
 """
 
-from fnmatch import fnmatchcase
-
 import dataclasses
 import sys
 from functools import lru_cache
