@@ -37,7 +37,7 @@ STEPS = 20
 
 
 def targets(device):
-    """A normal posterior of three dimensions, whole and by minibatches."""
+    """Return a normal posterior of three dimensions, whole and by minibatches."""
     y = torch.linspace(-1.0, 2.0, 60, dtype=torch.float64, device=device)
     whole = bk.Target.from_functions(
         lambda u: -0.5 * u.square().sum(-1), lambda u: -0.5 * (u - 1).square().sum(-1), 3, device=device
