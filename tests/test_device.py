@@ -144,7 +144,7 @@ def runs(name, place):
     return (
         target,
         moved(draws, target),
-        dataclasses.replace(ladder, draws=moved(ladder.draws, target), log_likelihood=ladder.log_likelihood.to(place)),
+        dataclasses.replace(ladder, draws=moved(ladder.draws, target)),
     )
 
 
