@@ -155,19 +155,30 @@ def moved(draws, target):
     )
 
 
+# Their chains begin alike and are apart after some steps, by rounding.
+OWN_CHAINS = ("path_sampling", "modified_path_sampling", "stepping_stone", "nested_sampling", "smc", "adaptive_smc")
+OWN_CHAINS += ("prequential",)
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_an_estimator_gives_the_number_of_the_host(method, device, monkeypatch):
+def test_an_estimator_gives_the_number_of_the_host(method, device, monkeypatch, limit):
     monkeypatch.setitem(nuts.LEAVES_PER_LOOK, NAME, 1)
 
-    def number(place):
+    def numbers(place):
         target, draws, ladder = runs(case_of(method), place)
         table = evidence.compare(target, [method], seed=1, budget=BUDGET, draws=draws, ladder=ladder, progress=False)
         assert not table.refused
-        return table.scores[method].predictive_score if table.scores else table.results[method].log_evidence
+        found = table.scores[method] if table.scores else table.results[method]
+        return found.predictive_score if table.scores else found.log_evidence, found.standard_error
 
     with transfers() as count:
-        found = number(device)
-    assert count.operations and found == pytest.approx(number(HOST), rel=1e-6)
+        found, error = numbers(device)
+    expected, other_error = numbers(HOST)
+    assert count.operations
+    if method in OWN_CHAINS:  # errors of four replicates
+        assert abs(found - expected) < limit(dof=3) * (error**2 + other_error**2) ** 0.5
+    else:
+        assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_nothing_is_left_out_without_need():
