@@ -61,7 +61,8 @@ def steps(device, num_chains):
     for kernel, target in kernels:
         generator = torch.Generator(device).manual_seed(1)
         position = torch.zeros(num_chains, 3, dtype=torch.float64, device=device)
-        state = kernel.init(target, position, generator=generator)
+        noise = {"generator": generator} if target is part else {}
+        state = kernel.init(target, position, **noise)
         state, _ = kernel.step(target, state, generator=generator)
         begin = time.perf_counter()
         if device.type == NAME:
