@@ -150,9 +150,9 @@ def runs(name, place):
 
 def moved(draws, target):
     fields = ("unconstrained", "log_prior", "log_likelihood", "beta")
-    return dataclasses.replace(
-        draws, target=target, **{name: getattr(draws, name).to(target.device) for name in fields}
-    )
+    parts = {name: getattr(draws, name).to(target.device) for name in fields}
+    stats = {name: x.to(target.device) for name, x in draws.sample_stats.items()}
+    return dataclasses.replace(draws, target=target, sample_stats=stats, **parts)
 
 
 # Their chains begin alike and are apart after some steps, by rounding.
