@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.compatibility import as_inference_data, summary, to_datasets
-from bayeskit.core.inputs import unknown_name, whole_number
+from bayeskit.core.folders import Schema
+from bayeskit.core.inputs import real_number, unknown_name, whole_number
 from bayeskit.core.page import result_html
-from bayeskit.core.storage import load_tensors, save_tensors
+from bayeskit.core.storage import loaded_tensors, save_tensors
 from bayeskit.core.summaries import summary_table
 from bayeskit.errors import DrawsError, ModelError, ShapeError
 from bayeskit.leave_one_out import LeaveOneOutScore, leave_one_out
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Draws", "as_numpy", "prior_predictive"]
 
+_SCHEMA = Schema("draws", 1)
 _SAVED = ("unconstrained", "log_prior", "log_likelihood", "beta")
 _BY_DRAW = ("sample_stats", "discrete", "posterior_predictive", "predictions")
 _SHOWN_SETTINGS = ("sampler", "num_warmup", "seed", "ending")
@@ -519,13 +521,12 @@ class Draws:
         tensors = {name: getattr(self, name) for name in _SAVED}
         tensors |= {f"{part}.{name}": x for part in _BY_DRAW for name, x in getattr(self, part).items()}
         facts = {
-            "kind": "draws",
             "num_gradients": self.num_gradients,
             "seconds": self.seconds,
             "settings": self.settings,
             "model": None if self.target is None else self.target.fingerprint(),
         }
-        save_tensors(path, tensors, facts)
+        save_tensors(path, tensors, facts, _SCHEMA)
 
     @classmethod
     def load(cls, path: str | Path, target: Target | None = None) -> Draws:
@@ -540,27 +541,27 @@ class Draws:
         Raises
         ------
         CheckpointError
-            If the file is truncated or was not written by bayeskit.
+            If the file is damaged, was not written by :meth:`save`, or contains something else.
         DrawsError
-            If the file contains no draws, or draws of another target.
+            If the file contains draws of another target.
         """
-        tensors, facts = load_tensors(path)
-        if facts.get("kind") != "draws":
-            raise DrawsError(f"{path} contains no draws; pass a file written by Draws.save")
-        if target is not None and facts["model"] is not None and facts["model"] != target.fingerprint():
+        with loaded_tensors(path, _SCHEMA) as (tensors, facts):
+            saved: dict[str, Any] = {part: {} for part in _BY_DRAW}
+            for key, tensor in tensors.items():
+                part, _, name = key.partition(".")
+                if part in _BY_DRAW:
+                    saved[part][name] = tensor
+            draws = cls(
+                **saved | {name: tensors[name] for name in _SAVED},
+                num_gradients=whole_number("num_gradients", facts["num_gradients"], 0),
+                seconds=real_number("seconds", facts["seconds"]),
+                settings=dict(facts["settings"]),
+                target=target,
+            )
+            model = facts["model"]
+        if target is not None and model is not None and model != target.fingerprint():
             raise DrawsError(f"the draws in {path} come from another model or other data")
-        saved: dict[str, Any] = {part: {} for part in _BY_DRAW}
-        for key, tensor in tensors.items():
-            part, _, name = key.partition(".")
-            if part in _BY_DRAW:
-                saved[part][name] = tensor
-        return cls(
-            **saved | {name: tensors[name] for name in _SAVED},
-            num_gradients=facts["num_gradients"],
-            seconds=facts["seconds"],
-            settings=facts["settings"],
-            target=target,
-        )
+        return draws
 
     def _repr_html_(self) -> str:
         return result_html(f"{self.num_chains} chains of {self.num_draws} draws", facts=self._facts())

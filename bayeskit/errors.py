@@ -145,7 +145,7 @@ class DrawsError(BayeskitError, ValueError):
 
 
 class CheckpointError(BayeskitError, RuntimeError):
-    """A checkpoint is truncated, unreadable, or belongs to another run."""
+    """A checkpoint or another file of bayeskit is damaged, of another version, or belongs to another run."""
 
     page = "how_to/checkpoints"
 

@@ -61,6 +61,17 @@ def test_netcdf_round_trip(draws, tmp_path):
     np.testing.assert_array_equal(read.posterior["mean"].values, draws.values()["mean"].numpy())
 
 
+def test_a_changed_number_in_netcdf_is_found(draws, tmp_path):
+    path = tmp_path / "posterior.nc"
+    write_netcdf(draws.to_datasets(), path)
+    whole = path.read_bytes()
+    place = whole.index(np.ascontiguousarray(draws.to_datasets()["posterior"]["mean"].values).tobytes())
+    path.write_bytes(whole[: place + 80] + b"\1" + whole[place + 81 :])
+    with xr.open_datatree(path, engine="h5netcdf") as tree, pytest.raises(OSError, match="read"):
+        tree["posterior"].to_dataset().load()
+    assert [file.name for file in tmp_path.iterdir()] == ["posterior.nc"]
+
+
 def test_the_border_gives_a_data_tree_where_arviz_has_no_inference_data(draws, monkeypatch):
     """ArviZ 1.x has no InferenceData; there the DataTree is the answer."""
     monkeypatch.delattr(arviz, "InferenceData")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from bayeskit.core.folders import clear_temporary_files, temporary_name
 from bayeskit.errors import OutputError, ShapeError
 
 if TYPE_CHECKING:
@@ -114,10 +114,16 @@ def write_netcdf(datasets: dict[str, xr.Dataset], path: str | Path) -> None:
     import xarray as xr
 
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    clear_temporary_files(path.parent)
+    temporary = temporary_name(path)
+    # A checksum that every reader of HDF5 checks; scalars cannot have one.
+    encoding = {
+        f"/{group}": {n: {"fletcher32": True, "chunksizes": v.shape} for n, v in data.variables.items() if v.size > 1}
+        for group, data in datasets.items()
+    }
     try:
-        xr.DataTree.from_dict(datasets).to_netcdf(temporary, engine="h5netcdf")
-        os.replace(temporary, path)
+        xr.DataTree.from_dict(datasets).to_netcdf(temporary, engine="h5netcdf", encoding=encoding)
+        temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise OutputError(

@@ -1,4 +1,8 @@
-"""Atomic writes of files, and folders of results that know which run they belong to and whether it is finished."""
+"""Atomic writes of files, records of facts with a checksum, and folders of results that know their run.
+
+A record has a schema, a version of it, facts, and a checksum of all. What is read back is what was written, or it is
+refused with the name of the file and the reason.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +14,32 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-from bayeskit.errors import OutputError
+from bayeskit.errors import BayeskitError, CheckpointError, OutputError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
     "RunFolder",
+    "Schema",
     "as_output_folder",
     "clear_temporary_files",
+    "facts_of",
+    "read_facts",
+    "record_of",
+    "restoring",
     "temporary_name",
     "write_atomically",
     "write_csv",
+    "write_facts",
 ]
 
 # Atomic writes: write to a temporary name, then rename.
@@ -144,9 +154,87 @@ def as_output_folder(path: str | Path) -> Path:
     return folder
 
 
+# Records of facts, alone in a file of JSON or beside tensors, with a checksum.
+
+_REMEDY = "pass another path, or delete the file to compute it again"
+
+
+class Schema(NamedTuple):
+    """The kind of contents of a file, in words such as "draws", and the version of its format."""
+
+    name: str
+    version: int
+
+
+def record_of(facts: Mapping[str, Any], schema: Schema, payload: Iterable[bytes | memoryview] = ()) -> dict[str, Any]:
+    """Return JSON-able facts with schema and version, and the checksum of these and of ``payload``."""
+    whole = {"schema": schema.name, "version": schema.version, "facts": json.loads(json.dumps(dict(facts)))}
+    return whole | {"sha256": _checksum(whole, payload)}
+
+
+def facts_of(
+    path: str | Path, record: object, schema: Schema, payload: Iterable[bytes | memoryview] = ()
+) -> dict[str, Any]:
+    """Return the facts of a record read from ``path``; ``CheckpointError`` if it is changed or of another schema."""
+    if not isinstance(record, dict) or not record.keys() >= {"schema", "version", "facts", "sha256"}:
+        raise CheckpointError(
+            f"{path} has no checksum: it is not a file of bayeskit, or one of a version before 0.1; {_REMEDY}"
+        )
+    if record["sha256"] != _checksum({name: record[name] for name in ("schema", "version", "facts")}, payload):
+        raise CheckpointError(f"{path} is damaged: its contents do not match their checksum; {_REMEDY}")
+    found = Schema(record["schema"], record["version"])
+    if found.name != schema.name:
+        raise CheckpointError(f"{path} holds {found.name}, not {schema.name}; pass another path, or move the file away")
+    if found.version != schema.version:
+        raise CheckpointError(
+            f"{path} holds {found.name} of version {found.version}, this bayeskit reads version {schema.version}; use "
+            "the bayeskit that wrote it, or move the file away to compute it again"
+        )
+    if not isinstance(record["facts"], dict):
+        raise CheckpointError(f"{path}: its facts are no object; {_REMEDY}")
+    return record["facts"]
+
+
+def _checksum(whole: Mapping[str, Any], payload: Iterable[bytes | memoryview]) -> str:
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode())
+    for part in payload:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def write_facts(path: str | Path, facts: Mapping[str, Any], schema: Schema) -> None:
+    """Write JSON-able facts as a file of JSON; raise ``OutputError`` if it cannot be written."""
+    write_atomically(path, json.dumps(record_of(facts, schema), indent=1).encode())
+
+
+def read_facts(path: str | Path, schema: Schema) -> dict[str, Any]:
+    """Return the facts of a file of :func:`write_facts`; raise ``CheckpointError`` for another or damaged file."""
+    try:
+        record = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is truncated or not a file of bayeskit ({error}); {_REMEDY}") from error
+    with restoring(path):
+        return facts_of(path, record, schema)
+
+
+@contextmanager
+def restoring(path: str | Path) -> Iterator[None]:
+    """Turn every error of a block that restores something from a file into a ``CheckpointError`` that names the file.
+
+    A checksum cannot tell that a file of another version, or made by hand, lacks a part or has one that does not fit.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, CheckpointError) and str(path) in str(error):
+            raise
+        said = str(error) if isinstance(error, BayeskitError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path}: its contents do not fit together ({said:.500}); {_REMEDY}") from error
+
+
 # Folders of runs.
 
-_RECORD = "run.json"
+_RECORD, _RUN = "run.json", Schema("a run", 1)
 #: What runs write before they are finished, and read when they resume.
 _UNFINISHED = ("checkpoint*", "*/checkpoint*", "generated")
 
@@ -169,14 +257,15 @@ class RunFolder:
         problem = self._problem(self.path)
         if problem is not None and not force:
             raise OutputError(f"{problem}; choose another folder by --out, or pass --force, which replaces results")
-        found = _record(self.path)
         #: What the finished run said at its end, and its exit status; None if it is not finished or is to be repeated.
         self.finished: tuple[str, int] | None = None
-        if problem is None and found and not force and found.get("finished"):
-            self.finished = str(found["finished"]["said"]), int(found["finished"]["status"])
-            return
+        begun = (self.path / _RECORD).exists()
+        if problem is None and begun and not force:
+            self.finished = _read_run(self.path / _RECORD)[1]
+            if self.finished is not None:
+                return
         as_output_folder(self.path)
-        if force and found:
+        if force and begun:
             _delete_unfinished(self.path)
         self._write(None)
 
@@ -196,18 +285,19 @@ class RunFolder:
         return sorted(p.name for p in self.path.iterdir() if p.name != _RECORD and not p.name.startswith("."))
 
     def _write(self, finished: Mapping[str, Any] | None) -> None:
-        record = {"settings": self._settings, "finished": finished}
-        write_atomically(self.path / _RECORD, json.dumps(record, indent=1).encode())
+        write_facts(self.path / _RECORD, {"settings": self._settings, "finished": finished}, _RUN)
 
     def _problem(self, folder: Path) -> str | None:
         """Return why a folder cannot hold the run, or None."""
-        found = _record(folder)
-        if found is None:
+        if not (folder / _RECORD).exists():
             with suppress(OSError):  # a folder that cannot be read cannot be written either, which is found later
                 strange = next((p.name for p in sorted(folder.iterdir()) if not p.name.startswith(".")), None)
                 return strange and f"the folder {folder} holds other files, such as {strange!r}"
             return None
-        theirs, ours = found.get("settings", {}), self._settings
+        try:
+            theirs, ours = _read_run(folder / _RECORD)[0], self._settings
+        except CheckpointError as error:
+            return str(error)
         differing = [k for k in (*ours, *(k for k in theirs if k not in ours)) if ours.get(k) != theirs.get(k)]
         if not differing:
             return None
@@ -215,12 +305,12 @@ class RunFolder:
         return f"the folder {folder} holds another run, with {shown}"
 
 
-def _record(folder: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
+def _read_run(path: Path) -> tuple[dict[str, Any], tuple[str, int] | None]:
+    """Return the settings of a run, and what it said at its end with its exit status, if it is finished."""
+    facts = read_facts(path, _RUN)
+    with restoring(path):
+        settings, finished = dict(facts["settings"]), facts["finished"]
+        return settings, finished and (str(finished["said"]), int(finished["status"]))
 
 
 def _delete_unfinished(folder: Path) -> None:

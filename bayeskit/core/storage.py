@@ -7,27 +7,39 @@ import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, EllipsisType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from bayeskit._moved import present_names
-from bayeskit.core.folders import as_output_folder, clear_temporary_files, write_atomically
-from bayeskit.errors import CheckpointError
+from bayeskit.core.folders import (
+    Schema,
+    as_output_folder,
+    clear_temporary_files,
+    facts_of,
+    read_facts,
+    record_of,
+    restoring,
+    write_atomically,
+    write_facts,
+)
+from bayeskit.errors import CheckpointError, ShapeError
 
 __all__ = [
     "TaskFolder",
     "decode",
     "digest",
     "encode",
-    "load_tensors",
+    "is_tensor_file",
+    "loaded_tensors",
     "qualified_name",
     "save_tensors",
 ]
@@ -35,8 +47,8 @@ __all__ = [
 # Tensors and facts in one file.
 
 
-def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write tensors and JSON-able facts as one safetensors file."""
+def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], schema: Schema) -> None:
+    """Write tensors and JSON-able facts as one safetensors file, with schema, version and checksum."""
     contiguous: dict[str, Tensor] = {}
     memory: set[int] = set()
     for name, tensor in tensors.items():
@@ -44,30 +56,61 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping
         # The format refuses tensors that share memory.
         contiguous[name] = value.clone() if value.untyped_storage().data_ptr() in memory else value
         memory.add(value.untyped_storage().data_ptr())
-    write_atomically(path, save(contiguous, metadata={"bayeskit": json.dumps(dict(facts))}))
+    record = record_of({"tensors": _layout(contiguous), **facts}, schema, _payload(contiguous))
+    write_atomically(path, save(contiguous, metadata={"bayeskit": json.dumps(record)}))
 
 
-def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a file of :func:`save_tensors`, running no code; raise ``CheckpointError`` for another or damaged file."""
+@contextmanager
+def loaded_tensors(path: str | Path, schema: Schema) -> Iterator[tuple[dict[str, Tensor], dict[str, Any]]]:
+    """Give tensors and facts of a file of :func:`save_tensors` to the block that restores something from them.
+
+    No code of the file is run. ``CheckpointError`` says that the file is damaged or of another schema, or, whatever
+    the block raises, that its contents do not fit together.
+    """
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist or is not a file")
     clear_temporary_files(path.parent)
     try:
         with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["bayeskit"])
+            record = json.loads((file.metadata() or {})["bayeskit"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, json.JSONDecodeError, ValueError) as error:
+    except Exception as error:  # safetensors raises errors of many types
+        said = str(error)[:500]
         raise CheckpointError(
-            f"{path} is truncated or not a file of bayeskit ({error}); pass another path. If it is a truncated "
+            f"{path} is truncated or not a file of bayeskit ({said}); pass another path. If it is a truncated "
             "checkpoint, pass a path that does not exist, which starts a new run"
         ) from error
-    return tensors, facts
+    with restoring(path):
+        facts = facts_of(path, record, schema, _payload(tensors))
+        if facts.pop("tensors") != _layout(tensors):
+            raise ShapeError("its tensors are not of the names, types and shapes that it names")
+        yield tensors, facts
+
+
+def is_tensor_file(path: str | Path) -> bool:
+    """Return whether a file was written by :func:`save_tensors`, without reading its tensors."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return "bayeskit" in (file.metadata() or {})
+    except Exception:  # safetensors raises errors of many types
+        return False
+
+
+def _payload(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    for name in sorted(tensors):
+        yield f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode("utf-8", "surrogatepass")
+        yield tensors[name].reshape(-1).view(torch.uint8).numpy().data
+
+
+def _layout(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()}
 
 
 # Finished tasks in a folder: the run that they belong to, and their results, stored so that loading runs no code.
 
 _MANIFEST = "tasks.json"
+_TASKS, _RESULT = Schema("tasks", 1), Schema("the result of a task", 1)
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -80,20 +123,18 @@ class TaskFolder:
         self._folder = as_output_folder(path)
         self._types = {qualified_name(t): t for t in result_types}  # dataclasses and named tuples of results
         self._digests = [digest(task) for task in tasks]
-        facts = {"kind": "tasks", "function": digest(function), "tasks": self._digests}
+        facts = {"function": digest(function), "tasks": self._digests}
         manifest = self._folder / _MANIFEST
         if manifest.exists():
             self._check(manifest, facts)
         else:
-            write_atomically(manifest, json.dumps(facts | {"name": qualified_name(function)}).encode())
+            write_facts(manifest, facts | {"name": qualified_name(function)}, _TASKS)
 
     def _check(self, manifest: Path, facts: dict[str, Any]) -> None:
         remedy = "give another checkpoint folder, or delete this one"
-        try:
-            saved = json.loads(manifest.read_text(encoding="utf-8"))
+        saved = read_facts(manifest, _TASKS)
+        with restoring(manifest):
             saved_tasks, saved_function = list(saved["tasks"]), str(saved["function"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{manifest} is damaged ({error}); delete the folder to start anew") from error
         if saved_function != facts["function"]:
             raise CheckpointError(f"{self._folder} holds results of {saved.get('name', 'another function')}; {remedy}")
         if len(saved_tasks) != len(self._digests):
@@ -114,17 +155,17 @@ class TaskFolder:
             path = self._file(index)
             if not path.exists():
                 continue
-            tensors, facts = load_tensors(path)
-            if facts.get("task") != task:
-                raise CheckpointError(f"{path} holds the result of another task; delete it")
-            results[index] = decode(facts["result"], tensors, self._types)
+            with loaded_tensors(path, _RESULT) as (tensors, facts):
+                if facts["task"] != task:
+                    raise CheckpointError(f"{path} holds the result of another task; delete it")
+                results[index] = decode(facts["result"], tensors, self._types)
         return results
 
     def save(self, index: int, result: Any) -> None:
         """Write one result, whole or not at all; raise ``CheckpointError`` if its types cannot be stored."""
         tensors: dict[str, Tensor] = {}
         structure = encode(result, tensors, self._types, f"the result of task {index}")
-        save_tensors(self._file(index), tensors, {"task": self._digests[index], "result": structure})
+        save_tensors(self._file(index), tensors, {"task": self._digests[index], "result": structure}, _RESULT)
 
 
 def qualified_name(item: Any) -> str:

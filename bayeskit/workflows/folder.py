@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from bayeskit.core.compatibility import write_netcdf
 from bayeskit.core.folders import as_output_folder, write_csv
+from bayeskit.core.storage import is_tensor_file
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence import Budget, EvidenceComparison, compare, select
 from bayeskit.inference.samplers import sample
@@ -218,13 +217,5 @@ def save_netcdf(draws: Draws, path: str | Path) -> None:
 def remove_checkpoints(folder: Path, part: str = "*") -> None:
     """Delete the checkpoint files of finished runs, and no other files."""
     for path in folder.glob(f"{_CHECKPOINT}.{part}"):
-        if _is_checkpoint(path):
+        if is_tensor_file(path):
             path.unlink(missing_ok=True)
-
-
-def _is_checkpoint(path: Path) -> bool:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return "bayeskit" in (file.metadata() or {})
-    except (SafetensorError, OSError):
-        return False

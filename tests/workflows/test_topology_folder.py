@@ -54,3 +54,16 @@ def test_one_run_has_no_evidence_in_three_ways(fasta, tmp_path):
     with pytest.raises(SettingsError, match="two runs"):
         infer_topologies_in_folder(fasta, tmp_path, num_runs=1, **NUMBERS)
     assert {path.name for path in tmp_path.iterdir()} == {"data.fasta"}
+
+
+def test_three_ways_for_the_subsets_of_a_mrbayes_block(tmp_path):
+    path = tmp_path / "data.nex"
+    data = "matrix\nA AACCAGT\nB AACCGGT\nC AGCTAGA\nD AGCTACA\n;end;"
+    parts = "charset one = 1-3; charset two = 4-7; partition both = 2: one, two; set partition = both; "
+    priors = "topologypr=constraints(few) brlenspr=unconstrained:exponential(10) statefreqpr=fixed(equal)"
+    start = f"#NEXUS begin data; dimensions ntax=4 nchar=7; format datatype=dna; {data} begin mrbayes; {parts}"
+    path.write_text(f"{start}constraint few = A B; prset {priors}; end;")
+    search, found = infer_topologies_in_folder(path, tmp_path, num_steps=100, **NUMBERS)
+    assert search.constraints == (("A", "B"),) and list(search.alignment.subsets) == ["one", "two"]
+    assert len(found.table.results) == 3
+    assert len((tmp_path / "evidence.csv").read_text().splitlines()) == 4

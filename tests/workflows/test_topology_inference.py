@@ -23,6 +23,7 @@ from bayeskit.models.phylogenetics import (
     AminoAcidModel,
     ForestLikelihood,
     GammaRates,
+    InvariantSites,
     Mk,
     Partition,
     PartitionedForestLikelihood,
@@ -36,7 +37,15 @@ from bayeskit.models.phylogenetics import (
     primates,
 )
 from bayeskit.models.phylogenetics.topology_moves.chains import Moves
-from bayeskit.workflows.phylogenetics import infer_topologies, topology_evidence
+from bayeskit.workflows.phylogenetics import (
+    LearningRates,
+    SupportGrowth,
+    VariationalPosterior,
+    compare_topologies,
+    infer_topologies,
+    topology_evidence,
+    variational_inference,
+)
 from bayeskit.workflows.phylogenetics import topology_inference as module
 from tests.models.phylogenetics.test_tree_chains import ALIGNMENT, exact_log_masses, keys
 
@@ -158,13 +167,21 @@ def test_a_path_from_the_prior(limit):
     assert found.moves["independent"][0] > 500 and found.moves["independent"][1] > 0.2
 
 
-def test_evidence_over_the_topologies_that_constraints_allow(limit):
+@pytest.fixture(scope="module")
+def constrained():
+    return infer_topologies(ALIGNMENT, constraints=[["A", "E"]], num_warmup=150, num_samples=1000, progress=False)
+
+
+def exact_constrained():
+    """Log evidence of each of the topologies in which A and E are neighbours."""
     topologies, log_masses = exact_log_masses(ALIGNMENT)
-    allowed = [place for place, text in enumerate(map(topologies.to_newick, range(15))) if is_allowed(text)]
-    exact = float(log_masses[allowed].logsumexp(0)) - math.log(3)
-    found = infer_topologies(ALIGNMENT, constraints=[["A", "E"]], num_warmup=150, num_samples=1000, progress=False)
-    assert len(allowed) == 3 and len(found.sample.topologies) == 3
-    assert abs(found.log_evidence - exact) < limit() * found.evidence.standard_error < 0.5
+    return log_masses[[is_allowed(text) for text in map(topologies.to_newick, range(15))]]
+
+
+def test_evidence_over_the_topologies_that_constraints_allow(constrained, limit):
+    exact = float(exact_constrained().logsumexp(0)) - math.log(3)
+    assert len(exact_constrained()) == 3 and len(constrained.sample.topologies) == 3
+    assert abs(constrained.log_evidence - exact) < limit() * constrained.evidence.standard_error < 0.5
 
 
 def is_allowed(text):
@@ -182,8 +199,6 @@ def test_constraints_and_a_prior_of_its_own():
         progress=False,
     )
     assert all(map(is_allowed, newicks(found)))
-    with pytest.raises(SettingsError, match="constraints leave some topologies out"):
-        topology_evidence(found)
     for groups, words in (
         ([["A", "B"], ["B", "C"]], "contradict"),
         ([["A", "X"]], "'X'"),
@@ -257,20 +272,45 @@ def test_starts_that_are_refused(start, error, words):
 SUBSETS = FOUR.partitioned({"slow": [0, 1, 2], "fast": [3, 4]})
 
 
-def exact_partition(rate_pairs, rate=10.0, nodes=4):
-    """Log evidence of four taxa, `(pairs of relative rates, topologies)`, under JC69 by quadrature.
+def exact_log_evidence(partition, unit=0.75, nodes=4, rate=10.0):
+    """Log evidence of each topology of four taxa by quadrature.
 
-    With whole rates, the likelihood is a polynomial in ``exp(-4 t / 3)`` of each edge: for 1 and 2 of degree 7.
+    Exact if the likelihood is a polynomial in ``exp(-t / unit)`` of each edge of a degree below twice the nodes.
     """
-    roots, weights = scipy.special.roots_jacobi(nodes, 0.0, 0.75 * rate - 1)
-    lengths = torch.cartesian_prod(*[torch.as_tensor(-0.75 * np.log((1 + roots) / 2))] * 5)
+    roots, weights = scipy.special.roots_jacobi(nodes, 0.0, unit * rate - 1)
+    lengths = torch.cartesian_prod(*[torch.as_tensor(-unit * np.log((1 + roots) / 2))] * 5)
     log_weights = torch.cartesian_prod(*[torch.as_tensor(np.log(weights / weights.sum()))] * 5).sum(-1)
-    topologies, rows = all_topologies(FOUR.taxa), []
-    for rates in rate_pairs:
-        likelihood = PartitionedForestLikelihood(Partition(SUBSETS, relative_rates=rates))
-        values = likelihood.log_likelihood(topologies, lengths[:, None].expand(-1, 3, -1))
-        rows.append((values + log_weights[:, None]).logsumexp(0))
-    return topologies, torch.stack(rows)
+    topologies, likelihood = all_topologies(FOUR.taxa), PartitionedForestLikelihood(partition)
+    values = likelihood.log_likelihood(topologies, lengths[:, None].expand(-1, 3, -1))
+    return (values + log_weights[:, None]).logsumexp(0)
+
+
+def exact_partition(rate_pairs):
+    """Log evidence of four taxa, `(pairs of relative rates, topologies)`; exact for the rates 1 and 2, of degree 7."""
+    rows = [exact_log_evidence(Partition(SUBSETS, relative_rates=rates)) for rates in rate_pairs]
+    return all_topologies(FOUR.taxa), torch.stack(rows)
+
+
+def test_subsets_of_unlike_types_of_data(limit):
+    marks = Alignment.from_sequences({"A": "01", "B": "10", "C": "00", "D": "11"}, data_type="standard")
+    proteins = Alignment.from_sequences({"A": "MK", "B": "M-", "C": "LK", "D": "IR"}, data_type="protein")
+    bases = FOUR.select_sites([2, 3])
+    # In exp(-2 t / 3), the degree is 4 for the bases and 6 for the marks.
+    partition = Partition({"bases": bases, "marks": marks}, {"marks": Mk(2)})
+    masses = exact_log_evidence(partition, unit=1.5, nodes=6)
+    found = infer_topologies(partition, num_warmup=150, num_samples=1000, num_temperatures=5, progress=False)
+    exact = float(masses.logsumexp(0)) - math.log(3)
+    assert abs(found.log_evidence - exact) < limit() * found.evidence.standard_error < 0.2
+    models = {"bases": HKY85(2.0, [0.4, 0.3, 0.2, 0.1]), "marks": Mk(2), "proteins": AminoAcidModel("LG")}
+    subsets = {"bases": bases, "marks": marks, "proteins": proteins}
+    partition = Partition(subsets, models, {"bases": GammaRates(0.5), "proteins": InvariantSites(0.2)})
+    settings = {"num_warmup": 10, "num_samples": 8, "num_temperatures": 4, "dtype": torch.float64, "progress": False}
+    found = infer_topologies(partition, start="neighbour_joining", **settings)
+    sample = found.samples[0]
+    for draw in (0, 7):
+        tree = sample.topologies.tree(sample.index[draw], sample.branch_lengths[draw])
+        expected = PartitionedTreeModel(partition, tree).log_likelihood(tree.branch_lengths)
+        assert abs(float(found.log_likelihood[-1, 0, draw] - expected)) < 1e-10
 
 
 def shares_of_topologies(found, topologies):
@@ -308,14 +348,19 @@ def test_the_log_likelihood_is_that_of_the_partitioned_tree_model(fixed_rates):
         assert abs(float(fixed_rates.log_likelihood[-1, 0, draw] - expected)) < 1e-10
 
 
+def exact_free_rates():
+    """Log evidence at shares of the rate, with their weights under Dirichlet(2, 2), and these shares."""
+    roots, weights = scipy.special.roots_jacobi(5, 1.0, 1.0)
+    shares, weights = torch.as_tensor((1 + roots) / 2), torch.as_tensor(weights / weights.sum())
+    pairs = torch.stack([shares * 5 / 3, (1 - shares) * 5 / 2], 1)
+    return exact_partition(pairs.tolist())[1].logsumexp(1) + weights.log() - math.log(3), shares
+
+
 def test_relative_rates_are_integrated_out(limit):
     prior = Dirichlet(torch.tensor([2.0, 2.0], dtype=torch.float64))
     partition = Partition(SUBSETS, relative_rates=prior)
     found = infer_topologies(partition, num_warmup=150, num_samples=450, num_temperatures=5, progress=False)
-    roots, weights = scipy.special.roots_jacobi(5, 1.0, 1.0)
-    shares, weights = torch.as_tensor((1 + roots) / 2), torch.as_tensor(weights / weights.sum())
-    pairs = torch.stack([shares * 5 / 3, (1 - shares) * 5 / 2], 1)
-    logs = exact_partition(pairs.tolist())[1].logsumexp(1) + weights.log() - math.log(3)
+    logs, shares = exact_free_rates()
     # The quadrature is not exact: some 1e-4 at these short sequences.
     assert abs(found.log_evidence - float(logs.logsumexp(0))) < limit() * math.hypot(
         found.evidence.standard_error, 1e-4
@@ -325,7 +370,7 @@ def test_relative_rates_are_integrated_out(limit):
     assert torch.allclose(found.parameters["relative_rates"], torch.stack([drawn * 5 / 3, (1 - drawn) * 5 / 2], -1))
 
 
-def test_a_partition_with_parameters_of_its_own(fixed_rates):
+def test_a_partition_with_parameters_of_its_own():
     subsets = primates()[0].partitioned({"coding": range(457), "others": range(457, 898)})
     subsets["others"] = subsets["others"].select(subsets["coding"].taxa[::-1])
     partition = Partition(subsets, HKY85(), {"coding": GammaRates()}, linked=["kappa"])
@@ -340,8 +385,6 @@ def test_a_partition_with_parameters_of_its_own(fixed_rates):
         **{name: values[0, -1] for name, values in found.parameters.items()},
     )
     assert abs(float(found.log_likelihood[-1, 0, -1] - expected)) < 1e-8
-    with pytest.raises(SettingsError, match=r"search.evidence"):
-        topology_evidence(fixed_rates)
 
 
 def test_a_checkpoint_knows_its_partition(tmp_path):
@@ -366,15 +409,6 @@ def test_a_checkpoint_knows_its_partition(tmp_path):
             "'X'.*",
         ),
         (
-            Partition(
-                {"a": FOUR, "b": Alignment.from_sequences(dict.fromkeys("ABCD", "MK"), data_type="protein")},
-                {"b": AminoAcidModel("LG")},
-            ),
-            {},
-            SettingsError,
-            "'a' and 'b' have DNA and protein",
-        ),
-        (
             Partition(FOUR.select(["A", "B", "C"]).partitioned({"a": [0], "b": range(1, 5)})),
             {},
             AlignmentError,
@@ -395,18 +429,85 @@ def test_too_few_taxa():
 
 def test_runs_that_agree_end_early():
     found = infer_topologies(ALIGNMENT, stop=0.5, num_warmup=20, num_samples=4000, num_temperatures=4, progress=False)
-    assert found.ending == "converged" and found.samples[0].num_samples == 500
+    draws = found.samples[0].num_samples
+    assert found.ending == "converged" and draws < 4000 and draws % 200 == 0
+    assert float(found.split_effective_sizes.min()) >= 100
 
 
-def test_three_ways_agree(five, limit):
-    found = topology_evidence(five, num_steps=600, num_draws=4000, progress=False)
-    exact = float(exact_log_masses(ALIGNMENT)[1].logsumexp(0)) - math.log(15)
+EXACT = {
+    "five": lambda: exact_log_masses(ALIGNMENT)[1],
+    "fixed_rates": lambda: exact_partition([[1.0, 2.0]])[1][0],
+    "constrained": exact_constrained,
+}
+
+
+@pytest.mark.parametrize("search", EXACT)
+def test_three_ways_agree(search, request, limit):
+    run, masses = request.getfixturevalue(search), EXACT[search]()
+    found = topology_evidence(run, num_steps=400, num_draws=4000, progress=False)
+    exact = float(masses.logsumexp(0)) - math.log(len(masses))
     assert set(found.table.results) == {"stepping_stone", "sum_over_topologies", "variational_importance_sampling"}
-    # The last one sees the topologies of the search only.
-    for name in ("stepping_stone", "sum_over_topologies"):
-        z = found.table[name]
-        assert abs(z.log_evidence - exact) < limit(2) * z.standard_error, z
+    # With all topologies in the search's sample, none is missing from the support of the last way.
+    # The wrong number of topologies would be noticed: the constraint leaves 3 of 15, whose logarithms differ by 1.6.
+    missing = len(run.sample.topologies) < len(masses)
+    for z in list(found.table)[: 2 if missing else 3]:
+        assert abs(z.log_evidence - exact) < limit(3) * z.standard_error < 0.5, z
     assert found.verdict.is_agreed and abs(found.log_evidence - exact) < 0.1
+
+
+def test_constraints_that_leave_one_topology(limit):
+    topologies, log_masses = exact_log_masses(FOUR)
+    found = infer_topologies(FOUR, constraints=[["A", "B"]], num_warmup=50, num_samples=500, progress=False)
+    evidence = topology_evidence(found, num_steps=200, num_draws=2000, progress=False)
+    exact = float(log_masses[[topologies.to_newick(place) for place in range(3)].index("(A,B,(C,D));")])
+    for z in evidence.table:
+        assert abs(z.log_evidence - exact) < limit(3) * z.standard_error < 0.5, z
+
+
+def test_free_rates_of_subsets_in_a_sum_and_in_variational_inference(limit, tmp_path):
+    partition = Partition(SUBSETS, relative_rates=Dirichlet(torch.tensor([2.0, 2.0], dtype=torch.float64)))
+    exact = float(exact_free_rates()[0].logsumexp(0))
+    total = compare_topologies(partition, all_topologies(FOUR.taxa), num_draws=3000, progress=False).total_log_evidence
+    rates = LearningRates(0.02, 0.02)
+    settings = {"learning_rates": rates, "progress": False}
+    fitted = variational_inference(partition, all_topologies(FOUR.taxa), num_steps=100, **settings)
+    z = fitted.log_evidence(3000)
+    for value, error in (total, (z.log_evidence, z.standard_error)):
+        assert abs(value - exact) < limit(2) * math.hypot(error, 1e-4) < 0.5
+    # A stored approximation keeps the partition and the constraints.
+    support, constraints = [Tree.from_newick("((A,B),C,D);")], [["A", "B"]]
+    fitted = variational_inference(partition, support, constraints=constraints, num_steps=2, **settings)
+    fitted.save(tmp_path / "posterior")
+    loaded = VariationalPosterior.load(tmp_path / "posterior")
+    assert loaded.target.constraints == (("A", "B"),) and abs(loaded.target.log_topologies) < 1e-12
+    assert torch.equal(loaded.weighed_trees(50).log_weight, fitted.weighed_trees(50).log_weight)
+
+
+@pytest.mark.parametrize("data", ["partition", "constraints"])
+def test_variational_inference_finds_the_support_of_a_partition_and_under_constraints(data, limit):
+    settings = {"num_steps": 150, "learning_rates": LearningRates(0.02, 0.02), "progress": False}
+    if data == "partition":
+        masses = exact_partition([[1.0, 2.0]])[1][0]
+        fitted = variational_inference(Partition(SUBSETS, relative_rates=[1.0, 2.0]), **settings)
+    else:
+        masses = exact_constrained()
+        fitted = variational_inference(ALIGNMENT, constraints=[["A", "E"]], **settings)
+        topologies = fitted.sample(300).topologies
+        assert all(is_allowed(topologies.to_newick(place)) for place in range(len(topologies)))
+    z = fitted.log_evidence(3000)
+    assert abs(z.log_evidence - float(masses.logsumexp(0)) + math.log(3)) < limit() * z.standard_error < 0.5
+    with pytest.raises(SettingsError, match="growth: neighbours of trees may violate"):
+        variational_inference(ALIGNMENT, constraints=[["A", "E"]], growth=SupportGrowth(), **settings)
+
+
+def test_trees_that_constraints_exclude_are_refused():
+    trees = all_topologies(FOUR.taxa)
+    for call in (compare_topologies, variational_inference):
+        with pytest.raises(SettingsError, match="that on A, B excludes a tree"):
+            call(FOUR, trees, constraints=[["A", "B"]], progress=False)
+    for call in (compare_topologies, variational_inference):
+        with pytest.raises(SettingsError, match="partition has its own"):
+            call(Partition(SUBSETS), trees, substitution=K80(), progress=False)
 
 
 def test_arviz(five):

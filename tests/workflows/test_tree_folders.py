@@ -148,10 +148,22 @@ def test_a_training_that_its_time_budget_ended_goes_on(fasta, tmp_path):
     assert steps[1] > steps[0]
 
 
-def test_variational_inference_refuses_constraints(tmp_path):
+def test_constraints_and_subsets_of_a_mrbayes_block(tmp_path):
     path = tmp_path / "a.nex"
     data = "matrix\n" + "\n".join(f"{name} {sequence}" for name, sequence in SEQUENCES.items()) + "\n;end;"
-    block = "begin mrbayes; constraint two = A B; prset topologypr=constraints(two); end;"
+    parts = "charset one = 1-3; charset other = 4-7; partition parts = 2: one, other; set partition=parts;"
+    block = f"begin mrbayes; {parts} constraint two = A B; prset topologypr=constraints(two); end;"
     path.write_text(f"#NEXUS begin data; dimensions ntax=4 nchar=7; format datatype=dna; {data} {block}")
-    with pytest.raises(SettingsError, match="a.nex: the MrBayes block constrains"):
-        variational_inference_in_folder(path, tmp_path, progress=False)
+    one, every = (trprobs(tmp_path / name, TREES[rows], [1] * len(rows)) for name, rows in PLACES.items())
+    with pytest.warns(SamplingWarning, match="not trusted"):
+        posterior, *_ = variational_inference_in_folder(path, tmp_path, trees=[one], num_steps=2, progress=False)
+    assert list(posterior.target.data.subsets) == ["one", "other"]
+    assert abs(posterior.target.log_topologies) < 1e-12
+    with pytest.raises(SettingsError, match="that on A, B excludes a tree"):
+        variational_inference_in_folder(path, tmp_path, trees=[every], progress=False)
+    with pytest.raises(SettingsError, match="that on A, B excludes a tree"):
+        compare_topologies_in_folder(path, [every], tmp_path, progress=False)
+
+
+PLACE = [TREES.to_newick(place) for place in range(3)].index("(A,B,(C,D));")
+PLACES = {"one.trprobs": [PLACE], "every.trprobs": [0, 1, 2]}

@@ -6,9 +6,9 @@ import os
 import pyro.distributions as dist
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from bayeskit.core.storage import load_tensors
+from bayeskit.core.folders import Schema
+from bayeskit.core.storage import loaded_tensors, save_tensors
 from bayeskit.errors import CheckpointError, OutputError, SettingsError
 from bayeskit.models.phylogenetics import (
     GTR,
@@ -92,15 +92,16 @@ def test_what_is_loaded_draws_the_same_bit_for_bit(settings, tmp_path):
 def test_damaged_files_are_refused(tmp_path):
     path = tmp_path / "posterior"
     fitted().save(path)
-    whole, (_, facts) = path.read_bytes(), load_tensors(path)
-    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    whole, schema = path.read_bytes(), Schema("a variational posterior of trees", 3)
+    with loaded_tensors(path, schema) as (tensors, facts):
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CheckpointError, match="truncated"):
         VariationalPosterior.load(path)
     with pytest.raises(CheckpointError, match="does not exist"):
         VariationalPosterior.load(tmp_path / "none")
     SampleFrequencies.from_topologies(all_topologies("ABCD")).save(path)
-    with pytest.raises(CheckpointError, match="holds SampleFrequencies"):
+    with pytest.raises(CheckpointError, match="holds a distribution over topologies, not a variational posterior"):
         VariationalPosterior.load(path)
     sizes = {name: tensor.numel() for name, tensor in tensors.items()}
     parameters = max(sizes, key=lambda name: (tensors[name].dtype == torch.float64, sizes[name]))
@@ -112,7 +113,7 @@ def test_damaged_files_are_refused(tmp_path):
         damaged.append((tensors, text.replace(old, new)))
     damaged.append((tensors, text.replace(text[text.index('"data"') :], '"data": 3}')))
     for some, changed in damaged:
-        save_file(some, path, metadata={"bayeskit": changed})
+        save_tensors(path, some, json.loads(changed), schema)
         with pytest.raises(CheckpointError, match="do not fit together"):
             VariationalPosterior.load(path)
 

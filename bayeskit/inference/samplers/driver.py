@@ -12,11 +12,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import real_number
+from bayeskit.core.folders import Schema
+from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.progress import Stopped, progress_bar, watching
 from bayeskit.core.randomness import one_thread
-from bayeskit.core.storage import load_tensors, save_tensors
-from bayeskit.errors import BudgetError, CheckpointError, OutputError, SamplingWarning, SettingsError
+from bayeskit.core.storage import loaded_tensors, save_tensors
+from bayeskit.errors import BudgetError, CheckpointError, OutputError, SamplingWarning, SettingsError, ShapeError
 
 __all__ = [
     "Algorithm",
@@ -34,7 +35,8 @@ __all__ = [
 
 # Bitwise exact save and restore of a run.
 
-_VERSION = 2
+_SCHEMA = Schema("a checkpoint of a run in steps", 3)
+_MOST_ITERATIONS = 2**53
 
 
 def flatten(state: Any, prefix: str = "state") -> dict[str, Tensor]:
@@ -48,17 +50,15 @@ def flatten(state: Any, prefix: str = "state") -> dict[str, Tensor]:
 
 
 def _restore(template: Any, tensors: dict[str, Tensor], prefix: str = "state") -> Any:
-    """Rebuild named tuples shaped like ``template`` from named tensors; CheckpointError if one does not fit.
+    """Rebuild named tuples shaped like ``template`` from named tensors; ShapeError if one does not fit.
 
     A tensor that starts without rows may have any number of them.
     """
     if isinstance(template, Tensor):
-        found = tensors.get(prefix)
+        found = tensors[prefix]
         first = 1 if template.dim() and not len(template) else 0
-        if found is None or found.shape[first:] != template.shape[first:] or found.dtype != template.dtype:
-            raise CheckpointError(
-                f"the checkpoint's {prefix!r} does not fit this run; it was written by another version or model"
-            )
+        if found.shape[first:] != template.shape[first:] or found.dtype != template.dtype:
+            raise ShapeError(f"{prefix} has the wrong shape or type for this run")
         # Memory of its own, as in the run that saved it: products of views with another offset round differently.
         return found.to(template.device, copy=True)
     return type(template)(*(_restore(getattr(template, f), tensors, f"{prefix}.{f}") for f in template._fields))
@@ -77,7 +77,12 @@ def _save_checkpoint(
     tensors = flatten(state)
     tensors |= {f"record.{name}": tensor for name, tensor in records.items()}
     tensors["generator"] = generator.get_state()
-    save_tensors(path, tensors, {"version": _VERSION, "settings": settings, "iteration": iteration, "seconds": seconds})
+    facts = {"settings": settings, "iteration": iteration, "seconds": seconds, "records": _shapes(records)}
+    save_tensors(path, tensors, facts, _SCHEMA)
+
+
+def _shapes(records: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {name: [str(rows.dtype), *rows.shape] for name, rows in records.items()}
 
 
 def _load_checkpoint(
@@ -89,28 +94,27 @@ def _load_checkpoint(
             f"{path} is a folder, such as a run in groups writes; give the num_groups that it was written with, or "
             "the path of a file"
         )
-    tensors, facts = load_tensors(path)
-    if (
-        facts.get("version") != _VERSION
-        or not {"settings", "iteration", "seconds"} <= facts.keys()
-        or "generator" not in tensors
-    ):
-        raise CheckpointError(f"{path} is no checkpoint of this version of bayeskit; move it, or give another path")
-    saved = facts["settings"]
-    if saved.get("model") != settings["model"]:
-        raise CheckpointError(
-            f"{path} is a checkpoint of another model or of other data; give another path, or move it away"
-        )
-    for name in [*settings, *(extra for extra in saved if extra not in settings)]:
-        if saved.get(name) != settings.get(name):
+    with loaded_tensors(path, _SCHEMA) as (tensors, facts):
+        saved = facts["settings"]
+        if saved.get("model") != settings["model"]:
             raise CheckpointError(
-                f"{path} was written with {name}={saved.get(name)!r}, this run has {name}={settings.get(name)!r}; "
-                "resume with the same settings, or give another path"
+                f"{path} is a checkpoint of another model or of other data; give another path, or move it away"
             )
-    state = _restore(template, tensors)
-    generator.set_state(tensors["generator"])
-    records = {k.removeprefix("record."): v for k, v in tensors.items() if k.startswith("record.")}
-    return state, records, int(facts["iteration"]), float(facts["seconds"])
+        for name in [*settings, *(extra for extra in saved if extra not in settings)]:
+            if saved.get(name) != settings.get(name):
+                raise CheckpointError(
+                    f"{path} was written with {name}={saved.get(name)!r}, this run has {name}={settings.get(name)!r}; "
+                    "resume with the same settings, or give another path"
+                )
+        state = _restore(template, tensors)
+        generator.set_state(tensors["generator"])
+        records = {k.removeprefix("record."): v for k, v in tensors.items() if k.startswith("record.")}
+        if _shapes(records) != facts["records"]:
+            raise ShapeError("its records have not the shapes that it names")
+        iteration = whole_number("iteration", facts["iteration"], 0)
+        if iteration > _MOST_ITERATIONS:
+            raise ShapeError(f"{iteration} iterations are too many")
+        return state, records, iteration, real_number("seconds", facts["seconds"])
 
 
 # The loop that runs algorithms in steps, with progress bar, checkpoints, time budget and Ctrl-C.

@@ -32,12 +32,13 @@ from torch.utils import _pytree
 
 from bayeskit.core.compatibility import as_inference_data, to_datasets
 from bayeskit.core.compiler_cache import compiler_cache
-from bayeskit.core.inputs import as_numbers, whole_number
+from bayeskit.core.folders import Schema
+from bayeskit.core.inputs import as_numbers, real_number, whole_number
 from bayeskit.core.plots import BLUE, ORANGE, SKY
 from bayeskit.core.process_state import process_state
 from bayeskit.core.progress import progress_bar, watching
 from bayeskit.core.randomness import global_stream, new_generator, validation_kept
-from bayeskit.core.storage import load_tensors, save_tensors
+from bayeskit.core.storage import loaded_tensors, save_tensors
 from bayeskit.distributed import Ranks
 from bayeskit.errors import (
     BayeskitError,
@@ -50,6 +51,7 @@ from bayeskit.errors import (
     OutputError,
     SamplingWarning,
     SettingsError,
+    ShapeError,
 )
 from bayeskit.inference.gradients.relaxed import Annealed
 from bayeskit.inference.objectives.drawing import GRADIENT, plate_nesting, rows_of_minibatch
@@ -684,7 +686,7 @@ def as_batches(data: Any, batch_size: int | None, ranks: Ranks, seed: int) -> Ba
 
 # States of optimisers and schedules as tensors and JSON, and the checkpoint of a training run.
 
-_KIND, _VERSION = "training", 1
+_SCHEMA = Schema("a checkpoint of training", 2)
 
 
 def _encode(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
@@ -749,15 +751,18 @@ def _write_checkpoint(path: str | Path, settings: Mapping[str, Any], state: Mapp
     """Write the state of a run atomically, with the ``settings`` that a resumed run must share."""
     tensors: dict[str, Tensor] = {}
     coded = _encode(state, tensors, "state")
-    save_tensors(path, tensors, {"kind": _KIND, "version": _VERSION, "settings": dict(settings), "state": coded})
+    save_tensors(path, tensors, {"settings": dict(settings), "state": coded}, _SCHEMA)
 
 
-def _read_checkpoint(path: str | Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of the same run without running code; CheckpointError for any other file."""
-    tensors, facts = load_tensors(path)
-    if facts.get("kind") != _KIND or facts.get("version") != _VERSION:
-        raise CheckpointError(f"{path} is no training checkpoint of this version; use another path, or move it away")
-    saved = facts["settings"]
+@contextmanager
+def _checkpoint(path: str | Path, settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give the state of the same run to a block that restores it; CheckpointError for any other file."""
+    with loaded_tensors(path, _SCHEMA) as (tensors, facts):
+        _compare_settings(path, facts["settings"], settings)
+        yield _decode(facts["state"], tensors)
+
+
+def _compare_settings(path: str | Path, saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     for name in dict.fromkeys([*settings, *saved]):
         if saved.get(name) == settings.get(name):
             continue
@@ -770,8 +775,6 @@ def _read_checkpoint(path: str | Path, settings: Mapping[str, Any]) -> dict[str,
             f"{path} was written with {name}={saved.get(name)!r}, this run has {name}={settings.get(name)!r}; resume "
             "with the same settings, or give another path"
         )
-    state: dict[str, Any] = _decode(facts["state"], tensors)
-    return state
 
 
 # Model, guide and objective as one module whose call returns the loss.
@@ -953,7 +956,9 @@ def _write(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, target in targets.items():
             if name in values:
-                target.copy_(values[name])
+                if (found := values[name]).shape != target.shape or found.dtype != target.dtype:
+                    raise ShapeError(f"{name} is {found.dtype}, {tuple(found.shape)}, not of the shape and type here")
+                target.copy_(found)
 
 
 # Steps, epochs, checkpoints and endings of a training run.
@@ -1092,8 +1097,8 @@ class _Run:
         self.begin = time.monotonic()
         path = self.control.checkpoint
         if path is not None and Path(path).exists():
-            with _in_store(self.state):
-                self._load(_read_checkpoint(path, self.settings))
+            with _in_store(self.state), _checkpoint(path, self.settings) as state:
+                self._load(state)
             self.last_save = self.begin
         self.source = self.batches.epoch(self.history.num_epochs, self.history.steps_of_epoch)
         first, count = self.history.num_steps, self.batches.num_batches()
@@ -1325,10 +1330,15 @@ class _Run:
         _write_checkpoint(self.control.checkpoint, self.settings, state)
 
     def _load(self, state: dict[str, Any]) -> None:
+        best_epoch = state["best_epoch"]
         self.history = History(
-            state["losses"].tolist(), state["epoch_ends"], state["validation"].tolist(), state["best_epoch"]
+            state["losses"].tolist(),
+            [whole_number("epoch_ends", end, 0) for end in state["epoch_ends"]],
+            state["validation"].tolist(),
+            None if best_epoch is None else whole_number("best_epoch", best_epoch, 0),
         )
-        self.earlier, self.best = state["seconds"], state["best"]
+        self.earlier, self.best = real_number("seconds", state["seconds"]), dict(state["best"])
+        self._restore_best()  # only to see that it fits; the state of now follows
         self.generator.set_state(state["streams"][self.ranks.rank])
         self.learner.load_trained(state["parameters"])
         self.learner.load_buffers(state["buffers"])

@@ -9,7 +9,7 @@ import numpy as np
 from bayeskit.core.inputs import warn_user
 from bayeskit.errors import AlignmentError, DataWarning
 from bayeskit.models.phylogenetics.alignments import Alignment
-from bayeskit.models.phylogenetics.partitions import Partition
+from bayeskit.models.phylogenetics.partitions import Partition, subsets_of
 from bayeskit.models.phylogenetics.site_sets import ranges
 
 __all__ = ["check_for_search"]
@@ -44,9 +44,7 @@ def check_for_search(alignment: Alignment | Partition) -> None:
     >>> print(str(caught[0].message).split(". ")[0])
     Identical sequences: 'B', 'C'
     """
-    subsets = alignment.subsets if isinstance(alignment, Partition) else {"": alignment}
-    taxa = next(iter(subsets.values())).taxa
-    subsets = {name: one if one.taxa == taxa else one.select(taxa) for name, one in subsets.items()}
+    subsets, taxa = subsets_of(alignment), alignment.taxa
     if len(taxa) < 4:
         raise AlignmentError(
             f"The alignment has {len(taxa)} taxa ({', '.join(taxa)}), and there is only one "

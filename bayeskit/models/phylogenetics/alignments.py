@@ -237,7 +237,7 @@ def _read_fasta(text: str, source: str) -> list[_Record]:
 
 def _read_phylip(text: str, source: str) -> list[_Record]:
     (head_line, head), *body = _lines(text)
-    match = re.match(r"\s*(\d+)\s+(\d+)", head)
+    match = re.match(r"\s*(\d{1,18})\s+(\d{1,18})(?!\d)", head)
     if match is None or int(match.group(1)) < 1:
         raise AlignmentError(
             f"{source}, line {head_line}: PHYLIP must start with the numbers of taxa and sites. Remedy: add "
@@ -369,7 +369,7 @@ def _declared_type(settings: dict[str, str], source: str, line: int) -> DataType
 
 
 def _nexus_matrix(text: str, source: str, first_line: int, settings: dict[str, str]) -> list[_Record]:
-    if not settings.get("nchar", "").isdigit():
+    if re.fullmatch(r"\d{1,18}", settings.get("nchar", "")) is None:
         raise AlignmentError(f"{source}, line {first_line}: nchar is not announced. Remedy: add nchar to DIMENSIONS.")
     num_sites, num_taxa = int(settings["nchar"]), settings.get("ntax", "")
     interleaved = settings.get("interleave", "no").lower() not in ("no", "n", "false")
@@ -816,7 +816,8 @@ def _masks(record: _Record, source: str, data_type: DataType) -> np.ndarray:
     # Characters outside Latin-1 become '?', which would be read as missing data.
     foreign = [] if text.isascii() else [site for site, symbol in enumerate(text) if ord(symbol) > 127]
     wrong = {}
-    for site, several in zip([site for site, symbol in enumerate(text) if symbol == _ANY], record.sets, strict=True):
+    # A file may hold the character itself, which no set belongs to.
+    for site, several in zip([site for site, symbol in enumerate(text) if symbol == _ANY], record.sets, strict=False):
         members = several.replace(",", "")
         masks[site] = functools.reduce(operator.or_, (known.get(symbol, 0) for symbol in members), 0)
         strange = [symbol for symbol in members if symbol not in known]

@@ -468,7 +468,7 @@ class _Reader:
         name, text = named_set(rest, self.where)
         count, colon, parts = text.partition(":")
         pieces = parts.split(",")
-        if not (colon and count.strip().isdigit() and int(count) == len(pieces)):
+        if not (colon and count.strip() == str(len(pieces))):
             self.fail("number and list of subsets do not agree", "write it as 'partition NAME = 2: first, second'")
         known = {found.lower(): found for found in self.charsets}
         subsets: dict[str, np.ndarray] = {}
@@ -546,7 +546,7 @@ class _Reader:
             if setting in ("lnorm", "adgamma", "kmixture"):
                 self.lack(f"rates={setting}")
         else:
-            if not (value.isdigit() and int(value) > 0):
+            if re.fullmatch(r"\d{1,9}", value) is None or int(value) == 0:
                 self.fail(f"{value!r} is no number of categories", "give a whole number above 0")
             setting = int(value)
         for place in chosen:

@@ -13,7 +13,7 @@ from bayeskit.models.phylogenetics.alignments import Alignment
 from bayeskit.models.phylogenetics.newick import quote
 from bayeskit.models.phylogenetics.trees import Tree, check_taxa
 
-__all__ = ["jukes_cantor_distances", "neighbour_joining"]
+__all__ = ["joined_neighbours", "jukes_cantor_distances", "neighbour_joining"]
 
 
 def jukes_cantor_distances(alignment: Alignment) -> Tensor:
@@ -123,6 +123,15 @@ def neighbour_joining(distances: Tensor, taxa: Sequence[str]) -> Tree:
         del texts[other]
     half = gaps.sum() / 4  # of the distances of three pairs
     return Tree.from_newick(_written(texts, [half - gaps[1, 2], half - gaps[0, 2], half - gaps[0, 1]]) + ";")
+
+
+def joined_neighbours(subsets: Sequence[Alignment]) -> Tree:
+    """Return the tree of neighbour joining by the mean distances of all subsets."""
+    distances = torch.stack([jukes_cantor_distances(subset) for subset in subsets])
+    sites = torch.tensor([float(subset.num_sites) for subset in subsets])[:, None, None] * distances.isfinite()
+    mean = distances.nan_to_num(posinf=0.0).mul(sites).sum(0) / sites.sum(0)
+    largest = mean[mean.isfinite()].max()  # in place of infinite ones
+    return neighbour_joining(torch.where(mean.isfinite(), mean, largest), subsets[0].taxa)
 
 
 def _written(texts: Sequence[str], lengths: Sequence[float]) -> str:

@@ -12,12 +12,13 @@ from bayeskit.core.randomness import global_stream
 from bayeskit.errors import SettingsError
 from bayeskit.logdensity.supports import coordinate_log_density, draw_coordinates
 from bayeskit.logdensity.transforms import bijection, inside, support_of
+from bayeskit.models.phylogenetics.alignments import Alignment
 from bayeskit.models.phylogenetics.branch_length_priors import in_double_precision
 from bayeskit.models.phylogenetics.partitions import Partition
 from bayeskit.models.phylogenetics.site_rates import Categories, SiteRates, one_rate
-from bayeskit.models.phylogenetics.substitution import SubstitutionModel
+from bayeskit.models.phylogenetics.substitution import JC69, SubstitutionModel
 
-__all__ = ["FreeParameters", "PartitionParameters"]
+__all__ = ["FreeParameters", "PartitionParameters", "free_parameters"]
 
 
 class _Coordinates:
@@ -132,3 +133,12 @@ class PartitionParameters(_Coordinates):
             scaled = categories._replace(rates=categories.rates * rate)
             found.append((self.substitution[subset].with_parameters(own), scaled))
         return found
+
+
+def free_parameters(
+    data: Alignment | Partition, substitution: SubstitutionModel | None, site_rates: SiteRates | None
+) -> FreeParameters | PartitionParameters:
+    """Return the free parameters of the models of an alignment, or of a partition, which has its own."""
+    if isinstance(data, Partition):
+        return PartitionParameters(data)
+    return FreeParameters(JC69() if substitution is None else substitution, site_rates)

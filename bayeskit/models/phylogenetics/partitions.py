@@ -23,7 +23,7 @@ from bayeskit.models.phylogenetics.trees import Tree
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Partition", "PartitionedForestLikelihood", "PartitionedTreeModel"]
+__all__ = ["Partition", "PartitionedForestLikelihood", "PartitionedTreeModel", "forest_likelihood", "subsets_of"]
 
 _SHARES = "rate_shares"
 
@@ -120,6 +120,16 @@ class Partition:
             for name, alignment in self.subsets.items()
         ]
         return f"Partition({'; '.join(parts)})"
+
+    @property
+    def taxa(self) -> tuple[str, ...]:
+        """Taxa in the order of the first subset."""
+        return next(iter(self.subsets.values())).taxa
+
+    @property
+    def num_taxa(self) -> int:
+        """Number of taxa."""
+        return len(self.taxa)
 
     @property
     def num_sites(self) -> int:
@@ -570,6 +580,26 @@ class PartitionedForestLikelihood:
             for name, lengths, own in self.partition.arguments(branch_lengths.to(self._like), parameters)
         ]
         return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
+
+
+def subsets_of(data: Alignment | Partition) -> dict[str, Alignment]:
+    """Return the alignment, without a name, or the subsets of a partition, all with taxa in the order of the first."""
+    if isinstance(data, Alignment):
+        return {"": data}
+    return {name: one if one.taxa == data.taxa else one.select(data.taxa) for name, one in data.subsets.items()}
+
+
+def forest_likelihood(
+    data: Alignment | Partition,
+    substitution: SubstitutionModel | None = None,
+    site_rates: SiteRates | None = None,
+    *,
+    cache_bytes: int = 2**28,
+) -> ForestLikelihood | PartitionedForestLikelihood:
+    """Return the likelihood of an alignment, or that of a partition, which has its own models."""
+    if isinstance(data, Partition):
+        return PartitionedForestLikelihood(data, cache_bytes=cache_bytes)
+    return ForestLikelihood(data, substitution, site_rates=site_rates, cache_bytes=cache_bytes)
 
 
 def _check_partition(partition: object) -> None:

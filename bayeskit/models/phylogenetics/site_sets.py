@@ -54,7 +54,7 @@ def parse_numbers(text: str, count: int, sets: Mapping[str, np.ndarray], where: 
     named = {name.lower(): members for name, members in sets.items()}
     chosen = np.zeros(count, dtype=bool)
     for word in re.sub(r"\s*([-\\/])\s*", r"\1", text.replace(",", " ")).split():
-        match = re.fullmatch(r"(\d+|\.)(?:-(\d+|\.)(?:[\\/](\d+))?)?", word)
+        match = re.fullmatch(r"(\d{1,18}|\.)(?:-(\d{1,18}|\.)(?:[\\/](\d{1,18}))?)?", word)
         if word.lower() in named:
             chosen[named[word.lower()]] = True
         elif word.lower() == "all":

@@ -12,8 +12,10 @@ from torch import Tensor
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import SettingsError
-from bayeskit.models.phylogenetics import Alignment, SubsplitBayesianNetwork, Topologies, clades
+from bayeskit.models.phylogenetics import Alignment, Partition, SubsplitBayesianNetwork, Topologies, clades
 from bayeskit.models.phylogenetics.distributions.graphs import Numbers, SubsplitGraph
+from bayeskit.models.phylogenetics.neighbour_joining import joined_neighbours
+from bayeskit.models.phylogenetics.partitions import subsets_of
 
 __all__ = [
     "ScoredTrees",
@@ -54,9 +56,6 @@ class SupportGrowth:
 
     References
     ----------
-    Saitou, N., Nei, M. (1987). The neighbor-joining method: a new method for reconstructing phylogenetic trees.
-    Molecular Biology and Evolution 4, 406-425.
-
     Whidden, C., Claywell, B. C., Fisher, T., Magee, A. F., Fourment, M., Matsen, F. A. (2020). Systematic exploration
     of the high likelihood set of phylogenetic tree topologies. Systematic Biology 69, 280-293.
 
@@ -119,43 +118,15 @@ def nearest_neighbours(topologies: Topologies, lengths: Tensor) -> tuple[Topolog
     return Topologies(topologies.taxa, np.concatenate(found)), moved
 
 
-def starting_topologies(alignment: Alignment, num_bootstraps: int, seed: int) -> Topologies:
-    """Return distinct topologies of neighbour joining, from the alignment and from resampled columns."""
-    patterns, weights = alignment.patterns.numpy(), alignment.weights.numpy()
+def starting_topologies(data: Alignment | Partition, num_bootstraps: int, seed: int) -> Topologies:
+    """Return distinct topologies of neighbour joining, from the data and from resampled columns."""
+    subsets = list(subsets_of(data).values())
     generator = new_generator(seed, stream="bootstrap of an alignment")
-    columns = torch.multinomial(
-        alignment.weights, num_bootstraps * alignment.num_sites, replacement=True, generator=generator
-    ).reshape(num_bootstraps, -1)
-    resampled = [np.bincount(row, minlength=len(weights)).astype(float) for row in columns.numpy()]
-    seen = (patterns != 15)[:, None] & (patterns != 15)
-    unlike = ((patterns[:, None] & patterns) == 0) & seen
-    sets = []
-    for weight in (weights, *resampled):
-        compared = np.maximum(seen @ weight, 1.0)
-        share = np.minimum((unlike @ weight) / compared, 0.7)
-        sets.append(_neighbour_joining(-0.75 * np.log1p(-share / 0.75)))
-    return Topologies.from_clades(alignment.taxa, np.stack(sets), rooted=False).distinct()[0]
-
-
-def _neighbour_joining(distances: np.ndarray) -> clades.Bits:
-    """Return the sets of taxa below the internal nodes, without the first taxon, `(taxa - 2, words)`."""
-    count = len(distances)
-    sets, everything = list(clades.single(count)), clades.everything(count)
-    left, found = distances.astype(float), []
-    while len(sets) > 3:
-        totals = left.sum(axis=0)
-        criterion = (len(sets) - 2) * left - totals[:, None] - totals
-        np.fill_diagonal(criterion, np.inf)
-        one, other = sorted(divmod(int(criterion.argmin()), len(sets)))
-        joined = 0.5 * (left[one] + left[other] - left[one, other])
-        left[one], left[:, one], left[one, one] = joined, joined, 0.0
-        left = np.delete(np.delete(left, other, axis=0), other, axis=1)
-        sets[one] = sets[one] | sets.pop(other)
-        found.append(sets[one])
-    # The last three sets meet at one node, whose clade away from the first taxon is all other taxa.
-    found.append(everything & ~clades.single(count)[0])
-    made = np.stack(found)
-    return np.where(clades.contains(made, 0)[:, None], everything & ~made, made)
+    trees = [joined_neighbours(subsets)]
+    for _ in range(num_bootstraps):
+        sites = [torch.randint(one.num_sites, (one.num_sites,), generator=generator).numpy() for one in subsets]
+        trees.append(joined_neighbours([one.select_sites(chosen) for one, chosen in zip(subsets, sites, strict=True)]))
+    return Topologies.from_trees(trees, data.taxa).distinct()[0]
 
 
 # Topologies with the maximum of their density.

@@ -29,7 +29,7 @@ from bayeskit.models.phylogenetics import (
     parse_substitution,
 )
 from bayeskit.models.phylogenetics.distributions import Estimate
-from bayeskit.models.phylogenetics.parameters import FreeParameters
+from bayeskit.models.phylogenetics.parameters import FreeParameters, PartitionParameters
 from bayeskit.models.phylogenetics.substitution import check_data_type
 from bayeskit.workflows.bayes_factors import ModelComparison, models_html
 from bayeskit.workflows.phylogenetics.topology_comparison import (
@@ -357,13 +357,14 @@ def _modes(posteriors: list[TopologyPosterior], progress: bool) -> tuple[list[Mo
 def _start(posterior: TopologyPosterior, general: TopologyPosterior, mode: Tensor) -> Tensor:
     """Return where the search for a mode starts: at that of a general model, rates of a class being their mean."""
     edges, space = posterior.num_edges, posterior.parameters
-    known = general.parameters.values(mode[edges:].log())
+    at = mode[edges:].log()
+    known = general.parameters.values(at)
     values = space.values(posterior.usual)
     for name, value in values.items():
         if name in known and known[name].shape == value.shape:
             values[name] = known[name]
         elif isinstance(space.substitution, GTRSubmodel) and name == "exchangeabilities":
-            rates = _exchangeabilities(general.parameters.substitution.with_parameters(known), mode)
+            rates = _exchangeabilities(general.parameters.parts(at)[0][0], mode)
             digits = torch.tensor([int(digit) for digit in space.substitution.partition])
             sums = torch.zeros_like(value).index_add(0, digits, rates)
             means = sums / torch.bincount(digits)
@@ -387,8 +388,8 @@ class _Features(NamedTuple):
     lengths: Tensor  # (draws, edges)
 
 
-def _features(space: FreeParameters, x: Tensor, u: Tensor) -> _Features:
-    substitution, _ = space.models(u)
+def _features(space: FreeParameters | PartitionParameters, x: Tensor, u: Tensor) -> _Features:
+    ((substitution, _),) = space.parts(u)
     rates, frequencies = _exchangeabilities(substitution, x), substitution.frequencies(x)
     return _Features(rates.expand(len(x), rates.shape[-1]), frequencies.expand(len(x), frequencies.shape[-1]), x)
 

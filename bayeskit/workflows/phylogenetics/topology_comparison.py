@@ -38,7 +38,8 @@ from bayeskit.logdensity.target import Target
 from bayeskit.models.phylogenetics import (
     JC69,
     Alignment,
-    ForestLikelihood,
+    Partition,
+    PartitionedTreeModel,
     SiteRates,
     SubstitutionModel,
     Topologies,
@@ -54,9 +55,16 @@ from bayeskit.models.phylogenetics.branch_length_priors import (
     log_prior_of_lengths,
 )
 from bayeskit.models.phylogenetics.distributions import Estimate
-from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topologies
 from bayeskit.models.phylogenetics.distributions.topology_distribution import TopologyDistribution
-from bayeskit.models.phylogenetics.parameters import FreeParameters
+from bayeskit.models.phylogenetics.parameters import FreeParameters, PartitionParameters, free_parameters
+from bayeskit.models.phylogenetics.partitions import forest_likelihood
+from bayeskit.models.phylogenetics.substitution import check_data_type
+from bayeskit.models.phylogenetics.topology_constraints import (
+    check_constraints,
+    constraint_splits,
+    log_number_of_topologies,
+)
+from bayeskit.models.phylogenetics.trees import check_same_taxa
 from bayeskit.workflows.bayes_factors import ModelComparison, compare_models, models_html
 
 if TYPE_CHECKING:
@@ -71,12 +79,14 @@ __all__ = [
     "PRIOR",
     "TopologyPosterior",
     "TopologyComparison",
+    "check_data",
     "check_models",
     "compare_topologies",
     "default_length_prior",
     "defended_draws",
     "defended_log_prob",
     "first_proposals",
+    "model_facts",
     "sample_importance",
     "share_of_tail",
     "unrooted_topologies",
@@ -174,7 +184,9 @@ def _share_of_half(prior: TorchDistribution) -> float:
 # Arguments of both workflows: topologies in any form, and substitution models and site rates.
 
 
-def unrooted_topologies(trees: TreeSample | Topologies | Sequence[Tree], alignment: Alignment) -> Topologies:
+def unrooted_topologies(
+    trees: TreeSample | Topologies | Sequence[Tree], alignment: Alignment | Partition
+) -> Topologies:
     """Return topologies without roots, with taxa in the order of an alignment; TreeError if they differ.
 
     Rooted topologies become distinct unrooted topologies, with a ConversionWarning; other types raise SettingsError.
@@ -227,6 +239,45 @@ def check_models(
     return substitution
 
 
+def check_data(
+    data: Alignment | Partition,
+    substitution: SubstitutionModel | None,
+    site_rates: SiteRates | None,
+    *,
+    corrected: bool = False,
+) -> SubstitutionModel | None:
+    """Return the substitution model, JC69 by default, or None for a partition, which has its own.
+
+    SettingsError if a model does not fit the data, TreeError if subsets have different taxa; `corrected` as in
+    `check_models`.
+    """
+    if not isinstance(data, Partition):
+        substitution = check_models(data, substitution, site_rates, corrected=corrected)
+        check_data_type(data, substitution)
+        return substitution
+    if substitution is not None or site_rates is not None:
+        raise SettingsError(
+            "substitution and site_rates: the partition has its own. Remedy: give them to Partition, for all subsets "
+            "or by subset."
+        )
+    first = next(iter(data.subsets))
+    for name, subset in data.subsets.items():
+        check_same_taxa(data.taxa, subset.taxa, f"subset {first!r}", f"subset {name!r}")
+        check_models(subset, data.substitution[name], data.site_rates[name], corrected=corrected)
+        check_data_type(subset, data.substitution[name])
+    return None
+
+
+def model_facts(
+    data: Alignment | Partition, substitution: SubstitutionModel | None, site_rates: SiteRates | None
+) -> list[Any]:
+    """Return what identifies data and model, for `setting_as_json`."""
+    if not isinstance(data, Partition):
+        return [list(data.taxa), data.patterns, data.weights, substitution, site_rates]
+    subsets = [[list(one.taxa), one.patterns, one.weights] for one in data.subsets.values()]
+    return [subsets, data.substitution, data.site_rates, data.linked, data.relative_rates]
+
+
 def default_length_prior(prior: TorchDistribution | None, num_edges: int) -> TorchDistribution:
     """Return a prior of branch lengths in double precision, Exponential(10) by default; SettingsError if invalid."""
     if prior is None:
@@ -271,7 +322,7 @@ class JointProposal:
     shape: Tensor  # of the gamma variables, (edges,)
     rate: Tensor  # (edges,)
     prior: TorchDistribution  # over one branch length or over the vector of all
-    parameters: FreeParameters
+    parameters: FreeParameters | PartitionParameters
     centre: Tensor  # of the parameters, (dim,)
     factor: Tensor  # (dim, dim), lower triangular: its square is the scale matrix
     origin: Tensor  # of the shifts, (dim + edges,), parameters and logarithms of lengths
@@ -283,7 +334,7 @@ class JointProposal:
         shape: Tensor,
         rate: Tensor,
         prior: TorchDistribution,
-        parameters: FreeParameters,
+        parameters: FreeParameters | PartitionParameters,
         centre: Tensor,
         precision: Tensor,
     ) -> JointProposal:
@@ -390,22 +441,17 @@ class TopologyPosterior:
     def __init__(self, model: ForestModel, topologies: Topologies, name: str = "") -> None:
         self.topologies, self.prior, self.name = topologies, model.branch_length_prior, name
         # The tables always have room for one topology.
-        self.likelihood = ForestLikelihood(
-            model.alignment,
-            model.substitution,
-            site_rates=model.site_rates,
-            cache_bytes=0 if len(topologies) == 1 else 2**28,
-        )
-        self.parameters = FreeParameters(model.substitution, model.site_rates)
+        self.likelihood = forest_likelihood(*model[:3], cache_bytes=0 if len(topologies) == 1 else 2**28)
+        self.parameters = free_parameters(*model[:3])
         self.num_edges = topologies.num_edges
         # Of the prior, whatever the data: where the search for modes starts.
         drawn = self.parameters.sample(1000, new_generator(0, stream="start of parameters"))
         self.usual = drawn.median(0).values
-        rates = model.site_rates
-        if rates is not None:
-            rates = rates.with_parameters(self.parameters.values(self.usual))
-        number = 1 if rates is None else rates.categories(self.usual.new_empty(0)).rates.shape[-1]
-        self._inputs = self.num_edges * number * (1 if model.substitution.is_uniform else 16)
+        sizes = [
+            (1 if rates is None else rates.rates.shape[-1]) * (1 if one.is_uniform else one.num_states**2)
+            for one, rates in self.parameters.parts(self.usual)
+        ]
+        self._inputs = self.num_edges * max(sizes)
 
     def vectors(self, gradients: bool = False) -> int:
         """Return how many vectors are evaluated at a time."""
@@ -479,11 +525,14 @@ class TopologyComparison:
         The estimates, under the names "tree 1", "tree 2", ...
     settings : dict
         Method, seed and budget.
+    constraints : tuple of tuple of str
+        Groups of taxa that are on one side of a branch in every topology with positive prior probability.
     """
 
     topologies: Topologies
     comparison: ModelComparison
     settings: dict[str, Any] = field(default_factory=dict)
+    constraints: tuple[tuple[str, ...], ...] = ()
 
     @cached_property
     def log_evidence(self) -> Tensor:
@@ -515,13 +564,16 @@ class TopologyComparison:
     def total_log_evidence(self) -> Estimate:
         """Log evidence under a uniform prior of all `(2n-5)!!` topologies of `n` taxa, in nats, with standard error.
 
-        Other topologies than those compared contribute nothing, as in `variational_inference` with the same support;
-        `total_log_evidence_with` adds them.
+        With constraints, the prior is uniform over the topologies that satisfy them. Other topologies than those
+        compared contribute nothing, as in `variational_inference` with the same support; `total_log_evidence_with` adds
+        them.
         """
         known = self.log_evidence.isfinite()
         values, errors = self.log_evidence[known], self.standard_error[known]
         error = float((values.softmax(0) * errors).square().sum().sqrt())
-        return Estimate(float(values.logsumexp(0)) - log_num_topologies(self.topologies.num_taxa), error)
+        taxa = self.topologies.taxa
+        number = log_number_of_topologies(len(taxa), constraint_splits(self.constraints, taxa))
+        return Estimate(float(values.logsumexp(0)) - number, error)
 
     def mass_in(self, runs: Sequence[TreeSample | TopologyDistribution]) -> Estimate:
         """Return the posterior probability of all compared topologies together, from independent runs.
@@ -678,7 +730,7 @@ class TopologyComparison:
 
 
 def compare_topologies(
-    alignment: Alignment,
+    alignment: Alignment | Partition,
     trees: TreeSample | Topologies | Sequence[Tree],
     method: str = _IN_ONE_BATCH,
     *,
@@ -686,6 +738,7 @@ def compare_topologies(
     site_rates: SiteRates | None = None,
     branch_length_prior: dist.TorchDistribution | None = None,
     prior_probabilities: Sequence[float] | None = None,
+    constraints: Sequence[Sequence[str]] = (),
     num_draws: int | None = None,
     budget: Budget | None = None,
     seed: int = 0,
@@ -703,10 +756,11 @@ def compare_topologies(
 
     Parameters
     ----------
-    alignment : Alignment
+    alignment : Alignment or Partition
+        A partition has its own substitution models and site rates, as in `PartitionedTreeModel`.
     trees : TreeSample, Topologies or sequence of Tree
-        At least two distinct topologies over the taxa of the alignment. Roots are removed; weights of a sample are
-        ignored.
+        Distinct topologies over the taxa of the alignment, at least two for other methods than the default one. Roots
+        are removed; weights of a sample are ignored.
     method : str, default "gamma_laplus_importance_sampling"
         Or the name of a function in :mod:`bayeskit.inference.evidence`, which estimates topologies separately.
     substitution : SubstitutionModel, default JC69()
@@ -718,6 +772,9 @@ def compare_topologies(
         first, in the alignment's order of taxa. Exponential with rate 10 by default.
     prior_probabilities : sequence of float, optional
         Nonnegative weights of the topologies, normalised to sum to one; equal by default.
+    constraints : sequence of sequences of str, optional
+        Groups of taxa that are on one side of a branch in each of the topologies, and in all those that
+        `total_log_evidence` sums over.
     num_draws : int, optional
         Default method only: the sum over topologies gets the standard error of this number of draws of each, 10,000 by
         default. A topology that contributes little to it gets fewer, at least a tenth and 1,000 if there are so many;
@@ -738,8 +795,9 @@ def compare_topologies(
     Raises
     ------
     SettingsError
-        If there are fewer than two topologies or one is repeated, a setting is out of range or does not apply to the
-        method, or a prior is unsuitable.
+        If one topology is repeated, or there is one only and the method is not the default one; if a setting is out of
+        range or does not apply to the method, a prior is unsuitable, or the constraints contradict each other or
+        exclude a topology.
     UnknownNameError
         If there is no such method.
     TreeError
@@ -768,9 +826,11 @@ def compare_topologies(
     >>> result.comparison.best, len(result.posterior_probabilities)
     ('tree 1', 3)
     """
-    substitution = check_models(alignment, substitution, site_rates, corrected=True)
+    substitution = check_data(alignment, substitution, site_rates, corrected=True)
     topologies = unrooted_topologies(trees, alignment)
     _check_distinct(topologies)
+    groups = tuple(tuple(group) for group in constraints)
+    check_constraints(topologies.below, constraints, topologies.taxa, "trees")
     names = [f"tree {place + 1}" for place in range(len(topologies))]
     length_prior = default_length_prior(branch_length_prior, topologies.num_edges)
     model = ForestModel(alignment, substitution, site_rates, length_prior)
@@ -802,7 +862,7 @@ def compare_topologies(
             prior_probabilities=weights,
             progress=progress,
         )
-    return TopologyComparison(topologies, comparison, comparison.settings)
+    return TopologyComparison(topologies, comparison, comparison.settings, groups)
 
 
 def _check_distinct(found: Topologies) -> None:
@@ -813,8 +873,6 @@ def _check_distinct(found: Topologies) -> None:
             raise SettingsError(
                 f"tree {first + 1} and tree {place + 1} are the same topology. Remedy: give each topology once."
             )
-    if len(found) < 2:
-        raise SettingsError(f"give at least two topologies to compare, not {len(found)}")
 
 
 def _in_order(topologies: Topologies, place: int) -> Tree:
@@ -867,14 +925,16 @@ def warn_of_untrusted(comparison: ModelComparison, what: str = "topologies") -> 
 class ForestModel(NamedTuple):
     """Arguments of a tree model other than the topology."""
 
-    alignment: Alignment
-    substitution: SubstitutionModel
+    alignment: Alignment | Partition
+    substitution: SubstitutionModel | None  # of an alignment
     site_rates: SiteRates | None
     branch_length_prior: dist.TorchDistribution
 
 
 def _target(model: ForestModel, tree: Tree) -> Target:
     alignment, substitution, site_rates, prior = model
+    if isinstance(alignment, Partition):
+        return Target.from_pyro(PartitionedTreeModel(alignment, tree, prior))
     return Target.from_pyro(TreeModel(alignment, tree, substitution, prior, site_rates=site_rates))
 
 

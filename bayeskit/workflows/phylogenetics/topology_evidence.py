@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-import torch
-
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import derived_seed
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import Evidence
 from bayeskit.inference.evidence.comparison import EvidenceComparison, Verdict, judge
-from bayeskit.models.phylogenetics import Alignment, Topologies
-from bayeskit.workflows.phylogenetics.growing_support import nearest_neighbours
+from bayeskit.models.phylogenetics import Alignment
 from bayeskit.workflows.phylogenetics.topology_comparison import (
     NEGLIGIBLE,
     TopologyComparison,
@@ -36,7 +32,7 @@ _SOURCES = {
 
 @dataclass(frozen=True, repr=False)
 class TopologyEvidence:
-    """The evidence over all topologies in three ways.
+    """The evidence over all topologies, or over those that satisfy the search's constraints, in three ways.
 
     Attributes
     ----------
@@ -91,7 +87,8 @@ def topology_evidence(
     The first are the stepping stones of the search itself. The second is the sum of the evidence of the most probable
     topologies, each by importance sampling, divided by their posterior mass in the search's runs. The third is
     importance sampling from a variational posterior whose support is the topologies of the search. Topologies that all
-    runs have missed are missing in all three ways, unless the search began at the prior (`path="prior"`).
+    runs have missed are missing in all three ways, unless the search began at the prior (`path="prior"`). With
+    constraints, all three are over the topologies that satisfy them.
 
     Parameters
     ----------
@@ -117,7 +114,7 @@ def topology_evidence(
     Raises
     ------
     SettingsError
-        If the search has one run only, constraints or a partition, or a setting lies outside its domain.
+        If the search has one run only, or a setting lies outside its domain.
 
     Examples
     --------
@@ -134,30 +131,18 @@ def topology_evidence(
             "search: the mass of the topologies and its error need two runs or more. Remedy: give the result of "
             "infer_topologies(alignment, num_runs=2)."
         )
-    if search.settings["constraints"]:
-        raise SettingsError(
-            "search: its constraints leave some topologies out, which a sum over all topologies includes. Remedy: "
-            "search without constraints; search.evidence is that of the allowed topologies."
-        )
-    alignment = search.alignment
-    if not isinstance(alignment, Alignment):
-        raise SettingsError(
-            "search: only its stepping stones sum over topologies of partitioned data. Remedy: use search.evidence."
-        )
     level = real_number("level", level, between=(0, 1))
     most = whole_number("most", most, 1)
     sample = search.sample
     chosen = sample.topologies[sample.credible_set(level)[:most]]
-    if len(chosen) == 1:  # a comparison has two sides
-        beside = nearest_neighbours(chosen, torch.zeros(1, chosen.num_edges, dtype=torch.float64))[0]
-        chosen = Topologies(chosen.taxa, np.concatenate([chosen.children, beside.children]), rooted=False)
     model: dict[str, Any] = {
-        "substitution": search.substitution,
-        "site_rates": search.site_rates,
         "branch_length_prior": search.branch_length_prior,
+        "constraints": search.constraints,
     }
+    if isinstance(search.alignment, Alignment):
+        model |= {"substitution": search.substitution, "site_rates": search.site_rates}
     comparison = compare_topologies(
-        alignment, chosen, seed=derived_seed(seed, "sum"), progress=progress, **model, **settings
+        search.alignment, chosen, seed=derived_seed(seed, "sum"), progress=progress, **model, **settings
     )
     total = comparison.total_log_evidence_with(search.samples)
     results = list(comparison.comparison.results.values())
@@ -173,7 +158,7 @@ def topology_evidence(
         seconds=sum(z.seconds for z in results),
     )
     variational = variational_inference(
-        alignment,
+        search.alignment,
         sample,
         num_steps=whole_number("num_steps", num_steps, 1),
         seed=derived_seed(seed, "variational"),

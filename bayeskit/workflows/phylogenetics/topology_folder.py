@@ -86,7 +86,7 @@ def infer_topologies_in_folder(
         If the file is missing or malformed, or has fewer than four taxa.
     SettingsError
         If a setting lies outside its domain; if the MrBayes block fixes the topology or unlinks the branch lengths; or,
-        with `evidence`, if it constrains the topologies or divides the sites, or there is one run only.
+        with `evidence`, if there is one run only.
     KeyboardInterrupt
         On Ctrl-C, once a checkpoint is written.
 
@@ -108,17 +108,6 @@ def infer_topologies_in_folder(
             "Remedy: use num_runs=2, or search without the evidence (--no-evidence)."
         )
     data, model = model_of_file(path, substitution)
-    if evidence and isinstance(data, Partition):
-        raise SettingsError(
-            f"{path}: the MrBayes block divides the sites, for which there are no three ways to sum over topologies. "
-            "Remedy: search without the evidence, or have it from stepping stones alone, by "
-            "infer_topologies(MrBayesBlock.from_file(path).partition)."
-        )
-    if evidence and model.get("constraints"):
-        raise SettingsError(
-            f"{path}: the MrBayes block constrains the topologies, so that three ways to sum over all of them would "
-            "disagree. Remedy: search without the evidence, or name a substitution model."
-        )
     search = infer_topologies(
         data,
         seed=seed,

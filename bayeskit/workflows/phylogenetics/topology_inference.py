@@ -44,11 +44,11 @@ from bayeskit.models.phylogenetics import (
     asdsf,
     check_for_search,
     clades,
-    jukes_cantor_distances,
-    neighbour_joining,
 )
-from bayeskit.models.phylogenetics.parameters import FreeParameters, PartitionParameters
-from bayeskit.models.phylogenetics.substitution import check_data_type
+from bayeskit.models.phylogenetics.neighbour_joining import joined_neighbours
+from bayeskit.models.phylogenetics.parameters import FreeParameters, PartitionParameters, free_parameters
+from bayeskit.models.phylogenetics.partitions import subsets_of
+from bayeskit.models.phylogenetics.topology_constraints import constraint_splits, log_number_of_topologies
 from bayeskit.models.phylogenetics.topology_moves.chains import (
     FIRST_LENGTH,
     LengthPrior,
@@ -58,9 +58,9 @@ from bayeskit.models.phylogenetics.topology_moves.chains import (
     Trees,
     topologies_of,
 )
-from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference, log_number_of_topologies
+from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference
 from bayeskit.models.phylogenetics.trees import check_same_taxa
-from bayeskit.workflows.phylogenetics.topology_comparison import check_models
+from bayeskit.workflows.phylogenetics.topology_comparison import check_data, model_facts
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -69,11 +69,16 @@ __all__ = ["SearchState", "TopologyInference", "TopologySearch", "bidirectional_
 
 
 class _History(NamedTuple):
-    """Trees and parameters at the posterior's temperature in the rounds before the last fit of the reference."""
+    """Trees and parameters of some chains in rounds before the last fit of the reference."""
 
-    splits: Tensor  # (rounds, R, edges, words), int64
-    lengths: Tensor  # (rounds, R, edges)
-    position: Tensor  # (rounds, R, P)
+    splits: Tensor  # (rounds, chains, edges, words), int64
+    lengths: Tensor  # (rounds, chains, edges)
+    position: Tensor  # (rounds, chains, P)
+
+    def and_round(self, trees: Trees, position: Tensor, chains: Tensor) -> _History:
+        """Return the history with the present state of `chains` as a further round."""
+        row = trees.splits[chains], trees.lengths[chains], position[chains]
+        return _History(*(torch.cat([kept, new[None]]) for kept, new in zip(self, row, strict=True)))
 
 
 class SearchState(NamedTuple):
@@ -93,13 +98,15 @@ class SearchState(NamedTuple):
     reference: TreeReference  # of trees, at the beginning of the path; without clades, the path begins at the prior
     parameter_mean: Tensor  # of the normal distribution of the parameters there, (P,)
     parameter_root: Tensor  # Cholesky factor of its covariance, (P, P)
-    history: _History
+    history: _History  # at the posterior's temperature
+    warmer: _History  # at the other temperatures, in the later half of the rounds before the first fit
 
 
 #: Proposals of the parameters in each round.
 _PARAMETER_PROPOSALS = 3
-#: Shares of the warm-up after which the reference is fitted to the later half of the rounds before.
-_FITTED = (0.3, 0.55, 0.8)
+#: Shares of the warm-up after which the reference is fitted to the later half of the rounds before, and the weight of
+#: the trees at other temperatures in each fit: they have clades which the posterior's chains have not met yet.
+_FITTED, _WARMER = (0.3, 0.55, 0.8), (0.5, 0.3, 0.1)
 #: Share of the warm-up after which the temperatures stay as they are, and number of their adaptations.
 _ADAPTED, _ADAPTATIONS = 0.95, 6
 _TARGET_ACCEPTANCE = 0.25
@@ -143,7 +150,7 @@ class TopologySearch:
             frequencies = model.frequencies(like)
             number = frequencies.shape[-1]
             matrix = model.rate_matrix(like).expand(count, number, number)
-            parts.append(Process.of(matrix, frequencies.expand(count, number), categories))
+            parts.append(Process.of(matrix, frequencies.expand(count, number), categories, self.chains.num_states))
         return Process.joined(parts)
 
     def start(self, generator: torch.Generator) -> SearchState:
@@ -169,15 +176,15 @@ class TopologySearch:
             TreeReference.none(self.chains.num_taxa),
             torch.zeros(dim, dtype=torch.float64),
             torch.eye(dim, dtype=torch.float64),
-            self._no_history(),
+            self._no_history(runs),
+            self._no_history(runs * (levels - 1)),
         )
 
-    def _no_history(self) -> _History:
+    def _no_history(self, chains: int) -> _History:
         edges, words = self.chains.num_edges, clades.num_words(self.chains.num_taxa)
-        empty = (0, self.num_runs)
-        numbers = torch.zeros(*empty, edges, dtype=torch.float64)
-        splits = torch.zeros(*empty, edges, words, dtype=torch.int64)
-        return _History(splits, numbers, torch.zeros(*empty, self.space.dim, dtype=torch.float64))
+        numbers = torch.zeros(0, chains, edges, dtype=torch.float64)
+        splits = torch.zeros(0, chains, edges, words, dtype=torch.int64)
+        return _History(splits, numbers, torch.zeros(0, chains, self.space.dim, dtype=torch.float64))
 
     def _due(self) -> list[int]:
         """Return the rounds before which the reference is fitted."""
@@ -197,7 +204,7 @@ class TopologySearch:
         warming = iteration < self.num_warmup
         due = self._due()
         if iteration in due:
-            state = self._fit(state, first=iteration == due[0], last=iteration == due[-1])
+            state = self._fit(state, due.index(iteration))
         reference = state.reference if len(state.reference.clades) else None
         runs, levels = state.replica.shape
         level = (
@@ -221,39 +228,46 @@ class TopologySearch:
         state = state._replace(trees=trees)
         if self.space.dim:
             state = self._propose(state, process, level, warming, iteration, generator)
-        cold = state.replica[:, -1] + torch.arange(runs) * levels
+        chain = state.replica + torch.arange(runs)[:, None] * levels
+        cold = chain[:, -1]
         row = {
             "splits": state.trees.splits[cold],
             "lengths": state.trees.lengths[cold],
             "position": state.position[cold],
         }
         if due and iteration < due[-1]:
-            history = (
-                torch.cat([kept, row[name][None]]) for name, kept in zip(_History._fields, state.history, strict=True)
-            )
-            state = state._replace(history=_History(*history))
+            state = state._replace(history=state.history.and_round(state.trees, state.position, cold))
+        if due and due[0] // 2 <= iteration < due[0]:
+            others = chain[:, :-1].flatten()
+            state = state._replace(warmer=state.warmer.and_round(state.trees, state.position, others))
         state, exchanged = self._exchange(state, iteration, generator)
         state = self._count(state, warming)
         return self._adapt(state, iteration) if warming else state, row | exchanged
 
-    def _fit(self, state: SearchState, first: bool, last: bool) -> SearchState:
-        """Fit the reference to the later half of the history, and begin its path if there was none."""
-        rounds = len(state.history.splits)
-        splits, lengths, position = (part[rounds // 2 :].flatten(0, 1) for part in state.history)
+    def _fit(self, state: SearchState, number: int) -> SearchState:
+        """Fit the reference for the `number`-th time, and begin its path the first time."""
+        first, last = number == 0, number == len(_FITTED) - 1
+        splits, lengths, position = (part[len(part) // 2 :].flatten(0, 1) for part in state.history)
+        more_splits, more_lengths, _ = (part.flatten(0, 1) for part in state.warmer)
+        share = _WARMER[number] * len(splits) / len(more_splits)
+        weights = torch.cat([torch.ones(len(splits)), torch.full((len(more_splits),), share)]).double()
         mean, dim = position.mean(0), self.space.dim
         spread = position - mean
         # Few draws do not show the whole spread.
         covariance = spread.mT @ spread / max(1, len(spread) - 1) * 1.2 + 1e-4 * torch.eye(dim, dtype=torch.float64)
-        levels = len(state.beta)
+        runs, levels = state.replica.shape
         return state._replace(
-            reference=TreeReference.fitted(splits, lengths, self.chains.num_taxa),
+            reference=TreeReference.fitted(
+                torch.cat([splits, more_splits]), torch.cat([lengths, more_lengths]), weights, self.chains.num_taxa
+            ),
             parameter_mean=mean,
             parameter_root=torch.linalg.cholesky(covariance),
             beta=torch.linspace(0, 1, levels, dtype=torch.float64) if first else state.beta,
             rejection=torch.zeros_like(state.rejection),
             num_counted=torch.zeros_like(state.num_counted),
             heading=torch.zeros_like(state.heading),
-            history=self._no_history() if last else state.history,
+            history=self._no_history(runs) if last else state.history,
+            warmer=self._no_history(runs * (levels - 1)) if last else state.warmer,
         )
 
     def _log_parameters(self, state: SearchState, position: Tensor) -> Tensor:
@@ -380,7 +394,10 @@ class TopologySearch:
         samples = [
             TreeSample.from_topologies(topologies_of(self.taxa, splits[:, run])[0]) for run in range(self.num_runs)
         ]
-        return "converged" if asdsf(samples).average < self.stop else None
+        if not asdsf(samples).average < self.stop:
+            return None
+        sizes = _split_effective_sizes(samples)
+        return None if len(sizes) and float(sizes.min()) < _LEAST_EFFECTIVE else "converged"
 
     def note(self, state: SearchState, iteration: int, records: Records) -> str:
         """Return the text behind the progress bar."""
@@ -390,7 +407,7 @@ class TopologySearch:
 
 
 #: Draws between checks of the stopping rule.
-_CHECKED = 500
+_CHECKED = 200
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -426,6 +443,8 @@ class TopologyInference:
         The data and the model; of a partition, which is in `alignment`, the models of each subset by its name.
     is_warm : bool
         Whether the run reached the end of its warm-up; otherwise its later half is returned.
+    constraints : tuple of tuple of str
+        Groups of taxa that are on one side of a branch in every tree.
     """
 
     samples: tuple[TreeSample, ...]
@@ -444,6 +463,7 @@ class TopologyInference:
     site_rates: SiteRates | Mapping[str, SiteRates] | None = None
     branch_length_prior: TorchDistribution | None = None
     is_warm: bool = True
+    constraints: tuple[tuple[str, ...], ...] = ()
 
     @cached_property
     def sample(self) -> TreeSample:
@@ -458,16 +478,7 @@ class TopologyInference:
     @cached_property
     def split_effective_sizes(self) -> Tensor:
         """Effective sample size of the indicator of each split with a frequency from 0.05 to 0.95, `(splits,)`."""
-        sample, runs = self.sample, len(self.samples)
-        inner = sample.topologies.below[:, sample.num_taxa :]
-        splits, index = clades.identify(inner)
-        incidence = np.zeros((len(inner), len(splits)), dtype=bool)
-        np.put_along_axis(incidence, index, True, axis=1)
-        shares = sample.weights @ incidence
-        chosen = incidence[:, (shares >= 0.05) & (shares <= 0.95)][sample.index]
-        draws = sample.num_samples // runs
-        series = torch.from_numpy(chosen.astype(np.float64)).T.reshape(chosen.shape[1], runs, draws)
-        return effective_sample_size(series) if len(series) else torch.zeros(0, dtype=torch.float64)
+        return _split_effective_sizes(self.samples)
 
     @cached_property
     def r_hat(self) -> dict[str, float]:
@@ -584,6 +595,20 @@ class TopologyInference:
         return as_inference_data(self.to_datasets())
 
 
+def _split_effective_sizes(samples: Sequence[TreeSample]) -> Tensor:
+    """Return the effective sample sizes of `TopologyInference.split_effective_sizes`."""
+    sample, runs = TreeSample.pooled(samples), len(samples)
+    inner = sample.topologies.below[:, sample.num_taxa :]
+    splits, index = clades.identify(inner)
+    incidence = np.zeros((len(inner), len(splits)), dtype=bool)
+    np.put_along_axis(incidence, index, True, axis=1)
+    shares = sample.weights @ incidence
+    chosen = incidence[:, (shares >= 0.05) & (shares <= 0.95)][sample.index]
+    draws = sample.num_samples // runs
+    series = torch.from_numpy(chosen.astype(np.float64)).T.reshape(chosen.shape[1], runs, draws)
+    return effective_sample_size(series) if len(series) else torch.zeros(0, dtype=torch.float64)
+
+
 _ASDSF, _LEAST_EFFECTIVE, _MOST_R_HAT = 0.01, 100, 1.05
 _LEAST_ROUND_TRIPS, _MOST_REJECTED = 10, 0.9
 
@@ -643,7 +668,8 @@ def infer_topologies(
 
     The chains lie on a path of densities that ends at the posterior. By default it begins at a reference distribution,
     which the warm-up learns: the clades of the trees found split independently, with gamma distributions of the branch
-    lengths (a conditional clade distribution), and any tree has positive probability. Trees drawn from the reference
+    lengths (a conditional clade distribution); trees of the warmer chains have a small weight in it, and any tree has
+    positive probability. Trees drawn from the reference
     travel to the posterior by exchange, and are proposed to every chain; so chains pass between islands of trees, and
     the evidence needs few temperatures.
 
@@ -651,7 +677,8 @@ def infer_topologies(
     ----------
     alignment : Alignment or Partition
         The subsets of a partition have their own substitution models and site rates, linked or not, and the same branch
-        lengths times their relative rates, as in `PartitionedTreeModel`.
+        lengths times their relative rates, as in `PartitionedTreeModel`. They may be of different types of data; each
+        then takes the time of the type with most states.
     substitution : SubstitutionModel, default JC69()
         Parameters without a value are sampled. A partition has its own.
     site_rates : SiteRates, optional
@@ -678,7 +705,8 @@ def infer_topologies(
     moves : Moves, optional
         Relative frequencies of the kinds of moves.
     stop : float, optional
-        Average standard deviation of split frequencies below which the runs end early, such as 0.01.
+        Average standard deviation of split frequencies below which the runs end early, such as 0.01, if each split has
+        100 effective draws. This is looked at every 200 rounds.
     seed : int, default 0
     dtype : torch.dtype, default torch.float32
         Of the partial likelihoods in the chains. Log-likelihoods have errors of some 1e-7 per site in single precision;
@@ -752,8 +780,10 @@ def infer_topologies(
     >>> result.sample.num_samples
     100
     """
-    space, subsets, model = _space_and_subsets(alignment, substitution, site_rates)
-    taxa = subsets[0].taxa
+    substitution = check_data(alignment, substitution, site_rates)
+    subsets, taxa = list(subsets_of(alignment).values()), alignment.taxa
+    check_for_search(alignment)
+    model = model_facts(alignment, substitution, site_rates)
     prior = _length_prior(branch_length_prior, len(taxa))
     if path not in ("reference", "prior"):
         raise SettingsError(f'path={path!r:.80} is not known. Remedy: use "reference" or "prior".')
@@ -777,12 +807,12 @@ def infer_topologies(
     moves = Moves() if moves is None else moves
     if not isinstance(moves, Moves) or min(astuple(moves)) < 0 or not sum(astuple(moves)) > 0:
         raise SettingsError(f"moves: {moves!r:.80} is invalid. Remedy: give Moves(...) with shares of at least 0.")
-    splits = _checked_constraints(constraints, taxa)
+    splits = constraint_splits(constraints, taxa)
     first = _first_trees(start, subsets, num_runs, constraints, splits)
     chains = TreeChains(
         np.concatenate([subset.patterns.numpy() for subset in subsets], 1),
         np.concatenate([subset.weights.numpy() for subset in subsets]),
-        subsets[0].data_type.num_states,
+        max(subset.data_type.num_states for subset in subsets),
         num_runs * num_temperatures,
         prior,
         parts=[subset.num_patterns for subset in subsets],
@@ -807,7 +837,7 @@ def infer_topologies(
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
     search = TopologySearch(
         chains,
-        space,
+        free_parameters(alignment, substitution, site_rates),
         num_runs,
         beta,
         num_warmup,
@@ -822,7 +852,7 @@ def infer_topologies(
         first,
     )
     outcome = drive(search, control, new_generator(seed, stream="topologies"))
-    return _result(search, outcome, control, alignment, branch_length_prior)
+    return _result(search, outcome, control, alignment, branch_length_prior, constraints)
 
 
 #: Fewest rounds from which a reference is learnt.
@@ -837,6 +867,7 @@ def _result(
     control: Control,
     alignment: Alignment | Partition,
     branch_length_prior: TorchDistribution | None,
+    constraints: Sequence[Sequence[str]],
 ) -> TopologyInference:
     """Collect the draws of the runs."""
     done, warm = outcome.num_iterations, outcome.num_iterations >= search.num_warmup + _LEAST_DRAWS
@@ -878,44 +909,11 @@ def _result(
         search.space.site_rates,
         branch_length_prior,
         warm,
+        tuple(map(tuple, constraints)),
     )
 
 
 _LEAST_DRAWS = 8
-
-
-def _space_and_subsets(
-    data: Any, substitution: SubstitutionModel | None, site_rates: SiteRates | None
-) -> tuple[FreeParameters | PartitionParameters, list[Alignment], list[Any]]:
-    """Return the free parameters, the alignment or those of all subsets, and what identifies data and model."""
-    if not isinstance(data, Partition):
-        substitution = check_models(data, substitution, site_rates)
-        check_data_type(data, substitution)
-        check_for_search(data)
-        model = [list(data.taxa), data.patterns, data.weights, substitution, site_rates]
-        return FreeParameters(substitution, site_rates), [data], model
-    if substitution is not None or site_rates is not None:
-        raise SettingsError(
-            "substitution and site_rates: the partition has its own. Remedy: give them to Partition, for all subsets "
-            "or by subset."
-        )
-    (first, alignment), *others = data.subsets.items()
-    for name, other in others:
-        check_same_taxa(alignment.taxa, other.taxa, f"subset {first!r}", f"subset {name!r}")
-        if other.data_type.num_states != alignment.data_type.num_states:
-            raise SettingsError(
-                f"The subsets {first!r} and {name!r} have {alignment.data_type} and {other.data_type} data, which the "
-                "search does not combine. Remedy: give subsets of one type; for a given tree, use PartitionedTreeModel."
-            )
-    subsets = [one if one.taxa == alignment.taxa else one.select(alignment.taxa) for one in data.subsets.values()]
-    for subset, substitution in zip(subsets, data.substitution.values(), strict=True):
-        check_models(subset, substitution, None)
-        check_data_type(subset, substitution)
-    check_for_search(data)
-    model = [list(alignment.taxa), [[one.patterns, one.weights] for one in subsets]]
-    rates = getattr(data.relative_rates, "concentration", data.relative_rates)
-    model += [data.substitution, data.site_rates, data.linked, rates]
-    return PartitionParameters(data), subsets, model
 
 
 def _parameters(space: FreeParameters | PartitionParameters, position: Tensor) -> dict[str, Tensor]:
@@ -945,35 +943,6 @@ def _length_prior(prior: TorchDistribution | None, num_taxa: int) -> LengthPrior
     )
 
 
-def _checked_constraints(groups: Sequence[Sequence[str]], taxa: Sequence[str]) -> clades.Bits:
-    """Return the splits of groups of taxa, `(constraints, words)`; SettingsError if they are invalid."""
-    number = {taxon: place for place, taxon in enumerate(taxa)}
-    everything, alone = clades.everything(len(taxa)), clades.single(len(taxa))
-    splits: list[Any] = []
-    for group in groups:
-        if isinstance(group, str) or not all(taxon in number for taxon in group):
-            unknown = group if isinstance(group, str) else [taxon for taxon in group if taxon not in number]
-            raise SettingsError(
-                f"constraints: {unknown!r:.80} is not in the alignment. Remedy: give lists of its taxa."
-            )
-        if not 2 <= len(set(group)) <= len(taxa) - 2:
-            raise SettingsError(
-                f"constraints: {list(group)!r:.80} does not constrain a tree. Remedy: give at least two taxa, and "
-                "leave at least two out."
-            )
-        split = np.bitwise_or.reduce(alone[[number[taxon] for taxon in group]], axis=0)
-        split = everything & ~split if split[0] & np.uint64(1) else split
-        for place, other in enumerate(splits):
-            common = split & other
-            if common.any() and (common != split).any() and (common != other).any():
-                raise SettingsError(
-                    f"constraints: groups {place + 1} and {len(splits) + 1} contradict each other. Remedy: give groups "
-                    "of which one holds the other, or that have no taxon in common."
-                )
-        splits.append(split)
-    return np.array(splits, dtype=np.uint64).reshape(len(splits), clades.num_words(len(taxa)))
-
-
 #: Smallest branch length of a start.
 _SHORTEST = 1e-6
 
@@ -986,7 +955,7 @@ def _first_trees(
     if isinstance(start, str) and start == "parsimony":
         return None
     if isinstance(start, str) and start == "neighbour_joining":
-        given: Sequence[Any] = [_joined_neighbours(subsets)]
+        given: Sequence[Any] = [joined_neighbours(subsets)]
     else:
         given = [start] if isinstance(start, Tree | str) else start
     if not isinstance(given, Sequence) or not given or not all(map(_is_tree, given)):
@@ -1020,12 +989,3 @@ def _first_trees(
 
 def _is_tree(one: Any) -> bool:
     return isinstance(one, Tree) or (isinstance(one, str) and "(" in one)
-
-
-def _joined_neighbours(subsets: Sequence[Alignment]) -> Tree:
-    """Return the tree of neighbour joining by the mean distances of all subsets."""
-    distances = torch.stack([jukes_cantor_distances(subset) for subset in subsets])
-    sites = torch.tensor([float(subset.num_sites) for subset in subsets])[:, None, None] * distances.isfinite()
-    mean = distances.nan_to_num(posinf=0.0).mul(sites).sum(0) / sites.sum(0)
-    largest = mean[mean.isfinite()].max()  # in place of infinite ones
-    return neighbour_joining(torch.where(mean.isfinite(), mean, largest), subsets[0].taxa)

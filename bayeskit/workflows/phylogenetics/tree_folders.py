@@ -13,10 +13,10 @@ import torch
 from bayeskit.core.folders import write_atomically, write_csv
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.plots import new_figure
-from bayeskit.errors import SamplingWarning, SettingsError, TreeError
+from bayeskit.errors import SamplingWarning, TreeError
 from bayeskit.inference.evidence import Evidence, EvidenceComparison
 from bayeskit.inference.samplers.driver import obey
-from bayeskit.models.phylogenetics import Alignment, SampleFrequencies, SubsplitBayesianNetwork, Topologies, TreeSample
+from bayeskit.models.phylogenetics import SampleFrequencies, SubsplitBayesianNetwork, Topologies, TreeSample
 from bayeskit.models.phylogenetics.distributions import Estimate
 from bayeskit.workflows.folder import remove_checkpoints
 from bayeskit.workflows.phylogenetics.topology_comparison import NEGLIGIBLE, TopologyComparison, compare_topologies
@@ -105,7 +105,7 @@ def compare_topologies_in_folder(
     AlignmentError, TreeError
         If a file is missing or malformed, the taxa differ, or the files hold one topology only.
     SettingsError
-        If a setting lies outside its domain.
+        If a setting lies outside its domain, or the constraints of a MrBayes block exclude a tree of the files.
 
     Examples
     --------
@@ -120,8 +120,7 @@ def compare_topologies_in_folder(
     'tree 1'
     """
     folder, most = Path(folder), whole_number("most", most, 2)
-    data, model = _undivided(alignment, substitution)
-    model.pop("constraints", None)  # only among the given topologies
+    data, model = model_of_file(alignment, substitution)
     runs = [TreeSample.from_file(path, burn_in, rooted=False, taxa=data.taxa, progress=progress) for path in trees]
     sample = TreeSample.pooled(runs)
     if len(sample.topologies) < 2:
@@ -335,7 +334,7 @@ def variational_inference_in_folder(
     AlignmentError, TreeError
         If a file is missing or malformed, or the taxa differ.
     SettingsError
-        If a setting lies outside its domain, or a MrBayes block constrains the topologies.
+        If a setting lies outside its domain, or the constraints of a MrBayes block exclude a tree of the files.
     KeyboardInterrupt
         On Ctrl-C, once a checkpoint is written.
 
@@ -352,12 +351,7 @@ def variational_inference_in_folder(
     3
     """
     folder = Path(folder)
-    data, model = _undivided(alignment, substitution)
-    if model.pop("constraints", None):
-        raise SettingsError(
-            f"{alignment}: the MrBayes block constrains the topologies, which variational inference cannot do. "
-            "Remedy: name a substitution model, or use 'bayeskit trees'."
-        )
+    data, model = model_of_file(alignment, substitution)
     support = None
     if trees:
         support = TreeSample.from_files(trees, burn_in, False, taxa=data.taxa, progress=progress)
@@ -392,14 +386,3 @@ def _summary(parameters: dict[str, torch.Tensor]) -> pd.DataFrame:
         low, high = np.quantile(flat.numpy(), [0.05, 0.95], axis=0)
         rows += list(zip(names, flat.mean(0).tolist(), flat.std(0).tolist(), low, high, strict=True))
     return pd.DataFrame(rows, columns=["parameter", "mean", "sd", "5 %", "95 %"])
-
-
-def _undivided(path: str | Path, substitution: str | None) -> tuple[Alignment, dict[str, Any]]:
-    """Return the alignment of a file and its model; SettingsError if its MrBayes block divides the sites."""
-    data, model = model_of_file(path, substitution)
-    if not isinstance(data, Alignment):
-        raise SettingsError(
-            f"{path}: the MrBayes block divides the sites, which is supported by 'bayeskit trees --no-evidence' only. "
-            "Remedy: name a substitution model for all sites."
-        )
-    return data, model

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from bayeskit.core.compatibility import as_inference_data, to_datasets
 from bayeskit.core.flows import zuko
+from bayeskit.core.folders import Schema
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
@@ -31,9 +32,9 @@ from bayeskit.core.statistics import (
     stratified_log_mean_exp_error,
     weight_effective_sample_size,
 )
-from bayeskit.core.storage import decode, encode, load_tensors, qualified_name, save_tensors
+from bayeskit.core.storage import decode, encode, loaded_tensors, qualified_name, save_tensors
 from bayeskit.core.texts import short_repr
-from bayeskit.errors import BayeskitError, CheckpointError, LossError, SamplingWarning, SettingsError, TreeError
+from bayeskit.errors import CheckpointError, LossError, SamplingWarning, SettingsError, TreeError
 from bayeskit.inference.evidence import Evidence
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE, with_rounding, without_nan
 from bayeskit.inference.gradients.score_function import importance_weighted_estimate
@@ -49,6 +50,8 @@ from bayeskit.models.phylogenetics import (
     GammaDirichlet,
     GammaRates,
     InvariantSites,
+    Partition,
+    PartitionedForestLikelihood,
     SiteRates,
     SubsplitBayesianNetwork,
     Topologies,
@@ -61,11 +64,17 @@ from bayeskit.models.phylogenetics.branch_length_priors import (
     log_prior_of_lengths,
 )
 from bayeskit.models.phylogenetics.distributions import Estimate
-from bayeskit.models.phylogenetics.distributions.frequencies import log_num_topologies
 from bayeskit.models.phylogenetics.distributions.graphs import ABOVE, BELOW, ROOT, EveryRoot, Numbers, SubsplitGraph
 from bayeskit.models.phylogenetics.forest import ForestLikelihood
 from bayeskit.models.phylogenetics.model_names import SUBSTITUTION_MODELS
+from bayeskit.models.phylogenetics.parameters import free_parameters
+from bayeskit.models.phylogenetics.partitions import forest_likelihood
 from bayeskit.models.phylogenetics.substitution import Parameterized, SubstitutionModel
+from bayeskit.models.phylogenetics.topology_constraints import (
+    check_constraints,
+    constraint_splits,
+    log_number_of_topologies,
+)
 from bayeskit.models.phylogenetics.trees import check_same_taxa
 from bayeskit.workflows.phylogenetics.growing_support import (
     ScoredTrees,
@@ -76,11 +85,13 @@ from bayeskit.workflows.phylogenetics.growing_support import (
 )
 from bayeskit.workflows.phylogenetics.parameter_guide import ParameterGuide
 from bayeskit.workflows.phylogenetics.topology_comparison import (
-    check_models,
+    check_data,
     defended_draws,
     defended_log_prob,
+    model_facts,
     unrooted_topologies,
 )
+from bayeskit.workflows.phylogenetics.topology_inference import infer_topologies
 
 __all__ = [
     "BudgetPace",
@@ -422,9 +433,30 @@ def _features(graph: SubsplitGraph, with_pairs: bool) -> tuple[Numbers, int]:
 class TreeTarget:
     """The joint density of data, branch lengths, parameters and topology, with a uniform prior of topologies."""
 
-    likelihood: ForestLikelihood
+    likelihood: ForestLikelihood | PartitionedForestLikelihood
     branch_length_prior: dist.TorchDistribution  # over one branch length or over the vector of all
     priors: dict[str, dist.TorchDistribution] = field(default_factory=dict)  # of parameters without a fixed value
+    constraints: tuple[tuple[str, ...], ...] = ()  # that all topologies with positive prior probability satisfy
+
+    @property
+    def data(self) -> Alignment | Partition:
+        """The alignment or the partition."""
+        likelihood = self.likelihood
+        return likelihood.alignment if isinstance(likelihood, ForestLikelihood) else likelihood.partition
+
+    @property
+    def models(self) -> tuple[SubstitutionModel | None, SiteRates | None]:
+        """The models of the alignment; a partition has its own."""
+        likelihood = self.likelihood
+        if isinstance(likelihood, ForestLikelihood):
+            return likelihood.substitution, likelihood.site_rates
+        return None, None
+
+    @cached_property
+    def log_topologies(self) -> float:
+        """The log number of topologies with positive prior probability."""
+        taxa = self.data.taxa
+        return log_number_of_topologies(len(taxa), constraint_splits(self.constraints, taxa))
 
     @cached_property
     def guide(self) -> ParameterGuide:
@@ -438,7 +470,7 @@ class TreeTarget:
         """
         log_prior = log_prior_of_lengths(self.branch_length_prior, lengths) + self.guide.log_prior(parameters)
         log_likelihood = self.likelihood.log_likelihood(topologies, lengths, **parameters)
-        return log_prior - log_num_topologies(topologies.num_taxa), log_likelihood
+        return log_prior - self.log_topologies, log_likelihood
 
 
 class DrawnTrees(NamedTuple):
@@ -530,7 +562,7 @@ LogDensities = Callable[..., tuple[Tensor, Tensor]]
 
 # Contents of a file with a fitted approximation.
 
-_KIND, _VERSION = "VariationalPosterior", 2
+_SCHEMA = Schema("a variational posterior of trees", 3)
 #: Supported priors of one branch length, of independent ones, of all jointly, and of parameters.
 _PRIORS = (
     *(dist.Exponential, dist.Gamma, dist.InverseGamma, dist.LogNormal, dist.Weibull),
@@ -569,11 +601,12 @@ class _Contents(NamedTuple):
 
 def _write(path: str | Path, contents: _Contents) -> None:
     """Write a file atomically; SettingsError for classes that cannot be stored, OutputError if it fails."""
-    network, likelihood = contents.family.network, contents.target.likelihood
+    network, (substitution, site_rates) = contents.family.network, contents.target.models
     data = {
-        "alignment": likelihood.alignment,
-        "substitution": _without_priors(likelihood.substitution),
-        "site_rates": _without_priors(likelihood.site_rates),
+        "alignment": _stored_data(contents.target.data),
+        "substitution": _without_priors(substitution),
+        "site_rates": _without_priors(site_rates),
+        "constraints": contents.target.constraints,
         "prior": _stored_prior("branch_length_prior", contents.target.branch_length_prior),
         "priors": {name: _stored_prior(name, prior) for name, prior in contents.target.priors.items()},
         "graph": network.graph,
@@ -589,20 +622,13 @@ def _write(path: str | Path, contents: _Contents) -> None:
             f"{path}: the approximation cannot be saved, because it contains an object from outside bayeskit "
             f"({error}). Remedy: fit with `checkpoint`; the same call then returns the same approximation again."
         ) from error
-    save_tensors(path, tensors, {"kind": _KIND, "version": _VERSION, "data": coded})
+    save_tensors(path, tensors, {"data": coded}, _SCHEMA)
 
 
 def _read(path: str | Path) -> _Contents:
-    """Read a file without running its code; CheckpointError if it is missing, truncated or has other contents."""
-    tensors, facts = load_tensors(path)
-    if facts.get("kind") != _KIND or facts.get("version") != _VERSION:
-        raise CheckpointError(
-            f"{path} holds {facts.get('kind')}, not a {_KIND} of this version; load it with its own class"
-        )
-    try:
+    """Read a file without running its code; CheckpointError if it is missing, damaged or has other contents."""
+    with loaded_tensors(path, _SCHEMA) as (tensors, facts):
         return _restored(decode(facts["data"], tensors, _TYPES))
-    except (BayeskitError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: its contents do not fit together ({error}); save it again") from error
 
 
 def _prior_parameters(prior: dist.TorchDistribution) -> dict[str, Any]:
@@ -632,6 +658,27 @@ def _without_priors(model: Any) -> Any:
     return replace(model, **given, **inner) if given or inner else model  # type: ignore[type-var]
 
 
+def _stored_data(data: Alignment | Partition) -> Any:
+    """Return an alignment, or the arguments of a partition, without priors."""
+    if isinstance(data, Alignment):
+        return data
+    parts = (
+        {name: _without_priors(model) for name, model in by_subset.items()}
+        for by_subset in (data.substitution, data.site_rates)
+    )
+    return [data.subsets, *parts, data.linked, data.relative_rates if isinstance(data.relative_rates, Tensor) else None]
+
+
+def _restored_data(stored: Any, shares: dist.TorchDistribution | None) -> Alignment | Partition:
+    """Return the data; `shares` is the prior of the shares of subsets with unknown rates."""
+    if isinstance(stored, Alignment):
+        return stored
+    subsets, substitution, site_rates, linked, rates = stored
+    return Partition(
+        subsets, substitution, site_rates, linked=linked, relative_rates=rates if shares is None else shares
+    )
+
+
 def _stored_prior(site: str, prior: dist.TorchDistribution) -> _Prior:
     event_dims = 0
     while isinstance(prior, torch.distributions.Independent):
@@ -654,10 +701,12 @@ def _restored_prior(stored: _Prior) -> dist.TorchDistribution:
 
 
 def _restored(data: dict[str, Any]) -> _Contents:
-    likelihood = ForestLikelihood(data["alignment"], data["substitution"], site_rates=data["site_rates"])
     network = SubsplitBayesianNetwork(data["graph"], data["logits"])
     priors = {name: _restored_prior(stored) for name, stored in data["priors"].items()}
-    target = TreeTarget(likelihood, _restored_prior(data["prior"]), priors)
+    restored = _restored_data(data["alignment"], priors.get("rate_shares"))
+    likelihood = forest_likelihood(restored, data["substitution"], data["site_rates"])
+    # Files of earlier versions have no constraints.
+    target = TreeTarget(likelihood, _restored_prior(data["prior"]), priors, data.get("constraints", ()))
     family = TreeFamily(network, data["lengths"], target.guide)
     parameters, bounds, positions, ending = (data[name] for name in ("parameters", "bounds", "positions", "ending"))
     expected = family.start(torch.Generator().manual_seed(0)).shape
@@ -1200,6 +1249,8 @@ class Training:
 _HOTTEST = 0.001
 #: Number of resampled alignments whose trees a search starts from.
 _BOOTSTRAPS = 20
+#: Rounds of a search for topologies by chains.
+_WARM_UP, _ROUNDS = 300, 700
 #: Number of points at which two priors are compared.
 _PROBES = 64
 
@@ -1218,12 +1269,13 @@ class SupportSearch(Protocol):
 
 
 def variational_inference(
-    alignment: Alignment,
-    support: Support | SupportSearch | Callable[[Alignment], Support | SupportSearch] | None = None,
+    alignment: Alignment | Partition,
+    support: Support | SupportSearch | Callable[[Any], Support | SupportSearch] | None = None,
     *,
     substitution: SubstitutionModel | None = None,
     site_rates: SiteRates | None = None,
     branch_length_prior: dist.TorchDistribution | None = None,
+    constraints: Sequence[Sequence[str]] = (),
     lengths: LengthFamily | None = None,
     objective: IWAE | ReweightedWakeSleep | None = None,
     num_steps: int = 200_000,
@@ -1246,16 +1298,19 @@ def variational_inference(
     .. math:: w = \frac{p(D \mid \tau, q, \theta)^\beta \, p(q) \, p(\theta) \, p(\tau)}
                       {Q(\tau) \, Q(q \mid \tau) \, Q(\theta)},
 
-    with :math:`p(\tau) = 1 / (2n-5)!!`; reweighted wake-sleep is the alternative.
+    with :math:`p(\tau) = 1 / (2n-5)!!` or, with constraints, uniform over the topologies that satisfy them; reweighted
+    wake-sleep is the alternative.
 
     Parameters
     ----------
-    alignment : Alignment
+    alignment : Alignment or Partition
+        A partition has its own substitution models and site rates, as in `PartitionedTreeModel`.
     support : TreeSample, Topologies, sequence of Tree, SubsplitBayesianNetwork, SupportSearch or callable, optional
         Topologies, such as those of a short MCMC run: the support consists of all recombinations of their subsplits,
         and training starts with equal probabilities of all options. Or a network, which is the starting point; or an
-        object with such a `sample`, or a function of the alignment that returns one of these. Roots are removed. By
-        default the support is searched for, from trees of neighbour joining, and grows.
+        object with such a `sample`, or a function of `alignment` that returns one of these. Roots are removed. By
+        default the support is searched for, from trees of neighbour joining, and grows; with constraints, it is found
+        by `infer_topologies`, which needs a C++ compiler.
     substitution : SubstitutionModel, default JC69()
         Parameters without a value, such as those of `GTR()`, have their prior and are inferred.
     site_rates : SiteRates, optional
@@ -1263,6 +1318,9 @@ def variational_inference(
     branch_length_prior : TorchDistribution, optional
         Over one positive branch length; or over the vector of all, in the edge order of `Topologies`: external branches
         first, in the alignment's order of taxa. Exponential with rate 10 by default.
+    constraints : sequence of sequences of str, optional
+        Groups of taxa that are on one side of a branch in every tree. Recombinations of trees that satisfy them satisfy
+        them too.
     lengths : LengthFamily, default LogNormalLengths()
     objective : IWAE or ReweightedWakeSleep, default IWAE(10)
         Objective and number of particles, at least two. With IWAE, branch lengths are reparameterised, and topologies
@@ -1276,8 +1334,8 @@ def variational_inference(
         first half of the steps or of the time budget, whichever is further. A checkpoint distinguishes functions by
         name only.
     growth : SupportGrowth, optional
-        Let the support grow during training, by neighbours of its probable topologies. By default a given support stays
-        as it is.
+        Let the support grow during training, by neighbours of its probable topologies; not with constraints. By default
+        a given support stays as it is.
     seed : int, default 0
     checkpoint : path, optional
         File for the state, from which an existing run resumes with bitwise identical results. Beside it, a support that
@@ -1304,9 +1362,11 @@ def variational_inference(
     Raises
     ------
     SettingsError
-        If a setting lies outside its domain, or a prior is unsuitable.
+        If a setting lies outside its domain, a prior is unsuitable, or the constraints contradict each other or exclude
+        a tree of the support.
     TreeError
-        If the taxa of the support differ from those of the alignment, or it is a network over rooted topologies.
+        If the taxa of the support or of a subset differ from those of the alignment, or the support is a network over
+        rooted topologies.
     LossError
         If the bound or its gradient is not finite; the message gives the step.
     CheckpointError
@@ -1339,21 +1399,29 @@ def variational_inference(
     >>> posterior.log_evidence(1000).trusted
     True
     """
-    substitution = check_models(alignment, substitution, site_rates, corrected=True)
+    substitution = check_data(alignment, substitution, site_rates, corrected=True)
     num_steps = whole_number("num_steps", num_steps, 1)
     objective = _checked_settings(IWAE(10) if objective is None else objective)
     default_annealing = annealing is None
     annealing = Linear(max(1, num_steps // 2), start=_HOTTEST) if annealing is None else annealing
     learning_rates = LearningRates() if learning_rates is None else learning_rates
     lengths = LogNormalLengths() if lengths is None else lengths
-    growth = SupportGrowth() if support is None and growth is None else growth
+    by_chains = support is None and len(constraints) > 0
+    growth = SupportGrowth() if support is None and growth is None and not by_chains else growth
     _check_options(learning_rates, annealing, lengths, growth)
+    if growth is not None and len(constraints):
+        raise SettingsError(
+            "growth: neighbours of trees may violate the constraints. Remedy: leave growth out; without a support, one "
+            "is found by infer_topologies, under the constraints."
+        )
     prior = branch_length_prior
     if prior is None:
         prior = dist.Exponential(torch.tensor(10.0, dtype=torch.float64))
     check_branch_length_prior(prior, 2 * alignment.num_taxa - 3)
-    likelihood = ForestLikelihood(alignment, substitution, site_rates=site_rates)
-    target = TreeTarget(likelihood, in_double_precision(prior), _free_parameters(substitution, site_rates))
+    likelihood = forest_likelihood(alignment, substitution, site_rates)
+    priors = free_parameters(alignment, substitution, site_rates).priors
+    groups = tuple(tuple(group) for group in constraints)
+    target = TreeTarget(likelihood, in_double_precision(prior), priors, groups)
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
     settings = {
         "objective": type(objective).__name__,
@@ -1369,6 +1437,21 @@ def variational_inference(
         settings |= {"growth": setting_as_json(growth), "num_steps": num_steps}
     begin = time.monotonic()
     trees = None
+    if by_chains:
+        found = infer_topologies(
+            alignment,
+            substitution=substitution,
+            site_rates=site_rates,
+            branch_length_prior=branch_length_prior,
+            constraints=constraints,
+            num_warmup=_WARM_UP,
+            num_samples=_ROUNDS,
+            seed=settings["seed"],
+            progress=progress,
+        )
+        if found.ending == "interrupted":
+            raise KeyboardInterrupt
+        support = found.sample
     if support is None:
         trees = ScoredTrees(partial(_log_posterior, target, None), alignment.taxa)
         network = _searched(trees, alignment, growth or SupportGrowth(), settings["seed"], control)
@@ -1376,6 +1459,7 @@ def variational_inference(
         network = _network_of(support, alignment)
         if growth is not None:
             trees = ScoredTrees(partial(_log_posterior, target, None), network.taxa)
+    check_constraints(network.graph.clades, constraints, network.taxa, "the support")
     _check_order(target.branch_length_prior, alignment, network)
     family = TreeFamily(network, lengths, target.guide)
     spent = time.monotonic() - begin
@@ -1527,7 +1611,7 @@ def _expand(trees: ScoredTrees, growth: SupportGrowth, progress: bool) -> None:
 
 
 def _searched(
-    trees: ScoredTrees, alignment: Alignment, growth: SupportGrowth, seed: int, control: Control
+    trees: ScoredTrees, alignment: Alignment | Partition, growth: SupportGrowth, seed: int, control: Control
 ) -> SubsplitBayesianNetwork:
     """Return the network of topologies that a search from trees of neighbour joining finds probable."""
     trees.add(starting_topologies(alignment, _BOOTSTRAPS, seed))
@@ -1538,7 +1622,7 @@ def _searched(
 
 
 def _network_of(
-    support: Support | SupportSearch | Callable[[Alignment], Support | SupportSearch], alignment: Alignment
+    support: Support | SupportSearch | Callable[[Any], Support | SupportSearch], alignment: Alignment | Partition
 ) -> SubsplitBayesianNetwork:
     """Return the network of a support."""
     if callable(support) and not isinstance(support, SubsplitBayesianNetwork):  # Pyro's distributions are callable
@@ -1549,14 +1633,6 @@ def _network_of(
     if isinstance(support, SupportSearch) and isinstance(support.sample, TreeSample):
         support = support.sample
     return SubsplitBayesianNetwork.from_topologies(unrooted_topologies(support, alignment))  # type: ignore[arg-type]
-
-
-def _free_parameters(
-    substitution: SubstitutionModel, site_rates: SiteRates | None
-) -> dict[str, dist.TorchDistribution]:
-    """Return the priors of all parameters without a fixed value."""
-    like = torch.empty(0, dtype=torch.float64)
-    return substitution.priors(like) | ({} if site_rates is None else site_rates.priors(like))
 
 
 def _check_options(learning_rates: object, annealing: object, lengths: object, growth: object) -> None:
@@ -1577,7 +1653,9 @@ def _check_options(learning_rates: object, annealing: object, lengths: object, g
         raise SettingsError(f"growth: {growth!r:.80} has the wrong type. Remedy: give SupportGrowth(), or None.")
 
 
-def _check_order(prior: dist.TorchDistribution, alignment: Alignment, network: SubsplitBayesianNetwork) -> None:
+def _check_order(
+    prior: dist.TorchDistribution, alignment: Alignment | Partition, network: SubsplitBayesianNetwork
+) -> None:
     """Raise SettingsError for a joint prior if the order of taxa makes its edges ambiguous."""
     num_edges = 2 * alignment.num_taxa - 3
     tips = [alignment.taxa.index(taxon) for taxon in network.taxa]
@@ -1614,21 +1692,18 @@ def _checked_settings(objective: IWAE | ReweightedWakeSleep) -> IWAE | Reweighte
 
 def _fingerprint(target: TreeTarget, network: SubsplitBayesianNetwork) -> object:
     """Return data, support and model as JSON that identifies them."""
-    graph, likelihood, prior = network.graph, target.likelihood, target.branch_length_prior
+    graph, prior = network.graph, target.branch_length_prior
     arrays = [graph.clades.view("int64"), graph.group_clade, graph.group_sister, graph.starts, graph.parts]
     parts = [
-        list(likelihood.alignment.taxa),
-        likelihood.alignment.patterns,
-        likelihood.alignment.weights,
+        *model_facts(target.data, *target.models),
+        target.constraints,
         list(network.taxa),
         [torch.from_numpy(array) for array in arrays],
         network.logits,
-        likelihood.substitution,
         type(prior).__name__,
         # The density identifies a prior of any class.
         log_prior_of_lengths(prior, _probes(2 * len(network.taxa) - 3)),
     ]
-    parts += [] if likelihood.site_rates is None else [likelihood.site_rates]
     if target.priors:
         guide = target.guide
         normal = torch.zeros(guide.num_parameters, dtype=torch.float64)

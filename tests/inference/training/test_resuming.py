@@ -8,11 +8,14 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
+from bayeskit.core.folders import Schema
 from bayeskit.core.randomness import global_stream, new_generator
-from bayeskit.core.storage import load_tensors, save_tensors
+from bayeskit.core.storage import loaded_tensors, save_tensors
 from bayeskit.errors import CheckpointError, OutputError, SamplingWarning, SettingsError
 from bayeskit.inference.objectives import ELBO, IWAE, Linear
 from bayeskit.inference.training import fit
+
+TRAINING = Schema("a checkpoint of training", 2)
 
 
 def columns(count=24, seed=0):
@@ -113,12 +116,12 @@ def test_what_the_checkpoint_holds_matters(tmp_path, lost):
     path = tmp_path / "checkpoint"
     with pytest.raises(Killed):
         run(path, limit=10)
-    tensors, facts = load_tensors(path)
-    changed = [name for name in tensors if name.startswith(lost)]
+    with loaded_tensors(path, TRAINING) as (tensors, facts):
+        changed = [name for name in tensors if name.startswith(lost)]
     assert changed
     for name in changed:
         tensors[name] = torch.Generator().get_state() if "streams" in name else tensors[name] + 1
-    save_tensors(path, tensors, facts)
+    save_tensors(path, tensors, facts, TRAINING)
     (vae, result), (other, whole) = run(path), run()
     if "buffers" in lost:  # running means matter in evaluation only
         assert not torch.equal(result.validation_losses, whole.validation_losses)
@@ -172,11 +175,33 @@ def test_damaged_and_foreign_files_are_refused(finished, tmp_path):
         finished.write_bytes(data)
         with pytest.raises(CheckpointError, match="truncated or not a file of bayeskit"):
             run(finished)
-    save_tensors(finished, {"x": torch.zeros(1)}, {"kind": "draws"})
-    with pytest.raises(CheckpointError, match="no training checkpoint"):
+    save_tensors(finished, {"x": torch.zeros(1)}, {}, Schema("draws", 1))
+    with pytest.raises(CheckpointError, match="holds draws, not a checkpoint of training"):
         run(finished)
     with pytest.raises(OutputError, match="cannot write"):
         run(tmp_path / "missing" / "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("state.parameters.model.decoder.weight", lambda x: x[0]),  # which would broadcast
+        ("state.best.parameter.model.decoder.weight", lambda x: x.T),
+        ("state.buffers.model.encoder.1.running_mean", lambda x: x.float()),
+        ("state.streams.0", lambda x: x[1:]),
+        ("state.losses", None),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(tmp_path, name, made):
+    path = tmp_path / "checkpoint"
+    settings = {"num_epochs": 1, "patience": 3, "validation": columns(10), "validation_objective": ELBO()}
+    run(path, **settings)
+    with loaded_tensors(path, TRAINING) as (tensors, facts):
+        tensors = {key: x.clone() for key, x in tensors.items()}
+    found = tensors.pop(name)
+    save_tensors(path, tensors if made is None else {**tensors, name: made(found)}, facts, TRAINING)
+    with pytest.raises(CheckpointError, match="checkpoint: its contents do not fit together"):
+        run(path, **settings)
 
 
 def test_states_that_only_code_could_restore_are_refused(tmp_path):

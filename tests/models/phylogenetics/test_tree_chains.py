@@ -29,9 +29,10 @@ from bayeskit.models.phylogenetics import (
     primates,
 )
 from bayeskit.models.phylogenetics.parameters import PartitionParameters
+from bayeskit.models.phylogenetics.topology_constraints import log_number_of_topologies
 from bayeskit.models.phylogenetics.topology_moves import chains as module
 from bayeskit.models.phylogenetics.topology_moves.chains import LengthPrior, Moves, Process, TreeChains, topologies_of
-from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference, log_number_of_topologies
+from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference
 
 KINDS = ("length", "exchange", "likelihood_regraft", "parsimony_regraft", "near_regraft", "reconnection", "scale")
 ALIGNMENT = Alignment.from_sequences({"A": "ACGTA", "B": "ACGCA", "C": "AGTCA", "D": "AGTCT", "E": "ACTCT"})
@@ -119,7 +120,7 @@ def reference_of(constraints=None):
     chains, process = made(ALIGNMENT, 60, constraints=constraints)
     tempered = torch.full((60,), 0.3, dtype=torch.float64)
     trees = chains.run(chains.start(new_generator(3, stream="reference"), process), process, tempered, Moves(), 30)
-    return TreeReference.fitted(trees.splits, trees.lengths, 5)
+    return TreeReference.fitted(trees.splits, trees.lengths, torch.ones(len(trees.splits)), 5)
 
 
 def drawn(reference, count, constraints=None):
@@ -130,6 +131,20 @@ def drawn(reference, count, constraints=None):
     trees = chains.run(trees, process, ones, Moves(), 0, reference)
     log_prior = chains.prior.log_density(trees.lengths, 5) - log_number_of_topologies(5, constraints)
     return trees, trees.log_likelihood + log_prior - trees.log_reference
+
+
+def test_a_weight_in_the_fit_of_a_reference_counts_as_copies_of_its_tree():
+    chains, process = made(ALIGNMENT, 40)
+    warm = torch.full((40,), 0.3, dtype=torch.float64)
+    trees = chains.run(chains.start(new_generator(3, stream="weights"), process), process, warm, Moves(), 30)
+    copies = 1 + torch.arange(40) % 3
+    weighted = TreeReference.fitted(trees.splits, trees.lengths, copies.double(), 5)
+    places = torch.arange(40).repeat_interleave(copies)
+    repeated = TreeReference.fitted(trees.splits[places], trees.lengths[places], torch.ones(len(places)), 5)
+    assert all(
+        torch.allclose(one.double(), other.double(), rtol=1e-12, atol=0)
+        for one, other in zip(weighted, repeated, strict=True)
+    )
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -199,7 +214,7 @@ def test_the_likelihood_after_many_moves_is_that_of_the_forest(substitution, sit
     trees = chains.start(new_generator(2, stream="likelihood"), process)
     warm = torch.full((3,), 0.1, dtype=torch.float64)
     trees = chains.run(trees, process, 0.5 * warm, Moves(), 2000)
-    reference = TreeReference.fitted(trees.splits, trees.lengths, alignment.num_taxa)
+    reference = TreeReference.fitted(trees.splits, trees.lengths, torch.ones(3), alignment.num_taxa)
     trees = chains.run(trees, process, 0.01 * warm, Moves(), 200, reference)
     assert bool((trees.counts.sum(0)[:, 1] > 0).all())
     topologies, order = topologies_of(alignment.taxa, trees.splits)

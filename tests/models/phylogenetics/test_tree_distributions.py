@@ -1,6 +1,5 @@
 """What distributions over topologies have in common: Pyro's interface, files, bad input, many taxa."""
 
-import json
 import math
 from types import SimpleNamespace
 
@@ -8,9 +7,11 @@ import numpy as np
 import pyro
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from scipy.stats import chi2
 
+from bayeskit.core.folders import Schema
+from bayeskit.core.storage import save_tensors
 from bayeskit.errors import CheckpointError, SettingsError, ShapeError, TreeError
 from bayeskit.models.phylogenetics import Tree, clades
 from bayeskit.models.phylogenetics.distributions import (
@@ -33,6 +34,8 @@ KINDS = [
     SubsplitBayesianNetwork.fit,
     lambda sample: Smoothed(SampleFrequencies.fit(sample), 0.2),
 ]
+
+SCHEMA = Schema("a distribution over topologies", 1)
 
 
 def sample_of(count, rooted=False, size=6, seed=0):
@@ -155,10 +158,10 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
         ("logits", tensors["logits"][:-1]),
         ("group_clade", tensors["group_clade"].flip(0)),
     ):
-        save_file({**tensors, name: broken}, path, metadata={"bayeskit": json.dumps(facts)})
+        save_tensors(path, {**tensors, name: broken}, facts, SCHEMA)
         with pytest.raises(CheckpointError, match="do not fit together"):
             SubsplitBayesianNetwork.load(path)
-    save_file(tensors, path, metadata={"bayeskit": json.dumps({**facts, "taxa": None})})
+    save_tensors(path, tensors, {**facts, "taxa": None}, SCHEMA)
     with pytest.raises(CheckpointError, match="do not fit together"):
         SubsplitBayesianNetwork.load(path)
 
@@ -248,10 +251,10 @@ def test_files_of_mixtures_that_do_not_fit_are_refused(tmp_path):
         {**facts, "base": base, "epsilon": None},
         {**facts, "base": base, "taxa": list("ABCDE")},
     ):
-        save_file(tensors, path, metadata={"bayeskit": json.dumps(broken)})
+        save_tensors(path, tensors, broken, SCHEMA)
         with pytest.raises(CheckpointError, match="do not fit together"):
             Smoothed.load(path)
-    save_file(tensors, path, metadata={"bayeskit": json.dumps({**facts, "base": base})})
+    save_tensors(path, tensors, {**facts, "base": base}, SCHEMA)
     assert Smoothed.load(path).epsilon == 0.1
 
 

@@ -269,6 +269,8 @@ class Smoothed(TopologyDistribution):
     @classmethod
     def _restore(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Self:
         kind = TopologyDistribution._of_kind(facts["base"]["kind"])
+        if kind is None:
+            raise SettingsError(f"its base, {facts['base']['kind']}, is unknown")
         inner = {name.removeprefix("base."): tensor for name, tensor in tensors.items()}
         shared = {name: facts[name] for name in ("taxa", "rooted")}
         return cls(kind._restore(inner, {**shared, **facts["base"]}), facts["epsilon"])

@@ -16,9 +16,10 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
+from bayeskit.core.folders import Schema
 from bayeskit.core.randomness import new_generator
-from bayeskit.core.storage import load_tensors, save_tensors
-from bayeskit.errors import AccuracyWarning, BayeskitError, CheckpointError, SettingsError, ShapeError, TreeError
+from bayeskit.core.storage import loaded_tensors, save_tensors
+from bayeskit.errors import AccuracyWarning, CheckpointError, SettingsError, ShapeError, TreeError
 from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.distributions.graphs import Floats, add_up
 from bayeskit.models.phylogenetics.topologies import Topologies, all_topologies, canonical_children
@@ -39,6 +40,7 @@ __all__ = [
     "weighted_topologies",
 ]
 
+_SCHEMA = Schema("a distribution over topologies", 1)
 
 # Weighted topologies, to fit distributions to and compare them with.
 
@@ -450,7 +452,7 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
             Overwritten if it exists.
         """
         facts = {"kind": type(self).__name__, "taxa": list(self.taxa), "rooted": self.rooted}
-        save_tensors(path, self._tensors(), {**facts, **self._facts()})
+        save_tensors(path, self._tensors(), {**facts, **self._facts()}, _SCHEMA)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -468,17 +470,15 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         Raises
         ------
         CheckpointError
-            If the file is missing, truncated, or has other contents.
+            If the file is missing, damaged, or has other contents.
         """
-        tensors, facts = load_tensors(path)
-        try:
-            kind = cls._of_kind(facts.get("kind"))
-        except CheckpointError as error:
-            raise CheckpointError(f"{path} holds {error}") from None
-        try:
+        with loaded_tensors(path, _SCHEMA) as (tensors, facts):
+            kind = cls._of_kind(facts["kind"])
+            if kind is None:
+                raise CheckpointError(f"{path} holds {facts['kind']}, not {cls.__name__}; load it with its own class")
+            if not all(isinstance(name, str) for name in facts["taxa"]):
+                raise SettingsError("the names of taxa are no text")
             return kind._restore(tensors, facts)
-        except (BayeskitError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path}: its contents do not fit together ({error}); save it again") from error
 
     def most_probable_tree(self) -> Topologies:
         """Return the most probable topology as `Topologies` of length one; `.tree(0)` makes an unrooted `Tree`."""
@@ -505,14 +505,14 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         return {}
 
     @classmethod
-    def _of_kind(cls, name: object) -> type[Self]:
-        """Return this class or its subclass called `name`; CheckpointError if there is none."""
+    def _of_kind(cls, name: object) -> type[Self] | None:
+        """Return this class or its subclass called `name`, or None."""
         kinds = [cls]
         for kind in kinds:
             if kind.__name__ == name:
                 return kind
             kinds += kind.__subclasses__()
-        raise CheckpointError(f"{name}, not {cls.__name__}; load it with its own class")
+        return None
 
     @classmethod
     def _restore(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Self:

@@ -16,6 +16,7 @@ from weakref import finalize
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from bayeskit.core.libraries import FLAGS, load_library
 from bayeskit.core.torch_internals import standard_gamma
@@ -58,10 +59,13 @@ class Process(NamedTuple):
     categories: Tensor  # number of those of each part, (chains, parts), int64
 
     @classmethod
-    def of(cls, rate_matrix: Tensor, frequencies: Tensor, categories: Any = None) -> Process:
+    def of(
+        cls, rate_matrix: Tensor, frequencies: Tensor, categories: Any = None, num_states: int | None = None
+    ) -> Process:
         """Decompose reversible rate matrices `(chains, states, states)`; `categories` are those of the site rates.
 
-        Eigenvalues are NaN where extreme parameters give rates that are no numbers.
+        Up to `num_states`, there are further states that never occur. Eigenvalues are NaN where extreme parameters give
+        rates that are no numbers.
         """
         root = frequencies.sqrt()
         symmetric = root[..., :, None] * rate_matrix / root[..., None, :]
@@ -78,7 +82,9 @@ class Process(NamedTuple):
             none = frequencies.new_zeros(())
             invariant = (none if categories.invariant is None else categories.invariant).expand(chains)
         right, left = vectors / root[..., :, None], vectors.mT * root[..., None, :]
-        of_part = [part[:, None] for part in (values, right, left, frequencies)]
+        more = 0 if num_states is None else num_states - frequencies.shape[-1]
+        of_part = [functional.pad(part, (0, more))[:, None] for part in (values, frequencies)]
+        of_part[1:1] = [functional.pad(part, (0, more, 0, more))[:, None] for part in (right, left)]
         number = torch.full((chains, 1), rates.shape[1])
         return cls(*[*of_part, rates, weights, invariant[:, None], number])
 
@@ -232,7 +238,9 @@ class TreeChains:
         Allowed states of each taxon and site pattern as bits, shape `(taxa, patterns)`.
     weights : ndarray
         Number of sites of each pattern, shape `(patterns,)`.
-    num_states, num_chains : int
+    num_states : int
+        The largest of the parts; to others, states are added that never occur.
+    num_chains : int
     prior : LengthPrior
     parts : sequence of int, optional
         Number of patterns of each part of the sites, which follow each other; by default there is one part.
@@ -257,7 +265,7 @@ class TreeChains:
         num_threads: int = 1,
     ) -> None:
         self.num_chains, self.num_taxa, self.prior, self.num_threads = num_chains, len(masks), prior, num_threads
-        self.num_edges = 2 * self.num_taxa - 3
+        self.num_edges, self.num_states = 2 * self.num_taxa - 3, num_states
         self._library = _library(num_states, dtype)
         masks, weights = np.ascontiguousarray(masks, dtype=np.uint64), np.ascontiguousarray(weights, dtype=np.float64)
         words = clades.num_words(self.num_taxa)

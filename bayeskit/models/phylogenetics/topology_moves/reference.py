@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor
 from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.topologies import Topologies
 
-__all__ = ["TreeReference", "log_number_of_topologies"]
+__all__ = ["TreeReference"]
 
 #: Weight of the mean over all clades in the fit of a clade's branch length, in draws.
 _SHRINKAGE = 4.0
@@ -29,7 +28,7 @@ class TreeReference(NamedTuple):
     rate: Tensor
     parent: Tensor  # clade of each subsplit, ascending, (subsplits,), int64
     child: Tensor  # its child with the parent's first taxon
-    weight: Tensor  # number of the trees that have it, (subsplits,), float64
+    weight: Tensor  # total weight of the trees that have it, (subsplits,), float64
 
     @classmethod
     def none(cls, num_taxa: int) -> TreeReference:
@@ -40,36 +39,41 @@ class TreeReference(NamedTuple):
         )
 
     @classmethod
-    def fitted(cls, splits: Tensor, lengths: Tensor, num_taxa: int) -> TreeReference:
-        """Fit to trees: splits `(draws, edges, words)` and lengths `(draws, edges)`."""
+    def fitted(cls, splits: Tensor, lengths: Tensor, weights: Tensor, num_taxa: int) -> TreeReference:
+        """Fit to trees: splits `(draws, edges, words)`, lengths `(draws, edges)` and weights `(draws,)`."""
         taxa = tuple(str(number) for number in range(num_taxa))
         topologies, order = Topologies.from_edges(taxa, splits.numpy().view(np.uint64), rooted=False)
         sets = clades.below(topologies.children, num_taxa)[:, 1:]
         # The first taxon's edge is the last node's.
         times = np.roll(np.take_along_axis(lengths.numpy(), order, axis=1), -1, axis=1)
         distinct, index = clades.identify(sets)
-        shape, rate = _gamma_fits(index.ravel(), times.ravel(), len(distinct), clades.size(distinct) == 1)
+        edges = index.shape[1]
+        weight = weights.numpy().repeat(edges)
+        shape, rate = _gamma_fits(index.ravel(), times.ravel(), weight, len(distinct), clades.size(distinct) == 1)
         children = index[np.arange(len(index))[:, None, None], topologies.children - 1]
         parent = index[:, num_taxa - 1 :]
         lowest = np.array([clades.members(one)[0] for one in distinct])
         child = np.where(lowest[children[..., 0]] == lowest[parent], children[..., 0], children[..., 1])
-        pairs, count = np.unique(np.stack([parent.ravel(), child.ravel()], 1), axis=0, return_counts=True)
+        pairs, place = np.unique(np.stack([parent.ravel(), child.ravel()], 1), axis=0, return_inverse=True)
+        total = np.bincount(place.ravel(), weights.numpy().repeat(parent.shape[1]))
         return cls(
             torch.from_numpy(distinct.view(np.int64)),
             torch.from_numpy(shape),
             torch.from_numpy(rate),
             torch.from_numpy(pairs[:, 0].copy()),
             torch.from_numpy(pairs[:, 1].copy()),
-            torch.from_numpy(count.astype(np.float64)),
+            torch.from_numpy(total),
         )
 
 
-def _gamma_fits(index: np.ndarray, times: np.ndarray, count: int, pendant: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _gamma_fits(
+    index: np.ndarray, times: np.ndarray, weight: np.ndarray, count: int, pendant: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return shape and rate of each clade's lengths and of other clades', `(count + 1,)`, shrunk to their mean."""
-    number = np.bincount(index, minlength=count)
+    number = np.bincount(index, weight, minlength=count)
     times = np.maximum(times, 1e-12)
-    total = np.bincount(index, times, minlength=count)
-    logs = np.bincount(index, np.log(times), minlength=count)
+    total = np.bincount(index, weight * times, minlength=count)
+    logs = np.bincount(index, weight * np.log(times), minlength=count)
     inner = ~pendant if not pendant.all() else pendant
     typical, typical_log = (float((part[inner] / number[inner]).mean()) for part in (total, logs))
     mean = np.append((total + _SHRINKAGE * typical) / (number + _SHRINKAGE), typical)
@@ -78,20 +82,3 @@ def _gamma_fits(index: np.ndarray, times: np.ndarray, count: int, pendant: np.nd
     gap = np.maximum(np.log(mean) - mean_log, 1e-6)
     shape = (3 - gap + np.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
     return shape, shape / mean
-
-
-def log_number_of_topologies(num_taxa: int, constraints: np.ndarray | None = None) -> float:
-    """Return the log number of unrooted binary topologies that have the splits `(constraints, words)`."""
-    splits = np.zeros((0, clades.num_words(num_taxa)), np.uint64) if constraints is None else constraints
-    splits = np.unique(splits, axis=0)
-    top = clades.everything(num_taxa) & ~clades.single(num_taxa)[0]
-    total = 0.0
-    for one in [top, *splits]:
-        inside = [other for other in splits if not (other & ~one).any() and (other != one).any()]
-        largest = [
-            other for other in inside if not any(not (other & ~big).any() and (other != big).any() for big in inside)
-        ]
-        parts = int(clades.size(one)) - sum(int(clades.size(other)) - 1 for other in largest)
-        # (2 m - 3)!! rooted binary trees of m parts.
-        total += math.lgamma(2 * parts - 1) - (parts - 1) * math.log(2) - math.lgamma(parts)
-    return total
