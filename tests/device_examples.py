@@ -1,12 +1,14 @@
 """The examples of all public docstrings, run by a user whose data are on a device."""
 
 import ast
+import dataclasses
 import doctest
 import importlib
 import inspect
 import pkgutil
 import re
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from types import FrameType
@@ -90,6 +92,17 @@ def public() -> dict[str, Any]:
 
 
 @lru_cache
+def elsewhere() -> dict[str, str]:
+    """Return the reason why an object runs on no device, by its full name."""
+    return {
+        f"bayeskit.{module}.{name}": reason
+        for reason, listed in ELSEWHERE.items()
+        for module, names in re.findall(r"([\w.]+):((?:\s+\w+\b(?![.:]))+)", listed)
+        for name in names.split()
+    }
+
+
+@lru_cache
 def _made_on_the_host() -> frozenset[str]:
     """Return the names of what a user moves to the device: modules, and tensors made of a size alone."""
     modules = {x.__name__ for x in public().values() if inspect.isclass(x) and issubclass(x, torch.nn.Module)}
@@ -135,77 +148,213 @@ def run_example(name: str, device: torch.device, shorter: dict[str, str] | None 
     return "".join(said), bound
 
 
+def prints(name: str) -> bool:
+    """Tell whether the examples of an object print something, which is compared."""
+    found = doctest.DocTestFinder().find(public()[name], name)
+    return any(example.want for test in found for example in test.examples)
+
+
+def numbers(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield all numbers and tensors within a value, but for times, with their names."""
+    if isinstance(value, torch.Tensor | bool | int | float):
+        if not name.endswith("seconds"):
+            yield name, torch.as_tensor(value).detach().cpu()
+        return
+    parts: Any = ()
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, tuple | list):
+        parts = enumerate(value)
+    elif isinstance(value, torch.nn.Module):
+        parts = value.state_dict().items()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = vars(value).items()
+    for key, part in parts:
+        yield from numbers(part, f"{name}.{key}")
+
+
 def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Return the names of tensors and numbers that differ beyond rounding."""
-    wrong = []
-    for key, value in expected.items():
-        if isinstance(value, torch.Tensor | float):
-            one, other = (torch.as_tensor(x).detach().cpu() for x in (value, found[key]))
-            if one.shape != other.shape or not torch.allclose(
-                one.double(), other.double(), rtol=1e-6, atol=1e-8, equal_nan=True
-            ):
-                wrong.append(f"{key}: {one} on the host, {other} on the device")
+    """Return what differs beyond rounding among all numbers within two values."""
+    one, other = dict(numbers(expected, "")), dict(numbers(found, ""))
+    wrong = [f"{key} is there only once" for key in one.keys() ^ other.keys()]
+    for key in one.keys() & other.keys():
+        a, b = (x.to_dense().to(torch.complex128) for x in (one[key], other[key]))
+        if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-6, atol=1e-8, equal_nan=True):
+            wrong.append(f"{key}: {a} on the host, {b} on the device")
     return wrong
 
 
 #: Shorter runs for examples that take long: what is replaced in their text. Numbers are compared with the host's.
 SHORTER = {
-    "samplers.chains.Convergence": {"16, 200, 5000": "4, 20, 5", "500)": "5)"},
-    "samplers.ladder.sample_ladder": {"8, num_warmup=50": "4, num_chains=4, num_warmup=30"},
-    "samplers.nested.NestedRun": {"num_live=100": "num_live=20"},
-    "samplers.nested.sample_nested": {"num_live=200": "num_live=20"},
-    "samplers.sampling.sample": {
+    "models.discrete.mixtures.labels.relabel": {"4, 50, 50": "4, 20, 10"},
+    "models.wide_networks.finite_width.ntk_drift_against_width": {"(16, 256)": "(4, 8)"},
+    "models.wide_networks.gaussian_processes.marginal_likelihood.fit_depths": {
+        "fit_depths(make_network, [1, 3]": "found = fit_depths(make_network, [1, 2]"
+    },
+    "inference.evidence.ladder.thermodynamic_integration": {
+        "num_samples=200": "num_samples=10, num_warmup=40, num_chains=4, num_temperatures=4, max_temperatures=8"
+    },
+    "inference.samplers.ladder.Ladder": {"8, 4, 50, 20": "4, 4, 30, 10"},
+    "inference.samplers.chains.Convergence": {"16, 200, 5000": "4, 20, 5", "500)": "5)"},
+    "inference.samplers.ladder.sample_ladder": {"8, num_warmup=50": "4, num_chains=4, num_warmup=30"},
+    "inference.samplers.nested.NestedRun": {"num_live=100": "num_live=20"},
+    "inference.samplers.nested.sample_nested": {"num_live=200": "num_live=20"},
+    "inference.samplers.sampling.sample": {
         "num_warmup=100, num_samples=200": "num_warmup=20, num_samples=5",
         "num_samples=100": "num_warmup=20, num_samples=5",
     },
-    "samplers.stochastic_gradient.sample_stochastic_gradient": {"num_samples=2000": "num_samples=20, num_warmup=20"},
-    "training.fitting.fit": {"num_epochs=40": "num_epochs=2"},
-    "generalized.coarsened.calibration_curve": {"num_warmup=100, num_samples=100": "num_warmup=20, num_samples=10"},
-    "generalized.bootstrap.loss_likelihood_bootstrap": {"posterior, 4000": "posterior, 50"},
-    "generalized.bootstrap.posterior_bootstrap": {"posterior, 4000": "posterior, 50"},
-    "held_out.annealing.bidirectional_annealing": {"torch.zeros(100)": "torch.zeros(5)"},
-    "held_out.by_evidence.by_evidence": {"num_warmup=100, num_samples=200": "num_warmup=20, num_samples=10"},
+    "inference.samplers.stochastic_gradient.sample_stochastic_gradient": {
+        "num_samples=2000": "num_samples=20, num_warmup=20"
+    },
+    "inference.training.fitting.fit": {"num_epochs=40": "num_epochs=2"},
+    "inference.generalized.coarsened.calibration_curve": {
+        "num_warmup=100, num_samples=100": "num_warmup=20, num_samples=10"
+    },
+    "inference.generalized.bootstrap.loss_likelihood_bootstrap": {"posterior, 4000": "posterior, 50"},
+    "inference.generalized.bootstrap.posterior_bootstrap": {"posterior, 4000": "posterior, 50"},
+    "inference.held_out.by_evidence.by_evidence": {"num_warmup=100, num_samples=200": "num_warmup=20, num_samples=10"},
 }
 
-#: What computes nothing on a device by itself, by the reason; names of objects, or of packages with a dot at the end.
+#: What computes nothing on a device by itself, by the reason: names of objects after those of their modules.
 ELSEWHERE = {
-    "names, texts and pages": "gallery.",
-    "from alignments, files and models to tables and reports; they call what is rehearsed": "workflows.",
-    "problems whose data are on the host, from where ExactCase.target moves them": "exact.",
-    "each estimator is rehearsed on shared runs": "inference.evidence.",
-    "data are simulated on the host, or a function of the user is given the host's": (
-        "coverage_report enumerated_cross_validation NoisyMatching"
-    ),
-    "long examples, which benchmarks/device_transfers.py runs": (
-        "relabel ntk_drift_against_width fit_depths Ladder coherence_check propriety_check"
-    ),
-    "tables and pictures, made on the host": (
-        "load_mnist5000 plot_traversal "
-        "Series load_nile plot_boundaries plot_credible_set plot_num_components plot_predictive "
-        "plot_split_frequencies plot_tree predictive_density "
-    ),
-    "trees, alignments, their files and distributions over them": (
-        "Alignment BranchDerivatives ConditionalCladeDistribution ConsensusTree DataType Estimate Moves "
-        "MrBayesBlock ReversibleModel SampleFrequencies SiteRates Smoothed SplitProbabilities "
-        "SubsplitBayesianNetwork SubstitutionModel TopologyDistribution Tree TreeSample all_reversible_models "
-        "all_topologies asdsf check_for_search codon_frequencies codons dates_from_file dates_from_names "
-        "empirical_frequencies greedy_consensus jukes_cantor_distances majority_rule_consensus "
-        "parse_substitution primates read_partitions robinson_foulds split_frequencies standard_characters "
-    ),
-    "settings, results, abstract classes and sizes, or objects that run within the examples of others": (
-        "Linearized ConjugateGradients InducingPoints LargeRegression DepthComparison VarianceFit InfiniteWidth "
-        "Kernels StandardNormal "
-        "ActiveUnits Adaptation AdaptationState Algorithm Autoencoder Carriage CategoricalEmission ChEES "
-        "Chains ChangePointPrior CoherenceReport Constant Control Cyclical DensityEstimate Emission Exchange "
-        "ExponentialDecay GaussianEmission GaussianMixture GenerativeModel GeometricTail GradientComparison "
-        "GradientEstimator GradientStatistics GridPosterior HMCInfo HMCState Images Information "
-        "InformationMatrices Labels LearnedLexicon Lexicon Linear LogLikelihoodConstraint LongestAxis Loss "
-        "MarginLoss MeanEmbedding MeanSquaredError Minimum NUTSInfo NegativeBinomialLengths NestedSampler "
-        "NumberOfChanges Objective Outcome PointwiseLoss Pooling PredictionLoss Predictive ProprietyReport "
-        "Relaxation ReplicatePosteriors ResidualMismatch RunSettings SMCInfo SMCRun SMCState Sandwich "
-        "SegmentModel Semiring Space Tail TemperatureSchedule UnknownSizeMixture WeightSchedule "
-        "WeightedPoints aligned candidate_words coarsening_weight conditional_vae drive galaxy_velocities "
-        "hierarchical_vae infomax_weight learn_lexicon load_digits log_joint_of_assignments run "
-        "semi_supervised_vae sigmoid_schedule stochastic_beam_search "
-    ),
+    "names, texts and pages": """
+        gallery.registry: Entry entries get_model listed names
+        gallery.scripts: Page is_page is_small page pages run_page
+        gallery.trees: check_substitution mrbayes_block tree_target
+    """,
+    "from alignments, files and models to tables and reports; they call what is rehearsed": """
+        workflows.bayes_factors: ModelComparison compare_models
+        workflows.calibration: calibration_in_folder
+        workflows.exam: Exam ExamRow run_exam run_generated_exam
+        workflows.folder: evidence_in_folder posterior_in_folder save_netcdf
+        workflows.mixtures: TemperingBudget compare_num_components mixture_evidence symmetrised_bridge
+        workflows.phylogenetics.growing_support: SupportGrowth
+        workflows.phylogenetics.substitution_average: SubstitutionAverage average_substitution_models
+        workflows.phylogenetics.topology_comparison: TopologyComparison compare_topologies
+        workflows.phylogenetics.topology_evidence: TopologyEvidence topology_evidence
+        workflows.phylogenetics.topology_inference: TopologyInference infer_topologies
+        workflows.phylogenetics.topology_report: write_topology_report
+        workflows.phylogenetics.variational: FlowLengths LearningRates LogNormalLengths VariationalPosterior
+            variational_inference
+        workflows.simulation_based_calibration: SBCResult sbc
+    """,
+    "problems whose data are on the host, from where ExactCase.target moves them": """
+        exact.beta_binomial: beta_binomial beta_binomial_model
+        exact.case: ExactCase
+        exact.eight_schools: eight_schools eight_schools_centered_model eight_schools_model
+        exact.enumeration: EnumeratedPosterior Marginal enumerate_latents
+        exact.generated: Family generate shrink
+        exact: get
+        exact.linear_regression: linear_regression linear_regression_model
+        exact.neals_funnel: neals_funnel neals_funnel_model
+        exact.pima: pima pima_model
+        exact.radiata_pine: radiata_pine radiata_pine_model
+        exact.several_modes: eggbox eggbox_model gaussian_shells gaussian_shells_model spike_and_slab
+            spike_and_slab_model
+        exact.three_taxon_tree: count_site_patterns pattern_log_probabilities three_taxon_sequences
+            three_taxon_tree three_taxon_tree_model
+    """,
+    "settings, results and parts of the estimators, each of which is rehearsed on shared runs": """
+        inference.evidence.budget: Budget LadderBudget NestedSamplingBudget PosteriorBudget SMCBudget
+        inference.evidence.calibration: Calibration Problem calibrate
+        inference.evidence.comparison: EvidenceComparison Verdict compare judge
+        inference.evidence.conditionals: ConjugateBlock
+        inference.evidence.constants: ConstantsReport check_constants
+        inference.evidence.diagnostics: Diagnostics from_draws
+        inference.evidence.flows: FittedFlow fit_flow
+        inference.evidence.judgement: estimator
+        inference.evidence.methods: Method Part select
+        inference.evidence.modes: Mode find_mode
+        inference.evidence.prequential_evidence: PrequentialEvidence
+        inference.evidence.result: Evidence PredictiveScore
+        inference.evidence.shared_runs: SharedRuns
+        inference.evidence.variational: MeanField fit_mean_field
+    """,
+    "data are simulated on the host, or a function of the user is given the host's": """
+        inference.generalized.coverage: coverage_report
+        inference.generalized.cross_validation: enumerated_cross_validation
+        models.discrete.permutations.matching: NoisyMatching
+    """,
+    "tables and pictures, made on the host": """
+        models.vae.images: load_mnist5000 plot_traversal
+        models.discrete.sequences.plots: Series load_nile plot_boundaries
+        models.phylogenetics.summaries: plot_credible_set plot_split_frequencies plot_tree
+        models.discrete.mixtures.plots: plot_num_components plot_predictive predictive_density
+    """,
+    "trees, alignments, their files and distributions over them": """
+        models.phylogenetics.alignments: Alignment primates
+        models.phylogenetics.branch_derivatives: BranchDerivatives
+        models.phylogenetics.distributions.networks: ConditionalCladeDistribution SubsplitBayesianNetwork
+        models.phylogenetics.summaries: ConsensusTree greedy_consensus majority_rule_consensus
+        models.phylogenetics.data_types: DataType codons standard_characters
+        models.phylogenetics.distributions.topology_distribution: Estimate SplitProbabilities
+            TopologyDistribution
+        models.phylogenetics.topology_moves.chains: Moves
+        models.phylogenetics.mrbayes: MrBayesBlock
+        models.phylogenetics.substitution: ReversibleModel SubstitutionModel all_reversible_models
+            empirical_frequencies
+        models.phylogenetics.distributions.frequencies: SampleFrequencies Smoothed
+        models.phylogenetics.site_rates: SiteRates
+        models.phylogenetics.trees: Tree
+        models.phylogenetics.samples: TreeSample asdsf robinson_foulds split_frequencies
+        models.phylogenetics.topologies: all_topologies
+        models.phylogenetics.alignment_checks: check_for_search
+        models.phylogenetics.codon_models: codon_frequencies
+        models.phylogenetics.dated_topologies: dates_from_file dates_from_names
+        models.phylogenetics.neighbour_joining: jukes_cantor_distances
+        models.phylogenetics.model_names: parse_substitution
+        models.phylogenetics.site_sets: read_partitions
+    """,
+    "settings, results, abstract classes and sizes, or objects that run within the examples of others": """
+        models.wide_networks.empirical_kernels: Linearized
+        models.wide_networks.gaussian_processes.large_data: ConjugateGradients InducingPoints LargeRegression
+        models.wide_networks.gaussian_processes.marginal_likelihood: DepthComparison VarianceFit
+        models.wide_networks.kernels: InfiniteWidth Kernels
+        inference.held_out.information: ActiveUnits Information
+        inference.samplers.adaptation: Adaptation AdaptationState ChEES LongestAxis
+        inference.samplers.driver: Algorithm Control Outcome drive
+        models.vae.generative_model: Autoencoder GenerativeModel
+        inference.generalized.cross_validation: Carriage
+        models.discrete.sequences.hidden_markov: CategoricalEmission Emission GaussianEmission
+        inference.samplers.chains: Chains RunSettings run
+        models.discrete.sequences.change_points: ChangePointPrior NegativeBinomialLengths NumberOfChanges
+            SegmentModel
+        inference.generalized.checks: CoherenceReport ProprietyReport ResidualMismatch
+        inference.samplers.stochastic_gradient: Constant
+        inference.objectives.evidence_lower_bound: Cyclical Linear WeightSchedule infomax_weight
+        inference.generalized.losses.densities: DensityEstimate
+        inference.samplers.ladder: Exchange
+        inference.gradients.relaxed: ExponentialDecay
+        models.discrete.mixtures.gaussian_mixture: GaussianMixture UnknownSizeMixture galaxy_velocities
+        inference.objectives.sumo: GeometricTail Tail
+        inference.gradients.comparison: GradientComparison GradientStatistics
+        inference.gradients.estimator: GradientEstimator WeightedPoints
+        inference.generalized.exact: GridPosterior
+        inference.samplers.hmc: HMCInfo HMCState
+        models.vae.images: Images load_digits
+        inference.generalized.minimizer: InformationMatrices Minimum
+        models.discrete.mixtures.labels: Labels aligned
+        models.discrete.sequences.text: LearnedLexicon Lexicon candidate_words learn_lexicon
+        inference.objectives.constrained: LogLikelihoodConstraint MeanSquaredError
+        inference.generalized.losses.loss: Loss PointwiseLoss
+        inference.generalized.losses.margin: MarginLoss
+        inference.generalized.losses.mean_discrepancy: MeanEmbedding
+        inference.samplers.nuts: NUTSInfo
+        inference.samplers.nested: NestedSampler
+        inference.objectives.objective: Objective
+        inference.generalized.posterior: Pooling
+        inference.generalized.losses.prediction: PredictionLoss
+        inference.generalized.martingale: Predictive
+        models.discrete.permutations.relaxations: Relaxation
+        inference.generalized.coverage: ReplicatePosteriors
+        inference.samplers.smc: SMCInfo SMCRun SMCState
+        inference.held_out.annealing: Sandwich sigmoid_schedule
+        models.discrete.sequences.chains: Semiring
+        inference.gradients.space: Space
+        inference.objectives.thermodynamic: TemperatureSchedule
+        inference.generalized.coarsened: coarsening_weight
+        models.vae.autoencoders: conditional_vae hierarchical_vae semi_supervised_vae
+        models.discrete.mixtures.conjugate: log_joint_of_assignments
+        inference.gradients.without_replacement: stochastic_beam_search
+    """,
 }

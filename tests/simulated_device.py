@@ -88,6 +88,7 @@ _library: ctypes.CDLL
 @contextmanager
 def transfers() -> Iterator[Transfers]:
     """Count what happens in the body."""
+    simulated_device()
 
     def now() -> list[int]:
         return [_library.simulated_reads(), _library.simulated_writes(), _library.simulated_operations()]
