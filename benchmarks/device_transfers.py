@@ -18,10 +18,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from device_examples import ELSEWHERE, differences, public, run_example
+from device_examples import SHORTER, differences, elsewhere, public, run_example
 from simulated_device import NAME, simulated_device, transfers
 
 import bayeskit as bk
+from bayeskit.core import randomness
 from bayeskit.inference.samplers import (
     HMC,
     NUTS,
@@ -32,7 +33,6 @@ from bayeskit.inference.samplers import (
     nuts,
 )
 
-LONG = "long examples"
 STEPS = 20
 
 
@@ -77,19 +77,11 @@ def steps(device, num_chains):
         yield type(kernel).__name__, count, time.perf_counter() - begin
 
 
-def chosen(only):
-    """Names of the public examples that run on a device, the long ones included."""
-    left = [word for why, words in ELSEWHERE.items() if LONG not in why for word in words.split()]
-    for name in public():
-        out = any(name.startswith(f"bayeskit.{w}") if w.endswith(".") else name.endswith(f".{w}") for w in left)
-        if only in name and not out:
-            yield name
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="a word in the names of examples")
     parser.add_argument("--steps", action="store_true", help="kernels only")
+    parser.add_argument("--whole", action="store_true", help="examples as they are printed, which takes minutes")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -103,11 +95,16 @@ def main():
     if given.steps:
         return
     nuts.LEAVES_PER_LOOK[NAME] = 1  # dead chains draw no numbers, as on the host
+    randomness._host_generator = lambda generator: generator  # whose stream is the host's
     print(f"{'example':90s}  looks copies operators  runs  equal to the host")
-    for name in chosen(given.only):
-        with transfers() as count:
-            problems, found = run_example(name, device)
-        _, expected = run_example(name, torch.device("cpu"))
+    for name in public():
+        if name in elsewhere() or given.only not in name:
+            continue
+        shorter = None if given.whole else SHORTER.get(name.removeprefix("bayeskit."))
+        with transfers() as count, torch.random.fork_rng(devices=[]):
+            problems, found = run_example(name, device, shorter)
+        with torch.random.fork_rng(devices=[]):
+            _, expected = run_example(name, torch.device("cpu"), shorter)
         equal = "-" if problems else ("no" if differences(expected, found) else "yes")
         counts = f"{count.reads:6d} {count.writes:6d} {count.operations:9d}"
         print(f"{name:90s} {counts} {'no' if problems else 'yes':>5s}  {equal}", flush=True)

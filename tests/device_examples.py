@@ -273,6 +273,7 @@ ELSEWHERE = {
     "data are simulated on the host, or a function of the user is given the host's": """
         inference.generalized.coverage: coverage_report
         inference.generalized.cross_validation: enumerated_cross_validation
+        inference.generalized.martingale: PolyaUrn
         models.discrete.permutations.matching: NoisyMatching
     """,
     "tables and pictures, made on the host": """

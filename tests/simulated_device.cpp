@@ -89,6 +89,7 @@ struct Call {
   std::vector<at::Tensor> device, host;  // those of the device, and what stands for them on the host
   std::vector<bool> written;
   bool of_host = false, number_of_host = false, host_written = false, mask = false;
+  bool draws = false, made_here = false;  // from a stream of the device; a result without other tensors
 
   at::Tensor lend(const at::Tensor& x, bool writes_to) {
     if (!x.defined()) return x;
@@ -160,7 +161,9 @@ void on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
       TORCH_CHECK(generator.device().type() == kType, "Expected a generator of the simulated device but found one of ",
                   generator.device(), " (", name, ")");
       value = static_cast<Stream*>(generator.unsafeGetGeneratorImpl())->host;
+      call.draws = true;
     } else if (value.isDevice() && value.toDevice().type() == kType) {
+      call.made_here = true;
       value = c10::Device(c10::kCPU);
     }
   }
@@ -168,6 +171,8 @@ void on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
   TORCH_CHECK(!call.device.size() || !(call.of_host || call.host_written || (strict && call.number_of_host)),
               "Expected all tensors to be on the same device, but found at least two devices, the simulated one and "
               "cpu (", name, ")");
+  TORCH_CHECK(!call.draws || call.made_here || call.device.size(),
+              "Expected a generator of cpu but found one of the simulated device (", name, ")");
   if (kLooks.count(name) || (masked_index && name != "aten::index")) reads++;
   // Convolutions have a name of their own on such devices, with the same arguments.
   if (name == "aten::convolution_overrideable")

@@ -57,6 +57,8 @@ def test_tensors_of_the_host_do_not_mix_with_those_of_the_device(simulated):
         lambda: torch.cat([x[:1], torch.ones(())[None]]),
         lambda: torch.where(x > 1, x, torch.ones(3)),
         lambda: torch.randn(3, device=simulated, generator=torch.Generator()),
+        lambda: torch.randn(3, generator=torch.Generator(simulated)),
+        lambda: torch.ones(3).exponential_(generator=torch.Generator(simulated)),
         lambda: x.numpy(),
     ):
         with pytest.raises((RuntimeError, TypeError)):
