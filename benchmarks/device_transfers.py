@@ -2,6 +2,7 @@
 
     python benchmarks/device_transfers.py                  # a step of each kernel, and each public example
     python benchmarks/device_transfers.py --only samplers  # examples whose name contains a word
+    python benchmarks/device_transfers.py --whole          # examples in full, with those of evidence estimators
 
 Prints looks at values (each waits for the device) and copies to the device, per step of kernels and per example, and
 whether all numbers and tensors of an example are those of the host. On CUDA, where torch counts nothing and streams
@@ -81,7 +82,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="a word in the names of examples")
     parser.add_argument("--steps", action="store_true", help="kernels only")
-    parser.add_argument("--whole", action="store_true", help="examples as they are printed, which takes minutes")
+    parser.add_argument(
+        "--whole", action="store_true", help="examples in full, with those of the estimators: many minutes"
+    )
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -98,7 +101,8 @@ def main():
     randomness._host_generator = lambda generator: generator  # whose stream is the host's
     print(f"{'example':90s}  looks copies operators  runs  equal to the host")
     for name in public():
-        if name in elsewhere() or given.only not in name:
+        run_with_others = name.startswith("bayeskit.inference.evidence.") and not given.whole
+        if name in elsewhere() or run_with_others or given.only not in name:
             continue
         shorter = None if given.whole else SHORTER.get(name.removeprefix("bayeskit."))
         with transfers() as count, torch.random.fork_rng(devices=[]):
