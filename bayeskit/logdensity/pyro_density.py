@@ -658,7 +658,7 @@ class PyroDensity:
             # If only the likelihood cannot factorise a matrix, the prior draw is still valid.
             if whole or any(site.name not in pieces for site in self.sites):
                 raise
-        return torch.cat([pieces[s.name] for s in self.sites])
+        return torch.cat([pieces[s.name].to(self.device) for s in self.sites])
 
     def prior_draws(self, num_draws: int, generator: torch.Generator, batched: bool) -> Tensor:
         """Draw vectors from a prior that is proper, shape ``(num_draws, dim)``."""

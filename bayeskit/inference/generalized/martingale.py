@@ -84,7 +84,10 @@ class Predictive(ABC):
 
     @abstractmethod
     def step(self, state: Any, *, generator: torch.Generator) -> Any:
-        """Draw one datum in each replicate and return the new state; the input state is overwritten."""
+        """Draw one datum in each replicate and return the new state; the input state is overwritten.
+
+        The generator is one of the host, wherever the data are.
+        """
 
     @abstractmethod
     def completed(self, state: Any) -> Completed:

@@ -103,8 +103,8 @@ def by_evidence(
     problems = tuple(f"datum {i}: {problem}" for i, z in enumerate(found) for problem in z.warnings)
     return HeldOut(
         method,
-        torch.tensor([z.log_evidence for z in found], dtype=torch.float64),
-        torch.tensor([z.standard_error for z in found], dtype=torch.float64),
+        torch.tensor([z.log_evidence for z in found], dtype=torch.float64, device=target.device),
+        torch.tensor([z.standard_error for z in found], dtype=torch.float64, device=target.device),
         max(z.num_evaluations for z in found),
         None,
         problems,

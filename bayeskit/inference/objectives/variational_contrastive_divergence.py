@@ -250,7 +250,8 @@ def _has_step_size(kernel: LatentKernel) -> bool:
 
 def _global_generator(device: torch.device) -> torch.Generator:
     """Return the generator behind torch's global stream, from which guides draw, too."""
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        return torch.cuda.default_generators[index]
-    return torch.default_generator
+    if device.type == "cpu":
+        return torch.default_generator
+    of_device: Any = torch.get_device_module(device)
+    index = of_device.current_device() if device.index is None else device.index
+    return of_device.default_generators[index]  # type: ignore[no-any-return]

@@ -184,7 +184,7 @@ class GammaDirichlet(TorchDistribution):  # type: ignore[misc]
         return Dirichlet(self.concentration, validate_args=False)
 
 
-def check_branch_length_prior(prior: object, num_edges: int) -> None:
+def check_branch_length_prior(prior: object, num_edges: int, device: torch.device | str = "cpu") -> None:
     """Raise SettingsError unless the prior is over one positive number or a vector of `num_edges` such numbers."""
     remedy = (
         "Remedy: give a distribution of one length, such as Exponential(torch.tensor(10.0)), which is used for every "
@@ -199,14 +199,14 @@ def check_branch_length_prior(prior: object, num_edges: int) -> None:
             f"batch_shape and event_shape are {shapes}. {remedy}"
         )
     kind = type(prior).__name__
-    below_zero = -torch.logspace(-9, 3, 49, dtype=torch.float64)
+    below_zero = -torch.logspace(-9, 3, 49, dtype=torch.float64, device=device)
     if prior.event_shape:
         below_zero = below_zero[:, None].expand(-1, num_edges)
     prior = cast(TorchDistribution, prior)
     if _support(prior).is_discrete or bool(_support(prior).check(below_zero).any()):
         raise SettingsError(f"branch_length_prior: {kind} is discrete or allows negative numbers. {remedy}")
     # If lengths must add up to a given number, no single length can change.
-    near = torch.stack([allowed_lengths(prior, num_edges) * factor for factor in (0.999, 1.001)])
+    near = torch.stack([allowed_lengths(prior, num_edges) * factor for factor in (0.999, 1.001)]).to(device)
     if not bool(log_prior_of_lengths(prior, near).isfinite().any()):
         raise SettingsError(f"branch_length_prior: {kind} has no density over positive branch lengths. {remedy}")
 

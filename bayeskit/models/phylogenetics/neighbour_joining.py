@@ -96,7 +96,7 @@ def neighbour_joining(distances: Tensor, taxa: Sequence[str]) -> Tree:
     '((A:1.0,B:2.0):2.0,C:4.0,D:5.0);'
     """
     check_taxa(list(taxa), "taxa")
-    gaps = torch.as_tensor(distances, dtype=torch.float64).numpy().copy()
+    gaps = torch.as_tensor(distances, dtype=torch.float64, device="cpu").numpy().copy()
     if gaps.shape != (len(taxa), len(taxa)):
         raise ShapeError(
             f"distances: shape {gaps.shape} does not fit {len(taxa)} taxa. Remedy: give one for each pair."

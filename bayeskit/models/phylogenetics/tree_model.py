@@ -125,7 +125,7 @@ class TreeModel:
         self._like = torch.empty(0, dtype=dtype, device=self.device)
         if branch_length_prior is None:
             branch_length_prior = Exponential(self._like.new_tensor(10.0))
-        check_branch_length_prior(branch_length_prior, tree.num_edges)
+        check_branch_length_prior(branch_length_prior, tree.num_edges, self.device)
         # Some distributions round the values they are given to the precision of their own parameters.
         double = dtype == torch.float64
         self.branch_length_prior = in_double_precision(branch_length_prior) if double else branch_length_prior

@@ -223,9 +223,10 @@ def _draw(module: Any, weight: float, bias: float, standard: bool, generator: to
     """Fill a layer with random weights."""
     scale = math.sqrt(weight / module.weight[0].numel())
     with torch.no_grad():
-        module.weight.normal_(generator=generator).mul_(scale if standard else 1.0)
-        if module.bias is not None:
-            module.bias.normal_(generator=generator).mul_(math.sqrt(bias) if standard else 1.0)
+        for parameter, size in ((module.weight, scale), (module.bias, math.sqrt(bias))):
+            if parameter is not None:  # the numbers of a seed are the same on all devices
+                drawn = torch.empty_like(parameter, device=generator.device).normal_(generator=generator)
+                parameter.copy_(drawn).mul_(size if standard else 1.0)
     if not standard:
         module.weight_scale, module.bias_scale = scale, math.sqrt(bias)
 

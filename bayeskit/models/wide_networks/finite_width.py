@@ -167,7 +167,7 @@ def fit_power_law(widths: Tensor, values: Tensor, covariance: Tensor) -> PowerLa
     def misfit(rate: float) -> float:
         return float(amplitudes(widths.new_tensor([rate]))[1])
 
-    grid = torch.linspace(*_RATES, _STEPS, dtype=widths.dtype)
+    grid = torch.linspace(*_RATES, _STEPS, dtype=widths.dtype, device=widths.device)
     found = amplitudes(grid)[1]
     best, step = float(grid[found.argmin()]), float(grid[1] - grid[0])
     rate = float(minimize_scalar(misfit, bounds=(best - step, best + step), method="bounded").x)
@@ -539,7 +539,8 @@ class FiniteWidthBias:
             raise SettingsError("a rate needs at least two widths and two inputs")
         chosen = ~self.moments[0].is_diagonal
         values, errors = zip(*[_relative(m, chosen) for m in self.moments], strict=True)
-        return fit_power_law(torch.tensor(self.widths, dtype=torch.float64), torch.stack(values), torch.stack(errors))
+        widths = errors[0].new_tensor(self.widths, dtype=torch.float64)
+        return fit_power_law(widths, torch.stack(values), torch.stack(errors))
 
     @property
     def diagonal_p_value(self) -> float:
@@ -816,7 +817,7 @@ class DriftAgainstWidth:
         if len(rows) < 2:
             raise SettingsError("a rate needs at least two widths besides the module's own")
         return fit_power_law(
-            torch.tensor([self.widths[row] for row in rows], dtype=torch.float64),
+            self.typical.new_tensor([self.widths[row] for row in rows], dtype=torch.float64),
             self.typical[rows, None],
             self.standard_error[rows].square()[:, None, None],
         )
@@ -1435,7 +1436,7 @@ def _bias(moments: DeviationMoments) -> Interval:
 def _fluctuation(moments: DeviationMoments) -> Interval:
     """Return the relative root mean square of the deviation from the mean."""
     error = moments.distance[1]
-    weight = torch.where(moments.is_diagonal, 1.0, 2.0).double()
+    weight = torch.where(moments.is_diagonal, 1.0, 2.0).to(moments.covariance)
     size = float(moments.limit.square().sum())
     spread = float(weight @ moments.covariance.diagonal())
     # Standard error of the squared distance from the limit, an approximation to that of the distance from the mean.

@@ -60,7 +60,7 @@ class MarginalLikelihoodObjective:
         """Logarithms of the network's initial variances, and last of the noise variance if it is learned."""
         noise = 0.1 * self.scale if self.noise is None else None
         parts = (self.parameters.weight, self.parameters.bias, noise)
-        return torch.cat([part.reshape(-1) for part in parts if part is not None]).log()
+        return torch.cat([part.reshape(-1).cpu() for part in parts if part is not None]).log()
 
     @property
     def scale(self) -> Tensor:
