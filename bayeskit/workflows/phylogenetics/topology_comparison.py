@@ -92,6 +92,7 @@ __all__ = [
     "model_facts",
     "sample_importance",
     "share_of_tail",
+    "sum_over_topologies",
     "unrooted_topologies",
     "warn_of_untrusted",
 ]
