@@ -165,7 +165,7 @@ def _valid(kind: str) -> tuple[Callable[..., Any], inspect.BoundArguments] | Non
 
 
 def _texts(thing: Any) -> Iterator[str]:
-    """Yield docstrings with examples that may make a call: its own, those of its methods, and of what stands beside it."""
+    """Yield docstrings with examples that may make a call: its own, those of its methods, and of its neighbours."""
     yield inspect.getdoc(thing) or ""
     home = sys.modules[thing.__module__]
     beside = [getattr(home, name, None) for name in getattr(home, "__all__", ())]
