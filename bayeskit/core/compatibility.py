@@ -116,9 +116,13 @@ def write_netcdf(datasets: dict[str, xr.Dataset], path: str | Path) -> None:
     path = Path(path)
     clear_temporary_files(path.parent)
     temporary = temporary_name(path)
-    # A checksum that every reader of HDF5 checks; scalars cannot have one.
+    # A checksum that every reader of HDF5 checks; scalars and texts cannot have one.
     encoding = {
-        f"/{group}": {n: {"fletcher32": True, "chunksizes": v.shape} for n, v in data.variables.items() if v.size > 1}
+        f"/{group}": {
+            name: {"fletcher32": True, "chunksizes": values.shape}
+            for name, values in data.variables.items()
+            if values.size > 1 and values.dtype.kind in "biufc"
+        }
         for group, data in datasets.items()
     }
     try:
