@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -88,7 +89,8 @@ class _Checkpoint:
             part = self._part(number)
             if not part.exists():
                 return
-            part.unlink()
+            with suppress(OSError):  # a folder that cannot be written is named by the next checkpoint
+                part.unlink()
 
     def save(
         self,
@@ -127,8 +129,10 @@ class _Checkpoint:
             self._run, self._parts = str(facts["run"]), whole_number("parts", facts["parts"], 0)
             pieces = [self._read_part(number) for number in range(self._parts)]
             rest = {k.removeprefix("record."): v for k, v in tensors.items() if k.startswith("record.")}
-            self._written = {name: sum(len(piece[name]) for piece in pieces) for name in rest if pieces}
-            records = {name: torch.cat([*(piece[name] for piece in pieces), rows]) for name, rows in rest.items()}
+            # Of a record that begins later, earlier parts have none.
+            earlier = {name: [piece[name] for piece in pieces if name in piece] for name in rest}
+            self._written = {name: sum(map(len, found)) for name, found in earlier.items()}
+            records = {name: torch.cat([*earlier[name], rows]) for name, rows in rest.items()}
             if _shapes(records) != facts["records"]:
                 raise ShapeError("its records have not the shapes that it names")
             generator.set_state(tensors["generator"])

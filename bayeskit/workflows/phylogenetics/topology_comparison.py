@@ -588,9 +588,9 @@ class TopologyComparison:
             At least two, with the same model and a uniform prior over topologies: samples of Markov chains, or
             distributions fitted to one such sample each, which know topologies that were never sampled.
         chosen : bool, default False
-            Whether the topologies were compared because they are the most frequent ones of these samples. What is
-            frequent by chance would then seem to have more mass than it has. So each run weighs those topologies only
-            that the other runs had enough of, and the evidence tells the share of the rest.
+            Whether the compared topologies are the most frequent ones of these samples. Their relative frequency in
+            the same draws is then too large. Each run therefore gives the mass of those topologies only that the other
+            runs would have chosen without it; the evidence gives the mass of the rest relative to these.
 
         Returns
         -------
@@ -638,7 +638,7 @@ class TopologyComparison:
             known = (shares.sum(0) - shares) / len(runs) > self._most_left_out(samples)
             if not known.any(1).all():
                 raise SettingsError(
-                    "runs: they have no topology in common that is frequent enough to tell the mass of all compared. "
+                    "runs: no topology is frequent enough in all of them to estimate the mass of the compared ones. "
                     "Remedy: give longer runs."
                 )
             held = [

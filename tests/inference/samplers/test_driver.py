@@ -26,7 +26,7 @@ class WalkState(NamedTuple):
 
 @dataclass
 class Walk:
-    """A random walk that records every second position."""
+    """A random walk that records every second position, and from the twentieth step on all numbers of steps."""
 
     length: int = 20
     scale: float = 1.0
@@ -46,7 +46,8 @@ class Walk:
     def advance(self, state, iteration, generator):
         new = WalkState(state.position + self.scale * torch.randn(3, generator=generator), state.steps + 1)
         self.after_step.get(iteration, lambda: None)()
-        return new, {"position": new.position} if iteration % 2 else {}
+        late = {"steps": new.steps} if iteration >= 20 else {}
+        return new, late | ({"position": new.position} if iteration % 2 else {})
 
     def ending(self, state, iteration, records):
         return "finished" if iteration >= self.length else None
@@ -233,22 +234,24 @@ def test_rows_that_fill_a_part_are_written_once(tmp_path, monkeypatch):
     monkeypatch.setattr(driver, "_PART_BYTES", 5 * 3 * 4)  # five records
     path, sizes = tmp_path / "state", []
     control = Control(checkpoint=path, checkpoint_seconds=0, progress=False)
-    noted = {step: lambda: sizes.append(path.stat().st_size) for step in range(12, 40)}
-    drive(Walk(length=60, after_step=noted | {40: stop}), control, generator())
+    noted = {step: lambda: sizes.append(path.stat().st_size) for step in range(22, 80)}
+    drive(Walk(length=100, after_step=noted | {80: stop}), control, generator())
     parts = sorted(tmp_path.glob("state.rows-*"))
-    assert [part.name for part in parts] == [f"state.rows-000{number}" for number in range(4)]
-    assert max(sizes) - min(sizes) < 200  # but for five records and the numbers of parts and rows
-    drive(Walk(length=60), control, generator())
-    whole_run = drive(Walk(length=60), QUIET, generator())
-    again = drive(Walk(length=60), control, generator())  # of what is finished
-    assert torch.equal(again.records["position"], whole_run.records["position"])
+    assert [part.name for part in parts] == [f"state.rows-{number:04d}" for number in range(len(parts))]
+    assert len(parts) > 5
+    assert max(sizes) - min(sizes) < 300  # five records and longer numbers; 812 bytes are recorded meanwhile
+    drive(Walk(length=100), control, generator())
+    whole_run = drive(Walk(length=100), QUIET, generator())
+    again = drive(Walk(length=100), control, generator())  # of what is finished
+    for name in ("position", "steps"):
+        assert torch.equal(again.records[name], whole_run.records[name])
 
     # A part of another run, a changed one and a missing one are noticed; a new run begins without parts.
     kept = parts[1].read_bytes()
     others = tmp_path / "others"
     others.mkdir()
     control_there = Control(checkpoint=others / "state", checkpoint_seconds=0, progress=False)
-    drive(Walk(length=60), control_there, generator())
+    drive(Walk(length=100), control_there, generator())
     changed = bytearray(kept)
     changed[-1] ^= 1
     for data, words in (
@@ -260,7 +263,7 @@ def test_rows_that_fill_a_part_are_written_once(tmp_path, monkeypatch):
         if data is not None:
             parts[1].write_bytes(data)
         with pytest.raises(CheckpointError, match=words):
-            drive(Walk(length=60), control, generator())
+            drive(Walk(length=100), control, generator())
         parts[1].write_bytes(kept)
     path.unlink()
     drive(Walk(length=2), control, generator())
