@@ -472,8 +472,8 @@ class TopologyInference:
     def pooled(cls, searches: Sequence[TopologyInference]) -> TopologyInference:
         """Join independent searches, such as those of several seeds on several machines.
 
-        All their runs are compared with each other. The evidence is the mean of the searches' estimates, whose error
-        also covers their spread. Their temperatures differ, of which `beta` is the mean.
+        All their runs are compared with each other. The evidence is the mean of the searches' estimates; its error is
+        the larger of that by their errors and that by their spread. `beta` is the mean of their temperatures.
 
         Parameters
         ----------
@@ -792,10 +792,9 @@ def infer_topologies(
 
     The chains lie on a path of densities that ends at the posterior. By default it begins at a reference distribution,
     which the warm-up learns: the clades of the trees found split independently, with gamma distributions of the branch
-    lengths (a conditional clade distribution); trees of the warmer chains have a small weight in it, and any tree has
-    positive probability. Trees drawn from the reference
-    travel to the posterior by exchange, and are proposed to every chain; so chains pass between islands of trees, and
-    the evidence needs few temperatures.
+    lengths (a conditional clade distribution). Trees of the warmer chains have a small weight in it, and any tree has
+    positive probability. Trees drawn from the reference travel to the posterior by exchange, and are proposed to every
+    chain; so chains pass between islands of trees, and the evidence needs few temperatures.
 
     Parameters
     ----------
@@ -829,8 +828,8 @@ def infer_topologies(
     moves : Moves, optional
         Relative frequencies of the kinds of moves.
     stop : float, optional
-        Average standard deviation of split frequencies below which the runs end early, such as 0.01, if each split has
-        100 effective draws. This is looked at every 200 rounds.
+        Runs end early once the average standard deviation of split frequencies is below this number, such as 0.01, and
+        each split has 100 effective draws. Both are checked every 200 rounds.
     seed : int, default 0
     dtype : torch.dtype, default torch.float32
         Of the partial likelihoods in the chains. Log-likelihoods have errors of some 1e-7 per site in single precision;
