@@ -705,8 +705,7 @@ def _restored(data: dict[str, Any]) -> _Contents:
     priors = {name: _restored_prior(stored) for name, stored in data["priors"].items()}
     restored = _restored_data(data["alignment"], priors.get("rate_shares"))
     likelihood = forest_likelihood(restored, data["substitution"], data["site_rates"])
-    # Files of earlier versions have no constraints.
-    target = TreeTarget(likelihood, _restored_prior(data["prior"]), priors, data.get("constraints", ()))
+    target = TreeTarget(likelihood, _restored_prior(data["prior"]), priors, data["constraints"])
     family = TreeFamily(network, data["lengths"], target.guide)
     parameters, bounds, positions, ending = (data[name] for name in ("parameters", "bounds", "positions", "ending"))
     expected = family.start(torch.Generator().manual_seed(0)).shape
