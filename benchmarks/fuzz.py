@@ -1,0 +1,186 @@
+"""Damaged files and wild settings, thousands of them: which end in foreign exceptions, hang, or take the memory.
+
+python benchmarks/fuzz.py --cases 10000 --seed 1 [--kinds calls alignments ...] [--out FILE]
+
+Cases run in worker processes, which are killed where a case takes more than ten seconds. ``--kinds`` takes names of
+kinds, their beginnings, ``files`` and ``calls``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections import Counter
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+__all__ = ["main", "run"]
+
+SECONDS = 10.0
+"""Time of a case."""
+
+START_SECONDS = 120.0
+"""Time of the first case of a kind in a process, which makes its valid call or file."""
+
+GROWTH = 200 * 2**20
+"""Bytes by which a case may grow its process."""
+
+CASES_OF_A_WORKER = 400
+SOURCES = ("fuzz_files", "fuzz_calls")
+COLUMNS = ("cases", "fine", "foreign exceptions", "hangs", "growth", "changed numbers", "not covered")
+
+
+def _memory() -> int:
+    """Return the greatest number of bytes that the process had."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _work(channel: Connection) -> None:
+    """Run cases that come in, and send what they are found to be."""
+    import torch
+
+    os.environ["TQDM_DISABLE"] = "1"
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    torch.set_num_threads(1)
+    known: set[str] = set()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        while True:
+            source, kind, seed = channel.recv()
+            module = importlib.import_module(source)
+            fresh, before = kind not in known, _memory()
+            known.add(kind)
+            try:
+                failure = module.run_case(kind, seed, Path(folder))
+                if failure is not None:
+                    failure = module.shrink(kind, seed, Path(folder))
+            except Exception as error:
+                failure = f"{kind}, seed {seed}: {type(error).__name__}: {error}"
+            grown = _memory() - before
+            if failure is None and grown > GROWTH and not fresh:
+                failure = f"{kind}, seed {seed}: growth of {grown / 2**20:.0f} MiB"
+            channel.send(failure)
+
+
+def _column(failure: str | None) -> str:
+    if failure is None:
+        return "fine"
+    for words, column in (
+        ("hang", "hangs"),
+        ("growth of", "growth"),
+        ("changed", "changed numbers"),
+        ("not covered", "not covered"),
+    ):
+        if words in failure.split(": ", 1)[-1][:40]:
+            return column
+    return "foreign exceptions"
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self.channel, other = multiprocessing.Pipe()
+        self.process = multiprocessing.get_context("spawn").Process(target=_work, args=(other,), daemon=True)
+        self.process.start()
+        self.done, self.known, self.case = 0, set(), None
+
+    def give(self, case: tuple[str, str, int], now: float) -> None:
+        self.case, self.done = case, self.done + 1
+        self.until = now + (SECONDS if case[1] in self.known else START_SECONDS)
+        self.known.add(case[1])
+        self.channel.send(case)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def run(cases: list[tuple[str, str, int]], workers: int = 1) -> list[str | None]:
+    """Run cases, each a module, a kind and a seed, in processes; return how each fails, or ``None``."""
+    import time
+
+    results: dict[tuple[str, str, int], str | None] = {}
+    waiting = list(reversed(cases))
+    team = [_Worker() for _ in range(workers)]
+    while waiting or any(worker.case for worker in team):
+        for place, worker in enumerate(team):
+            if worker.case is None and waiting:
+                if worker.done >= CASES_OF_A_WORKER:
+                    worker.stop()
+                    worker = team[place] = _Worker()
+                worker.give(waiting.pop(), time.monotonic())
+        busy = [worker for worker in team if worker.case is not None]
+        ready = wait([worker.channel for worker in busy], timeout=0.5)
+        for place, worker in enumerate(team):
+            if worker.case is None:
+                continue
+            source, kind, seed = worker.case
+            died = False
+            if worker.channel in ready:
+                try:
+                    results[worker.case], worker.case = worker.channel.recv(), None
+                except (EOFError, OSError):
+                    died = True
+            if worker.case is not None and (died or not worker.process.is_alive()):
+                results[worker.case] = f"{kind}, seed {seed}: the process died"
+            elif worker.case is not None and time.monotonic() > worker.until:
+                plan = getattr(importlib.import_module(source), "_plan", lambda *_: "")(kind, seed)
+                results[worker.case] = f"{kind}, seed {seed}: hang {plan}"
+            else:
+                continue
+            worker.stop()
+            team[place] = _Worker()
+    for worker in team:
+        worker.stop()
+    return [results[case] for case in cases]
+
+
+def main() -> None:
+    """Run the cases that the command line asks for, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", nargs="*", default=["files", "calls"])
+    parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 1, 1))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    kinds: list[tuple[str, str]] = []
+    for source in SOURCES:
+        try:
+            module: Any = importlib.import_module(source)
+        except ImportError as error:
+            print(f"{source} cannot be imported ({error}); its cases are left out")
+            continue
+        wanted = tuple(options.kinds)
+        everything = source.removeprefix("fuzz_") in wanted
+        kinds += [(source, kind) for kind in module.KINDS if everything or kind.startswith(wanted)]
+    # Cases of a kind follow each other, because its valid call or file is made once in a process.
+    numbers = Counter(kinds[i % len(kinds)] for i in range(options.cases)) if kinds else Counter()
+    cases = [(*kind, options.seed * 10**6 + i) for kind in kinds for i in range(numbers[kind])]
+    failures = run(cases, options.workers)
+    table: dict[str, Counter[str]] = {}
+    for (source, kind, _), failure in zip(cases, failures, strict=True):
+        room = kind.rpartition(".")[0] if source == "fuzz_calls" else kind
+        table.setdefault(room, Counter()).update(["cases", _column(failure)])
+    table["all"] = sum(table.values(), Counter())
+    print(f"{'kind':<42}" + "".join(f"{column:>19}" for column in COLUMNS))
+    for room, row in table.items():
+        print(f"{room:<42}" + "".join(f"{row[column]:>19}" for column in COLUMNS))
+    found = Counter(failure for failure in failures if failure is not None)
+    print("\nfailures, shrunk:" if found else "\nno failure")
+    for failure, times in found.most_common():
+        print(f"{times:>4}  {failure}")
+    if options.out is not None:
+        rows = {room: dict(row) for room, row in table.items()}
+        options.out.write_text(json.dumps({"table": rows, "failures": dict(found)}, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
