@@ -12,6 +12,7 @@ import functools
 import inspect
 import operator
 import os
+import re
 import sys
 import types
 import typing
@@ -60,7 +61,12 @@ def checked(call: _Call) -> _Call:
             rule, kept = by_name.get(name, (None, False))
             if rule is not None:
                 _check(call, name, rule, kept, value)
-        return call(*args, **kwargs)
+        try:
+            return call(*args, **kwargs)
+        except (AttributeError, TypeError) as error:
+            given = {**{name: value for (name, *_), value in zip(rules, args, strict=False)}, **kwargs}
+            _blame(call, {name: rule for name, rule, _ in rules}, given, error)
+            raise
 
     with_checks.__dict__["checks_arguments"] = True
     if hasattr(call, "__wrapped__"):  # what another decorator hides stays in reach
@@ -77,6 +83,26 @@ def check_memory(name: str, count: int, each: int = _BYTES) -> None:
         )
 
 
+def _blame(call: Any, rules: Mapping[str, _Rule | None], given: Mapping[str, Any], error: Exception) -> None:
+    """Raise an error that names the argument which a body could not use, where that is certain; else return."""
+    for name, value in given.items():
+        rule = rules.get(name)
+        plain = type(value).__module__ in ("builtins", "numpy", "torch") and value is not None
+        lacks = isinstance(error, AttributeError) and error.obj is value
+        no_tensor = rule is not None and rule.expected.startswith("a tensor") and not hasattr(value, "detach")
+        if plain and (lacks or (no_tensor and re.search(rf"\b{type(value).__name__}\b", str(error)))):
+            expected = rule.expected if rule is not None else "what its documentation says"
+            kind = DataError if no_tensor else SettingsError
+            raise kind(
+                f"{name} must be {expected}, not an object of type {type(value).__name__}; see the documentation of "
+                f"{_name_of(call)} (argument {name} of {_name_of(call)})"
+            ) from error
+
+
+def _name_of(call: Any) -> str:
+    return str(call.__qualname__).removesuffix(".__init__")
+
+
 @functools.cache
 def _memory() -> float:
     """Return the bytes of memory of the machine, or infinity where that is not known."""
@@ -90,7 +116,7 @@ def _check(call: Any, name: str, rule: _Rule, kept: bool, value: Any) -> None:
     if not rule.accepts(value):
         given = repr(value) if isinstance(value, (str, bytes, int, float, complex, type(None))) else ""
         given = f"{given[:60]} of type {type(value).__name__}" if given and value is not None else given
-        where = call.__qualname__.removesuffix(".__init__")
+        where = _name_of(call)
         error = DataError if rule.expected.startswith("a tensor") else SettingsError
         raise error(
             f"{name} must be {rule.expected}, not {given or f'an object of type {type(value).__name__}'}; "
@@ -138,10 +164,9 @@ class _Names(dict[str, Any]):
             return Any
 
     def __missing__(self, name: str) -> Any:
-        import numpy as np
-        import torch
-
-        usual = {"Tensor": torch.Tensor, "torch": torch, "np": np, "Callable": Callable, "Mapping": Mapping}
+        usual: dict[str, Any] = {"Callable": Callable, "Mapping": Mapping, "np": sys.modules.get("numpy")}
+        if torch := sys.modules.get("torch"):
+            usual |= {"torch": torch, "Tensor": torch.Tensor}
         usual |= {"Sequence": Sequence, "Iterable": Iterable, "Collection": Collection, "Path": os.PathLike}
         for known in (self._module, usual, vars(builtins)):
             if name in known:
@@ -156,9 +181,6 @@ class _Names(dict[str, Any]):
 
 def _rule(kind: Any) -> _Rule | None:
     """Return the rule for a type, or ``None`` where everything goes."""
-    import numpy as np
-    import torch
-
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(kind, str) or kind is Any or kind is object or isinstance(kind, TypeVar):
         return None
@@ -172,14 +194,13 @@ def _rule(kind: Any) -> _Rule | None:
     if kind is None or kind is type(None):
         return _Rule("None", lambda value: value is None)
     if kind is bool:
-        return _Rule("True or False", lambda value: isinstance(value, (bool, np.bool_, int, torch.Tensor)))
+        return _Rule("True or False", _is_switch)
     if kind is int:
         return _Rule("a whole number", _is_whole)
     if kind is float:
         return _Rule("a number", _is_number)
-    if kind is torch.Tensor or kind is np.ndarray:
-        remedy = "give a tensor, an array or a list of numbers"
-        return _Rule("a tensor" if kind is torch.Tensor else "a tensor or an array", _is_numeric, remedy)
+    if _is_class(kind, "torch", "Tensor") or _is_class(kind, "numpy", "ndarray"):
+        return _Rule("a tensor", _is_numeric, "give a tensor, an array or a list of numbers")
     base = origin or kind
     if base is Callable or base is type:
         return _Rule("a function" if base is not type else "a class", callable)
@@ -187,8 +208,8 @@ def _rule(kind: Any) -> _Rule | None:
         return None
     if base is os.PathLike or base.__module__ == "pathlib":
         return _Rule("a path", lambda value: isinstance(value, (str, os.PathLike)))
-    if base is torch.device:
-        return _Rule("a device such as 'cpu'", lambda value: isinstance(value, (str, int, torch.device)))
+    if _is_class(base, "torch", "device"):
+        return _Rule("a device such as 'cpu'", lambda value: isinstance(value, (str, int, base)))
     if issubclass(base, Mapping):
         items = _rule(parts[1]) if len(parts) == 2 else None
         return _Rule(
@@ -229,24 +250,36 @@ def _is_whole(value: Any) -> bool:
     return True
 
 
-def _is_number(value: Any) -> bool:
-    import torch
+def _is_class(kind: Any, module: str, name: str) -> bool:
+    """Tell whether a class is one of a package, which is not imported for the question."""
+    return module in sys.modules and kind is getattr(sys.modules[module], name)
 
-    if isinstance(value, torch.Tensor):
-        return value.numel() == 1 and not value.is_complex()
+
+def _is_switch(value: Any) -> bool:
+    if _is_class(type(value), "torch", "Tensor"):
+        return _is_number(value)
+    return isinstance(value, int) or type(value).__name__ in ("bool", "bool_")
+
+
+def _is_number(value: Any) -> bool:
     if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         return False
+    if hasattr(value, "detach"):
+        return value.numel() == 1 and _is_real(value)
     return getattr(value, "size", 1) == 1
 
 
 def _is_numeric(value: Any) -> bool:
-    import torch
+    if hasattr(value, "detach"):
+        return _is_real(value)
+    if isinstance(value, (list, tuple)) or hasattr(value, "__array__"):
+        return True
+    return not isinstance(value, (str, bytes)) and hasattr(value, "__float__")
 
-    return (
-        isinstance(value, (torch.Tensor, list, tuple))
-        or hasattr(value, "__array__")
-        or (not isinstance(value, (str, bytes)) and hasattr(value, "__float__"))
-    )
+
+def _is_real(tensor: Any) -> bool:
+    """Tell whether a tensor holds real numbers: neither complex ones nor none at all."""
+    return not (tensor.is_complex() or tensor.is_meta)
 
 
 def _is_list(base: type, length: int | None, items: _Rule | None, value: Any) -> bool:

@@ -1,0 +1,105 @@
+"""Arguments of public calls: what is of a wrong type is refused by name, before any work."""
+
+import inspect
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bayeskit as bk
+from bayeskit.core.signatures import check_memory, checked
+from bayeskit.errors import BayeskitError, DataError, SettingsError
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import fuzz_calls
+
+TARGET = bk.exact.get("beta_binomial").target()
+
+
+def test_every_public_call_is_checked():
+    assert len(fuzz_calls.calls()) > 300
+    unchecked = []
+    for name, thing in fuzz_calls.calls().items():
+        call = thing.__init__ if inspect.isclass(thing) else thing
+        own = getattr(call, "__module__", "").startswith("bayeskit.")
+        if own and not getattr(call, "checks_arguments", False) and not name.endswith("Part"):
+            unchecked.append(name)
+    assert unchecked == []
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: bk.sample(5), "target must be a Target or a function, not 5"),
+        (lambda: bk.sample(TARGET, checkpoint=5), "checkpoint must be a str or a path or None"),
+        (lambda: bk.sample(TARGET, num_samples="many"), "num_samples must be a whole number"),
+        (lambda: bk.sample(TARGET, num_samples=10**12), "num_samples=1e[+]12 needs at least 8,000 GB"),
+        (lambda: bk.compare_models(5), "models must be a dictionary"),
+        (lambda: bk.compare_models({"a": TARGET}, budget=0), "budget must be"),
+        (lambda: bk.Draws(*[torch.zeros(1, 1, 1)] * 3, beta="x"), "beta must be a tensor"),
+        (lambda: bk.NUTS(step_size=1j), "step_size must be a number"),
+        (lambda: bk.evidence.bridge_sampling(5), r"make one with bayeskit.Target.from_pyro"),
+        (lambda: bk.fit(5, 6, 7), "model must be a function"),
+    ],
+)
+def test_wrong_arguments_are_named(call, named):
+    with pytest.raises((SettingsError, DataError), match=named):
+        call()
+
+
+@checked
+def stretch(x: torch.Tensor, times: int, share: float = 0.5, names: "list[str] | None" = None, flag: bool = True):
+    """Stretch."""
+    return x.abs() * times
+
+
+@pytest.mark.parametrize("times", [3, np.int64(3), torch.tensor(3)])
+def test_whole_numbers_of_any_library_pass(times):
+    assert stretch(torch.ones(2), times, share=np.float32(0.5), names=["a"], flag=np.bool_(True)).sum() == 6
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"times": 1.5}, {"times": None}, {"share": "a"}, {"share": torch.ones(2)}, {"names": [1]}, {"names": "ab"}]
+    + [{"flag": "yes"}, {"x": "a"}, {"x": [1.0]}, {"x": torch.ones(1, device="meta")}],
+)
+def test_wrong_types_are_refused(wrong):
+    with pytest.raises(BayeskitError, match=f"{next(iter(wrong))} must be"):
+        stretch(**{"x": torch.ones(2), "times": 2, **wrong})
+
+
+def test_errors_of_the_body_and_missing_arguments_pass_through():
+    @checked
+    def body(x: object) -> None:
+        raise KeyError("own")
+
+    with pytest.raises(KeyError, match="own"):
+        body(1)
+    with pytest.raises(TypeError, match="missing 1 required"):
+        body()
+
+
+def test_a_checked_call_looks_like_the_call():
+    assert list(inspect.signature(stretch).parameters) == ["x", "times", "share", "names", "flag"]
+    assert stretch.__doc__ == "Stretch."
+    assert pickle.loads(pickle.dumps(bk.sample)) is bk.sample
+
+
+def test_memory_is_asked_before_it_is_taken():
+    check_memory("num_samples", 1000)
+    with pytest.raises(SettingsError, match="ask for fewer"):
+        check_memory("num_samples", 10**15)
+    check_memory("num_samples", 10**15, each=0)
+
+
+@pytest.mark.parametrize("kind", ["HMC", "NUTS", "Metric", "Polynomial", "ChEES"])
+def test_wild_settings_end_in_errors_of_the_package(kind, tmp_path):
+    failures = (
+        [fuzz_calls.run_case(f"bayeskit.inference.samplers.{kind}", seed, tmp_path) for seed in range(20)]
+        if (f"bayeskit.inference.samplers.{kind}" in fuzz_calls.KINDS)
+        else [fuzz_calls.run_case(f"bayeskit.{kind}", seed, tmp_path) for seed in range(20)]
+    )
+    assert [failure for failure in failures if failure is not None] == []
