@@ -227,6 +227,8 @@ def _rule(kind: Any) -> _Rule | None:
         needed = [name for name in vars(base) if not name.startswith("_") or name == "__call__"]
         words = f"an object with {', '.join(n for n in needed)}" if needed != ["__call__"] else "a function"
         return _Rule(words, lambda value: all(hasattr(value, name) for name in needed))
+    if base.__name__ == "TorchDistribution":  # Pyro's name for what torch's own distributions are as good as
+        base = sys.modules["torch"].distributions.Distribution
     name = base.__name__
     article = "an" if name[0] in "AEIOUaeiou" else "a"
     remedy = "make one with bayeskit.Target.from_pyro(model, data)" if name == "Target" else ""
