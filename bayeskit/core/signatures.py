@@ -1,8 +1,10 @@
-"""Arguments of every public call, checked against its signature before any work.
+"""Arguments of every public call, checked against its signature.
 
 ``import bayeskit`` puts :func:`check_public_calls` behind the import of each module of the package, so that a new call
-is checked by being named in ``__all__``. Whether a value has the right type is asked here; which values are allowed
-("at least 1") is said by the body, with ``whole_number`` and ``real_number``.
+is checked by being named in ``__all__``. Which values are allowed ("at least 1") is said by the body, with
+``whole_number`` and ``real_number``, and an error of the package that the body raises stands. What is said here is which
+argument has the wrong type where the body ends in an error of another kind, and where a constructor takes a plain value
+of a wrong type; and counts are compared with the memory before anything is allocated.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any, TypeVar
 
-from bayeskit.errors import DataError, SettingsError
+from bayeskit.errors import BayeskitError, DataError, SettingsError
 
 __all__ = ["check_memory", "check_public_calls", "checked", "install"]
 
@@ -31,6 +33,9 @@ _PRIVATE = ("bayeskit._", "bayeskit.__", "bayeskit.core", "bayeskit.cli", "bayes
 
 #: A count of these is no number of things that are kept.
 _NOT_KEPT = ("num_data", "num_jobs")
+
+#: Where the types of plain values are defined.
+_PLAIN = ("builtins", "numpy", "torch")
 
 _BYTES = 8
 _MANY_ITEMS = 1000
@@ -54,19 +59,27 @@ def checked(call: _Call) -> _Call:
         if rules is None:
             rules = _rules_of(call)
             by_name.update({name: (rule, kept) for name, rule, kept in rules})
-        for (name, rule, kept), value in zip(rules, args, strict=False):
-            if rule is not None:
-                _check(call, name, rule, kept, value)
-        for name, value in kwargs.items():
-            rule, kept = by_name.get(name, (None, False))
-            if rule is not None:
-                _check(call, name, rule, kept, value)
+        given = [(*row, value) for row, value in zip(rules, args, strict=False)]
+        given += [(name, *by_name.get(name, (None, False)), value) for name, value in kwargs.items()]
+        wrong = None
+        for name, rule, kept, value in given:
+            if rule is not None and not rule.accepts(value):
+                wrong = wrong or (_refusal(call, name, rule, value), value)
+            elif kept and isinstance(value, int):
+                check_memory(name, value)
         try:
-            return call(*args, **kwargs)
-        except (AttributeError, TypeError) as error:
-            given = {**{name: value for (name, *_), value in zip(rules, args, strict=False)}, **kwargs}
-            _blame(call, {name: rule for name, rule, _ in rules}, given, error)
+            result = call(*args, **kwargs)
+        except BayeskitError:  # knows more of what is wrong
             raise
+        except Exception as error:
+            if wrong is not None:
+                raise wrong[0] from error
+            _blame(call, given, error)
+            raise
+        # An object of another class may be as good as the right one; a plain value cannot.
+        if wrong is not None and call.__name__ == "__init__" and type(wrong[1]).__module__ in _PLAIN:
+            raise wrong[0]
+        return result
 
     with_checks.__dict__["checks_arguments"] = True
     if hasattr(call, "__wrapped__"):  # what another decorator hides stays in reach
@@ -83,20 +96,15 @@ def check_memory(name: str, count: int, each: int = _BYTES) -> None:
         )
 
 
-def _blame(call: Any, rules: Mapping[str, _Rule | None], given: Mapping[str, Any], error: Exception) -> None:
+def _blame(call: Any, given: Sequence[tuple[str, _Rule | None, bool, Any]], error: Exception) -> None:
     """Raise an error that names the argument which a body could not use, where that is certain; else return."""
-    for name, value in given.items():
-        rule = rules.get(name)
-        plain = type(value).__module__ in ("builtins", "numpy", "torch") and value is not None
-        lacks = isinstance(error, AttributeError) and error.obj is value
-        no_tensor = rule is not None and rule.expected.startswith("a tensor") and not hasattr(value, "detach")
-        if plain and (lacks or (no_tensor and re.search(rf"\b{type(value).__name__}\b", str(error)))):
-            expected = rule.expected if rule is not None else "what its documentation says"
-            kind = DataError if no_tensor else SettingsError
-            raise kind(
-                f"{name} must be {expected}, not an object of type {type(value).__name__}; see the documentation of "
-                f"{_name_of(call)} (argument {name} of {_name_of(call)})"
-            ) from error
+    for name, rule, _, value in given:
+        if type(value).__module__ in _PLAIN and value is not None:
+            lacks = isinstance(error, AttributeError) and error.obj is value
+            no_tensor = rule is not None and rule.expected.startswith("a tensor") and not hasattr(value, "detach")
+            told = isinstance(error, TypeError) and re.search(rf"\b{type(value).__name__}\b", str(error))
+            if lacks or (no_tensor and told):
+                raise _refusal(call, name, rule or _Rule("what its documentation says", bool), value) from error
 
 
 def _name_of(call: Any) -> str:
@@ -112,18 +120,14 @@ def _memory() -> float:
         return float("inf")
 
 
-def _check(call: Any, name: str, rule: _Rule, kept: bool, value: Any) -> None:
-    if not rule.accepts(value):
-        given = repr(value) if isinstance(value, (str, bytes, int, float, complex, type(None))) else ""
-        given = f"{given[:60]} of type {type(value).__name__}" if given and value is not None else given
-        where = _name_of(call)
-        error = DataError if rule.expected.startswith("a tensor") else SettingsError
-        raise error(
-            f"{name} must be {rule.expected}, not {given or f'an object of type {type(value).__name__}'}; "
-            f"{rule.remedy or f'see the documentation of {where}'} (argument {name} of {where})"
-        )
-    if kept and isinstance(value, int):
-        check_memory(name, value)
+def _refusal(call: Any, name: str, rule: _Rule, value: Any) -> BayeskitError:
+    kind, where = type(value).__name__, _name_of(call)
+    short = isinstance(value, (str, bytes, int, float, complex))
+    given = "None" if value is None else f"{repr(value)[:60]} of type {kind}" if short else f"an object of type {kind}"
+    return (DataError if rule.expected.startswith("a tensor") else SettingsError)(
+        f"{name} must be {rule.expected}, not {given}; {rule.remedy or f'see the documentation of {where}'} "
+        f"(argument {name} of {where})"
+    )
 
 
 def _rules_of(call: Callable[..., Any]) -> list[tuple[str, _Rule | None, bool]]:
@@ -285,7 +289,7 @@ def _is_real(tensor: Any) -> bool:
 
 
 def _is_list(base: type, length: int | None, items: _Rule | None, value: Any) -> bool:
-    if isinstance(value, (str, bytes)) or (isinstance(value, Mapping) and base not in (Iterable, Collection)):
+    if isinstance(value, Mapping) and base not in (Iterable, Collection):
         return False
     if not hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
         return False

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from bayeskit.core.folders import write_csv
-from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.inputs import real_number, warn_user, whole_number
 from bayeskit.core.page import Listed, PageTable, measured, result_html
 from bayeskit.core.randomness import derived_seed
 from bayeskit.core.storage import digest
@@ -530,7 +530,7 @@ def compare_models(
     settings = {"method": chosen, "seed": seed} | vars(spend)
     comparison = ModelComparison(dict(zip(models, results, strict=True)), weights, settings)
     for warning in comparison.warnings:
-        warnings.warn(warning, SamplingWarning, stacklevel=2)
+        warn_user(warning, SamplingWarning)
     return comparison
 
 

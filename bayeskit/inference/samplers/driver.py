@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import real_number
+from bayeskit.core.inputs import real_number, warn_user
 from bayeskit.core.progress import Stopped, progress_bar, watching
 from bayeskit.core.randomness import one_thread
 from bayeskit.core.storage import load_tensors, save_tensors
@@ -338,7 +337,7 @@ def drive(
                 save()
             except OutputError as error:
                 # The run is complete; a failed write must not lose its result.
-                warnings.warn(f"the last checkpoint is missing: {error}", SamplingWarning, stacklevel=3)
+                warn_user(f"the last checkpoint is missing: {error}", SamplingWarning)
     if watch.interrupted.is_set():
         ending = "interrupted"  # even during the last step, so that a caller with several runs can stop
     return Outcome(state, records, iteration, time.monotonic() - begin, ending)
@@ -377,11 +376,11 @@ def nothing_done(ending: Ending, control: Control, where: str) -> BudgetError | 
     )
 
 
-def say_early(ending: Ending, control: Control, what: str, done: str, stacklevel: int = 3) -> None:
+def say_early(ending: Ending, control: Control, what: str, done: str) -> None:
     """Warn if the time budget or Ctrl-C ended a run early."""
     # ``done`` describes the result, such as "after 3 of 10 draws a chain"; stack level 3 is the caller of the caller.
     if ending not in ("interrupted", "time budget"):
         return
     why = "interrupted" if ending == "interrupted" else f"ended by the time budget of {control.time_budget:g} s"
     rest = "these are returned" if control.checkpoint is None else "the same call resumes from the checkpoint"
-    warnings.warn(f"{what}: {why} {done}; {rest}", SamplingWarning, stacklevel=stacklevel)
+    warn_user(f"{what}: {why} {done}; {rest}", SamplingWarning)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayeskit.core.inputs import warn_user
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import ConversionWarning, ShapeError, TreeError
 from bayeskit.models.phylogenetics import clades
@@ -416,11 +416,10 @@ def _unroot(children: list[list[int]], lengths: list[float | None], has_lengths:
     children[0] = []
     if has_lengths:
         lengths[moved] = (lengths[left] or 0.0) + (lengths[right] or 0.0)
-    warnings.warn(
+    warn_user(
         f"{where}: the tree is rooted; it was unrooted by joining the two edges at its root"
         + (" (their lengths add)." if has_lengths else "."),
         ConversionWarning,
-        stacklevel=4,
     )
     return kept
 

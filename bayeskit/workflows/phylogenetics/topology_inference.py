@@ -860,7 +860,7 @@ def _result(
         for name, (tried, accepted) in zip(asdict(search.moves), counts.tolist(), strict=True)
     }
     warm_up = f"after {done} of {search.num_steps} rounds"
-    say_early(outcome.ending, control, search.description, warm_up + ("" if warm else ", in the warm-up"), stacklevel=4)
+    say_early(outcome.ending, control, search.description, warm_up + ("" if warm else ", in the warm-up"))
     return TopologyInference(
         tuple(samples),
         _parameters(search.space, position),
