@@ -2,9 +2,9 @@
 
 ``import bayeskit`` puts :func:`check_public_calls` behind the import of each module of the package, so that a new call
 is checked by being named in ``__all__``. Which values are allowed ("at least 1") is said by the body, with
-``whole_number`` and ``real_number``, and an error of the package that the body raises stands. What is said here is which
-argument has the wrong type where the body ends in an error of another kind, and where a constructor takes a plain value
-of a wrong type; and counts are compared with the memory before anything is allocated.
+``whole_number`` and ``real_number``, and an error of the package that the body raises stands. What is said here is
+which argument has the wrong type where the body ends in an error of another kind, and where a constructor takes a plain
+value of a wrong type; and counts are compared with the memory before anything is allocated.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _rules_of(call: Callable[..., Any]) -> list[tuple[str, _Rule | None, bool]]:
         if rule is not None and parameter.default is None and not rule.accepts(None):
             rule = _either([rule, _rule(None)])
         name = parameter.name
-        kept = name == "batch_size" or (name.startswith("num_") and name not in _NOT_KEPT)
+        kept = name in ("batch_size", "latent_dim") or (name.startswith("num_") and name not in _NOT_KEPT)
         found.append((name, rule, kept))
     if open_ended:  # what is given by position beyond the first ones has no name
         cut = next(i for i, p in enumerate(parameters) if p.kind is p.VAR_POSITIONAL)
@@ -204,7 +204,7 @@ def _rule(kind: Any) -> _Rule | None:
     if kind is float:
         return _Rule("a number", _is_number)
     if _is_class(kind, "torch", "Tensor") or _is_class(kind, "numpy", "ndarray"):
-        return _Rule("a tensor", _is_numeric, "give a tensor, an array or a list of numbers")
+        return _Rule("a tensor of real numbers", _is_numeric, "give a tensor, an array or a list of numbers")
     base = origin or kind
     if base is Callable or base is type:
         return _Rule("a function" if base is not type else "a class", callable)

@@ -501,7 +501,7 @@ def compare_models(
     way = select([method])[0]
     chosen = way.name
     _check_method(way, models)
-    spend = budget or Budget()
+    spend = Budget() if budget is None else budget
     folder = None if checkpoint is None else Path(checkpoint)
     seed, jobs = whole_number("seed", seed), whole_number("num_jobs", num_jobs, 1)
     tasks = [

@@ -12,6 +12,8 @@ import torch
 import bayeskit as bk
 from bayeskit.core.signatures import check_memory, checked
 from bayeskit.errors import BayeskitError, DataError, SettingsError
+from bayeskit.inference.gradients import best_k
+from bayeskit.models.phylogenetics import Tree
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import fuzz_calls
@@ -39,10 +41,13 @@ def test_every_public_call_is_checked():
         (lambda: bk.sample(TARGET, num_samples="many"), "num_samples must be a whole number"),
         (lambda: bk.sample(TARGET, num_samples=10**12), "num_samples=1e[+]12 needs at least 8,000 GB"),
         (lambda: bk.compare_models(5), "models"),
-        (lambda: bk.compare_models({"a": TARGET}, budget=0), "budget"),
-        (lambda: bk.Draws(*[torch.zeros(1, 1, 1)] * 3, beta="x"), "beta must be a tensor, not 'x'"),
-        (lambda: bk.NUTS(step_size=1j), "step_size must be a number"),
-        (lambda: bk.evidence.bridge_sampling(5, 6), "target"),
+        (lambda: bk.compare_models({"a": TARGET, "b": TARGET}, budget=0), "budget"),
+        (lambda: bk.Draws(torch.zeros(1, 1, 1), *[torch.zeros(1, 1)] * 2, beta="x"), "beta"),
+        (lambda: Tree(("A", "B", "C"), ((0, 1, 2),), torch.full((3,), torch.nan)), "branch_lengths has NaN"),
+        (lambda: Tree(("A", "B", "C"), 5), "children must be a list"),
+        (lambda: best_k(torch.tensor(2.0), 2), "no categories"),
+        (lambda: bk.NUTS(step_size=1j), "step_size must be"),
+        (lambda: bk.evidence.bridge_sampling(5, 6), "Target"),
     ],
 )
 def test_wrong_arguments_are_named(call, named):
@@ -85,7 +90,7 @@ def test_a_constructor_refuses_wrong_types(wrong):
 def test_an_argument_that_the_body_cannot_use_is_named():
     with pytest.raises(SettingsError, match="times must be a whole number, not 'a' of type str"):
         stretch(torch.ones(2), "a")
-    with pytest.raises(DataError, match="x must be a tensor, not an object of type list"):
+    with pytest.raises(DataError, match="x must be a tensor of real numbers, not an object of type list"):
         stretch([1.0], 2)
 
 

@@ -74,6 +74,11 @@ class Tree:
     children: tuple[tuple[int, ...], ...]
     branch_lengths: Tensor | None = field(default=None)
 
+    def __post_init__(self) -> None:
+        """Refuse lengths that are no numbers."""
+        if isinstance(self.branch_lengths, Tensor) and bool(self.branch_lengths.isnan().any()):
+            raise TreeError("branch_lengths has NaN among its lengths; give lengths that are finite, or None")
+
     @classmethod
     def from_newick(
         cls,
