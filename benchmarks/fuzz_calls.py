@@ -209,6 +209,7 @@ def _failure(kind: str, plan: dict[str, str]) -> str | None:
     told = f"{kind}({', '.join(f'{name}={value}' for name, value in plan.items())})"
     try:
         result = call(*arguments.args, **arguments.kwargs)
+        number = result if isinstance(result, float) else getattr(result, "log_evidence", 0.0)
     except BayeskitError:
         return None
     except TypeError as error:
@@ -217,7 +218,6 @@ def _failure(kind: str, plan: dict[str, str]) -> str | None:
         return f"{told}: {_told(error)}"
     except Exception as error:
         return f"{told}: {_told(error)}"
-    number = result if isinstance(result, float) else getattr(result, "log_evidence", 0.0)
     if isinstance(number, float) and math.isnan(number) and not getattr(result, "warnings", ()):
         return f"{told}: NaN without a word"
     return None
