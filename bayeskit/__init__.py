@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from bayeskit._lazy import imported_when_used
 from bayeskit._moved import answer_to_old_paths
+from bayeskit.core.signatures import install
 
 if TYPE_CHECKING:
     from bayeskit import errors, exact
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 answer_to_old_paths()
+install()
 
 __getattr__ = imported_when_used(
     "bayeskit",

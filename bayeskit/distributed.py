@@ -6,7 +6,6 @@ Start the processes with ``torchrun --nproc-per-node N script.py``; without ``to
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from bayeskit.core.inputs import warn_user
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import SettingsError, SlowModelWarning, WorkerError
 
@@ -177,11 +177,10 @@ def process_group(backend: str | None = None, timeout: float = 300.0) -> Iterato
     cards, here = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     cuda = cards >= here and backend != "gloo"
     if 0 < cards < here and backend != "gloo":
-        warnings.warn(
+        warn_user(
             f"{here} processes share {cards} CUDA device{'s' if cards > 1 else ''}, so all of them compute on the CPU; "
             f"start at most {cards} on each machine, or pass backend='gloo'",
             SlowModelWarning,
-            stacklevel=3,
         )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
     with pyro.settings.context(module_local_params=True):

@@ -31,6 +31,9 @@ START_SECONDS = 120.0
 GROWTH = 200 * 2**20
 """Bytes by which a case may grow its process."""
 
+LIMIT = 4 * 2**30
+"""Bytes that a process may have."""
+
 CASES_OF_A_WORKER = 400
 SOURCES = ("fuzz_files", "fuzz_calls")
 COLUMNS = ("cases", "fine", "foreign exceptions", "hangs", "growth", "changed numbers", "not covered")
@@ -45,11 +48,14 @@ def _memory() -> int:
 
 def _work(channel: Connection) -> None:
     """Run cases that come in, and send what they are found to be."""
+    import resource
+
     import torch
 
     os.environ["TQDM_DISABLE"] = "1"
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT))  # a case that wants more fails alone
     known: set[str] = set()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

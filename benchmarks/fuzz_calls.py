@@ -151,9 +151,10 @@ def _valid(kind: str) -> tuple[Callable[..., Any], inspect.BoundArguments] | Non
     """Return a call and the arguments of its example; ``None`` where the example does not come to it."""
     thing = calls()[kind]
     for text in _texts(thing):
-        room: dict[str, Any] = {"__name__": "example"}
         try:
             with _caught(thing):
+                # As doctest does: an example knows the names of its module.
+                room = {**vars(sys.modules[thing.__module__]), "__name__": "example"}
                 for example in doctest.DocTestParser().get_examples(text):
                     try:
                         exec(compile(example.source, kind, "single"), room)
@@ -165,7 +166,7 @@ def _valid(kind: str) -> tuple[Callable[..., Any], inspect.BoundArguments] | Non
 
 
 def _texts(thing: Any) -> Iterator[str]:
-    """Yield docstrings with examples that may make a call: its own, those of its methods, and of its neighbours."""
+    """Yield docstrings whose examples may make a call: its own, those of its methods, and of what is beside it."""
     yield inspect.getdoc(thing) or ""
     home = sys.modules[thing.__module__]
     beside = [getattr(home, name, None) for name in getattr(home, "__all__", ())]
@@ -208,6 +209,7 @@ def _failure(kind: str, plan: dict[str, str]) -> str | None:
     told = f"{kind}({', '.join(f'{name}={value}' for name, value in plan.items())})"
     try:
         result = call(*arguments.args, **arguments.kwargs)
+        number = result if isinstance(result, float) else getattr(result, "log_evidence", 0.0)
     except BayeskitError:
         return None
     except TypeError as error:
@@ -216,7 +218,6 @@ def _failure(kind: str, plan: dict[str, str]) -> str | None:
         return f"{told}: {_told(error)}"
     except Exception as error:
         return f"{told}: {_told(error)}"
-    number = result if isinstance(result, float) else getattr(result, "log_evidence", 0.0)
     if isinstance(number, float) and math.isnan(number) and not getattr(result, "warnings", ()):
         return f"{told}: NaN without a word"
     return None

@@ -21,6 +21,7 @@ from torch.fx.node import map_arg
 from torch.utils.weak import WeakIdKeyDictionary
 
 from bayeskit.core.compiler_cache import compiler_cache
+from bayeskit.core.inputs import warn_user
 from bayeskit.core.libraries import FLAGS, compiler, load_library
 from bayeskit.core.process_state import process_state
 from bayeskit.core.progress import look
@@ -227,7 +228,7 @@ def compile_with_inductor(graph: GraphModule, examples: Sequence[Tensor], option
             raise
     _latest = None
     if compilation.problem is not None:
-        warnings.warn(compilation.problem, CompilationWarning, stacklevel=3)
+        warn_user(compilation.problem, CompilationWarning)
     return compiled
 
 
@@ -318,10 +319,9 @@ def library_of(source: str) -> Any:
     except (OSError, subprocess.SubprocessError) as error:
         look()
         reason = first_line(getattr(error, "stderr", None) or error)
-        warnings.warn(
+        warn_user(
             f"the generated C++ could not be compiled ({reason}); the same operations run in torch, more slowly",
             CompilationWarning,
-            stacklevel=2,
         )
         return None
 
@@ -663,11 +663,10 @@ def has_compiler() -> bool:
 def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:
     """Compile ``graph``; where that fails or times out, warn once and return the graph itself."""
     if u.device.type == "cpu" and not has_compiler():
-        warnings.warn(
+        warn_user(
             "no C++ compiler was found, so the density runs as a traced graph, a few times slower; "
             "install g++ or clang++ to compile it",
             CompilationWarning,
-            stacklevel=3,
         )
         return graph
     # Not by torch.compile: its guards cost more than a small density in each call; shapes, strides and dtype are fixed.
@@ -675,11 +674,10 @@ def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., 
     try:
         return compile_with_inductor(graph, (u.clone(), beta.clone()), {"size_asserts": False})
     except (RuntimeError, OSError, NotImplementedError, AttributeError, AssertionError) as error:
-        warnings.warn(
+        warn_user(
             f"the density could not be compiled ({type(error).__name__}: {str(error)[:200]}); "
             "the traced graph is used instead, a few times slower",
             CompilationWarning,
-            stacklevel=3,
         )
         return graph
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from bayeskit.core.inputs import warn_user
 from bayeskit.core.randomness import validation_kept
 from bayeskit.errors import AccuracyWarning, BayeskitError, ModelError
 from bayeskit.logdensity.compiling import Evaluator, with_gradient_loop
@@ -234,12 +234,11 @@ def warn_if_gradient_is_wrong(density: Density, evaluate: Evaluator, u: Tensor) 
         if names:
             break
     where = f" with respect to {', '.join(names)}" if names else ""
-    warnings.warn(
+    warn_user(
         f"the gradient{where} is not the derivative of the log density; the model may call .detach(), .item() or "
         ".numpy() on a value, or the density may be discontinuous. Samplers then mix slowly, and modes, Laplace "
         "approximations and objectives are wrong. Remedy: remove these calls and compute with tensors only",
         AccuracyWarning,
-        stacklevel=3,
     )
 
 

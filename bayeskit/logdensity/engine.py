@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal, Protocol
@@ -11,6 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from bayeskit.core.inputs import warn_user
 from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import one_thread
 from bayeskit.errors import CompilationWarning
@@ -187,9 +187,8 @@ class Engine:
         raise_if_forked(error)
         if self._eager is None:
             self._eager = torch.no_grad()(_evaluation.with_gradient(self._joint))
-            warnings.warn(
+            warn_user(
                 f"the density cannot be traced ({first_line(error)}) and runs eagerly, which is slower",
                 CompilationWarning,
-                stacklevel=5,
             )
         return self._eager

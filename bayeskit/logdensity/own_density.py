@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import whole_number
+from bayeskit.core.inputs import warn_user, whole_number
 from bayeskit.core.randomness import new_generator, validation_kept
 from bayeskit.errors import (
     AccuracyWarning,
@@ -161,11 +160,10 @@ class OwnGradient(OwnDensity):
     def _warn(self, error: Exception) -> None:
         if not self._failed:
             self._failed = True
-            warnings.warn(
+            warn_user(
                 f"the log density raises {type(error).__name__} at some points ({first_line(error)}), which count as "
                 "points of density zero. Remedy: return minus infinity there, or correct the function",
                 AccuracyWarning,
-                stacklevel=2,
             )
 
     def _called(self, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, Literal
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import arrays_as_tensors, unknown_name
+from bayeskit.core.inputs import arrays_as_tensors, unknown_name, warn_user
 from bayeskit.core.process_state import process_state
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
@@ -55,13 +54,12 @@ def can_be_batched(density: PyroDensity, probe: Tensor) -> bool:
     except UNTRACEABLE as error:
         raise_if_broken(density, probe)
         raise_if_not_differentiable(density, probe)
-        warnings.warn(
+        warn_user(
             f"the model cannot be batched{place_of(error)} ({first_line(error)}), so it is evaluated in a loop, "
             "many times slower. Remedy: replace Python control flow on sampled values by torch.where, assignments to "
             "elements by torch.stack, or the distribution by a batchable distribution. If only draws are needed, "
             "bayeskit.inference.samplers.sample_with_pyro may take less time",
             SlowModelWarning,
-            stacklevel=3,
         )
         return False
     return True

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from bayeskit.core.folders import write_csv
-from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.inputs import real_number, warn_user, whole_number
 from bayeskit.core.page import Listed, PageTable, measured, result_html
 from bayeskit.core.randomness import derived_seed
 from bayeskit.core.storage import digest
@@ -501,7 +501,7 @@ def compare_models(
     way = select([method])[0]
     chosen = way.name
     _check_method(way, models)
-    spend = budget or Budget()
+    spend = Budget() if budget is None else budget
     folder = None if checkpoint is None else Path(checkpoint)
     seed, jobs = whole_number("seed", seed), whole_number("num_jobs", num_jobs, 1)
     tasks = [
@@ -530,7 +530,7 @@ def compare_models(
     settings = {"method": chosen, "seed": seed} | vars(spend)
     comparison = ModelComparison(dict(zip(models, results, strict=True)), weights, settings)
     for warning in comparison.warnings:
-        warnings.warn(warning, SamplingWarning, stacklevel=2)
+        warn_user(warning, SamplingWarning)
     return comparison
 
 

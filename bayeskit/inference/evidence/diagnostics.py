@@ -7,7 +7,6 @@ An estimator returns its estimate by :func:`from_draws`; the decorator of estima
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
@@ -17,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from bayeskit.core.inputs import warn_user
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size
 from bayeskit.draws import Draws
@@ -149,7 +149,7 @@ class Diagnostics:
         """Report on the normalising constants of prior and likelihood."""
         return self._once("constants", lambda: check_constants(self.target, seed=self.seed))
 
-    def check_target(self, *, proper: bool = True, stacklevel: int = 2) -> ConstantsReport:
+    def check_target(self, *, proper: bool = True) -> ConstantsReport:
         """Warn of the problems of the constants, and return their report.
 
         Raises
@@ -162,7 +162,7 @@ class Diagnostics:
         if proper and self.constants.improper:
             raise SettingsError(self.constants.warnings[0])
         for problem in self.constants.warnings:
-            warnings.warn(problem, ConstantsWarning, stacklevel=stacklevel + 1)
+            warn_user(problem, ConstantsWarning)
         return self.constants
 
     def peaks(self, draws: Draws) -> Peaks:

@@ -78,7 +78,7 @@ def estimator(
             if asked_by == _ESTIMATOR:
                 return _judged(target, function(target, *given, **named))
             if asked_by == _NOBODY:
-                Diagnostics(target).check_target(proper=kind != "score", stacklevel=2)
+                Diagnostics(target).check_target(proper=kind != "score")
                 if (reason := split_refusal(target, needs)) is not None:
                     raise SettingsError(f"{function.__name__} does not apply: {reason}")
             begin = time.monotonic()

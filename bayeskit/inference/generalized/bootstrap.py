@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.inputs import real_number, warn_user, whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.core.torch_internals import standard_gamma
@@ -156,11 +155,10 @@ def minima_as_draws(posterior: GibbsPosterior, found: Minimum, seconds: float, s
             "smoothed(); otherwise it may have no minimum, or covariates may be badly scaled"
         )
     if failed:
-        warnings.warn(
+        warn_user(
             f"{failed} of {len(found.value)} minimisations did not converge, so their draws are not minimisers; "
             "inspect sample_stats['converged'], scale covariates to unit variance, or smooth the loss",
             SamplingWarning,
-            stacklevel=3,
         )
     log_prior, log_likelihood = posterior.evaluate(found.position)
     return Draws(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.special import ndtr, ndtri
 
-from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.inputs import real_number, warn_user, whole_number
 from bayeskit.core.plots import BLUE
 from bayeskit.core.progress import Bar, progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
@@ -600,11 +599,10 @@ def martingale_posterior(
     result = MartingalePosterior(draws, horizons, path, n)
     share = float(result.remaining.nan_to_num(0.0).max())
     if share > _MUCH:
-        warnings.warn(
+        warn_user(
             f"about {share:.0%} of the variance lies beyond the horizon of {last} future data; raise horizon to "
             f"{max(20 * n, 2 * last)} or more, and check that the rule is a martingale with updates of order 1/t",
             SamplingWarning,
-            stacklevel=2,
         )
     if rule.is_smooth:
         _compare_with_bootstrap(posterior, result, first, seed)
@@ -623,12 +621,11 @@ def _compare_with_bootstrap(posterior: GibbsPosterior, result: MartingalePosteri
     ratio = result.spread[-1] / expected.clamp(min=torch.finfo(expected.dtype).tiny)
     worst = int(ratio.log().abs().argmax())
     if not 1 / _MOST_FACTOR <= float(ratio[worst]) <= _MOST_FACTOR:
-        warnings.warn(
+        warn_user(
             f"under a smooth predictive {posterior.names[worst]} has {float(ratio[worst]):.2g} times the standard "
             "deviation under the Bayesian bootstrap; take another correlation= (the standard deviation of a mean is "
             "about proportional to it), or PolyaUrn() if tails are heavy",
             SamplingWarning,
-            stacklevel=3,
         )
 
 

@@ -117,7 +117,7 @@ def gumbel_top_k(logits: Tensor, k: int, generator: torch.Generator | None = Non
     >>> gumbel_top_k(torch.tensor([0.0, 0.0, -200.0]), 2).sort().values
     tensor([0, 1])
     """
-    count = logits.shape[-1]
+    count = logits.shape[-1] if logits.ndim else 0
     if whole_number("k", k, least=1) > count:
         raise SettingsError(f"cannot draw k={k} categories without replacement from {count}; use at most {count}")
     if not logits.is_floating_point() or not bool(logits.isfinite().all()):
@@ -412,7 +412,7 @@ def best_k(probabilities: Tensor, num_evaluations: int) -> Tensor:
     tensor([1, 0])
     """
     count = whole_number("num_evaluations", num_evaluations, least=1)
-    size = probabilities.shape[-1]
+    size = probabilities.shape[-1] if probabilities.ndim else 0
     if size < 1:
         raise SettingsError("there are no categories to sum or draw")
     if bool(probabilities.isnan().any()):

@@ -456,7 +456,7 @@ def run(
     if done == 0:
         raise nothing_done(outcome.ending, settings.control, _phase(outcome.num_iterations, adaptation.num_warmup))
     after = f"after {done} of {settings.num_samples} draws a chain"
-    say_early(outcome.ending, settings.control, settings.description, after, stacklevel=4)
+    say_early(outcome.ending, settings.control, settings.description, after)
     records = outcome.records.as_dict()
     state, exchange = outcome.state, None
     if prior is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -442,11 +441,11 @@ def nothing_done(ending: Ending, control: Control, where: str) -> BudgetError | 
     )
 
 
-def say_early(ending: Ending, control: Control, what: str, done: str, stacklevel: int = 3) -> None:
+def say_early(ending: Ending, control: Control, what: str, done: str) -> None:
     """Warn if the time budget or Ctrl-C ended a run early."""
     # ``done`` describes the result, such as "after 3 of 10 draws a chain"; stack level 3 is the caller of the caller.
     if ending not in ("interrupted", "time budget"):
         return
     why = "interrupted" if ending == "interrupted" else f"ended by the time budget of {control.time_budget:g} s"
     rest = "these are returned" if control.checkpoint is None else "the same call resumes from the checkpoint"
-    warnings.warn(f"{what}: {why} {done}; {rest}", SamplingWarning, stacklevel=stacklevel)
+    warn_user(f"{what}: {why} {done}; {rest}", SamplingWarning)

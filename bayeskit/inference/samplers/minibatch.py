@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from bayeskit.core.inputs import warn_user
 from bayeskit.core.randomness import new_generator, validation_kept
 from bayeskit.core.torch_internals import gradient_and_rest
 from bayeskit.errors import CompilationWarning, DataError, ModelError, SettingsError, ShapeError, SlowModelWarning
@@ -308,11 +308,10 @@ class _MinibatchEngine:
                 self._density.joint(u[0], rows[0])
             except UNTRACEABLE as own:
                 raise ModelError(f"the density cannot be evaluated: {own}") from own
-            warnings.warn(
+            warn_user(
                 f"the model cannot be batched ({first_line(error)}), so it is evaluated in a loop over chains, "
                 "many times slower; replace Python control flow on sampled values by torch.where",
                 SlowModelWarning,
-                stacklevel=5,
             )
             return False
         return True
@@ -324,10 +323,8 @@ class _MinibatchEngine:
         try:
             graph = _evaluation.trace_call(self._with_gradient, *example)
         except UNTRACEABLE as error:
-            warnings.warn(
-                f"the density cannot be traced ({first_line(error)}) and runs eagerly, slower",
-                CompilationWarning,
-                stacklevel=5,
+            warn_user(
+                f"the density cannot be traced ({first_line(error)}) and runs eagerly, slower", CompilationWarning
             )
             return torch.no_grad()(self._with_gradient)
         call: Callable[..., tuple[Tensor, ...]] = graph

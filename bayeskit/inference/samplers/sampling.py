@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.folders import as_output_folder
-from bayeskit.core.inputs import real_number, unknown_name, whole_number
+from bayeskit.core.inputs import real_number, unknown_name, warn_user, whole_number
 from bayeskit.core.process_state import recorded_warnings
 from bayeskit.core.randomness import new_generator
 from bayeskit.draws import Draws
@@ -80,11 +80,10 @@ def require_groups(num_groups: int, num_jobs: int, count: int, what: str, *, equ
             + (f", or a multiple of it as the number of {what}" if equal else "")
         )
     if num_jobs > 1 and num_groups == 1:
-        warnings.warn(
+        warn_user(
             f"num_jobs={num_jobs} changes nothing: all {what} are one group, which runs as one batch in this process; "
             "raise num_groups for groups that can run in separate processes, or leave num_jobs out",
             SamplingWarning,
-            stacklevel=3,
         )
     return num_groups, num_jobs
 
@@ -124,7 +123,7 @@ def run_groups(
         done = _worth_joining(done)
     count = min(len(result.position) for result in done.results)
     after = f"after {count} of {settings.num_samples} draws a chain of {len(done.results)} of {len(tasks)} groups"
-    say_early(done.ending, settings.control, settings.description, after, stacklevel=4)
+    say_early(done.ending, settings.control, settings.description, after)
     return done
 
 
@@ -239,7 +238,7 @@ def _warn_again(outcomes: Sequence[_Outcome], tasks: Sequence[_Task]) -> None:
             said.setdefault(warning, []).append(task.settings.description)
     for (category, text), by in said.items():
         named = len(by) > 1 or by[0] in text
-        warnings.warn(text if named else f"{by[0]}: {text}", category, stacklevel=4)
+        warn_user(text if named else f"{by[0]}: {text}", category)
 
 
 # -- pickling for other processes ---------------------------------------------------------------
@@ -482,7 +481,7 @@ def sample(
         done = run_groups(target, groups, settings, num_jobs=num_jobs)
         draws = join_groups(target, done, beta.chunk(num_groups), kernel, facts | {"num_groups": num_groups})
     for problem in problems(draws, adaptation.max_steps):
-        warnings.warn(problem, SamplingWarning, stacklevel=2)
+        warn_user(problem, SamplingWarning)
     return draws
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from bayeskit.core.inputs import warn_user
 from bayeskit.errors import DataError, InitializationError, InitializationWarning, ShapeError
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.metric import Metric
@@ -117,11 +117,10 @@ def _given(target: Target, num_chains: int, beta: Tensor, initial: Tensor) -> Te
         )
     if bool(bad.any()):
         chains = bad.nonzero().flatten().tolist()
-        warnings.warn(
+        warn_user(
             f"chains {chains} start at a point without finite density and will stay there; give points of finite "
             "density",
             InitializationWarning,
-            stacklevel=4,
         )
     return points
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import whole_number
+from bayeskit.core.inputs import warn_user, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import mean_error
 from bayeskit.draws import Draws
@@ -504,11 +503,10 @@ class SGHMC:
     def init(self, target: MinibatchTarget, position: Tensor, *, generator: torch.Generator) -> SGHMCState:
         """Draw momenta and estimate the density at ``position``, shape ``(n, d)``."""
         if isinstance(target.row_order, Epochs) and bool((torch.as_tensor(self.gradient_noise) > 0).any()):
-            warnings.warn(
+            warn_user(
                 "gradient_noise assumes independent minibatches; the noise of one epoch cancels in part, so the draws "
                 "will be too narrow; give the target row_order=IndependentRows(), or leave gradient_noise at 0",
                 SamplingWarning,
-                stacklevel=2,
             )
         momentum = standard_normal(position, generator)
         rows, estimate = _observe(target, position, None, self.planned_calls, generator)
@@ -885,4 +883,4 @@ def _named(chains: list[int]) -> str:
 
 
 def _say(message: str) -> None:
-    warnings.warn(message, SamplingWarning, stacklevel=4)
+    warn_user(message, SamplingWarning)

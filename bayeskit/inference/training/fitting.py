@@ -33,7 +33,7 @@ from torch.utils import _pytree
 from bayeskit.core.compatibility import as_inference_data, to_datasets
 from bayeskit.core.compiler_cache import compiler_cache
 from bayeskit.core.folders import Schema
-from bayeskit.core.inputs import as_numbers, real_number, whole_number
+from bayeskit.core.inputs import as_numbers, real_number, warn_user, whole_number
 from bayeskit.core.plots import BLUE, ORANGE, SKY
 from bayeskit.core.process_state import process_state
 from bayeskit.core.progress import progress_bar, watching
@@ -983,19 +983,17 @@ def train(
     with _in_store(state), global_stream(new_generator(plan.seed, stream="first parameters")):
         learner = _Learner(model, guide, objective, first)
     if plan.patience is not None and plan.validation_objective is None and getattr(objective, "is_moving", False):
-        warnings.warn(
+        warn_user(
             f"the loss of {type(objective).__name__} changes in training even if model and guide do not, so patience "
             "may stop early and restore the wrong epoch; give validation_objective, such as ELBO()",
             BayeskitWarning,
-            stacklevel=3,
         )
     count = batches.num_batches()
     if learner.has_global_latents and learner.whole is None and count is not None and count > 1:
-        warnings.warn(
+        warn_user(
             "a latent variable stands outside every plate, and no plate rescales minibatches, so its prior is counted "
             'once per minibatch; write pyro.plate("data", size, subsample_size=len(x)) in the model',
             BayeskitWarning,
-            stacklevel=3,
         )
     with ExitStack() as stack:
         if plan.precision == "bfloat16":
@@ -1024,10 +1022,9 @@ def _compiled(learner: _Learner, modules: list[nn.Module], first: Batch, seed: i
     """Compile ``modules`` and run them once; if that fails, warn and leave them unchanged."""
     stack = ExitStack()
     if not modules:
-        warnings.warn(
+        warn_user(
             "model and guide contain no networks to compile; name the networks, compile=[encoder, decoder]",
             CompilationWarning,
-            stacklevel=5,
         )
         return stack
     before, learnt = learner.copied_buffers(), learner.learnt()
@@ -1042,14 +1039,13 @@ def _compiled(learner: _Learner, modules: list[nn.Module], first: Batch, seed: i
     except Exception as error:  # the compiler may raise any exception
         stack.close()
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        warnings.warn(
+        warn_user(
             f"the networks could not be compiled ({reason[0]}); training continues without compilation",
             CompilationWarning,
-            stacklevel=5,
         )
     else:
         if cache.problem is not None:
-            warnings.warn(cache.problem, CompilationWarning, stacklevel=5)
+            warn_user(cache.problem, CompilationWarning)
     for parameter in learner.trained().values():
         parameter.grad = None
     learner.load_buffers(before)
@@ -1126,7 +1122,7 @@ class _Run:
             seconds = self._seconds()
             if restored:
                 self._restore_best()
-        say_early(ending, self.control, "training", f"after {self.history.num_steps} steps", stacklevel=5)  # type: ignore[arg-type]
+        say_early(ending, self.control, "training", f"after {self.history.num_steps} steps")  # type: ignore[arg-type]
         parameters = {name: p.detach().clone() for name, p in self.parameters.items()}
         return TrainingOutcome(self.history, parameters, ending, self.history.best_epoch if restored else None, seconds)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from bayeskit.core.inputs import as_numbers, real_number, whole_number
+from bayeskit.core.inputs import as_numbers, real_number, warn_user, whole_number
 from bayeskit.core.plots import BLUE, CHAIN_COLOURS, GREY, VERMILION
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator, one_thread
@@ -562,7 +561,7 @@ class AnnealedEvidence(NamedTuple):
         Warns with ``AccuracyWarning`` if a few chains have most of the weight.
         """
         if not self.reliable:
-            warnings.warn(_too_few(self, "probabilities to share a block"), AccuracyWarning, stacklevel=2)
+            warn_user(_too_few(self, "probabilities to share a block"), AccuracyWarning)
         return co_assignment(self.assignments, self.weights)
 
 
@@ -623,7 +622,7 @@ def annealed_evidence(
         steps = whole_number("num_steps", num_steps, least=1)
     estimate = _anneal(model, num_chains, steps, generator, f"annealing, {steps} steps", progress)
     if not estimate.reliable:
-        warnings.warn(_too_few(estimate, "the evidence or its error"), AccuracyWarning, stacklevel=3)
+        warn_user(_too_few(estimate, "the evidence or its error"), AccuracyWarning)
     return estimate
 
 

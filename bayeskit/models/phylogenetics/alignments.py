@@ -6,7 +6,6 @@ import functools
 import operator
 import os
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from dendropy.dataio.nexusreader import NexusReader
 from dendropy.utility.error import DataParseError
 from torch import Tensor
 
-from bayeskit.core.inputs import unknown_name
+from bayeskit.core.inputs import unknown_name, warn_user
 from bayeskit.errors import AlignmentError, ConversionWarning, SettingsError
 from bayeskit.models.phylogenetics.data_types import DNA, PROTEIN, DataType, codons, standard_characters
 from bayeskit.models.phylogenetics.newick import QUOTED, nexus_commands, path_name, read_text, unquoted
@@ -314,11 +313,10 @@ def _read_nexus(text: str, source: str, blocks_read: Collection[str]) -> tuple[l
     kind: DataType | str | None = None
     for block, head, line, rest in nexus_commands(text, source, AlignmentError):
         if block not in blocks_read and _leaves_out(block, head, rest):
-            warnings.warn(
+            warn_user(
                 f"{source}, line {line}: the command {head.upper()} is not read; all sites of all taxa are used with "
                 "weight one. Remedy: to apply the command, remove the excluded taxa and sites from the matrix.",
                 ConversionWarning,
-                stacklevel=4,
             )
         has_trees = has_trees or (block == "trees" and head in ("tree", "utree"))
         if block in ("data", "characters") and head == "eliminate":

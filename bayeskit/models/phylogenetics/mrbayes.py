@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -16,6 +15,7 @@ from pyro.distributions import Beta, Dirichlet, Exponential, TorchDistribution, 
 from torch import Tensor
 from torch.distributions.transforms import ExpTransform, SigmoidTransform
 
+from bayeskit.core.inputs import warn_user
 from bayeskit.errors import AlignmentError, BayeskitError, ConversionWarning, TreeError
 from bayeskit.models.phylogenetics.alignments import Alignment, read_alignment
 from bayeskit.models.phylogenetics.branch_length_priors import GammaDirichlet
@@ -319,11 +319,10 @@ def set_block_aside(path: str | os.PathLike[str]) -> None:
                 "the data. Remedy: let the block choose the model, or change the matrix and remove the command."
             )
     if commands:
-        warnings.warn(
+        warn_user(
             f"{os.fspath(path)}, line {commands[0][1]}: the MrBayes block is not used, because a substitution model "
             "was named. Remedy: to use the block, name no substitution model.",
             ConversionWarning,
-            stacklevel=2,
         )
 
 
@@ -428,11 +427,10 @@ class _Reader:
             else:
                 getattr(self, f"do_{command}")(rest)
         if self.unused:
-            warnings.warn(
+            warn_user(
                 f"{self.source}: these settings of MrBayes's own run are not used: "
                 f"{', '.join(dict.fromkeys(self.unused))}. Remedy: none is needed, the package has its own.",
                 ConversionWarning,
-                stacklevel=4,
             )
         return self.finished()
 

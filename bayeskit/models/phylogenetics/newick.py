@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import threading
-import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import torch
 from dendropy.dataio.nexusprocessing import NexusTokenizer
 from dendropy.utility.error import DataParseError
 
+from bayeskit.core.inputs import warn_user
 from bayeskit.errors import AlignmentError, ConversionWarning, SettingsError, TreeError
 
 __all__ = [
@@ -254,10 +254,9 @@ def read_tree_texts(path: str | os.PathLike[str], incomplete: str = "error") -> 
             ) from error
     found = _find_texts(complete, source)
     line = text.count("\n", 0, text.rfind(";")) + 1
-    warnings.warn(
+    warn_user(
         f"{source}: the file ends too early. Its {len(found)} complete trees, up to line {line}, were read.",
         ConversionWarning,
-        stacklevel=5,
     )
     return found
 

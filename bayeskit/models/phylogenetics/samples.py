@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.folders import write_atomically
+from bayeskit.core.inputs import warn_user
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import ConversionWarning, SettingsError, ShapeError, TreeError
@@ -270,11 +270,10 @@ def _read_runs(
         reader = _Reader(taxa, rooted, generator, asked)
         runs.append(_read(path, burn_in, reader, incomplete, progress))
         if reader.converted:
-            warnings.warn(
+            warn_user(
                 f"{reader.converted}: this tree is rooted, but unrooted trees are read. The two edges at the root of "
                 "each rooted tree were joined; their lengths, if any, were added.",
                 ConversionWarning,
-                stacklevel=3,
             )
     return runs
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from bayeskit.core.inputs import warn_user
 from bayeskit.errors import AlignmentError, ConversionWarning
 from bayeskit.models.phylogenetics.newick import nexus_commands, read_text, unquoted
 
@@ -254,9 +254,8 @@ def named_set(text: str, where: str) -> tuple[str, str]:
 
 def _say_unread(models: set[str], source: str) -> None:
     if models:
-        warnings.warn(
+        warn_user(
             f"{source}: the models {', '.join(sorted(models))} are not read, only the sites. Remedy: give substitution "
             "models and site rates to Partition.",
             ConversionWarning,
-            stacklevel=4,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayeskit.core.inputs import warn_user
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import ConversionWarning, ShapeError, TreeError
 from bayeskit.models.phylogenetics import clades
@@ -73,6 +73,11 @@ class Tree:
     taxa: tuple[str, ...]
     children: tuple[tuple[int, ...], ...]
     branch_lengths: Tensor | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        """Refuse lengths that are no numbers."""
+        if isinstance(self.branch_lengths, Tensor) and bool(self.branch_lengths.isnan().any()):
+            raise TreeError("branch_lengths has NaN among its lengths; give lengths that are finite, or None")
 
     @classmethod
     def from_newick(
@@ -416,11 +421,10 @@ def _unroot(children: list[list[int]], lengths: list[float | None], has_lengths:
     children[0] = []
     if has_lengths:
         lengths[moved] = (lengths[left] or 0.0) + (lengths[right] or 0.0)
-    warnings.warn(
+    warn_user(
         f"{where}: the tree is rooted; it was unrooted by joining the two edges at its root"
         + (" (their lengths add)." if has_lengths else "."),
         ConversionWarning,
-        stacklevel=4,
     )
     return kept
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import vjp
 
 from bayeskit._moved import answer_to_old_names
-from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.inputs import real_number, warn_user, whole_number
 from bayeskit.core.plots import BLUE, ORANGE, VERMILION
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import (
@@ -1584,11 +1583,10 @@ def find_parameter_mode(
     network, distance = _polished(network, likelihood, x, y, prior)
     if found.status == 1 if distance is None else not distance <= _CLOSE:
         far = "" if distance is None else f" (length of the next step: {distance:.3g} posterior standard deviations)"
-        warnings.warn(
+        warn_user(
             f"the search for a mode did not converge in {found.nit} iterations{far}; raise max_iterations, or train "
             "the module further first",
             AccuracyWarning,
-            stacklevel=2,
         )
     result = copy.deepcopy(module)
     learned = [parameter for parameter in result.parameters() if parameter.requires_grad]

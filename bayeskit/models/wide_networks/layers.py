@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bayeskit.core.inputs import warn_user
 from bayeskit.errors import AccuracyWarning, DataError, ModelError, ShapeError
 from bayeskit.models.wide_networks.activations import Activation, Quadrature
 from bayeskit.models.wide_networks.covariance import Covariance, Joint, Profile, excess, root, visible
@@ -509,12 +509,11 @@ class Nonlinearity(Layer):
             # 0 / 0 counts as no error; an infinite ratio is real: the quadrature misses the whole function.
             relative = float(torch.where(bound > 0, bound / value.abs(), 0).max())
             if relative > _ACCURACY:
-                warnings.warn(
+                warn_user(
                     f"layer {name!r}: second moments of the {kind} of its function may have a relative error of "
                     f"{relative:.0e}, because the function is not smooth on the scale of its features; use more terms "
                     "and nodes, Elementwise(Quadrature(function, num_terms=512, num_nodes=2048)), or smaller variances",
                     AccuracyWarning,
-                    stacklevel=2,
                 )
 
 

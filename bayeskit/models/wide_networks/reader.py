@@ -371,7 +371,7 @@ def _line_of_code() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         scope = frame.f_globals.get("__name__", "")
-        if scope == __name__ and frame.f_code is trace_module.__code__:
+        if scope == __name__ and frame.f_code is inspect.unwrap(trace_module).__code__:
             break
         if scope != __name__ and not scope.startswith("torch.") and scope != "contextlib":
             path, number = frame.f_code.co_filename, frame.f_lineno

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.inputs import real_number, warn_user, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.texts import short_repr
 from bayeskit.errors import (
@@ -147,12 +146,11 @@ def needed_jitter(
             "remove repeated inputs, give a ridge or noise variance, use float64, or raise max_jitter"
         )
     jitter = min(10.0 ** math.ceil(math.log10(missing)), allowed)
-    warnings.warn(
+    warn_user(
         f"the {name} matrix of the training inputs is not positive definite to working precision; jitter {jitter:.0e} "
         "was added to its diagonal (attribute jitter). Remedy: remove repeated inputs, or give a ridge or noise "
         "variance",
         JitterWarning,
-        stacklevel=5,  # the call that creates a posterior
     )
     return jitter
 
@@ -166,12 +164,11 @@ def _check_accuracy(coefficients: Tensor, y: Tensor, largest: float, name: str) 
     precision = torch.finfo(y.dtype).eps
     error = precision * largest * float(coefficients.detach().norm())
     if not error <= precision**_INACCURATE * size:
-        warnings.warn(
+        warn_user(
             f"means computed from the {name} matrix may have errors of about {error / size:.0e} relative to the "
             "targets, because equal or nearly equal inputs have different targets without noise. Remedy: give a ridge "
             "or noise variance, or use float64 if the inputs are not equal",
             AccuracyWarning,
-            stacklevel=4,
         )
 
 

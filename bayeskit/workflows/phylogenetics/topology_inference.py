@@ -462,7 +462,7 @@ class TopologyInference:
     settings: dict[str, Any]
     alignment: Alignment | Partition
     substitution: SubstitutionModel | Mapping[str, SubstitutionModel]
-    site_rates: SiteRates | Mapping[str, SiteRates] | None = None
+    site_rates: SiteRates | Mapping[str, SiteRates | None] | None = None
     branch_length_prior: TorchDistribution | None = None
     is_warm: bool = True
     constraints: tuple[tuple[str, ...], ...] = ()
@@ -1014,7 +1014,7 @@ def _result(
         for name, (tried, accepted) in zip(asdict(search.moves), counts.tolist(), strict=True)
     }
     warm_up = f"after {done} of {search.num_steps} rounds"
-    say_early(outcome.ending, control, search.description, warm_up + ("" if warm else ", in the warm-up"), stacklevel=4)
+    say_early(outcome.ending, control, search.description, warm_up + ("" if warm else ", in the warm-up"))
     return TopologyInference(
         tuple(samples),
         _parameters(search.space, position),

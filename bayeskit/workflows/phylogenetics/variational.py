@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
@@ -23,7 +22,7 @@ from torch.nn import functional
 from bayeskit.core.compatibility import as_inference_data, to_datasets
 from bayeskit.core.flows import zuko
 from bayeskit.core.folders import Schema
-from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.inputs import real_number, warn_user, whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.core.statistics import (
@@ -1039,18 +1038,18 @@ def _checked(log_weight: Tensor) -> tuple[Tensor, list[str], dict[str, float]]:
     return usable, problems, {"pareto_shape": shape, "effective_draws": effective}
 
 
-def _trusted_weights(log_weight: Tensor, stacklevel: int = 3) -> Tensor:
+def _trusted_weights(log_weight: Tensor) -> Tensor:
     """Return weights that sum to one; warn if they are not trusted."""
     usable, problems, _ = _checked(log_weight)
     if problems:
         what = f"the importance weights are not trusted: {'; '.join(problems)}"
-        warnings.warn(what, SamplingWarning, stacklevel=stacklevel)
+        warn_user(what, SamplingWarning)
     return usable.softmax(0)
 
 
 def _resampled(log_weight: Tensor, seed: int) -> Tensor:
     """Return indices of draws resampled by their weights, `(draws,)`; warn if the weights are not trusted."""
-    weights, count = _trusted_weights(log_weight, stacklevel=4), len(log_weight)
+    weights, count = _trusted_weights(log_weight), len(log_weight)
     uniform = torch.rand((), generator=new_generator(seed, stream="resampled trees"), dtype=torch.float64)
     # Systematic resampling: the count of each draw is its expected count rounded up or down.
     return torch.searchsorted(weights.cumsum(0), (torch.arange(count) + uniform) / count).clamp(max=count - 1)

@@ -97,7 +97,9 @@ def test_another_implementation_finds_the_same(name):
 def test_a_wrong_posterior_is_noticed(broken, monkeypatch):
     if broken == "curvature":
         monkeypatch.setitem(
-            laplace_posterior.__globals__, "gauss_newton_of", lambda n, f, x, y: empirical_fisher(n.module, f, x, y)
+            laplace_posterior.__wrapped__.__globals__,
+            "gauss_newton_of",
+            lambda n, f, x, y: empirical_fisher(n.module, f, x, y),
         )
     else:
         monkeypatch.setattr(

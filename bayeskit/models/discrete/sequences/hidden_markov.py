@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -18,7 +17,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import constraints
 
-from bayeskit.core.inputs import as_numbers, real_number, whole_number
+from bayeskit.core.inputs import as_numbers, real_number, warn_user, whole_number
 from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import new_generator
 from bayeskit.draws import Draws
@@ -360,11 +359,7 @@ def _check_logits(name: str, logits: Tensor) -> None:
     shares = logits.detach().double()
     sums_to_one = torch.isclose(shares.sum(-1), shares.new_ones(()), rtol=0.0, atol=1e-5)
     if bool((shares >= 0).all() & sums_to_one.all()) and not torch.allclose(shares, shares.softmax(-1), atol=1e-5):
-        warnings.warn(
-            f"the rows of {name} look like probabilities; give their logarithms, {name}.log()",
-            BayeskitWarning,
-            stacklevel=4,
-        )
+        warn_user(f"the rows of {name} look like probabilities; give their logarithms, {name}.log()", BayeskitWarning)
 
 
 def _checked_states(initial: Tensor, transition: Tensor, emission: Any, duration: int) -> int:

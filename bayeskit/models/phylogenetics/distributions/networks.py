@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Self
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributions import constraints
 
+from bayeskit.core.inputs import warn_user
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import AccuracyWarning, SettingsError, ShapeError
 from bayeskit.models.phylogenetics import clades
@@ -136,11 +136,10 @@ def _expectation_maximization(
                 return _fit(graph, point, history)
     # The gain of the truncated cycle, or of the last complete cycle if it has just ended.
     gain = point.objective - start or gain
-    warnings.warn(
+    warn_user(
         f"EM stopped after {max_iterations} iterations without convergence: the last cycle still gained {gain:.1e} "
         "nats per tree. Remedy: raise max_iterations, or raise tolerance if this precision is sufficient.",
         AccuracyWarning,
-        stacklevel=3,
     )
     return _fit(graph, point, history)
 
@@ -625,12 +624,11 @@ class SubsplitBayesianNetwork(GraphDistribution):
         # Probability that all draws miss a topology that is at least as probable.
         missed = (1 - min(probability, 1.0)) ** _CANDIDATES
         if missed > 1e-6:
-            warnings.warn(
+            warn_user(
                 f"The best topology found has probability {probability:.1e}. With probability {missed:.1e}, "
                 f"{_CANDIDATES} draws miss an equally probable topology, so a better topology may exist. Remedy: treat "
                 "the topology as one of many probable topologies.",
                 AccuracyWarning,
-                stacklevel=2,
             )
         return candidates[top]
 

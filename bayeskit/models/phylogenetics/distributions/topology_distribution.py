@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from bayeskit.core.folders import Schema
+from bayeskit.core.inputs import warn_user
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.storage import loaded_tensors, save_tensors
 from bayeskit.errors import AccuracyWarning, CheckpointError, SettingsError, ShapeError, TreeError
@@ -427,13 +427,12 @@ class TopologyDistribution(TorchDistribution):  # type: ignore[misc]
         log_prob = self._log_prob_array(topologies)
         outside = np.isneginf(log_prob)
         if outside.any() and floor == 0.0:
-            warnings.warn(
+            warn_user(
                 f"The divergence is infinite: {outside.sum()} of the reference's {len(topologies)} topologies, with "
                 f"total probability {weights[outside].sum():.3g}, have probability zero under this "
                 f"{type(self).__name__}. Remedy: compare Smoothed(distribution, epsilon=1e-6), or give a floor; "
                 "why_not(topologies) gives the reason.",
                 AccuracyWarning,
-                stacklevel=3,
             )
         with np.errstate(divide="ignore"):
             return log_reference - np.maximum(log_prob, np.log(floor))

@@ -15,7 +15,7 @@ import torch
 from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor, nn
 
-from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.inputs import real_number, warn_user, whole_number
 from bayeskit.core.plots import axes_or_new
 from bayeskit.core.progress import Bar, progress_bar
 from bayeskit.core.randomness import new_generator
@@ -347,11 +347,10 @@ class _Search:
         edge = (best.x <= low + 1e-6) | (best.x >= high - 1e-6)
         gradient = float(np.abs(best.jac[~edge]).max(initial=0.0))
         if not best.finished:
-            warnings.warn(
+            warn_user(
                 f"the search ended before it converged, with a gradient of {gradient:.2g}; raise "
                 f"{'time_budget' if self.out_of_time else 'max_iterations'}",
                 AccuracyWarning,
-                stacklevel=3,
             )
         with torch.no_grad():
             logarithms = torch.tensor(best.x, dtype=torch.float64)
@@ -382,11 +381,10 @@ def _check_mean(y: Tensor) -> None:
     """Warn if the mean of ``y`` is far from the prior mean, zero."""
     mean = float(y.mean())
     if len(y) > 1 and abs(mean) > float(y.std()):
-        warnings.warn(
+        warn_user(
             f"y has mean {mean:.4g} and standard deviation {float(y.std()):.3g}, but the prior mean is zero; subtract "
             "the mean of y",
             AccuracyWarning,
-            stacklevel=3,
         )
 
 

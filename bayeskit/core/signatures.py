@@ -1,0 +1,358 @@
+"""Arguments of every public call, checked against its signature.
+
+``import bayeskit`` puts :func:`check_public_calls` behind the import of each module of the package, so that a new call
+is checked by being named in ``__all__``. Which values are allowed ("at least 1") is said by the body, with
+``whole_number`` and ``real_number``, and an error of the package that the body raises stands. What is said here is
+which argument has the wrong type where the body ends in an error of another kind, and where a constructor takes a plain
+value of a wrong type; and counts are compared with the memory before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import operator
+import os
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from typing import Any, TypeVar
+
+from bayeskit.errors import BayeskitError, DataError, SettingsError
+
+__all__ = ["check_memory", "check_public_calls", "checked", "install"]
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+#: Modules whose calls are made by the package alone, or check their arguments with a parser of their own.
+_PRIVATE = ("bayeskit._", "bayeskit.__", "bayeskit.core", "bayeskit.cli", "bayeskit.errors", "bayeskit.testing")
+
+#: A count of these is no number of things that are kept.
+_NOT_KEPT = ("num_data", "num_jobs")
+
+#: Where the types of plain values are defined.
+_PLAIN = ("builtins", "numpy", "torch")
+
+_BYTES = 8
+_MANY_ITEMS = 1000
+
+
+class _Rule:
+    """A type that an argument may have: its name for a message, and a test of a value."""
+
+    def __init__(self, expected: str, accepts: Callable[[Any], bool], remedy: str = "") -> None:
+        self.expected, self.accepts, self.remedy = expected, accepts, remedy
+
+
+def checked(call: _Call) -> _Call:
+    """Return a function that refuses arguments of wrong types and counts beyond all memory, and calls another."""
+    rules: list[tuple[str, _Rule | None, bool]] | None = None
+    by_name: dict[str, tuple[_Rule | None, bool]] = {}
+
+    @functools.wraps(call)
+    def with_checks(*args: Any, **kwargs: Any) -> Any:
+        nonlocal rules
+        if rules is None:
+            rules = _rules_of(call)
+            by_name.update({name: (rule, kept) for name, rule, kept in rules})
+        given = [(*row, value) for row, value in zip(rules, args, strict=False)]
+        given += [(name, *by_name.get(name, (None, False)), value) for name, value in kwargs.items()]
+        wrong = None
+        for name, rule, kept, value in given:
+            if rule is not None and not rule.accepts(value):
+                wrong = wrong or (_refusal(call, name, rule, value), value)
+            elif kept and isinstance(value, int):
+                check_memory(name, value)
+        try:
+            result = call(*args, **kwargs)
+        except BayeskitError:  # knows more of what is wrong
+            raise
+        except Exception as error:
+            if wrong is not None:
+                raise wrong[0] from error
+            _blame(call, given, error)
+            raise
+        # An object of another class may be as good as the right one; a plain value cannot.
+        if wrong is not None and call.__name__ == "__init__" and type(wrong[1]).__module__ in _PLAIN:
+            raise wrong[0]
+        return result
+
+    with_checks.__dict__["checks_arguments"] = True
+    if hasattr(call, "__wrapped__"):  # what another decorator hides stays in reach
+        with_checks.__dict__["__wrapped__"] = call.__wrapped__
+    return typing.cast(_Call, with_checks)
+
+
+def check_memory(name: str, count: int, each: int = _BYTES) -> None:
+    """Raise ``SettingsError`` if so many things, of so many bytes each, do not fit into the memory of the machine."""
+    if count * each > _memory():
+        raise SettingsError(
+            f"{name}={count:.3g} needs at least {count * each / 1e9:,.0f} GB, and this machine has "
+            f"{_memory() / 1e9:,.0f} GB; ask for fewer"
+        )
+
+
+def _blame(call: Any, given: Sequence[tuple[str, _Rule | None, bool, Any]], error: Exception) -> None:
+    """Raise an error that names the argument which a body could not use, where that is certain; else return."""
+    for name, rule, _, value in given:
+        if type(value).__module__ in _PLAIN and value is not None:
+            lacks = isinstance(error, AttributeError) and error.obj is value
+            no_tensor = rule is not None and rule.expected.startswith("a tensor") and not hasattr(value, "detach")
+            told = isinstance(error, TypeError) and re.search(rf"\b{type(value).__name__}\b", str(error))
+            if lacks or (no_tensor and told):
+                raise _refusal(call, name, rule or _Rule("what its documentation says", bool), value) from error
+
+
+def _name_of(call: Any) -> str:
+    return str(call.__qualname__).removesuffix(".__init__")
+
+
+@functools.cache
+def _memory() -> float:
+    """Return the bytes of memory of the machine, or infinity where that is not known."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return float("inf")
+
+
+def _refusal(call: Any, name: str, rule: _Rule, value: Any) -> BayeskitError:
+    kind, where = type(value).__name__, _name_of(call)
+    short = isinstance(value, (str, bytes, int, float, complex))
+    given = "None" if value is None else f"{repr(value)[:60]} of type {kind}" if short else f"an object of type {kind}"
+    return (DataError if rule.expected.startswith("a tensor") else SettingsError)(
+        f"{name} must be {rule.expected}, not {given}; {rule.remedy or f'see the documentation of {where}'} "
+        f"(argument {name} of {where})"
+    )
+
+
+def _rules_of(call: Callable[..., Any]) -> list[tuple[str, _Rule | None, bool]]:
+    """Return name, type and whether it is a number of things that are kept, for each argument; the named ones last."""
+    found = []
+    names = _Names(getattr(inspect.unwrap(call), "__globals__", {}))
+    parameters = inspect.signature(call).parameters.values()
+    open_ended = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        rule = None if parameter.annotation is parameter.empty else _rule(names.read(parameter.annotation))
+        if rule is not None and parameter.default is None and not rule.accepts(None):
+            rule = _either([rule, _rule(None)])
+        name = parameter.name
+        kept = name in ("batch_size", "latent_dim") or (name.startswith("num_") and name not in _NOT_KEPT)
+        found.append((name, rule, kept))
+    if open_ended:  # what is given by position beyond the first ones has no name
+        cut = next(i for i, p in enumerate(parameters) if p.kind is p.VAR_POSITIONAL)
+        found[cut:cut] = [("", None, False)] * _MANY_ITEMS
+    return found
+
+
+class _Names(dict[str, Any]):
+    """Names in annotations: of the module, and what it imports for the type checker alone."""
+
+    def __init__(self, module: dict[str, Any]) -> None:
+        super().__init__()
+        self._module = module
+
+    def read(self, annotation: Any) -> Any:
+        """Return the type that an annotation means, or ``Any`` where that is not known."""
+        if not isinstance(annotation, str):
+            return annotation
+        try:
+            return eval(annotation, {}, self)
+        except Exception:  # of a name that only the type checker can read
+            return Any
+
+    def __missing__(self, name: str) -> Any:
+        usual: dict[str, Any] = {"Callable": Callable, "Mapping": Mapping, "np": sys.modules.get("numpy")}
+        if torch := sys.modules.get("torch"):
+            usual |= {"torch": torch, "Tensor": torch.Tensor}
+        usual |= {"Sequence": Sequence, "Iterable": Iterable, "Collection": Collection, "Path": os.PathLike}
+        for known in (self._module, usual, vars(builtins)):
+            if name in known:
+                return known[name]
+        # The type of an argument is there once there are values of it, and names stand for one thing in the package.
+        for module in [m for key, m in sys.modules.items() if key.startswith("bayeskit.")]:
+            thing = vars(module).get(name)
+            if inspect.isclass(thing) and thing.__module__ == module.__name__:
+                return thing
+        return Any
+
+
+def _rule(kind: Any) -> _Rule | None:
+    """Return the rule for a type, or ``None`` where everything goes."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(kind, str) or kind is Any or kind is object or isinstance(kind, TypeVar):
+        return None
+    if origin is typing.Annotated:
+        return _rule(parts[0])
+    if origin in (typing.Union, types.UnionType):
+        return _either([_rule(part) for part in parts])
+    if origin is typing.Literal:
+        allowed = tuple({type(part) for part in parts})
+        return _Rule("one of " + ", ".join(map(repr, parts)), lambda value: isinstance(value, allowed))
+    if kind is None or kind is type(None):
+        return _Rule("None", lambda value: value is None)
+    if kind is bool:
+        return _Rule("True or False", _is_switch)
+    if kind is int:
+        return _Rule("a whole number", _is_whole)
+    if kind is float:
+        return _Rule("a number", _is_number)
+    if _is_class(kind, "torch", "Tensor") or _is_class(kind, "numpy", "ndarray"):
+        return _Rule("a tensor of real numbers", _is_numeric, "give a tensor, an array or a list of numbers")
+    base = origin or kind
+    if base is Callable or base is type:
+        return _Rule("a function" if base is not type else "a class", callable)
+    if not inspect.isclass(base):
+        return None
+    if base is os.PathLike or base.__module__ == "pathlib":
+        return _Rule("a path", lambda value: isinstance(value, (str, os.PathLike)))
+    if _is_class(base, "torch", "device"):
+        return _Rule("a device such as 'cpu'", lambda value: isinstance(value, (str, int, base)))
+    if issubclass(base, Mapping):
+        items = _rule(parts[1]) if len(parts) == 2 else None
+        return _Rule(
+            "a dictionary" + (f" whose values are each {items.expected}" if items else ""),
+            lambda v: hasattr(v, "keys") and hasattr(v, "__getitem__") and _all(items, [v[key] for key in v.keys()]),
+        )
+    if base in (Sequence, Iterable, Collection, list, tuple, set, frozenset):
+        items = _rule(parts[0]) if parts and (base is not tuple or len(parts) == 2 and parts[1] is ...) else None
+        length = len(parts) if base is tuple and parts and parts[-1] is not ... and parts != ((),) else None
+        return _Rule(
+            ("a list" if length is None else f"{length} values") + (f", each item {items.expected}" if items else ""),
+            functools.partial(_is_list, base, length, items),
+        )
+    if getattr(base, "_is_protocol", False):
+        needed = [name for name in vars(base) if not name.startswith("_") or name == "__call__"]
+        words = f"an object with {', '.join(n for n in needed)}" if needed != ["__call__"] else "a function"
+        return _Rule(words, lambda value: all(hasattr(value, name) for name in needed))
+    if base.__name__ == "TorchDistribution":  # Pyro's name for what torch's own distributions are as good as
+        base = sys.modules["torch"].distributions.Distribution
+    name = base.__name__
+    article = "an" if name[0] in "AEIOUaeiou" else "a"
+    remedy = "make one with bayeskit.Target.from_pyro(model, data)" if name == "Target" else ""
+    return _Rule(f"{article} {name}", lambda value: isinstance(value, base), remedy)
+
+
+def _either(rules: list[_Rule | None]) -> _Rule | None:
+    known = [rule for rule in rules if rule is not None]
+    if len(known) < len(rules):
+        return None
+    words = list(dict.fromkeys(rule.expected for rule in known))
+    remedy = next((rule.remedy for rule in known if rule.remedy), "")
+    return _Rule(" or ".join(words), lambda value: any(rule.accepts(value) for rule in known), remedy)
+
+
+def _is_whole(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_class(kind: Any, module: str, name: str) -> bool:
+    """Tell whether a class is one of a package, which is not imported for the question."""
+    return module in sys.modules and kind is getattr(sys.modules[module], name)
+
+
+def _is_switch(value: Any) -> bool:
+    if _is_class(type(value), "torch", "Tensor"):
+        return _is_number(value)
+    return isinstance(value, int) or type(value).__name__ in ("bool", "bool_")
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        return False
+    if hasattr(value, "detach"):
+        return value.numel() == 1 and _is_real(value)
+    return getattr(value, "size", 1) == 1
+
+
+def _is_numeric(value: Any) -> bool:
+    if hasattr(value, "detach"):
+        return _is_real(value)
+    if isinstance(value, (list, tuple)) or hasattr(value, "__array__"):
+        return True
+    return not isinstance(value, (str, bytes)) and hasattr(value, "__float__")
+
+
+def _is_real(tensor: Any) -> bool:
+    """Tell whether a tensor holds real numbers: neither complex ones nor none at all."""
+    return not (tensor.is_complex() or tensor.is_meta)
+
+
+def _is_list(base: type, length: int | None, items: _Rule | None, value: Any) -> bool:
+    if isinstance(value, Mapping) and base not in (Iterable, Collection):
+        return False
+    if not hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
+        return False
+    if length is not None and hasattr(value, "__len__") and len(value) != length:
+        return False
+    return not isinstance(value, (list, tuple)) or _all(items, value)
+
+
+def _all(items: _Rule | None, values: Sequence[Any]) -> bool:
+    return items is None or all(items.accepts(value) for value in values[:_MANY_ITEMS])
+
+
+# Where the checks are put on.
+
+
+def check_public_calls(module: types.ModuleType) -> None:
+    """Put checks on the functions, constructors and class methods that a module defines and names in ``__all__``."""
+    for name in getattr(module, "__all__", ()):
+        thing = vars(module).get(name)
+        if getattr(thing, "__module__", None) != module.__name__:
+            continue
+        if inspect.isfunction(thing) and not getattr(thing, "checks_arguments", False):
+            setattr(module, name, checked(thing))
+        elif inspect.isclass(thing) and not issubclass(thing, (tuple, BaseException)):
+            for word, member in list(vars(thing).items()):
+                if isinstance(member, classmethod) and not word.startswith("_"):
+                    setattr(thing, word, classmethod(checked(member.__func__)))
+            _check_constructor(thing)
+
+
+def _check_constructor(thing: type) -> None:
+    for base in thing.__mro__:
+        constructor = vars(base).get("__init__")
+        if constructor is not None:
+            if (
+                base.__module__.startswith("bayeskit.")
+                and inspect.isfunction(constructor)
+                and not getattr(base, "_is_protocol", False)
+                and not getattr(constructor, "checks_arguments", False)
+            ):
+                base.__init__ = checked(constructor)  # type: ignore[misc]
+            return
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run a module, and put checks on its public calls."""
+        super().exec_module(module)
+        check_public_calls(module)
+
+
+class _Finder:
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """Find a module of the package, for a loader that puts on the checks."""
+        if not name.startswith("bayeskit.") or name.startswith(_PRIVATE):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+def install() -> None:
+    """Put the checks on every module of the package that is imported from now on."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]

@@ -1,0 +1,136 @@
+"""Arguments of public calls: what is of a wrong type is refused by name, before any work."""
+
+import inspect
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bayeskit as bk
+from bayeskit.core.signatures import check_memory, checked
+from bayeskit.errors import BayeskitError, DataError, SettingsError
+from bayeskit.inference.gradients import best_k
+from bayeskit.models.phylogenetics import Tree
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import fuzz_calls
+
+TARGET = bk.exact.get("beta_binomial").target()
+
+
+def test_every_public_call_is_checked():
+    assert len(fuzz_calls.calls()) > 300
+    unchecked = []
+    for name, thing in fuzz_calls.calls().items():
+        call = thing.__init__ if inspect.isclass(thing) else thing
+        own = getattr(call, "__module__", "").startswith("bayeskit.") and not thing.__module__.startswith(
+            "bayeskit.core"
+        )
+        if own and not hasattr(call, "checks_arguments"):
+            unchecked.append(name)
+    assert unchecked == []
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: bk.sample(TARGET, checkpoint=5), "checkpoint"),
+        (lambda: bk.sample(TARGET, num_samples="many"), "num_samples must be a whole number"),
+        (lambda: bk.sample(TARGET, num_samples=10**12), "num_samples=1e[+]12 needs at least 8,000 GB"),
+        (lambda: bk.compare_models(5), "models"),
+        (lambda: bk.compare_models({"a": TARGET, "b": TARGET}, budget=0), "budget"),
+        (lambda: bk.Draws(torch.zeros(1, 1, 1), *[torch.zeros(1, 1)] * 2, beta="x"), "beta"),
+        (lambda: Tree(("A", "B", "C"), ((0, 1, 2),), torch.full((3,), torch.nan)), "branch_lengths has NaN"),
+        (lambda: Tree(("A", "B", "C"), 5), "children must be a list"),
+        (lambda: best_k(torch.tensor(2.0), 2), "no categories"),
+        (lambda: bk.NUTS(step_size=1j), "step_size must be"),
+        (lambda: bk.evidence.bridge_sampling(5, 6), "Target"),
+    ],
+)
+def test_wrong_arguments_are_named(call, named):
+    with pytest.raises(BayeskitError, match=named):
+        call()
+
+
+class Stretch:
+    """Keep settings."""
+
+    @checked
+    def __init__(
+        self, x: torch.Tensor, times: int, share: float = 0.5, names: list[str] | None = None, flag: bool = True
+    ):
+        self.x, self.times = x, times
+
+
+@checked
+def stretch(x: torch.Tensor, times: int):
+    """Stretch."""
+    return x.abs() * times.__index__()
+
+
+@pytest.mark.parametrize("times", [3, np.int64(3), torch.tensor(3)])
+def test_whole_numbers_of_any_library_pass(times):
+    assert stretch(torch.ones(2), times=times).sum() == 6
+    assert Stretch([1.0], times, share=np.float32(0.5), names=["a"], flag=np.bool_(True)).times == 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"times": 1.5}, {"times": None}, {"share": "a"}, {"share": torch.ones(2)}, {"names": [1]}, {"names": {}}]
+    + [{"flag": "yes"}, {"x": "a"}, {"x": torch.ones(1, device="meta")}],
+)
+def test_a_constructor_refuses_wrong_types(wrong):
+    with pytest.raises(BayeskitError, match=f"{next(iter(wrong))} must be .* of Stretch"):
+        Stretch(**{"x": torch.ones(2), "times": 2, **wrong})
+
+
+def test_an_argument_that_the_body_cannot_use_is_named():
+    with pytest.raises(SettingsError, match="times must be a whole number, not 'a' of type str"):
+        stretch(torch.ones(2), "a")
+    with pytest.raises(DataError, match="x must be a tensor of real numbers, not an object of type list"):
+        stretch([1.0], 2)
+
+
+def test_an_error_of_the_package_and_a_value_that_serves_stand():
+    @checked
+    def body(x: int) -> float:
+        if x == "bad":
+            raise DataError("own words")
+        return x
+
+    with pytest.raises(DataError, match="own words"):
+        body("bad")
+    assert body(0.5) == 0.5
+
+
+def test_errors_of_the_body_and_missing_arguments_pass_through():
+    @checked
+    def body(x: object) -> None:
+        raise KeyError("own")
+
+    with pytest.raises(KeyError, match="own"):
+        body(1)
+    with pytest.raises(TypeError, match="missing 1 required"):
+        body()
+
+
+def test_a_checked_call_looks_like_the_call():
+    assert list(inspect.signature(stretch).parameters) == ["x", "times"]
+    assert stretch.__doc__ == "Stretch."
+    assert pickle.loads(pickle.dumps(bk.sample)) is bk.sample
+
+
+def test_memory_is_asked_before_it_is_taken():
+    check_memory("num_samples", 1000)
+    with pytest.raises(SettingsError, match="ask for fewer"):
+        check_memory("num_samples", 10**15)
+    check_memory("num_samples", 10**15, each=0)
+
+
+@pytest.mark.parametrize("kind", ["HMC", "NUTS", "inference.samplers.Metric", "inference.samplers.Polynomial"])
+def test_wild_settings_end_in_errors_of_the_package(kind, tmp_path):
+    failures = [fuzz_calls.run_case(f"bayeskit.{kind}", seed, tmp_path) for seed in range(20)]
+    assert [failure for failure in failures if failure is not None] == []
