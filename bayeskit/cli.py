@@ -596,6 +596,7 @@ def _trees_of_alignment(
             rich_help_panel=_POSTERIOR,
         ),
     ] = None,
+    steps: Annotated[int | None, _number("20000", "Steps of variational inference.", _POSTERIOR, min=1)] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Threads.", rich_help_panel=_POSTERIOR)] = 1,
 ) -> None:
     """Sample trees from an alignment alone, and estimate the evidence over all topologies.
@@ -604,7 +605,7 @@ def _trees_of_alignment(
     split_frequencies.csv, parameters.csv, posterior.nc and evidence.csv; a killed run resumes with the same command,
     and a finished one is not repeated. The evidence needs two runs or more.
     """
-    more: dict[str, Any] = {"num_runs": runs, "time_budget": time_budget}
+    more: dict[str, Any] = {"num_runs": runs, "time_budget": time_budget, "num_steps": steps}
     numbers = (warmup, samples, temperatures)
     _infer_trees("trees", alignment, substitution, evidence, seed, out, force, quiet, *numbers, jobs, **more)
 

@@ -429,6 +429,21 @@ def test_trees_by_a_mrbayes_block(tmp_path):
     assert len(splits) == 2 and splits[1].startswith(("C|D,2,", "A|B,2,"))  # the constraint is the only inner one
 
 
+def test_evidence_of_all_topologies_that_a_mrbayes_block_allows(tmp_path):
+    path, out = tmp_path / "a.nex", tmp_path / "out"
+    data = "matrix\nA AACCAGT\nB AACCGGT\nC AGCTAGA\nD AGCTACA\n;end;"
+    parts = "charset one = 1-3; charset two = 4-7; partition both = 2: one, two; set partition = both; "
+    block = f"begin mrbayes; {parts}constraint two = A B; prset topologypr=constraints(two); end;"
+    path.write_text(f"#NEXUS begin data; dimensions ntax=4 nchar=7; format datatype=dna; {data} {block}")
+    numbers = ("--warmup", 20, "--samples", 100, "--temperatures", 4, "--steps", 50)
+    result = call("trees", "--alignment", path, "--out", out, *numbers)
+    assert result.exit_code == 0, result.output
+    rows = (out / "evidence.csv").read_text().splitlines()
+    assert len(rows) == 4  # three ways
+    values = [float(row.split(",")[1]) for row in rows[1:]]
+    assert max(values) - min(values) < 1
+
+
 def test_trees_of_the_parts_of_a_mrbayes_block(tmp_path):
     path, out = tmp_path / "a.nex", tmp_path / "out"
     data = "matrix\nA AACCAGT\nB AACCGGT\nC AGCTAGA\nD AGCTACA\n;end;"

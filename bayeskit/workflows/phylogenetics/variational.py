@@ -1343,7 +1343,9 @@ def variational_inference(
     time_budget : float, optional
         Seconds after which the run ends. With the default annealing, annealing and learning rates follow the share of
         the budget that has passed, so that half of the run is at inverse temperature one; with `annealing` given, both
-        follow the number of steps. A resumed run spreads its budget over what is left of the schedules.
+        follow the number of steps. A resumed run spreads its budget over what is left of the schedules. The search for
+        a support under constraints takes half of the budget at most; with a checkpoint it is not cut short, so that a
+        resumed run finds the same support.
     progress : bool, default True
         Show a progress bar if the run takes over two seconds.
 
@@ -1445,6 +1447,7 @@ def variational_inference(
             num_warmup=_WARM_UP,
             num_samples=_ROUNDS,
             seed=settings["seed"],
+            time_budget=None if time_budget is None or checkpoint is not None else time_budget / 2,
             progress=progress,
         )
         if found.ending == "interrupted":
