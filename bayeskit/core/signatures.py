@@ -284,8 +284,8 @@ def _is_numeric(value: Any) -> bool:
 
 
 def _is_real(tensor: Any) -> bool:
-    """Tell whether a tensor holds real numbers: neither complex ones nor none at all."""
-    return not (tensor.is_complex() or tensor.is_meta)
+    """Tell whether a tensor holds real numbers."""
+    return not tensor.is_complex()
 
 
 def _is_list(base: type, length: int | None, items: _Rule | None, value: Any) -> bool:

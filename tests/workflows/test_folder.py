@@ -18,10 +18,10 @@ from bayeskit.workflows import evidence_in_folder, posterior_in_folder
 SMALL = Budget(4, 60, 100, num_temperatures=6, ladder_chains=4, ladder_warmup=30, ladder_samples=40,
                num_particles=8, num_replicates=8, num_live=40)  # fmt: skip
 LONG = """
-import sys
+import inspect, sys
 import bayeskit as bk
 from bayeskit.workflows import posterior_in_folder
-bk.sample.__kwdefaults__["checkpoint_seconds"] = 0.0
+inspect.unwrap(bk.sample).__kwdefaults__["checkpoint_seconds"] = 0.0
 target = bk.exact.get("beta_binomial").target()
 posterior_in_folder(target, sys.argv[1], title="x", num_warmup=150, num_samples=250, progress=False)
 """

@@ -161,7 +161,7 @@ class Budget:
             if value is not None and not isinstance(value, kind):
                 raise SettingsError(f"{part} must be a {kind.__name__}, not a {type(value).__name__}")
             own = {field: words[word] for word, (where, field) in _WORDS.items() if where == part and word in words}
-            object.__setattr__(self, part, _checked(part, kind(**({} if value is None else asdict(value)) | own)))
+            object.__setattr__(self, part, kind(**_checked(part, asdict(kind() if value is None else value) | own)))
         acceptance = real_number("target_acceptance", target_acceptance, between=(0, 1))
         object.__setattr__(self, "target_acceptance", acceptance)
 
@@ -180,13 +180,13 @@ class Budget:
         return f"Budget({', '.join(f'{word}={value!r}' for word, value in shown.items())})"
 
 
-def _checked(part: str, value: Any) -> Any:
-    """Return a part with whole numbers as ``int``, or raise SettingsError."""
+def _checked(part: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a part with whole numbers as ``int``, or raise SettingsError that names the flat word."""
     found: dict[str, Any] = {}
     for word, (where, field) in _WORDS.items():
         if where != part:
             continue
-        number = getattr(value, field)
+        number = values[field]
         if word in LEAST:
             found[field] = whole_number(word, number, LEAST[word])
         elif word == "termination":
@@ -195,7 +195,7 @@ def _checked(part: str, value: Any) -> Any:
             raise SettingsError(f"{word} must be True or False, not {number!r}")
         else:
             found[field] = number
-    return type(value)(**found)
+    return found
 
 
 _DEFAULT = Budget().words()

@@ -41,7 +41,7 @@ class Partition:
         As `Alignment.partitioned` returns them.
     substitution : SubstitutionModel or mapping of str to SubstitutionModel, default JC69()
         For all subsets, or by subset.
-    site_rates : SiteRates or mapping of str to SiteRates, optional
+    site_rates : SiteRates or mapping of str to SiteRates or None, optional
         For all subsets, or by subset, where a missing one has equal rates. By default all sites of a subset have one
         rate.
     linked : collection of str, or mapping of str to collection of collections of str
@@ -88,7 +88,7 @@ class Partition:
         self,
         subsets: Mapping[str, Alignment],
         substitution: SubstitutionModel | Mapping[str, SubstitutionModel] | None = None,
-        site_rates: SiteRates | Mapping[str, SiteRates] | None = None,
+        site_rates: SiteRates | Mapping[str, SiteRates | None] | None = None,
         *,
         linked: Collection[str] | Mapping[str, Collection[Collection[str]]] = (),
         relative_rates: Given = None,
