@@ -306,10 +306,11 @@ def _all(items: _Rule | None, values: Sequence[Any]) -> bool:
 
 
 def check_public_calls(module: types.ModuleType) -> None:
-    """Put checks on the functions, constructors and class methods that a module defines and names in ``__all__``."""
+    """Put checks on the functions, constructors and class methods that a module defines for users."""
+    exported = _exported(module.__name__.rpartition(".")[0])
     for name in getattr(module, "__all__", ()):
         thing = vars(module).get(name)
-        if getattr(thing, "__module__", None) != module.__name__:
+        if getattr(thing, "__module__", None) != module.__name__ or (exported is not None and name not in exported):
             continue
         if inspect.isfunction(thing) and not getattr(thing, "checks_arguments", False):
             setattr(module, name, checked(thing))
@@ -318,6 +319,20 @@ def check_public_calls(module: types.ModuleType) -> None:
                 if isinstance(member, classmethod) and not word.startswith("_"):
                     setattr(thing, word, classmethod(checked(member.__func__)))
             _check_constructor(thing)
+
+
+@functools.cache
+def _exported(package: str) -> frozenset[str] | None:
+    """Return the names that a package or one above it exports; ``None`` if all of its modules are for users.
+
+    Calls within the package, thousands of which make a run, stay as they are.
+    """
+    parts = package.split(".")
+    if len(parts) == 1:
+        return None
+    above = [".".join(parts[: k + 1]) for k in range(len(parts))]
+    texts = [sys.modules[name].__loader__.get_source(name) or "" for name in above]  # type: ignore[union-attr]
+    return frozenset(re.findall(r'"(\w+)"', "".join(texts)))
 
 
 def _check_constructor(thing: type) -> None:

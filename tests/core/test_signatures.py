@@ -80,7 +80,7 @@ def test_whole_numbers_of_any_library_pass(times):
 @pytest.mark.parametrize(
     "wrong",
     [{"times": 1.5}, {"times": None}, {"share": "a"}, {"share": torch.ones(2)}, {"names": [1]}, {"names": {}}]
-    + [{"flag": "yes"}, {"x": "a"}, {"x": torch.ones(1, device="meta")}],
+    + [{"flag": "yes"}, {"x": "a"}, {"x": torch.ones(2, dtype=torch.complex64)}],
 )
 def test_a_constructor_refuses_wrong_types(wrong):
     with pytest.raises(BayeskitError, match=f"{next(iter(wrong))} must be .* of Stretch"):

@@ -1,6 +1,6 @@
 """Bayesian inference of trees: evidence of many topologies, and variational inference."""
 
-from bayeskit.models.phylogenetics.topology_moves.chains import Moves
+from bayeskit.models.phylogenetics.topology_moves import Moves
 from bayeskit.workflows.phylogenetics.growing_support import SupportGrowth
 from bayeskit.workflows.phylogenetics.substitution_average import SubstitutionAverage, average_substitution_models
 from bayeskit.workflows.phylogenetics.topology_comparison import TopologyComparison, compare_topologies
