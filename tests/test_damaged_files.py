@@ -22,6 +22,11 @@ def test_damage_is_noticed(kind, folder):
     assert [said for seed in range(8) if (said := fuzz_files.run_case(kind, seed, folder))] == []
 
 
+@pytest.mark.parametrize(("kind", "way", "seed"), [("checkpoint of fit", "layout", 779079)])
+def test_damage_that_was_not_noticed_once(kind, way, seed, folder):
+    assert fuzz_files.failure(kind, fuzz_files.Damage(way, (seed,)), folder) is None
+
+
 def test_a_change_that_nobody_notices_is_found_and_shrunk(folder, monkeypatch):
     """Mutation: without the comparison of checksums a changed number is loaded, and the fuzzer says so."""
     from bayeskit.core import folders

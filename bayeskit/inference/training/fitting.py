@@ -1326,9 +1326,9 @@ class _Run:
     def _load(self, state: dict[str, Any]) -> None:
         best_epoch = state["best_epoch"]
         self.history = History(
-            state["losses"].tolist(),
+            [float(loss) for loss in state["losses"].tolist()],
             [whole_number("epoch_ends", end, 0) for end in state["epoch_ends"]],
-            state["validation"].tolist(),
+            [float(loss) for loss in state["validation"].tolist()],
             None if best_epoch is None else whole_number("best_epoch", best_epoch, 0),
         )
         self.earlier, self.best = real_number("seconds", state["seconds"]), dict(state["best"])
