@@ -113,9 +113,14 @@ def run(cases: list[tuple[str, str, int]], workers: int = 1) -> list[str | None]
     import time
 
     results: dict[tuple[str, str, int], str | None] = {}
+    said = 0
     waiting = list(reversed(cases))
     team = [_Worker() for _ in range(workers)]
     while waiting or any(worker.case for worker in team):
+        for failure in list(results.values())[said:]:  # a long run tells of what it has found
+            if failure is not None:
+                print(failure, file=sys.stderr, flush=True)
+        said = len(results)
         for place, worker in enumerate(team):
             if worker.case is None and waiting:
                 if worker.done >= CASES_OF_A_WORKER:
