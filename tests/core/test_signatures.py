@@ -91,7 +91,7 @@ def test_an_argument_that_the_body_cannot_use_is_named():
     with pytest.raises(SettingsError, match="times must be a whole number, not 'a' of type str"):
         stretch(torch.ones(2), "a")
     with pytest.raises(DataError, match="x must be a tensor of real numbers, not an object of type list"):
-        stretch([1.0], 2)
+        stretch(["a"], 2)
 
 
 def test_an_error_of_the_package_and_a_value_that_serves_stand():
