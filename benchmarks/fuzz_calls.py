@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import doctest
+import enum
 import functools
 import importlib
 import inspect
@@ -17,7 +18,7 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -95,8 +96,9 @@ def calls() -> dict[str, Any]:
         package = importlib.import_module(name)
         for word in getattr(package, "__all__", ()):
             thing = getattr(package, word)
-            kind_of_class = inspect.isclass(thing) and issubclass(thing, (tuple, BaseException))
-            ours = str(getattr(thing, "__module__", "")).startswith("bayeskit.")
+            kind_of_class = inspect.isclass(thing) and issubclass(thing, (tuple, BaseException, enum.Enum))
+            module = str(getattr(thing, "__module__", ""))
+            ours = module.startswith("bayeskit.") and not module.startswith("bayeskit.core.")
             skipped = kind_of_class or getattr(thing, "_is_protocol", False) or inspect.isabstract(thing)
             if (inspect.isfunction(thing) or inspect.isclass(thing)) and ours and not skipped and id(thing) not in seen:
                 seen.add(id(thing))
@@ -167,12 +169,14 @@ def _valid(kind: str) -> tuple[Callable[..., Any], inspect.BoundArguments] | Non
 
 
 def _texts(thing: Any) -> Iterator[str]:
-    """Yield docstrings whose examples may make a call: its own, those of its methods, and of what is beside it."""
+    """Yield docstrings whose examples may make a call: its own, of its methods, beside it, and of those who use it."""
     yield inspect.getdoc(thing) or ""
     home = sys.modules[thing.__module__]
-    beside = [getattr(home, name, None) for name in getattr(home, "__all__", ())]
+    users = [m for key, m in sorted(sys.modules.items()) if key.startswith("bayeskit.") and m is not home]
+    homes = [home, *(m for m in users if any(value is thing for value in list(vars(m).values())))]
+    beside = [getattr(module, name, None) for module in homes for name in getattr(module, "__all__", ())]
     methods = list(vars(thing).values()) if inspect.isclass(thing) else []
-    for other in (*methods, *beside, home):
+    for other in dict.fromkeys(o for o in (*methods, *beside, home) if isinstance(o, Hashable)):
         text = getattr(getattr(other, "__func__", other), "__doc__", None)
         if other is not thing and isinstance(text, str) and ">>>" in text:
             yield text
