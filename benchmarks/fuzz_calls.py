@@ -164,7 +164,11 @@ def _valid(kind: str) -> tuple[Callable[..., Any], inspect.BoundArguments] | Non
                     except Exception:  # an example of an error, or one that needs what the call would have returned
                         continue
         except _Reached as reached:
-            return thing, inspect.signature(thing).bind(*reached.call_args, **reached.call_kwargs)
+            # A Pyro model is called by what reads it.
+            reader = [bayeskit.Target.from_pyro] if kind.startswith("bayeskit.exact.") and "_model" in kind else []
+            return functools.partial(*reader, thing), inspect.signature(thing).bind(
+                *reached.call_args, **reached.call_kwargs
+            )
     return None
 
 
