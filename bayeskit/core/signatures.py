@@ -63,8 +63,8 @@ class _Rule:
 class _Argument:
     """An argument: its name, its type, and whether it is a number of things that are kept."""
 
-    def __init__(self, name: str = "", rule: _Rule | None = None, kept: bool = False) -> None:
-        self.name, self.rule, self.kept = name, rule, kept
+    def __init__(self, name: str = "", rule: _Rule | None = None, kept: bool = False, is_needed: bool = False) -> None:
+        self.name, self.rule, self.kept, self.is_needed = name, rule, kept, is_needed
         exact = frozenset(() if rule is None else rule.exact)
         #: Types of values that are right whatever they are, and of those with which nothing is to be done before.
         self.right = exact & _ALWAYS_RIGHT
@@ -163,11 +163,13 @@ def _blame(call: Any, given: Iterable[tuple[_Argument, Any]], error: Exception) 
     """Raise an error that names the argument which a body could not use, where that is certain; else return."""
     for argument, value in given:
         name, rule = argument.name, argument.rule
-        if type(value).__module__ in _PLAIN and value is not None:
+        if argument.kept and type(value) is int and value < 0:
+            raise SettingsError(f"{name} must not be negative, not {value} (argument {name} of {_name_of(call)})")
+        if type(value).__module__ in _PLAIN and (value is not None or argument.is_needed):
             lacks = isinstance(error, AttributeError) and error.obj is value
             no_tensor = rule is not None and rule.expected.startswith("a tensor") and not hasattr(value, "detach")
             told = isinstance(error, TypeError) and re.search(rf"\b{type(value).__name__}\b", str(error))
-            if lacks or (no_tensor and told):
+            if lacks or (no_tensor and told) or getattr(value, "is_meta", False):
                 raise _refusal(call, name, rule or _Rule("what its documentation says", bool), value) from error
 
 
@@ -207,8 +209,9 @@ def _arguments_of(call: Callable[..., Any]) -> list[_Argument]:
         if rule is not None and parameter.default is None and not rule.accepts(None):
             rule = _either([rule, _rule(None)])
         name = parameter.name
-        kept = name in ("batch_size", "latent_dim") or (name.startswith("num_") and name not in _NOT_KEPT)
-        found.append(_Argument(name, rule, kept))
+        counts = name in ("batch_size", "dim") or name.endswith("_dim") or name.startswith("num_")
+        kept = counts and name not in _NOT_KEPT
+        found.append(_Argument(name, rule, kept, parameter.default is parameter.empty))
     if open_ended:  # what is given by position beyond the first ones has no name
         cut = next(i for i, p in enumerate(parameters) if p.kind is p.VAR_POSITIONAL)
         found[cut:cut] = [_Argument()] * _MANY_ITEMS
@@ -264,9 +267,9 @@ def _rule(kind: Any) -> _Rule | None:
     if kind is bool:
         return _Rule("True or False", _is_switch, exact=(bool,), converted=_as_plain)
     if kind is int:
-        return _Rule("a whole number", _is_whole, exact=(int, bool), converted=_as_plain)
+        return _Rule("a whole number", _is_whole, exact=(int,), converted=_as_plain)
     if kind is float:
-        return _Rule("a number", _is_number, exact=(float, int, bool), converted=_as_plain)
+        return _Rule("a number", _is_number, exact=(float, int), converted=_as_plain)
     if _is_class(kind, "torch", "Tensor") or _is_class(kind, "numpy", "ndarray"):
         converted = _as_tensor if _is_class(kind, "torch", "Tensor") else None
         remedy = "give a tensor, an array or a list of numbers"
@@ -281,7 +284,7 @@ def _rule(kind: Any) -> _Rule | None:
     if base is os.PathLike or base.__module__ == "pathlib":
         return _Rule("a path", lambda value: isinstance(value, (str, os.PathLike)))
     if _is_class(base, "torch", "device"):
-        return _Rule("a device such as 'cpu'", lambda value: isinstance(value, (str, int, base)))
+        return _Rule("a device such as 'cpu'", lambda value: isinstance(value, (str, base)) or _is_place(value))
     if issubclass(base, Mapping):
         items = _rule(parts[1]) if len(parts) == 2 else None
         return _Rule(
@@ -295,6 +298,7 @@ def _rule(kind: Any) -> _Rule | None:
             ("a list" if length is None else f"{length} values") + (f", each item {items.expected}" if items else ""),
             functools.partial(_is_list, base, length, items),
             exact=(list, tuple),
+            converted=None if items is None or float in items.exact or int in items.exact else _as_list,
         )
     if getattr(base, "_is_protocol", False):
         needed = [name for name in vars(base) if not name.startswith("_") or name == "__call__"]
@@ -343,15 +347,27 @@ def _as_plain(value: Any) -> Any:
 
 def _as_tensor(value: Any) -> Any:
     """Return an array, or a list of numbers, as a tensor, and everything else as it is."""
-    first = value
-    while isinstance(first, (list, tuple)) and first:
-        first = first[0]
-    if _is_class(type(value), "numpy", "ndarray") or (type(value) in (list, tuple) and not hasattr(first, "detach")):
+    kind = type(value)
+    lists = kind in (list, tuple) and not _of_tensors(value)
+    if lists or kind in (int, float) or _is_class(kind, "numpy", "ndarray"):
         try:
             return as_numbers("", value)
         except DataError:  # named below
             pass
     return value
+
+
+def _as_list(value: Any) -> Any:
+    """Return an array as a list, and everything else as it is."""
+    return value.tolist() if _is_class(type(value), "numpy", "ndarray") and value.ndim else value
+
+
+def _of_tensors(values: Sequence[Any]) -> bool:
+    """Tell whether the first item of a list, nested ones too, is a tensor."""
+    first: Any = values
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    return hasattr(first, "detach")
 
 
 def _is_known(value: Any) -> bool:
@@ -364,11 +380,18 @@ def _is_known(value: Any) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
     try:
         operator.index(value)
     except TypeError:
         return False
     return True
+
+
+def _is_place(value: Any) -> bool:
+    """Tell whether a value can be the number of a device."""
+    return _is_whole(value) and 0 <= value < 128
 
 
 def _is_class(kind: Any, module: str, name: str) -> bool:
@@ -383,7 +406,7 @@ def _is_switch(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+    if isinstance(value, (str, bytes, bool)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         return False
     if hasattr(value, "detach"):
         return value.numel() == 1 and _is_real(value)
@@ -393,7 +416,9 @@ def _is_number(value: Any) -> bool:
 def _is_numeric(value: Any) -> bool:
     if hasattr(value, "detach"):
         return _is_real(value)
-    if isinstance(value, (list, tuple)) or hasattr(value, "__array__"):
+    if isinstance(value, (list, tuple)):
+        return _of_tensors(value) or _as_tensor(value) is not value or not value
+    if hasattr(value, "__array__"):
         return True
     return not isinstance(value, (str, bytes)) and hasattr(value, "__float__")
 
@@ -406,10 +431,14 @@ def _is_real(tensor: Any) -> bool:
 def _is_list(base: type, length: int | None, items: _Rule | None, value: Any) -> bool:
     if isinstance(value, Mapping) and base not in (Iterable, Collection):
         return False
+    if isinstance(value, (str, bytes)) and base is list:  # letters in place of names
+        return False
     if not hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
         return False
     if length is not None and hasattr(value, "__len__") and len(value) != length:
         return False
+    if hasattr(value, "ndim"):
+        return value.ndim > 0 and _is_known(value) and _all(items, value)
     return not isinstance(value, (list, tuple)) or _all(items, value)
 
 
