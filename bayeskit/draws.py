@@ -661,5 +661,13 @@ def _common_target(parts: Sequence[Draws]) -> Target | None:
 
 
 def as_numpy(x: Tensor) -> np.ndarray:
-    """Return a tensor as a NumPy array on the host."""
+    """Return a tensor as a NumPy array on the host.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.draws import as_numpy
+    >>> as_numpy(torch.ones(2, requires_grad=True))
+    array([1., 1.], dtype=float32)
+    """
     return x.detach().cpu().numpy()

@@ -191,6 +191,14 @@ def posterior_section(
     -------
     dict
         What the template `report.html` takes as `posterior`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.report import posterior_section
+    >>> values = torch.randn(1, 4, 100, generator=torch.Generator().manual_seed(0))
+    >>> posterior_section("A slope", ["slope"], values)["text"]
+    'A slope'
     """
     labels, summary = labels or names, _summary(names, values)
     shown = np.sort(_worst_first(summary)[:_MAX_LISTED])

@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import time
 from collections import Counter
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 __all__ = ["main", "run"]
 
 SECONDS = 10.0
-"""Time of a case."""
+"""Time of the processor that a case may take; it may wait ten times as long for it."""
 
 START_SECONDS = 120.0
 """Time of the first case of a kind in a process, which makes its valid call or file."""
@@ -99,9 +100,23 @@ class _Worker:
 
     def give(self, case: tuple[str, str, int], now: float) -> None:
         self.case, self.done = case, self.done + 1
-        self.until = now + (SECONDS if case[1] in self.known else START_SECONDS)
+        self.limit = SECONDS if case[1] in self.known else START_SECONDS
+        self.since, self.before = now, self.processor_seconds()
         self.known.add(case[1])
         self.channel.send(case)
+
+    def is_late(self, now: float) -> bool:
+        """Tell whether its case has taken too much of the processor, or of the day."""
+        spent = self.processor_seconds() - self.before
+        return spent > self.limit or now > self.since + 10 * self.limit
+
+    def processor_seconds(self) -> float:
+        """Return the time of a processor that the process has had, or of the day where that is not known."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return time.monotonic()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
         self.process.kill()
@@ -110,12 +125,15 @@ class _Worker:
 
 def run(cases: list[tuple[str, str, int]], workers: int = 1) -> list[str | None]:
     """Run cases, each a module, a kind and a seed, in processes; return how each fails, or ``None``."""
-    import time
-
     results: dict[tuple[str, str, int], str | None] = {}
+    said = 0
     waiting = list(reversed(cases))
     team = [_Worker() for _ in range(workers)]
     while waiting or any(worker.case for worker in team):
+        for failure in list(results.values())[said:]:  # a long run tells of what it has found
+            if failure is not None:
+                print(failure, file=sys.stderr, flush=True)
+        said = len(results)
         for place, worker in enumerate(team):
             if worker.case is None and waiting:
                 if worker.done >= CASES_OF_A_WORKER:
@@ -136,7 +154,7 @@ def run(cases: list[tuple[str, str, int]], workers: int = 1) -> list[str | None]
                     died = True
             if worker.case is not None and (died or not worker.process.is_alive()):
                 results[worker.case] = f"{kind}, seed {seed}: the process died"
-            elif worker.case is not None and time.monotonic() > worker.until:
+            elif worker.case is not None and worker.is_late(time.monotonic()):
                 plan = getattr(importlib.import_module(source), "_plan", lambda *_: "")(kind, seed)
                 results[worker.case] = f"{kind}, seed {seed}: hang {plan}"
             else:

@@ -18,10 +18,11 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any, TypeVar
 
+from bayeskit.core.inputs import as_numbers
 from bayeskit.errors import BayeskitError, DataError, SettingsError
 
 __all__ = ["check_memory", "check_public_calls", "checked", "install"]
@@ -34,6 +35,9 @@ _PRIVATE = ("bayeskit._", "bayeskit.__", "bayeskit.core", "bayeskit.cli", "bayes
 #: A count of these is no number of things that are kept.
 _NOT_KEPT = ("num_data", "num_jobs")
 
+#: Types all of whose values belong to the type that an annotation names.
+_ALWAYS_RIGHT = frozenset({bool, int, float, str, type(None)})
+
 #: Where the types of plain values are defined.
 _PLAIN = ("builtins", "numpy", "torch")
 
@@ -42,49 +46,108 @@ _MANY_ITEMS = 1000
 
 
 class _Rule:
-    """A type that an argument may have: its name for a message, and a test of a value."""
+    """A type that an argument may have: its name for a message, a test of a value, and a conversion of equal values."""
 
-    def __init__(self, expected: str, accepts: Callable[[Any], bool], remedy: str = "") -> None:
+    def __init__(
+        self,
+        expected: str,
+        accepts: Callable[[Any], bool],
+        remedy: str = "",
+        exact: tuple[type, ...] = (),
+        converted: Callable[[Any], Any] | None = None,
+    ) -> None:
         self.expected, self.accepts, self.remedy = expected, accepts, remedy
+        self.exact, self.converted = exact, converted
+
+
+class _Argument:
+    """An argument: its name, its type, and whether it is a number of things that are kept."""
+
+    def __init__(self, name: str = "", rule: _Rule | None = None, kept: bool = False, is_needed: bool = False) -> None:
+        self.name, self.rule, self.kept, self.is_needed = name, rule, kept, is_needed
+        exact = frozenset(() if rule is None else rule.exact)
+        #: Types of values that are right whatever they are, and of those with which nothing is to be done before.
+        self.right = exact & _ALWAYS_RIGHT
+        self.plain = exact - {int} if kept else exact
+
+
+class _Signature:
+    """What is known of the arguments of a call."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+        self.by_place = _arguments_of(call)
+        self.by_name = {argument.name: argument for argument in self.by_place}
+        watched = [argument for argument in self.by_place if argument.kept or argument.rule and argument.rule.converted]
+        self.watched_names = {argument.name: argument for argument in watched}
+        self.watched_places = [(self.by_place.index(argument), argument) for argument in watched]
+
+    def fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments with numbers and arrays of other libraries as the signature has them."""
+        for place, argument in self.watched_places:
+            if place < len(args) and type(args[place]) not in argument.plain:
+                args = (*args[:place], _fitted(argument, args[place]), *args[place + 1 :])
+        for name in kwargs:
+            argument = self.watched_names.get(name)
+            if argument is not None and type(kwargs[name]) not in argument.plain:
+                kwargs = {**kwargs, name: _fitted(argument, kwargs[name])}
+        return args, kwargs
+
+    def refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: bool = False) -> BayeskitError | None:
+        """Return the error for the first argument of a wrong type, or for the first plain value of a wrong type."""
+        for argument, value in self.given(args, kwargs):
+            if type(value) in argument.right or argument.rule is None or argument.rule.accepts(value):
+                continue
+            if not plain or type(value).__module__ in _PLAIN:
+                return _refusal(self.call, argument.name, argument.rule, value)
+        return None
+
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[_Argument, Any]]:
+        """Yield arguments and their values."""
+        yield from zip(self.by_place, args, strict=False)
+        for name, value in kwargs.items():
+            yield self.by_name.get(name) or _Argument(name), value
 
 
 def checked(call: _Call) -> _Call:
     """Return a function that refuses arguments of wrong types and counts beyond all memory, and calls another."""
-    rules: list[tuple[str, _Rule | None, bool]] | None = None
-    by_name: dict[str, tuple[_Rule | None, bool]] = {}
+    signature: _Signature | None = None
+    constructs = call.__name__ == "__init__"
 
     @functools.wraps(call)
     def with_checks(*args: Any, **kwargs: Any) -> Any:
-        nonlocal rules
-        if rules is None:
-            rules = _rules_of(call)
-            by_name.update({name: (rule, kept) for name, rule, kept in rules})
-        given = [(*row, value) for row, value in zip(rules, args, strict=False)]
-        given += [(name, *by_name.get(name, (None, False)), value) for name, value in kwargs.items()]
-        wrong = None
-        for name, rule, kept, value in given:
-            if rule is not None and not rule.accepts(value):
-                wrong = wrong or (_refusal(call, name, rule, value), value)
-            elif kept and isinstance(value, int):
-                check_memory(name, value)
+        nonlocal signature
+        if signature is None:
+            signature = _Signature(call)
+        args, kwargs = signature.fitted(args, kwargs)
         try:
             result = call(*args, **kwargs)
         except BayeskitError:  # knows more of what is wrong
             raise
         except Exception as error:
-            if wrong is not None:
-                raise wrong[0] from error
-            _blame(call, given, error)
+            if (refusal := signature.refusal(args, kwargs)) is not None:
+                raise refusal from error
+            _blame(call, signature.given(args, kwargs), error)
             raise
         # An object of another class may be as good as the right one; a plain value cannot.
-        if wrong is not None and call.__name__ == "__init__" and type(wrong[1]).__module__ in _PLAIN:
-            raise wrong[0]
+        if constructs and (refusal := signature.refusal(args, kwargs, plain=True)) is not None:
+            raise refusal
         return result
 
     with_checks.__dict__["checks_arguments"] = True
     if hasattr(call, "__wrapped__"):  # what another decorator hides stays in reach
         with_checks.__dict__["__wrapped__"] = call.__wrapped__
     return typing.cast(_Call, with_checks)
+
+
+def _fitted(argument: _Argument, value: Any) -> Any:
+    """Return a value as its argument has it, where that means the same; refuse counts beyond the memory."""
+    rule = argument.rule
+    if rule is not None and rule.converted is not None and type(value) not in rule.exact:
+        value = rule.converted(value)
+    if argument.kept and isinstance(value, int):
+        check_memory(argument.name, value)
+    return value
 
 
 def check_memory(name: str, count: int, each: int = _BYTES) -> None:
@@ -96,14 +159,17 @@ def check_memory(name: str, count: int, each: int = _BYTES) -> None:
         )
 
 
-def _blame(call: Any, given: Sequence[tuple[str, _Rule | None, bool, Any]], error: Exception) -> None:
+def _blame(call: Any, given: Iterable[tuple[_Argument, Any]], error: Exception) -> None:
     """Raise an error that names the argument which a body could not use, where that is certain; else return."""
-    for name, rule, _, value in given:
-        if type(value).__module__ in _PLAIN and value is not None:
+    for argument, value in given:
+        name, rule = argument.name, argument.rule
+        if argument.kept and type(value) is int and value < 0:
+            raise SettingsError(f"{name} must not be negative, not {value} (argument {name} of {_name_of(call)})")
+        if type(value).__module__ in _PLAIN and (value is not None or argument.is_needed):
             lacks = isinstance(error, AttributeError) and error.obj is value
             no_tensor = rule is not None and rule.expected.startswith("a tensor") and not hasattr(value, "detach")
             told = isinstance(error, TypeError) and re.search(rf"\b{type(value).__name__}\b", str(error))
-            if lacks or (no_tensor and told):
+            if lacks or (no_tensor and told) or getattr(value, "is_meta", False):
                 raise _refusal(call, name, rule or _Rule("what its documentation says", bool), value) from error
 
 
@@ -130,9 +196,9 @@ def _refusal(call: Any, name: str, rule: _Rule, value: Any) -> BayeskitError:
     )
 
 
-def _rules_of(call: Callable[..., Any]) -> list[tuple[str, _Rule | None, bool]]:
-    """Return name, type and whether it is a number of things that are kept, for each argument; the named ones last."""
-    found = []
+def _arguments_of(call: Callable[..., Any]) -> list[_Argument]:
+    """Return what is known of each argument, in their order."""
+    found: list[_Argument] = []
     names = _Names(getattr(inspect.unwrap(call), "__globals__", {}))
     parameters = inspect.signature(call).parameters.values()
     open_ended = any(p.kind is p.VAR_POSITIONAL for p in parameters)
@@ -143,11 +209,12 @@ def _rules_of(call: Callable[..., Any]) -> list[tuple[str, _Rule | None, bool]]:
         if rule is not None and parameter.default is None and not rule.accepts(None):
             rule = _either([rule, _rule(None)])
         name = parameter.name
-        kept = name in ("batch_size", "latent_dim") or (name.startswith("num_") and name not in _NOT_KEPT)
-        found.append((name, rule, kept))
+        counts = name in ("batch_size", "dim") or name.endswith("_dim") or name.startswith("num_")
+        kept = counts and name not in _NOT_KEPT
+        found.append(_Argument(name, rule, kept, parameter.default is parameter.empty))
     if open_ended:  # what is given by position beyond the first ones has no name
         cut = next(i for i, p in enumerate(parameters) if p.kind is p.VAR_POSITIONAL)
-        found[cut:cut] = [("", None, False)] * _MANY_ITEMS
+        found[cut:cut] = [_Argument()] * _MANY_ITEMS
     return found
 
 
@@ -196,24 +263,28 @@ def _rule(kind: Any) -> _Rule | None:
         allowed = tuple({type(part) for part in parts})
         return _Rule("one of " + ", ".join(map(repr, parts)), lambda value: isinstance(value, allowed))
     if kind is None or kind is type(None):
-        return _Rule("None", lambda value: value is None)
+        return _Rule("None", lambda value: value is None, exact=(type(None),))
     if kind is bool:
-        return _Rule("True or False", _is_switch)
+        return _Rule("True or False", _is_switch, exact=(bool,), converted=_as_plain)
     if kind is int:
-        return _Rule("a whole number", _is_whole)
+        return _Rule("a whole number", _is_whole, exact=(int,), converted=_as_plain)
     if kind is float:
-        return _Rule("a number", _is_number)
+        return _Rule("a number", _is_number, exact=(float, int), converted=_as_plain)
     if _is_class(kind, "torch", "Tensor") or _is_class(kind, "numpy", "ndarray"):
-        return _Rule("a tensor of real numbers", _is_numeric, "give a tensor, an array or a list of numbers")
+        converted = _as_tensor if _is_class(kind, "torch", "Tensor") else None
+        remedy = "give a tensor, an array or a list of numbers"
+        return _Rule("a tensor of real numbers", _is_numeric, remedy, (kind,), converted)
     base = origin or kind
     if base is Callable or base is type:
         return _Rule("a function" if base is not type else "a class", callable)
     if not inspect.isclass(base):
         return None
+    if base is str:
+        return _Rule("a str", lambda value: isinstance(value, str), exact=(str,))
     if base is os.PathLike or base.__module__ == "pathlib":
         return _Rule("a path", lambda value: isinstance(value, (str, os.PathLike)))
     if _is_class(base, "torch", "device"):
-        return _Rule("a device such as 'cpu'", lambda value: isinstance(value, (str, int, base)))
+        return _Rule("a device such as 'cpu'", lambda value: isinstance(value, (str, base)) or _is_place(value))
     if issubclass(base, Mapping):
         items = _rule(parts[1]) if len(parts) == 2 else None
         return _Rule(
@@ -226,6 +297,8 @@ def _rule(kind: Any) -> _Rule | None:
         return _Rule(
             ("a list" if length is None else f"{length} values") + (f", each item {items.expected}" if items else ""),
             functools.partial(_is_list, base, length, items),
+            exact=(list, tuple),
+            converted=None if items is None or float in items.exact or int in items.exact else _as_list,
         )
     if getattr(base, "_is_protocol", False):
         needed = [name for name in vars(base) if not name.startswith("_") or name == "__call__"]
@@ -245,15 +318,80 @@ def _either(rules: list[_Rule | None]) -> _Rule | None:
         return None
     words = list(dict.fromkeys(rule.expected for rule in known))
     remedy = next((rule.remedy for rule in known if rule.remedy), "")
-    return _Rule(" or ".join(words), lambda value: any(rule.accepts(value) for rule in known), remedy)
+    conversions = list(dict.fromkeys(rule.converted for rule in known if rule.converted is not None))
+    exact = tuple(kind for rule in known for kind in rule.exact)
+
+    def converted(value: Any) -> Any:
+        for conversion in conversions:
+            value = value if type(value) in exact else conversion(value)
+        return value
+
+    return _Rule(
+        " or ".join(words),
+        lambda value: any(rule.accepts(value) for rule in known),
+        remedy,
+        exact,
+        converted if conversions else None,
+    )
+
+
+# Values of other libraries that mean the same as those of the signature.
+
+
+def _as_plain(value: Any) -> Any:
+    """Return a number of numpy or torch as Python's, and everything else as it is."""
+    if type(value).__module__ not in ("numpy", "torch") or getattr(value, "ndim", 1) or not _is_known(value):
+        return value
+    return value.item()
+
+
+def _as_tensor(value: Any) -> Any:
+    """Return an array, or a list of numbers, as a tensor, and everything else as it is."""
+    kind = type(value)
+    lists = kind in (list, tuple) and not _of_tensors(value)
+    if lists or kind in (int, float) or _is_class(kind, "numpy", "ndarray"):
+        try:
+            return as_numbers("", value)
+        except DataError:  # named below
+            pass
+    return value
+
+
+def _as_list(value: Any) -> Any:
+    """Return an array as a list, and everything else as it is."""
+    return value.tolist() if _is_class(type(value), "numpy", "ndarray") and value.ndim else value
+
+
+def _of_tensors(values: Sequence[Any]) -> bool:
+    """Tell whether the first item of a list, nested ones too, is a tensor."""
+    first: Any = values
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    return hasattr(first, "detach")
+
+
+def _is_known(value: Any) -> bool:
+    """Tell whether the value of a number can be read: nothing differentiates, batches or records it."""
+    if not hasattr(value, "detach"):
+        return True
+    from bayeskit.core.torch_internals import is_concrete
+
+    return is_concrete(value)
 
 
 def _is_whole(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
     try:
         operator.index(value)
     except TypeError:
         return False
     return True
+
+
+def _is_place(value: Any) -> bool:
+    """Tell whether a value can be the number of a device."""
+    return _is_whole(value) and 0 <= value < 128
 
 
 def _is_class(kind: Any, module: str, name: str) -> bool:
@@ -268,7 +406,7 @@ def _is_switch(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+    if isinstance(value, (str, bytes, bool)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         return False
     if hasattr(value, "detach"):
         return value.numel() == 1 and _is_real(value)
@@ -278,7 +416,9 @@ def _is_number(value: Any) -> bool:
 def _is_numeric(value: Any) -> bool:
     if hasattr(value, "detach"):
         return _is_real(value)
-    if isinstance(value, (list, tuple)) or hasattr(value, "__array__"):
+    if isinstance(value, (list, tuple)):
+        return _of_tensors(value) or _as_tensor(value) is not value or not value
+    if hasattr(value, "__array__"):
         return True
     return not isinstance(value, (str, bytes)) and hasattr(value, "__float__")
 
@@ -291,10 +431,14 @@ def _is_real(tensor: Any) -> bool:
 def _is_list(base: type, length: int | None, items: _Rule | None, value: Any) -> bool:
     if isinstance(value, Mapping) and base not in (Iterable, Collection):
         return False
+    if isinstance(value, (str, bytes)) and base is list:  # letters in place of names
+        return False
     if not hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
         return False
     if length is not None and hasattr(value, "__len__") and len(value) != length:
         return False
+    if hasattr(value, "ndim"):
+        return value.ndim > 0 and _is_known(value) and _all(items, value)
     return not isinstance(value, (list, tuple)) or _all(items, value)
 
 

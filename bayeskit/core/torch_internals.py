@@ -37,6 +37,7 @@ __all__ = [
     "gradient_and_rest",
     "has_forward_derivative",
     "is_batched",
+    "is_concrete",
     "is_wrapped",
     "normal_of_factor",
     "make_graph_module",
@@ -121,6 +122,11 @@ def is_batched(x: Tensor) -> bool:
 def is_wrapped(x: Tensor) -> bool:
     """Tell whether a tensor is wrapped by a transform of ``torch.func``."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def is_concrete(x: Tensor) -> bool:
+    """Tell whether a tensor has values that are differentiated, batched and recorded by nothing."""
+    return not (x.requires_grad or x.is_meta or is_wrapped(x) or current_dispatch_modes())
 
 
 def without_transform(x: Tensor) -> Tensor:

@@ -115,7 +115,14 @@ def listed() -> list[tuple[str, float | None, str]]:
 
 
 def entries() -> tuple[Entry, ...]:
-    """Return all models; their targets are not built yet."""
+    """Return all models; their targets are not built yet.
+
+    Examples
+    --------
+    >>> from bayeskit.gallery import entries
+    >>> "eight_schools" in {entry.name for entry in entries()}
+    True
+    """
     return tuple(get_model(name) for name in names())
 
 

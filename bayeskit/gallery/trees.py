@@ -25,7 +25,17 @@ SUBSTITUTION_MODELS = (
 
 
 def check_substitution(text: str) -> None:
-    """Raise UnknownNameError if the model of a text such as "GTR+G4" is unknown, without an import of torch."""
+    """Raise UnknownNameError if the model of a text such as "GTR+G4" is unknown, without an import of torch.
+
+    Examples
+    --------
+    >>> from bayeskit.gallery import check_substitution
+    >>> check_substitution("HKY85+G4")
+    >>> check_substitution("HKY58")
+    Traceback (most recent call last):
+    ...
+    bayeskit.errors.UnknownNameError: no substitution model is called 'HKY58'; did you mean 'HKY85' or 'HKY'?...
+    """
     name = text.partition("+")[0].strip()
     known = {spelling.lower() for spelling in SUBSTITUTION_MODELS}
     if name.lower() not in known | {"mkv"} and not re.fullmatch("[0-9]{6}", name):

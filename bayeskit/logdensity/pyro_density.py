@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -831,6 +832,11 @@ class _Rows(Messenger):
             msg["value"], msg["stop"] = torch.arange(fixed, device=self.device), True
 
 
+def _on_rows(rows: _Rows, model: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    with rows:
+        model(*args, **kwargs)
+
+
 class SubsampledDensity:
     """A Pyro model as a density of single vectors, with the likelihood estimated from rows of one plate."""
 
@@ -844,11 +850,8 @@ class SubsampledDensity:
         generator: torch.Generator,
     ) -> None:
         self._rows = rows = _Rows()
-
-        def on_rows(*args: Any, **kwargs: Any) -> None:
-            with rows:
-                model(*args, **kwargs)
-
+        # Not a closure: a copy of the density has rows of its own.
+        on_rows = functools.partial(_on_rows, rows, model)
         self._density = PyroDensity(on_rows if callable(model) else model, args, kwargs, generator)
         self.sites, self.dim = self._density.sites, self._density.dim
         self.dtype, self.device, self.data = self._density.dtype, self._density.device, self._density.data

@@ -242,8 +242,22 @@ def draw_values(fn: Any, shape: tuple[int, ...] = ()) -> Tensor:
         return transform(2 * _FLAT_DRAWS * torch.rand(whole) - _FLAT_DRAWS)
     # torch 2.13 and before draw row i of an LKJ factor, counted from zero, with an off-diagonal part of squared length
     # Beta(i - 1 / 2, ...) in place of Beta(i / 2, ...).
-    value: Tensor = mended(fn).sample(torch.Size(shape))
+    with _BatchedCounts():
+        value: Tensor = mended(fn).sample(torch.Size(shape))
     return value
+
+
+class _BatchedCounts(TorchFunctionMode):
+    """Draw binomial counts of one number of trials and a batch of probabilities."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        # The batching rule resizes a result of the shape of the trials, and warns of it.
+        if func is torch.binomial:
+            trials, probabilities = args
+            args = (trials + torch.zeros_like(probabilities), probabilities)
+        return func(*args, **(kwargs or {}))
 
 
 def mended(fn: Any) -> Any:

@@ -91,7 +91,28 @@ def test_an_argument_that_the_body_cannot_use_is_named():
     with pytest.raises(SettingsError, match="times must be a whole number, not 'a' of type str"):
         stretch(torch.ones(2), "a")
     with pytest.raises(DataError, match="x must be a tensor of real numbers, not an object of type list"):
-        stretch([1.0], 2)
+        stretch(["a"], 2)
+
+
+@checked
+def numbers(n: int, share: float = 0.5, x: torch.Tensor | None = None, beta: float | torch.Tensor = 1.0) -> tuple:
+    """Return the arguments as the body sees them."""
+    return n, share, x, beta
+
+
+@pytest.mark.parametrize("library", [np.array, np.float32, np.float64, torch.tensor])
+def test_equal_values_of_other_libraries_are_those_of_the_signature(library):
+    n, share, x, beta = numbers(np.int64(3), library(0.25), x=np.arange(2.0), beta=library(0.5))
+    assert (n, share, float(beta)) == (3, 0.25, 0.5) and type(n) is int and type(share) is float
+    assert torch.equal(x, torch.arange(2.0, dtype=torch.float64)) and x.dtype == torch.float64
+    assert isinstance(beta, torch.Tensor) == (library is torch.tensor)
+    assert torch.equal(numbers(torch.tensor(3), x=[[1, 2]])[2], torch.tensor([[1, 2]]))
+
+
+def test_numbers_with_gradients_or_in_batches_stay_what_they_are():
+    slope = torch.tensor(0.5, requires_grad=True)
+    assert numbers(1, slope)[1] is slope and numbers(1, x=(items := [slope, slope]))[2] is items
+    assert torch.equal(torch.func.vmap(lambda s: numbers(1, s)[1] * 2)(torch.ones(3)), torch.full((3,), 2.0))
 
 
 def test_an_error_of_the_package_and_a_value_that_serves_stand():

@@ -126,6 +126,13 @@ def test_posterior_predictive_of_a_normal_mean(limit):
     check_normal(drawn, mean, math.sqrt(1 + variance), limit)
 
 
+def test_counts_of_one_number_of_trials_are_drawn(limit):
+    target = bk.exact.get("beta_binomial").target()  # counts are uniform on 0 to 10 under its prior
+    counts = bk.prior_predictive(target, num_draws=2000, seed=0).posterior_predictive["successes"].double()
+    assert abs(float(counts.mean()) - 5) < limit() * (10 / 2000) ** 0.5
+    assert abs(float((counts**2).mean()) - 35) < limit() * float((counts**2).std()) / 2000**0.5
+
+
 def test_prior_predictive(limit):
     draws = bk.prior_predictive(grouped, X, GROUP, Y, num_draws=COUNT, compile=False, seed=3)
     drawn = draws.posterior_predictive["y"][0]

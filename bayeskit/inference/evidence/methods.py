@@ -95,6 +95,13 @@ class Method:
         ``(target, runs)``: the reason why the method does not apply, or None.
     has_own_run : bool
         True if the method makes its own run within the budget.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.evidence import Method, Part, harmonic_mean
+    >>> method = Method("mine", frozenset({Part.POSTERIOR}), lambda target, runs, seed: harmonic_mean(runs.draws))
+    >>> method.source
+    'posterior'
     """
 
     name: str

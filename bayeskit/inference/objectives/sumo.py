@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.process_state import process_state
-from bayeskit.errors import SettingsError
+from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.inference.objectives.drawing import Gate, Particles
 from bayeskit.inference.objectives.objective import Draw, Objective, with_gradient_of
 from bayeskit.inference.objectives.objective import log_mean_weight as log_mean_exp
@@ -204,6 +204,8 @@ def sumo_estimate(log_weight: Tensor, survival: Tensor) -> Tensor:
     ------
     SettingsError
         If a probability lies outside (0, 1].
+    ShapeError
+        If there are not more particles than probabilities.
 
     Examples
     --------
@@ -214,6 +216,11 @@ def sumo_estimate(log_weight: Tensor, survival: Tensor) -> Tensor:
     >>> torch.allclose(estimate, log_mean_exp(log_weight[:2]) + 2 * increment)
     True
     """
+    if survival.dim() != 1 or not log_weight.dim() or len(log_weight) <= len(survival):
+        raise ShapeError(
+            f"log_weight has the shape {tuple(log_weight.shape)} and survival {tuple(survival.shape)}; give log weights "
+            "(m + K, *batch) with m at least one, and probabilities (K,)"
+        )
     bad = ~((survival > 0) & (survival <= 1))
     if bool(bad.any()):
         k = int(bad.nonzero()[0]) + 1

@@ -115,6 +115,12 @@ class ChEES:
     trajectory lengths in Hamiltonian Monte Carlo. AISTATS 130, 3907-3915.
     Riou-Durand, L., Sountsov, P., Vogrinc, J., Margossian, C., Power, S. (2023). Adaptive tuning
     for Metropolis adjusted Langevin trajectories. AISTATS 206, 8102-8116 (the division by the length).
+
+    Examples
+    --------
+    >>> from bayeskit.inference.samplers import ChEES
+    >>> ChEES(cost_exponent=1.0)  # for equal costs of all draws
+    ChEES(learning_rate=0.05, cost_exponent=1.0)
     """
 
     learning_rate: float = 0.05

@@ -47,6 +47,13 @@ class Exchange:
         Round trips between prior and posterior per independent ladder, shape ``(chains,)``.
     num_iterations : int
         Number of iterations of the counts.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bayeskit.inference.samplers import Exchange
+    >>> Exchange(torch.tensor([0.25, 0.5]), torch.tensor([10, 20]), num_iterations=100).round_trip_rate
+    0.15
     """
 
     rejection: Tensor

@@ -335,6 +335,11 @@ class NestedRun:
     settings : dict
     target : Target
 
+    Raises
+    ------
+    DataError, ShapeError
+        If ``live_counts`` has no number of at least one for each dead point.
+
     References
     ----------
     Skilling, J. (2006). Nested sampling for general Bayesian computation. Bayesian
@@ -370,6 +375,16 @@ class NestedRun:
     seconds: float
     settings: dict[str, Any]
     target: Target
+
+    def __post_init__(self) -> None:
+        counts = self.live_counts
+        if not isinstance(counts, Tensor) or counts.dim() != 1 or not bool((counts >= 1).all()):
+            raise DataError("live_counts must be a tensor (N,) of numbers of live points, at least one at each death")
+        if (shape := getattr(self.log_likelihood, "shape", None)) != counts.shape:
+            raise ShapeError(
+                f"log_likelihood must have the shape {tuple(counts.shape)} of live_counts, not "
+                f"{shape and tuple(shape)}; give the likelihood of each dead point"
+            )
 
     @cached_property
     def log_volume(self) -> Tensor:

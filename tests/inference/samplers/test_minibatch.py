@@ -1,3 +1,4 @@
+import copy
 import itertools
 import math
 
@@ -156,6 +157,15 @@ class _WithoutScale:
 def test_the_epoch_test_notices_a_forgotten_scale(name):
     broken = MinibatchTarget(_WithoutScale(make(name)._density), row_order=Epochs(), compile=False)
     assert epoch_error(broken, exact(name)) > 0.1
+
+
+def test_a_copy_has_rows_of_its_own():
+    target = MinibatchTarget.from_pyro(hierarchical, X, Y, batch_size=BATCH_SIZE)
+    twin = copy.deepcopy(target)
+    rows, others = torch.arange(BATCH_SIZE), torch.arange(BATCH_SIZE) + 7
+    u = target.sample_prior(3, seed=0)
+    assert torch.equal(twin.on_rows(rows).log_likelihood(u), target.on_rows(rows).log_likelihood(u))
+    assert not torch.equal(twin.on_rows(others).log_likelihood(u), target.on_rows(rows).log_likelihood(u))
 
 
 def test_summing_out_scaled_probabilities_would_be_noticed():

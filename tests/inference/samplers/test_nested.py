@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import torch
 from scipy.stats import chi2, kstest
 
 import bayeskit as bk
-from bayeskit.errors import BudgetError, CheckpointError, DataError, InitializationError, SettingsError
+from bayeskit.errors import BayeskitError, BudgetError, CheckpointError, DataError, InitializationError, SettingsError
 from bayeskit.inference.samplers import nested
 from bayeskit.inference.samplers.nested import (
     ConstrainedSlice,
@@ -162,6 +163,14 @@ def test_a_run_reaches_arviz(limit):
 def test_a_run_prints_on_one_line(replicates):
     text = repr(replicates[0])
     assert text.startswith(f"NestedRun(log_evidence={replicates[0].log_evidence:.3f}") and len(text) < 100
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"live_counts": torch.zeros(3)}, {"live_counts": 0}, {"log_likelihood": torch.zeros(2)}]
+)
+def test_points_and_their_counts_belong_together(replicates, wrong):
+    with pytest.raises(BayeskitError, match="live_counts"):
+        replace(replicates[0], **wrong)
 
 
 # -- the insertion test ---------------------------------------------------------------------

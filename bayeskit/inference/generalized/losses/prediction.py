@@ -33,12 +33,22 @@ Predictor = Callable[[Any, Tensor], Tensor]
 def linear(coefficients: Tensor, covariates: Tensor) -> Tensor:
     """Return ``covariates @ coefficients``, ``(k,), (n, k) -> (n,)``, in the dtype of the coefficients.
 
+    Raises
+    ------
+    ShapeError
+        If there is no coefficient for each covariate.
+
     Examples
     --------
     >>> import torch
     >>> linear(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.5], [1.0, 3.0]]))
     tensor([2., 7.])
     """
+    if not coefficients.shape or coefficients.shape[:1] != covariates.shape[-1:]:
+        raise ShapeError(
+            f"coefficients has the shape {tuple(coefficients.shape)} and covariates {tuple(covariates.shape)}; "
+            "give one coefficient for each column of covariates"
+        )
     return covariates.to(coefficients.dtype) @ coefficients
 
 

@@ -234,7 +234,16 @@ def aligned(u: Tensor, labels: Labels, start: Tensor) -> tuple[Tensor, Tensor]:
         Shape ``(n, d)``.
     chosen : Tensor
         Permutation of each draw, shape ``(n, K)``.
+
+    Raises
+    ------
+    ShapeError
+        If draws and centre do not fit each other.
     """
+    if u.dim() != 2 or start.shape != u.shape[1:]:
+        raise ShapeError(
+            f"u has the shape {tuple(u.shape)} and start {tuple(start.shape)}; give draws (n, d) and a centre (d,)"
+        )
     blocks = u[:, labels.coordinates]  # (n, K, c)
     centre = start[labels.coordinates]  # (K, c)
     flat = blocks.flatten(0, 1)

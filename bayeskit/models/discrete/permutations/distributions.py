@@ -137,8 +137,9 @@ def permutation_matrix(permutation: Tensor, dtype: torch.dtype | None = None) ->
     [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
     """
     permutation = as_numbers("permutation", permutation)
-    if not permutation.dim():
-        raise ShapeError("permutation is a single number; give vectors, (*batch, n)")
+    if not permutation.dim() or not permutation.shape[-1]:
+        found = "empty" if permutation.dim() else "a single number"
+        raise ShapeError(f"permutation is {found}; give vectors, (*batch, n)")
     valid = permutations.check(permutation)
     if not valid.all():
         raise DataError(

@@ -393,6 +393,8 @@ class StickBreakingTransform(Transform):
     bijective = True
 
     def __init__(self, temperature: float = 1.0, cache_size: int = 0) -> None:
+        if cache_size not in (0, 1):
+            raise SettingsError(f"cache_size must be 0 or 1, not {cache_size}")
         super().__init__(cache_size=cache_size)
         self.temperature = real_number("temperature", temperature, between=(0.0, math.inf))
         self._latest: tuple[Tensor, Tensor] | None = None

@@ -83,6 +83,12 @@ class InducingPoints:
     References
     ----------
     Titsias, M. (2009). Variational learning of inducing variables in sparse Gaussian processes. AISTATS, PMLR 5.
+
+    Examples
+    --------
+    >>> from bayeskit.models.wide_networks.gaussian_processes import InducingPoints
+    >>> InducingPoints(num_points=100)
+    InducingPoints(num_points=100, num_steps=0, learning_rate=0.05, seed=0)
     """
 
     num_points: int = 500
