@@ -277,9 +277,11 @@ class Records:
         if buffer is None:
             buffer = rows
         elif count + len(rows) > len(buffer):
-            room = max(len(buffer), len(rows))
-            buffer = torch.cat([buffer[:count], rows, rows.new_empty((room, *rows.shape[1:]))])
-        else:
+            # What is not written to takes no memory.
+            wider = rows.new_empty((count + len(rows) + max(len(buffer), len(rows)), *rows.shape[1:]))
+            wider[:count] = buffer[:count]
+            buffer = wider
+        if buffer is not rows:
             buffer[count : count + len(rows)] = rows
         self._buffers[name], self._counts[name] = buffer, count + len(rows)
 
