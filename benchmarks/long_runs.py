@@ -3,7 +3,7 @@
     python benchmarks/long_runs.py [--steps 100000] [--calls sample fit]
 
 Each call runs for so many steps in a process of its own, with a checkpoint every half second. The table has the
-growth of resident memory from the second to the last tenth of the run, less the rows that the run keeps; the
+growth of resident memory from the second to the ninth tenth of the run, less the rows that the run keeps; the
 milliseconds that a checkpoint took, as medians of the first and the last tenth of them; and whether the same run with a
 clock that jumps an hour back and forth, and with a disk that is full for a third of its checkpoints, gives the same
 numbers.
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import multiprocessing
 import os
 import statistics
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -114,6 +116,26 @@ CALLS: dict[str, Callable[[int, Path], tuple[torch.Tensor, int]]] = {
 
 
 @contextlib.contextmanager
+def memory_in_tenths() -> Iterator[list[float]]:
+    """Give a list, which holds in the end the least resident memory in each tenth of the time, in MiB."""
+    readings, least, done = list[float](), list[float](), threading.Event()
+
+    def read() -> None:
+        while not done.wait(0.02):
+            readings.append(resident())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield least
+    finally:
+        done.set()
+        thread.join()
+        count = len(readings) / 10
+        least += [min(readings[int(k * count) : int((k + 1) * count)], default=math.nan) for k in range(10)]
+
+
+@contextlib.contextmanager
 def jumping_clock() -> Iterator[None]:
     """Let the clock of the calendar jump an hour back or forth at each look."""
     looks, now = iter(range(10**9)), time.time
@@ -141,26 +163,24 @@ def filling_disk() -> Iterator[list[int]]:
 def measure(name: str, steps: int, answers: Any) -> None:
     """Run one call in all its circumstances and put a row of the table into `answers`."""
     torch.set_num_threads(1)
-    written: list[tuple[float, float, float]] = []  # when, how long, memory
+    seconds: list[float] = []
     write = folders.write_atomically
 
     def timed(path: str | Path, data: bytes) -> None:
         begin = time.monotonic()
         write(path, data)
-        written.append((begin, time.monotonic() - begin, resident()))
+        seconds.append(time.monotonic() - begin)
 
     with tempfile.TemporaryDirectory() as folder:
         # Who wrote the function down under its name calls it by that.
         from bayeskit.core import storage
 
-        with mock.patch.object(storage, "write_atomically", timed):
+        with mock.patch.object(storage, "write_atomically", timed), memory_in_tenths() as memory:
             plain, kept = CALLS[name](steps, Path(folder) / "plain")
-        tenth = max(1, len(written) // 10)
-        early = statistics.median(seconds for _, seconds, _ in written[:tenth])
-        late = statistics.median(seconds for _, seconds, _ in written[-tenth:])
-        # The least of some checkpoints, as the memory of the file's bytes comes and goes.
-        first, last = (min(memory for *_, memory in part) for part in (written[tenth : 2 * tenth], written[-tenth:]))
-        growth = last - first - 0.8 * kept / 2**20
+        tenth = max(1, len(seconds) // 10)
+        early, late = statistics.median(seconds[:tenth]), statistics.median(seconds[-tenth:])
+        # The bytes of a file come and go with it, so the least of a tenth counts.
+        growth = memory[8] - memory[1] - 0.7 * kept / 2**20
         fewer = steps // 10
         short, _ = CALLS[name](fewer, Path(folder) / "short")
         with jumping_clock():
@@ -168,7 +188,7 @@ def measure(name: str, steps: int, answers: Any) -> None:
         with filling_disk() as refused:
             filled, _ = CALLS[name](fewer, Path(folder) / "filled")
     same = torch.equal(short, jumped), torch.equal(short, filled)
-    answers.put((name, len(written), growth, early, late, *same, len(refused)))
+    answers.put((name, len(seconds), growth, early, late, *same, len(refused)))
 
 
 def main() -> None:
