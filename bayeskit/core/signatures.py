@@ -88,9 +88,9 @@ class _Signature:
             if place < len(args) and type(args[place]) not in argument.plain:
                 args = (*args[:place], _fitted(argument, args[place]), *args[place + 1 :])
         for name in kwargs:
-            argument = self.watched_names.get(name)
-            if argument is not None and type(kwargs[name]) not in argument.plain:
-                kwargs = {**kwargs, name: _fitted(argument, kwargs[name])}
+            watched = self.watched_names.get(name)
+            if watched is not None and type(kwargs[name]) not in watched.plain:
+                kwargs = {**kwargs, name: _fitted(watched, kwargs[name])}
         return args, kwargs
 
     def refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: bool = False) -> BayeskitError | None:
@@ -340,7 +340,7 @@ def _either(rules: list[_Rule | None]) -> _Rule | None:
 
 def _as_plain(value: Any) -> Any:
     """Return a number of numpy or torch as Python's, and everything else as it is."""
-    if type(value).__module__ not in ("numpy", "torch") or getattr(value, "ndim", 1) or not _is_known(value):
+    if type(value).__module__ not in ("numpy", "torch") or getattr(value, "ndim", True) or not _is_known(value):
         return value
     return value.item()
 
