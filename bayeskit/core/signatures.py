@@ -431,7 +431,7 @@ def _is_real(tensor: Any) -> bool:
 def _is_list(base: type, length: int | None, items: _Rule | None, value: Any) -> bool:
     if isinstance(value, Mapping) and base not in (Iterable, Collection):
         return False
-    if isinstance(value, (str, bytes)) and base is list:  # letters in place of names
+    if isinstance(value, bytes) or isinstance(value, str) and base is list:  # letters in place of names
         return False
     if not hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
         return False
