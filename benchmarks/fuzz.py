@@ -94,7 +94,7 @@ def _column(failure: str | None) -> str:
 class _Worker:
     def __init__(self) -> None:
         self.channel, other = multiprocessing.Pipe()
-        self.process = multiprocessing.get_context("spawn").Process(target=_work, args=(other,), daemon=True)
+        self.process = multiprocessing.get_context("spawn").Process(target=_work, args=(other,))
         self.process.start()
         self.done, self.known, self.case = 0, set(), None
 
@@ -129,40 +129,42 @@ def run(cases: list[tuple[str, str, int]], workers: int = 1) -> list[str | None]
     said = 0
     waiting = list(reversed(cases))
     team = [_Worker() for _ in range(workers)]
-    while waiting or any(worker.case for worker in team):
-        for failure in list(results.values())[said:]:  # a long run tells of what it has found
-            if failure is not None:
-                print(failure, file=sys.stderr, flush=True)
-        said = len(results)
-        for place, worker in enumerate(team):
-            if worker.case is None and waiting:
-                if worker.done >= CASES_OF_A_WORKER:
-                    worker.stop()
-                    worker = team[place] = _Worker()
-                worker.give(waiting.pop(), time.monotonic())
-        busy = [worker for worker in team if worker.case is not None]
-        ready = wait([worker.channel for worker in busy], timeout=0.5)
-        for place, worker in enumerate(team):
-            if worker.case is None:
-                continue
-            source, kind, seed = worker.case
-            died = False
-            if worker.channel in ready:
-                try:
-                    results[worker.case], worker.case = worker.channel.recv(), None
-                except (EOFError, OSError):
-                    died = True
-            if worker.case is not None and (died or not worker.process.is_alive()):
-                results[worker.case] = f"{kind}, seed {seed}: the process died"
-            elif worker.case is not None and worker.is_late(time.monotonic()):
-                plan = getattr(importlib.import_module(source), "_plan", lambda *_: "")(kind, seed)
-                results[worker.case] = f"{kind}, seed {seed}: hang {plan}"
-            else:
-                continue
+    try:
+        while waiting or any(worker.case for worker in team):
+            for failure in list(results.values())[said:]:  # a long run tells of what it has found
+                if failure is not None:
+                    print(failure, file=sys.stderr, flush=True)
+            said = len(results)
+            for place, worker in enumerate(team):
+                if worker.case is None and waiting:
+                    if worker.done >= CASES_OF_A_WORKER:
+                        worker.stop()
+                        worker = team[place] = _Worker()
+                    worker.give(waiting.pop(), time.monotonic())
+            busy = [worker for worker in team if worker.case is not None]
+            ready = wait([worker.channel for worker in busy], timeout=0.5)
+            for place, worker in enumerate(team):
+                if worker.case is None:
+                    continue
+                source, kind, seed = worker.case
+                died = False
+                if worker.channel in ready:
+                    try:
+                        results[worker.case], worker.case = worker.channel.recv(), None
+                    except (EOFError, OSError):
+                        died = True
+                if worker.case is not None and (died or not worker.process.is_alive()):
+                    results[worker.case] = f"{kind}, seed {seed}: the process died"
+                elif worker.case is not None and worker.is_late(time.monotonic()):
+                    plan = getattr(importlib.import_module(source), "_plan", lambda *_: "")(kind, seed)
+                    results[worker.case] = f"{kind}, seed {seed}: hang {plan}"
+                else:
+                    continue
+                worker.stop()
+                team[place] = _Worker()
+    finally:  # workers may have children, so that they are no daemons and end with nobody
+        for worker in team:
             worker.stop()
-            team[place] = _Worker()
-    for worker in team:
-        worker.stop()
     return [results[case] for case in cases]
 
 

@@ -19,7 +19,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -229,6 +229,9 @@ def _numbers(thing: Any, seen: set[int]) -> Iterator[Any]:
     """Yield the numbers in a result, and in its attributes."""
     if isinstance(thing, torch.Tensor):
         thing = np.asarray(thing.detach().resolve_conj())
+    elif isinstance(thing, (list, tuple)) and thing:
+        with suppress(ValueError, TypeError, RuntimeError):  # a list of numbers is as good as an array
+            thing = table if (table := np.asarray(thing)).dtype.kind in "biufc" else thing
     if isinstance(thing, (np.ndarray, np.generic, bool, int, float, complex)):
         yield np.shape(thing), np.asarray(thing, dtype=complex).tobytes() if np.asarray(thing).dtype != object else b""
     elif isinstance(thing, (str, bytes)) or callable(thing) or id(thing) in seen:

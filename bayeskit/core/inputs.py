@@ -103,7 +103,7 @@ def as_numbers(name: str, value: Any) -> Tensor:
     if array.dtype.kind not in "biuf" or array.dtype == np.longdouble:
         raise DataError(f"{name} is {_kind(value, array)}, not numbers; {remedy}")
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise DataError(f"{name} has the number {array.max()}, above 2**63 - 1, the greatest whole number of a tensor")
+        raise DataError(f"{name} has {array.max()}, above the whole numbers of torch; give a tensor of real numbers")
     if array.dtype.kind == "u" and array.dtype != np.uint8:
         array = array.astype(np.int64)
     return torch.from_numpy(np.array(array, order="C", copy=True, dtype=array.dtype.newbyteorder("=")))

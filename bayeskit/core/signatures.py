@@ -88,9 +88,9 @@ class _Signature:
             if place < len(args) and type(args[place]) not in argument.plain:
                 args = (*args[:place], _fitted(argument, args[place]), *args[place + 1 :])
         for name in kwargs:
-            argument = self.watched_names.get(name)
-            if argument is not None and type(kwargs[name]) not in argument.plain:
-                kwargs = {**kwargs, name: _fitted(argument, kwargs[name])}
+            watched = self.watched_names.get(name)
+            if watched is not None and type(kwargs[name]) not in watched.plain:
+                kwargs = {**kwargs, name: _fitted(watched, kwargs[name])}
         return args, kwargs
 
     def refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: bool = False) -> BayeskitError | None:
@@ -340,7 +340,7 @@ def _either(rules: list[_Rule | None]) -> _Rule | None:
 
 def _as_plain(value: Any) -> Any:
     """Return a number of numpy or torch as Python's, and everything else as it is."""
-    if type(value).__module__ not in ("numpy", "torch") or getattr(value, "ndim", 1) or not _is_known(value):
+    if type(value).__module__ not in ("numpy", "torch") or getattr(value, "ndim", True) or not _is_known(value):
         return value
     return value.item()
 
@@ -431,7 +431,7 @@ def _is_real(tensor: Any) -> bool:
 def _is_list(base: type, length: int | None, items: _Rule | None, value: Any) -> bool:
     if isinstance(value, Mapping) and base not in (Iterable, Collection):
         return False
-    if isinstance(value, (str, bytes)) and base is list:  # letters in place of names
+    if isinstance(value, bytes) or isinstance(value, str) and base is list:  # letters in place of names
         return False
     if not hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
         return False

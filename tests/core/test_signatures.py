@@ -109,6 +109,40 @@ def test_equal_values_of_other_libraries_are_those_of_the_signature(library):
     assert torch.equal(numbers(torch.tensor(3), x=[[1, 2]])[2], torch.tensor([[1, 2]]))
 
 
+@checked
+def rows(table: object, num_rows: int, names: list[str] = (), device: torch.device | None = None) -> float:
+    """Use the arguments as bodies do that check nothing."""
+    torch.zeros(num_rows, device=device)
+    return float(table.sum()) + len(names[0] if len(names) else "")
+
+
+def test_arrays_of_names_are_lists_of_names():
+    assert rows(torch.ones(3), 2, np.array(["ab"])) == 5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"num_rows": -1}, "num_rows must not be negative"),
+        ({"table": torch.ones(2, device="meta")}, "table must be"),
+        ({"table": None}, "table must be .* not None"),
+        ({"num_rows": "ab"}, "num_rows must be a whole number"),
+        ({"names": [1]}, "names must be a list, each item a str"),
+        ({"device": True}, "device must be a device such as 'cpu'"),
+        ({"device": 2**63}, "device must be a device such as 'cpu'"),
+    ],
+)
+def test_what_only_the_body_refuses_is_named(wrong, named):
+    with pytest.raises(BayeskitError, match=named):
+        rows(**{"table": torch.ones(2), "num_rows": 1, **wrong})
+
+
+def test_a_switch_is_no_number_and_letters_are_no_names():
+    for wrong in ({"times": True}, {"share": False}, {"names": "ab"}):
+        with pytest.raises(SettingsError, match=f"{next(iter(wrong))} must be"):
+            Stretch(**{"x": torch.ones(2), "times": 2, **wrong})
+
+
 def test_numbers_with_gradients_or_in_batches_stay_what_they_are():
     slope = torch.tensor(0.5, requires_grad=True)
     assert numbers(1, slope)[1] is slope and numbers(1, x=(items := [slope, slope]))[2] is items

@@ -218,8 +218,8 @@ def sumo_estimate(log_weight: Tensor, survival: Tensor) -> Tensor:
     """
     if survival.dim() != 1 or not log_weight.dim() or len(log_weight) <= len(survival):
         raise ShapeError(
-            f"log_weight has the shape {tuple(log_weight.shape)} and survival {tuple(survival.shape)}; give log weights "
-            "(m + K, *batch) with m at least one, and probabilities (K,)"
+            f"log_weight has the shape {tuple(log_weight.shape)} and survival {tuple(survival.shape)}; give "
+            "log weights (m + K, *batch) with m at least one, and probabilities (K,)"
         )
     bad = ~((survival > 0) & (survival <= 1))
     if bool(bad.any()):
