@@ -235,7 +235,12 @@ def compile_with_inductor(graph: GraphModule, examples: Sequence[Tensor], option
 # Loops over time and their gradients as operations of torch, run in Python or as compiled C++.
 
 
-@torch.library.custom_op("bayeskit::loop", mutates_args=())
+@torch.library.custom_op(
+    "bayeskit::loop",
+    mutates_args=(),
+    schema="(Tensor[] tensors, SymInt num_states, SymInt num_inputs, SymInt times, SymInt batch, str program, "
+    "bool at_once, str source, bool native) -> Tensor[]",
+)
 def loop(
     tensors: Sequence[Tensor],
     num_states: int,
@@ -266,7 +271,12 @@ def loop(
     return [torch.stack(path) for path in zip(*found_at, strict=True)]
 
 
-@torch.library.custom_op("bayeskit::loop_gradient", mutates_args=())
+@torch.library.custom_op(
+    "bayeskit::loop_gradient",
+    mutates_args=(),
+    schema="(Tensor[] tensors, SymInt[] wanted, SymInt times, SymInt batch, str program, str source, bool native) "
+    "-> Tensor[]",
+)
 def loop_gradient(
     tensors: Sequence[Tensor], wanted: Sequence[int], times: int, batch: int, program: str, source: str, native: bool
 ) -> list[Tensor]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-from torch._inductor.utils import clear_caches
+from torch._inductor.utils import clear_inductor_caches
 
 from bayeskit.core import compiler_cache as module
 from bayeskit.core import trusted_folders
@@ -47,16 +47,16 @@ def anew(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     for memory in (module._check_contents_once, trusted_folders._of_this_process):
         memory.cache_clear()
-    clear_caches()
+    clear_inductor_caches()
     yield
     for memory in (module._check_contents_once, trusted_folders._of_this_process):
         memory.cache_clear()
-    clear_caches()
+    clear_inductor_caches()
 
 
 def product():
     """Compile a product of matrices, which takes no C++ compiler, and compute it."""
-    clear_caches()
+    clear_inductor_caches()
     (found,) = compile_with_inductor(traced(lambda x: (x @ x,), MATRIX), (MATRIX,), {})(MATRIX)
     return found
 

@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from torch._inductor.utils import fresh_cache
+from torch._inductor.utils import fresh_inductor_cache
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import bayeskit as bk
@@ -21,7 +21,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch):
     monkeypatch.setattr("bayeskit.logdensity.engine.row_source", lambda *_: None)  # have all compiled by inductor
-    with fresh_cache():
+    with fresh_inductor_cache():
         counters.clear()
         yield
 
