@@ -1,4 +1,4 @@
-"""All undocumented parts of torch that the package uses; tried with torch 2.6 to 2.14."""
+"""All undocumented parts of torch that the package uses; tested with torch 2.13 and 2.14."""
 
 from __future__ import annotations
 

@@ -252,9 +252,10 @@ def test_the_graph_does_not_grow_with_the_length():
 def test_a_step_that_does_otherwise_later_is_unrolled():
     """What Python decides at each time is not seen in one run of the step."""
     factors = torch.linspace(0.5, 1, len(Y), dtype=F64)
+    numbers = factors.tolist() * 3  # outside of what is traced, where torch 2.6 cannot read it
 
     def make(p, y):
-        at = iter(factors.tolist() * 3)
+        at = iter(numbers)
         return (lambda x, v: (torch.sin(x * p[0]) * next(at) + v,) * 2), p[1], y
 
     def fixed(p, y):
