@@ -284,7 +284,7 @@ def _rule(kind: Any) -> _Rule | None:
     if base is os.PathLike or base.__module__ == "pathlib":
         return _Rule("a path", lambda value: isinstance(value, (str, os.PathLike)))
     if _is_class(base, "torch", "device"):
-        return _Rule("a device such as 'cpu'", lambda value: isinstance(value, (str, base)) or _is_place(value))
+        return _Rule("a device such as 'cpu'", functools.partial(_is_device, base))
     if issubclass(base, Mapping):
         items = _rule(parts[1]) if len(parts) == 2 else None
         return _Rule(
@@ -389,9 +389,15 @@ def _is_whole(value: Any) -> bool:
     return True
 
 
-def _is_place(value: Any) -> bool:
-    """Tell whether a value can be the number of a device."""
-    return _is_whole(value) and 0 <= value < 128
+def _is_device(device: Any, value: Any) -> bool:
+    """Tell whether a value is a device, its name, or can be its number."""
+    if isinstance(value, str):
+        try:
+            device(value)
+        except RuntimeError:
+            return False
+        return True
+    return isinstance(value, device) or _is_whole(value) and 0 <= value < 128
 
 
 def _is_class(kind: Any, module: str, name: str) -> bool:

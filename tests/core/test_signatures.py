@@ -129,6 +129,7 @@ def test_arrays_of_names_are_lists_of_names():
         ({"num_rows": "ab"}, "num_rows must be a whole number"),
         ({"names": [1]}, "names must be a list, each item a str"),
         ({"device": True}, "device must be a device such as 'cpu'"),
+        ({"device": "x"}, "device must be a device such as 'cpu'"),
         ({"device": 2**63}, "device must be a device such as 'cpu'"),
     ],
 )

@@ -11,7 +11,7 @@ from pyro.distributions import Dirichlet, Gamma, TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from bayeskit.errors import SettingsError
+from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.models.phylogenetics.trees import Tree
 
 __all__ = [
@@ -71,6 +71,8 @@ class GammaDirichlet(TorchDistribution):  # type: ignore[misc]
         length_rate: float | Tensor = 0.1,
         validate_args: bool | None = None,
     ) -> None:
+        if not concentration.dim():
+            raise ShapeError("concentration is a single number; give one for each branch, (*batch, branches)")
         shape, rate = (torch.as_tensor(number).to(concentration) for number in (length_shape, length_rate))
         batch = torch.broadcast_shapes(concentration.shape[:-1], shape.shape, rate.shape)
         self.concentration = concentration.expand(*batch, concentration.shape[-1])

@@ -238,6 +238,10 @@ def test_bad_input_is_refused_with_counts():
         log_permanent(torch.zeros(21, 21))
     with pytest.raises(SettingsError, match="3,628,800 permutations"):
         all_permutations(10)
+    with pytest.raises(SettingsError, match="more than 10.19 permutations"):
+        all_permutations(10**12)  # whose number of permutations nobody computes
+    with pytest.raises(ShapeError, match="permutation is empty"):
+        permutation_matrix([])
     with pytest.raises(ValueError, match="support|log_prob"):
         GibbsPermutation(sines(), validate_args=True).log_prob(torch.tensor([0, 0, 1, 2]))
 

@@ -172,8 +172,10 @@ def all_permutations(size: int) -> Tensor:
     """
     size = whole_number("size", size, least=1)
     if size > _MOST_LISTED:
+        # The number itself has too many digits to be computed for a large size.
+        number = f"{math.factorial(size):,}" if size <= 20 else "more than 10^19"
         raise SettingsError(
-            f"there are {math.factorial(size):,} permutations of {size} elements; enumeration allows at most "
+            f"there are {number} permutations of {size} elements; enumeration allows at most "
             f"{_MOST_LISTED} elements ({math.factorial(_MOST_LISTED):,}). Use log_permanent for the permanent, which "
             "needs no enumeration."
         )
