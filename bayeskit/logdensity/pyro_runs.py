@@ -225,6 +225,9 @@ class _Indices(Tensor):
     def __iter__(self) -> Iterator[int]:
         return iter(self.numbers)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Indices:
+        return _Indices(self.as_subclass(Tensor).clone())
+
 
 class Reader(Messenger):
     """Supply latent values, record log probabilities."""

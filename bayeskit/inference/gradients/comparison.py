@@ -319,8 +319,8 @@ def compare_estimators(
 
 
 def _given(distribution: Any) -> Distribution | Space | Tensor:
-    """Return a distribution unchanged and array-like logits as a tensor."""
-    if isinstance(distribution, (Distribution, Space, Tensor)):
+    """Return a distribution unchanged and logits as a tensor of floating-point numbers."""
+    if isinstance(distribution, (Distribution, Space)):
         return distribution
     logits = as_numbers("distribution", distribution)
     return logits if logits.is_floating_point() else logits.to(torch.get_default_dtype())

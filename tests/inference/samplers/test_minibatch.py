@@ -160,7 +160,7 @@ def test_the_epoch_test_notices_a_forgotten_scale(name):
 
 
 def test_a_copy_has_rows_of_its_own():
-    target = MinibatchTarget.from_pyro(hierarchical, X, Y, batch_size=BATCH_SIZE)
+    target = make("hierarchical")
     twin = copy.deepcopy(target)
     rows, others = torch.arange(BATCH_SIZE), torch.arange(BATCH_SIZE) + 7
     u = target.sample_prior(3, seed=0)

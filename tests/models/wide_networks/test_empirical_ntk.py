@@ -418,7 +418,7 @@ def test_other_modules_that_cannot_be_read_are_refused():
         (torch.ones(3, 6), torch.full((2, 6), float("inf")), DataError, "x2 has values"),
         (torch.ones(3, 6), torch.ones(2, 2, 6), ShapeError, "one shape"),
         (torch.ones(0, 6), None, DataError, "at least one input"),
-        ([1.0], None, DataError, "tensor"),
+        (["a"], None, DataError, "tensor"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(x1, x2, error, match):

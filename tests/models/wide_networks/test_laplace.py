@@ -1,3 +1,4 @@
+import inspect
 import math
 
 import pytest
@@ -97,7 +98,7 @@ def test_another_implementation_finds_the_same(name):
 def test_a_wrong_posterior_is_noticed(broken, monkeypatch):
     if broken == "curvature":
         monkeypatch.setitem(
-            laplace_posterior.__wrapped__.__globals__,
+            inspect.unwrap(laplace_posterior).__globals__,
             "gauss_newton_of",
             lambda n, f, x, y: empirical_fisher(n.module, f, x, y),
         )
