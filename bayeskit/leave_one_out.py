@@ -253,6 +253,9 @@ def leave_one_out(
     if count < _MIN_DRAWS:
         raise DrawsError(f"chains of {count} draws are too short to estimate errors; draw at least {_MIN_DRAWS}")
     log_density = target.log_density(unconstrained) if log_density is None else log_density
+    for name, value in (("log_density", log_density), ("diverging", diverging)):
+        if value is not None and value.shape != (chains, count):
+            raise ShapeError(f"{name} must have shape {(chains, count)}, as the draws have, not {tuple(value.shape)}")
     finite = log_density.isfinite()
     alive = finite.all(1)
     if not bool(alive.any()):

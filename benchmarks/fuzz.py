@@ -81,7 +81,7 @@ def _column(failure: str | None) -> str:
     if failure is None:
         return "fine"
     for words, column in (
-        ("hang", "hangs"),
+        ("hang ", "hangs"),
         ("growth of", "growth"),
         ("changed", "changed numbers"),
         ("not covered", "not covered"),

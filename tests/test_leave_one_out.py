@@ -273,6 +273,8 @@ def test_draws_that_cannot_be_used_are_refused(plain):
         leave_one_out(target, u[:, :5])
     with pytest.raises(DrawsError, match="no chain has a finite density"):
         leave_one_out(target, u, log_density=torch.full_like(u[..., 0], torch.nan))
+    with pytest.raises(ShapeError, match="diverging must have shape"):
+        leave_one_out(target, u, diverging=torch.zeros(3, dtype=torch.bool))
     with pytest.raises(ModelError, match="made from functions"):
         functions = bk.Target.from_functions(lambda u: -u.square().sum(-1), lambda u: u.sum(-1), 2)
         leave_one_out(functions, torch.zeros(2, 20, 2, dtype=torch.float64))

@@ -89,6 +89,10 @@ def globals_kept() -> Iterator[None]:
         names, handlers, plates = set(store.keys()), list(_PYRO_STACK), list(_DIM_ALLOCATOR._stack)
         try:
             yield
+        except ZeroDivisionError as error:
+            if "size cannot be zero" not in str(error):  # Pyro's words
+                raise
+            raise DataError("a plate of the model has size zero; give at least one observation") from error
         finally:
             _PYRO_STACK[:], _DIM_ALLOCATOR._stack[:] = handlers, plates
             for name in set(store.keys()) - names:

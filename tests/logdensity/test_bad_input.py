@@ -270,6 +270,11 @@ def test_bad_input_gets_a_typed_error_with_place_and_remedy(name):
     assert caught.type is kind
 
 
+def test_a_plate_without_data_is_named():
+    with pytest.raises(DataError, match="a plate of the model has size zero"):
+        Target.from_pyro(counts, torch.zeros(0))
+
+
 def test_data_of_another_shape_do_not_meet_every_mean():
     x, y = normal(6, 2, seed=1), normal(6, seed=2)
 

@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import real_number
+from bayeskit.core.inputs import as_numbers, real_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.texts import short_repr
 from bayeskit.errors import CoherenceError, DataError, ImproperPosteriorError, ModelError, SettingsError, ShapeError
@@ -473,7 +473,7 @@ def _as_masses(log_prior: Any, values: Tensor, data: Data) -> Tensor:
     if log_prior is None:
         log_masses = torch.zeros(len(values), dtype=dtype, device=device)
     else:
-        log_masses = torch.as_tensor(log_prior).to(device, dtype)
+        log_masses = as_numbers("log_prior", log_prior).to(device, dtype)
     if log_masses.shape != values.shape[:1]:
         raise ShapeError(f"log_prior must have shape {(len(values),)}, not {tuple(log_masses.shape)}")
     bad = log_masses.isnan() | (log_masses == torch.inf)

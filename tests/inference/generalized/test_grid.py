@@ -111,6 +111,7 @@ def nan_at_two(m, x):
         ({"log_prior": torch.zeros(4)}, ShapeError, r"log_prior must have shape \(5,\)"),
         ({"log_prior": torch.tensor([0.0, 0.0, math.nan, 0.0, 0.0])}, DataError, "prior of value 2"),
         ({"log_prior": torch.full((5,), -math.inf)}, DataError, "every value"),
+        ({"log_prior": b"x"}, DataError, "log_prior"),
         ({"data": torch.tensor([1.0, math.nan])}, DataError, "datum 1"),
         ({"loss": nan_at_two}, DataError, "value 2 of the grid, 2.0"),
         ({"loss": lambda m, x: torch.inf + x - m}, DataError, "infinite at every value"),
