@@ -1,10 +1,14 @@
 """Arguments of every public call, checked against its signature.
 
-``import bayeskit`` puts :func:`check_public_calls` behind the import of each module of the package, so that a new call
-is checked by being named in ``__all__``. Which values are allowed ("at least 1") is said by the body, with
-``whole_number`` and ``real_number``, and an error of the package that the body raises stands. What is said here is
-which argument has the wrong type where the body ends in an error of another kind, and where a constructor takes a plain
-value of a wrong type; and counts are compared with the memory before anything is allocated.
+``import bayeskit`` puts :func:`check_public_calls` behind the import of each module of the package. What a package
+exports in ``__all__`` is checked; calls within the package are not. Three things are done:
+
+* Numbers and arrays of NumPy and torch, and lists of numbers, become what the signature has: an int, a float, a tensor.
+* Counts are compared with the memory before anything is allocated.
+* An argument of a wrong type is named where the body ends in an error of another kind than the package's, and where a
+  constructor takes a plain value of a wrong type.
+
+Which values are allowed ("at least 1") is said by the body, with ``whole_number`` and ``real_number``.
 """
 
 from __future__ import annotations
