@@ -231,8 +231,8 @@ def leave_one_out(
     DrawsError
         If chains have fewer than 8 draws, or none has a finite density throughout.
     ModelError, ShapeError, UnknownNameError
-        If the likelihood is no sum over data, or ``by`` does not fit it; if ``log_density`` or ``diverging`` has another
-        shape than the draws.
+        If the likelihood is no sum over data, or ``by`` does not fit it; if ``log_density`` or ``diverging`` has
+        another shape than the draws.
 
     Examples
     --------
