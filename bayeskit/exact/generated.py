@@ -21,7 +21,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from bayeskit.core.inputs import whole_number
-from bayeskit.errors import DataError
+from bayeskit.errors import DataError, SettingsError
 from bayeskit.exact.case import ExactCase
 
 __all__ = [
@@ -1376,6 +1376,11 @@ def generate(seed: int, families: Sequence[type[Family]] = FAMILIES) -> Family:
     Family
         Its :meth:`~Family.case` is the :class:`ExactCase`; evaluating its ``repr`` rebuilds it.
 
+    Raises
+    ------
+    SettingsError
+        If the seed is negative, or there is no family.
+
     Examples
     --------
     >>> from bayeskit import exact
@@ -1383,6 +1388,8 @@ def generate(seed: int, families: Sequence[type[Family]] = FAMILIES) -> Family:
     >>> problem == exact.generate(3), problem.case().name == repr(problem)
     (True, True)
     """
+    if not len(families):
+        raise SettingsError("families is empty; give at least one class, such as bayeskit.exact.FAMILIES")
     rng = np.random.default_rng([whole_number("seed", seed, 0), len(families)])
     return families[int(rng.integers(len(families)))].random(rng)
 

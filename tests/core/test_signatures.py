@@ -46,6 +46,7 @@ def test_every_public_call_is_checked():
         (lambda: Tree(("A", "B", "C"), ((0, 1, 2),), torch.full((3,), torch.nan)), "branch_lengths has NaN"),
         (lambda: Tree(("A", "B", "C"), 5), "children must be a list"),
         (lambda: best_k(torch.tensor(2.0), 2), "no categories"),
+        (lambda: bk.exact.generate(1, ()), "families is empty"),
         (lambda: bk.NUTS(step_size=1j), "step_size must be"),
         (lambda: bk.evidence.bridge_sampling(5, 6), "Target"),
     ],

@@ -452,7 +452,7 @@ def grid_posterior(
 
 
 def _as_grid(grid: Any, data: Data) -> Tensor:
-    values = torch.as_tensor(grid)
+    values = as_numbers("grid", grid)
     if values.dim() == 0 or len(values) == 0:
         raise ShapeError(f"grid must be values (m, ...), not of shape {tuple(values.shape)}")
     bad = ~values.isfinite().reshape(len(values), -1).all(-1)

@@ -49,7 +49,10 @@ class Flat(dist.TorchDistribution):  # type: ignore[misc]
     is_improper: ClassVar[bool] = True  # read by targets
 
     def __init__(
-        self, shape: tuple[int, ...] = (), support: constraints.Constraint = constraints.real, batch_shape: Any = ()
+        self,
+        shape: tuple[int, ...] = (),
+        support: constraints.Constraint = constraints.real,
+        batch_shape: tuple[int, ...] = (),
     ) -> None:
         entries = len(shape) - support.event_dim
         self._support = constraints.independent(support, entries) if entries > 0 else support

@@ -106,6 +106,7 @@ def nan_at_two(m, x):
         ({"weight": -1.0}, SettingsError, "weight"),
         ({"pooling": "median"}, SettingsError, "pooling"),
         ({"grid": torch.tensor(1.0)}, ShapeError, "grid"),
+        ({"grid": object()}, DataError, "grid"),
         ({"grid": torch.tensor([])}, ShapeError, "grid"),
         ({"grid": torch.tensor([0.0, math.nan])}, DataError, "value 1 of the grid"),
         ({"log_prior": torch.zeros(4)}, ShapeError, r"log_prior must have shape \(5,\)"),
