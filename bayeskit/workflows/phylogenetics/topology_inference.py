@@ -60,6 +60,7 @@ from bayeskit.models.phylogenetics.topology_moves.chains import (
 )
 from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference
 from bayeskit.models.phylogenetics.trees import check_same_taxa
+from bayeskit.workflows.phylogenetics.gradient_moves import GradientMoves
 from bayeskit.workflows.phylogenetics.topology_comparison import check_data, model_facts
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ class SearchState(NamedTuple):
     mean: Tensor  # of the parameters at the posterior, (P,)
     covariance: Tensor  # (P, P)
     log_scale: Tensor  # of the proposals of parameters at each temperature, (T,)
+    log_step: Tensor  # of the gradient moves, ()
+    gradient_counts: Tensor  # number of gradient moves, and sum of their probabilities of acceptance, (2,)
     heading: Tensor  # per replica: 1 if its last end visited is the prior, (R, T), int64
     round_trips: Tensor  # (R,), int64
     reference: TreeReference  # of trees, at the beginning of the path; without clades, the path begins at the prior
@@ -102,14 +105,16 @@ class SearchState(NamedTuple):
     warmer: _History  # at the other temperatures, in the later half of the rounds before the first fit
 
 
-#: Proposals of the parameters in each round.
-_PARAMETER_PROPOSALS = 3
+#: Proposals of the parameters in each round, without and with gradient moves, and rounds between gradient moves.
+_PARAMETER_PROPOSALS, _BESIDE_GRADIENTS, _GRADIENT_ROUNDS = 3, 2, 3
 #: Shares of the warm-up after which the reference is fitted to the later half of the rounds before, and the weight of
 #: the trees at other temperatures in each fit: they have clades which the posterior's chains have not met yet.
 _FITTED, _WARMER = (0.3, 0.55, 0.8), (0.5, 0.3, 0.1)
 #: Share of the warm-up after which the temperatures stay as they are, and number of their adaptations.
 _ADAPTED, _ADAPTATIONS = 0.95, 6
 _TARGET_ACCEPTANCE = 0.25
+#: Size of the first leapfrog steps, and rate at which gradient moves shall be accepted.
+_FIRST_STEP, _GRADIENT_ACCEPTANCE = 0.3, 0.7
 #: A log density ratio that stands for none.
 _IMPOSSIBLE = 1e10
 
@@ -132,6 +137,7 @@ class TopologySearch:
     from_reference: bool = True
     log_topologies: float = 0.0  # log number of topologies with positive prior probability
     first: tuple[Topologies, Tensor] | None = None  # a tree of each run, (runs, edges)
+    gradient_moves: GradientMoves | None = None
 
     description = "topologies"
 
@@ -171,6 +177,8 @@ class TopologySearch:
             position.mean(0),
             torch.eye(dim, dtype=torch.float64) * 0.05,
             torch.zeros(levels, dtype=torch.float64),
+            torch.tensor(_FIRST_STEP, dtype=torch.float64).log(),
+            torch.zeros(2, dtype=torch.float64),
             torch.zeros(runs, levels, dtype=torch.int64),
             torch.zeros(runs, dtype=torch.int64),
             TreeReference.none(self.chains.num_taxa),
@@ -230,6 +238,8 @@ class TopologySearch:
             state = self._propose(state, process, level, warming, iteration, generator)
         chain = state.replica + torch.arange(runs)[:, None] * levels
         cold = chain[:, -1]
+        if self.gradient_moves is not None and iteration % _GRADIENT_ROUNDS == 0:
+            state = self._follow_gradient(state, self.gradient_moves, cold, warming, iteration, generator)
         row = {
             "splits": state.trees.splits[cold],
             "lengths": state.trees.lengths[cold],
@@ -287,6 +297,10 @@ class TopologySearch:
         ratio = trees.log_likelihood + prior - trees.log_reference + parameters
         return ratio.nan_to_num(-_IMPOSSIBLE).clamp(min=-_IMPOSSIBLE)
 
+    def _root(self, state: SearchState) -> Tensor:
+        """Return a root of the covariance of the parameters, `(P, P)`."""
+        return torch.linalg.cholesky(state.covariance + 1e-10 * torch.eye(self.space.dim, dtype=torch.float64))
+
     def _propose(
         self,
         state: SearchState,
@@ -299,14 +313,14 @@ class TopologySearch:
         """Random walk Metropolis steps of the parameters, with the covariance found in warm-up."""
         dim, trees, position = self.space.dim, state.trees, state.position
         beta, log_scale, referred = state.beta[level], state.log_scale.clone(), bool(len(state.reference.clades))
-        root = torch.linalg.cholesky(state.covariance + 1e-10 * torch.eye(dim, dtype=torch.float64))
+        root = self._root(state)
 
         def log_density(position: Tensor) -> Tensor:
             prior = self.space.log_prior(position)
             return torch.lerp(self._log_parameters(state, position), prior, beta) if referred else prior
 
         log_prior = log_density(position)
-        for _ in range(_PARAMETER_PROPOSALS):
+        for _ in range(_PARAMETER_PROPOSALS if self.gradient_moves is None else _BESIDE_GRADIENTS):
             step = torch.randn(position.shape, generator=generator, dtype=torch.float64) @ root.T
             scale = (2.38 / math.sqrt(dim)) * log_scale[level].exp()
             proposed = position + scale[:, None] * step
@@ -335,6 +349,35 @@ class TopologySearch:
         spread = (cold - state.mean).mT @ (cold - mean) / runs
         covariance = torch.lerp(state.covariance, (spread + spread.mT) / 2, 0.0 if iteration < 50 else weight)
         return state._replace(mean=mean, covariance=covariance)
+
+    def _follow_gradient(
+        self,
+        state: SearchState,
+        moves: GradientMoves,
+        cold: Tensor,
+        warming: bool,
+        iteration: int,
+        generator: torch.Generator,
+    ) -> SearchState:
+        """Move branch lengths and parameters of the chains at the posterior along the gradient of its density."""
+        trees = state.trees
+        topologies, order = topologies_of(self.taxa, trees.splits[cold])
+        edges = torch.from_numpy(order)
+        step = state.log_step.exp() * (0.5 + torch.rand((), generator=generator, dtype=torch.float64))
+        lengths, position = trees.lengths[cold], state.position
+        moved = moves.move(topologies, lengths.gather(1, edges), position[cold], self._root(state), step, generator)
+        trees = trees._replace(lengths=trees.lengths.index_put((cold,), lengths.scatter(1, edges, moved.lengths)))
+        position = position.index_put((cold,), moved.position)
+        reference = state.reference if len(state.reference.clades) else None
+        ones = torch.ones(len(position), dtype=torch.float64)
+        trees = self.chains.run(trees, self._process(position), ones, self.moves, 0, reference)
+        log_step = state.log_step
+        if warming:
+            log_step = log_step + (moved.probability.mean() - _GRADIENT_ACCEPTANCE) / (iteration + 1) ** 0.6
+        counts = torch.stack([torch.tensor(float(len(cold))).double(), moved.probability.sum()])
+        return state._replace(
+            trees=trees, position=position, log_step=log_step, gradient_counts=state.gradient_counts + counts
+        )
 
     def _exchange(
         self, state: SearchState, iteration: int, generator: torch.Generator
@@ -433,7 +476,8 @@ class TopologyInference:
     exchange : Exchange
         Exchange rates of neighbouring temperatures, and round trips.
     moves : dict of tuple of float
-        Number of proposals and acceptance rate of each kind of move at the posterior's temperature and below.
+        Number of proposals and acceptance rate of each kind of move at the posterior's temperature and below, and of
+        the "gradient" moves at the posterior.
     ending : str
         "finished", "converged", "time budget" or "interrupted".
     seconds : float
@@ -773,6 +817,7 @@ def infer_topologies(
     constraints: Sequence[Sequence[str]] = (),
     start: str | Tree | Sequence[str | Tree] = "parsimony",
     moves: Moves | None = None,
+    gradient_moves: bool | None = None,
     stop: float | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
@@ -827,6 +872,9 @@ def infer_topologies(
         start at one tree tell less about convergence.
     moves : Moves, optional
         Relative frequencies of the kinds of moves.
+    gradient_moves : bool, optional
+        In every third round, move all branch lengths and free parameters at once along the gradient of the posterior
+        density (Hamiltonian Monte Carlo). By default if the model has free parameters.
     stop : float, optional
         Runs end early once the average standard deviation of split frequencies is below this number, such as 0.01, and
         each split has 100 effective draws. Both are checked every 200 rounds.
@@ -876,6 +924,8 @@ def infer_topologies(
 
     Larget, B. (2013). The estimation of tree posterior probabilities using conditional clade probability distributions.
     Systematic Biology 62, 501-511.
+
+    Neal, R. M. (2011). MCMC using Hamiltonian dynamics. In Handbook of Markov Chain Monte Carlo, CRC Press, 113-162.
 
     Fan, Y., Wu, R., Chen, M.-H., Kuo, L., Lewis, P. O. (2011). Choosing among partition models in Bayesian
     phylogenetics. Molecular Biology and Evolution 28, 523-532.
@@ -943,6 +993,8 @@ def infer_topologies(
         dtype=dtype,
         num_threads=num_jobs,
     )
+    space = free_parameters(alignment, substitution, site_rates)
+    gradient_moves = space.dim > 0 if gradient_moves is None else gradient_moves
     settings: dict[str, Any] = {
         "model": setting_as_json([*model, astuple(prior)]),
         "constraints": splits.tolist(),
@@ -953,6 +1005,7 @@ def infer_topologies(
         "num_temperatures": num_temperatures,
         "path": path,
         "moves": list(astuple(moves)),
+        "gradient_moves": gradient_moves,
         "stop": stop,
         "seed": seed,
         "dtype": str(dtype),
@@ -960,7 +1013,7 @@ def infer_topologies(
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
     search = TopologySearch(
         chains,
-        free_parameters(alignment, substitution, site_rates),
+        space,
         num_runs,
         beta,
         num_warmup,
@@ -973,6 +1026,7 @@ def infer_topologies(
         path == "reference",
         log_number_of_topologies(len(taxa), splits),
         first,
+        GradientMoves(alignment, space, prior) if gradient_moves else None,
     )
     outcome = drive(search, control, new_generator(seed, stream="topologies"))
     return _result(search, outcome, control, alignment, branch_length_prior, constraints)
@@ -1008,10 +1062,10 @@ def _result(
     lengths = rows["lengths"].movedim(0, 1)
     log_prior = search.space.log_prior(position) + prior.log_density(lengths, len(search.taxa))
     rejection = 1 - rows["exchange_probability"].mean((0, 1))
-    counts = state.trees.counts.sum(0)
+    counts = torch.cat([state.trees.counts.sum(0).double(), state.gradient_counts[None]])
     moves = {
-        name: (int(tried), float(accepted) / max(1, int(tried)))
-        for name, (tried, accepted) in zip(asdict(search.moves), counts.tolist(), strict=True)
+        name: (int(tried), accepted / max(1, int(tried)))
+        for name, (tried, accepted) in zip([*asdict(search.moves), "gradient"], counts.tolist(), strict=True)
     }
     warm_up = f"after {done} of {search.num_steps} rounds"
     say_early(outcome.ending, control, search.description, warm_up + ("" if warm else ", in the warm-up"))

@@ -161,3 +161,16 @@ def test_full_tables_forget_what_was_used_longest_ago():
             shown = patterns.representatives[slot, : patterns.counts[slot]]
             check_rows(columns, patterns.codes[slot], shown, RENAMINGS)
     assert len(patterns._slot_of) == 8 and patterns._next == 17
+
+
+@pytest.mark.parametrize("interchangeable", [True, False])
+def test_rows_do_not_depend_on_the_parts_that_were_joined(interchangeable):
+    # Sums over rows, such as gradients, are then the same to the last bit, whatever topologies came before.
+    group = Renamings.of(interchangeable)
+    one, other, last = (tip_rows(row, group) for row in masks_for(3, 300))
+    expected = join_rows(join_rows(one, other, group), last, group)
+    for found in (
+        join_rows(join_rows(one, last, group), other, group),
+        join_rows(last, join_rows(other, one, group), group),
+    ):
+        assert all(np.array_equal(*pair) for pair in zip(found, expected, strict=True))

@@ -120,6 +120,9 @@ def join_rows(one: Rows, other: Rows, group: Renamings) -> Rows:
     between = group.coset[kept_a, kept_b, group.relative[renaming_a, renaming_b]]
     keys = (row_a * len(other.representatives) + row_b) * CODE_BASE + between
     _, first, row = np.unique(keys, return_index=True, return_inverse=True)
+    # Rows in the order of their patterns, whatever the two parts: sums over rows are the same to the last bit.
+    place = np.argsort(first)
+    first, row = first[place], np.argsort(place)[row]
     shown = first[row]
     serves = (
         group.carriers[kept_a, renaming_a, renaming_a[shown]] & group.carriers[kept_b, renaming_b, renaming_b[shown]]
