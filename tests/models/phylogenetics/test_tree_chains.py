@@ -376,29 +376,36 @@ def test_draws_from_the_prior(engine, limit):
     assert float(gap.max() - gap.min()) < 1e-4
 
 
-def scores_of_lengths(engine, kind, count=400):
-    """Return scores of functions of dependent lengths that a kind of move starts from, and its accepted proposals."""
-    blank = Alignment.from_sequences({name: "N" for name in "ABCDE"})
-    prior = LengthPrior(1.0, 2.0, 2.0, 3.0 - 9.0)
+DEPENDENT = LengthPrior(1.0, 2.0, 2.0, 3.0 - 9.0)
+
+
+def scores_of_lengths(engine, kind, prior):
+    """Return scores of lengths after moves of one kind that start from the prior, and the moves accepted."""
+    blank, count = Alignment.from_sequences({name: "N" for name in "ABCDE"}), 400
     chains, process = made(engine, blank, count, prior=prior)
     generator, ones = new_generator(5, stream=f"lengths {kind}"), torch.ones(count, dtype=torch.float64)
     trees = chains.draw(chains.start(generator, process), process, range(count), generator)
     moves = Moves(**(dict.fromkeys(KINDS, 0.0) | {"independent": 0.0, kind: 1.0}))
     trees = chains.run(trees, process, ones, moves, 60)
-    shape, total = torch.ones(7, dtype=torch.float64).index_fill(0, torch.tensor([5, 6]), 2.0), trees.lengths.sum(1)
-    expected = Dirichlet(shape)
-    z = ((trees.lengths / total[:, None]).mean(0) - expected.mean) / (expected.variance / count).sqrt()
-    # Beyond the mean: the sum has a gamma distribution, whose logarithm has a known mean and variance.
-    shape_of_sum = torch.tensor(3.0, dtype=torch.float64)
-    of_sum = (total.mean() - 1.5) / (0.75 / count) ** 0.5
-    mean = shape_of_sum.digamma() - np.log(2.0)
-    of_log = (total.log().mean() - mean) / (torch.polygamma(1, shape_of_sum) / count).sqrt()
-    return torch.cat([z, of_sum[None], of_log[None]]).numpy(), int(trees.counts.sum(0)[KINDS.index(kind)][1])
+    # Shares of the sum have a Dirichlet distribution, the sum itself a gamma distribution.
+    shape, total = torch.tensor([prior.pendant] * 5 + [prior.inner] * 2, dtype=torch.float64), trees.lengths.sum(1)
+    shares, whole = trees.lengths / total[:, None], shape.sum()
+    of_sum = whole + prior.power
+    found = [shares, shares.log(), total[:, None] * prior.rate, (total[:, None] * prior.rate).log()]
+    means = [shape / whole, shape.digamma() - whole.digamma(), of_sum[None], of_sum[None].digamma()]
+    variances = [
+        Dirichlet(shape).variance,
+        torch.polygamma(1, shape) - torch.polygamma(1, whole),
+        of_sum[None],
+        torch.polygamma(1, of_sum[None]),
+    ]
+    z = (torch.cat(found, 1).mean(0) - torch.cat(means)) / (torch.cat(variances) / count).sqrt()
+    return z.numpy(), int(trees.counts.sum(0)[KINDS.index(kind)][1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_moves_leave_a_dependent_prior_of_lengths_unchanged(engine, kind, limit):
-    z, accepted = scores_of_lengths(engine, kind)
+    z, accepted = scores_of_lengths(engine, kind, DEPENDENT)
     assert np.abs(z).max() < limit(len(z)) and accepted > 100, z
 
 
@@ -434,7 +441,7 @@ class Turned(TensorChains):
 
 @pytest.mark.parametrize(("wrong", "kind"), [(Unscaled, "reconnection"), (Turned, "length")])
 def test_a_wrong_ratio_of_array_operations_is_noticed(wrong, kind, limit):
-    z, _ = scores_of_lengths(wrong, kind, count=3000)
+    z, _ = scores_of_lengths(wrong, kind, LengthPrior())
     assert np.abs(z).max() > limit(len(z)), z
 
 
