@@ -51,6 +51,7 @@ from bayeskit.models.phylogenetics.partitions import subsets_of
 from bayeskit.models.phylogenetics.topology_constraints import constraint_splits, log_number_of_topologies
 from bayeskit.models.phylogenetics.topology_moves.chains import (
     FIRST_LENGTH,
+    CompiledChains,
     LengthPrior,
     Moves,
     Process,
@@ -59,6 +60,7 @@ from bayeskit.models.phylogenetics.topology_moves.chains import (
     topologies_of,
 )
 from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference
+from bayeskit.models.phylogenetics.topology_moves.tensor_chains import tree_chains
 from bayeskit.models.phylogenetics.trees import check_same_taxa
 from bayeskit.workflows.phylogenetics.gradient_moves import GradientMoves
 from bayeskit.workflows.phylogenetics.topology_comparison import check_data, model_facts
@@ -904,13 +906,13 @@ def infer_topologies(
         If a tree of `start` is malformed, or its taxa differ from those of the alignment, or those of subsets do.
     AlignmentError
         If there are fewer than four taxa.
-    MissingPackageError
-        If there is no C++ compiler.
     CheckpointError
-        If the checkpoint is damaged or belongs to another run.
+        If the checkpoint is damaged or belongs to another run, such as one with compiled chains where these are not.
 
     Warns
     -----
+    CompilationWarning
+        If there is no C++ compiler. The chains then run as array operations with simpler moves, XXX.
     SamplingWarning
         If the run ended early.
 
@@ -982,7 +984,7 @@ def infer_topologies(
         raise SettingsError(f"moves: {moves!r:.80} is invalid. Remedy: give Moves(...) with shares of at least 0.")
     splits = constraint_splits(constraints, taxa)
     first = _first_trees(start, subsets, num_runs, constraints, splits)
-    chains = TreeChains(
+    chains = tree_chains(
         np.concatenate([subset.patterns.numpy() for subset in subsets], 1),
         np.concatenate([subset.weights.numpy() for subset in subsets]),
         max(subset.data_type.num_states for subset in subsets),
@@ -1010,6 +1012,8 @@ def infer_topologies(
         "seed": seed,
         "dtype": str(dtype),
     }
+    if not isinstance(chains, CompiledChains):
+        settings["compiled"] = False  # its chains have states and moves of their own
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
     search = TopologySearch(
         chains,

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
-import warnings
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -16,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayeskit.core.libraries import FLAGS, compiler, load_library
-from bayeskit.errors import CompilationWarning, OutputError
+from bayeskit.core.libraries import FLAGS, load_or_warn
+from bayeskit.errors import OutputError
 from bayeskit.models.phylogenetics.pruning.passes import root_rows
 from bayeskit.models.phylogenetics.pruning.plan import CODE_BASE, PruningPlan
 
@@ -40,35 +37,9 @@ def load(size_of_task: int, real: str = "double", kind: str = "Uniform", states:
 
 @lru_cache
 def _load_once(size_of_task: int, real: str, kind: str, states: int) -> ctypes.CDLL | None:
-    if compiler() is None:
-        problem = "no C++ compiler was found; install g++ or clang++"
-    else:
-        try:
-            sources = {source.name: source.read_text() for source in _SOURCES}
-            library = load_library(
-                "forest", sources, (*_FLAGS, f"-DREAL={real}", f"-DKIND={kind}", f"-DSTATES={states}")
-            )
-            if library.size_of_task() == size_of_task:
-                return library
-            problem = "the compiled code takes other arguments than this version of bayeskit passes; reinstall bayeskit"
-        except subprocess.SubprocessError as error:
-            problem = f"{compiler()} failed ({str(getattr(error, 'stderr', '') or error)[:200]})"
-        except OSError as error:
-            problem = f"the compiled code cannot be stored or loaded ({error})"
-    warnings.warn(
-        f"the likelihood of trees runs as tensor operations, many times slower than compiled code: {problem}",
-        CompilationWarning,
-        stacklevel=_level_of_caller(),
-    )
-    return None
-
-
-def _level_of_caller() -> int:
-    """Return the stack level of the first caller outside bayeskit and torch."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("bayeskit", "torch"):
-        frame, level = frame.f_back, level + 1
-    return level
+    sources = {source.name: source.read_text() for source in _SOURCES}
+    flags = (*_FLAGS, f"-DREAL={real}", f"-DKIND={kind}", f"-DSTATES={states}")
+    return load_or_warn("forest", sources, flags, ("size_of_task", size_of_task), "likelihoods of trees")
 
 
 # The two passes as one operation of torch, so that they are a single node where operations are recorded or compiled.

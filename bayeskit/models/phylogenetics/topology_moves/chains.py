@@ -1,10 +1,10 @@
-"""Markov chains over unrooted topologies and branch lengths as compiled code."""
+"""Markov chains over unrooted topologies and branch lengths: their states, moves and interface, and compiled code."""
 
 from __future__ import annotations
 
 import ctypes
 import math
-import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
@@ -18,14 +18,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bayeskit.core.libraries import FLAGS, load_library
+from bayeskit.core.libraries import FLAGS, load_or_warn
 from bayeskit.core.torch_internals import standard_gamma
-from bayeskit.errors import MissingPackageError
 from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.topologies import Topologies
 from bayeskit.models.phylogenetics.topology_moves.reference import TreeReference
 
-__all__ = ["FIRST_LENGTH", "LengthPrior", "Moves", "Process", "TreeChains", "Trees", "topologies_of"]
+__all__ = [
+    "FIRST_LENGTH",
+    "CompiledChains",
+    "LengthPrior",
+    "Moves",
+    "Process",
+    "TreeChains",
+    "Trees",
+    "compiled_code",
+    "topologies_of",
+]
 
 #: Branch lengths of a tree that has none.
 FIRST_LENGTH = 0.05
@@ -208,29 +217,22 @@ class _Call(ctypes.Structure):
 
 
 @lru_cache
-def _library(num_states: int, dtype: torch.dtype) -> ctypes.CDLL:
-    """Load the compiled code; MissingPackageError without a compiler."""
+def compiled_code(num_states: int, dtype: torch.dtype) -> ctypes.CDLL | None:
+    """Load the compiled code; warn once and return None on failure, as without a compiler."""
     sources = {source.name: source.read_text(encoding="utf-8") for source in _SOURCES}
     real = "float" if dtype == torch.float32 else "double"
-    try:
-        library = load_library("tree_chain", sources, (*_FLAGS, f"-DREAL={real}", f"-DSTATES={num_states}"))
-    except (OSError, subprocess.SubprocessError) as error:
-        reason = str(getattr(error, "stderr", "") or error)[:200]
-        raise MissingPackageError(
-            f"Chains over topologies need compiled code, which could not be made: {reason}. Remedy: install g++ or "
-            "clang++."
-        ) from error
-    library.make_chain.restype = library.make_reference.restype = ctypes.c_void_p
-    if library.size_of_call() != ctypes.sizeof(_Call):
-        raise MissingPackageError("The compiled code takes other arguments. Remedy: reinstall bayeskit.")
+    flags = (*_FLAGS, f"-DREAL={real}", f"-DSTATES={num_states}")
+    argument = ("size_of_call", ctypes.sizeof(_Call))
+    library = load_or_warn("tree_chain", sources, flags, argument, "chains over tree topologies")
+    if library is not None:
+        library.make_chain.restype = library.make_reference.restype = ctypes.c_void_p
     return library
 
 
-class TreeChains:
+class TreeChains(ABC):
     """Several chains over the topologies of an alignment, each with a power of the likelihood of its own.
 
-    `run` depends on its arguments alone; partial likelihoods of the state that it returned last are kept. Chains run in
-    `num_threads` threads, which changes nothing but the time.
+    `run` depends on its arguments alone.
 
     Parameters
     ----------
@@ -249,6 +251,7 @@ class TreeChains:
     dtype : torch.dtype
         Of the partial likelihoods: float64, or float32 with errors of the log-likelihood of some 1e-7 per site.
     num_threads : int, default 1
+        Changes nothing but the time.
     """
 
     def __init__(
@@ -265,19 +268,12 @@ class TreeChains:
         num_threads: int = 1,
     ) -> None:
         self.num_chains, self.num_taxa, self.prior, self.num_threads = num_chains, len(masks), prior, num_threads
-        self.num_edges, self.num_states = 2 * self.num_taxa - 3, num_states
-        self._library = _library(num_states, dtype)
-        masks, weights = np.ascontiguousarray(masks, dtype=np.uint64), np.ascontiguousarray(weights, dtype=np.float64)
-        words = clades.num_words(self.num_taxa)
-        splits = np.zeros((0, words), dtype=np.uint64) if constraints is None else np.ascontiguousarray(constraints)
-        self._constraints = splits
-        self._reference: tuple[TreeReference, ctypes.c_void_p, Callable[[], Any]] | None = None
-        sizes = np.array([masks.shape[1]] if parts is None else parts, dtype=np.int64)
-        of_parts, of_splits = (len(sizes), sizes.ctypes.data), (len(splits), splits.ctypes.data)
-        data = _Data(*masks.shape, masks.ctypes.data, weights.ctypes.data, *of_parts, *of_splits)
-        self._chains = [ctypes.c_void_p(self._library.make_chain(ctypes.byref(data))) for _ in range(num_chains)]
-        for chain in self._chains:
-            finalize(self, self._library.delete_chain, chain)
+        self.num_edges, self.num_states, self.dtype = 2 * self.num_taxa - 3, num_states, dtype
+        self.masks = np.ascontiguousarray(masks, dtype=np.uint64)
+        self.weights = np.ascontiguousarray(weights, dtype=np.float64)
+        self.sizes = np.array([masks.shape[1]] if parts is None else parts, dtype=np.int64)
+        none = np.zeros((0, clades.num_words(self.num_taxa)), dtype=np.uint64)
+        self.constraints = none if constraints is None else np.unique(constraints, axis=0)
 
     def start(self, generator: torch.Generator, process: Process) -> Trees:
         """Return trees by stepwise addition in random order, each taxon where it adds fewest changes.
@@ -285,9 +281,7 @@ class TreeChains:
         Branch lengths are 0.05.
         """
         trees, ones = self._unmoved(generator), torch.ones(self.num_chains, dtype=torch.float64)
-        trees = self._call(
-            self._library.grow_tree, trees, process, ones, Moves(), 0 * ones, range(self.num_chains), None
-        )
+        trees = self._grown(trees, process, range(self.num_chains), True)
         return self.run(trees, process, ones, Moves(), 0)
 
     def start_at(self, topologies: Topologies, lengths: Tensor, generator: torch.Generator, process: Process) -> Trees:
@@ -323,9 +317,8 @@ class TreeChains:
 
         Their log-likelihood stays that of before.
         """
-        zero = torch.zeros(self.num_chains, dtype=torch.float64)
         if reference is not None:
-            return self._call(self._library.draw_tree, trees, process, zero, Moves(), zero, chains, reference)
+            return self._drawn(trees, process, chains, reference)
         prior, tips = self.prior, self.num_taxa
         shape = torch.full((len(chains), self.num_edges), prior.inner, dtype=torch.float64)
         shape[:, :tips] = prior.pendant
@@ -333,9 +326,9 @@ class TreeChains:
         total = standard_gamma(shape.sum(-1, keepdim=True) + prior.power, generator=generator) / prior.rate
         lengths = trees.lengths.clone()
         lengths[list(chains)] = (total * parts / parts.sum(-1, keepdim=True)).clamp(min=1e-30)
-        trees = trees._replace(lengths=lengths)
-        return self._call(self._library.grow_tree, trees, process, zero, Moves(), zero, chains, None)
+        return self._grown(trees._replace(lengths=lengths), process, chains, False)
 
+    @abstractmethod
     def run(
         self,
         trees: Trees,
@@ -350,9 +343,54 @@ class TreeChains:
         The chains' densities are the likelihood to the power `beta` times the prior; with a reference distribution, the
         likelihood and the prior to the power `beta` times the reference to the power `1 - beta`.
         """
+
+    @abstractmethod
+    def _grown(self, trees: Trees, process: Process, chains: Sequence[int], by_parsimony: bool) -> Trees:
+        """Return some chains' trees by stepwise addition with the same lengths, by parsimony or at random."""
+
+    @abstractmethod
+    def _drawn(self, trees: Trees, process: Process, chains: Sequence[int], reference: TreeReference) -> Trees:
+        """Return draws from the reference as trees of some chains."""
+
+
+class CompiledChains(TreeChains):
+    """Chains in compiled code, as `library`, which are moved one after another or in threads.
+
+    Partial likelihoods of the states that `run` returned last are kept.
+    """
+
+    def __init__(self, library: ctypes.CDLL, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._library = library
+        self._reference: tuple[TreeReference, ctypes.c_void_p, Callable[[], Any]] | None = None
+        of_parts = (len(self.sizes), self.sizes.ctypes.data)
+        of_splits = (len(self.constraints), self.constraints.ctypes.data)
+        data = _Data(*self.masks.shape, self.masks.ctypes.data, self.weights.ctypes.data, *of_parts, *of_splits)
+        self._chains = [ctypes.c_void_p(library.make_chain(ctypes.byref(data))) for _ in range(self.num_chains)]
+        for chain in self._chains:
+            finalize(self, library.delete_chain, chain)
+
+    def run(
+        self,
+        trees: Trees,
+        process: Process,
+        beta: Tensor,
+        moves: Moves,
+        num_moves: int | Tensor,
+        reference: TreeReference | None = None,
+    ) -> Trees:
+        """Return the states after some moves of each chain."""
         counts = torch.as_tensor(num_moves).expand(self.num_chains)
         chains = range(self.num_chains)
         return self._call(self._library.run_chain, trees, process, beta, moves, counts, chains, reference)
+
+    def _grown(self, trees: Trees, process: Process, chains: Sequence[int], by_parsimony: bool) -> Trees:
+        beta = torch.full((self.num_chains,), float(by_parsimony), dtype=torch.float64)
+        return self._call(self._library.grow_tree, trees, process, beta, Moves(), 0 * beta, chains, None)
+
+    def _drawn(self, trees: Trees, process: Process, chains: Sequence[int], reference: TreeReference) -> Trees:
+        zero = torch.zeros(self.num_chains, dtype=torch.float64)
+        return self._call(self._library.draw_tree, trees, process, zero, Moves(), zero, chains, reference)
 
     def _as_pointer(self, reference: TreeReference | None) -> ctypes.c_void_p | None:
         """Return the compiled form of a reference, which is made once."""
@@ -365,7 +403,7 @@ class TreeChains:
             bits, shape, rate, parent, child, count = (part.data_ptr() for part in parts)
             sizes = (self.num_taxa, len(reference.clades), len(reference.weight))
             others = (float(reference.shape[-1]), float(reference.rate[-1]))
-            limits = (len(self._constraints), self._constraints.ctypes.data)
+            limits = (len(self.constraints), self.constraints.ctypes.data)
             sample = _Sample(*sizes, bits, shape, rate, *others, parent, child, count, *limits)
             pointer = ctypes.c_void_p(self._library.make_reference(ctypes.byref(sample)))
             self._reference = (reference, pointer, finalize(self, self._library.delete_reference, pointer))

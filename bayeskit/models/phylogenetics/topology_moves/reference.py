@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +13,7 @@ from torch import Tensor
 from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.topologies import Topologies
 
-__all__ = ["TreeReference"]
+__all__ = ["ReferenceDensity", "TreeReference", "whole_numbers"]
 
 #: Weight of the mean over all clades in the fit of a clade's branch length, in draws.
 _SHRINKAGE = 4.0
@@ -82,3 +84,92 @@ def _gamma_fits(
     gap = np.maximum(np.log(mean) - mean_log, 1e-6)
     shape = (3 - gap + np.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
     return shape, shape / mean
+
+
+class ReferenceDensity:
+    """Draws and log densities of a reference without compiled code; sets of taxa are the bits of whole numbers.
+
+    Each clade splits into two, independently of the rest of the tree: as in the sample or, with the weight of one tree,
+    at random. Half of the splits at random are into a clade of the sample and what remains, the others as in a uniform
+    distribution over the topologies with the splits `constraints`, `(constraints, words)`.
+    """
+
+    def __init__(self, reference: TreeReference, constraints: clades.Bits) -> None:
+        self._constraints = sorted(set(whole_numbers(constraints)))
+        self._clades = whole_numbers(reference.clades.numpy().view(np.uint64))
+        self._place = {one: place for place, one in enumerate(self._clades)}
+        self._shape, self._rate = reference.shape.numpy(), reference.rate.numpy()
+        self._norm = self._shape * np.log(self._rate) - [math.lgamma(shape) for shape in self._shape]
+        self._children: dict[int, dict[int, float]] = {}  # by clade: shares of its children with the first taxon
+        for parent, child, weight in zip(*(part.tolist() for part in reference[3:]), strict=True):
+            self._children.setdefault(self._clades[parent], {})[self._clades[child]] = weight
+        self._at_random: dict[int, float] = {}  # by clade: probability of a split at random
+        for one, weights in self._children.items():
+            total = 1 + sum(weights.values())
+            self._at_random[one] = 1 / total
+            self._children[one] = {child: weight / total for child, weight in weights.items()}
+        self.log_split = lru_cache(_KEPT)(self._log_split)
+        self._choices_kept = lru_cache(_KEPT)(self._choices)
+
+    def gammas(self, sets: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return shapes, rates and log factors of the gamma densities of the lengths of edges above clades."""
+        rows = np.array([self._place.get(one, -1) for one in sets])
+        return self._shape[rows], self._rate[rows], self._norm[rows]
+
+    def draw_split(self, whole: int, generator: np.random.Generator) -> int:
+        """Return one of the two parts of a clade."""
+        left = generator.random()
+        for child, share in self._children.get(whole, {}).items():
+            left -= share
+            if left < 0:
+                return child
+        units, known = self._choices_kept(whole)
+        if generator.random() < 0.5:
+            return known[generator.integers(len(known))]
+        number = len(units)
+        some = np.arange(1, number)
+        logs = [
+            _log_trees(one) + _log_trees(number - one) - math.lgamma(one + 1) - math.lgamma(number - one + 1)
+            for one in some.tolist()
+        ]
+        shares = np.exp(np.array(logs) - max(logs))
+        size = generator.choice(some, p=shares / shares.sum())
+        return sum(units[place] for place in generator.permutation(number)[:size])
+
+    def _log_split(self, whole: int, part: int) -> float:
+        """Return the log probability that a clade splits into a part and the rest."""
+        if not part & whole & -whole:  # without the first taxon
+            part = whole & ~part
+        share, at_random = self._children.get(whole, {}).get(part, 0.0), self._at_random.get(whole, 1.0)
+        units, known = self._choices_kept(whole)
+        share_of_known = ((part in self._place) + ((whole & ~part) in self._place)) / len(known)
+        number, some = len(units), sum(1 for unit in units if unit & part)
+        uniform = math.exp(_log_trees(some) + _log_trees(number - some) - _log_trees(number))
+        return math.log(share + at_random * (0.5 * share_of_known + 0.5 * uniform))
+
+    def _choices(self, whole: int) -> tuple[list[int], list[int]]:
+        """Return the units of a clade that constraints keep together, and the clades of the sample to split off."""
+        inside = [one for one in self._constraints if _holds(whole, one)]
+        units = [one for one in inside if not any(_holds(other, one) for other in inside)]
+        alone = whole & ~sum(units)
+        known = [one for one in self._clades if _holds(whole, one) and not any(_holds(unit, one) for unit in units)]
+        return units + [1 << taxon for taxon in range(alone.bit_length()) if alone >> taxon & 1], known
+
+
+#: Number of clades and of splits whose numbers are kept.
+_KEPT = 1 << 16
+
+
+def whole_numbers(sets: clades.Bits) -> list[int]:
+    """Return sets of taxa `(sets, words)` as whole numbers with the same bits."""
+    return [int.from_bytes(one.tobytes(), "little") for one in sets.astype("<u8")]
+
+
+def _holds(one: int, other: int) -> bool:
+    """Return whether a set holds another one, and more."""
+    return not other & ~one and one != other
+
+
+def _log_trees(taxa: int) -> float:
+    """Return the log number of rooted binary topologies."""
+    return 0.0 if taxa < 3 else math.lgamma(2 * taxa - 1) - (taxa - 1) * math.log(2) - math.lgamma(taxa)
