@@ -63,7 +63,7 @@ def real_number(name: str, value: Any, between: tuple[float, float] | None = Non
     where = "" if between is None else f" in ({between[0]:g}, {between[1]:g})"
     try:
         number = None if isinstance(value, (bool, str, bytes)) else float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except (OverflowError, TypeError, ValueError, RuntimeError):
         number = None
     if number is None:
         raise SettingsError(f"{name} must be a number{where}, not {value!r}")
