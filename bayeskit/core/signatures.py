@@ -45,7 +45,7 @@ _NOT_KEPT = ("num_data", "num_jobs")
 _ALWAYS_RIGHT = frozenset({bool, int, float, str, type(None)})
 
 #: Where the types of plain values are defined.
-_PLAIN = ("builtins", "numpy", "torch")
+_PLAIN = ("builtins", "numpy", "torch", "pathlib", "pathlib._local")
 
 #: How the rule for tensors begins.
 _TENSOR = "a tensor of real numbers"
@@ -220,6 +220,19 @@ def _blame(call: Any, given: Iterable[tuple[_Argument, Any]], error: Exception) 
             told = isinstance(error, TypeError) and re.search(rf"\b{type(value).__name__}\b", str(error))
             if lacks or (no_tensor and told) or getattr(value, "is_meta", False):
                 raise _refusal(call, name, rule or _Rule("what its documentation says", bool), value) from error
+    quoted = set(re.findall(r"'(\w+)'", str(error))) if isinstance(error, (AttributeError, TypeError)) else set()
+    odd = [
+        (argument, value)
+        for argument, value in given
+        if type(value).__name__ in quoted
+        and type(value).__module__ in _PLAIN
+        and (value is not None or argument.is_needed)
+        and (argument.rule is None or type(value) not in argument.rule.exact)
+    ]
+    if len(odd) == 1:
+        raise _refusal(
+            call, odd[0][0].name, odd[0][0].rule or _Rule("what its documentation says", bool), odd[0][1]
+        ) from error
     if isinstance(error, _OF_VALUES):
         for argument, value in given:
             if fault := _fault(value, error):
@@ -529,11 +542,11 @@ def _is_switch(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, (str, bytes, bool)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+    if isinstance(value, (str, bytes, bool, type)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         return False
     if hasattr(value, "detach"):
         return value.numel() == 1 and _is_real(value)
-    return getattr(value, "size", 1) == 1
+    return getattr(value, "size", 1) == 1 and str(getattr(value, "dtype", "")) != "object"
 
 
 def _is_numeric(value: Any) -> bool:
@@ -541,14 +554,16 @@ def _is_numeric(value: Any) -> bool:
         return _is_real(value)
     if isinstance(value, (list, tuple)):
         return _of_tensors(value) or _as_tensor(value) is not value or not value
-    if hasattr(value, "__array__"):
-        return True
-    return not isinstance(value, (str, bytes)) and hasattr(value, "__float__")
+    if hasattr(value, "__array__") and not isinstance(value, type):
+        return str(getattr(value, "dtype", "")) != "object" or _as_tensor(value) is not value
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return False
+    return not isinstance(value, (str, bytes, type)) and hasattr(value, "__float__")
 
 
 def _is_real(tensor: Any) -> bool:
-    """Tell whether a tensor holds real numbers."""
-    return not tensor.is_complex()
+    """Tell whether a tensor holds real numbers, all of them."""
+    return not (tensor.is_complex() or tensor.is_meta or tensor.is_sparse)
 
 
 def _is_list(base: type, length: int | None, items: _Rule | None, value: Any) -> bool:
@@ -561,7 +576,10 @@ def _is_list(base: type, length: int | None, items: _Rule | None, value: Any) ->
     if not hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
         return False
     if hasattr(value, "ndim"):
-        return value.ndim > 0 and length in (None, len(value)) and _is_known(value) and _all(items, value)
+        sparse = getattr(value, "is_sparse", False)
+        return (
+            value.ndim > 0 and length in (None, len(value)) and not sparse and _is_known(value) and _all(items, value)
+        )
     if length is not None and hasattr(value, "__len__") and len(value) != length:
         return False
     return not isinstance(value, (list, tuple)) or _all(items, value)
