@@ -248,7 +248,7 @@ def _numbers(thing: Any, seen: set[int]) -> Iterator[Any]:
 def _result(call: Callable[..., Any], bound: inspect.BoundArguments, changed: dict[str, Any]) -> list[Any]:
     """Return the numbers of a valid call, of which some arguments may be replaced."""
     torch.manual_seed(0)
-    arguments = inspect.BoundArguments(bound.signature, copy.deepcopy(bound.arguments) | changed)  # type: ignore[arg-type]
+    arguments = inspect.BoundArguments(bound.signature, copy.deepcopy(bound.arguments | changed))  # type: ignore[arg-type]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return list(_numbers(call(*arguments.args, **arguments.kwargs), set()))

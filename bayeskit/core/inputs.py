@@ -15,6 +15,7 @@ from bayeskit.errors import DataError, SettingsError, UnknownNameError
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from torch import Tensor
 
 __all__ = [
@@ -62,7 +63,7 @@ def real_number(name: str, value: Any, between: tuple[float, float] | None = Non
     where = "" if between is None else f" in ({between[0]:g}, {between[1]:g})"
     try:
         number = None if isinstance(value, (bool, str, bytes)) else float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except (OverflowError, TypeError, ValueError, RuntimeError):
         number = None
     if number is None:
         raise SettingsError(f"{name} must be a number{where}, not {value!r}")
@@ -122,14 +123,18 @@ def arrays_as_tensors(data: Any) -> Any:
     return _within(arrays_as_tensors, data)
 
 
-def lists_as_tensors(data: Any) -> Any:
-    """Return arguments of a model with lists of numbers, nested ones too, as tensors."""
+def lists_as_tensors(data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Any:
+    """Return an argument of a model with lists of numbers, nested ones too, as tensors.
+
+    Those of real numbers are in double precision, or of a ``dtype``.
+    """
     if isinstance(data, (list, tuple)) and data:
         try:
-            return as_numbers("data", data)
+            numbers = as_numbers("data", data)
+            return numbers.to(device, dtype if numbers.is_floating_point() else None)
         except DataError:
             pass
-    return _within(lists_as_tensors, data)
+    return _within(lambda item: lists_as_tensors(item, dtype, device), data)
 
 
 def _within(function: Any, data: Any) -> Any:

@@ -1,12 +1,13 @@
 """Arguments of every public call, checked against its signature.
 
 ``import bayeskit`` puts :func:`check_public_calls` behind the import of each module of the package. What a package
-exports in ``__all__`` is checked; calls within the package are not. Three things are done:
+exports in ``__all__`` is checked; calls within the package are not. Four things are done:
 
 * Numbers and arrays of NumPy and torch, and lists of numbers, become what the signature has: an int, a float, a tensor.
 * Counts are compared with the memory before anything is allocated.
 * An argument of a wrong type is named where the body ends in an error of another kind than the package's, and where a
   constructor takes a plain value of a wrong type.
+* Tensors of a dataclass have the shapes that its docstring gives, such as ``(n, d)``, with one size for each letter.
 
 Which values are allowed ("at least 1") is said by the body, with ``whole_number`` and ``real_number``.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
+import math
 import operator
 import os
 import re
@@ -27,7 +29,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any, TypeVar
 
 from bayeskit.core.inputs import as_numbers
-from bayeskit.errors import BayeskitError, DataError, SettingsError
+from bayeskit.errors import BayeskitError, DataError, SettingsError, ShapeError
 
 __all__ = ["check_memory", "check_public_calls", "checked", "install"]
 
@@ -43,7 +45,10 @@ _NOT_KEPT = ("num_data", "num_jobs")
 _ALWAYS_RIGHT = frozenset({bool, int, float, str, type(None)})
 
 #: Where the types of plain values are defined.
-_PLAIN = ("builtins", "numpy", "torch")
+_PLAIN = ("builtins", "numpy", "torch", "pathlib", "pathlib._local")
+
+#: How the rule for tensors begins.
+_TENSOR = "a tensor of real numbers"
 
 _BYTES = 8
 _MANY_ITEMS = 1000
@@ -78,9 +83,12 @@ class _Argument:
 class _Signature:
     """What is known of the arguments of a call."""
 
-    def __init__(self, call: Callable[..., Any]) -> None:
+    def __init__(self, call: Callable[..., Any], documentation: str = "") -> None:
         self.call = call
         self.by_place = _arguments_of(call)
+        described = _shapes(documentation)
+        tensors = [a.name for a in self.by_place if a.rule is not None and a.rule.expected.startswith(_TENSOR)]
+        self.shapes = {name: described[name] for name in tensors if name in described}
         self.by_name = {argument.name: argument for argument in self.by_place}
         watched = [argument for argument in self.by_place if argument.kept or argument.rule and argument.rule.converted]
         self.watched_names = {argument.name: argument for argument in watched}
@@ -106,6 +114,28 @@ class _Signature:
                 return _refusal(self.call, argument.name, argument.rule, value)
         return None
 
+    def misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BayeskitError | None:
+        """Return the error for the first tensor of another shape than that of the documentation."""
+        sizes: dict[str, tuple[int, str]] = {}  # by letter, and the argument that has set it
+        for argument, value in self.given(args, kwargs) if self.shapes else ():
+            name, expected = argument.name, self.shapes.get(argument.name)
+            shape = getattr(value, "shape", None)
+            if expected is None or shape is None:
+                continue
+            batch = expected[0].startswith("*")
+            last = expected[batch:]
+            fits = len(shape) >= len(last) if batch else len(shape) == len(last)
+            told = ""
+            for letter, size in zip(last, shape[len(shape) - len(last) :], strict=True) if fits else ():
+                right, where = (int(letter), "") if letter.isdigit() else sizes.setdefault(letter, (size, name))
+                if size != right:
+                    fits, told = False, f", where {letter} is {right} as in {where}" if where else ""
+            if not fits:
+                text = f"({', '.join(expected)}{',' * (len(expected) == 1)})"
+                place = f"argument {name} of {_name_of(self.call)}"
+                return ShapeError(f"{name} has shape {tuple(shape)} and must have {text}{told} ({place})")
+        return None
+
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[_Argument, Any]]:
         """Yield arguments and their values."""
         yield from zip(self.by_place, args, strict=False)
@@ -113,8 +143,11 @@ class _Signature:
             yield self.by_name.get(name) or _Argument(name), value
 
 
-def checked(call: _Call) -> _Call:
-    """Return a function that refuses arguments of wrong types and counts beyond all memory, and calls another."""
+def checked(call: _Call, documentation: str = "", shaped: bool = False) -> _Call:
+    """Return a function that refuses arguments of wrong types and counts beyond all memory, and calls another.
+
+    Tensors of other shapes than the documentation gives are named where the call fails, and if ``shaped`` always.
+    """
     signature: _Signature | None = None
     constructs = call.__name__ == "__init__"
 
@@ -122,20 +155,27 @@ def checked(call: _Call) -> _Call:
     def with_checks(*args: Any, **kwargs: Any) -> Any:
         nonlocal signature
         if signature is None:
-            signature = _Signature(call)
+            signature = _Signature(call, documentation or inspect.getdoc(call) or "")
         args, kwargs = signature.fitted(args, kwargs)
         try:
             result = call(*args, **kwargs)
         except BayeskitError:  # knows more of what is wrong
             raise
         except Exception as error:
-            if (refusal := signature.refusal(args, kwargs)) is not None:
+            refusal = signature.refusal(args, kwargs)
+            if refusal is None and isinstance(error, _OF_VALUES):
+                refusal = signature.misfit(args, kwargs)
+            if refusal is not None:
                 raise refusal from error
             _blame(call, signature.given(args, kwargs), error)
             raise
         # An object of another class may be as good as the right one; a plain value cannot.
-        if constructs and (refusal := signature.refusal(args, kwargs, plain=True)) is not None:
-            raise refusal
+        if constructs:
+            refusal = signature.refusal(args, kwargs, plain=True)
+            if refusal is None and shaped:
+                refusal = signature.misfit(args, kwargs)
+            if refusal is not None:
+                raise refusal
         return result
 
     with_checks.__dict__["checks_arguments"] = True
@@ -163,18 +203,83 @@ def check_memory(name: str, count: int, each: int = _BYTES) -> None:
         )
 
 
+#: Errors of torch, NumPy and Python that may come from the values of arguments.
+_OF_VALUES = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+
+
 def _blame(call: Any, given: Iterable[tuple[_Argument, Any]], error: Exception) -> None:
     """Raise an error that names the argument which a body could not use, where that is certain; else return."""
+    given = list(given)
     for argument, value in given:
         name, rule = argument.name, argument.rule
         if argument.kept and type(value) is int and value < 0:
             raise SettingsError(f"{name} must not be negative, not {value} (argument {name} of {_name_of(call)})")
         if type(value).__module__ in _PLAIN and (value is not None or argument.is_needed):
             lacks = isinstance(error, AttributeError) and error.obj is value
-            no_tensor = rule is not None and rule.expected.startswith("a tensor") and not hasattr(value, "detach")
+            no_tensor = rule is not None and rule.expected.startswith(_TENSOR) and not hasattr(value, "detach")
             told = isinstance(error, TypeError) and re.search(rf"\b{type(value).__name__}\b", str(error))
             if lacks or (no_tensor and told) or getattr(value, "is_meta", False):
                 raise _refusal(call, name, rule or _Rule("what its documentation says", bool), value) from error
+    quoted = set(re.findall(r"'(\w+)'", str(error))) if isinstance(error, (AttributeError, TypeError)) else set()
+    odd = [
+        (argument, value)
+        for argument, value in given
+        if type(value).__name__ in quoted
+        and type(value).__module__ in _PLAIN
+        and (value is not None or argument.is_needed)
+        and (argument.rule is None or type(value) not in argument.rule.exact)
+    ]
+    if len(odd) == 1:
+        raise _refusal(
+            call, odd[0][0].name, odd[0][0].rule or _Rule("what its documentation says", bool), odd[0][1]
+        ) from error
+    if isinstance(error, _OF_VALUES):
+        for argument, value in given:
+            if fault := _fault(value, error):
+                told = f"{type(error).__name__}: {str(error)[:200]}"
+                raise (SettingsError if isinstance(value, (int, float)) else DataError)(
+                    f"{argument.name} {fault}, which {_name_of(call)} cannot use ({told}); give other values "
+                    f"(argument {argument.name} of {_name_of(call)})"
+                ) from error
+        shapes = [
+            f"{a.name} {tuple(x.shape)}" for a, x in given if hasattr(x, "detach") or type(x).__name__ == "ndarray"
+        ]
+        if shapes and _MISFIT.search(str(error)):
+            raise ShapeError(
+                f"shapes do not fit {_name_of(call)}: {', '.join(shapes)} ({str(error)[:200]}); see its documentation"
+            ) from error
+
+
+#: What errors of torch, NumPy and Python say of shapes, of tensors without dimensions and of memory.
+_MISFIT = re.compile(r"must match|broadcast|mismatch|shape|dimension|(same|expanded|expected|of) size", re.IGNORECASE)
+_NO_DIMENSION = re.compile(r"0-d|no dimension|unpack|index out of range|Dimension out of range")
+_NO_MEMORY = re.compile(r"alloc|memory|(calculation|multiplication) overflow", re.IGNORECASE)
+_MANY, _GREAT = 2**24, 1e100
+
+
+def _fault(value: Any, error: Exception) -> str:
+    """Return what is odd with a number, a tensor or an array, such as ``"is empty"``; nothing if nothing is."""
+    if isinstance(value, int):
+        if abs(value) >= 2**63:
+            return "is beyond the whole numbers of 64 bits"
+        return "needs more than the memory" if abs(value) >= _MANY and _NO_MEMORY.search(str(error)) else ""
+    if isinstance(value, float):
+        extreme = isinstance(error, ArithmeticError) and not 1 / _GREAT < abs(value) < _GREAT and value
+        return f"is {value}" if extreme or not math.isfinite(value) else ""
+    if isinstance(value, Mapping):
+        lacks = isinstance(error, KeyError) and error.args and isinstance(error.args[0], str)
+        return f"has no {error.args[0]!r}" if lacks and error.args[0] not in value else ""
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        return ""
+    if 0 in value.shape:
+        return "is empty"
+    if not _is_known(value) or str(value.dtype).startswith(("<U", "object")):
+        return ""
+    if hasattr(value, "is_sparse") and (value.is_sparse or value.is_complex()):
+        return "is sparse" if value.is_sparse else "is complex"
+    if bool((value != value).any()):
+        return "has NaN"
+    return "has no dimension" if not value.shape and _NO_DIMENSION.search(str(error)) else ""
 
 
 def _name_of(call: Any) -> str:
@@ -198,6 +303,21 @@ def _refusal(call: Any, name: str, rule: _Rule, value: Any) -> BayeskitError:
         f"{name} must be {rule.expected}, not {given}; {rule.remedy or f'see the documentation of {where}'} "
         f"(argument {name} of {where})"
     )
+
+
+#: An argument in a docstring of numpydoc, and a shape in its description.
+_DESCRIBED = re.compile(r"^(\w[\w, ]*) : (.*\n(?:    .*\n|\n)*)", re.MULTILINE)
+_SHAPE = re.compile(r"(?<!\w)\(((?:[\w*+ -]+,)+[\w*+ -]*)\)")
+
+
+def _shapes(documentation: str) -> dict[str, tuple[str, ...]]:
+    """Return the shapes that a docstring gives, each a letter or word for every dimension, of arguments with one."""
+    found = {}
+    for names, text in _DESCRIBED.findall(documentation + "\n"):
+        shapes = {tuple(size.strip() for size in shape.rstrip(", ").split(",")) for shape in _SHAPE.findall(text)}
+        if len(shapes) == 1 and any(map(str.isidentifier, sizes := shapes.pop())) and "*" not in "".join(sizes[1:]):
+            found |= dict.fromkeys(names.split(", "), sizes)
+    return found
 
 
 def _arguments_of(call: Callable[..., Any]) -> list[_Argument]:
@@ -269,7 +389,7 @@ def _rule(kind: Any) -> _Rule | None:
     if kind is None or kind is type(None):
         return _Rule("None", lambda value: value is None, exact=(type(None),))
     if kind is bool:
-        return _Rule("True or False", _is_switch, exact=(bool,), converted=_as_plain)
+        return _Rule("True or False", _is_switch, exact=(bool,), converted=_as_switch)
     if kind is int:
         return _Rule("a whole number", _is_whole, exact=(int,), converted=_as_plain)
     if kind is float:
@@ -277,7 +397,7 @@ def _rule(kind: Any) -> _Rule | None:
     if _is_class(kind, "torch", "Tensor") or _is_class(kind, "numpy", "ndarray"):
         converted = _as_tensor if _is_class(kind, "torch", "Tensor") else None
         remedy = "give a tensor, an array or a list of numbers"
-        return _Rule("a tensor of real numbers", _is_numeric, remedy, (kind,), converted)
+        return _Rule(_TENSOR, _is_numeric, remedy, (kind,), converted)
     base = origin or kind
     if base is Callable or base is type:
         return _Rule("a function" if base is not type else "a class", callable)
@@ -288,7 +408,7 @@ def _rule(kind: Any) -> _Rule | None:
     if base is os.PathLike or base.__module__ == "pathlib":
         return _Rule("a path", lambda value: isinstance(value, (str, os.PathLike)))
     if _is_class(base, "torch", "device"):
-        return _Rule("a device such as 'cpu'", functools.partial(_is_device, base))
+        return _Rule("a device such as 'cpu'", functools.partial(_is_device, base), exact=(base,), converted=_as_plain)
     if issubclass(base, Mapping):
         items = _rule(parts[1]) if len(parts) == 2 else None
         return _Rule(
@@ -347,6 +467,12 @@ def _as_plain(value: Any) -> Any:
     if type(value).__module__ not in ("numpy", "torch") or getattr(value, "ndim", True) or not _is_known(value):
         return value
     return value.item()
+
+
+def _as_switch(value: Any) -> Any:
+    """Return True and False of other libraries, and 1 and 0, as Python's, and everything else as it is."""
+    value = _as_plain(value)
+    return bool(value) if type(value) is int and value in (0, 1) else value
 
 
 def _as_tensor(value: Any) -> Any:
@@ -412,15 +538,15 @@ def _is_class(kind: Any, module: str, name: str) -> bool:
 def _is_switch(value: Any) -> bool:
     if _is_class(type(value), "torch", "Tensor"):
         return _is_number(value)
-    return isinstance(value, int) or type(value).__name__ in ("bool", "bool_")
+    return type(value).__name__ in ("bool", "bool_") or isinstance(value, int) and value in (0, 1)
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, (str, bytes, bool)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+    if isinstance(value, (str, bytes, bool, type)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         return False
     if hasattr(value, "detach"):
         return value.numel() == 1 and _is_real(value)
-    return getattr(value, "size", 1) == 1
+    return getattr(value, "size", 1) == 1 and str(getattr(value, "dtype", "")) != "object"
 
 
 def _is_numeric(value: Any) -> bool:
@@ -428,27 +554,34 @@ def _is_numeric(value: Any) -> bool:
         return _is_real(value)
     if isinstance(value, (list, tuple)):
         return _of_tensors(value) or _as_tensor(value) is not value or not value
-    if hasattr(value, "__array__"):
-        return True
-    return not isinstance(value, (str, bytes)) and hasattr(value, "__float__")
+    if hasattr(value, "__array__") and not isinstance(value, type):
+        return str(getattr(value, "dtype", "")) != "object" or _as_tensor(value) is not value
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return False
+    return not isinstance(value, (str, bytes, type)) and hasattr(value, "__float__")
 
 
 def _is_real(tensor: Any) -> bool:
-    """Tell whether a tensor holds real numbers."""
-    return not tensor.is_complex()
+    """Tell whether a tensor holds real numbers, all of them."""
+    return not (tensor.is_complex() or tensor.is_meta or tensor.is_sparse)
 
 
 def _is_list(base: type, length: int | None, items: _Rule | None, value: Any) -> bool:
     if isinstance(value, Mapping) and base not in (Iterable, Collection):
         return False
-    if isinstance(value, bytes) or isinstance(value, str) and base is list:  # letters in place of names
+    if isinstance(value, bytes):
+        return False
+    if isinstance(value, str) and (base is list or items is not None and not items.accepts("")):  # letters
         return False
     if not hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
         return False
+    if hasattr(value, "ndim"):
+        sparse = getattr(value, "is_sparse", False)
+        return (
+            value.ndim > 0 and length in (None, len(value)) and not sparse and _is_known(value) and _all(items, value)
+        )
     if length is not None and hasattr(value, "__len__") and len(value) != length:
         return False
-    if hasattr(value, "ndim"):
-        return value.ndim > 0 and _is_known(value) and _all(items, value)
     return not isinstance(value, (list, tuple)) or _all(items, value)
 
 
@@ -499,7 +632,8 @@ def _check_constructor(thing: type) -> None:
                 and not getattr(base, "_is_protocol", False)
                 and not getattr(constructor, "checks_arguments", False)
             ):
-                base.__init__ = checked(constructor)  # type: ignore[misc]
+                shaped = "__dataclass_fields__" in vars(base)
+                base.__init__ = checked(constructor, inspect.getdoc(base) or "", shaped)  # type: ignore[misc]
             return
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -41,6 +43,8 @@ __all__ = [
     "is_wrapped",
     "normal_of_factor",
     "make_graph_module",
+    "metrics_of_compilation",
+    "prepare_tracing",
     "script_of",
     "standard_gamma",
     "tracing",
@@ -139,6 +143,22 @@ def script_of(name: str, function: Callable[..., Any], examples: tuple[Tensor, .
     """Return a function recorded at example inputs, run by torch's interpreter."""
     recorded = torch._C._create_graph_by_tracing(function, examples, lambda _: "", True, False)[0]
     return torch._C._create_function_from_graph(name, recorded)
+
+
+def prepare_tracing() -> None:
+    """Import what torch 2.6 imports at the first gradient, and which computes in doing so, before a graph is traced."""
+    if torch.__version__.startswith("2.6."):
+        importlib.import_module("torch._dynamo")
+
+
+def metrics_of_compilation() -> AbstractContextManager[Any]:
+    """Return a context for calls of inductor, whose cache torch 2.6 cannot read outside of it."""
+    if not torch.__version__.startswith("2.6."):
+        return nullcontext()
+    from torch._dynamo.utils import get_metrics_context
+
+    context: AbstractContextManager[Any] = get_metrics_context()
+    return context
 
 
 def unoptimised(script: Callable[..., Any]) -> Callable[..., Any]:

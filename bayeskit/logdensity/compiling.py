@@ -31,6 +31,7 @@ from bayeskit.core.torch_internals import (
     FakeTensorMode,
     TracingContext,
     gradient_and_rest,
+    metrics_of_compilation,
     tracing,
     tree_leaves,
 )
@@ -115,7 +116,7 @@ class _Compilation(threading.Thread):
 
         examples: list[Any] = list(self._examples)
         graph, compile = self._graph, torch._inductor.compile
-        with compiler_cache() as cache:
+        with compiler_cache() as cache, metrics_of_compilation():
             self.problem = cache.problem
             fixed = self._options | cache.options
             compiled: Compiled = _without_probes(

@@ -127,6 +127,19 @@ def _refuse_parameters(name: str, fn: Any) -> None:
             raise _outside_of_domain(name, parameter, f"{check.places[name]}: it is {value:.4g} at a draw")
 
 
+def _lists_as_tensors(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a model with lists of numbers as tensors."""
+    return (
+        tuple(lists_as_tensors(value, dtype, device) for value in args),
+        {name: lists_as_tensors(value, dtype, device) for name, value in kwargs.items()},
+    )
+
+
 class PyroDensity:
     """A Pyro model with its arguments as a density over one unconstrained vector ``(d,)``."""
 
@@ -145,7 +158,9 @@ class PyroDensity:
         self.model = model
         self._takes_tables = any(hasattr(x, "columns") for x in (*args, *kwargs.values()))
         self.args, self.kwargs = arrays_as_tensors(args), arrays_as_tensors(kwargs)
-        self.dtype, self.device = dtype_and_device((model, self.args, self.kwargs))
+        self.dtype, self.device = dtype_and_device(
+            (model, self.args, self.kwargs), of_lists=_lists_as_tensors(self.args, self.kwargs)
+        )
         self._first_available_dim = -1
         self._enumerates = self._augments = False
         records, drawn = self._first_prototype(generator)
@@ -162,7 +177,7 @@ class PyroDensity:
         self._first_available_dim = -1 - depth
         self.observed_sites = tuple(observed)
         self.summed_sites = tuple(n for n, r in records.items() if r.kind == "enumerated")
-        arguments = (model, self.args, self.kwargs)
+        arguments = (model, *_lists_as_tensors(self.args, self.kwargs, self.dtype, self.device))
         self.data = [r.value for r in records.values() if r.kind == "observed"] + tensors_in(arguments)
         self._deterministic_shapes = {n: r.value.shape for n, r in records.items() if r.kind == "deterministic"}
         self.sites = self._layout(records, drawn)
@@ -236,18 +251,16 @@ class PyroDensity:
         try:
             return self._prototype(generator)
         except ModelError:
-            args = tuple(lists_as_tensors(value) for value in self.args)
-            kwargs = {name: lists_as_tensors(value) for name, value in self.kwargs.items()}
+            args, kwargs = _lists_as_tensors(self.args, self.kwargs, self.dtype, self.device)
             pairs = zip((*args, *kwargs.values()), (*self.args, *self.kwargs.values()), strict=True)
             if all(new is old for new, old in pairs):
                 raise
-            given = self.args, self.kwargs, self.dtype, self.device
+            given = self.args, self.kwargs
             self.args, self.kwargs = args, kwargs
-            self.dtype, self.device = dtype_and_device((self.model, args, kwargs))
             try:
                 return self._prototype(generator)
             except ModelError:
-                self.args, self.kwargs, self.dtype, self.device = given
+                self.args, self.kwargs = given
             raise
 
     def _prototype(self, generator: torch.Generator) -> tuple[dict[str, Record], dict[str, Any]]:

@@ -155,11 +155,14 @@ def tensors_in(data: Any) -> list[Tensor]:
 
 
 def dtype_and_device(
-    data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None
+    data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None, of_lists: Any = ()
 ) -> tuple[torch.dtype, torch.device]:
-    """Find the dtype and device of the floating tensors inside ``data`` and the functions in it."""
+    """Find the dtype and device of the floating tensors inside ``data`` and the functions in it.
+
+    Where there is none, lists of numbers decide, which are given as tensors.
+    """
     tensors = tensors_in(data)
-    floating = [t for t in tensors if t.is_floating_point()]
+    floating = [t for t in tensors if t.is_floating_point()] or tensors_in(of_lists)
     found = dtype
     for tensor in floating:
         if tensor.dtype in (torch.float32, torch.float64):

@@ -160,7 +160,8 @@ class Target:
         model : callable
             A Pyro model: function, ``PyroModule`` or object with ``__call__``.
         *args, **kwargs
-            Arguments of the model.
+            Arguments of the model. Dtype and device are those of the tensors in them; arrays are tensors, and lists of
+            real numbers are in double precision where no tensor of real numbers is beside them.
         compile : bool or "auto", default "auto"
             Compile gradients always, never, or where the planned work repays it.
         seed : int, default 0

@@ -23,6 +23,7 @@ from bayeskit.core.torch_internals import (
     current_dispatch_modes,
     extract_tensor_metadata,
     make_graph_module,
+    prepare_tracing,
     script_of,
     tree_flatten,
     tree_leaves,
@@ -77,6 +78,7 @@ def traced(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> Gra
     Raise ``RuntimeError`` if it reads the value of a tensor, ``NotImplementedError`` if no graph can hold an argument.
     """
     # The graph of make_fx at a fifth of the cost: each operation is only noted when it runs.
+    prepare_tracing()
     with _Tracer(arguments) as tracer:
         results = tuple(function(*arguments))
     tracer.graph.output(tuple(tracer.node_of(result) for result in results))

@@ -11,7 +11,7 @@ import torch
 
 import bayeskit as bk
 from bayeskit.core.signatures import check_memory, checked
-from bayeskit.errors import BayeskitError, DataError, SettingsError
+from bayeskit.errors import BayeskitError, DataError, SettingsError, ShapeError
 from bayeskit.inference.gradients import best_k
 from bayeskit.models.phylogenetics import Tree
 
@@ -137,6 +137,90 @@ def test_arrays_of_names_are_lists_of_names():
 def test_what_only_the_body_refuses_is_named(wrong, named):
     with pytest.raises(BayeskitError, match=named):
         rows(**{"table": torch.ones(2), "num_rows": 1, **wrong})
+
+
+@checked
+def spread(x: torch.Tensor, scale: float | torch.Tensor = 1.0, sites: object = None, width: int = 1) -> torch.Tensor:
+    """Use values as bodies do that check nothing.
+
+    Parameters
+    ----------
+    x : Tensor
+        Rows, ``(n, d)``.
+    """
+    if isinstance(scale, float) or scale.dim() == 0:
+        scale = torch.distributions.Normal(0.0, 1 / scale**2).scale
+    chosen = x @ torch.ones(2) + scale if sites is None else x[:, sites["place"]]
+    return chosen.repeat(width)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "named"),
+    [
+        ({"x": torch.tensor(2.0)}, ShapeError, r"x has shape \(\) and must have \(n, d\) \(argument x of spread\)"),
+        ({"x": torch.ones(3)}, ShapeError, r"x has shape \(3,\)"),
+        ({"x": torch.ones(2, 3)}, ShapeError, r"shapes do not fit spread: x \(2, 3\)"),
+        ({"scale": torch.ones(7)}, ShapeError, r"x \(3, 2\), scale \(7,\)"),
+        ({"scale": torch.empty(0)}, DataError, "scale is empty, which spread cannot use"),
+        ({"scale": torch.tensor(torch.nan)}, DataError, "scale has NaN"),
+        (
+            {"scale": torch.ones(3).to_sparse(), "sites": []},
+            SettingsError,
+            "scale must be a number or a tensor of real",
+        ),
+        ({"sites": 1}, SettingsError, "sites must be what its documentation says, not 1 of type int"),
+        ({"sites": Path(".")}, SettingsError, "sites must be what its documentation says, not .* of type PosixPath"),
+        (
+            {"scale": int},
+            SettingsError,
+            "scale must be a number or a tensor of real numbers, not an object of type type",
+        ),
+        ({"scale": np.array([None, "a"])}, SettingsError, "scale must be a number or a tensor of real numbers"),
+        ({"scale": 0.0}, SettingsError, None),
+        ({"scale": 1e-320}, SettingsError, "scale is 1e-320"),
+        ({"scale": float("inf")}, SettingsError, "scale is inf"),
+        ({"sites": {}}, DataError, "sites has no 'place'"),
+        ({"width": 2**63}, SettingsError, "width is beyond the whole numbers of 64 bits"),
+        ({"width": 10**13}, SettingsError, "width needs more than the memory"),
+    ],
+)
+def test_values_that_a_body_cannot_use_are_named(wrong, kind, named):
+    given = {"x": torch.ones(3, 2), **wrong}
+    if named is None:  # nothing is odd with zero: the error of the body stands
+        with pytest.raises(ZeroDivisionError):
+            spread(**given)
+        return
+    with pytest.raises(kind, match=named):
+        spread(**given)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (
+            {"log_prior": torch.ones(3)},
+            r"log_likelihood has shape \(2,\) and must have \(M,\), where M is 3 as in log_prior",
+        ),
+        ({"log_likelihood": torch.ones(2, 1)}, r"log_likelihood has shape \(2, 1\) and must have \(M,\)"),
+        ({"log_likelihood": []}, "log_likelihood has shape"),
+    ],
+)
+def test_tensors_of_a_dataclass_have_the_shapes_of_its_docstring(wrong, named):
+    given = {"assignments": {}, "log_prior": torch.zeros(2), "log_likelihood": torch.zeros(2)}
+    bk.exact.EnumeratedPosterior(**given)
+    with pytest.raises(ShapeError, match=named):
+        bk.exact.EnumeratedPosterior(**given | wrong)
+
+
+def test_one_and_zero_are_switches_and_other_numbers_are_not():
+    @checked
+    def body(flag: bool | list[str]) -> object:
+        return flag if isinstance(flag, bool) else tuple(flag)
+
+    assert [body(flag) for flag in (1, 0, np.int64(1), np.bool_(False), ["a"])] == [True, False, True, False, ("a",)]
+    for wrong in (2, -1, 2**63):
+        with pytest.raises(SettingsError, match="flag must be True or False or a list"):
+            body(wrong)
 
 
 def test_a_switch_is_no_number_and_letters_are_no_names():

@@ -261,6 +261,23 @@ def test_sizes_that_are_lists_stay_lists():
     assert bk.Target.from_pyro(model, [3], ["a"]).dim == 3
 
 
+def test_lists_are_doubles_where_no_tensor_says_otherwise():
+    """As arrays are; a model that makes its own tensors of a list computes in double precision too."""
+
+    def model(y, scale):
+        b = pyro.sample("b", dist.Normal(0.0, 1.0))
+        with pyro.plate("n", len(y)):
+            pyro.sample("y", dist.Normal(b, torch.as_tensor(scale)), obs=torch.as_tensor(y))
+
+    values, scales = Y.tolist(), [0.5] * len(Y)
+    listed, exact = (bk.Target.from_pyro(model, *data) for data in ((values, scales), (Y, Y.new_tensor(scales))))
+    u = Y[:4, None]
+    assert listed.dtype == F64 and torch.equal(listed.log_density(u), exact.log_density(u))
+    assert [x.dtype for x in listed.density.data] == [F64] * 3
+    assert bk.Target.from_pyro(model, Y.float(), scales).dtype == torch.float32
+    assert bk.Target.from_pyro(model, Y.float(), 0.5).dtype == torch.float32
+
+
 def test_observations_that_are_no_numbers_are_named():
     def model():
         b = pyro.sample("b", dist.Normal(0.0, 1.0))

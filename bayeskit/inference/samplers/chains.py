@@ -195,8 +195,8 @@ class Chains:
         phase = "warm-up" if iteration <= self.adaptation.num_warmup else "sampling"
         text = f"{phase}, {self.settings.num_chains} chains, step {float(state.step.step_size.median()):.2g}"
         if "num_steps" in records:
-            text += f", {float(records['num_steps'][-1].double().mean()):.0f} leapfrogs"
-        divergences = int(records["diverging"].sum()) if "diverging" in records else 0
+            text += f", {float(records.blocks('num_steps')[-1][-1].double().mean()):.0f} leapfrogs"
+        divergences = sum(int(x.sum()) for x in records.blocks("diverging")) if "diverging" in records else 0
         return f"{text}, divergences: {divergences}" if divergences else text
 
     def facts(self) -> dict[str, Any]:

@@ -42,6 +42,8 @@ _SCHEMA = Schema("a checkpoint of a run in steps", 3)
 _PART_SCHEMA = Schema("rows of a run in steps", 1)
 #: Rows of so many bytes are written into a part.
 _PART_BYTES = 2**24
+#: Rows of so many bytes are kept together in memory.
+_BLOCK_BYTES = 2**22
 _MOST_ITERATIONS = 2**53
 
 
@@ -94,22 +96,24 @@ class _Checkpoint:
     def save(
         self,
         state: Any,
-        records: Mapping[str, Tensor],
+        records: Records,
         generator: torch.Generator,
         settings: Mapping[str, Any],
         iteration: int,
         seconds: float,
     ) -> None:
         """Write the state of a run and replace an older checkpoint atomically."""
-        rest = {name: rows[self._written.get(name, 0) :] for name, rows in records.items()}
+        rest = {name: torch.cat(records.blocks(name, self._written.get(name, 0))) for name in records.names()}
+        counts = {name: records.count(name) for name in rest}
         if sum(rows.numel() * rows.element_size() for rows in rest.values()) >= _PART_BYTES:
             save_tensors(self._part(self._parts), rest, {"run": self._run}, _PART_SCHEMA)
             self._parts += 1
-            self._written = {name: len(rows) for name, rows in records.items()}
+            self._written = counts
             rest = {name: rows[:0] for name, rows in rest.items()}
         tensors = flatten(state) | {f"record.{name}": rows for name, rows in rest.items()}
         tensors["generator"] = generator.get_state()
-        facts = {"settings": settings, "iteration": iteration, "seconds": seconds, "records": _shapes(records)}
+        shapes = {name: [str(rows.dtype), counts[name], *rows.shape[1:]] for name, rows in rest.items()}
+        facts = {"settings": settings, "iteration": iteration, "seconds": seconds, "records": shapes}
         save_tensors(self.path, tensors, facts | {"run": self._run, "parts": self._parts}, _SCHEMA)
 
     def load(
@@ -132,7 +136,7 @@ class _Checkpoint:
             earlier = {name: [piece[name] for piece in pieces if name in piece] for name in rest}
             self._written = {name: sum(map(len, found)) for name, found in earlier.items()}
             records = {name: torch.cat([*earlier[name], rows]) for name, rows in rest.items()}
-            if _shapes(records) != facts["records"]:
+            if {name: [str(rows.dtype), *rows.shape] for name, rows in records.items()} != facts["records"]:
                 raise ShapeError("its records have not the shapes that it names")
             generator.set_state(tensors["generator"])
             iteration = whole_number("iteration", facts["iteration"], 0)
@@ -160,10 +164,6 @@ def _check_settings(path: Path, saved: Mapping[str, Any], settings: Mapping[str,
                 f"{path} was written with {name}={saved.get(name)!r}, this run has {name}={settings.get(name)!r}; "
                 "resume with the same settings, or give another path"
             )
-
-
-def _shapes(records: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {name: [str(rows.dtype), *rows.shape] for name, rows in records.items()}
 
 
 # The loop that runs algorithms in steps, with progress bar, checkpoints, time budget and Ctrl-C.
@@ -247,12 +247,13 @@ class Algorithm(Protocol):
 
 
 class Records:
-    """Rows of tensors by name, copied together in blocks; an appended row must not be changed in place."""
+    """Rows of tensors by name, in blocks of bounded size; an appended row must not be changed in place."""
 
-    def __init__(self, block: int = 256) -> None:
-        self._block = block
-        self._buffers: dict[str, Tensor] = {}  # of growing capacity
-        self._counts: dict[str, int] = {}  # rows in the buffer
+    def __init__(self, together: int = 256, block_bytes: int = _BLOCK_BYTES) -> None:
+        self._together, self._block_bytes = together, block_bytes
+        self._full: dict[str, list[Tensor]] = {}
+        self._block: dict[str, Tensor] = {}  # which rows are written to; what is not written to takes no memory
+        self._used: dict[str, int] = {}  # rows of the block
         self._pending: dict[str, list[Tensor]] = {}
 
     def append(self, row: Mapping[str, Tensor]) -> None:
@@ -260,45 +261,65 @@ class Records:
         for name, value in row.items():
             waiting = self._pending.setdefault(name, [])
             waiting.append(value)
-            if len(waiting) >= self._block:
+            if len(waiting) >= self._together:
                 self._copy(name)
 
     def fill(self, rows: Mapping[str, Tensor], device: torch.device | str) -> None:
         """Take over saved rows, ``{name: (N, ...)}``."""
         for name, value in rows.items():
-            self._buffers[name], self._counts[name] = value.to(device), len(value)
+            self._full[name] = [value.to(device)]
 
     def _copy(self, name: str) -> None:
         waiting = self._pending.pop(name, None)
         if not waiting:
             return
         rows = torch.stack(waiting)
-        count, buffer = self._counts.get(name, 0), self._buffers.get(name)
-        if buffer is None:
-            buffer = rows
-        elif count + len(rows) > len(buffer):
-            # What is not written to takes no memory.
-            wider = rows.new_empty((count + len(rows) + max(len(buffer), len(rows)), *rows.shape[1:]))
-            wider[:count] = buffer[:count]
-            buffer = wider
-        if buffer is not rows:
-            buffer[count : count + len(rows)] = rows
-        self._buffers[name], self._counts[name] = buffer, count + len(rows)
+        full = self._full.setdefault(name, [])
+        while len(rows):
+            block, used = self._block.pop(name, None), self._used.pop(name, 0)
+            if block is None:
+                most = self._block_bytes // max(1, rows[0].numel() * rows.element_size())
+                # As many rows as there are before it, up to the bound: those of a short run fill their memory.
+                block = rows.new_empty((max(len(rows), min(sum(map(len, full)), most)), *rows.shape[1:]))
+            fitting = min(len(rows), len(block) - used)
+            block[used : used + fitting], rows = rows[:fitting], rows[fitting:]
+            if used + fitting == len(block):
+                full.append(block)
+            else:
+                self._block[name], self._used[name] = block, used + fitting
 
     def __contains__(self, name: str) -> bool:
         return self.count(name) > 0
 
     def __getitem__(self, name: str) -> Tensor:
+        blocks = self.blocks(name)
+        if len(blocks) > 1:  # once joined, they stay together
+            blocks = self._full[name] = [torch.cat(blocks)]
+            self._block.pop(name, None), self._used.pop(name, None)
+        return blocks[0]
+
+    def blocks(self, name: str, first: int = 0) -> list[Tensor]:
+        """Return the rows of ``name``, from the ``first`` on, in pieces; at least one, which may be empty."""
         self._copy(name)
-        return self._buffers[name][: self._counts[name]]
+        found = list(self._full[name])
+        if name in self._block:
+            found.append(self._block[name][: self._used[name]])
+        while len(found) > 1 and first >= len(found[0]):
+            first -= len(found.pop(0))
+        return [found[0][first:], *found[1:]]
 
     def count(self, name: str) -> int:
         """Return how many rows ``name`` has."""
-        return self._counts.get(name, 0) + len(self._pending.get(name, ()))
+        full = sum(map(len, self._full.get(name, ())))
+        return full + self._used.get(name, 0) + len(self._pending.get(name, ()))
+
+    def names(self) -> list[str]:
+        """Return the names that have rows, in the order of their first ones."""
+        return [*self._full, *(name for name in self._pending if name not in self._full)]
 
     def as_dict(self) -> dict[str, Tensor]:
         """Return all rows by name."""
-        return {name: self[name] for name in [*self._buffers, *(p for p in self._pending if p not in self._buffers)]}
+        return {name: self[name] for name in self.names()}
 
 
 class Outcome(NamedTuple):
@@ -362,7 +383,7 @@ def drive(
         def save() -> None:
             if checkpoint is not None:
                 seconds = time.monotonic() - begin
-                checkpoint.save(state, records.as_dict(), generator, facts, iteration, seconds)
+                checkpoint.save(state, records, generator, facts, iteration, seconds)
 
         if checkpoint is not None:
             checkpoint.clear_parts()

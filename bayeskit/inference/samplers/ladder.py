@@ -67,8 +67,8 @@ class Exchange:
 
     @property
     def round_trip_rate(self) -> float:
-        """Round trips per iteration and ladder."""
-        return float(self.round_trips.double().mean()) / self.num_iterations
+        """Round trips per iteration and ladder; 0 without iterations."""
+        return float(self.round_trips.double().mean()) / max(1, self.num_iterations)
 
     @property
     def ideal_round_trip_rate(self) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from bayeskit.core.inputs import warn_user
+from bayeskit.core.inputs import as_numbers, warn_user
 from bayeskit.core.randomness import new_generator, validation_kept
 from bayeskit.core.torch_internals import gradient_and_rest
 from bayeskit.errors import CompilationWarning, DataError, ModelError, SettingsError, ShapeError, SlowModelWarning
@@ -259,7 +259,7 @@ def tensors_of(data: Sequence[Tensor] | Dataset[Any]) -> list[Tensor]:
         collated = default_collate(rows)
         tensors = [collated] if isinstance(collated, Tensor) else list(collated)
     else:
-        tensors = [torch.as_tensor(t) for t in data]
+        tensors = [as_numbers("data", t) for t in data]
     lengths = [len(t) for t in tensors]
     if not tensors or len(set(lengths)) != 1:
         raise DataError(f"data must be tensors of equal length, not of lengths {lengths}")

@@ -622,6 +622,8 @@ class Given(Batches):
                 if position == 0:
                     raise DataError("the data have no batches")
                 return
+            if value is None:
+                raise DataError(f"batch {position} of the data is None; give a tensor, a tuple or a mapping")
             if position >= start:
                 yield _as_batch(_tensors(value))
 
@@ -675,7 +677,7 @@ def as_batches(data: Any, batch_size: int | None, ranks: Ranks, seed: int) -> Ba
     columns = data if isinstance(data, tuple) else data.values() if isinstance(data, Mapping) else (data,)
     if columns and all(isinstance(x, Tensor) for x in columns):
         return Columns(data, batch_size, ranks, seed)
-    if isinstance(data, (tuple, Mapping)) or not isinstance(data, Iterable):
+    if isinstance(data, (tuple, Mapping, str, bytes)) or not isinstance(data, Iterable):
         raise DataError(
             f"data must be a tensor or array, a tuple or mapping of these, or an iterable of batches, not {data!r:.80}"
         )
@@ -1268,7 +1270,15 @@ class _Run:
             with torch.no_grad(), global_stream(new_generator(self.plan.seed, stream="validation")):
                 for batch in batches.all():
                     here = batch.to(self.ranks.device) if self.plan.on_ranks_device else batch
-                    loss = self.learner.loss(here, self.plan.validation_objective) / self.learner.num_data(here)
+                    try:
+                        loss = self.learner.loss(here, self.plan.validation_objective) / self.learner.num_data(here)
+                    except BayeskitError:
+                        raise
+                    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+                        raise DataError(
+                            f"model and guide run with the data and fail with the validation data, where they raise "
+                            f"{type(error).__name__}: {error}"
+                        ) from error
                     total += float(loss) * here.num_items
                     items += here.num_items
         finally:

@@ -447,7 +447,7 @@ class TopologySearch:
     def note(self, state: SearchState, iteration: int, records: Records) -> str:
         """Return the text behind the progress bar."""
         phase = "warm-up" if iteration <= self.num_warmup else "sampling"
-        best = float(records["log_likelihood"][-1][:, -1].max())
+        best = float(records.blocks("log_likelihood")[-1][-1, :, -1].max())
         return f"{phase}, log likelihood {best:.1f}, {int(state.round_trips.sum())} round trips"
 
 

@@ -1240,7 +1240,8 @@ class Training:
 
     def note(self, state: TrainingState, iteration: int, records: Records) -> str:
         """Return the text behind the progress bar."""
-        return f"bound {float(records['bound'][-_SHOWN:].mean()):.2f}"
+        latest = records.blocks("bound", max(0, records.count("bound") - _SHOWN))
+        return f"bound {float(torch.cat(latest).mean()):.2f}"
 
 
 #: Inverse temperature of the likelihood at the first step.

@@ -69,7 +69,7 @@ def whole():
 
 
 def test_records_grow_and_keep_their_order():
-    records = Records(block=3)
+    records = Records(together=3, block_bytes=64)
     for i in range(37):
         records.append({"x": torch.tensor([i, -i])} | ({"y": torch.tensor(i)} if i % 3 == 0 else {}))
         if i == 20:
@@ -77,6 +77,28 @@ def test_records_grow_and_keep_their_order():
     assert records["x"].tolist() == [[i, -i] for i in range(37)]
     assert records["y"].tolist() == list(range(0, 37, 3))
     assert records.count("x") == 37 and records.count("z") == 0 and "z" not in records
+
+
+def test_records_are_kept_in_blocks_of_bounded_size_until_they_are_joined():
+    records = Records(together=3, block_bytes=64)
+    for i in range(100):
+        records.append({"x": torch.tensor([i, -i])})
+    blocks = records.blocks("x")
+    assert max(len(block) for block in blocks) == 64 // 16 and torch.equal(torch.cat(blocks)[:, 0], torch.arange(100))
+    for first in (0, 1, 50, 99, 100):
+        assert torch.cat(records.blocks("x", first))[:, 0].tolist() == list(range(first, 100))
+    assert [block.data_ptr() for block in records.blocks("x")] == [block.data_ptr() for block in blocks]
+    assert records["x"][:, 0].tolist() == list(range(100)) and len(records.blocks("x")) == 1
+    records.append({"x": torch.tensor([100, -100])})
+    assert records["x"][:, 0].tolist() == list(range(101))
+
+
+def test_the_rows_of_a_short_run_fill_their_memory():
+    """So that a copy or a file of them takes no more."""
+    records = Records()
+    for i in range(20):
+        records.append({"x": torch.tensor([i, -i])})
+    assert records["x"].untyped_storage().nbytes() == 20 * 16
 
 
 def test_an_algorithm_runs_to_its_end():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from bayeskit.core.inputs import as_numbers
 from bayeskit.core.randomness import validation_kept
 from bayeskit.errors import DataError, ShapeError
 
@@ -158,10 +159,7 @@ def as_data(data: Any) -> Data:
     """Return data as finite real tensors of one leading dimension, ``(n, ...)``; DataError or ShapeError otherwise."""
     several = isinstance(data, (tuple, list)) and any(isinstance(x, (Tensor, np.ndarray)) for x in data)
     given = data if several else (data,)
-    try:
-        tensors = tuple(torch.as_tensor(x) for x in given)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"data must be numbers, as tensors (n, ...): {error}") from error
+    tensors = tuple(as_numbers("data", x) for x in given)
     if any(x.dim() == 0 for x in tensors) or len({len(x) for x in tensors}) != 1:
         raise ShapeError(
             "data must be tensors (n, ...) of one leading dimension n, not of shapes "
