@@ -43,7 +43,6 @@ from bayeskit.models.phylogenetics import (
     neighbour_joining,
     primates,
 )
-from bayeskit.models.phylogenetics.topology_moves import tensor_chains
 from bayeskit.models.phylogenetics.topology_moves.chains import Moves
 from bayeskit.parallel import map_tasks
 from bayeskit.workflows.phylogenetics import (
@@ -60,16 +59,11 @@ from bayeskit.workflows.phylogenetics import topology_inference as module
 from bayeskit.workflows.phylogenetics.topology_report import write_topology_report
 from tests.models.phylogenetics.test_tree_chains import ALIGNMENT, exact_log_masses, keys
 
+pytestmark = pytest.mark.compiler  # thousands of rounds, which take minutes as array operations
 FOUR = Alignment.from_sequences({"A": "ACGTA", "B": "ACGCA", "C": "AGTCA", "D": "AGTTA"})
 SIX = Alignment.from_sequences(
     {"A": "ACGTA", "B": "ACGCA", "C": "AGTCA", "D": "AGTCT", "E": "ACTCT", "F": "GCTCT"},
 )
-
-
-@pytest.fixture
-def no_compiler(monkeypatch):
-    """Chains run as array operations, as where there is no compiler; the warning is tested with them."""
-    monkeypatch.setattr(tensor_chains, "compiled_code", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -130,14 +124,11 @@ def test_a_free_parameter_is_integrated_out(limit):
     assert abs(found.log_evidence - exact) < limit() * math.hypot(found.evidence.standard_error, 1e-3)
 
 
-@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.compiler), False])
-def test_a_killed_run_goes_on_bit_for_bit(compiled, request, tmp_path):
+def runs_until_killed_and_to_the_end(alignment, folder):
+    """Return a run, and another one that is killed and resumed."""
     settings = {"num_warmup": 20, "num_samples": 20, "num_temperatures": 4, "progress": False, "seed": 3}
-    alignment, checkpoint = primates()[0] if compiled else ALIGNMENT, tmp_path / "search"
-    if not compiled:
-        request.getfixturevalue("no_compiler")
     expected = infer_topologies(alignment, substitution=K80(), **settings)
-    resumed = {"checkpoint": checkpoint, "checkpoint_seconds": 0.0}
+    resumed = {"checkpoint": folder / "search", "checkpoint_seconds": 0.0}
 
     class Killed(Exception):
         pass
@@ -151,33 +142,15 @@ def test_a_killed_run_goes_on_bit_for_bit(compiled, request, tmp_path):
         patch.setattr(module.TopologySearch, "ending", killed)
         with pytest.raises(Killed):
             infer_topologies(alignment, substitution=K80(), **settings, **resumed)
-    found = infer_topologies(alignment, substitution=K80(), num_jobs=2, **settings, **resumed)
+    return expected, infer_topologies(alignment, substitution=K80(), num_jobs=2, **settings, **resumed)
+
+
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
+    expected, found = runs_until_killed_and_to_the_end(primates()[0], tmp_path)
     assert torch.equal(found.log_likelihood, expected.log_likelihood)
     assert torch.equal(found.parameters["kappa"], expected.parameters["kappa"])
     assert torch.equal(found.sample.branch_lengths, expected.sample.branch_lengths)
     assert (found.sample.index == expected.sample.index).all()
-
-
-def test_evidence_and_constraints_without_a_compiler(no_compiler, limit):
-    settings = {"num_temperatures": 4, "progress": False, "dtype": torch.float64}
-    found = infer_topologies(ALIGNMENT, num_warmup=60, num_samples=200, **settings)
-    exact = float(exact_log_masses(ALIGNMENT)[1].logsumexp(0)) - math.log(15)
-    assert abs(found.log_evidence - exact) < limit() * found.evidence.standard_error < 1
-    found = infer_topologies(ALIGNMENT, constraints=[["A", "E"]], num_warmup=20, num_samples=20, **settings)
-    assert all(map(is_allowed, newicks(found)))
-
-
-@pytest.mark.compiler
-def test_a_checkpoint_knows_whether_its_chains_are_compiled(tmp_path, monkeypatch):
-    settings = {"num_warmup": 10, "num_samples": 8, "num_temperatures": 4, "progress": False}
-    infer_topologies(FOUR, checkpoint=tmp_path / "compiled", **settings)
-    with monkeypatch.context() as patch:
-        patch.setattr(tensor_chains, "compiled_code", lambda *_: None)
-        infer_topologies(FOUR, checkpoint=tmp_path / "arrays", **settings)
-        with pytest.raises(CheckpointError, match="compiled"):
-            infer_topologies(FOUR, checkpoint=tmp_path / "compiled", **settings)
-    with pytest.raises(CheckpointError, match="compiled"):
-        infer_topologies(FOUR, checkpoint=tmp_path / "arrays", **settings)
 
 
 def test_a_checkpoint_knows_the_numbers_of_a_prior(tmp_path):

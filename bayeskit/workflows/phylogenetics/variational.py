@@ -1309,7 +1309,7 @@ def variational_inference(
         and training starts with equal probabilities of all options. Or a network, which is the starting point; or an
         object with such a `sample`, or a function of `alignment` that returns one of these. Roots are removed. By
         default the support is searched for, from trees of neighbour joining, and grows; with constraints, it is found
-        by `infer_topologies`, which needs a C++ compiler.
+        by `infer_topologies`, which is slow without a C++ compiler.
     substitution : SubstitutionModel, default JC69()
         Parameters without a value, such as those of `GTR()`, have their prior and are inferred.
     site_rates : SiteRates, optional

@@ -202,9 +202,9 @@ class TensorChains(TreeChains):
             focus[chains] = np.where(kind < _SCALE, edge, focus[chains])
             for old, new in zip(state, there, strict=True):
                 old[chains[accept]] = new[accept]
-        fields = {"focus": focus, "counts": counts, "log_likelihood": state.log_likelihood}
-        fields |= {} if density is None else {"log_reference": state.log_reference}
-        moved = trees._replace(**{name: torch.from_numpy(values) for name, values in fields.items()})
+        values = {"focus": focus, "counts": counts, "log_likelihood": state.log_likelihood}
+        values |= {} if density is None else {"log_reference": state.log_reference}
+        moved = trees._replace(**{name: torch.from_numpy(value) for name, value in values.items()})
         return self._replaced(moved, range(self.num_chains), state, generator if steps.any() else None)
 
     # States.
@@ -222,13 +222,12 @@ class TensorChains(TreeChains):
         levels, at = _levels(forest.parents), list(chains)
         below = _below(levels, len(at), self.num_taxa)
         found = Trees(*(part.clone() for part in trees))
-        for part in (lengths := forest.lengths.copy(), below):
-            part[:, 0] = part[:, -1]
-        parents = forest.parents[:, :-1].copy()
+        parents, lengths = forest.parents[:, :-1].copy(), forest.lengths[:, :-1].copy()
+        lengths[:, 0], below[:, 0] = forest.lengths[:, -1], below[:, -1]
         parents[:, 0] = self.num_edges
         ends = np.stack([np.broadcast_to(np.arange(self.num_edges), parents.shape), parents], -1)
         found.ends[at] = torch.from_numpy(ends.astype(np.int32))
-        found.lengths[at] = torch.from_numpy(lengths[:, :-1])
+        found.lengths[at] = torch.from_numpy(lengths)
         found.splits[at] = torch.from_numpy(below[:, :-1].view(np.int64))
         if generator is not None:
             found.random.copy_(torch.from_numpy(generator.integers(1, 2**63 - 1, (self.num_chains, 4))))
@@ -365,7 +364,7 @@ class TensorChains(TreeChains):
         last = forest.parents.shape[1] - 1
         hung = _moved(forest, node, np.where(above == last, beside, last), 1.0)
         levels = _levels(hung.parents)
-        logs = np.where(self._places(hung, node, levels), 0.0, -np.inf)
+        logs = np.where(self._places(hung.parents, node, levels), 0.0, -np.inf)
         guided = (kind == _LIKELIHOOD) | (kind == _PARSIMONY)
         if guided.any():
             logs[guided] -= _WARP * beta[guided, None] * self._changes(hung.parents[guided], node[guided])
@@ -377,11 +376,11 @@ class TensorChains(TreeChains):
         part = generator.random(len(node))
         return _with_last_node_on_top(_moved(hung, node, place, part)), log_ratio
 
-    def _places(self, forest: _Forest, node: _Nodes, levels: Sequence[_Level]) -> NDArray[np.bool_]:
+    def _places(self, parents: _Nodes, node: _Nodes, levels: Sequence[_Level]) -> NDArray[np.bool_]:
         """Return the edges to which subtrees can be moved, where they hang at the first tip, `(trees, nodes)`."""
         below = _below(levels, len(node), self.num_taxa)
         own = below[np.arange(len(node)), node][:, None]
-        return (forest.parents > 0) & (below & ~own).any(-1)
+        return (parents > 0) & (below & ~own).any(-1)
 
     def _walked(self, parents: _Nodes, place: _Nodes, generator: np.random.Generator) -> _Nodes:
         """Return edges some steps away: at each step one of four neighbours, or the same where there is a tip.
@@ -448,20 +447,19 @@ class TensorChains(TreeChains):
         order = generator.permuted(np.tile(np.arange(1, taxa), (count, 1)), axis=1)
         parents = np.zeros((count, self.num_edges + 1), dtype=np.int64)
         parents[rows[:, None], order[:, :2]] = taxa
-        top, none = np.full(count, taxa), np.zeros(parents.shape)
+        top, lengths = np.full(count, taxa), np.zeros(parents.shape)
         for number in range(2, taxa - 1):
             tip, above = order[:, number], taxa + number - 1
             parents[rows, tip] = parents[rows, top] = above
             levels = _levels(parents)
-            places = self._places(_Forest(parents, none), tip, levels)
+            places = self._places(parents, tip, levels)
             places &= self._allowed(tip, _below(levels, count, taxa), above)
             cost = np.where(places, self._changes(parents, tip) if by_parsimony else 0.0, np.inf)
             place = _chosen(np.where(cost == cost.min(1, keepdims=True), 0.0, -np.inf), generator)
-            parents = _moved(_Forest(parents, none), tip, place, 0.5).parents
+            parents = _moved(_Forest(parents, lengths), tip, place, 0.5).parents
             top = np.where(place == top, above, top)
-        grown = _with_last_node_on_top(_Forest(parents, none))
-        lengths = trees.lengths[list(chains)].numpy()
-        lengths = np.concatenate([lengths, lengths[:, :1]], 1)
+        grown = _with_last_node_on_top(_Forest(parents, lengths))
+        lengths = self._forest(trees, list(chains)).lengths
         return self._replaced(trees, chains, _Forest(grown.parents, lengths), generator)
 
     def _allowed(self, tip: _Nodes, below: clades.Bits, top: int) -> NDArray[np.bool_]:
