@@ -98,8 +98,8 @@ def made(engine, alignment, count, substitution=None, site_rates=None, **setting
 
 def shares(engine, alignment, kind, count=150, rounds=20, seed=1, reference=None, beta=0.5):
     """Relative frequencies of all topologies in each chain, `(chains, topologies)`, and the moves accepted."""
-    if engine != "compiled":  # which takes the time of its steps, for any number of chains
-        count, rounds = 2 * count, rounds // 4
+    if engine != "compiled":  # the time is that of the steps, for any number of chains without a reference
+        count, rounds = count if reference else 2 * count, rounds // 4
     chains, process = made(engine, alignment, count)
     generator = new_generator(seed, stream=f"moves {kind}")
     chosen = dict.fromkeys(KINDS, 0.0) | {"length": 1.0, kind: 1.0}
