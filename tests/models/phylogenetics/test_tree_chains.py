@@ -416,7 +416,7 @@ def test_constraints_hold_and_leave_the_others_equally_likely(engine, limit):
     generator = new_generator(6, stream="constraints")
     trees = chains.start(generator, process)
     for drawn in (chains.draw(trees, process, range(count), generator), trees):
-        after = chains.run(drawn, process, torch.ones(count, dtype=torch.float64), Moves(), 100)
+        after = chains.run(drawn, process, torch.ones(count, dtype=torch.float64), Moves(), 40)
         for found in (drawn, after):
             assert bool((found.splits == int(split[0, 0])).any(1).all())
         found = np.unique(keys(topologies_of(blank.taxa, after.splits)[0]), return_counts=True)[1]
