@@ -382,7 +382,8 @@ def _rule(kind: Any) -> _Rule | None:
     if origin is typing.Annotated:
         return _rule(parts[0])
     if origin in (typing.Union, types.UnionType):
-        return _either([_rule(part) for part in parts])
+        named = any(_is_class(part, "torch", "device") for part in parts)  # a str beside it is the name of a device
+        return _either([_rule(part) for part in parts if not (named and part is str)])
     if origin is typing.Literal:
         allowed = tuple({type(part) for part in parts})
         return _Rule("one of " + ", ".join(map(repr, parts)), lambda value: isinstance(value, allowed))
@@ -520,14 +521,14 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_device(device: Any, value: Any) -> bool:
-    """Tell whether a value is a device, its name, or can be its number."""
-    if isinstance(value, str):
-        try:
-            device(value)
-        except RuntimeError:
-            return False
-        return True
-    return isinstance(value, device) or _is_whole(value) and 0 <= value < 128
+    """Tell whether a value is a device, or the name or number of one."""
+    if not isinstance(value, str) and not _is_whole(value):
+        return isinstance(value, device)
+    try:
+        device(value)
+    except (OverflowError, RuntimeError, ValueError):
+        return False
+    return True
 
 
 def _is_class(kind: Any, module: str, name: str) -> bool:
