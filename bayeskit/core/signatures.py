@@ -262,9 +262,11 @@ def _fault(value: Any, error: Exception) -> str:
     if isinstance(value, int):
         if abs(value) >= 2**63:
             return "is beyond the whole numbers of 64 bits"
+        if isinstance(error, OverflowError) and abs(value) >= _MANY:
+            return f"is {value:.3g}"
         return "needs more than the memory" if abs(value) >= _MANY and _NO_MEMORY.search(str(error)) else ""
     if isinstance(value, float):
-        extreme = isinstance(error, ArithmeticError) and not 1 / _GREAT < abs(value) < _GREAT and value
+        extreme = value and not 1 / _GREAT < abs(value) < _GREAT
         return f"is {value}" if extreme or not math.isfinite(value) else ""
     if isinstance(value, Mapping):
         lacks = isinstance(error, KeyError) and error.args and isinstance(error.args[0], str)
