@@ -120,6 +120,7 @@ def linear_regression(
         positive_scalar("prior_sd", prior_sd),
     )
 
+    noise_sd, prior_sd = float(noise_sd), float(prior_sd)
     identity = torch.eye(num_coefficients, dtype=x.dtype)
     factor = torch.linalg.cholesky(x.mT @ x / noise_sd**2 + identity / prior_sd**2)
     mean = torch.cholesky_solve((x.mT @ y / noise_sd**2).unsqueeze(-1), factor).squeeze(-1)

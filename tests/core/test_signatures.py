@@ -111,7 +111,7 @@ def test_equal_values_of_other_libraries_are_those_of_the_signature(library):
 
 
 @checked
-def rows(table: object, num_rows: int, names: list[str] = (), device: torch.device | None = None) -> float:
+def rows(table: object, num_rows: int, names: list[str] = (), device: torch.device | str | None = None) -> float:
     """Use the arguments as bodies do that check nothing."""
     torch.zeros(num_rows, device=device)
     return float(table.sum()) + len(names[0] if len(names) else "")

@@ -545,7 +545,7 @@ def replicate_posteriors(
     >>> twice.mean().squeeze(-1)  # 2 * 9 / (1 + 2 * 3), and 2 * 12 / (1 + 2 * 3)
     tensor([2.5714, 3.4286], dtype=torch.float64)
     """
-    if weights is None and data is None:
+    if weights is None and (data is None or isinstance(data, tuple) and not data):
         raise SettingsError("give weights= or data=, a row or data set for each replicate")
     check_pooled_by_sum(posterior, "replicates are")
     num_draws = whole_number("num_draws", num_draws, least=32)

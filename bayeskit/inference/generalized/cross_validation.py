@@ -22,7 +22,7 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import mean_error, pareto_smoothed, replicates_log_mean_error
 from bayeskit.core.texts import with_error
 from bayeskit.draws import Draws
-from bayeskit.errors import InitializationError, ModelError, SettingsError, ShapeError
+from bayeskit.errors import BayeskitError, DataError, InitializationError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, belongs, posterior_problems
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.metric import Metric
@@ -1208,7 +1208,15 @@ def _gains(log_evidence: Callable[[Tensor], Tensor], training: Tensor) -> Tensor
 
 
 def _evidence_of(log_evidence: Callable[[Tensor], Tensor], part: Tensor) -> Tensor:
-    value = torch.as_tensor(log_evidence(part.to(torch.float64)))
+    try:
+        value = torch.as_tensor(log_evidence(part.to(torch.float64)))
+    except BayeskitError:
+        raise
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise DataError(
+            f"log_evidence fails for training data of shape {tuple(part.shape)} ({error}); num_data must be the number "
+            "of its data"
+        ) from error
     if tuple(value.shape) != (len(part),):
         raise ShapeError(f"log_evidence maps {tuple(part.shape)} to {tuple(value.shape)} instead of ({len(part)},)")
     return value.to(torch.float64).cpu()

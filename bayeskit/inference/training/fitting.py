@@ -131,7 +131,7 @@ class Fit:
     epoch_losses : Tensor
         Mean loss over the steps of each epoch, ``(epochs,)``.
     validation_losses : Tensor
-        Validation loss per observation after each epoch, ``(epochs,)``; empty without validation data.
+        Validation loss per observation after each epoch, ``(epochs,)``, or ``(0,)`` without validation data.
     epoch_ends : tuple of int
         Number of steps taken by the end of each epoch.
     ending : str

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayeskit.errors import ShapeError, TreeError
+from bayeskit.errors import DataError, ShapeError, TreeError
 from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics import trees as edge_orders
 from bayeskit.models.phylogenetics.newick import quote
@@ -106,7 +106,11 @@ class Topologies:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "taxa", tuple(self.taxa))
-        object.__setattr__(self, "children", np.ascontiguousarray(self.children, dtype=np.int32))
+        try:
+            children = np.ascontiguousarray(self.children, dtype=np.int32)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise DataError(f"children must be an array of node numbers (topologies, internal, 2): {error}") from error
+        object.__setattr__(self, "children", children)
         check_once(self.taxa, "taxa")
         expected = (len(self.children), len(self.taxa) - (1 if self.rooted else 2), 2)
         if self.children.shape != expected or len(self.taxa) < 3:

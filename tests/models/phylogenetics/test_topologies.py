@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bayeskit.errors import ConversionWarning, ShapeError, TreeError
+from bayeskit.errors import ConversionWarning, DataError, ShapeError, TreeError
 from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.topologies import Topologies, all_topologies
 from bayeskit.models.phylogenetics.trees import Tree
@@ -295,6 +295,9 @@ def test_what_is_refused():
     headless = np.array([[[0b0011], [0b0111], [0b0111]]], dtype=np.uint64)
     with pytest.raises(TreeError, match="do not form binary trees"):
         Topologies.from_clades("ABCD", headless, rooted=True)
+    for children in ([None], 10**12):
+        with pytest.raises(DataError, match="children must be an array of node numbers"):
+            Topologies(("A", "B", "C"), children)
     with pytest.raises(ShapeError, match=r"\(topologies, 2, 1\)"):
         Topologies.from_clades("ABCD", crossing, rooted=False)
     with pytest.raises(ShapeError, match="does not fit 4 taxa"):
