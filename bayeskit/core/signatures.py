@@ -429,7 +429,7 @@ def _rule(kind: Any) -> _Rule | None:
             ("a list" if length is None else f"{length} values") + (f", each item {items.expected}" if items else ""),
             functools.partial(_is_list, base, length, items),
             exact=(list, tuple),
-            converted=None if items is None or float in items.exact or int in items.exact else _as_list,
+            converted=_conversion_of_lists(items),
         )
     if getattr(base, "_is_protocol", False):
         needed = [name for name in vars(base) if not name.startswith("_") or name == "__call__"]
@@ -492,6 +492,20 @@ def _as_tensor(value: Any) -> Any:
         except DataError:  # named below
             pass
     return value
+
+
+def _conversion_of_lists(items: _Rule | None) -> Callable[[Any], Any] | None:
+    """Return the conversion of what stands for a list whose items have a rule."""
+    if items is None or float in items.exact:
+        return None
+    return _as_whole_numbers if int in items.exact else _as_list
+
+
+def _as_whole_numbers(value: Any) -> Any:
+    """Return a vector of whole numbers as a tuple, and everything else as it is."""
+    if type(value).__module__ not in ("numpy", "torch") or getattr(value, "ndim", 0) != 1 or not _is_known(value):
+        return value
+    return value if any(word in str(value.dtype) for word in ("float", "complex", "bool")) else tuple(value.tolist())
 
 
 def _as_list(value: Any) -> Any:

@@ -275,3 +275,10 @@ def test_memory_is_asked_before_it_is_taken():
 def test_wild_settings_end_in_errors_of_the_package(kind, tmp_path):
     failures = [fuzz_calls.run_case(f"bayeskit.{kind}", seed, tmp_path) for seed in range(20)]
     assert [failure for failure in failures if failure is not None] == []
+
+
+def test_vectors_of_whole_numbers_stand_for_sequences():
+    from bayeskit.models.vae import mlp_vae
+
+    for hidden in (torch.tensor([3, 4]), np.array([3, 4], dtype=np.int32)):
+        assert mlp_vae(data_dim=2, hidden=hidden, latent_dim=1).generate(2, seed=0).shape == (2, 2)

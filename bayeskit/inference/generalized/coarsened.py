@@ -211,6 +211,8 @@ def calibration_curve(
     tensor([1., 1.], dtype=torch.float64)
     """
     chains = whole_number("num_chains", num_chains, least=2)
+    if isinstance(alpha, Tensor) and alpha.dim() != 1:
+        raise ShapeError(f"alpha has the shape {tuple(alpha.shape)} and must be a vector, (levels,)")
     levels = sorted({float(a) for a in alpha})
     if len(levels) < 3 or not all(0 < a < math.inf for a in levels):
         raise SettingsError(f"alpha must be at least three positive, finite numbers, not {levels}")

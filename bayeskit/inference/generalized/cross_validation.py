@@ -19,6 +19,7 @@ from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.plots import CHAIN_COLOURS, GREY
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator
+from bayeskit.core.signatures import check_memory
 from bayeskit.core.statistics import mean_error, pareto_smoothed, replicates_log_mean_error
 from bayeskit.core.texts import with_error
 from bayeskit.draws import Draws
@@ -1127,6 +1128,8 @@ def cross_validation_evidence(
     if count is None:
         most = whole_number("max_sets", max_sets, 1)
         _check_number(data.num_data, sizes, most, "set held_out= to a number of random sets, or raise max_sets")
+    else:
+        check_memory("held_out", count, 8 * num_particles)
     if draws is not None and sizes[-1] == data.num_data and not target.can_sample_prior:
         raise SettingsError(
             f"with all {data.num_data} data held out only the prior predicts, and it cannot be sampled; use "

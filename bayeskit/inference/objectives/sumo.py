@@ -228,6 +228,8 @@ def sumo_estimate(log_weight: Tensor, survival: Tensor) -> Tensor:
             f"the tail gives probability {float(survival[k - 1])} to reaching k = {k}, which it has reached; survival "
             "must be above zero, and at most one, wherever sample can go"
         )
+    if not log_weight.is_floating_point():
+        log_weight = log_weight.double()
     count, first = len(log_weight), len(log_weight) - len(survival)
     peak = log_weight.detach().amax(0)  # a large common factor would lose digits of the small increments
     shifted = log_weight - peak

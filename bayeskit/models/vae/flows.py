@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 
 from bayeskit.core.flows import zuko
+from bayeskit.core.signatures import check_memory
 from bayeskit.errors import SettingsError
 from bayeskit.models.vae.autoencoders import VAE, features
 from bayeskit.models.vae.distributions import Shape
@@ -167,6 +168,8 @@ def flow_vae(
             f"{prior_transforms}"
         )
     width = hidden[-1]
+    check_memory("posterior_transforms", posterior_transforms, 8 * width * latent_dim)
+    check_memory("prior_transforms", prior_transforms, 8 * width * latent_dim)
     head: nn.Module = DiagonalNormal(width, latent_dim)
     if posterior_transforms:
         head = ConditionalFlow(inverse_autoregressive_flow(latent_dim, width, posterior_transforms, hidden[-1:]))
