@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -41,7 +42,9 @@ from bayeskit.logdensity.tracing import (
 
 __all__ = ["MarginalTarget", "marginalize"]
 
-_MAX_STEPS, _POLISHING = 100, 2
+_MAX_STEPS = 100
+#: Squared length of a Newton step, in standard deviations and roots of the unit of rounding, after which values rest.
+_NEAR = 0.01
 #: Damping relative to the largest diagonal entry: the first one, the one below which it is dropped, the last one.
 _FIRST_DAMPING, _LEAST_DAMPING, _MOST_DAMPING = 1e-2, 2e-2, 1e10
 _PRIOR_DRAWS, _CANDIDATES, _PATTERN_POINTS = 64, 5, 3
@@ -252,36 +255,26 @@ class _Blocks:
     """Equal blocks on the diagonal of a Hessian, and the directions whose products with it hold all its entries."""
 
     def __init__(self, pattern: Tensor) -> None:
-        from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import connected_components
-
-        size, device = len(pattern), pattern.device
-        sparse = csr_array(pattern.cpu().numpy())
-        count, labels = connected_components(sparse, directed=False)
-        groups = torch.from_numpy(labels).long()
-        width = int(groups.bincount().max())
+        size, device, pattern = len(pattern), pattern.device, pattern.cpu()
+        groups = _components(pattern)
+        count, width = int(groups.max()) + 1, int(groups.bincount().max())
         if count * width**2 > size**2:  # groups of very different sizes
             count, width, groups = 1, size, torch.zeros_like(groups)
         order = groups.argsort(stable=True)
-        first = groups[order].diff(prepend=groups.new_tensor([-1])) != 0
-        place = torch.arange(size) - torch.arange(size)[first][groups[order]]
+        sorted_groups = groups[order]
+        place = torch.arange(size) - torch.searchsorted(sorted_groups, sorted_groups)
         members = torch.zeros(count, width, dtype=torch.long)
-        members[groups[order], place] = order
+        members[sorted_groups, place] = order
         filled = torch.zeros(count, width, dtype=torch.bool)
-        filled[groups[order], place] = True
-        # Columns without a common row have one colour, and one direction.
-        colours = torch.full((size,), -1)
-        near = (sparse.T @ sparse).tocsr()
-        for column in range(size):
-            taken = set(colours[near.indices[near.indptr[column] : near.indptr[column + 1]]].tolist())
-            colours[column] = next(colour for colour in range(size) if colour not in taken)
-        cells = pattern.cpu()[members[:, :, None], members[:, None, :]] & filled[:, :, None] & filled[:, None, :]
+        filled[sorted_groups, place] = True
+        colours = _colours(pattern)
+        cells = pattern[members[:, :, None], members[:, None, :]] & filled[:, :, None] & filled[:, None, :]
         g, i, j = cells.nonzero(as_tuple=True)
         self.shape, self._filled = (count, width, width), filled.to(device)
-        self._cells, self._rows, self._of = (g.to(device), i.to(device), j.to(device)), None, None
+        self._cells = (g.to(device), i.to(device), j.to(device))
         self._sources = (colours[members[g, j]].to(device), members[g, i].to(device))  # direction, row
         self._members = members.to(device)
-        self._inside = self._filled.nonzero(as_tuple=True)
+        self._positions = (sorted_groups * width + place)[order.argsort()].to(device)
         self.num_directions = int(colours.max()) + 1
         self.directions = torch.nn.functional.one_hot(colours).T.to(device)  # (c, m)
         self.description = _described(count, width, size, self.num_directions)
@@ -307,14 +300,34 @@ class _Blocks:
 
     def scattered(self, z: Tensor) -> Tensor:
         """Return coordinates in their order, ``(n, G, b, 1) -> (n, m)``."""
-        group, place = self._inside
-        found = z.new_zeros(len(z), self.directions.shape[1])
-        found[:, self._members[group, place]] = z[:, group, place, 0]
-        return found
+        return z.flatten(1)[:, self._positions]
 
     def solved(self, factor: Tensor, z: Tensor) -> Tensor:
         """Return ``z`` divided by the matrix of a Cholesky factor, ``(n, m)``."""
         return self.scattered(torch.cholesky_solve(self.gathered(z), factor))
+
+
+def _components(pattern: Tensor) -> Tensor:
+    """Return the number of each coordinate's group, coordinates that a pattern joins being in one group, ``(m,)``."""
+    labels = torch.arange(len(pattern))
+    while True:
+        joined = torch.where(pattern, labels, len(labels)).amin(1)
+        joined = joined[joined]
+        if torch.equal(joined, labels):
+            return labels.unique(return_inverse=True)[1]
+        labels = joined
+
+
+def _colours(pattern: Tensor) -> Tensor:
+    """Return colours of columns, ``(m,)``, each the first that no earlier column with a common row has."""
+    common = pattern.float()
+    common = (common.T @ common) > 0
+    colours = torch.full((len(pattern),), -1)
+    for column, near in enumerate(common):
+        taken = torch.zeros(len(pattern) + 1, dtype=torch.bool)
+        taken[colours[near]] = True
+        colours[column] = int((~taken).int().argmax())
+    return colours
 
 
 def _described(count: int, width: int, size: int, num_directions: int) -> str:
@@ -349,7 +362,9 @@ class _LaplaceDensity(Evaluators):
         self.num_failures = 0
         self._calls: dict[tuple[str, int], Callable[..., tuple[Tensor, ...]]] = {}
         self._cost: Cost | None = None
+        self._traces = False  # what is called once is not worth a graph
         self._begin()
+        self._traces = True
 
     def __getstate__(self) -> dict[str, Any]:
         """Drop graphs, which are traced again on demand."""
@@ -400,11 +415,10 @@ class _LaplaceDensity(Evaluators):
             )
         first = int(mode.found.int().argmax())
         self._reference, self._start = candidates[first], mode.z[first]
-        self._calls.clear()  # graphs hold the first start
         self._fixed = self._steady(z)
         try:
             with torch.no_grad():
-                list(self._evaluate(self._reference.unsqueeze(0)))
+                self._evaluate(self._reference.unsqueeze(0))
         except UNTRACEABLE as error:
             raise_if_forked(error)
             raise ModelError(f"the model's density has no third derivatives by {names}: {first_line(error)}") from error
@@ -522,17 +536,20 @@ class _LaplaceDensity(Evaluators):
         """Call one of the functions above as a graph, traced once for each size of batch."""
         function: Callable[..., tuple[Tensor, ...]] = getattr(self, f"_{name}")
         key = (name, len(arguments[0]))
-        if key not in self._calls:
-            # At fixed vectors, so that a graph does not depend on what is evaluated first.
-            n = len(arguments[0])
-            examples = [self._reference.expand(n, -1).clone(), self._start.expand(n, -1).clone()][: len(arguments)]
-            examples += [torch.ones_like(argument) for argument in arguments[2:]]
-            with torch.no_grad():
-                graph = trace_call(function, *examples)  # type: ignore[arg-type]
-                fold_constants(graph)
-                self._calls[key] = interpreted(graph, *examples)
         with torch.no_grad():
-            return tuple(self._calls[key](*(argument.contiguous() for argument in arguments)))
+            if key not in self._calls and self._traces:
+                self._calls[key] = self._traced(function, *arguments)
+            with nullcontext() if key in self._calls else FailingApart():
+                return tuple(self._calls.get(key, function)(*(argument.contiguous() for argument in arguments)))
+
+    def _traced(self, function: Callable[..., tuple[Tensor, ...]], *arguments: Tensor) -> Callable[..., Any]:
+        # At fixed vectors, so that a graph does not depend on what is evaluated first.
+        n = len(arguments[0])
+        examples = [self._reference.expand(n, -1).clone(), self._start.expand(n, -1).clone()][: len(arguments)]
+        examples += [torch.ones_like(argument) for argument in arguments[2:]]
+        graph = trace_call(function, *examples)  # type: ignore[arg-type]
+        fold_constants(graph)
+        return interpreted(graph, *examples)
 
     # -- the mode ---------------------------------------------------------------------------
 
@@ -542,22 +559,30 @@ class _LaplaceDensity(Evaluators):
         z = self._start.expand(len(r), -1)
         products, slope, value = self._call("curve", r, z)
         alive = _finite(products, slope, value)
-        done, damping = torch.zeros_like(alive), torch.zeros_like(value)
+        done, last, damping = torch.zeros_like(alive), torch.zeros_like(alive), torch.zeros_like(value)
+        before = torch.full_like(value, torch.inf)
         for _ in range(_MAX_STEPS):
             minus = blocks.blocks(products)
             scale = minus.diagonal(dim1=-2, dim2=-1).abs().flatten(1).amax(1)
             factor, info = torch.linalg.cholesky_ex(minus + _diagonal(damping, minus))
             definite = (info == 0).all(-1)
             step = torch.where(definite[:, None], blocks.solved(factor, slope), 0.0)
-            near = (slope * step).sum(-1) <= 0.01 * math.sqrt(eps)
-            done |= alive & definite & (damping == 0) & near
-            alive &= damping <= _MOST_DAMPING * scale
+            squared = torch.where(damping == 0, (slope * step).sum(-1), torch.inf)  # length in standard deviations
+            done |= alive & definite & (last | (squared <= eps**1.8))
+            alive &= (damping <= _MOST_DAMPING * scale) & ~(last & ~definite)
             moving = alive & ~done
             if not bool(moving.any()):
                 break
+            # Newton's method squares the error: the step after a short one is the last, and so is one that rounding
+            # keeps from being shorter than the one before.
+            near = definite & (squared <= _NEAR * math.sqrt(eps))
+            last = near & ((squared <= eps) | (squared > 0.1 * before))
+            before = squared
             tried = torch.where(moving[:, None], z + step, z)
             new = self._call("curve", r, tried)
-            better = moving & definite & _finite(*new) & (new[2] >= value - 16 * eps * (1 + value.abs()))
+            better = definite & _finite(*new) & (near | (new[2] >= value - 16 * eps * (1 + value.abs())))
+            better &= moving
+            last &= better
             z = torch.where(better[:, None], tried, z)
             products = torch.where(better[None, :, None], new[0], products)
             slope = torch.where(better[:, None], new[1], slope)
@@ -565,13 +590,7 @@ class _LaplaceDensity(Evaluators):
             less = torch.where(damping <= _LEAST_DAMPING * scale, 0.0, 0.1 * damping)
             more = torch.maximum(10 * damping, _FIRST_DAMPING * scale)
             damping = torch.where(moving, torch.where(better, less, more), damping)
-        factor, _ = torch.linalg.cholesky_ex(blocks.blocks(products))
-        for _ in range(_POLISHING):
-            step = blocks.solved(factor, self._call("slope", r, z)[0])
-            z = torch.where(done[:, None] & step.isfinite(), z + step, z)
-        products, slope, value = self._call("curve", r, z)
-        factor, info = torch.linalg.cholesky_ex(blocks.blocks(products))
-        found = done & (info == 0).all(-1) & _finite(products, slope, value)
+        found = done
         # A row without a mode gets a harmless factor.
         one = torch.eye(factor.shape[-1], dtype=r.dtype, device=r.device)
         factor = torch.where(found[:, None, None, None], factor, one)
