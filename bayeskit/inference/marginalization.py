@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +16,7 @@ from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.signatures import check_memory
 from bayeskit.core.torch_internals import gradient_and_rest
 from bayeskit.draws import Draws
-from bayeskit.errors import DrawsError, InitializationError, ModelError, SettingsError
+from bayeskit.errors import BayeskitError, DrawsError, InitializationError, ModelError, SettingsError
 from bayeskit.logdensity.compiling import (
     CHUNK_BYTES,
     Cost,
@@ -362,9 +361,7 @@ class _LaplaceDensity(Evaluators):
         self.num_failures = 0
         self._calls: dict[tuple[str, int], Callable[..., tuple[Tensor, ...]]] = {}
         self._cost: Cost | None = None
-        self._traces = False  # what is called once is not worth a graph
         self._begin()
-        self._traces = True
 
     def __getstate__(self) -> dict[str, Any]:
         """Drop graphs, which are traced again on demand."""
@@ -392,25 +389,29 @@ class _LaplaceDensity(Evaluators):
             with torch.no_grad(), FailingApart():
                 fine = self._joint(r, z).isfinite()
                 r, z = r[fine], z[fine]
+                if len(r) == 0:
+                    raise InitializationError(
+                        f"the density is zero or infinite at all {_PRIOR_DRAWS} draws from the prior; look at the data"
+                    )
                 self._refuse_dependence(r[:_CANDIDATES], z[:_CANDIDATES])
                 some = slice(0, _PATTERN_POINTS)
-                pattern = self._pattern(r[some], z[some]) if len(r) else torch.ones(m, m, dtype=torch.bool)
+                pattern = self._pattern(r[some], z[some])
         except UNTRACEABLE as error:
-            if isinstance(error, ModelError):
+            if isinstance(error, BayeskitError):
                 raise
             raise_if_forked(error)
-            raise ModelError(f"the model's density has no second derivatives by {names}: {first_line(error)}") from error
+            raise ModelError(
+                f"the model's density has no second derivatives by {names}: {first_line(error)}"
+            ) from error
         self.blocks = _Blocks(pattern.to(self.device))
         self._directions = self.blocks.directions.to(self.dtype)
-        if len(r) == 0:
-            raise InitializationError(f"the density is zero at all {_PRIOR_DRAWS} draws from the prior; look at the data")
         candidates = torch.cat([r.median(0).values.unsqueeze(0), r])[:_CANDIDATES]
         self._reference, self._start = candidates[0], z.median(0).values
         mode = self._mode(candidates)
         if not bool(mode.found.any()):
             raise InitializationError(
-                f"Newton's method finds no mode of {names} at {len(candidates)} vectors of the other sites: the density "
-                "may have no maximum, one at infinity, or a Hessian that is not negative definite. Remedy: give these "
+                f"Newton's method finds no mode of {names} at {len(candidates)} vectors of the other sites: the "
+                "density may have no maximum, one at infinity, or a Hessian that is not negative definite. Remedy: give these "
                 "sites a proper prior, a likelihood that is log-concave in them, or sample them with the others"
             )
         first = int(mode.found.int().argmax())
@@ -439,7 +440,7 @@ class _LaplaceDensity(Evaluators):
 
                 return torch.func.vmap(one)(r, z).sum(), ()
 
-            if len(r) and bool((gradient_and_rest(term, z, r)[0] != 0).any()):
+            if bool((gradient_and_rest(term, z, r)[0] != 0).any()):
                 raise ModelError(
                     f"the prior of site {name!r} depends on the sites to be integrated out, {sorted(self._over)}; "
                     f"integrate {name!r} out, too, or write the model so that {name!r} comes first"
@@ -449,11 +450,9 @@ class _LaplaceDensity(Evaluators):
         """Return which entries of the Hessian by ``z`` are not zero at some of the points, ``(m, m)``."""
         m = self._num_inner
         eye = torch.eye(m, dtype=self.dtype, device=self.device)
-        num_bytes = recorded(lambda v: [self._product(r, z, v)[0]], eye[0])[1]
-        size = max(1, CHUNK_BYTES // max(num_bytes, 1))
-        rows = [
-            (torch.func.vmap(lambda v: self._product(r, z, v)[0])(some) != 0).any(1) for some in eye.split(size)
-        ]
+        self._product_bytes = recorded(lambda v: [self._product(r[:1], z[:1], v)[0]], eye[0])[1]
+        size = max(1, CHUNK_BYTES // max(len(r) * self._product_bytes, 1))
+        rows = [(torch.func.vmap(lambda v: self._product(r, z, v)[0])(some) != 0).any(1) for some in eye.split(size)]
         pattern = torch.cat(rows) | torch.eye(m, dtype=torch.bool, device=self.device)
         return pattern | pattern.T
 
@@ -473,7 +472,8 @@ class _LaplaceDensity(Evaluators):
         return torch.cat([next(inner if gone else outer) for gone in self._is_gone])
 
     def _joint(self, r: Tensor, z: Tensor) -> Tensor:
-        return torch.func.vmap(lambda r, z: sum(self._whole.joint(self._merged(r, z))))(r, z)
+        prior, likelihood = torch.func.vmap(lambda r, z: self._whole.joint(self._merged(r, z)))(r, z)
+        return prior + likelihood  # type: ignore[no-any-return]
 
     def _slope(self, r: Tensor, z: Tensor) -> tuple[Tensor, ...]:
         """Return the gradient by ``z`` and the log density."""
@@ -495,7 +495,7 @@ class _LaplaceDensity(Evaluators):
 
     def _curve(self, r: Tensor, z: Tensor) -> tuple[Tensor, ...]:
         """Return the Hessian's products ``(c, n, m)``, the gradient ``(n, m)`` and the log density ``(n,)``."""
-        product = torch.func.vmap(lambda v: self._product(r, z, v), out_dims=(0, None, None))
+        product = torch.func.vmap(lambda v: self._product(r, z, v), out_dims=(0, None, None))  # type: ignore[arg-type]
         products: tuple[Tensor, ...] = product(self._directions)
         return products
 
@@ -532,15 +532,18 @@ class _LaplaceDensity(Evaluators):
 
         return gradient_and_rest(total, r)
 
-    def _call(self, name: str, *arguments: Tensor) -> tuple[Tensor, ...]:
-        """Call one of the functions above as a graph, traced once for each size of batch."""
+    def _call(self, name: str, traced: bool, *arguments: Tensor) -> tuple[Tensor, ...]:
+        """Call one of the functions above, as a graph if it is called often: one for each size of batch."""
         function: Callable[..., tuple[Tensor, ...]] = getattr(self, f"_{name}")
         key = (name, len(arguments[0]))
         with torch.no_grad():
-            if key not in self._calls and self._traces:
-                self._calls[key] = self._traced(function, *arguments)
-            with nullcontext() if key in self._calls else FailingApart():
-                return tuple(self._calls.get(key, function)(*(argument.contiguous() for argument in arguments)))
+            if not traced:
+                with FailingApart():
+                    return function(*arguments)
+            with process_state():  # threads may share a target
+                if key not in self._calls:
+                    self._calls[key] = self._traced(function, *arguments)
+            return tuple(self._calls[key](*(argument.contiguous() for argument in arguments)))
 
     def _traced(self, function: Callable[..., tuple[Tensor, ...]], *arguments: Tensor) -> Callable[..., Any]:
         # At fixed vectors, so that a graph does not depend on what is evaluated first.
@@ -553,11 +556,11 @@ class _LaplaceDensity(Evaluators):
 
     # -- the mode ---------------------------------------------------------------------------
 
-    def _mode(self, r: Tensor) -> _Mode:
+    def _mode(self, r: Tensor, traced: bool = False) -> _Mode:
         """Maximise by ``z`` for each row of ``r`` ``(n, p)``, by damped Newton steps from one start."""
         blocks, eps = self.blocks, torch.finfo(r.dtype).eps
         z = self._start.expand(len(r), -1)
-        products, slope, value = self._call("curve", r, z)
+        products, slope, value = self._call("curve", traced, r, z)
         alive = _finite(products, slope, value)
         done, last, damping = torch.zeros_like(alive), torch.zeros_like(alive), torch.zeros_like(value)
         before = torch.full_like(value, torch.inf)
@@ -567,9 +570,12 @@ class _LaplaceDensity(Evaluators):
             factor, info = torch.linalg.cholesky_ex(minus + _diagonal(damping, minus))
             definite = (info == 0).all(-1)
             step = torch.where(definite[:, None], blocks.solved(factor, slope), 0.0)
-            squared = torch.where(damping == 0, (slope * step).sum(-1), torch.inf)  # length in standard deviations
+            gain = (slope * step).sum(-1)
+            squared = torch.where(damping == 0, gain, torch.inf)  # length of the step in standard deviations
             done |= alive & definite & (last | (squared <= eps**1.8))
-            alive &= (damping <= _MOST_DAMPING * scale) & ~(last & ~definite)
+            # Where nothing rises and damping is still needed, there is a saddle or a minimum.
+            level = definite & (damping > 0) & (gain <= eps**1.8)
+            alive &= (damping <= _MOST_DAMPING * scale) & ~(last & ~definite) & ~level
             moving = alive & ~done
             if not bool(moving.any()):
                 break
@@ -579,7 +585,7 @@ class _LaplaceDensity(Evaluators):
             last = near & ((squared <= eps) | (squared > 0.1 * before))
             before = squared
             tried = torch.where(moving[:, None], z + step, z)
-            new = self._call("curve", r, tried)
+            new = self._call("curve", traced, r, tried)
             better = definite & _finite(*new) & (near | (new[2] >= value - 16 * eps * (1 + value.abs())))
             better &= moving
             last &= better
@@ -598,31 +604,33 @@ class _LaplaceDensity(Evaluators):
         value = value + 0.5 * self._num_inner * math.log(2 * math.pi) - half_log_det
         return _Mode(z, torch.where(found, value, -torch.inf), factor, found)
 
-    def _in_batches(self, rows: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """Yield batches of few sizes, for which graphs are traced: the last one padded, with the number of its rows."""
-        size = self.cost.chunk_size(1 << (len(rows) - 1).bit_length())
+    def _in_batches(self, rows: Tensor, padded: bool = False) -> Iterator[tuple[Tensor, int]]:
+        """Yield batches that fit into the cache, the last one padded if graphs are traced, with the number of rows."""
+        fits = 3 * self._product_bytes * self.blocks.num_directions * len(rows) <= CHUNK_BYTES
+        size = len(rows) if fits else self.cost.chunk_size(len(rows))
         for some in rows.split(size):
-            yield torch.cat([some, some[:1].expand(size - len(some), -1)]), len(some)
+            filling = size - len(some) if padded else 0
+            yield torch.cat([some, some[:1].expand(filling, -1)]), len(some)
 
     def _values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log prior and the log likelihood of rows."""
         parts = []
-        for r, count in self._in_batches(rows):
-            mode, prior = self._mode(r), self._call("prior", r)[1]
-            self.num_failures += int((~mode.found[:count]).sum())
-            parts.append((prior[:count], _rest(mode.value, prior)[:count]))
+        for r, _ in self._in_batches(rows):
+            mode, prior = self._mode(r), self._call("prior", False, r)[1]
+            self.num_failures += int((~mode.found).sum())
+            parts.append((prior, _rest(mode.value, prior)))
         prior, likelihood = (torch.cat(column) for column in zip(*parts, strict=True))
         return prior, likelihood
 
-    def _evaluate(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _evaluate(self, rows: Tensor, traced: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return log prior, log likelihood, and the gradients of both."""
         blocks, parts = self.blocks, []
-        for r, count in self._in_batches(rows):
-            mode = self._mode(r)
+        for r, count in self._in_batches(rows, traced):
+            mode = self._mode(r, traced)
             weights = blocks.weights(torch.cholesky_inverse(mode.factor))
-            outer, inner = self._call("bend", r, mode.z, weights)
-            (whole,) = self._call("pull", r, mode.z, blocks.solved(mode.factor, inner))
-            slope, prior = self._call("prior", r)
+            outer, inner = self._call("bend", traced, r, mode.z, weights)
+            (whole,) = self._call("pull", traced, r, mode.z, blocks.solved(mode.factor, inner))
+            slope, prior = self._call("prior", traced, r)
             gradient = whole - outer - slope
             found = mode.found & gradient.isfinite().all(-1)
             self.num_failures += int((~found[:count]).sum())
@@ -646,10 +654,8 @@ class _LaplaceDensity(Evaluators):
 
     def _evaluation(self, u: Tensor, beta: Tensor) -> Evaluation:
         with one_thread():
-            prior, likelihood, slope, gradient = self._evaluate(u.detach())
-        return Evaluation(
-            prior, likelihood, tempered(prior, likelihood, beta), slope + beta.unsqueeze(-1) * gradient
-        )
+            prior, likelihood, slope, gradient = self._evaluate(u.detach(), traced=True)
+        return Evaluation(prior, likelihood, tempered(prior, likelihood, beta), slope + beta.unsqueeze(-1) * gradient)
 
     def compiled(self, num_vectors: int) -> None:
         """Return None: a value alone costs much less than a gradient."""
@@ -660,10 +666,11 @@ class _LaplaceDensity(Evaluators):
         """Nodes of a typical search with its gradient, and the bytes of its largest part, for one vector."""
         if self._cost is None:
             r, z = self._reference.unsqueeze(0), self._start.unsqueeze(0)
-            weights = torch.ones(self.blocks.num_directions, 1, self._num_inner, dtype=self.dtype, device=self.device)
-            with process_state(), one_thread(), torch.no_grad():
-                search, bend = recorded(self._curve, r, z), recorded(self._bend, r, z, weights)
-            self._cost = Cost(_TYPICAL_STEPS * search[0] + bend[0], max(search[1], bend[1]))
+            with process_state(), one_thread(), torch.no_grad(), FailingApart():
+                num_nodes, num_bytes, num_repeated = recorded(self._curve, r, z)
+            # The third derivatives take about three times as much.
+            steps = _TYPICAL_STEPS + 3
+            self._cost = Cost(steps * num_nodes, 3 * num_bytes, steps * num_repeated)
         return self._cost
 
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
@@ -702,14 +709,11 @@ class _LaplaceDensity(Evaluators):
         with one_thread():
             for r, count in self._in_batches(rows):
                 mode = self._mode(r)
-                if not bool(mode.found[:count].all()):
-                    lost = int((~mode.found[:count]).sum())
+                if lost := int((~mode.found).sum()):
                     raise DrawsError(f"no mode of {sorted(self._over)} is found at {lost} of {count} draws")
-                start = sum(map(len, parts))
-                e = torch.cat([noise[start : start + count], noise.new_zeros(len(r) - count, self._num_inner)])
+                e = noise[sum(map(len, parts)) :][:count]
                 moved = torch.linalg.solve_triangular(mode.factor.mT, self.blocks.gathered(e), upper=True)
-                z = mode.z + self.blocks.scattered(moved)
-                parts.append(torch.func.vmap(self._merged)(r, z)[:count])
+                parts.append(torch.func.vmap(self._merged)(r, mode.z + self.blocks.scattered(moved)))
         return torch.cat(parts)
 
 

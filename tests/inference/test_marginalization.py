@@ -1,4 +1,4 @@
-"""Targets with sites integrated out: exact where they are normal, else Laplace's own numbers, gradients and failures."""
+"""Targets with sites integrated out: exact where they are normal, else Laplace's numbers, gradients and failures."""
 
 import math
 import pickle
@@ -91,11 +91,10 @@ def points(target, n, scale=1.0):
 def gradient_error(target, u, step=4e-3):
     """Return the largest error of the gradient against differences of order six, relative to its length."""
     found = target.value_and_grad(u)[1]
-    expected = torch.zeros_like(found)
-    for i in range(target.dim):
-        along = step * torch.eye(target.dim, dtype=FLOAT)[i]
-        one, two, three = (target.log_density(u + k * along) - target.log_density(u - k * along) for k in (1, 2, 3))
-        expected[:, i] = (45 * one - 9 * two + three) / (60 * step)
+    shifts = step * torch.tensor([1.0, -1, 2, -2, 3, -3], dtype=FLOAT)
+    weights = torch.tensor([45.0, -45, -9, 9, 1, -1], dtype=FLOAT) / (60 * step)
+    around = u[:, None, None] + shifts[:, None] * torch.eye(target.dim, dtype=FLOAT)[:, None]
+    expected = (target.log_density(around) * weights).sum(-1)
     return float(((found - expected).norm(dim=1) / found.norm(dim=1)).max())
 
 
@@ -228,7 +227,7 @@ def test_gradients_are_those_of_the_approximation(name):
     model, sites, y, curvature = HIERARCHIES[name]
     target = marginal(model, sites, y)
     assert target.curvature == curvature
-    u = points(target, 4, 0.5)
+    u = points(target, 2, 0.5)
     assert gradient_error(target, u) < 1e-8
     assert target.num_failures == 0
     # Tempered, and through automatic differentiation of the two parts.
@@ -280,14 +279,13 @@ def test_values_do_not_depend_on_what_was_evaluated_before():
     assert target.fingerprint() == again.fingerprint()
 
 
-@pytest.mark.parametrize("remedy", ["log-concave", "proper prior", r"'z'"])
-def test_a_density_without_a_mode_is_refused(remedy):
+def test_a_density_without_a_mode_is_refused():
     def model(y):
         level = pyro.sample("level", dist.Normal(0.0, 1.0))
         z = pyro.sample("z", dist.Normal(0.0, 1.0))
         pyro.factor("data", z.square() + level)
 
-    with pytest.raises(InitializationError, match=remedy):
+    with pytest.raises(InitializationError, match=r"no mode of 'z' .* Remedy: .* proper prior, .* log-concave"):
         marginal(model, ["z"], HEIGHTS)
 
 
@@ -297,7 +295,8 @@ def test_a_density_without_a_mode_is_refused(remedy):
 def test_the_marginal_of_eight_schools_has_its_posterior_and_evidence(limit):
     case = bk.exact.get("eight_schools")
     target = bk.marginalize(case.target(), ["eta"])
-    draws = bk.sample(target, num_chains=4, num_warmup=100, num_samples=150, seed=0, progress=False)
+    settings = {"num_chains": 4, "num_warmup": 50, "num_samples": 100, "seed": 0, "progress": False}
+    draws = bk.sample(target, initial=target.sample_prior(4, seed=1), **settings)
     evidence = bk.evidence.bridge_sampling(target, draws)
     assert abs(evidence.log_evidence - case.log_evidence) < limit(4) * evidence.standard_error
     whole = target.with_latents(draws)
