@@ -159,7 +159,8 @@ def marginalize(target: Target, sites: Sequence[str], *, method: Literal["laplac
     With ``f(r, z)`` the log density of the other sites ``r`` and of the unconstrained coordinates ``z`` of ``sites``,
     the new log density is :math:`f(r, \hat z) + \frac{m}{2}\log 2\pi - \frac12 \log\det A`, where :math:`\hat z(r)` is
     the mode of ``f`` by ``z``, found by Newton's method for each vector, ``A`` the negative Hessian there, and ``m``
-    the dimension of ``z``. It is exact where ``z`` is normal given ``r`` and data, and close where many data, or a
+    the dimension of ``z``. Where there are several modes, it is the one that the search reaches from one start, the
+    mode at a typical vector of the prior. It is exact where ``z`` is normal given ``r`` and data, and close where many data, or a
     normal prior with data that say little, make it nearly so; the errors of independent groups add up. The gradient is
     that of the approximation itself, by the implicit function theorem, with the derivative of the log determinant.
 
@@ -405,13 +406,16 @@ class _LaplaceDensity(Evaluators):
             ) from error
         self.blocks = _Blocks(pattern.to(self.device))
         self._directions = self.blocks.directions.to(self.dtype)
+        if not self._is_complete(r, z):
+            self.blocks = _Blocks(torch.ones_like(pattern))
+            self._directions = self.blocks.directions.to(self.dtype)
         candidates = torch.cat([r.median(0).values.unsqueeze(0), r])[:_CANDIDATES]
         self._reference, self._start = candidates[0], z.median(0).values
         mode = self._mode(candidates)
         if not bool(mode.found.any()):
             raise InitializationError(
                 f"Newton's method finds no mode of {names} at {len(candidates)} vectors of the other sites: the "
-                "density may have no maximum, one at infinity, or a Hessian that is not negative definite. Remedy: give these "
+                "density may have no maximum, one at infinity, or no negative definite Hessian. Remedy: give these "
                 "sites a proper prior, a likelihood that is log-concave in them, or sample them with the others"
             )
         first = int(mode.found.int().argmax())
@@ -455,6 +459,18 @@ class _LaplaceDensity(Evaluators):
         rows = [(torch.func.vmap(lambda v: self._product(r, z, v)[0])(some) != 0).any(1) for some in eye.split(size)]
         pattern = torch.cat(rows) | torch.eye(m, dtype=torch.bool, device=self.device)
         return pattern | pattern.T
+
+    def _is_complete(self, r: Tensor, z: Tensor) -> bool:
+        """Tell whether the blocks hold the whole Hessian at all points: they give its product with any direction."""
+        if self.blocks.num_directions == self._num_inner:
+            return True
+        v = torch.linspace(1, 2, self._num_inner, dtype=self.dtype, device=self.device)
+        with torch.no_grad(), FailingApart():
+            products, *_ = self._curve(r, z)
+            there = -self._product(r, z, v)[0]
+        here = self.blocks.scattered(self.blocks.blocks(products) @ self.blocks.gathered(v.expand_as(z)))
+        gap, size = (here - there).norm(dim=1), there.norm(dim=1)
+        return not bool((gap > math.sqrt(torch.finfo(self.dtype).eps) * size).any())
 
     def _steady(self, z: Tensor) -> frozenset[str]:
         """Return the sites, deterministic ones included, whose values do not depend on what is integrated out."""

@@ -213,6 +213,15 @@ def test_a_random_walk_is_coloured():
     assert gradient_error(target, u) < 1e-8
 
 
+def test_a_coupling_in_a_part_of_space_is_seen():
+    def model(y):
+        level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        z = pyro.sample("z", dist.Normal(0.0 * y, 1.0).to_event(1))
+        pyro.factor("data", -torch.relu(z[0] + z[1] - 1.8).pow(3) - (z - level).square().sum())
+
+    assert marginal(model, ["z"], HEIGHTS).curvature == "dense, 5"
+
+
 # -- gradients ------------------------------------------------------------------------------
 
 HIERARCHIES = {
@@ -304,7 +313,7 @@ def test_the_marginal_of_eight_schools_has_its_posterior_and_evidence(limit):
     for row, name in (("mu", "mu"), ("tau", "tau"), ("eta[0]", "eta")):
         exact = float(case.posterior_mean[name].reshape(-1)[0])
         assert abs(table.loc[row, "mean"] - exact) < limit(4) * 1.5 * table.loc[row, "mcse_mean"]
-    assert set(whole.to_arviz().posterior.data_vars) == {"mu", "tau", "eta", "theta"}
+    assert set(whole.values()) == {"mu", "tau", "eta", "theta"}
     assert set(draws.values()) == {"mu", "tau"}  # theta depends on eta
 
 
