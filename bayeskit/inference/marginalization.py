@@ -160,11 +160,11 @@ def marginalize(target: Target, sites: Sequence[str], *, method: Literal["laplac
     the new log density is :math:`f(r, \hat z) + \frac{m}{2}\log 2\pi - \frac12 \log\det A`, where :math:`\hat z(r)` is
     the mode of ``f`` by ``z``, found by Newton's method for each vector, ``A`` the negative Hessian there, and ``m``
     the dimension of ``z``. Where there are several modes, it is the one that the search reaches from one start, the
-    mode at a typical vector of the prior. It is exact where ``z`` is normal given ``r`` and data, and close where many data, or a
-    normal prior with data that say little, make it nearly so; the errors of independent groups add up. The gradient is
-    that of the approximation itself, by the implicit function theorem, with the derivative of the log determinant.
+    mode at a typical vector of the prior. It is exact where ``z`` is normal given ``r`` and data, and close where many
+    data, or a normal prior with data that say little, make it nearly so; the errors of independent groups add up.
 
-    The log prior is that of the other sites alone, so tempering, estimators of the evidence and
+    The gradient is that of the approximation itself, by the implicit function theorem, with the derivative of the log
+    determinant. The log prior is that of the other sites alone, so tempering, estimators of the evidence and
     :func:`~bayeskit.sample` take the new target as any other. Groups of coordinates that are independent given ``r``
     are found and cost one Hessian product for each coordinate of a group; else the Hessian is dense.
 
