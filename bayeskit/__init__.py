@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from bayeskit import errors, exact
     from bayeskit.draws import Draws, prior_predictive
     from bayeskit.inference import evidence, objectives, samplers
+    from bayeskit.inference.marginalization import marginalize
     from bayeskit.inference.samplers import HMC, NUTS, sample
     from bayeskit.inference.training import Fit, fit
     from bayeskit.logdensity.recurrence import scan
@@ -33,6 +34,7 @@ __all__ = [
     "evidence",
     "exact",
     "fit",
+    "marginalize",
     "objectives",
     "prior_predictive",
     "sample",
@@ -56,6 +58,7 @@ __getattr__ = imported_when_used(
         "compare_models": "bayeskit.workflows.bayes_factors",
         "evidence": "bayeskit.inference",
         "fit": "bayeskit.inference.training",
+        "marginalize": "bayeskit.inference.marginalization",
         "objectives": "bayeskit.inference",
         "prior_predictive": "bayeskit.draws",
         "sample": "bayeskit.inference.samplers",

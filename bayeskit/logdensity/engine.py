@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -35,8 +35,9 @@ _MANY_NODES, _SLOWER_IN_PYTHON = 4000, 10.0
 RESULTS = (1, 1, 1, 0)
 
 
+@runtime_checkable
 class Evaluators(Protocol):
-    """The source of a Target's gradients: its own engine, or a wrapper of the engine of another target."""
+    """The source of a Target's gradients: an engine, a wrapper of another target's engine, or the density itself."""
 
     def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
         """Return the evaluator for ``num_vectors`` rows."""

@@ -481,6 +481,14 @@ class PyroDensity:
         likelihood = sum_product([f for kind, f in factors if kind != "latent"], home, names)
         return prior, likelihood
 
+    def prior_terms(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the log prior ``()`` of each latent site at one vector ``u``, if no summed-out site determines it."""
+        latent = [r for r in self._run(self._from_vector(u)).values() if r.kind == "latent" and r.log_prob is not None]
+        if not self._enumerates:
+            return {r.name: cast(Tensor, r.log_prob).sum() for r in latent}
+        factors = {r.name: self._pack(r) for r in latent}
+        return {name: factor.tensor.sum() for name, factor in factors.items() if not factor.variables}
+
     def check_repeatable(self, u: Tensor, generator: torch.Generator) -> None:
         """Refuse a model whose density at one vector ``u`` differs from call to call."""
         with global_stream(generator), torch.no_grad():
@@ -616,11 +624,15 @@ class PyroDensity:
         """Return the return value of the model at one vector ``u``."""
         return self._call(self._from_vector(u), enumerate_sites=False)[1]
 
-    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return the unconstrained vector of one set of constrained values."""
+    def vector(self, values: Mapping[str, Tensor], otherwise: Tensor | None = None) -> Tensor:
+        """Return the unconstrained vector of one set of values; sites without a value keep theirs in ``otherwise``."""
         pieces: dict[str, Tensor] = {}
 
         def supply(name: str, fn: Any) -> tuple[Tensor, None]:
+            if otherwise is not None and name not in values:
+                site = self.sites[self._place(name)]
+                pieces[name] = otherwise[site.start : site.stop]
+                return self._from_vector(otherwise)(name, fn)[0], None
             value, support = values[name], support_of(fn)
             if not support.check(value).all():
                 raise DataError(f"the value of site {name!r} lies outside its support {support}: {value}")

@@ -490,11 +490,12 @@ class Target:
     def without_graphs(self) -> Target:
         """Return a copy of the target without its traced and compiled graphs."""
         bare = copy.copy(self)
+        bare.density = copy.copy(self.density)
         bare._engine = bare._new_engine()
         return bare
 
     def _new_engine(self) -> Evaluators:
-        if isinstance(self.density, OwnGradient):
+        if isinstance(self.density, Evaluators):
             return self.density
         data_bytes = sum(x.numel() * x.element_size() for x in self.density.data)
         one_by_one = self.density.joint if self.loops else None

@@ -42,6 +42,7 @@ MODULES = {
         "inference.generalized.prior",
         "inference.generalized.variational",
         "inference.kernel_discrepancy",
+        "inference.marginalization",
         "models.discrete.autoencoders",
         "models.discrete.belief_network",
         "models.discrete.block_model",

@@ -1,0 +1,765 @@
+"""Targets in which some sites are integrated out by Laplace's approximation at their mode given all others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.inputs import unknown_name
+from bayeskit.core.process_state import process_state
+from bayeskit.core.randomness import new_generator, one_thread
+from bayeskit.core.signatures import check_memory
+from bayeskit.core.torch_internals import gradient_and_rest
+from bayeskit.draws import Draws
+from bayeskit.errors import BayeskitError, DrawsError, InitializationError, ModelError, SettingsError
+from bayeskit.logdensity.compiling import (
+    CHUNK_BYTES,
+    Cost,
+    Evaluation,
+    Evaluator,
+    fold_constants,
+    recorded,
+    tempered,
+    trace_call,
+)
+from bayeskit.logdensity.engine import Compile, Evaluators
+from bayeskit.logdensity.pyro_density import PyroDensity, Site
+from bayeskit.logdensity.target import Target
+from bayeskit.logdensity.tracing import (
+    UNTRACEABLE,
+    FailingApart,
+    first_line,
+    interpreted,
+    is_traced,
+    raise_if_forked,
+)
+
+__all__ = ["MarginalTarget", "marginalize"]
+
+_MAX_STEPS = 100
+#: Squared length of a Newton step, in standard deviations and roots of the unit of rounding, after which values rest.
+_NEAR = 0.01
+#: Damping relative to the largest diagonal entry: the first one, the one below which it is dropped, the last one.
+_FIRST_DAMPING, _LEAST_DAMPING, _MOST_DAMPING = 1e-2, 2e-2, 1e10
+_PRIOR_DRAWS, _CANDIDATES, _PATTERN_POINTS = 64, 5, 3
+_TYPICAL_STEPS = 8
+
+
+class MarginalTarget(Target):
+    """A target over some sites of another, the other sites integrated out; made by :func:`marginalize`.
+
+    Attributes
+    ----------
+    whole : Target
+        The target over all sites.
+    over : tuple of str
+        The sites that are integrated out.
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("groups", len(y)):
+    ...         effect = pyro.sample("effect", dist.Normal(mean, 1.0))
+    ...         pyro.sample("y", dist.Poisson(effect.exp()), obs=y)
+    >>> target = bk.Target.from_pyro(model, torch.tensor([1.0, 0.0, 3.0, 2.0], dtype=torch.float64))
+    >>> bk.marginalize(target, ["effect"])
+    MarginalTarget(dim=1, sites=[mean()], over=[effect(4,)], curvature='4 groups of 1')
+    """
+
+    density: _LaplaceDensity
+
+    def __init__(self, whole: Target, over: Sequence[str]) -> None:
+        self.whole, self.over = whole, tuple(over)
+        with process_state(), one_thread():
+            density = _LaplaceDensity(whole.density, self.over)  # type: ignore[arg-type]
+        sample = density.sample_prior if whole.can_sample_prior else None
+        super().__init__(density, compile=whole.compile, batched=True, sample_prior=sample)
+
+    @property
+    def curvature(self) -> str:
+        """What the Hessian by the sites that are integrated out looks like: independent groups, or dense."""
+        return self.density.blocks.description
+
+    @property
+    def num_failures(self) -> int:
+        """Number of evaluated vectors so far at which no mode was found, which have density zero."""
+        return self.density.num_failures
+
+    def with_latents(self, draws: Draws, *, seed: int | torch.Generator = 0) -> Draws:
+        """Return draws of all sites: one of the sites that were integrated out for each draw of the others.
+
+        It comes from the normal approximation at the mode, on the unconstrained scale: exact where that is exact.
+
+        Parameters
+        ----------
+        draws : Draws
+            Of this target, ``(chains, draws, d)``.
+        seed : int or torch.Generator, default 0
+
+        Returns
+        -------
+        Draws
+            Of :attr:`whole`, with its prior and likelihood.
+
+        Raises
+        ------
+        DrawsError
+            If the draws are of another dimension or tempered, or no mode exists at some of them.
+
+        Examples
+        --------
+        >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+        >>> def model(y):
+        ...     scale = pyro.sample("scale", dist.HalfNormal(2.0))
+        ...     with pyro.plate("groups", len(y)):
+        ...         effect = pyro.sample("effect", dist.Normal(0.0, scale))
+        ...         pyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+        >>> target = bk.Target.from_pyro(model, torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64))
+        >>> marginal = bk.marginalize(target, ["effect"])
+        >>> draws = bk.sample(marginal, num_chains=2, num_samples=200, progress=False)
+        >>> marginal.with_latents(draws)["effect"].shape
+        torch.Size([2, 200, 4])
+        """
+        if draws.unconstrained.shape[-1] != self.dim:
+            raise DrawsError(f"the draws have dimension {draws.unconstrained.shape[-1]}, and this target {self.dim}")
+        if not bool((draws.beta == 1).all()):
+            raise DrawsError("the draws are tempered (beta below 1); latent sites are drawn from the posterior only")
+        rows = draws.unconstrained.to(self.device, self.dtype).reshape(-1, self.dim)
+        u = self.density.completed(rows, new_generator(seed, stream="latent sites"))
+        u = u.reshape(*draws.unconstrained.shape[:2], self.whole.dim)
+        log_prior, log_likelihood = self.whole.evaluate(u)
+        return replace(
+            draws,
+            unconstrained=u,
+            log_prior=log_prior,
+            log_likelihood=log_likelihood,
+            target=self.whole,
+            posterior_predictive={},
+            predictions={},
+            discrete={},
+        )
+
+    def __repr__(self) -> str:
+        inside = {s.name: tuple(s.shape) for s in self.whole.sites}
+        left = ", ".join(f"{s.name}{tuple(s.shape)}" for s in self.sites)
+        gone = ", ".join(f"{name}{inside[name]}" for name in self.over)
+        return f"MarginalTarget(dim={self.dim}, sites=[{left}], over=[{gone}], curvature={self.curvature!r})"
+
+
+def marginalize(target: Target, sites: Sequence[str], *, method: Literal["laplace"] = "laplace") -> MarginalTarget:
+    r"""Return a target over the other sites, with ``sites`` integrated out by Laplace's approximation.
+
+    With ``f(r, z)`` the log density of the other sites ``r`` and of the unconstrained coordinates ``z`` of ``sites``,
+    the new log density is :math:`f(r, \hat z) + \frac{m}{2}\log 2\pi - \frac12 \log\det A`, where :math:`\hat z(r)` is
+    the mode of ``f`` by ``z``, found by Newton's method for each vector, ``A`` the negative Hessian there, and ``m``
+    the dimension of ``z``. Where there are several modes, it is the one that the search reaches from one start, the
+    mode at a typical vector of the prior. It is exact where ``z`` is normal given ``r`` and data, and close where many
+    data, or a normal prior with data that say little, make it nearly so; the errors of independent groups add up.
+
+    The gradient is that of the approximation itself, by the implicit function theorem, with the derivative of the log
+    determinant. The log prior is that of the other sites alone, so tempering, estimators of the evidence and
+    :func:`~bayeskit.sample` take the new target as any other. Groups of coordinates that are independent given ``r``
+    are found and cost one Hessian product for each coordinate of a group; else the Hessian is dense.
+
+    Parameters
+    ----------
+    target : Target
+        Made from a Pyro model that can be batched.
+    sites : sequence of str
+        Continuous latent sites, on which no other site's prior depends. At least one site must be left.
+    method : {"laplace"}, default "laplace"
+
+    Returns
+    -------
+    MarginalTarget
+        With :meth:`~MarginalTarget.with_latents`, which draws the sites afterwards. Where no mode is found, the density
+        is zero, and :attr:`~MarginalTarget.num_failures` counts.
+
+    Raises
+    ------
+    UnknownNameError
+        If a site does not exist.
+    SettingsError
+        If ``sites`` are none or all, an observed or a summed-out site, or a dense Hessian does not fit into memory.
+    ModelError
+        If the target was made from functions or cannot be batched, the prior of another site depends on ``sites`` or on
+        a summed-out site, or the density has no third derivatives.
+    InitializationError
+        If no mode is found at any draw from the prior of the other sites, or the density has no maximum there.
+
+    References
+    ----------
+    Tierney, L., Kadane, J. B. (1986). Accurate approximations for posterior moments and marginal densities. Journal of
+    the American Statistical Association 81, 82-86.
+    Rue, H., Martino, S., Chopin, N. (2009). Approximate Bayesian inference for latent Gaussian models by using
+    integrated nested Laplace approximations. Journal of the Royal Statistical Society B 71, 319-392.
+    Margossian, C. C., Vehtari, A., Simpson, D., Agrawal, R. (2020). Hamiltonian Monte Carlo using an adjoint-
+    differentiated Laplace approximation. Advances in Neural Information Processing Systems 33.
+
+    Examples
+    --------
+    Normal means with normal data, for which the approximation is exact:
+
+    >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> def model(y):
+    ...     scale = pyro.sample("scale", dist.HalfNormal(2.0))
+    ...     with pyro.plate("groups", len(y)):
+    ...         effect = pyro.sample("effect", dist.Normal(0.0, scale))
+    ...         pyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+    >>> y = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64)
+    >>> marginal = bk.marginalize(bk.Target.from_pyro(model, y), ["effect"])
+    >>> u = marginal.unconstrain({"scale": torch.tensor(3.0)})
+    >>> exact = dist.Normal(0.0, torch.tensor(10.0, dtype=torch.float64).sqrt()).log_prob(y).sum()
+    >>> bool(torch.isclose(marginal.log_likelihood(u), exact))
+    True
+    """
+    if method != "laplace":
+        raise SettingsError(f"method must be 'laplace', not {method!r}")
+    density = target.density
+    if not isinstance(density, PyroDensity):
+        raise ModelError(
+            "only a target of a Pyro model has sites that can be integrated out one by one; use Target.from_pyro"
+        )
+    if target.loops:
+        raise ModelError(
+            "the model cannot be batched, and integrating sites out would take a loop inside a loop; see the warning "
+            "of Target.from_pyro for what to change"
+        )
+    known = [site.name for site in target.sites]
+    over = list(dict.fromkeys([sites] if isinstance(sites, str) else sites))
+    for name in over:
+        if name in density.summed_sites:
+            raise SettingsError(f"site {name!r} is discrete and summed out already; leave it out of sites")
+        if name in density.observed_sites:
+            raise SettingsError(f"site {name!r} is observed, so it has no distribution to integrate over")
+        if name not in known:
+            raise unknown_name("latent site", name, known)
+    if not over:
+        raise SettingsError(f"sites is empty; name some of {known}")
+    if len(over) == len(known):
+        raise SettingsError(
+            f"sites names all sites of the model, {known}, and no target is left; leave one out, or use "
+            "evidence.laplace_approximation for the evidence"
+        )
+    return MarginalTarget(target, [name for name in known if name in over])
+
+
+class _Blocks:
+    """Equal blocks on the diagonal of a Hessian, and the directions whose products with it hold all its entries."""
+
+    def __init__(self, pattern: Tensor) -> None:
+        size, device, pattern = len(pattern), pattern.device, pattern.cpu()
+        groups = _components(pattern)
+        count, width = int(groups.max()) + 1, int(groups.bincount().max())
+        if count * width**2 > size**2:  # groups of very different sizes
+            count, width, groups = 1, size, torch.zeros_like(groups)
+        order = groups.argsort(stable=True)
+        sorted_groups = groups[order]
+        place = torch.arange(size) - torch.searchsorted(sorted_groups, sorted_groups)
+        members = torch.zeros(count, width, dtype=torch.long)
+        members[sorted_groups, place] = order
+        filled = torch.zeros(count, width, dtype=torch.bool)
+        filled[sorted_groups, place] = True
+        colours = _colours(pattern)
+        cells = pattern[members[:, :, None], members[:, None, :]] & filled[:, :, None] & filled[:, None, :]
+        g, i, j = cells.nonzero(as_tuple=True)
+        self.shape, self._filled = (count, width, width), filled.to(device)
+        self._cells = (g.to(device), i.to(device), j.to(device))
+        self._sources = (colours[members[g, j]].to(device), members[g, i].to(device))  # direction, row
+        self._members = members.to(device)
+        self._positions = (sorted_groups * width + place)[order.argsort()].to(device)
+        self.num_directions = int(colours.max()) + 1
+        self.directions = torch.nn.functional.one_hot(colours).T.to(device)  # (c, m)
+        self.description = _described(count, width, size, self.num_directions)
+
+    def blocks(self, products: Tensor) -> Tensor:
+        """Return minus the Hessian from its products with all directions, ``(c, n, m) -> (n, G, b, b)``."""
+        direction, row = self._sources
+        found = products.new_zeros(products.shape[1], *self.shape)
+        found[:, *self._cells] = -products[direction, :, row].T
+        found = 0.5 * (found + found.mT)
+        return found + torch.diag_embed((~self._filled).to(found))
+
+    def weights(self, blocks: Tensor) -> Tensor:
+        """Return ``w`` ``(c, n, m)`` for which the sum of ``w * products`` is the trace of blocks times Hessian."""
+        direction, row = self._sources
+        found = blocks.new_zeros(self.num_directions, len(blocks), self.directions.shape[1])
+        found[direction, :, row] = blocks[:, *self._cells].T
+        return found
+
+    def gathered(self, z: Tensor) -> Tensor:
+        """Return coordinates by group, ``(n, m) -> (n, G, b, 1)``."""
+        return (z[:, self._members] * self._filled).unsqueeze(-1)
+
+    def scattered(self, z: Tensor) -> Tensor:
+        """Return coordinates in their order, ``(n, G, b, 1) -> (n, m)``."""
+        return z.flatten(1)[:, self._positions]
+
+    def solved(self, factor: Tensor, z: Tensor) -> Tensor:
+        """Return ``z`` divided by the matrix of a Cholesky factor, ``(n, m)``."""
+        return self.scattered(torch.cholesky_solve(self.gathered(z), factor))
+
+
+def _components(pattern: Tensor) -> Tensor:
+    """Return the number of each coordinate's group, coordinates that a pattern joins being in one group, ``(m,)``."""
+    labels = torch.arange(len(pattern))
+    while True:
+        joined = torch.where(pattern, labels, len(labels)).amin(1)
+        joined = joined[joined]
+        if torch.equal(joined, labels):
+            return labels.unique(return_inverse=True)[1]
+        labels = joined
+
+
+def _colours(pattern: Tensor) -> Tensor:
+    """Return colours of columns, ``(m,)``, each the first that no earlier column with a common row has."""
+    common = pattern.float()
+    common = (common.T @ common) > 0
+    colours = torch.full((len(pattern),), -1)
+    for column, near in enumerate(common):
+        taken = torch.zeros(len(pattern) + 1, dtype=torch.bool)
+        taken[colours[near]] = True
+        colours[column] = int((~taken).int().argmax())
+    return colours
+
+
+def _described(count: int, width: int, size: int, num_directions: int) -> str:
+    if count > 1:
+        return f"{count} groups of {'' if count * width == size else 'up to '}{width}"
+    return f"dense, {size}" + (f", from {num_directions} products" if num_directions < size else "")
+
+
+class _Mode(NamedTuple):
+    """Inner modes of ``n`` vectors."""
+
+    z: Tensor  # (n, m)
+    value: Tensor  # (n,), Laplace's approximation of the log integral; -inf where there is no mode
+    factor: Tensor  # (n, G, b, b), Cholesky factors of minus the Hessian
+    found: Tensor  # (n,), bool
+
+
+class _LaplaceDensity(Evaluators):
+    """Laplace's approximation of the integral of a Pyro model's density over some sites, with its gradient."""
+
+    def __init__(self, density: PyroDensity, over: Sequence[str]) -> None:
+        self._whole, self._over = density, frozenset(over)
+        self.dtype, self.device, self.data = density.dtype, density.device, density.data
+        self.improper_sites = density.improper_sites
+        self._widths = [site.stop - site.start for site in density.sites]
+        gone = [site.name in self._over for site in density.sites]
+        columns = torch.repeat_interleave(torch.tensor(gone), torch.tensor(self._widths))
+        self._gone, self._kept = columns.nonzero()[:, 0], (~columns).nonzero()[:, 0]
+        self._is_gone = gone
+        self.dim, self._num_inner = len(self._kept), len(self._gone)
+        self.sites = self._left()
+        self.num_failures = 0
+        self._calls: dict[tuple[str, int], Callable[..., tuple[Tensor, ...]]] = {}
+        self._cost: Cost | None = None
+        self._begin()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Drop graphs, which are traced again on demand."""
+        return {**self.__dict__, "_calls": {}}
+
+    def _left(self) -> tuple[Site, ...]:
+        sites, start = [], 0
+        for site in self._whole.sites:
+            if site.name not in self._over:
+                width = site.stop - site.start
+                sites.append(replace(site, start=start, stop=start + width))
+                start += width
+        return tuple(sites)
+
+    # -- beginning --------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Find the structure of the Hessian and the mode at one vector, at which all searches start."""
+        names = ", ".join(repr(name) for name in self._over)
+        m, generator = self._num_inner, new_generator(0, stream="marginalization")
+        check_memory(f"the Hessian of {names} has {m} x {m} entries: their number", m * m, 2 * self.dtype.itemsize)
+        points = self._whole.prior_vectors(_PRIOR_DRAWS, generator, True)
+        r, z = points[:, self._kept], points[:, self._gone]
+        try:
+            with torch.no_grad(), FailingApart():
+                fine = self._joint(r, z).isfinite()
+                r, z = r[fine], z[fine]
+                if len(r) == 0:
+                    raise InitializationError(
+                        f"the density is zero or infinite at all {_PRIOR_DRAWS} draws from the prior; look at the data"
+                    )
+                self._refuse_dependence(r[:_CANDIDATES], z[:_CANDIDATES])
+                some = slice(0, _PATTERN_POINTS)
+                pattern = self._pattern(r[some], z[some])
+        except UNTRACEABLE as error:
+            if isinstance(error, BayeskitError):
+                raise
+            raise_if_forked(error)
+            raise ModelError(
+                f"the model's density has no second derivatives by {names}: {first_line(error)}"
+            ) from error
+        self.blocks = _Blocks(pattern.to(self.device))
+        self._directions = self.blocks.directions.to(self.dtype)
+        if not self._is_complete(r, z):
+            self.blocks = _Blocks(torch.ones_like(pattern))
+            self._directions = self.blocks.directions.to(self.dtype)
+        candidates = torch.cat([r.median(0).values.unsqueeze(0), r])[:_CANDIDATES]
+        self._reference, self._start = candidates[0], z.median(0).values
+        mode = self._mode(candidates)
+        if not bool(mode.found.any()):
+            raise InitializationError(
+                f"Newton's method finds no mode of {names} at {len(candidates)} vectors of the other sites: the "
+                "density may have no maximum, one at infinity, or no negative definite Hessian. Remedy: give these "
+                "sites a proper prior, a likelihood that is log-concave in them, or sample them with the others"
+            )
+        first = int(mode.found.int().argmax())
+        self._reference, self._start = candidates[first], mode.z[first]
+        self._fixed = self._steady(z)
+        try:
+            with torch.no_grad():
+                self._evaluate(self._reference.unsqueeze(0))
+        except UNTRACEABLE as error:
+            raise_if_forked(error)
+            raise ModelError(f"the model's density has no third derivatives by {names}: {first_line(error)}") from error
+
+    def _refuse_dependence(self, r: Tensor, z: Tensor) -> None:
+        """Raise ``ModelError`` for a remaining site whose prior depends on a site that is integrated out."""
+        for name in (site.name for site in self.sites):
+
+            def term(z: Tensor, r: Tensor, name: str = name) -> tuple[Tensor, tuple[Tensor, ...]]:
+                def one(r: Tensor, z: Tensor) -> Tensor:
+                    terms = self._whole.prior_terms(self._merged(r, z))
+                    if name not in terms:
+                        raise ModelError(
+                            f"the prior of site {name!r} depends on a summed-out site, so the prior of the sites that "
+                            "are left has no density of its own; integrate that site out, too"
+                        )
+                    return terms[name]
+
+                return torch.func.vmap(one)(r, z).sum(), ()
+
+            if bool((gradient_and_rest(term, z, r)[0] != 0).any()):
+                raise ModelError(
+                    f"the prior of site {name!r} depends on the sites to be integrated out, {sorted(self._over)}; "
+                    f"integrate {name!r} out, too, or write the model so that {name!r} comes first"
+                )
+
+    def _pattern(self, r: Tensor, z: Tensor) -> Tensor:
+        """Return which entries of the Hessian by ``z`` are not zero at some of the points, ``(m, m)``."""
+        m = self._num_inner
+        eye = torch.eye(m, dtype=self.dtype, device=self.device)
+        self._product_bytes = recorded(lambda v: [self._product(r[:1], z[:1], v)[0]], eye[0])[1]
+        size = max(1, CHUNK_BYTES // max(len(r) * self._product_bytes, 1))
+        rows = [(torch.func.vmap(lambda v: self._product(r, z, v)[0])(some) != 0).any(1) for some in eye.split(size)]
+        pattern = torch.cat(rows) | torch.eye(m, dtype=torch.bool, device=self.device)
+        return pattern | pattern.T
+
+    def _is_complete(self, r: Tensor, z: Tensor) -> bool:
+        """Tell whether the blocks hold the whole Hessian at all points: they give its product with any direction."""
+        if self.blocks.num_directions == self._num_inner:
+            return True
+        v = torch.linspace(1, 2, self._num_inner, dtype=self.dtype, device=self.device)
+        with torch.no_grad(), FailingApart():
+            products, *_ = self._curve(r, z)
+            there = -self._product(r, z, v)[0]
+        here = self.blocks.scattered(self.blocks.blocks(products) @ self.blocks.gathered(v.expand_as(z)))
+        gap, size = (here - there).norm(dim=1), there.norm(dim=1)
+        return not bool((gap > math.sqrt(torch.finfo(self.dtype).eps) * size).any())
+
+    def _steady(self, z: Tensor) -> frozenset[str]:
+        """Return the sites, deterministic ones included, whose values do not depend on what is integrated out."""
+        first, *others = (self._whole.values(self._merged(self._reference, one), True) for one in z[:_CANDIDATES])
+        same = {n for n, value in first.items() if all(torch.equal(value, other[n]) for other in others)}
+        return frozenset(same - self._over) | {site.name for site in self.sites}
+
+    # -- functions of one batch, which are traced -------------------------------------------
+
+    def _merged(self, r: Tensor, z: Tensor) -> Tensor:
+        """Return the vector of all sites, ``(p,), (m,) -> (d,)``."""
+        pairs = list(zip(self._widths, self._is_gone, strict=True))
+        inner = iter(z.split([width for width, gone in pairs if gone]))
+        outer = iter(r.split([width for width, gone in pairs if not gone]))
+        return torch.cat([next(inner if gone else outer) for gone in self._is_gone])
+
+    def _joint(self, r: Tensor, z: Tensor) -> Tensor:
+        prior, likelihood = torch.func.vmap(lambda r, z: self._whole.joint(self._merged(r, z)))(r, z)
+        return prior + likelihood  # type: ignore[no-any-return]
+
+    def _slope(self, r: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradient by ``z`` and the log density."""
+
+        def total(z: Tensor, r: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+            value = self._joint(r, z)
+            return value.sum(), (value,)
+
+        return gradient_and_rest(total, z, r)
+
+    def _product(self, r: Tensor, z: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """Return the Hessian by ``z`` times ``v``, the gradient and the log density."""
+
+        def along(z: Tensor, r: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+            gradient, value = self._slope(r, z)
+            return (gradient * v).sum(), (gradient, value)
+
+        return gradient_and_rest(along, z, r)
+
+    def _curve(self, r: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        """Return the Hessian's products ``(c, n, m)``, the gradient ``(n, m)`` and the log density ``(n,)``."""
+        product = torch.func.vmap(lambda v: self._product(r, z, v), out_dims=(0, None, None))  # type: ignore[arg-type]
+        products: tuple[Tensor, ...] = product(self._directions)
+        return products
+
+    def _bend(self, r: Tensor, z: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradient of half the trace of inverse times minus Hessian, with the inverse fixed, by r and z."""
+
+        def trace(u: Tensor, weights: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+            r, z = u.split([self.dim, self._num_inner], -1)
+            terms = torch.func.vmap(lambda v, w: (self._product(r, z, v)[0] * w).sum())(self._directions, weights)
+            return -0.5 * terms.sum(), ()
+
+        (gradient,) = gradient_and_rest(trace, torch.cat([r, z], -1), weights)
+        return gradient[:, : self.dim], gradient[:, self.dim :]
+
+    def _pull(self, r: Tensor, z: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradient by ``r`` of the log density minus ``shift`` times its slope by ``z``."""
+
+        def total(r: Tensor, z: Tensor, shift: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+            gradient, value = self._slope(r, z)
+            return (value - (gradient * shift).sum(-1)).sum(), ()
+
+        return gradient_and_rest(total, r, z, shift)
+
+    def _prior(self, r: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradient and the value of the log prior of the remaining sites."""
+
+        def one(r: Tensor) -> Tensor:
+            terms = self._whole.prior_terms(self._merged(r, self._start))
+            return torch.stack([terms[site.name] for site in self.sites]).sum()
+
+        def total(r: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+            value = torch.func.vmap(one)(r)
+            return value.sum(), (value,)
+
+        return gradient_and_rest(total, r)
+
+    def _call(self, name: str, traced: bool, *arguments: Tensor) -> tuple[Tensor, ...]:
+        """Call one of the functions above, as a graph if it is called often: one for each size of batch."""
+        function: Callable[..., tuple[Tensor, ...]] = getattr(self, f"_{name}")
+        key = (name, len(arguments[0]))
+        with torch.no_grad():
+            if not traced:
+                with FailingApart():
+                    return function(*arguments)
+            with process_state():  # threads may share a target
+                if key not in self._calls:
+                    self._calls[key] = self._traced(function, *arguments)
+            return tuple(self._calls[key](*(argument.contiguous() for argument in arguments)))
+
+    def _traced(self, function: Callable[..., tuple[Tensor, ...]], *arguments: Tensor) -> Callable[..., Any]:
+        # At fixed vectors, so that a graph does not depend on what is evaluated first.
+        n = len(arguments[0])
+        examples = [self._reference.expand(n, -1).clone(), self._start.expand(n, -1).clone()][: len(arguments)]
+        examples += [torch.ones_like(argument) for argument in arguments[2:]]
+        graph = trace_call(function, *examples)  # type: ignore[arg-type]
+        fold_constants(graph)
+        return interpreted(graph, *examples)
+
+    # -- the mode ---------------------------------------------------------------------------
+
+    def _mode(self, r: Tensor, traced: bool = False) -> _Mode:
+        """Maximise by ``z`` for each row of ``r`` ``(n, p)``, by damped Newton steps from one start."""
+        blocks, eps = self.blocks, torch.finfo(r.dtype).eps
+        z = self._start.expand(len(r), -1)
+        products, slope, value = self._call("curve", traced, r, z)
+        alive = _finite(products, slope, value)
+        done, last, damping = torch.zeros_like(alive), torch.zeros_like(alive), torch.zeros_like(value)
+        before = torch.full_like(value, torch.inf)
+        for _ in range(_MAX_STEPS):
+            minus = blocks.blocks(products)
+            scale = minus.diagonal(dim1=-2, dim2=-1).abs().flatten(1).amax(1)
+            factor, info = torch.linalg.cholesky_ex(minus + _diagonal(damping, minus))
+            definite = (info == 0).all(-1)
+            step = torch.where(definite[:, None], blocks.solved(factor, slope), 0.0)
+            gain = (slope * step).sum(-1)
+            squared = torch.where(damping == 0, gain, torch.inf)  # length of the step in standard deviations
+            done |= alive & definite & (last | (squared <= eps**1.8))
+            # Where nothing rises and damping is still needed, there is a saddle or a minimum.
+            level = definite & (damping > 0) & (gain <= eps**1.8)
+            alive &= (damping <= _MOST_DAMPING * scale) & ~(last & ~definite) & ~level
+            moving = alive & ~done
+            if not bool(moving.any()):
+                break
+            # Newton's method squares the error: the step after a short one is the last, and so is one that rounding
+            # keeps from being shorter than the one before.
+            near = definite & (squared <= _NEAR * math.sqrt(eps))
+            last = near & ((squared <= eps) | (squared > 0.1 * before))
+            before = squared
+            tried = torch.where(moving[:, None], z + step, z)
+            new = self._call("curve", traced, r, tried)
+            better = definite & _finite(*new) & (near | (new[2] >= value - 16 * eps * (1 + value.abs())))
+            better &= moving
+            last &= better
+            z = torch.where(better[:, None], tried, z)
+            products = torch.where(better[None, :, None], new[0], products)
+            slope = torch.where(better[:, None], new[1], slope)
+            value = torch.where(better, new[2], value)
+            less = torch.where(damping <= _LEAST_DAMPING * scale, 0.0, 0.1 * damping)
+            more = torch.maximum(10 * damping, _FIRST_DAMPING * scale)
+            damping = torch.where(moving, torch.where(better, less, more), damping)
+        found = done
+        # A row without a mode gets a harmless factor.
+        one = torch.eye(factor.shape[-1], dtype=r.dtype, device=r.device)
+        factor = torch.where(found[:, None, None, None], factor, one)
+        half_log_det = factor.diagonal(dim1=-2, dim2=-1).log().flatten(1).sum(1)
+        value = value + 0.5 * self._num_inner * math.log(2 * math.pi) - half_log_det
+        return _Mode(z, torch.where(found, value, -torch.inf), factor, found)
+
+    def _in_batches(self, rows: Tensor, padded: bool = False) -> Iterator[tuple[Tensor, int]]:
+        """Yield batches that fit into the cache, the last one padded if graphs are traced, with the number of rows."""
+        fits = 3 * self._product_bytes * self.blocks.num_directions * len(rows) <= CHUNK_BYTES
+        size = len(rows) if fits else self.cost.chunk_size(len(rows))
+        for some in rows.split(size):
+            filling = size - len(some) if padded else 0
+            yield torch.cat([some, some[:1].expand(filling, -1)]), len(some)
+
+    def _values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log prior and the log likelihood of rows."""
+        parts = []
+        for r, _ in self._in_batches(rows):
+            mode, prior = self._mode(r), self._call("prior", False, r)[1]
+            self.num_failures += int((~mode.found).sum())
+            parts.append((prior, _rest(mode.value, prior)))
+        prior, likelihood = (torch.cat(column) for column in zip(*parts, strict=True))
+        return prior, likelihood
+
+    def _evaluate(self, rows: Tensor, traced: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return log prior, log likelihood, and the gradients of both."""
+        blocks, parts = self.blocks, []
+        for r, count in self._in_batches(rows, traced):
+            mode = self._mode(r, traced)
+            weights = blocks.weights(torch.cholesky_inverse(mode.factor))
+            outer, inner = self._call("bend", traced, r, mode.z, weights)
+            (whole,) = self._call("pull", traced, r, mode.z, blocks.solved(mode.factor, inner))
+            slope, prior = self._call("prior", traced, r)
+            gradient = whole - outer - slope
+            found = mode.found & gradient.isfinite().all(-1)
+            self.num_failures += int((~found[:count]).sum())
+            likelihood = torch.where(found, _rest(mode.value, prior), -torch.inf)
+            gradient = torch.where(found[:, None], gradient, 0.0)
+            parts.append(tuple(x[:count] for x in (prior, likelihood, slope, gradient)))
+        return tuple(torch.cat(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]
+
+    # -- the interface of a density and of its evaluators -----------------------------------
+
+    def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log prior and log likelihood, ``(*batch, p) -> (*batch)``, differentiable once."""
+        if is_traced():
+            raise RuntimeError("a search for modes cannot be traced")
+        prior, likelihood = _Once.apply(u, self)
+        return prior, likelihood
+
+    def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
+        """Return the evaluator, which serves any number of rows."""
+        return self._evaluation
+
+    def _evaluation(self, u: Tensor, beta: Tensor) -> Evaluation:
+        with one_thread():
+            prior, likelihood, slope, gradient = self._evaluate(u.detach(), traced=True)
+        return Evaluation(prior, likelihood, tempered(prior, likelihood, beta), slope + beta.unsqueeze(-1) * gradient)
+
+    def compiled(self, num_vectors: int) -> None:
+        """Return None: a value alone costs much less than a gradient."""
+        return None
+
+    @property
+    def cost(self) -> Cost:
+        """Nodes of a typical search with its gradient, and the bytes of its largest part, for one vector."""
+        if self._cost is None:
+            r, z = self._reference.unsqueeze(0), self._start.unsqueeze(0)
+            with process_state(), one_thread(), torch.no_grad(), FailingApart():
+                num_nodes, num_bytes, num_repeated = recorded(self._curve, r, z)
+            # The third derivatives take about three times as much.
+            steps = _TYPICAL_STEPS + 3
+            self._cost = Cost(steps * num_nodes, 3 * num_bytes, steps * num_repeated)
+        return self._cost
+
+    def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
+        """Return the values of the sites at ``(n, p)``, and of deterministic ones that need no other site."""
+        found: dict[str, Tensor] = torch.func.vmap(
+            lambda r: {
+                name: value
+                for name, value in self._whole.values(self._merged(r, self._start), deterministic).items()
+                if name in self._fixed
+            }
+        )(u)
+        return found
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the vector of one set of values."""
+        return self._whole.vector(values, self._merged(self._reference, self._start))[self._kept]
+
+    def log_jacobian(self, u: Tensor) -> Tensor:
+        """Return log |d constrained / d unconstrained| of the remaining sites, ``(n, p) -> (n,)``."""
+        raise ModelError("the Jacobian of the sites that are left is not known apart from that of the others")
+
+    def pointwise(self, u: Tensor) -> dict[str, Tensor]:
+        """Raise ``ModelError``: data that share a latent site are dependent without it."""
+        raise ModelError(
+            "data are dependent once a site that they share is integrated out; draw it again by with_latents(draws)"
+        )
+
+    def sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draw from the prior of the remaining sites, ``(num_draws, p)``."""
+        return self._whole.prior_draws(num_draws, generator, True)[:, self._kept]
+
+    def completed(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        """Return vectors of all sites, those that were integrated out drawn at random, ``(n, p) -> (n, d)``."""
+        noise = torch.randn(len(rows), self._num_inner, generator=generator, dtype=self.dtype).to(self.device)
+        parts: list[Tensor] = []
+        with one_thread():
+            for r, count in self._in_batches(rows):
+                mode = self._mode(r)
+                if lost := int((~mode.found).sum()):
+                    raise DrawsError(f"no mode of {sorted(self._over)} is found at {lost} of {count} draws")
+                e = noise[sum(map(len, parts)) :][:count]
+                moved = torch.linalg.solve_triangular(mode.factor.mT, self.blocks.gathered(e), upper=True)
+                parts.append(torch.func.vmap(self._merged)(r, mode.z + self.blocks.scattered(moved)))
+        return torch.cat(parts)
+
+
+class _Once(torch.autograd.Function):
+    """Log prior and log likelihood whose derivatives are known, for automatic differentiation."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, density: _LaplaceDensity) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(u)
+        ctx.density = density
+        prior, likelihood = density._values(u.detach().reshape(-1, u.shape[-1]))
+        return prior.reshape(u.shape[:-1]), likelihood.reshape(u.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, along_prior: Tensor, along_likelihood: Tensor) -> tuple[Tensor, None]:
+        (u,) = ctx.saved_tensors
+        _, _, slope, gradient = ctx.density._evaluate(u.reshape(-1, u.shape[-1]))
+        along = along_prior.unsqueeze(-1) * slope.reshape(u.shape)
+        return along + along_likelihood.unsqueeze(-1) * gradient.reshape(u.shape), None
+
+
+def _finite(products: Tensor, slope: Tensor, value: Tensor) -> Tensor:
+    """Tell for which rows a curve is finite, ``(n,)``."""
+    return products.isfinite().all(-1).all(0) & slope.isfinite().all(-1) & value.isfinite()
+
+
+def _diagonal(damping: Tensor, like: Tensor) -> Tensor:
+    return damping[:, None, None, None] * torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+
+
+def _rest(value: Tensor, prior: Tensor) -> Tensor:
+    """Return the log likelihood; minus infinity where there is no mode, even if the prior is infinite."""
+    return torch.where(value == -torch.inf, value, value - prior)

@@ -1,0 +1,397 @@
+"""Targets with sites integrated out: exact where they are normal, else Laplace's numbers, gradients and failures."""
+
+import math
+import pickle
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.stats import norm, poisson
+
+import bayeskit as bk
+from bayeskit.core import signatures
+from bayeskit.errors import (
+    DrawsError,
+    InitializationError,
+    ModelError,
+    SettingsError,
+    UnknownNameError,
+)
+from bayeskit.inference import marginalization
+from bayeskit.inference.marginalization import MarginalTarget
+
+FLOAT = torch.float64
+COUNTS = torch.tensor([1.0, 0, 3, 7, 2, 0], dtype=FLOAT)
+HEIGHTS = torch.tensor([1.2, -2.0, 3.1, 0.5, 0.9], dtype=FLOAT)
+
+
+def normal_means(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 3.0))
+    scale = pyro.sample("scale", dist.HalfNormal(2.0))
+    with pyro.plate("groups", len(y)):
+        effect = pyro.sample("effect", dist.Normal(mean, scale))
+        pyro.sample("y", dist.Normal(effect, 0.7), obs=y)
+
+
+def counted(y, rotation=None):
+    """Poisson counts with normal effects on the log rate; a rotation of these leaves the distribution as it is."""
+    level = pyro.sample("level", dist.Normal(0.5, 1.0))
+    log_scale = pyro.sample("log_scale", dist.Normal(0.0, 1.0))
+    with pyro.plate("groups", len(y)):
+        effect = pyro.sample("effect", dist.Normal(0.0, log_scale.exp()))
+    rate = effect if rotation is None else rotation @ effect
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson((level + rate).exp()), obs=y)
+
+
+def field(y):
+    """Poisson counts on a line, with a Gaussian process as log rate."""
+    log_length = pyro.sample("log_length", dist.Normal(1.0, 0.5))
+    log_size = pyro.sample("log_size", dist.Normal(0.0, 0.5))
+    place = torch.arange(len(y), dtype=y.dtype)
+    distance = (place[:, None] - place) / log_length.exp()
+    covariance = (2 * log_size).exp() * (-0.5 * distance.square()).exp() + 1e-4 * torch.eye(len(y), dtype=y.dtype)
+    noise = pyro.sample("noise", dist.Normal(torch.zeros(len(y), dtype=y.dtype), 1.0).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson((torch.linalg.cholesky(covariance) @ noise).exp()), obs=y)
+
+
+def passed(y):
+    """Successes of groups, with random intercepts."""
+    level = pyro.sample("level", dist.Normal(0.0, 1.0))
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    with pyro.plate("groups", y.shape[1]):
+        intercept = pyro.sample("intercept", dist.Normal(level, scale))
+        with pyro.plate("trials", y.shape[0]):
+            pyro.sample("y", dist.Bernoulli(logits=intercept), obs=y)
+
+
+def pulled(y):
+    """Normal coordinates times a factor that has no integral where ``pull`` is one or more."""
+    pull = pyro.sample("pull", dist.Normal(0.0, 0.3))
+    z = pyro.sample("z", dist.Normal(torch.zeros_like(y), 1.0).to_event(1))
+    pyro.factor("data", 0.5 * pull * z.square().sum())
+
+
+def trials():
+    return (torch.rand(6, 8, generator=torch.Generator().manual_seed(0)) < 0.4).to(FLOAT)
+
+
+def marginal(model, sites, *args):
+    return bk.marginalize(bk.Target.from_pyro(model, *args), sites)
+
+
+def points(target, n, scale=1.0):
+    """Return vectors that depend on no seed shift."""
+    return scale * torch.randn(n, target.dim, generator=torch.Generator().manual_seed(3), dtype=FLOAT)
+
+
+def gradient_error(target, u, step=4e-3):
+    """Return the largest error of the gradient against differences of order six, relative to its length."""
+    found = target.value_and_grad(u)[1]
+    shifts = step * torch.tensor([1.0, -1, 2, -2, 3, -3], dtype=FLOAT)
+    weights = torch.tensor([45.0, -45, -9, 9, 1, -1], dtype=FLOAT) / (60 * step)
+    around = u[:, None, None] + shifts[:, None] * torch.eye(target.dim, dtype=FLOAT)[:, None]
+    expected = (target.log_density(around) * weights).sum(-1)
+    return float(((found - expected).norm(dim=1) / found.norm(dim=1)).max())
+
+
+# -- exact values ---------------------------------------------------------------------------
+
+
+def test_normal_means_are_integrated_exactly():
+    target = marginal(normal_means, ["effect"], HEIGHTS)
+    u = points(target, 4)
+    values = target.constrain(u)
+    total = (values["scale"].square() + 0.7**2).sqrt()
+    exact = dist.Normal(values["mean"][:, None], total[:, None]).log_prob(HEIGHTS).sum(-1)
+    torch.testing.assert_close(target.log_likelihood(u), exact, rtol=1e-10, atol=0)
+    three, two = torch.tensor([3.0, 2.0], dtype=FLOAT)
+    prior = dist.Normal(0 * three, three).log_prob(values["mean"]) + dist.HalfNormal(two).log_prob(values["scale"])
+    prior = prior + u[:, 1]
+    torch.testing.assert_close(target.log_prior(u), prior, rtol=1e-10, atol=0)
+    assert target.curvature == "5 groups of 1"
+
+
+def test_latents_of_normal_means_have_their_exact_distribution(limit):
+    target = marginal(normal_means, ["effect"], HEIGHTS)
+    u = target.unconstrain({"mean": torch.tensor(1.0), "scale": torch.tensor(1.5)}).expand(2, 2000, -1)
+    zeros = torch.zeros(2, 2000, dtype=FLOAT)
+    draws = target.with_latents(bk.Draws(u, zeros, zeros, torch.ones(2, dtype=FLOAT)), seed=1)
+    precision = 1 / 1.5**2 + 1 / 0.7**2
+    mean = (1.0 / 1.5**2 + HEIGHTS / 0.7**2) / precision
+    z = (draws["effect"].flatten(0, 1) - mean) * math.sqrt(precision)
+    assert float((z.mean(0) * math.sqrt(4000)).abs().max()) < limit(10)
+    assert float(((z.var(0) - 1) * math.sqrt(4000 / 2)).abs().max()) < limit(10)
+    covariance = (z - z.mean(0)).T @ (z - z.mean(0)) / 4000
+    assert float((covariance - covariance.diagonal().diag()).abs().max() * math.sqrt(4000)) < limit(10)
+    torch.testing.assert_close(draws.log_density, target.whole.log_density(draws.unconstrained))
+    assert set(draws.values()) == {"mean", "scale", "effect"}
+
+
+@pytest.mark.parametrize(
+    ("y", "scale", "known", "error"),
+    [(1, 1.0, -1.475985, 0.0022), (1, 2.0, -1.845893, -0.0228), (0, 1.0, None, 0.0078)],
+)
+def test_the_error_of_one_count_is_that_of_laplace(y, scale, known, error):
+    target = marginal(counted, ["effect"], torch.tensor([float(y)], dtype=FLOAT))
+    u = target.unconstrain({"level": torch.tensor(0.5), "log_scale": torch.tensor(math.log(scale), dtype=FLOAT)})
+    found = float(target.log_likelihood(u))
+    exact = math.log(
+        quad(lambda z: poisson.pmf(y, math.exp(0.5 + z)) * norm.pdf(z, 0, scale), -12, 12, epsabs=1e-13)[0]
+    )
+    z = 0.0
+    for _ in range(50):
+        rate = math.exp(0.5 + z)
+        z += (y - rate - z / scale**2) / (rate + 1 / scale**2)
+    rate = math.exp(0.5 + z)
+    height = y * (0.5 + z) - rate - math.lgamma(y + 1) + norm.logpdf(z, 0, scale)
+    by_hand = height + 0.5 * math.log(2 * math.pi) - 0.5 * math.log(rate + 1 / scale**2)
+    assert abs(found - by_hand) < 1e-10
+    assert found - exact == pytest.approx(error, abs=6e-5)
+    assert known is None or exact == pytest.approx(known, abs=6e-7)
+
+
+def test_a_rotation_of_independent_groups_is_dense_and_changes_nothing():
+    y = torch.poisson(torch.full((30,), 2.0), generator=torch.Generator().manual_seed(1)).to(FLOAT)
+    rotation = torch.linalg.qr(torch.randn(30, 30, generator=torch.Generator().manual_seed(2), dtype=FLOAT))[0]
+    apart, together = marginal(counted, ["effect"], y), marginal(counted, ["effect"], y, rotation)
+    assert (apart.curvature, together.curvature) == ("30 groups of 1", "dense, 30")
+    u = points(apart, 3, 0.5)
+    value, gradient = apart.value_and_grad(u)
+    again, other = together.value_and_grad(u)
+    torch.testing.assert_close(value, again, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, other, rtol=1e-11, atol=1e-11)
+
+
+# -- structure ------------------------------------------------------------------------------
+
+
+def test_groups_and_chains_are_found():
+    def model(y):
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        first = pyro.sample("first", dist.Normal(0.0, 1.0))
+        with pyro.plate("groups", len(y)):
+            level = pyro.sample("level", dist.Normal(0.0, scale))
+            slope = pyro.sample("slope", dist.Normal(0.0, scale))
+            pyro.sample("y", dist.Normal(level + slope, 0.5), obs=y)
+        pyro.sample("x", dist.Normal(first, 0.5), obs=y[0])
+
+    target = bk.Target.from_pyro(model, HEIGHTS)
+    some = bk.marginalize(target, ["slope", "level"])
+    assert (some.over, some.curvature) == (("level", "slope"), "5 groups of 2")
+    more = bk.marginalize(target, ["level", "slope", "first"])
+    assert more.curvature == "6 groups of up to 2"
+    u = some.unconstrain({"scale": torch.tensor(0.8), "first": torch.tensor(0.3)})
+    total = dist.Normal(0.0, math.sqrt(2 * 0.8**2 + 0.5**2)).log_prob(HEIGHTS).sum()
+    given = dist.Normal(0.3, 0.5).log_prob(HEIGHTS[0])
+    without = dist.Normal(0.0, math.sqrt(1.25)).log_prob(HEIGHTS[0])
+    assert float(some.log_likelihood(u)) == pytest.approx(float(total + given), rel=1e-7)
+    assert float(more.log_likelihood(u[:1])) == pytest.approx(float(total + without), rel=1e-7)
+
+
+def test_a_random_walk_is_coloured():
+    def model(y):
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        level = pyro.sample("level", dist.Normal(torch.zeros_like(y), 5.0).to_event(1))
+        pyro.factor("steps", dist.Normal(0.0, scale).log_prob(level.diff()).sum())
+        pyro.sample("y", dist.Normal(level, 1.0).to_event(1), obs=y)
+
+    target = marginal(model, ["level"], HEIGHTS)
+    assert target.curvature == "dense, 5, from 3 products"
+    u = target.unconstrain({"scale": torch.tensor([0.4, 1.3])})
+    steps = torch.diff(torch.eye(5, dtype=FLOAT), dim=0)
+    for row, scale in zip(u, (0.4, 1.3), strict=True):
+        precision = torch.eye(5, dtype=FLOAT) * (1 + 1 / 25) + steps.T @ steps / scale**2
+        mean = torch.linalg.solve(precision, HEIGHTS)
+        height = dist.Normal(0.0, 5.0).log_prob(mean).sum() + dist.Normal(mean, 1.0).log_prob(HEIGHTS).sum()
+        height = height + dist.Normal(0.0, scale).log_prob(mean.diff()).sum()
+        exact = height + 2.5 * math.log(2 * math.pi) - 0.5 * precision.logdet()
+        assert float(target.log_likelihood(row)) == pytest.approx(float(exact), rel=1e-7)
+    assert gradient_error(target, u) < 1e-8
+
+
+def test_a_coupling_in_a_part_of_space_is_seen():
+    def model(y):
+        level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        z = pyro.sample("z", dist.Normal(0.0 * y, 1.0).to_event(1))
+        pyro.factor("data", -torch.relu(z[0] + z[1] - 1.8).pow(3) - (z - level).square().sum())
+
+    assert marginal(model, ["z"], HEIGHTS).curvature == "dense, 5"
+
+
+# -- gradients ------------------------------------------------------------------------------
+
+HIERARCHIES = {
+    "counts": (counted, ["effect"], COUNTS, "6 groups of 1"),
+    "successes": (passed, ["intercept"], trials(), "8 groups of 1"),
+    "field": (field, ["noise"], torch.tensor([0.0, 1, 0, 2, 4, 3, 6, 4, 2, 1] * 2, dtype=FLOAT), "dense, 20"),
+}
+
+
+@pytest.mark.parametrize("name", HIERARCHIES)
+def test_gradients_are_those_of_the_approximation(name):
+    model, sites, y, curvature = HIERARCHIES[name]
+    target = marginal(model, sites, y)
+    assert target.curvature == curvature
+    u = points(target, 2, 0.5)
+    assert gradient_error(target, u) < 1e-8
+    assert target.num_failures == 0
+    # Tempered, and through automatic differentiation of the two parts.
+    leaf = u.clone().requires_grad_(True)
+    prior, likelihood = target.evaluate(leaf)
+    (by_parts,) = torch.autograd.grad((prior + 0.3 * likelihood).sum(), leaf)
+    torch.testing.assert_close(by_parts, target.value_and_grad(u, 0.3)[1], rtol=1e-11, atol=1e-11)
+
+
+def test_mutation_a_gradient_without_the_determinant_is_noticed(monkeypatch):
+    def without(self, r, z, weights):
+        return torch.zeros_like(r), torch.zeros_like(z)
+
+    monkeypatch.setattr(marginalization._LaplaceDensity, "_bend", without)
+    target = marginal(counted, ["effect"], COUNTS)
+    assert gradient_error(target, points(target, 2, 0.5)) > 1e-3
+
+
+# -- failures -------------------------------------------------------------------------------
+
+
+def test_a_chain_without_a_mode_leaves_the_others_as_they_are():
+    target = marginal(pulled, ["z"], HEIGHTS)
+    u = torch.tensor([[0.1], [0.3], [-1.0], [0.5]], dtype=FLOAT)
+    value, gradient = target.value_and_grad(u)
+    likelihood = target.log_likelihood(u)
+    torch.testing.assert_close(likelihood, -2.5 * (-u[:, 0]).log1p(), rtol=1e-10, atol=0)
+    assert target.num_failures == 0
+    u[1] = 2.0
+    failing, slope = target.value_and_grad(u)
+    others = [0, 2, 3]
+    assert torch.equal(failing[others], value[others]) and torch.equal(slope[others], gradient[others])
+    assert torch.equal(target.log_likelihood(u)[others], likelihood[others])
+    assert failing[1] == -math.inf and torch.isfinite(slope[1]).all()
+    assert target.num_failures == 2
+    assert torch.isfinite(target.log_density(u, 0.0)).all()
+    zeros = torch.zeros(1, 4, dtype=FLOAT)
+    with pytest.raises(DrawsError, match=r"no mode of \['z'\] is found at 1 of 4 draws"):
+        target.with_latents(bk.Draws(u[None], zeros, zeros, torch.ones(1, dtype=FLOAT)))
+
+
+def test_values_do_not_depend_on_what_was_evaluated_before():
+    target = marginal(counted, ["effect"], COUNTS)
+    again = pickle.loads(pickle.dumps(bk.Target.without_graphs(target)))
+    u = points(target, 4)
+    target.value_and_grad(3 * u)
+    first, second = target.value_and_grad(u), again.value_and_grad(u)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert target.fingerprint() == again.fingerprint()
+
+
+def test_a_density_without_a_mode_is_refused():
+    def model(y):
+        level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        pyro.factor("data", z.square() + level)
+
+    with pytest.raises(InitializationError, match=r"no mode of 'z' .* Remedy: .* proper prior, .* log-concave"):
+        marginal(model, ["z"], HEIGHTS)
+
+
+# -- samplers and estimators ----------------------------------------------------------------
+
+
+def test_the_marginal_of_eight_schools_has_its_posterior_and_evidence(limit):
+    case = bk.exact.get("eight_schools")
+    target = bk.marginalize(case.target(), ["eta"])
+    settings = {"num_chains": 4, "num_warmup": 50, "num_samples": 100, "seed": 0, "progress": False}
+    draws = bk.sample(target, initial=target.sample_prior(4, seed=1), **settings)
+    evidence = bk.evidence.bridge_sampling(target, draws)
+    assert abs(evidence.log_evidence - case.log_evidence) < limit(4) * evidence.standard_error
+    whole = target.with_latents(draws)
+    table = whole.summary()
+    for row, name in (("mu", "mu"), ("tau", "tau"), ("eta[0]", "eta")):
+        exact = float(case.posterior_mean[name].reshape(-1)[0])
+        assert abs(table.loc[row, "mean"] - exact) < limit(4) * 1.5 * table.loc[row, "mcse_mean"]
+    assert set(whole.values()) == {"mu", "tau", "eta", "theta"}
+    assert set(draws.values()) == {"mu", "tau"}  # theta depends on eta
+
+
+# -- refusals -------------------------------------------------------------------------------
+
+
+def mixed(y):
+    level = pyro.sample("level", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(y)):
+        side = pyro.sample("side", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+        effect = pyro.sample("effect", dist.Normal(level, 1.0))
+        pyro.sample("y", dist.Normal(effect + side, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("sites", "error", "message"),
+    [
+        (["efect"], UnknownNameError, "did you mean 'effect'"),
+        ([], SettingsError, "sites is empty"),
+        (["level", "effect"], SettingsError, "no target is left"),
+        (["side"], SettingsError, "'side' is discrete and summed out already"),
+        (["y"], SettingsError, "'y' is observed"),
+        (["level"], ModelError, "prior of site 'effect' depends on the sites to be integrated out"),
+    ],
+)
+def test_sites_that_cannot_be_integrated_out_are_refused(sites, error, message):
+    target = bk.Target.from_pyro(mixed, HEIGHTS)
+    with pytest.raises(error, match=message):
+        bk.marginalize(target, sites)
+
+
+def test_discrete_sites_may_remain_summed_out():
+    target = marginal(mixed, ["effect"], HEIGHTS)
+    assert isinstance(target, MarginalTarget) and [site.name for site in target.sites] == ["level"]
+    assert gradient_error(target, torch.tensor([[0.2], [-0.4]], dtype=FLOAT)) < 1e-8
+
+
+def test_a_prior_that_is_a_sum_is_refused():
+    def model(y):
+        side = pyro.sample("side", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+        level = pyro.sample("level", dist.Normal(4.0 * side, 1.0))
+        effect = pyro.sample("effect", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(level + effect, 1.0), obs=y[0])
+
+    with pytest.raises(ModelError, match="prior of site 'level' depends on a summed-out site"):
+        marginal(model, ["effect"], HEIGHTS)
+
+
+def test_functions_loops_and_methods_are_refused(normal_normal):
+    with pytest.raises(ModelError, match=r"only a target of a Pyro model.*from_pyro"):
+        bk.marginalize(normal_normal, ["u"])
+    with pytest.raises(SettingsError, match="method must be 'laplace'"):
+        bk.marginalize(bk.Target.from_pyro(normal_means, HEIGHTS), ["effect"], method="exact")
+
+    def branching(y):
+        level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        effect = pyro.sample("effect", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(effect if level > 0 else -effect, 1.0), obs=y[0])
+
+    with pytest.warns(bk.errors.SlowModelWarning):
+        target = bk.Target.from_pyro(branching, HEIGHTS)
+    with pytest.raises(ModelError, match="cannot be batched"):
+        bk.marginalize(target, ["effect"])
+
+
+def test_a_hessian_beyond_the_memory_is_refused_before_it_is_made(monkeypatch):
+    target = bk.Target.from_pyro(normal_means, HEIGHTS)
+    monkeypatch.setattr(signatures, "_memory", lambda: 300.0)
+    with pytest.raises(SettingsError, match="Hessian of 'effect' has 5 x 5 entries"):
+        bk.marginalize(target, ["effect"])
+
+
+def test_draws_that_do_not_fit_are_refused():
+    target = marginal(normal_means, ["effect"], HEIGHTS)
+    zeros = torch.zeros(1, 2, dtype=FLOAT)
+    with pytest.raises(DrawsError, match="dimension 3, and this target 2"):
+        target.with_latents(bk.Draws(torch.zeros(1, 2, 3, dtype=FLOAT), zeros, zeros, torch.ones(1, dtype=FLOAT)))
+    with pytest.raises(DrawsError, match="tempered"):
+        target.with_latents(bk.Draws(torch.zeros(1, 2, 2, dtype=FLOAT), zeros, zeros, zeros[:, 0]))
+    with pytest.raises(ModelError, match="with_latents"):
+        target.pointwise_log_likelihood(torch.zeros(1, 2, dtype=FLOAT))
