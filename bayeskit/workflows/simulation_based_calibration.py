@@ -383,6 +383,11 @@ class _Workspace:
             return self.target.unconstrain(latent), self._replicas.given_observed(observed)
         truth = self.target.sample_prior(1, seed=generator)[0]
         args = self._study.simulate(self.target.constrain(truth), generator)
+        if not isinstance(args, (tuple, list)):
+            raise SettingsError(
+                f"simulate returned {type(args).__name__} and must return the arguments of the model as a tuple, such "
+                "as lambda values, generator: (y,)"
+            )
         return truth, self._replicas.given_args(tuple(args))
 
 
