@@ -100,7 +100,12 @@ _looked: dict[Path, float] = {}  # when a folder was last searched
 
 
 def temporary_name(path: Path) -> Path:
-    """Return a name beside ``path``, to write and rename, that tells which process of which host writes."""
+    """Return a name beside ``path``, to write and rename, that tells which process of which host writes.
+
+    OutputError if ``path`` has no name, such as an empty text.
+    """
+    if not path.name:
+        raise OutputError(f"path {str(path)!r} names no file; give the name of a file to write")
     return path.with_name(f".{path.name}.{os.getpid()}.{_host()}{uuid4().hex[:8]}.tmp")
 
 

@@ -655,6 +655,8 @@ class _NoSites(Messenger):
 
 def _as_tensors(name: str, data: Any) -> Any:
     leaves, spec = tree_flatten(data)
+    if not leaves and name == "state":
+        raise ShapeError("the state of a scan holds no tensor; give a tensor, or a tuple or dictionary of tensors")
     for leaf in leaves:
         if leaf is not None and not isinstance(leaf, (Tensor, int, float)):
             raise ShapeError(f"the {name} of a scan must be tensors, not {type(leaf).__name__}; use torch.as_tensor")

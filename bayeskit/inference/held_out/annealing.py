@@ -358,7 +358,7 @@ def bidirectional_annealing(
     >>> def guide(x):
     ...     with pyro.plate("data", len(x)):
     ...         pyro.sample("z", dist.Normal(0.4 * x, 0.8))
-    >>> bounds = bidirectional_annealing(model, guide, torch.zeros(100), num_temperatures=20)
+    >>> bounds = bidirectional_annealing(model, guide, torch.zeros(30), num_temperatures=20)
     >>> abs(bounds.gap) < 0.05
     True
     """
