@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import bayeskit
-from bayeskit.core.folders import write_csv
+from bayeskit.core.folders import write_atomically, write_csv
 from bayeskit.errors import OutputError
 from bayeskit.inference.evidence import Evidence
 from bayeskit.workflows import ModelComparison
@@ -71,3 +71,8 @@ def test_there_is_no_other_way_to_write_a_table_or_to_load_code():
 def test_a_folder_that_is_missing_is_a_typed_error(tmp_path):
     with pytest.raises(OutputError, match="cannot write"):
         write_csv(tmp_path / "missing" / "table.csv", pd.DataFrame({"a": [1]}))
+
+
+def test_a_path_without_a_name():
+    with pytest.raises(OutputError, match="names no file"):
+        write_atomically("", b"text")

@@ -278,3 +278,8 @@ def test_a_wrong_order_of_products_is_noticed(monkeypatch):
     monkeypatch.setattr(_loop, "prefix", lambda a, b, x: right(a.mT, b, x))
     with pytest.raises(AssertionError):
         test_values_and_gradients_are_those_of_a_loop(rotation, 7)
+
+
+def test_a_state_without_a_tensor():
+    with pytest.raises(ShapeError, match="holds no tensor"):
+        bk.scan(lambda state, _: (state, state), [[]], length=2)

@@ -326,3 +326,8 @@ def test_a_result_with_uniform_ranks_is_not_refused_more_often_than_its_level():
         for _ in range(200)
     )
     assert failed <= binom.isf(1e-5, 200, 0.1)
+
+
+def test_a_simulation_without_arguments_is_refused():
+    with pytest.raises(SettingsError, match="simulate returned NoneType and must return the arguments"):
+        sbc(factor_model, Conjugate(), args=(Y,), simulate=lambda *_: None, num_replicates=20, progress=False)

@@ -233,3 +233,7 @@ def test_an_exchanging_ladder_resumes_bit_for_bit(tmp_path, normal_normal, monke
 def test_a_ladder_without_chains_is_refused(normal_normal):
     with pytest.raises(SettingsError, match="num_chains"):
         sample_ladder(normal_normal, num_chains=0, exchange=True, progress=False)
+
+
+def test_no_iterations_have_no_round_trips():
+    assert Exchange(torch.zeros(1), torch.zeros(2), 0).round_trip_rate == 0

@@ -10,6 +10,7 @@ import zuko
 from torch.distributions import Normal
 
 from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit.errors import SettingsError
 from bayeskit.inference.objectives import ELBO
 from bayeskit.models.vae import ConditionalFlow, FlowDistribution, FlowPrior, flow_vae
 from bayeskit.models.vae.flows import inverse_autoregressive_flow
@@ -149,3 +150,9 @@ def test_importing_flows_leaves_validation_as_it_was():
         "assert torch.distributions.Distribution._validate_args is before is True"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("name", ["prior_transforms", "posterior_transforms"])
+def test_more_transforms_than_memory(name):
+    with pytest.raises(SettingsError, match=f"{name}=.* this machine has"):
+        flow_vae(data_dim=6, hidden=(8,), latent_dim=2, **{name: 10**13})
