@@ -263,6 +263,8 @@ _MANY, _GREAT = 2**24, 1e100
 
 def _fault(value: Any, error: Exception) -> str:
     """Return what is odd with a number, a tensor or an array, such as ``"is empty"``; nothing if nothing is."""
+    if isinstance(value, (int, float)) and value <= 0 and "domain error" in str(error):
+        return f"is {value}"
     if isinstance(value, int):
         if abs(value) >= 2**63:
             return "is beyond the whole numbers of 64 bits"

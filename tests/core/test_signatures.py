@@ -12,6 +12,7 @@ import torch
 import bayeskit as bk
 from bayeskit.core.signatures import check_memory, checked
 from bayeskit.errors import BayeskitError, DataError, SettingsError, ShapeError
+from bayeskit.inference.generalized.losses import log_power_integral
 from bayeskit.inference.gradients import best_k
 from bayeskit.models.phylogenetics import Tree
 
@@ -282,3 +283,8 @@ def test_vectors_of_whole_numbers_stand_for_sequences():
 
     for hidden in (torch.tensor([3, 4]), np.array([3, 4], dtype=np.int32)):
         assert mlp_vae(data_dim=2, hidden=hidden, latent_dim=1).generate(2, seed=0).shape == (2, 2)
+
+
+def test_a_number_outside_the_domain_of_a_function_is_named():
+    with pytest.raises(SettingsError, match="power is 0, which log_power_integral cannot use"):
+        log_power_integral(torch.distributions.Normal(torch.tensor(0.0), torch.tensor(1.0)), 0)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
+from bayeskit.core.signatures import check_memory
 from bayeskit.errors import DataError, ImproperPosteriorError, SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, num_data, taken
 from bayeskit.inference.generalized.minimizer import InformationMatrices, information
@@ -428,7 +429,8 @@ def _divisions(num_data: int, splits: int | Sequence[Sequence[int]], seed: int) 
             yield torch.arange(num_data).split(whole)
         return
     generator = new_generator(seed, stream="coherence")
-    for number in range(whole_number("splits", splits, 1)):
+    check_memory("splits", whole_number("splits", splits, 1))
+    for number in range(splits):
         rows = torch.randperm(num_data, generator=generator)
         if number == 0 and num_data <= 1000:
             yield rows.split(1)
