@@ -480,15 +480,19 @@ class _LaplaceDensity(Evaluators):
 
     # -- functions of one batch, which are traced -------------------------------------------
 
-    def _merged(self, r: Tensor, z: Tensor) -> Tensor:
-        """Return the vector of all sites, ``(p,), (m,) -> (d,)``."""
+    def _parts(self, r: Tensor, z: Tensor) -> list[Tensor]:
+        """Return the coordinates of each site of the whole model, ``(p,), (m,)``."""
         pairs = list(zip(self._widths, self._is_gone, strict=True))
         inner = iter(z.split([width for width, gone in pairs if gone]))
         outer = iter(r.split([width for width, gone in pairs if not gone]))
-        return torch.cat([next(inner if gone else outer) for gone in self._is_gone])
+        return [next(inner if gone else outer) for gone in self._is_gone]
+
+    def _merged(self, r: Tensor, z: Tensor) -> Tensor:
+        """Return the vector of all sites, ``(p,), (m,) -> (d,)``."""
+        return torch.cat(self._parts(r, z))
 
     def _joint(self, r: Tensor, z: Tensor) -> Tensor:
-        prior, likelihood = torch.func.vmap(lambda r, z: self._whole.joint(self._merged(r, z)))(r, z)
+        prior, likelihood = torch.func.vmap(lambda r, z: self._whole.joint_of_parts(self._parts(r, z)))(r, z)
         return prior + likelihood  # type: ignore[no-any-return]
 
     def _slope(self, r: Tensor, z: Tensor) -> tuple[Tensor, ...]:

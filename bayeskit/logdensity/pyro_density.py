@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -415,8 +415,9 @@ class PyroDensity:
 
     def _from_vector(self, u: Tensor) -> Supply:
         # In one operation: the gradient of each separate slice would be a whole vector, mostly of zeros.
-        parts = u.split([site.stop - site.start for site in self.sites])
+        return self._from_parts(u.split([site.stop - site.start for site in self.sites]))
 
+    def _from_parts(self, parts: Sequence[Tensor]) -> Supply:
         def supply(name: str, fn: Any) -> tuple[Tensor, Coordinate]:
             place = self._place(name)
             site = self.sites[place]
@@ -444,6 +445,10 @@ class PyroDensity:
     def joint(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``(log_prior, log_likelihood)`` at one vector ``u`` of shape ``(dim,)``."""
         return self._joint_of(u, self._from_vector(u))
+
+    def joint_of_parts(self, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return what ``joint`` does, from the coordinates of each site: derivatives by some leave the others out."""
+        return self._joint_of(parts[0], self._from_parts(parts))
 
     def rounding(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return the change of log density ``()`` if rounded values move inside, and the moved sites ``(sites,)``."""

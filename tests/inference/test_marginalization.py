@@ -219,7 +219,8 @@ def test_a_coupling_in_a_part_of_space_is_seen():
         z = pyro.sample("z", dist.Normal(0.0 * y, 1.0).to_event(1))
         pyro.factor("data", -torch.relu(z[0] + z[1] - 1.8).pow(3) - (z - level).square().sum())
 
-    assert marginal(model, ["z"], HEIGHTS).curvature == "dense, 5"
+    # Three draws may show it, and then its group is known.
+    assert marginal(model, ["z"], HEIGHTS).curvature in {"dense, 5", "4 groups of up to 2"}
 
 
 # -- gradients ------------------------------------------------------------------------------
