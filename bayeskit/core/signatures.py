@@ -270,7 +270,8 @@ def _fault(value: Any, error: Exception) -> str:
             return "is beyond the whole numbers of 64 bits"
         if isinstance(error, OverflowError) and abs(value) >= _MANY:
             return f"is {value:.3g}"
-        return "needs more than the memory" if abs(value) >= _MANY and _NO_MEMORY.search(str(error)) else ""
+        room = not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error))
+        return "" if abs(value) < _MANY or room else "needs more than the memory"
     if isinstance(value, float):
         extreme = value and not 1 / _GREAT < abs(value) < _GREAT
         return f"is {value}" if extreme or not math.isfinite(value) else ""

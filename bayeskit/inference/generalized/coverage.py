@@ -826,7 +826,10 @@ def _truth(posterior: GibbsPosterior, simulate: Simulate, truth: Any, generator:
         if not isinstance(truth, dict) and len(posterior.sites) > 1:
             raise SettingsError(f"truth must be a dict of the sites {[site.name for site in posterior.sites]}")
         values = truth if isinstance(truth, dict) else {posterior.sites[0].name: truth}
-        values = {k: torch.as_tensor(v, dtype=posterior.dtype) for k, v in values.items()}
+        try:
+            values = {k: torch.as_tensor(v, dtype=posterior.dtype) for k, v in values.items()}
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"truth must hold numbers for each site ({error})") from error
         for site in posterior.sites:
             if site.name in values and tuple(values[site.name].shape) != tuple(site.shape):
                 given = tuple(values[site.name].shape)
