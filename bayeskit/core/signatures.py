@@ -587,7 +587,7 @@ def _is_numeric(value: Any) -> bool:
 
 def _is_real(tensor: Any) -> bool:
     """Tell whether a tensor holds real numbers, all of them."""
-    return not (tensor.is_complex() or tensor.is_meta or tensor.is_sparse)
+    return not (tensor.is_complex() or tensor.is_sparse)
 
 
 def _is_list(base: type, length: int | None, items: _Rule | None, value: Any) -> bool:

@@ -333,7 +333,7 @@ def test_weights_that_are_none(weight):
         ((X, X[:2]), ShapeError, r"\(3,\), \(2,\)"),
         ((X, torch.tensor([0.0, math.nan, 1.0])), DataError, "column 1"),
         ("abc", DataError, "numbers"),
-        ([1.0, None], DataError, "numbers"),
+        ([1.0, None], DataError, "datum 1"),
     ],
 )
 def test_data_that_are_none(data, error, place):
