@@ -254,7 +254,8 @@ def test_the_likelihood_after_many_moves_is_that_of_the_forest(engine, substitut
     trees = chains.run(trees, process, 0.5 * warm, Moves(), MANY[engine])
     reference = TreeReference.fitted(trees.splits, trees.lengths, torch.ones(3), alignment.num_taxa)
     trees = chains.run(trees, process, 0.01 * warm, Moves(), MANY[engine] // 10, reference)
-    assert bool((trees.counts.sum(0)[:, 1] > 0).sum() >= 6)
+    accepted = trees.counts.sum(0)[:, 1] > 0
+    assert int(accepted.sum()) >= (len(accepted) if engine == "compiled" else 6)  # few moves as array operations
     topologies, order = topologies_of(alignment.taxa, trees.splits)
     lengths = trees.lengths.gather(1, torch.from_numpy(order))
     likelihood = ForestLikelihood(alignment, substitution, site_rates=site_rates)
@@ -306,7 +307,8 @@ def test_the_likelihood_of_parts_is_that_of_the_partition(engine, dtype):
     process = Process.joined(processes)
     trees = chains.start(new_generator(2, stream="parts"), process)
     trees = chains.run(trees, process, torch.full((count,), 0.05, dtype=torch.float64), Moves(), MANY[engine])
-    assert bool((trees.counts.sum(0)[:-1, 1] > 0).sum() >= 5)
+    accepted = trees.counts.sum(0)[:-1, 1] > 0
+    assert int(accepted.sum()) >= (len(accepted) if engine == "compiled" else 5)
     topologies, order = topologies_of(alignment.taxa, trees.splits)
     lengths = trees.lengths.gather(1, torch.from_numpy(order))
     expected = PartitionedForestLikelihood(partition).log_likelihood(topologies, lengths)
