@@ -194,7 +194,7 @@ def test_a_scale_that_only_rounds_to_zero_is_no_fault(tiny):
         pyro.sample("y", dist.Normal(0.0, scale), obs=Y[0])
         pyro.sample("z", dist.Bernoulli(p * (2 - p)), obs=torch.ones((), dtype=F64))
 
-    bk.Target.from_pyro(model)
+    assert bk.Target.from_pyro(model).dim == 2
 
 
 def test_data_outside_of_their_support_are_no_fault():
@@ -203,7 +203,7 @@ def test_data_outside_of_their_support_are_no_fault():
         with pyro.plate("n", 20):
             pyro.sample("y", dist.Uniform(0.0, top), obs=Y.abs())
 
-    bk.Target.from_pyro(model)
+    assert bk.Target.from_pyro(model).dim == 1
 
 
 # -- data of other libraries ----------------------------------------------------------------------------------------
