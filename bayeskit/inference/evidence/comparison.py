@@ -183,7 +183,7 @@ def judge(
     Raises
     ------
     SettingsError
-        If two estimates have the same method.
+        If there are no estimates and no refused methods, or two estimates have the same method.
 
     Examples
     --------
@@ -195,6 +195,8 @@ def judge(
     this estimate disagrees with smc (8.3 standard errors away)
     """
     results = list(estimates)
+    if not results and refused is None:
+        raise SettingsError("estimates is empty; give at least one estimate of the evidence")
     repeated = [name for name, count in Counter(z.method for z in results).items() if count > 1]
     if repeated:
         raise SettingsError(f"there are several estimates by {', '.join(repeated)}; give one estimate per method")
