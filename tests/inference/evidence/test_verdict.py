@@ -109,7 +109,7 @@ def test_an_exact_answer_beside_an_estimate():
 
 
 def test_scores_alone_are_no_methods_that_failed():
-    assert str(judge([])) == "log evidence unknown: none of the selected methods estimates it"
+    assert str(judge([], refused={})) == "log evidence unknown: none of the selected methods estimates it"
     assert str(judge([], refused={"chib": "no blocks"})) == "log evidence unknown: none of 1 methods applies"
 
 
