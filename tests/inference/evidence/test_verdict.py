@@ -113,7 +113,6 @@ def test_scores_alone_are_no_methods_that_failed():
     assert str(judge([], refused={"chib": "no blocks"})) == "log evidence unknown: none of 1 methods applies"
 
 
-def test_no_estimates_are_refused_but_no_applicable_method_is_a_verdict() -> None:
+def test_nothing_to_judge_is_refused():
     with pytest.raises(SettingsError, match="estimates is empty"):
         judge([])
-    assert "none of 1 methods applies" in str(judge([], refused={"smc": "no prior"}))
