@@ -309,7 +309,9 @@ def _failure(kind: str, plan: dict[str, str]) -> str | None:
     told = f"{kind}({', '.join(f'{name}={value}' for name, value in plan.items())})"
     try:
         result = call(*arguments.args, **arguments.kwargs)
-        number = result if isinstance(result, float) else getattr(result, "log_evidence", 0.0)
+        # A constructor keeps what it is given.
+        computed = not inspect.isclass(calls()[kind])
+        number = result if isinstance(result, float) else getattr(result, "log_evidence", 0.0) if computed else 0.0
     except BayeskitError:
         return None
     except TypeError as error:
@@ -318,7 +320,6 @@ def _failure(kind: str, plan: dict[str, str]) -> str | None:
         return f"{told}: {_told(error)}"
     except Exception as error:
         return f"{told}: {_told(error)}"
-    computed = not inspect.isclass(calls()[kind])  # a constructor keeps what it is given
     if computed and isinstance(number, float) and math.isnan(number) and not getattr(result, "warnings", ()):
         return f"{told}: NaN without a word"
     return None

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "affordable",
     "arrays_as_tensors",
     "as_numbers",
     "lists_as_tensors",
@@ -33,6 +34,8 @@ __all__ = [
 #: Number of names beyond which an error with a suggestion does not list them, and of suggestions.
 _MANY, _NEAREST = 8, 3
 
+#: Steps that take a year at three microseconds each.
+_MOST_STEPS = 10**13
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
@@ -56,6 +59,13 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
     if least is not None and number < least:
         raise SettingsError(f"{name} must be at least {least}, not {number}")
     return number
+
+
+def affordable(name: str, steps: int) -> int:
+    """Return a number of steps; raise ``SettingsError`` for more than any machine takes in a year."""
+    if steps > _MOST_STEPS:
+        raise SettingsError(f"{name} = {float(steps):.1e} steps would take more than a year; ask for fewer")
+    return steps
 
 
 def real_number(name: str, value: Any, between: tuple[float, float] | None = None) -> float:

@@ -704,6 +704,7 @@ def _as_orders(orders: Any, num_data: int, generator: torch.Generator) -> Tensor
     """Return permutations ``(q, n)``, from given ones ``(q, n)`` or ``(n,)`` or a number of random ones."""
     if not isinstance(orders, Tensor):
         count = whole_number("orders", orders, 1)
+        check_memory("orders", count, 8 * num_data)
         like = {"generator": generator, "device": generator.device}
         return torch.stack([torch.randperm(num_data, **like) for _ in range(count)])  # type: ignore[call-overload]
     rows = orders.reshape(1, -1) if orders.dim() == 1 else orders

@@ -1066,7 +1066,9 @@ def _particles(
     """Collect the terms of all sites."""
     observed = [t for n, t in terms.items() if n not in model_sites or model_sites[n]["is_observed"]]
     log_prior = {n: t for n, t in terms.items() if n in model_sites and not model_sites[n]["is_observed"]}
-    any_term = next(iter([*terms.values(), *log_guide.values(), *kl.values()]))
+    any_term = next(iter([*terms.values(), *log_guide.values(), *kl.values()]), None)
+    if any_term is None:
+        raise ModelError("neither the model nor the guide has a site; check what they are called with")
     in_expectation = in_expectation or next((n for n, s in guide_sites.items() if PATH in s["infer"]), None)
     return Particles(
         sum(observed[1:], observed[0]) if observed else torch.zeros_like(any_term),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import whole_number
+from bayeskit.core.inputs import affordable, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.core.texts import short_repr
@@ -447,7 +447,7 @@ def run(
     SamplingWarning
         If the time budget or Ctrl-C ends the run after the first draw.
     """
-    transitions = settings.num_samples * settings.thinning
+    transitions = affordable("num_samples * thinning", settings.num_samples * settings.thinning)
     chains = Chains(target, replace(adaptation, num_samples=transitions), settings, initial)
     algorithm: Algorithm = chains if prior is None else Tempering(chains, prior)
     generator = new_generator(settings.seed, target.device, settings.stream)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import warn_user, whole_number
+from bayeskit.core.inputs import affordable, warn_user, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import mean_error
 from bayeskit.draws import Draws
@@ -713,7 +713,8 @@ def sample_stochastic_gradient(
     num_samples = whole_number("num_samples", num_samples, 1)
     thinning = whole_number("thinning", thinning, 1)
     seed = whole_number("seed", seed)
-    kernel = replace(cast(Any, kernel), planned_calls=num_warmup + num_samples * thinning)
+    planned = num_warmup + affordable("num_samples * thinning", num_samples * thinning)
+    kernel = replace(cast(Any, kernel), planned_calls=planned)
     kernel = settled(kernel, torch.empty((), dtype=target.dtype, device=target.device))
     run = StochasticGradientRun(target, kernel, num_chains, num_warmup, num_samples, thinning, seed, initial)
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)

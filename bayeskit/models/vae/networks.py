@@ -11,6 +11,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
+from bayeskit.core.inputs import whole_number
 from bayeskit.errors import SettingsError
 from bayeskit.models.vae.likelihoods import independent
 
@@ -192,7 +193,7 @@ class ConvolutionalDecoder(nn.Module):
 def _smallest_shape(image_shape: tuple[int, int, int], channels: Sequence[int]) -> tuple[int, int, int]:
     """Return the shape of an image after all halvings."""
     factor = 2 ** len(channels)
-    _, height, width = image_shape
+    _, height, width = (whole_number("image_shape", size, 1) for size in image_shape)
     if not channels or height % factor or width % factor:
         raise SettingsError(
             f"images of {height} x {width} pixels cannot be halved {len(channels)} times; channels needs at least one "
