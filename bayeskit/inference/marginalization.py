@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
+import scipy.optimize
 import torch
 from torch import Tensor
 
@@ -22,19 +24,16 @@ from bayeskit.logdensity.compiling import (
     Cost,
     Evaluation,
     Evaluator,
-    fold_constants,
     recorded,
     tempered,
-    trace_call,
 )
-from bayeskit.logdensity.engine import Compile, Evaluators
+from bayeskit.logdensity.engine import Compile, Engine, Evaluators
 from bayeskit.logdensity.pyro_density import PyroDensity, Site
 from bayeskit.logdensity.target import Target
 from bayeskit.logdensity.tracing import (
     UNTRACEABLE,
     FailingApart,
     first_line,
-    interpreted,
     is_traced,
     raise_if_forked,
 )
@@ -47,7 +46,9 @@ _NEAR = 0.01
 #: Damping relative to the largest diagonal entry: the first one, the one below which it is dropped, the last one.
 _FIRST_DAMPING, _LEAST_DAMPING, _MOST_DAMPING = 1e-2, 2e-2, 1e10
 _PRIOR_DRAWS, _CANDIDATES, _PATTERN_POINTS = 64, 5, 3
-_TYPICAL_STEPS = 8
+#: Newton steps of one evaluation, evaluations before a guarded search, steps to the mode of the marginal.
+_NUM_STEPS, _MAX_TRIES, _MAX_CLIMB = 3, 8, 30
+_TANGENT_STEP = 0.1
 
 
 class MarginalTarget(Target):
@@ -85,7 +86,7 @@ class MarginalTarget(Target):
     @property
     def curvature(self) -> str:
         """What the Hessian by the sites that are integrated out looks like: independent groups, or dense."""
-        return self.density.blocks.description
+        return _described(self.density.blocks, self.density.stencils)
 
     @property
     def num_failures(self) -> int:
@@ -252,7 +253,7 @@ def marginalize(target: Target, sites: Sequence[str], *, method: Literal["laplac
 
 
 class _Blocks:
-    """Equal blocks on the diagonal of a Hessian, and the directions whose products with it hold all its entries."""
+    """Equal blocks on the diagonal of a matrix, one for each group of coordinates that a pattern joins."""
 
     def __init__(self, pattern: Tensor) -> None:
         size, device, pattern = len(pattern), pattern.device, pattern.cpu()
@@ -267,44 +268,97 @@ class _Blocks:
         members[sorted_groups, place] = order
         filled = torch.zeros(count, width, dtype=torch.bool)
         filled[sorted_groups, place] = True
+        self.count, self.width, self.size = count, width, size
+        self.members, self.filled = members.to(device), filled.to(device)
+        self._is_plain = width == 1 and bool((members[:, 0] == torch.arange(size)).all())
+        self._is_full = bool(filled.all())
+        self._positions = (sorted_groups * width + place)[order.argsort()].to(device)
+        # One in place of what a smaller group lacks.
+        self._lacking = torch.diag_embed((~self.filled).double())
+
+    def completed(self, blocks: Tensor) -> Tensor:
+        """Return blocks that can be factorised, ``(n, G, b, b)``."""
+        return blocks if self._is_full else blocks + self._lacking.to(blocks.dtype)
+
+    def factorised(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Cholesky factors ``(n, G, b, b)``, and whether all blocks of a row are positive definite, ``(n,)``."""
+        if self.width == 1:
+            return blocks.sqrt(), (blocks > 0).flatten(1).all(1)
+        factor, info = torch.linalg.cholesky_ex(blocks)
+        return factor, (info == 0).all(-1)
+
+    def gathered(self, z: Tensor) -> Tensor:
+        """Return coordinates by group, ``(n, m) -> (n, G, b, 1)``."""
+        if self._is_plain:
+            return z[:, :, None, None]
+        found = z[:, self.members]
+        return (found if self._is_full else found * self.filled).unsqueeze(-1)
+
+    def scattered(self, z: Tensor) -> Tensor:
+        """Return coordinates in their order, ``(n, G, b, 1) -> (n, m)``."""
+        return z[:, :, 0, 0] if self._is_plain else z.flatten(1)[:, self._positions]
+
+    def solved(self, factor: Tensor, z: Tensor) -> Tensor:
+        """Return ``z`` divided by the matrix of a Cholesky factor, ``(n, m)``."""
+        parts = self.gathered(z)
+        if self.width == 1:
+            return self.scattered(parts / factor.square())
+        lower = torch.linalg.solve_triangular(factor, parts, upper=False)
+        return self.scattered(torch.linalg.solve_triangular(factor.mT, lower, upper=True))
+
+    def inverted(self, factor: Tensor) -> Tensor:
+        """Return the inverse of the matrix of a Cholesky factor, ``(n, G, b, b)``."""
+        if self.width == 1:
+            return 1 / factor.square()
+        one = torch.eye(self.width, dtype=factor.dtype, device=factor.device).expand_as(factor)
+        lower = torch.linalg.solve_triangular(factor, one, upper=False)
+        return lower.mT @ lower
+
+    def half_log_det(self, factor: Tensor) -> Tensor:
+        """Return half the log determinant of the matrix of a Cholesky factor, ``(n,)``."""
+        return factor.diagonal(dim1=-2, dim2=-1).log().flatten(1).sum(1)
+
+
+class _Stencil:
+    """Directions whose products with a Hessian hold all its entries, and where in the blocks these are."""
+
+    def __init__(self, pattern: Tensor, blocks: _Blocks) -> None:
+        pattern, members, filled = pattern.cpu(), blocks.members.cpu(), blocks.filled.cpu()
         colours = _colours(pattern)
         cells = pattern[members[:, :, None], members[:, None, :]] & filled[:, :, None] & filled[:, None, :]
         g, i, j = cells.nonzero(as_tuple=True)
-        self.shape, self._filled = (count, width, width), filled.to(device)
+        device, self._shape = blocks.members.device, (blocks.count, blocks.width, blocks.width)
         self._cells = (g.to(device), i.to(device), j.to(device))
         self._sources = (colours[members[g, j]].to(device), members[g, i].to(device))  # direction, row
-        self._members = members.to(device)
-        self._positions = (sorted_groups * width + place)[order.argsort()].to(device)
         self.num_directions = int(colours.max()) + 1
         self.directions = torch.nn.functional.one_hot(colours).T.to(device)  # (c, m)
-        self.description = _described(count, width, size, self.num_directions)
+        m = len(pattern)
+        in_order = blocks.width == 1 and torch.equal(members[:, 0], torch.arange(m))
+        self._is_diagonal = self.num_directions == 1 and in_order
+        self._is_dense = self.num_directions == m and blocks.count == 1 and bool(pattern.all())
 
     def blocks(self, products: Tensor) -> Tensor:
         """Return minus the Hessian from its products with all directions, ``(c, n, m) -> (n, G, b, b)``."""
+        if self._is_diagonal:
+            return -products[0][:, :, None, None]
+        if self._is_dense:
+            found = -products.permute(1, 2, 0).unsqueeze(1)
+            return 0.5 * (found + found.mT)
         direction, row = self._sources
-        found = products.new_zeros(products.shape[1], *self.shape)
+        found = products.new_zeros(products.shape[1], *self._shape)
         found[:, *self._cells] = -products[direction, :, row].T
-        found = 0.5 * (found + found.mT)
-        return found + torch.diag_embed((~self._filled).to(found))
+        return 0.5 * (found + found.mT)
 
     def weights(self, blocks: Tensor) -> Tensor:
         """Return ``w`` ``(c, n, m)`` for which the sum of ``w * products`` is the trace of blocks times Hessian."""
+        if self._is_diagonal:
+            return blocks[None, :, :, 0, 0]
+        if self._is_dense:
+            return blocks[:, 0].permute(2, 0, 1)
         direction, row = self._sources
         found = blocks.new_zeros(self.num_directions, len(blocks), self.directions.shape[1])
         found[direction, :, row] = blocks[:, *self._cells].T
         return found
-
-    def gathered(self, z: Tensor) -> Tensor:
-        """Return coordinates by group, ``(n, m) -> (n, G, b, 1)``."""
-        return (z[:, self._members] * self._filled).unsqueeze(-1)
-
-    def scattered(self, z: Tensor) -> Tensor:
-        """Return coordinates in their order, ``(n, G, b, 1) -> (n, m)``."""
-        return z.flatten(1)[:, self._positions]
-
-    def solved(self, factor: Tensor, z: Tensor) -> Tensor:
-        """Return ``z`` divided by the matrix of a Cholesky factor, ``(n, m)``."""
-        return self.scattered(torch.cholesky_solve(self.gathered(z), factor))
 
 
 def _components(pattern: Tensor) -> Tensor:
@@ -330,17 +384,27 @@ def _colours(pattern: Tensor) -> Tensor:
     return colours
 
 
-def _described(count: int, width: int, size: int, num_directions: int) -> str:
-    if count > 1:
-        return f"{count} groups of {'' if count * width == size else 'up to '}{width}"
-    return f"dense, {size}" + (f", from {num_directions} products" if num_directions < size else "")
+def _described(blocks: _Blocks, stencils: Sequence[_Stencil]) -> str:
+    if blocks.count > 1:
+        up_to = "" if blocks.count * blocks.width == blocks.size else "up to "
+        return f"{blocks.count} groups of {up_to}{blocks.width}"
+    num_products = sum(stencil.num_directions for stencil in stencils)
+    return f"dense, {blocks.size}" + (f", from {num_products} products" if num_products < blocks.size else "")
+
+
+class _Part(NamedTuple):
+    """Terms of the log density whose Hessian is found together."""
+
+    terms: tuple[int, ...]  # 0: log prior, 1: log likelihood
+    is_quadratic: bool  # by z, so that the Hessian is the same at all z
+    stencil: _Stencil
+    directions: Tensor  # (c, m)
 
 
 class _Mode(NamedTuple):
     """Inner modes of ``n`` vectors."""
 
     z: Tensor  # (n, m)
-    value: Tensor  # (n,), Laplace's approximation of the log integral; -inf where there is no mode
     factor: Tensor  # (n, G, b, b), Cholesky factors of minus the Hessian
     found: Tensor  # (n,), bool
 
@@ -360,13 +424,16 @@ class _LaplaceDensity(Evaluators):
         self.dim, self._num_inner = len(self._kept), len(self._gone)
         self.sites = self._left()
         self.num_failures = 0
-        self._calls: dict[tuple[str, int], Callable[..., tuple[Tensor, ...]]] = {}
-        self._cost: Cost | None = None
         self._begin()
+        self.num_failures = 0
+        data_bytes = sum(x.numel() * x.element_size() for x in self.data)
+        columns = self.dim + self._num_inner
+        self._engine = Engine(None, columns, self.dtype, self.device, data_bytes, evaluate=self._laplace)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Drop graphs, which are traced again on demand."""
-        return {**self.__dict__, "_calls": {}}
+    @property
+    def stencils(self) -> list[_Stencil]:
+        """In how many products the Hessian is found."""
+        return [part.stencil for part in self._parts]
 
     def _left(self) -> tuple[Site, ...]:
         sites, start = [], 0
@@ -388,15 +455,14 @@ class _LaplaceDensity(Evaluators):
         r, z = points[:, self._kept], points[:, self._gone]
         try:
             with torch.no_grad(), FailingApart():
-                fine = self._joint(r, z).isfinite()
+                fine = sum(self._terms(r, z)).isfinite()
                 r, z = r[fine], z[fine]
                 if len(r) == 0:
                     raise InitializationError(
                         f"the density is zero or infinite at all {_PRIOR_DRAWS} draws from the prior; look at the data"
                     )
                 self._refuse_dependence(r[:_CANDIDATES], z[:_CANDIDATES])
-                some = slice(0, _PATTERN_POINTS)
-                pattern = self._pattern(r[some], z[some])
+                self._find_structure(r, z)
         except UNTRACEABLE as error:
             if isinstance(error, BayeskitError):
                 raise
@@ -404,13 +470,10 @@ class _LaplaceDensity(Evaluators):
             raise ModelError(
                 f"the model's density has no second derivatives by {names}: {first_line(error)}"
             ) from error
-        self.blocks = _Blocks(pattern.to(self.device))
-        self._directions = self.blocks.directions.to(self.dtype)
-        if not self._is_complete(r, z):
-            self.blocks = _Blocks(torch.ones_like(pattern))
-            self._directions = self.blocks.directions.to(self.dtype)
         candidates = torch.cat([r.median(0).values.unsqueeze(0), r])[:_CANDIDATES]
         self._reference, self._start = candidates[0], z.median(0).values
+        self._tangent = torch.zeros(self.dim, m, dtype=self.dtype, device=self.device)
+        self._num_steps = 1
         mode = self._mode(candidates)
         if not bool(mode.found.any()):
             raise InitializationError(
@@ -419,14 +482,38 @@ class _LaplaceDensity(Evaluators):
                 "sites a proper prior, a likelihood that is log-concave in them, or sample them with the others"
             )
         first = int(mode.found.int().argmax())
-        self._reference, self._start = candidates[first], mode.z[first]
         self._fixed = self._steady(z)
         try:
-            with torch.no_grad():
-                self._evaluate(self._reference.unsqueeze(0))
+            self._approach(candidates[first], mode.z[first])
         except UNTRACEABLE as error:
             raise_if_forked(error)
             raise ModelError(f"the model's density has no third derivatives by {names}: {first_line(error)}") from error
+
+    def _approach(self, r: Tensor, z: Tensor) -> None:
+        """Move the point near which modes are predicted from ``(p,), (m,)`` towards the mode of the marginal."""
+        self._reference, self._start = r, z
+
+        def climbed(x: Any) -> tuple[float, Any]:
+            at = torch.as_tensor(x, dtype=self.dtype, device=self.device).unsqueeze(0)
+            found = self._searched(self._laplace_of_rows, at, torch.ones_like(at[:, 0]))
+            return -float(found.log_density), -found.gradient[0].double().cpu().numpy()
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # minus infinity where there is no mode
+            best = scipy.optimize.minimize(
+                climbed, r.double().cpu().numpy(), jac=True, method="BFGS", options={"maxiter": _MAX_CLIMB, "gtol": 0.3}
+            )
+        at = torch.as_tensor(best.x, dtype=self.dtype, device=self.device)
+        step = _TANGENT_STEP * torch.eye(self.dim, dtype=self.dtype, device=self.device)
+        mode = self._mode(torch.cat([at.unsqueeze(0), at + step, at - step]))
+        if not bool(mode.found.all()):
+            return
+        z, (up, down) = mode.z[0], mode.z[1:].split(self.dim)
+        self._reference, self._start, self._tangent = at, z, (up - down) / (2 * _TANGENT_STEP)
+        if self._is_quadratic:
+            return
+        # Newton's method squares the error, so that three steps serve a wide neighbourhood.
+        self._num_steps = _NUM_STEPS
 
     def _refuse_dependence(self, r: Tensor, z: Tensor) -> None:
         """Raise ``ModelError`` for a remaining site whose prior depends on a site that is integrated out."""
@@ -450,25 +537,50 @@ class _LaplaceDensity(Evaluators):
                     f"integrate {name!r} out, too, or write the model so that {name!r} comes first"
                 )
 
-    def _pattern(self, r: Tensor, z: Tensor) -> Tensor:
-        """Return which entries of the Hessian by ``z`` are not zero at some of the points, ``(m, m)``."""
+    def _find_structure(self, r: Tensor, z: Tensor) -> None:
+        """Set the blocks of the Hessian, and the parts in which it is found."""
+        m = self._num_inner
+        full = torch.ones(m, m, dtype=torch.bool, device=self.device)
+        some = slice(0, _PATTERN_POINTS)
+        patterns = [self._pattern((term,), r[some], z[some]) for term in (0, 1)]
+        for pattern in (patterns[0] | patterns[1], full):
+            self.blocks = _Blocks(pattern)
+            prior, likelihood = (self._part((term,), patterns[term], r, z) for term in (0, 1))
+            if prior.is_quadratic and not likelihood.is_quadratic:
+                self._parts = (prior, likelihood)
+            else:
+                self._parts = (self._part((0, 1), pattern, r, z),)
+            if self._is_complete(r, z):
+                return
+            patterns = [full, full]
+
+    def _part(self, terms: tuple[int, ...], pattern: Tensor, r: Tensor, z: Tensor) -> _Part:
+        stencil = _Stencil(pattern, self.blocks)
+        part = _Part(terms, False, stencil, stencil.directions.to(self.dtype))
+        one, other = (self._products(part, r, at) for at in (z, z.roll(1, 0) + 0.5 * z + 0.1))
+        gap, size = (one - other).abs().amax(), one.abs().amax()
+        return part._replace(is_quadratic=bool(gap <= 1e3 * torch.finfo(self.dtype).eps * size))
+
+    @property
+    def _is_quadratic(self) -> bool:
+        return all(part.is_quadratic for part in self._parts)
+
+    def _pattern(self, terms: tuple[int, ...], r: Tensor, z: Tensor) -> Tensor:
+        """Return which entries of the Hessian of ``terms`` by ``z`` are not zero at some of the points, ``(m, m)``."""
         m = self._num_inner
         eye = torch.eye(m, dtype=self.dtype, device=self.device)
-        self._product_bytes = recorded(lambda v: [self._product(r[:1], z[:1], v)[0]], eye[0])[1]
-        size = max(1, CHUNK_BYTES // max(len(r) * self._product_bytes, 1))
-        rows = [(torch.func.vmap(lambda v: self._product(r, z, v)[0])(some) != 0).any(1) for some in eye.split(size)]
-        pattern = torch.cat(rows) | torch.eye(m, dtype=torch.bool, device=self.device)
-        return pattern | pattern.T
+        num_bytes = recorded(lambda v: [self._product(terms, r[:1], z[:1], v)[0]], eye[0])[1]
+        size = max(1, CHUNK_BYTES // max(len(r) * num_bytes, 1))
+        product = torch.func.vmap(lambda v: self._product(terms, r, z, v)[0])
+        pattern = torch.cat([(product(some) != 0).any(1) for some in eye.split(size)])
+        return pattern | pattern.T | torch.eye(m, dtype=torch.bool, device=self.device)
 
     def _is_complete(self, r: Tensor, z: Tensor) -> bool:
         """Tell whether the blocks hold the whole Hessian at all points: they give its product with any direction."""
-        if self.blocks.num_directions == self._num_inner:
-            return True
         v = torch.linspace(1, 2, self._num_inner, dtype=self.dtype, device=self.device)
-        with torch.no_grad(), FailingApart():
-            products, *_ = self._curve(r, z)
-            there = -self._product(r, z, v)[0]
-        here = self.blocks.scattered(self.blocks.blocks(products) @ self.blocks.gathered(v.expand_as(z)))
+        there = -self._product((0, 1), r, z, v)[0]
+        minus, *_ = self._curve(r, z, self._constant(r, z))
+        here = self.blocks.scattered(minus @ self.blocks.gathered(v.expand_as(z)))
         gap, size = (here - there).norm(dim=1), there.norm(dim=1)
         return not bool((gap > math.sqrt(torch.finfo(self.dtype).eps) * size).any())
 
@@ -480,7 +592,7 @@ class _LaplaceDensity(Evaluators):
 
     # -- functions of one batch, which are traced -------------------------------------------
 
-    def _parts(self, r: Tensor, z: Tensor) -> list[Tensor]:
+    def _coordinates(self, r: Tensor, z: Tensor) -> list[Tensor]:
         """Return the coordinates of each site of the whole model, ``(p,), (m,)``."""
         pairs = list(zip(self._widths, self._is_gone, strict=True))
         inner = iter(z.split([width for width, gone in pairs if gone]))
@@ -489,55 +601,85 @@ class _LaplaceDensity(Evaluators):
 
     def _merged(self, r: Tensor, z: Tensor) -> Tensor:
         """Return the vector of all sites, ``(p,), (m,) -> (d,)``."""
-        return torch.cat(self._parts(r, z))
+        return torch.cat(self._coordinates(r, z))
 
-    def _joint(self, r: Tensor, z: Tensor) -> Tensor:
-        prior, likelihood = torch.func.vmap(lambda r, z: self._whole.joint_of_parts(self._parts(r, z)))(r, z)
-        return prior + likelihood  # type: ignore[no-any-return]
+    def _terms(self, r: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log prior and log likelihood, ``(n, p), (n, m) -> (n,), (n,)``."""
+        both: tuple[Tensor, Tensor] = torch.func.vmap(lambda r, z: self._whole.joint_of_parts(self._coordinates(r, z)))(
+            r, z
+        )
+        return both
 
-    def _slope(self, r: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradient by ``z`` and the log density."""
+    def _slope(self, terms: tuple[int, ...], r: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradient by ``z`` and the value of the sum of terms."""
 
         def total(z: Tensor, r: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-            value = self._joint(r, z)
+            both = self._terms(r, z)
+            value = both[terms[0]] if len(terms) == 1 else both[0] + both[1]
             return value.sum(), (value,)
 
         return gradient_and_rest(total, z, r)
 
-    def _product(self, r: Tensor, z: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """Return the Hessian by ``z`` times ``v``, the gradient and the log density."""
+    def _product(self, terms: tuple[int, ...], r: Tensor, z: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """Return the Hessian by ``z`` times ``v``, the gradient and the value of the sum of terms."""
 
         def along(z: Tensor, r: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-            gradient, value = self._slope(r, z)
+            gradient, value = self._slope(terms, r, z)
             return (gradient * v).sum(), (gradient, value)
 
         return gradient_and_rest(along, z, r)
 
-    def _curve(self, r: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-        """Return the Hessian's products ``(c, n, m)``, the gradient ``(n, m)`` and the log density ``(n,)``."""
-        product = torch.func.vmap(lambda v: self._product(r, z, v), out_dims=(0, None, None))  # type: ignore[arg-type]
-        products: tuple[Tensor, ...] = product(self._directions)
+    def _products(self, part: _Part, r: Tensor, z: Tensor) -> Tensor:
+        """Return the Hessian's products with all directions of a part, ``(c, n, m)``."""
+        products: Tensor = torch.func.vmap(lambda v: self._product(part.terms, r, z, v)[0])(part.directions)
         return products
 
-    def _bend(self, r: Tensor, z: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+    def _constant(self, r: Tensor, z: Tensor) -> Tensor:
+        """Return minus the Hessian of what is quadratic by ``z``, ``(n, G, b, b)``, or zero."""
+        found = z.new_zeros(())
+        for part in self._parts:
+            if part.is_quadratic:
+                found = found + part.stencil.blocks(self._products(part, r, z))
+        return found
+
+    def _curve(self, r: Tensor, z: Tensor, constant: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return minus the Hessian ``(n, G, b, b)``, the gradient ``(n, m)`` and the log density ``(n,)``."""
+        minus, slope, value = constant, z.new_zeros(()), z.new_zeros(())
+        for terms, is_quadratic, stencil, directions in self._parts:
+            if is_quadratic:
+                gradient, density = self._slope(terms, r, z)
+            else:
+                product = torch.func.vmap(
+                    lambda v, terms=terms: self._product(terms, r, z, v),
+                    out_dims=(0, None, None),  # type: ignore[arg-type]
+                )
+                products, gradient, density = product(directions)
+                minus = minus + stencil.blocks(products)
+            slope, value = slope + gradient, value + density
+        return self.blocks.completed(minus), slope, value
+
+    def _bend(self, r: Tensor, z: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient of half the trace of inverse times minus Hessian, with the inverse fixed, by r and z."""
+        weights = [part.stencil.weights(inverse) for part in self._parts]
 
-        def trace(u: Tensor, weights: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        def trace(u: Tensor, *weights: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
             r, z = u.split([self.dim, self._num_inner], -1)
-            terms = torch.func.vmap(lambda v, w: (self._product(r, z, v)[0] * w).sum())(self._directions, weights)
-            return -0.5 * terms.sum(), ()
+            total = u.new_zeros(())
+            for part, weight in zip(self._parts, weights, strict=True):
+                total = total - 0.5 * (self._products(part, r, z) * weight).sum()
+            return total, ()
 
-        (gradient,) = gradient_and_rest(trace, torch.cat([r, z], -1), weights)
+        (gradient,) = gradient_and_rest(trace, torch.cat([r, z], -1), *weights)
         return gradient[:, : self.dim], gradient[:, self.dim :]
 
-    def _pull(self, r: Tensor, z: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
+    def _pull(self, r: Tensor, z: Tensor, shift: Tensor) -> Tensor:
         """Return the gradient by ``r`` of the log density minus ``shift`` times its slope by ``z``."""
 
         def total(r: Tensor, z: Tensor, shift: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-            gradient, value = self._slope(r, z)
+            gradient, value = self._slope((0, 1), r, z)
             return (value - (gradient * shift).sum(-1)).sum(), ()
 
-        return gradient_and_rest(total, r, z, shift)
+        return gradient_and_rest(total, r, z, shift)[0]
 
     def _prior(self, r: Tensor) -> tuple[Tensor, ...]:
         """Return the gradient and the value of the log prior of the remaining sites."""
@@ -552,43 +694,82 @@ class _LaplaceDensity(Evaluators):
 
         return gradient_and_rest(total, r)
 
-    def _call(self, name: str, traced: bool, *arguments: Tensor) -> tuple[Tensor, ...]:
-        """Call one of the functions above, as a graph if it is called often: one for each size of batch."""
-        function: Callable[..., tuple[Tensor, ...]] = getattr(self, f"_{name}")
-        key = (name, len(arguments[0]))
-        with torch.no_grad():
-            if not traced:
-                with FailingApart():
-                    return function(*arguments)
-            with process_state():  # threads may share a target
-                if key not in self._calls:
-                    self._calls[key] = self._traced(function, *arguments)
-            return tuple(self._calls[key](*(argument.contiguous() for argument in arguments)))
+    def _laplace(self, u: Tensor, beta: Tensor) -> Evaluation:
+        """Evaluate ``r`` and starts ``z`` side by side, ``(n, p + m)``, by a few Newton steps that nothing guards.
 
-    def _traced(self, function: Callable[..., tuple[Tensor, ...]], *arguments: Tensor) -> Callable[..., Any]:
-        # At fixed vectors, so that a graph does not depend on what is evaluated first.
-        n = len(arguments[0])
-        examples = [self._reference.expand(n, -1).clone(), self._start.expand(n, -1).clone()][: len(arguments)]
-        examples += [torch.ones_like(argument) for argument in arguments[2:]]
-        graph = trace_call(function, *examples)  # type: ignore[arg-type]
-        fold_constants(graph)
-        return interpreted(graph, *examples)
+        Where they do not end at a mode the log likelihood is NaN. In place of the gradient by the starts stands what
+        the next step gives.
+        """
+        r, z = u.split([self.dim, self._num_inner], -1)
+        blocks, eps = self.blocks, torch.finfo(u.dtype).eps
+        outside, prior = self._prior(r)
+        constant = self._constant(r, z)
+        for _ in range(self._num_steps):
+            minus, slope, _ = self._curve(r, z, constant)
+            z = z + blocks.solved(blocks.factorised(minus)[0], slope)
+        minus, slope, value = self._curve(r, z, constant)
+        factor, definite = blocks.factorised(minus)
+        step = blocks.solved(factor, slope)
+        decrement = (slope * step).sum(-1)
+        outer, inner = self._bend(r, z, blocks.inverted(factor))
+        gradient = self._pull(r, z, blocks.solved(factor, inner)) - outer
+        # To first order the mode is a step away, so the error of the value is of second order.
+        value = value + 0.5 * decrement - (inner * step).sum(-1) - blocks.half_log_det(factor)
+        value = value + 0.5 * self._num_inner * math.log(2 * math.pi)
+        found = definite & (decrement <= eps * max(1.0, 0.01 * self._num_inner)) & gradient.isfinite().all(-1)
+        likelihood = torch.where(found, value - prior, torch.nan)
+        gradient = outside + beta.unsqueeze(-1) * torch.where(found.unsqueeze(-1), gradient - outside, 0.0)
+        return Evaluation(prior, likelihood, tempered(prior, likelihood, beta), torch.cat([gradient, z + step], -1))
+
+    def _laplace_of_rows(self, u: Tensor, beta: Tensor) -> Evaluation:
+        with torch.no_grad(), FailingApart():
+            return self._laplace(u, beta)
+
+    def _searched(self, evaluate: Evaluator, r: Tensor, beta: Tensor) -> Evaluation:
+        """Evaluate rows ``(n, p)``; what a few steps from the predicted mode do not solve is searched for."""
+        p = self.dim
+        z = self._start + (r - self._reference) @ self._tangent
+        found = evaluate(torch.cat([r, z], -1), beta)
+        lost = found.log_likelihood.isnan()
+        if bool(lost.any()):
+            for _ in range(_MAX_TRIES):  # the graph goes on where it ended
+                z = torch.where(lost.unsqueeze(-1), found.gradient[:, p:], z)
+                if not bool((lost & z.isfinite().all(-1)).any()):
+                    break
+                found = _patched(found, evaluate(torch.cat([r, z], -1), beta), lost)
+                lost = found.log_likelihood.isnan()
+                if not bool(lost.any()):
+                    break
+            else:
+                z = torch.where(lost.unsqueeze(-1), torch.nan, z)
+            if bool(lost.any()):
+                z = torch.where(lost.unsqueeze(-1), self._start, z)
+                z[lost] = self._mode(r[lost]).z
+                found = _patched(found, evaluate(torch.cat([r, z], -1), beta), lost)
+                lost = found.log_likelihood.isnan()
+                self.num_failures += int(lost.sum())
+        prior, likelihood, _, gradient = found
+        likelihood = torch.where(lost, -torch.inf, likelihood)
+        return Evaluation(prior, likelihood, tempered(prior, likelihood, beta), gradient[:, :p])
 
     # -- the mode ---------------------------------------------------------------------------
 
-    def _mode(self, r: Tensor, traced: bool = False) -> _Mode:
+    def _mode(self, r: Tensor) -> _Mode:
         """Maximise by ``z`` for each row of ``r`` ``(n, p)``, by damped Newton steps from one start."""
+        with torch.no_grad(), FailingApart():
+            return self._climbed(r)
+
+    def _climbed(self, r: Tensor) -> _Mode:
         blocks, eps = self.blocks, torch.finfo(r.dtype).eps
         z = self._start.expand(len(r), -1)
-        products, slope, value = self._call("curve", traced, r, z)
-        alive = _finite(products, slope, value)
+        constant = self._constant(r, z)
+        minus, slope, value = self._curve(r, z, constant)
+        alive = _finite(minus, slope, value)
         done, last, damping = torch.zeros_like(alive), torch.zeros_like(alive), torch.zeros_like(value)
         before = torch.full_like(value, torch.inf)
         for _ in range(_MAX_STEPS):
-            minus = blocks.blocks(products)
             scale = minus.diagonal(dim1=-2, dim2=-1).abs().flatten(1).amax(1)
-            factor, info = torch.linalg.cholesky_ex(minus + _diagonal(damping, minus))
-            definite = (info == 0).all(-1)
+            factor, definite = blocks.factorised(minus + _diagonal(damping, minus))
             step = torch.where(definite[:, None], blocks.solved(factor, slope), 0.0)
             gain = (slope * step).sum(-1)
             squared = torch.where(damping == 0, gain, torch.inf)  # length of the step in standard deviations
@@ -605,59 +786,20 @@ class _LaplaceDensity(Evaluators):
             last = near & ((squared <= eps) | (squared > 0.1 * before))
             before = squared
             tried = torch.where(moving[:, None], z + step, z)
-            new = self._call("curve", traced, r, tried)
+            new = self._curve(r, tried, constant)
             better = definite & _finite(*new) & (near | (new[2] >= value - 16 * eps * (1 + value.abs())))
             better &= moving
             last &= better
             z = torch.where(better[:, None], tried, z)
-            products = torch.where(better[None, :, None], new[0], products)
+            minus = torch.where(better[:, None, None, None], new[0], minus)
             slope = torch.where(better[:, None], new[1], slope)
             value = torch.where(better, new[2], value)
             less = torch.where(damping <= _LEAST_DAMPING * scale, 0.0, 0.1 * damping)
             more = torch.maximum(10 * damping, _FIRST_DAMPING * scale)
             damping = torch.where(moving, torch.where(better, less, more), damping)
-        found = done
         # A row without a mode gets a harmless factor.
         one = torch.eye(factor.shape[-1], dtype=r.dtype, device=r.device)
-        factor = torch.where(found[:, None, None, None], factor, one)
-        half_log_det = factor.diagonal(dim1=-2, dim2=-1).log().flatten(1).sum(1)
-        value = value + 0.5 * self._num_inner * math.log(2 * math.pi) - half_log_det
-        return _Mode(z, torch.where(found, value, -torch.inf), factor, found)
-
-    def _in_batches(self, rows: Tensor, padded: bool = False) -> Iterator[tuple[Tensor, int]]:
-        """Yield batches that fit into the cache, the last one padded if graphs are traced, with the number of rows."""
-        fits = 3 * self._product_bytes * self.blocks.num_directions * len(rows) <= CHUNK_BYTES
-        size = len(rows) if fits else self.cost.chunk_size(len(rows))
-        for some in rows.split(size):
-            filling = size - len(some) if padded else 0
-            yield torch.cat([some, some[:1].expand(filling, -1)]), len(some)
-
-    def _values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log prior and the log likelihood of rows."""
-        parts = []
-        for r, _ in self._in_batches(rows):
-            mode, prior = self._mode(r), self._call("prior", False, r)[1]
-            self.num_failures += int((~mode.found).sum())
-            parts.append((prior, _rest(mode.value, prior)))
-        prior, likelihood = (torch.cat(column) for column in zip(*parts, strict=True))
-        return prior, likelihood
-
-    def _evaluate(self, rows: Tensor, traced: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return log prior, log likelihood, and the gradients of both."""
-        blocks, parts = self.blocks, []
-        for r, count in self._in_batches(rows, traced):
-            mode = self._mode(r, traced)
-            weights = blocks.weights(torch.cholesky_inverse(mode.factor))
-            outer, inner = self._call("bend", traced, r, mode.z, weights)
-            (whole,) = self._call("pull", traced, r, mode.z, blocks.solved(mode.factor, inner))
-            slope, prior = self._call("prior", traced, r)
-            gradient = whole - outer - slope
-            found = mode.found & gradient.isfinite().all(-1)
-            self.num_failures += int((~found[:count]).sum())
-            likelihood = torch.where(found, _rest(mode.value, prior), -torch.inf)
-            gradient = torch.where(found[:, None], gradient, 0.0)
-            parts.append(tuple(x[:count] for x in (prior, likelihood, slope, gradient)))
-        return tuple(torch.cat(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]
+        return _Mode(z, torch.where(done[:, None, None, None], factor, one), done)
 
     # -- the interface of a density and of its evaluators -----------------------------------
 
@@ -668,30 +810,34 @@ class _LaplaceDensity(Evaluators):
         prior, likelihood = _Once.apply(u, self)
         return prior, likelihood
 
-    def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
-        """Return the evaluator, which serves any number of rows."""
-        return self._evaluation
-
-    def _evaluation(self, u: Tensor, beta: Tensor) -> Evaluation:
+    def eagerly(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return log prior, log likelihood, and the gradients of both, ``(n, p) -> (n,), (n,), (n, p), (n, p)``."""
+        parts = []
         with one_thread():
-            prior, likelihood, slope, gradient = self._evaluate(u.detach(), traced=True)
-        return Evaluation(prior, likelihood, tempered(prior, likelihood, beta), slope + beta.unsqueeze(-1) * gradient)
+            for r in rows.split(self.cost.chunk_size(len(rows))):
+                found = self._searched(self._laplace_of_rows, r, torch.ones_like(r[:, 0]))
+                outside = self._prior(r)[0]
+                parts.append((found.log_prior, found.log_likelihood, outside, found.gradient - outside))
+        return tuple(torch.cat(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]
+
+    def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
+        """Return the evaluator for ``num_vectors`` rows."""
+        evaluate = self._engine.evaluator(num_vectors, num_calls, compile)
+
+        def searched(u: Tensor, beta: Tensor) -> Evaluation:
+            with one_thread():
+                return self._searched(evaluate, u.detach(), beta)
+
+        return searched
 
     def compiled(self, num_vectors: int) -> None:
-        """Return None: a value alone costs much less than a gradient."""
+        """Return None: a value alone is found from any number of vectors."""
         return None
 
     @property
     def cost(self) -> Cost:
-        """Nodes of a typical search with its gradient, and the bytes of its largest part, for one vector."""
-        if self._cost is None:
-            r, z = self._reference.unsqueeze(0), self._start.unsqueeze(0)
-            with process_state(), one_thread(), torch.no_grad(), FailingApart():
-                num_nodes, num_bytes, num_repeated = recorded(self._curve, r, z)
-            # The third derivatives take about three times as much.
-            steps = _TYPICAL_STEPS + 3
-            self._cost = Cost(steps * num_nodes, 3 * num_bytes, steps * num_repeated)
-        return self._cost
+        """Nodes and bytes of the graph of one vector."""
+        return self._engine.cost
 
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
         """Return the values of the sites at ``(n, p)``, and of deterministic ones that need no other site."""
@@ -727,11 +873,11 @@ class _LaplaceDensity(Evaluators):
         noise = torch.randn(len(rows), self._num_inner, generator=generator, dtype=self.dtype).to(self.device)
         parts: list[Tensor] = []
         with one_thread():
-            for r, count in self._in_batches(rows):
+            for r in rows.split(self.cost.chunk_size(len(rows))):
                 mode = self._mode(r)
                 if lost := int((~mode.found).sum()):
-                    raise DrawsError(f"no mode of {sorted(self._over)} is found at {lost} of {count} draws")
-                e = noise[sum(map(len, parts)) :][:count]
+                    raise DrawsError(f"no mode of {sorted(self._over)} is found at {lost} of {len(r)} draws")
+                e = noise[sum(map(len, parts)) :][: len(r)]
                 moved = torch.linalg.solve_triangular(mode.factor.mT, self.blocks.gathered(e), upper=True)
                 parts.append(torch.func.vmap(self._merged)(r, mode.z + self.blocks.scattered(moved)))
         return torch.cat(parts)
@@ -742,28 +888,25 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, density: _LaplaceDensity) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(u)
-        ctx.density = density
-        prior, likelihood = density._values(u.detach().reshape(-1, u.shape[-1]))
+        prior, likelihood, *ctx.gradients = density.eagerly(u.detach().reshape(-1, u.shape[-1]))
         return prior.reshape(u.shape[:-1]), likelihood.reshape(u.shape[:-1])
 
     @staticmethod
     def backward(ctx: Any, along_prior: Tensor, along_likelihood: Tensor) -> tuple[Tensor, None]:
-        (u,) = ctx.saved_tensors
-        _, _, slope, gradient = ctx.density._evaluate(u.reshape(-1, u.shape[-1]))
-        along = along_prior.unsqueeze(-1) * slope.reshape(u.shape)
-        return along + along_likelihood.unsqueeze(-1) * gradient.reshape(u.shape), None
+        sides = (along_prior.unsqueeze(-1), along_likelihood.unsqueeze(-1))
+        return sum(a * g.reshape(*a.shape[:-1], -1) for a, g in zip(sides, ctx.gradients, strict=True)), None
 
 
-def _finite(products: Tensor, slope: Tensor, value: Tensor) -> Tensor:
+def _patched(old: Evaluation, new: Evaluation, where: Tensor) -> Evaluation:
+    """Return an evaluation with some rows of another."""
+    some = where.unsqueeze(-1)
+    return Evaluation(*(torch.where(some if a.dim() > 1 else where, b, a) for a, b in zip(old, new, strict=True)))
+
+
+def _finite(minus: Tensor, slope: Tensor, value: Tensor) -> Tensor:
     """Tell for which rows a curve is finite, ``(n,)``."""
-    return products.isfinite().all(-1).all(0) & slope.isfinite().all(-1) & value.isfinite()
+    return minus.isfinite().flatten(1).all(-1) & slope.isfinite().all(-1) & value.isfinite()
 
 
 def _diagonal(damping: Tensor, like: Tensor) -> Tensor:
     return damping[:, None, None, None] * torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
-
-
-def _rest(value: Tensor, prior: Tensor) -> Tensor:
-    """Return the log likelihood; minus infinity where there is no mode, even if the prior is infinite."""
-    return torch.where(value == -torch.inf, value, value - prior)

@@ -629,10 +629,12 @@ def _is_foldable(node: Node) -> bool:
     return node.op == "call_function" and not random and not _is_mutable(node)
 
 
-def trace_density(joint: Joint, num_vectors: int, dim: int, dtype: torch.dtype, device: torch.device) -> GraphModule:
-    """Trace value and gradient of ``joint`` for ``num_vectors`` vectors."""
+def trace_density(
+    evaluate: Evaluator, num_vectors: int, dim: int, dtype: torch.dtype, device: torch.device
+) -> GraphModule:
+    """Trace an evaluation of ``num_vectors`` vectors."""
     u = torch.zeros(num_vectors, dim, dtype=dtype, device=device)
-    return trace_call(with_gradient(joint), u, torch.ones_like(u[:, 0]))
+    return trace_call(evaluate, u, torch.ones_like(u[:, 0]))
 
 
 def trace_call(evaluate: Callable[[Tensor, Tensor], Evaluation], *arguments: Tensor) -> GraphModule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -58,15 +58,17 @@ class Engine:
 
     def __init__(
         self,
-        joint: Joint,  # (n, d) -> (n,), (n,)
+        joint: Joint | None,  # (n, d) -> (n,), (n,)
         dim: int,
         dtype: torch.dtype,
         device: torch.device,
         data_bytes: int = 0,  # that each call reads
         one_by_one: Joint | None = None,  # (d,) -> (), (), called in a loop
+        evaluate: Evaluator | None = None,  # in place of the automatic derivative of `joint`
     ) -> None:
         self._data_bytes, self._one_by_one = data_bytes, one_by_one
-        self._joint, self._dim, self._dtype, self._device = joint, dim, dtype, device
+        self._joint, self._evaluate = joint, evaluate
+        self._dim, self._dtype, self._device = dim, dtype, device
         self._eager: Evaluator | None = None
         self._cost: Cost | None = None
         self._rows: RowSource | None = None
@@ -135,8 +137,7 @@ class Engine:
             u = torch.zeros(1, self._dim, dtype=self._dtype, device=self._device)
             try:
                 with process_state(), one_thread():
-                    evaluate = _evaluation.with_gradient(self._joint)
-                    counts = recorded(evaluate, u, torch.ones_like(u[:, 0]))
+                    counts = recorded(self._eagerly, u, torch.ones_like(u[:, 0]))
                     self._cost = Cost(*counts, data_bytes=self._data_bytes)
             except UNTRACEABLE as error:
                 self._give_up(error)
@@ -179,15 +180,19 @@ class Engine:
         same = all(a.allclose(b, near, near, equal_nan=True) for a, b in pairs)
         return call if same else _evaluation.compile_graph(graph, u, beta)
 
+    @property
+    def _eagerly(self) -> Evaluator:
+        return self._evaluate or _evaluation.with_gradient(cast(Joint, self._joint))
+
     def _trace(self, num_vectors: int) -> torch.fx.GraphModule:
-        graph = _evaluation.trace_density(self._joint, num_vectors, self._dim, self._dtype, self._device)
+        graph = _evaluation.trace_density(self._eagerly, num_vectors, self._dim, self._dtype, self._device)
         _evaluation.fold_constants(graph)
         return graph
 
     def _give_up(self, error: Exception) -> Evaluator:
         raise_if_forked(error)
         if self._eager is None:
-            self._eager = torch.no_grad()(_evaluation.with_gradient(self._joint))
+            self._eager = torch.no_grad()(self._eagerly)
             warn_user(
                 f"the density cannot be traced ({first_line(error)}) and runs eagerly, which is slower",
                 CompilationWarning,
