@@ -283,9 +283,9 @@ class _Blocks:
     def factorised(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Return Cholesky factors ``(n, G, b, b)``, and whether all blocks of a row are positive definite, ``(n,)``."""
         if self.width == 1:
-            return blocks.sqrt(), (blocks > 0).flatten(1).all(1)
+            return blocks.sqrt(), blocks.flatten(1).amin(1) > 0
         factor, info = torch.linalg.cholesky_ex(blocks)
-        return factor, (info == 0).all(-1)
+        return factor, info.sum(-1) == 0
 
     def gathered(self, z: Tensor) -> Tensor:
         """Return coordinates by group, ``(n, m) -> (n, G, b, 1)``."""
@@ -716,7 +716,7 @@ class _LaplaceDensity(Evaluators):
         # To first order the mode is a step away, so the error of the value is of second order.
         value = value + 0.5 * decrement - (inner * step).sum(-1) - blocks.half_log_det(factor)
         value = value + 0.5 * self._num_inner * math.log(2 * math.pi)
-        found = definite & (decrement <= eps * max(1.0, 0.01 * self._num_inner)) & gradient.isfinite().all(-1)
+        found = definite & (decrement <= eps * max(1.0, 0.01 * self._num_inner)) & gradient.sum(-1).isfinite()
         likelihood = torch.where(found, value - prior, torch.nan)
         gradient = outside + beta.unsqueeze(-1) * torch.where(found.unsqueeze(-1), gradient - outside, 0.0)
         return Evaluation(prior, likelihood, tempered(prior, likelihood, beta), torch.cat([gradient, z + step], -1))
