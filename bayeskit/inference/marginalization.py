@@ -19,6 +19,7 @@ from bayeskit.core.signatures import check_memory
 from bayeskit.core.torch_internals import gradient_and_rest
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError, ModelError, SettingsError
+from bayeskit.inference.curvature_blocks import Blocks, Stencil
 from bayeskit.logdensity.compiling import (
     CHUNK_BYTES,
     Cost,
@@ -252,139 +253,7 @@ def marginalize(target: Target, sites: Sequence[str], *, method: Literal["laplac
     return MarginalTarget(target, [name for name in known if name in over])
 
 
-class _Blocks:
-    """Equal blocks on the diagonal of a matrix, one for each group of coordinates that a pattern joins."""
-
-    def __init__(self, pattern: Tensor) -> None:
-        size, device, pattern = len(pattern), pattern.device, pattern.cpu()
-        groups = _components(pattern)
-        count, width = int(groups.max()) + 1, int(groups.bincount().max())
-        if count * width**2 > size**2:  # groups of very different sizes
-            count, width, groups = 1, size, torch.zeros_like(groups)
-        order = groups.argsort(stable=True)
-        sorted_groups = groups[order]
-        place = torch.arange(size) - torch.searchsorted(sorted_groups, sorted_groups)
-        members = torch.zeros(count, width, dtype=torch.long)
-        members[sorted_groups, place] = order
-        filled = torch.zeros(count, width, dtype=torch.bool)
-        filled[sorted_groups, place] = True
-        self.count, self.width, self.size = count, width, size
-        self.members, self.filled = members.to(device), filled.to(device)
-        self._is_plain = width == 1 and bool((members[:, 0] == torch.arange(size)).all())
-        self._is_full = bool(filled.all())
-        self._positions = (sorted_groups * width + place)[order.argsort()].to(device)
-        # One in place of what a smaller group lacks.
-        self._lacking = torch.diag_embed((~self.filled).double())
-
-    def completed(self, blocks: Tensor) -> Tensor:
-        """Return blocks that can be factorised, ``(n, G, b, b)``."""
-        return blocks if self._is_full else blocks + self._lacking.to(blocks.dtype)
-
-    def factorised(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return Cholesky factors ``(n, G, b, b)``, and whether all blocks of a row are positive definite, ``(n,)``."""
-        if self.width == 1:
-            return blocks.sqrt(), blocks.flatten(1).amin(1) > 0
-        factor, info = torch.linalg.cholesky_ex(blocks)
-        return factor, info.sum(-1) == 0
-
-    def gathered(self, z: Tensor) -> Tensor:
-        """Return coordinates by group, ``(n, m) -> (n, G, b, 1)``."""
-        if self._is_plain:
-            return z[:, :, None, None]
-        found = z[:, self.members]
-        return (found if self._is_full else found * self.filled).unsqueeze(-1)
-
-    def scattered(self, z: Tensor) -> Tensor:
-        """Return coordinates in their order, ``(n, G, b, 1) -> (n, m)``."""
-        return z[:, :, 0, 0] if self._is_plain else z.flatten(1)[:, self._positions]
-
-    def solved(self, factor: Tensor, z: Tensor) -> Tensor:
-        """Return ``z`` divided by the matrix of a Cholesky factor, ``(n, m)``."""
-        parts = self.gathered(z)
-        if self.width == 1:
-            return self.scattered(parts / factor.square())
-        lower = torch.linalg.solve_triangular(factor, parts, upper=False)
-        return self.scattered(torch.linalg.solve_triangular(factor.mT, lower, upper=True))
-
-    def inverted(self, factor: Tensor) -> Tensor:
-        """Return the inverse of the matrix of a Cholesky factor, ``(n, G, b, b)``."""
-        if self.width == 1:
-            return 1 / factor.square()
-        one = torch.eye(self.width, dtype=factor.dtype, device=factor.device).expand_as(factor)
-        lower = torch.linalg.solve_triangular(factor, one, upper=False)
-        return lower.mT @ lower
-
-    def half_log_det(self, factor: Tensor) -> Tensor:
-        """Return half the log determinant of the matrix of a Cholesky factor, ``(n,)``."""
-        return factor.diagonal(dim1=-2, dim2=-1).log().flatten(1).sum(1)
-
-
-class _Stencil:
-    """Directions whose products with a Hessian hold all its entries, and where in the blocks these are."""
-
-    def __init__(self, pattern: Tensor, blocks: _Blocks) -> None:
-        pattern, members, filled = pattern.cpu(), blocks.members.cpu(), blocks.filled.cpu()
-        colours = _colours(pattern)
-        cells = pattern[members[:, :, None], members[:, None, :]] & filled[:, :, None] & filled[:, None, :]
-        g, i, j = cells.nonzero(as_tuple=True)
-        device, self._shape = blocks.members.device, (blocks.count, blocks.width, blocks.width)
-        self._cells = (g.to(device), i.to(device), j.to(device))
-        self._sources = (colours[members[g, j]].to(device), members[g, i].to(device))  # direction, row
-        self.num_directions = int(colours.max()) + 1
-        self.directions = torch.nn.functional.one_hot(colours).T.to(device)  # (c, m)
-        m = len(pattern)
-        in_order = blocks.width == 1 and torch.equal(members[:, 0], torch.arange(m))
-        self._is_diagonal = self.num_directions == 1 and in_order
-        self._is_dense = self.num_directions == m and blocks.count == 1 and bool(pattern.all())
-
-    def blocks(self, products: Tensor) -> Tensor:
-        """Return minus the Hessian from its products with all directions, ``(c, n, m) -> (n, G, b, b)``."""
-        if self._is_diagonal:
-            return -products[0][:, :, None, None]
-        if self._is_dense:
-            found = -products.permute(1, 2, 0).unsqueeze(1)
-            return 0.5 * (found + found.mT)
-        direction, row = self._sources
-        found = products.new_zeros(products.shape[1], *self._shape)
-        found[:, *self._cells] = -products[direction, :, row].T
-        return 0.5 * (found + found.mT)
-
-    def weights(self, blocks: Tensor) -> Tensor:
-        """Return ``w`` ``(c, n, m)`` for which the sum of ``w * products`` is the trace of blocks times Hessian."""
-        if self._is_diagonal:
-            return blocks[None, :, :, 0, 0]
-        if self._is_dense:
-            return blocks[:, 0].permute(2, 0, 1)
-        direction, row = self._sources
-        found = blocks.new_zeros(self.num_directions, len(blocks), self.directions.shape[1])
-        found[direction, :, row] = blocks[:, *self._cells].T
-        return found
-
-
-def _components(pattern: Tensor) -> Tensor:
-    """Return the number of each coordinate's group, coordinates that a pattern joins being in one group, ``(m,)``."""
-    labels = torch.arange(len(pattern))
-    while True:
-        joined = torch.where(pattern, labels, len(labels)).amin(1)
-        joined = joined[joined]
-        if torch.equal(joined, labels):
-            return labels.unique(return_inverse=True)[1]
-        labels = joined
-
-
-def _colours(pattern: Tensor) -> Tensor:
-    """Return colours of columns, ``(m,)``, each the first that no earlier column with a common row has."""
-    common = pattern.float()
-    common = (common.T @ common) > 0
-    colours = torch.full((len(pattern),), -1)
-    for column, near in enumerate(common):
-        taken = torch.zeros(len(pattern) + 1, dtype=torch.bool)
-        taken[colours[near]] = True
-        colours[column] = int((~taken).int().argmax())
-    return colours
-
-
-def _described(blocks: _Blocks, stencils: Sequence[_Stencil]) -> str:
+def _described(blocks: Blocks, stencils: Sequence[Stencil]) -> str:
     if blocks.count > 1:
         up_to = "" if blocks.count * blocks.width == blocks.size else "up to "
         return f"{blocks.count} groups of {up_to}{blocks.width}"
@@ -397,7 +266,7 @@ class _Part(NamedTuple):
 
     terms: tuple[int, ...]  # 0: log prior, 1: log likelihood
     is_quadratic: bool  # by z, so that the Hessian is the same at all z
-    stencil: _Stencil
+    stencil: Stencil
     directions: Tensor  # (c, m)
 
 
@@ -428,10 +297,10 @@ class _LaplaceDensity(Evaluators):
         self.num_failures = 0
         data_bytes = sum(x.numel() * x.element_size() for x in self.data)
         columns = self.dim + self._num_inner
-        self._engine = Engine(None, columns, self.dtype, self.device, data_bytes, evaluate=self._laplace)
+        self._engine = Engine(None, columns, self.dtype, self.device, data_bytes, evaluate=self._evaluation)
 
     @property
-    def stencils(self) -> list[_Stencil]:
+    def stencils(self) -> list[Stencil]:
         """In how many products the Hessian is found."""
         return [part.stencil for part in self._parts]
 
@@ -461,6 +330,7 @@ class _LaplaceDensity(Evaluators):
                     raise InitializationError(
                         f"the density is zero or infinite at all {_PRIOR_DRAWS} draws from the prior; look at the data"
                     )
+                self._start = z.median(0).values
                 self._refuse_dependence(r[:_CANDIDATES], z[:_CANDIDATES])
                 self._find_structure(r, z)
         except UNTRACEABLE as error:
@@ -471,7 +341,7 @@ class _LaplaceDensity(Evaluators):
                 f"the model's density has no second derivatives by {names}: {first_line(error)}"
             ) from error
         candidates = torch.cat([r.median(0).values.unsqueeze(0), r])[:_CANDIDATES]
-        self._reference, self._start = candidates[0], z.median(0).values
+        self._reference = candidates[0]
         self._tangent = torch.zeros(self.dim, m, dtype=self.dtype, device=self.device)
         self._num_steps = 1
         mode = self._mode(candidates)
@@ -544,18 +414,34 @@ class _LaplaceDensity(Evaluators):
         some = slice(0, _PATTERN_POINTS)
         patterns = [self._pattern((term,), r[some], z[some]) for term in (0, 1)]
         for pattern in (patterns[0] | patterns[1], full):
-            self.blocks = _Blocks(pattern)
+            self.blocks = Blocks(pattern)
             prior, likelihood = (self._part((term,), patterns[term], r, z) for term in (0, 1))
             if prior.is_quadratic and not likelihood.is_quadratic:
                 self._parts = (prior, likelihood)
             else:
                 self._parts = (self._part((0, 1), pattern, r, z),)
             if self._is_complete(r, z):
-                return
+                break
             patterns = [full, full]
+        self._find_field(r, z)
+
+    def _find_field(self, r: Tensor, z: Tensor) -> None:
+        """Note whether the prior is one multivariate normal and the likelihood factorises and is log-concave."""
+        self._is_field = False
+        if len(self._over) > 1 or len(self._parts) == 1 or self._parts[1].stencil.num_directions > 1:
+            return
+        try:
+            mean, covariance = self._field(r)
+        except ModelError:
+            return
+        slope, _ = self._slope((0,), r, z)
+        gap = (covariance @ slope.unsqueeze(-1)).squeeze(-1) + z - mean
+        near = math.sqrt(torch.finfo(self.dtype).eps) * (1 + (z - mean).abs().amax())
+        is_concave = self._products(self._parts[1], r, z).amax() <= 0
+        self._is_field = bool((gap.abs().amax() <= near) & is_concave)
 
     def _part(self, terms: tuple[int, ...], pattern: Tensor, r: Tensor, z: Tensor) -> _Part:
-        stencil = _Stencil(pattern, self.blocks)
+        stencil = Stencil(pattern, self.blocks)
         part = _Part(terms, False, stencil, stencil.directions.to(self.dtype))
         one, other = (self._products(part, r, at) for at in (z, z.roll(1, 0) + 0.5 * z + 0.1))
         gap, size = (one - other).abs().amax(), one.abs().amax()
@@ -610,6 +496,14 @@ class _LaplaceDensity(Evaluators):
         )
         return both
 
+    def _field(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and covariance of the multivariate normal prior, ``(n, p) -> (n, m), (n, m, m)``."""
+        (name,) = self._over
+        both: tuple[Tensor, Tensor] = torch.func.vmap(
+            lambda r: self._whole.normal_prior(name, self._coordinates(r, self._start))
+        )(r)
+        return both
+
     def _slope(self, terms: tuple[int, ...], r: Tensor, z: Tensor) -> tuple[Tensor, ...]:
         """Return the gradient by ``z`` and the value of the sum of terms."""
 
@@ -660,23 +554,28 @@ class _LaplaceDensity(Evaluators):
 
     def _bend(self, r: Tensor, z: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient of half the trace of inverse times minus Hessian, with the inverse fixed, by r and z."""
-        weights = [part.stencil.weights(inverse) for part in self._parts]
+        return self._bend_of(self._parts, r, z, [part.stencil.weights(inverse) for part in self._parts])
+
+    def _bend_of(
+        self, parts: Sequence[_Part], r: Tensor, z: Tensor, weights: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return half the gradient by r and z of minus the sum of weights times products, ``(c, n, m)`` a part."""
 
         def trace(u: Tensor, *weights: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
             r, z = u.split([self.dim, self._num_inner], -1)
             total = u.new_zeros(())
-            for part, weight in zip(self._parts, weights, strict=True):
+            for part, weight in zip(parts, weights, strict=True):
                 total = total - 0.5 * (self._products(part, r, z) * weight).sum()
             return total, ()
 
         (gradient,) = gradient_and_rest(trace, torch.cat([r, z], -1), *weights)
         return gradient[:, : self.dim], gradient[:, self.dim :]
 
-    def _pull(self, r: Tensor, z: Tensor, shift: Tensor) -> Tensor:
-        """Return the gradient by ``r`` of the log density minus ``shift`` times its slope by ``z``."""
+    def _pull(self, r: Tensor, z: Tensor, shift: Tensor, terms: tuple[int, ...] = (0, 1)) -> Tensor:
+        """Return the gradient by ``r`` of the sum of terms minus ``shift`` times its slope by ``z``."""
 
         def total(r: Tensor, z: Tensor, shift: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-            gradient, value = self._slope((0, 1), r, z)
+            gradient, value = self._slope(terms, r, z)
             return (value - (gradient * shift).sum(-1)).sum(), ()
 
         return gradient_and_rest(total, r, z, shift)[0]
@@ -721,9 +620,75 @@ class _LaplaceDensity(Evaluators):
         gradient = outside + beta.unsqueeze(-1) * torch.where(found.unsqueeze(-1), gradient - outside, 0.0)
         return Evaluation(prior, likelihood, tempered(prior, likelihood, beta), torch.cat([gradient, z + step], -1))
 
+    def _laplace_of_field(self, u: Tensor, beta: Tensor) -> Evaluation:
+        """Do the same for a multivariate normal prior and a log-concave likelihood that factorises over ``z``.
+
+        With ``K`` the covariance and ``W`` the diagonal minus Hessian of the log likelihood, all is found from Cholesky
+        factors of ``1 + sqrt(W) K sqrt(W)``, so that ``K`` is neither inverted nor factorised (Rasmussen and Williams
+        2006, section 3.4), and the gradient by all parameters of ``K`` is one contraction with ``dK``.
+        """
+        r, z = u.split([self.dim, self._num_inner], -1)
+        part, eps = self._parts[1], torch.finfo(u.dtype).eps
+        outside, prior = self._prior(r)
+        mean, covariance = self._field(r)
+        one = torch.eye(self._num_inner, dtype=u.dtype, device=u.device)
+        weights = torch.zeros_like(z)  # of the covariance's columns: z = mean + K weights after a step
+
+        def curve(z: Tensor) -> tuple[Tensor, ...]:
+            minus, slope, value = self._product(part.terms, r, z, torch.ones_like(z))
+            root = (-minus).sqrt()
+            inside = one + root.unsqueeze(-1) * covariance * root.unsqueeze(-2)
+            factor, info = torch.linalg.cholesky_ex(inside)
+            return root, slope, value, factor, info
+
+        def solved(root: Tensor, factor: Tensor, right: Tensor) -> Tensor:
+            """Return ``right`` divided by ``K + 1 / W``."""
+            lower = torch.linalg.solve_triangular(factor, (root * right).unsqueeze(-1), upper=False)
+            return root * torch.linalg.solve_triangular(factor.mT, lower, upper=True).squeeze(-1)
+
+        def times(right: Tensor) -> Tensor:
+            return (covariance @ right.unsqueeze(-1)).squeeze(-1)
+
+        for _ in range(self._num_steps):
+            root, slope, _, factor, _ = curve(z)
+            right = root.square() * (z - mean) + slope
+            weights = right - solved(root, factor, times(right))
+            z = mean + times(weights)
+        root, slope, value, factor, info = curve(z)
+        lower = torch.linalg.solve_triangular(factor, torch.diag_embed(root), upper=False)
+        within, beside = lower.mT @ lower, lower @ covariance  # (K + 1/W)^-1, and what K loses by the data
+        variance = covariance.diagonal(dim1=-2, dim2=-1) - beside.square().sum(-2)
+        rest = slope - weights
+        step = times(rest - solved(root, factor, times(rest)))
+        decrement = (rest * step).sum(-1)
+        outer, inner = self._bend_of((part,), r, z, [variance.unsqueeze(0)])
+        pulled = times(inner)
+        back = inner - solved(root, factor, pulled)  # K^-1 A^-1 inner
+        gradient = self._pull(r, z, times(back), part.terms) - outer
+        half = 0.5 * weights - back
+        adjoint = weights.unsqueeze(-1) * half.unsqueeze(-2) - 0.5 * within
+        value = value - 0.5 * (weights * times(weights)).sum(-1)
+        value = value + 0.5 * decrement - (inner * step).sum(-1)
+        value = value - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+        def along(r: Tensor, adjoint: Tensor, weights: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+            mean, covariance = self._field(r)
+            return (adjoint * covariance).sum() + (weights * mean).sum(), ()
+
+        (field,) = gradient_and_rest(along, r, adjoint, weights - back)
+        gradient = gradient + field
+        found = (info == 0) & (decrement <= eps * max(1.0, 0.01 * self._num_inner)) & gradient.sum(-1).isfinite()
+        likelihood = torch.where(found, value, torch.nan)
+        gradient = outside + beta.unsqueeze(-1) * torch.where(found.unsqueeze(-1), gradient, 0.0)
+        return Evaluation(prior, likelihood, tempered(prior, likelihood, beta), torch.cat([gradient, z + step], -1))
+
+    def _evaluation(self, u: Tensor, beta: Tensor) -> Evaluation:
+        """Evaluate rows and starts by the way that the structure allows."""
+        return self._laplace_of_field(u, beta) if self._is_field else self._laplace(u, beta)
+
     def _laplace_of_rows(self, u: Tensor, beta: Tensor) -> Evaluation:
         with torch.no_grad(), FailingApart():
-            return self._laplace(u, beta)
+            return self._evaluation(u, beta)
 
     def _searched(self, evaluate: Evaluator, r: Tensor, beta: Tensor) -> Evaluation:
         """Evaluate rows ``(n, p)``; what a few steps from the predicted mode do not solve is searched for."""
@@ -745,7 +710,8 @@ class _LaplaceDensity(Evaluators):
             if bool(lost.any()):
                 z = torch.where(lost.unsqueeze(-1), self._start, z)
                 z[lost] = self._mode(r[lost]).z
-                found = _patched(found, evaluate(torch.cat([r, z], -1), beta), lost)
+                with torch.no_grad(), FailingApart():  # without what is assumed of a field
+                    found = _patched(found, self._laplace(torch.cat([r, z], -1), beta), lost)
                 lost = found.log_likelihood.isnan()
                 self.num_failures += int(lost.sum())
         prior, likelihood, _, gradient = found

@@ -494,6 +494,20 @@ class PyroDensity:
         factors = {r.name: self._pack(r) for r in latent}
         return {name: factor.tensor.sum() for name, factor in factors.items() if not factor.variables}
 
+    def normal_prior(self, name: str, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return mean ``(m,)`` and covariance ``(m, m)`` of a site whose prior is multivariate normal, else raise."""
+        supply, found = self._from_parts(parts), dict[str, Any]()
+
+        def noted(site: str, fn: Any) -> tuple[Tensor, Coordinate | None]:
+            found[site] = fn
+            return supply(site, fn)
+
+        self._run(noted)
+        fn = found[name]
+        if not isinstance(fn, torch.distributions.MultivariateNormal) or fn.batch_shape:
+            raise ModelError(f"the prior of site {name!r} is no multivariate normal distribution")
+        return fn.loc, fn.covariance_matrix
+
     def check_repeatable(self, u: Tensor, generator: torch.Generator) -> None:
         """Refuse a model whose density at one vector ``u`` differs from call to call."""
         with global_stream(generator), torch.no_grad():
