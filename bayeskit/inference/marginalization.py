@@ -443,6 +443,7 @@ class _LaplaceDensity(Evaluators):
     def _part(self, terms: tuple[int, ...], pattern: Tensor, r: Tensor, z: Tensor) -> _Part:
         stencil = Stencil(pattern, self.blocks)
         part = _Part(terms, False, stencil, stencil.directions.to(self.dtype))
+        r, z = r[:_PATTERN_POINTS], z[:_PATTERN_POINTS]
         one, other = (self._products(part, r, at) for at in (z, z.roll(1, 0) + 0.5 * z + 0.1))
         gap, size = (one - other).abs().amax(), one.abs().amax()
         return part._replace(is_quadratic=bool(gap <= 1e3 * torch.finfo(self.dtype).eps * size))
@@ -464,11 +465,16 @@ class _LaplaceDensity(Evaluators):
     def _is_complete(self, r: Tensor, z: Tensor) -> bool:
         """Tell whether the blocks hold the whole Hessian at all points: they give its product with any direction."""
         v = torch.linspace(1, 2, self._num_inner, dtype=self.dtype, device=self.device)
-        there = -self._product((0, 1), r, z, v)[0]
-        minus, *_ = self._curve(r, z, self._constant(r, z))
-        here = self.blocks.scattered(minus @ self.blocks.gathered(v.expand_as(z)))
-        gap, size = (here - there).norm(dim=1), there.norm(dim=1)
-        return not bool((gap > math.sqrt(torch.finfo(self.dtype).eps) * size).any())
+        for part in self._parts:
+            if part.stencil.num_directions == self._num_inner:
+                continue
+            there = -self._product(part.terms, r, z, v)[0]
+            blocks = part.stencil.blocks(self._products(part, r, z))
+            here = self.blocks.scattered(blocks @ self.blocks.gathered(v.expand_as(z)))
+            gap, size = (here - there).norm(dim=1), there.norm(dim=1)
+            if bool((gap > math.sqrt(torch.finfo(self.dtype).eps) * size).any()):
+                return False
+        return True
 
     def _steady(self, z: Tensor) -> frozenset[str]:
         """Return the sites, deterministic ones included, whose values do not depend on what is integrated out."""
