@@ -19,7 +19,7 @@ from bayeskit.errors import (
     SettingsError,
     UnknownNameError,
 )
-from bayeskit.inference import marginalization
+from bayeskit.inference import evidence, marginalization
 from bayeskit.inference.marginalization import MarginalTarget
 
 FLOAT = torch.float64
@@ -88,6 +88,18 @@ def points(target, n, scale=1.0):
     return scale * torch.randn(n, target.dim, generator=torch.Generator().manual_seed(3), dtype=FLOAT)
 
 
+def rows(target, u):
+    """Return vectors ``(n, d)`` as draws of two chains, or one vector as many."""
+    u = u.reshape(2, -1, target.dim)
+    zeros = torch.zeros(u.shape[:2], dtype=FLOAT)
+    return bk.Draws(u, zeros, zeros, torch.ones(2, dtype=FLOAT))
+
+
+def at(target, u, num_draws):
+    """Return draws that are all one vector."""
+    return rows(target, u.expand(2 * num_draws, target.dim))
+
+
 def gradient_error(target, u, step=4e-3):
     """Return the largest error of the gradient against differences of order six, relative to its length."""
     found = target.value_and_grad(u)[1]
@@ -152,6 +164,10 @@ def test_the_error_of_one_count_is_that_of_laplace(y, scale, known, error):
     assert abs(found - by_hand) < 1e-10
     assert found - exact == pytest.approx(error, abs=6e-5)
     assert known is None or exact == pytest.approx(known, abs=6e-7)
+    correction = target.correction(at(target, u, 4))
+    assert correction.log_ratio == pytest.approx(exact - found, abs=1e-8)
+    assert correction.trusted
+    assert correction.standard_error == 0
 
 
 def test_a_rotation_of_independent_groups_is_dense_and_changes_nothing():
@@ -164,6 +180,61 @@ def test_a_rotation_of_independent_groups_is_dense_and_changes_nothing():
     again, other = together.value_and_grad(u)
     torch.testing.assert_close(value, again, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient, other, rtol=1e-11, atol=1e-11)
+
+
+def rotation_of(size):
+    return torch.linalg.qr(torch.randn(size, size, generator=torch.Generator().manual_seed(2), dtype=FLOAT))[0]
+
+
+def exact_counts(level, scale, y, end=12):
+    """Return the log likelihood of counts with independent normal effects, by quadrature."""
+    return sum(
+        math.log(
+            quad(lambda z, k=k: poisson.pmf(k, math.exp(level + z)) * norm.pdf(z, 0, scale), -12, 12, epsabs=1e-13)[0]
+        )
+        for k in y.tolist()
+    )
+
+
+def test_importance_sampling_corrects_dense_groups(limit):
+    target = marginal(counted, ["effect"], COUNTS, rotation_of(len(COUNTS)))
+    u = target.unconstrain({"level": torch.tensor(0.5), "log_scale": torch.tensor(0.4, dtype=FLOAT)})
+    correction = target.correction(at(target, u, 200), num_inner=16)
+    # A rotation of independent normal effects is a set of independent normal effects.
+    missed = exact_counts(0.5, math.exp(0.4), COUNTS) - float(target.log_likelihood(u))
+    assert abs(missed) > 0.02
+    assert abs(correction.log_ratio - missed) < limit(1) * correction.standard_error
+    assert 0 < correction.standard_error < 0.01
+
+
+def test_the_corrected_evidence_is_exact(limit):
+    target = marginal(counted, ["effect"], COUNTS)
+    draws = bk.sample(target, num_samples=500, progress=False)
+    correction = target.correction(draws)
+    found = correction.applied(evidence.bridge_sampling(target, draws))
+    step = 0.125
+    u = torch.cartesian_prod(step * torch.arange(-24, 32, dtype=FLOAT), step * torch.arange(-36, 26, dtype=FLOAT))
+    likelihood = target.correction(rows(target, u), num_rows=len(u)).log_weights.flatten() + target.log_likelihood(u)
+    prior = target.log_prior(u)
+    exact = float((prior + likelihood).logsumexp(0)) + 2 * math.log(step)
+    assert found.trusted
+    assert abs(found.log_evidence - exact) < limit(1) * found.standard_error
+    laplace = float((prior + target.log_likelihood(u)).logsumexp(0)) + 2 * math.log(step)
+    assert abs(correction.log_ratio - (exact - laplace)) < limit(1) * correction.standard_error
+
+
+def test_wide_integrals_take_finer_panels_or_are_flagged():
+    y = torch.zeros(3, dtype=FLOAT)
+    target = marginal(counted, ["effect"], y)
+    u = torch.tensor([0.5, 4.0], dtype=FLOAT)
+    correction = target.correction(at(target, u, 2))
+    missed = exact_counts(0.5, math.exp(4.0), y, 600) - float(target.log_likelihood(u))
+    assert correction.log_ratio == pytest.approx(missed, abs=1e-5)
+    assert correction.trusted
+    assert abs(missed) > 0.1
+    far = target.correction(at(target, torch.tensor([0.5, 9.0], dtype=FLOAT), 2))
+    assert not far.trusted
+    assert "quadrature" in far.warnings[0]
 
 
 # -- structure ------------------------------------------------------------------------------
