@@ -186,14 +186,12 @@ def rotation_of(size):
     return torch.linalg.qr(torch.randn(size, size, generator=torch.Generator().manual_seed(2), dtype=FLOAT))[0]
 
 
-def exact_counts(level, scale, y, end=12):
-    """Return the log likelihood of counts with independent normal effects, by quadrature."""
-    return sum(
-        math.log(
-            quad(lambda z, k=k: poisson.pmf(k, math.exp(level + z)) * norm.pdf(z, 0, scale), -12, 12, epsabs=1e-13)[0]
-        )
-        for k in y.tolist()
-    )
+def exact_counts(level, scale, y):
+    """Return the log likelihood of counts with independent normal effects, by the trapezoidal rule."""
+    z = torch.linspace(-14 * scale, 14 * scale, 400_001, dtype=FLOAT)
+    rate = (level + z).clamp(max=50).exp()
+    each = dist.Normal(0.0, torch.tensor(scale, dtype=FLOAT)).log_prob(z) + dist.Poisson(rate).log_prob(y[:, None])
+    return float((torch.logsumexp(each, 1) + math.log(28 * scale / 400_000)).sum())
 
 
 def test_importance_sampling_corrects_dense_groups(limit):
@@ -228,7 +226,7 @@ def test_wide_integrals_take_finer_panels_or_are_flagged():
     target = marginal(counted, ["effect"], y)
     u = torch.tensor([0.5, 4.0], dtype=FLOAT)
     correction = target.correction(at(target, u, 2))
-    missed = exact_counts(0.5, math.exp(4.0), y, 600) - float(target.log_likelihood(u))
+    missed = exact_counts(0.5, math.exp(4.0), y) - float(target.log_likelihood(u))
     assert correction.log_ratio == pytest.approx(missed, abs=1e-5)
     assert correction.trusted
     assert abs(missed) > 0.1
