@@ -227,7 +227,7 @@ def test_wide_integrals_take_finer_panels_or_are_flagged():
     u = torch.tensor([0.5, 4.0], dtype=FLOAT)
     correction = target.correction(at(target, u, 2))
     missed = exact_counts(0.5, math.exp(4.0), y) - float(target.log_likelihood(u))
-    assert correction.log_ratio == pytest.approx(missed, abs=1e-5)
+    assert correction.log_ratio == pytest.approx(missed, abs=1e-4)
     assert correction.trusted
     assert abs(missed) > 0.1
     far = target.correction(at(target, torch.tensor([0.5, 9.0], dtype=FLOAT), 2))
