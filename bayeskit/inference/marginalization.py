@@ -24,7 +24,7 @@ from bayeskit.core.statistics import log_mean_exp, log_mean_exp_error, pareto_sh
 from bayeskit.core.torch_internals import gradient_and_rest
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError, ModelError, SettingsError
-from bayeskit.inference.curvature_blocks import Blocks, Stencil
+from bayeskit.inference.curvature_blocks import Band, BandStencil, Blocks, Factor, Stencil
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.logdensity.compiling import (
     CHUNK_BYTES,
@@ -56,6 +56,8 @@ _PRIOR_DRAWS, _CANDIDATES, _PATTERN_POINTS = 64, 5, 3
 #: Newton steps of one evaluation, evaluations before a guarded search, steps to the mode of the marginal.
 _NUM_STEPS, _MAX_TRIES, _MAX_CLIMB = 3, 8, 30
 _TANGENT_STEP = 0.1
+#: Number of coordinates from which on a chain is looked for, and the bandwidths that are tried.
+_LONG, _BANDWIDTHS = 100, (1, 2, 4, 8)
 #: Ends of the panels of the quadrature in standard deviations, and the degree in each.
 _EDGES, _DEGREE = (0.0, 1.0, 2.0, 3.0, 4.5, 6.5, 9.0, 12.0), 8
 #: Standard deviation of log weights below which their tail says nothing.
@@ -428,12 +430,15 @@ def marginalize(target: Target, sites: Sequence[str], *, method: Literal["laplac
     return MarginalTarget(target, [name for name in known if name in over])
 
 
+AnyStencil = Stencil | BandStencil
+
+
 class _Part(NamedTuple):
     """Terms of the log density whose Hessian is found together."""
 
     terms: tuple[int, ...]  # 0: log prior, 1: log likelihood
     is_quadratic: bool  # by z, so that the Hessian is the same at all z
-    stencil: Stencil
+    stencil: AnyStencil
     directions: Tensor  # (c, m)
 
 
@@ -441,7 +446,7 @@ class _Mode(NamedTuple):
     """Inner modes of ``n`` vectors."""
 
     z: Tensor  # (n, m)
-    factor: Tensor  # (n, G, b, b), Cholesky factors of minus the Hessian
+    factor: Factor  # of minus the Hessian
     found: Tensor  # (n,), bool
 
 
@@ -459,7 +464,8 @@ class _LaplaceDensity(Evaluators):
         self._is_gone = gone
         self.dim, self._num_inner = len(self._kept), len(self._gone)
         self.sites = self._left()
-        self.num_failures = 0
+        self.num_failures, self._is_field = 0, False
+        self.blocks: Blocks | Band
         self._begin()
         self.num_failures = 0
         data_bytes = sum(x.numel() * x.element_size() for x in self.data)
@@ -469,14 +475,11 @@ class _LaplaceDensity(Evaluators):
     @property
     def description(self) -> str:
         """The structure of the Hessian in words."""
-        blocks = self.blocks
         if self._is_field:
-            return f"Gaussian field of {blocks.size}"
-        if blocks.count > 1:
-            up_to = "" if blocks.count * blocks.width == blocks.size else "up to "
-            return f"{blocks.count} groups of {up_to}{blocks.width}"
+            return f"Gaussian field of {self._num_inner}"
         num_products = sum(part.stencil.num_directions for part in self._parts)
-        return f"dense, {blocks.size}" + (f", from {num_products} products" if num_products < blocks.size else "")
+        few = self.blocks.description.startswith("dense") and num_products < self._num_inner
+        return self.blocks.description + (f", from {num_products} products" if few else "")
 
     def _left(self) -> tuple[Site, ...]:
         sites, start = [], 0
@@ -493,7 +496,6 @@ class _LaplaceDensity(Evaluators):
         """Find the structure of the Hessian and the mode at one vector, at which all searches start."""
         names = ", ".join(repr(name) for name in self._over)
         m, generator = self._num_inner, new_generator(0, stream="marginalization")
-        check_memory(f"the Hessian of {names} has {m} x {m} entries: their number", m * m, 2 * self.dtype.itemsize)
         points = self._whole.prior_vectors(_PRIOR_DRAWS, generator, True)
         r, z = points[:, self._kept], points[:, self._gone]
         try:
@@ -582,26 +584,59 @@ class _LaplaceDensity(Evaluators):
                 )
 
     def _find_structure(self, r: Tensor, z: Tensor) -> None:
-        """Set the blocks of the Hessian, and the parts in which it is found."""
+        """Set the structure of the Hessian, and the parts in which it is found."""
         m = self._num_inner
-        full = torch.ones(m, m, dtype=torch.bool, device=self.device)
+        if m >= _LONG and self._find_band(r, z):
+            return
+        names = ", ".join(repr(name) for name in self._over)
+        check_memory(f"the Hessian of {names} has {m} x {m} entries: their number", m * m, 2 * self.dtype.itemsize)
         some = slice(0, _PATTERN_POINTS)
         patterns = [self._pattern((term,), r[some], z[some]) for term in (0, 1)]
-        for pattern in (patterns[0] | patterns[1], full):
-            self.blocks = Blocks(pattern)
-            prior, likelihood = (self._part((term,), patterns[term], r, z) for term in (0, 1))
-            if prior.is_quadratic and not likelihood.is_quadratic:
-                self._parts = (prior, likelihood)
-            else:
-                self._parts = (self._part((0, 1), pattern, r, z),)
-            if self._is_complete(r, z):
+        full = torch.ones(m, m, dtype=torch.bool, device=self.device)
+        for known in (patterns, [full, full]):
+            self.blocks = Blocks.joined(known[0] | known[1])
+            stencils = [Stencil(pattern, self.blocks) for pattern in (*known, known[0] | known[1])]
+            if all(self._holds((term,), stencils[term], r, z) for term in (0, 1)):
                 break
-            patterns = [full, full]
+        self._set_parts(*stencils, r, z)
         self._find_field(r, z)
+
+    def _find_band(self, r: Tensor, z: Tensor) -> bool:
+        """Set the structure of a long field in which only near coordinates depend on each other; False for others."""
+        for width in _BANDWIDTHS:
+            self.blocks = band = Band(self._num_inner, width, self.device)
+            tried = {reach: BandStencil(band, reach, self.device) for reach in (0, width)}
+            fit = [[reach for reach in tried if self._holds((term,), tried[reach], r, z)] for term in (0, 1)]
+            if fit[0] and fit[1]:
+                reaches = [min(each) for each in fit]
+                if max(reaches) == 0:
+                    self.blocks = Blocks(torch.arange(self._num_inner, device=self.device))
+                    alone = Stencil(None, self.blocks)
+                    self._set_parts(alone, alone, alone, r, z)
+                else:
+                    self._set_parts(tried[reaches[0]], tried[reaches[1]], tried[max(reaches)], r, z)
+                return True
+        return False
+
+    def _set_parts(self, prior: AnyStencil, likelihood: AnyStencil, both: AnyStencil, r: Tensor, z: Tensor) -> None:
+        parts = tuple(self._part((term,), stencil, r, z) for term, stencil in enumerate((prior, likelihood)))
+        apart = parts[0].is_quadratic and not parts[1].is_quadratic
+        self._parts = parts if apart else (self._part((0, 1), both, r, z),)
+
+    def _holds(self, terms: tuple[int, ...], stencil: AnyStencil, r: Tensor, z: Tensor) -> bool:
+        """Tell whether the products give the whole Hessian of terms at all points: its product with any direction."""
+        m = self._num_inner
+        if stencil.num_directions == m:
+            return True
+        v = 1.5 + torch.arange(m, dtype=torch.float64).mul(2.4).sin().mul(0.5).to(r)
+        there = -self._product(terms, r, z, v)[0]
+        part = _Part(terms, False, stencil, stencil.directions.to(self.dtype))
+        here = self.blocks.times(stencil.blocks(self._products(part, r, z)), v.expand_as(z))
+        gap, size = (here - there).norm(dim=1), there.norm(dim=1)
+        return not bool((gap > math.sqrt(torch.finfo(self.dtype).eps) * size).any())
 
     def _find_field(self, r: Tensor, z: Tensor) -> None:
         """Note whether the prior is one multivariate normal and the likelihood factorises and is log-concave."""
-        self._is_field = False
         if len(self._over) > 1 or len(self._parts) == 1 or self._parts[1].stencil.num_directions > 1:
             return
         try:
@@ -614,8 +649,7 @@ class _LaplaceDensity(Evaluators):
         is_concave = self._products(self._parts[1], r, z).amax() <= 0
         self._is_field = bool((gap.abs().amax() <= near) & is_concave)
 
-    def _part(self, terms: tuple[int, ...], pattern: Tensor, r: Tensor, z: Tensor) -> _Part:
-        stencil = Stencil(pattern, self.blocks)
+    def _part(self, terms: tuple[int, ...], stencil: AnyStencil, r: Tensor, z: Tensor) -> _Part:
         part = _Part(terms, False, stencil, stencil.directions.to(self.dtype))
         r, z = r[:_PATTERN_POINTS], z[:_PATTERN_POINTS]
         one, other = (self._products(part, r, at) for at in (z, z.roll(1, 0) + 0.5 * z + 0.1))
@@ -635,20 +669,6 @@ class _LaplaceDensity(Evaluators):
         product = torch.func.vmap(lambda v: self._product(terms, r, z, v)[0])
         pattern = torch.cat([(product(some) != 0).any(1) for some in eye.split(size)])
         return pattern | pattern.T | torch.eye(m, dtype=torch.bool, device=self.device)
-
-    def _is_complete(self, r: Tensor, z: Tensor) -> bool:
-        """Tell whether the blocks hold the whole Hessian at all points: they give its product with any direction."""
-        v = torch.linspace(1, 2, self._num_inner, dtype=self.dtype, device=self.device)
-        for part in self._parts:
-            if part.stencil.num_directions == self._num_inner:
-                continue
-            there = -self._product(part.terms, r, z, v)[0]
-            blocks = part.stencil.blocks(self._products(part, r, z))
-            here = self.blocks.scattered(blocks @ self.blocks.gathered(v.expand_as(z)))
-            gap, size = (here - there).norm(dim=1), there.norm(dim=1)
-            if bool((gap > math.sqrt(torch.finfo(self.dtype).eps) * size).any()):
-                return False
-        return True
 
     def _steady(self, z: Tensor) -> frozenset[str]:
         """Return the sites, deterministic ones included, whose values do not depend on what is integrated out."""
@@ -790,7 +810,7 @@ class _LaplaceDensity(Evaluators):
         factor, definite = blocks.factorised(minus)
         step = blocks.solved(factor, slope)
         decrement = (slope * step).sum(-1)
-        outer, inner = self._bend(r, z, blocks.inverted(factor))
+        outer, inner = self._bend(r, z, blocks.inverted(minus, factor))
         gradient = self._pull(r, z, blocks.solved(factor, inner)) - outer
         # To first order the mode is a step away, so the error of the value is of second order.
         value = value + 0.5 * decrement - (inner * step).sum(-1) - blocks.half_log_det(factor)
@@ -914,8 +934,8 @@ class _LaplaceDensity(Evaluators):
         done, last, damping = torch.zeros_like(alive), torch.zeros_like(alive), torch.zeros_like(value)
         before = torch.full_like(value, torch.inf)
         for _ in range(_MAX_STEPS):
-            scale = minus.diagonal(dim1=-2, dim2=-1).abs().flatten(1).amax(1)
-            factor, definite = blocks.factorised(minus + _diagonal(damping, minus))
+            scale, one = blocks.scale(minus), blocks.identity(minus)
+            factor, definite = blocks.factorised(minus + _like(damping, minus) * one)
             step = torch.where(definite[:, None], blocks.solved(factor, slope), 0.0)
             gain = (slope * step).sum(-1)
             squared = torch.where(damping == 0, gain, torch.inf)  # length of the step in standard deviations
@@ -937,15 +957,14 @@ class _LaplaceDensity(Evaluators):
             better &= moving
             last &= better
             z = torch.where(better[:, None], tried, z)
-            minus = torch.where(better[:, None, None, None], new[0], minus)
+            minus = torch.where(_like(better, minus), new[0], minus)
             slope = torch.where(better[:, None], new[1], slope)
             value = torch.where(better, new[2], value)
             less = torch.where(damping <= _LEAST_DAMPING * scale, 0.0, 0.1 * damping)
             more = torch.maximum(10 * damping, _FIRST_DAMPING * scale)
             damping = torch.where(moving, torch.where(better, less, more), damping)
         # A row without a mode gets a harmless factor.
-        one = torch.eye(factor.shape[-1], dtype=r.dtype, device=r.device)
-        return _Mode(z, torch.where(done[:, None, None, None], factor, one), done)
+        return _Mode(z, blocks.factorised(torch.where(_like(done, minus), minus, blocks.identity(minus)))[0], done)
 
     # -- the interface of a density and of its evaluators -----------------------------------
 
@@ -1024,8 +1043,7 @@ class _LaplaceDensity(Evaluators):
                 if lost := int((~mode.found).sum()):
                     raise DrawsError(f"no mode of {sorted(self._over)} is found at {lost} of {len(r)} draws")
                 e = noise[sum(map(len, parts)) :][: len(r)]
-                moved = torch.linalg.solve_triangular(mode.factor.mT, self.blocks.gathered(e), upper=True)
-                parts.append(torch.func.vmap(self._merged)(r, mode.z + self.blocks.scattered(moved)))
+                parts.append(torch.func.vmap(self._merged)(r, mode.z + self.blocks.spread(mode.factor, e)))
         return torch.cat(parts)
 
     def log_ratios(self, rows: Tensor, num_inner: int, generator: torch.Generator) -> tuple[Tensor, float]:
@@ -1039,7 +1057,7 @@ class _LaplaceDensity(Evaluators):
                 mode = self._climbed(r)
                 if lost := int((~mode.found).sum()):
                     raise DrawsError(f"no mode of {sorted(self._over)} is found at {lost} of {len(r)} draws")
-                if self.blocks.width == 1:
+                if isinstance(self.blocks, Blocks) and self.blocks.is_separate:
                     log_ratio, rest = self._by_quadrature(r, mode.z, self.blocks.scattered(1 / mode.factor))
                     left_over = max(left_over, float(rest.amax()))
                 else:
@@ -1088,8 +1106,7 @@ class _LaplaceDensity(Evaluators):
         x = x.to(r)
 
         def value(x: Tensor) -> Tensor:
-            moved = torch.linalg.solve_triangular(mode.factor.mT, self.blocks.gathered(x), upper=True)
-            return sum(self._terms(r, mode.z + self.blocks.scattered(moved)))  # type: ignore[return-value]
+            return sum(self._terms(r, mode.z + self.blocks.spread(mode.factor, x)))  # type: ignore[return-value]
 
         logs = torch.func.vmap(value)(x) - log_q
         top = sum(self._terms(r, mode.z)) + 0.5 * m * math.log(2 * math.pi)
@@ -1159,5 +1176,6 @@ def _finite(minus: Tensor, slope: Tensor, value: Tensor) -> Tensor:
     return minus.isfinite().flatten(1).all(-1) & slope.isfinite().all(-1) & value.isfinite()
 
 
-def _diagonal(damping: Tensor, like: Tensor) -> Tensor:
-    return damping[:, None, None, None] * torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+def _like(rows: Tensor, blocks: Tensor) -> Tensor:
+    """Return what belongs to rows ``(n,)`` with further dimensions of size one."""
+    return rows.reshape(-1, *[1] * (blocks.dim() - 1))
