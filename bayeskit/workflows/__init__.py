@@ -1,4 +1,4 @@
-"""Workflows: runs with results in a folder, model comparison, invariant causes, calibration studies, and the exam of evidence methods."""
+"""Workflows: runs in a folder, model comparison, invariant causes, calibration studies, exams of evidence methods."""
 
 from bayeskit.workflows.bayes_factors import ModelComparison, compare_models
 from bayeskit.workflows.calibration import calibration_in_folder

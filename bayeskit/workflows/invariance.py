@@ -18,9 +18,9 @@ from torch import Tensor
 
 from bayeskit.core.folders import write_csv
 from bayeskit.core.inputs import as_numbers, real_number, warn_user, whole_number
-from bayeskit.core.page import Listed, PageTable, measured, number, result_html
+from bayeskit.core.page import Cell, Listed, PageTable, measured, number, result_html
 from bayeskit.core.plots import BLUE, GREY, ORANGE, axes_or_new
-from bayeskit.core.randomness import derived_seed
+from bayeskit.core.randomness import derived_seed, one_thread
 from bayeskit.core.statistics import independent_log_mean_exp_error, log_mean_exp, weight_effective_sample_size
 from bayeskit.core.texts import with_error
 from bayeskit.errors import DataError, DataWarning, SettingsError, ShapeError, UnknownNameError
@@ -201,9 +201,7 @@ class _PolyT:
         df = min(_DEGREES, float(2 * self.power.sum()) - k)
         chosen = torch.from_numpy(rng.choice(m, num_draws, p=(share / share.sum()).numpy()))
         noise = torch.from_numpy(rng.standard_normal((num_draws, k)) / np.sqrt(rng.chisquare(df, (num_draws, 1)) / df))
-        b = modes[chosen] + torch.linalg.solve_triangular(
-            tril[chosen].mT, noise.unsqueeze(-1), upper=True
-        ).squeeze(-1)
+        b = modes[chosen] + torch.linalg.solve_triangular(tril[chosen].mT, noise.unsqueeze(-1), upper=True).squeeze(-1)
         apart = torch.einsum("mij,nmi->nmj", tril, b.unsqueeze(1) - modes).square().sum(-1)  # (n, m)
         log_t = log_volume - 0.5 * (df + k) * (apart / df).log1p() + share.log()
         normal = math.lgamma(0.5 * (df + k)) - math.lgamma(0.5 * df) - 0.5 * k * math.log(df * math.pi)
@@ -370,7 +368,7 @@ class InvariantSubsets:
 
     @property
     def mean_column_probabilities(self) -> dict[str, float]:
-        """Posterior probability of each column to belong to a subset whose mean is shared, with its noise or without."""
+        """Posterior probability of each column to belong to a subset whose mean is shared, alone or with its noise."""
         return self._of_columns(self._posterior[0] + self._posterior[1])
 
     def _of_columns(self, p: np.ndarray) -> dict[str, float]:
@@ -509,7 +507,7 @@ class InvariantSubsets:
 
     def _repr_html_(self) -> str:
         columns = ["subset", "holds", "log Bayes factor", "of the mean", "error", "probability"]
-        rows = [
+        rows: list[list[Cell]] = [
             [
                 str(z),
                 self._what_holds(z),
@@ -520,10 +518,11 @@ class InvariantSubsets:
             for z in self._ranked[:_MOST_SHOWN]
         ]
         count, more = len(self.warnings), len(self.evidences) - len(rows)
+        remarks = Listed(f"{count} warning{'s' * (count > 1)}", [("subsets", why) for why in self.warnings])
         return result_html(
             self._headline(),
             [PageTable("Subsets, log Bayes factors against nothing shared", columns, rows)],
-            [Listed(f"{count} warning{'s' * (count > 1)}", [("subsets", why) for why in self.warnings])] if count else [],
+            [remarks] if count else [],
             notes=[f"{more} more subsets are in .to_pandas()."] if more else [],
         )
 
@@ -653,13 +652,15 @@ def invariant_subsets(
     factors = _factors(design, response, codes, len(rows))
     constant = len(response) * math.log(unit)
     evidences = []
-    for size in range(len(columns) + 1):
-        for chosen in itertools.combinations(range(len(columns)), size):
+    sizes = range(len(columns) + 1)
+    with one_thread():
+        for chosen in itertools.chain.from_iterable(
+            itertools.combinations(range(len(columns)), size) for size in sizes
+        ):
             own = factors[..., [0, *(j + 1 for j in chosen)]]
-            rng = np.random.default_rng(derived_seed(base, f"subset {chosen}") % 2**63)
-            evidences.append(
-                _evidence(tuple(columns[j] for j in chosen), own, factors[..., -1], counts, belief, constant, draws, rng)
-            )
+            rng = np.random.default_rng(derived_seed(base, f"subset {chosen}"))
+            subset = tuple(columns[j] for j in chosen)
+            evidences.append(_evidence(subset, own, factors[..., -1], counts, belief, constant, draws, rng))
     found = InvariantSubsets(tuple(evidences), columns, rows, weights, tuple(remarks))
     for warning in found.warnings:
         warn_user(warning, DataWarning)
@@ -731,18 +732,17 @@ def _as_double(name: str, value: Any) -> Tensor:
     if len(bad):
         place = ", ".join(map(str, bad[0].tolist()))
         raise DataError(
-            f"{name}[{place}] is {float(numbers[tuple(bad[0])])}: {len(bad)} of {numbers.numel()} entries are missing or "
-            "not finite; leave out their rows or impute them"
+            f"{name}[{place}] is {float(numbers[tuple(bad[0])])}: {len(bad)} of {numbers.numel()} entries are missing "
+            "or not finite; leave out their rows or impute them"
         )
     return numbers
 
 
 def _as_environments(environment: Any, x: Tensor, y: Tensor) -> tuple[dict[Any, int], Tensor, Tensor]:
     """Return the number of rows by label, the place of each row's label among them, and the numbers as reals."""
-    as_list = getattr(environment, "tolist", None)
-    labels = list(environment) if as_list is None else as_list()
-    if not isinstance(labels, list) or isinstance(environment, (str, bytes)):
-        raise ShapeError("environment must be a sequence of labels, one for each row")
+    labels = environment.tolist() if hasattr(environment, "tolist") else environment
+    if not isinstance(labels, Sequence) or isinstance(labels, (str, bytes)):
+        raise ShapeError(f"environment must be a list of labels, one for each row, not a {type(environment).__name__}")
     if not len(labels) == len(x) == len(y):
         raise ShapeError(
             f"x has {len(x)} rows, y has {len(y)} entries and environment has {len(labels)} labels; they must agree"
@@ -806,7 +806,9 @@ def _check_columns(x: Tensor, y: Tensor, columns: tuple[str, ...], rows: Mapping
 def _as_prior(given: Mapping[str, float]) -> dict[str, float]:
     """Return prior probabilities with sum one; SettingsError if they are not those of the three hypotheses."""
     if not isinstance(given, Mapping) or set(given) != set(_HYPOTHESES):
-        raise SettingsError(f"prior_probabilities must be a dict of numbers for {', '.join(_HYPOTHESES)}, not {given!r}")
+        raise SettingsError(
+            f"prior_probabilities must be a dict of numbers for {', '.join(_HYPOTHESES)}, not {given!r}"
+        )
     weights = {name: real_number(f"the prior probability of {name!r}", given[name]) for name in _HYPOTHESES}
     total = sum(weights.values())
     if min(weights.values()) < 0 or not 0 < total < math.inf:
