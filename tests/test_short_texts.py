@@ -54,8 +54,8 @@ def results():
         "ranks of 1 quantities over 100 replicates are uniform": SBCResult(
             {"<b>": np.arange(100) % 10}, 9, np.full(100, 50.0), np.zeros(100, dtype=int)
         ),
-        "no shared mechanism among 1 subsets of 1 columns": InvariantSubsets(
-            (SubsetEvidence(("<b>",), -9.0, -5.0, 0.1, -1.0, 2000.0),), ("<b>",), {0: 5, 1: 5}
+        "no shared mechanism among 2 subsets of 1 columns": InvariantSubsets(
+            tuple(SubsetEvidence(s, -9.0, -5.0, 0.1, -1.0, 2000.0) for s in ((), ("<b>",))), ("<b>",), {0: 5, 1: 5}
         ),
         "0 answers": Exam((), {}),
         "warning: a constant": ConstantsReport(0.0, 0.1, ("a constant",), (), 10),

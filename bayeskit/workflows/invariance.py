@@ -38,7 +38,7 @@ _HYPOTHESES = ("mechanism", "mean", "nothing")
 _SETTLED = 0.95
 """Posterior probability of the best subset below which the subset is not settled."""
 _LEAST_EFFECTIVE = 100
-_MOST_SHOWN = 30
+_MOST_SHOWN, _MOST_NAMED = 30, 5
 
 
 # Evidence of a linear regression, and of several that share their coefficients.
@@ -57,14 +57,14 @@ class RegressionPrior:
     Attributes
     ----------
     coefficient_sd : float, default 10.0
-        ``c``, prior standard deviation of a coefficient in units of that of the noise.
+        ``c``, prior standard deviation of a coefficient in units of that of the noise, between 1e-6 and 1e6.
     noise_shape, noise_scale : float, default 0.5 and 0.005
-        ``a`` and ``b``. The default is worth one observation with a residual of 0.1.
+        ``a`` and ``b``, between 1e-6 and 1e6. The default is worth one observation with a residual of 0.1.
 
     Raises
     ------
     SettingsError
-        If a number is not finite and positive.
+        If a number lies outside of its limits.
 
     Examples
     --------
@@ -79,7 +79,7 @@ class RegressionPrior:
 
     def __post_init__(self) -> None:
         for name in ("coefficient_sd", "noise_shape", "noise_scale"):
-            object.__setattr__(self, name, real_number(name, getattr(self, name), (0.0, math.inf)))
+            object.__setattr__(self, name, real_number(name, getattr(self, name), (1e-6, 1e6)))
 
 
 @dataclass(frozen=True)
@@ -263,17 +263,17 @@ class SubsetEvidence:
         return self.mean_shared - self.separate
 
     def __str__(self) -> str:
-        return "{" + ", ".join(self.subset) + "}"
+        return _braced(self.subset)
 
 
 @dataclass(frozen=True, repr=False)
 class InvariantSubsets:
-    """Which subsets of columns have a mechanism that all environments share.
+    """Which subsets of columns have a mechanism that all environments share, and which columns they have in common.
 
     Attributes
     ----------
     evidences : tuple of SubsetEvidence
-        One for each subset, from the empty to the whole.
+        One for each subset of the columns, in any order.
     columns : tuple of str
         Names of the candidate causes.
     num_rows : dict of int
@@ -282,6 +282,11 @@ class InvariantSubsets:
         Of ``"mechanism"``, ``"mean"`` and ``"nothing"``, with sum one.
     remarks : tuple of str
         What was found in the data and adds to :attr:`warnings`.
+
+    Raises
+    ------
+    SettingsError
+        If ``evidences`` are not those of all subsets, or prior probabilities do not fit.
 
     Examples
     --------
@@ -303,6 +308,9 @@ class InvariantSubsets:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prior_probabilities", _as_prior(self.prior_probabilities))
+        subsets = {frozenset(z.subset) for z in self.evidences}
+        if not len(subsets) == len(self.evidences) == 2 ** len(self.columns) or not subsets <= _subsets(self.columns):
+            raise SettingsError(f"evidences must be those of all {2 ** len(self.columns)} subsets of the columns")
 
     def __iter__(self) -> Iterator[SubsetEvidence]:
         return iter(self.evidences)
@@ -320,6 +328,16 @@ class InvariantSubsets:
                 raise UnknownNameError(f"no column is called {name!r}; there are: {', '.join(self.columns)}")
         return next(found for found in self.evidences if set(found.subset) == set(columns))
 
+    def probabilities(self, *columns: str) -> dict[str, float]:
+        """Return the posterior probabilities of ``"mechanism"``, ``"mean"`` and ``"nothing"`` shared given a subset.
+
+        Parameters
+        ----------
+        *columns : str
+            Names of the columns of the subset.
+        """
+        return {name: math.exp(p) for name, p in self._log_probabilities(self.of(*columns)).items()}
+
     def holds(self, *columns: str) -> str:
         """Return what the environments share given a subset, by name: the most probable of three.
 
@@ -336,69 +354,92 @@ class InvariantSubsets:
         """
         return self._what_holds(self.of(*columns))
 
-    def _what_holds(self, found: SubsetEvidence) -> str:
+    def _log_probabilities(self, found: SubsetEvidence) -> dict[str, float]:
         gains = dict(zip(_HYPOTHESES, (found.shared, found.mean_shared, found.separate), strict=True))
-        return max(_HYPOTHESES, key=lambda name: gains[name] + _log(self.prior_probabilities[name])) + " shared"
+        log_joint = {name: gains[name] + _log(self.prior_probabilities[name]) for name in _HYPOTHESES}
+        total = float(logsumexp(list(log_joint.values())))
+        return {name: value - total for name, value in log_joint.items()}
+
+    def _what_holds(self, found: SubsetEvidence) -> str:
+        p = self._log_probabilities(found)
+        return max(_HYPOTHESES, key=lambda name: p[name]) + " shared"
 
     @cached_property
-    def _posterior(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Posterior probabilities of each subset's mechanism and mean, ``(subsets,)`` each, and of nothing shared."""
-        gains = np.array([(z.log_bayes_factor, z.log_bayes_factor_of_mean) for z in self.evidences])
-        prior = [_log(self.prior_probabilities[name]) for name in _HYPOTHESES]
-        gains = gains + np.array(prior[:2]) - math.log(len(gains))
-        total = logsumexp(np.append(gains, prior[2]))
-        p = np.exp(gains - total)
-        return p[:, 0], p[:, 1], math.exp(prior[2] - total)
-
-    @property
-    def probabilities(self) -> dict[str, float]:
-        """Posterior probability that some subset's mechanism is shared, that only some mean is, and that nothing is."""
-        mechanism, mean, nothing = self._posterior
-        return dict(zip(_HYPOTHESES, (float(mechanism.sum()), float(mean.sum()), nothing), strict=True))
+    def _common(self) -> tuple[dict[tuple[str, ...], float], dict[str, float], float]:
+        """Posterior of the common columns, of each column to be among them, and of no invariant subset."""
+        bits = {name: 1 << j for j, name in enumerate(self.columns)}
+        codes = np.array([sum(bits[name] for name in z.subset) for z in self.evidences])
+        rejected = np.empty(len(codes))  # log probabilities that mechanisms are not shared
+        for code, z in zip(codes, self.evidences, strict=True):
+            p = self._log_probabilities(z)
+            rejected[code] = np.logaddexp(p["mean"], p["nothing"])
+        places = np.arange(len(codes))
+        none = math.exp(rejected.sum())
+        # That all invariant subsets hold T is that all others are rejected; differences give what is held exactly.
+        within = np.array([math.exp(rejected[(places & code) != code].sum()) for code in places]) - none
+        exactly = within.copy()
+        for bit in bits.values():
+            without = places[(places & bit) == 0]
+            exactly[without] -= exactly[without | bit]
+        subsets = {z.subset: max(float(exactly[code]), 0.0) for code, z in zip(codes, self.evidences, strict=True)}
+        return subsets, {name: float(within[bit]) for name, bit in bits.items()}, none
 
     @property
     def posterior_probabilities(self) -> dict[tuple[str, ...], float]:
-        """Posterior probability of each subset that its mechanism is the shared one; what is missing to one is none."""
-        return {z.subset: float(p) for z, p in zip(self.evidences, self._posterior[0], strict=True)}
+        """Posterior probability of each subset to be what all subsets with a shared mechanism have in common.
+
+        The questions whether the mechanism is shared are answered for each subset separately, and their answers are
+        combined as independent events. What the sum lacks to one is :attr:`probability_of_none`.
+        """
+        return dict(self._common[0])
 
     @property
     def column_probabilities(self) -> dict[str, float]:
-        """Posterior probability of each column to belong to a subset whose mechanism is shared."""
-        return self._of_columns(self._posterior[0])
+        """Posterior probability of each column that some mechanism is shared, and none without this column."""
+        return dict(self._common[1])
 
     @property
-    def mean_column_probabilities(self) -> dict[str, float]:
-        """Posterior probability of each column to belong to a subset whose mean is shared, alone or with its noise."""
-        return self._of_columns(self._posterior[0] + self._posterior[1])
+    def probability_of_none(self) -> float:
+        """Posterior probability that no subset has a shared mechanism."""
+        return self._common[2]
 
-    def _of_columns(self, p: np.ndarray) -> dict[str, float]:
-        inside = [[name in z.subset for z in self.evidences] for name in self.columns]
-        return {name: float(p[where].sum()) for name, where in zip(self.columns, inside, strict=True)}
+    @property
+    def invariant(self) -> tuple[tuple[str, ...], ...]:
+        """Subsets whose mechanism is shared more probably than their mean only or nothing."""
+        return tuple(z.subset for z in self.evidences if self._what_holds(z) == "mechanism shared")
 
     @property
     def best(self) -> tuple[str, ...] | None:
-        """The most probable subset with a shared mechanism; None if it is more probable that there is none."""
-        if max(self.probabilities, key=lambda name: self.probabilities[name]) != "mechanism":
-            return None
-        return self.evidences[int(self._posterior[0].argmax())].subset
+        """The most probable set of common columns; None if it is more probable that no mechanism is shared."""
+        p = self.posterior_probabilities
+        top = max(p, key=lambda subset: p[subset])
+        return top if p[top] > self.probability_of_none else None
 
     @property
     def trusted(self) -> bool:
-        """True if one subset with a shared mechanism stands out, and nothing casts doubt on its numbers."""
+        """True if one set of common columns stands out, is not empty, and nothing casts doubt on its numbers."""
         return not self.warnings
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Reasons not to rely on :attr:`best`, each with a remedy."""
-        result = list(self.remarks)
-        if self.best is None:
+        result, best = list(self.remarks), self.best
+        ranked = [(_braced(subset), p) for subset, p in self.posterior_probabilities.items()]
+        (first, p), (second, q) = sorted([*ranked, ("no subset", self.probability_of_none)], key=lambda row: -row[1])[
+            :2
+        ]
+        if best is None and not self.invariant:
             result.append(self._why_none())
-        elif (p := float(self._posterior[0].max())) < _SETTLED:
-            first, second = self._ranked[:2]
+        elif p < _SETTLED:
             result.append(
-                f"the subset is not settled: {first} has probability {p:.2g} and {second} has "
-                f"{self.posterior_probabilities[second.subset]:.2g}; more rows or environments that differ more would "
-                "tell them apart"
+                f"what mechanisms that are shared have in common is not settled: {first} has probability {p:.2g} and "
+                f"{second} has {q:.2g}; more rows or environments that differ more would tell them apart"
+            )
+        elif not best:
+            result.append(
+                f"{len(self.invariant)} of {len(self.evidences)} subsets have a shared mechanism and no column in "
+                "common, so that no cause is identified: environments that differ more, in causes and in effects, "
+                "would reject more of them"
             )
         vague = [z for z in self.evidences if z.effective_draws < _LEAST_EFFECTIVE]
         if vague:
@@ -410,16 +451,19 @@ class InvariantSubsets:
         return tuple(result)
 
     def _why_none(self) -> str:
-        top = max(self.evidences, key=lambda z: z.log_bayes_factor)
+        top = self._ranked[0]
         text = (
-            f"no subset has a mechanism that the environments share (probability {self.probabilities['mechanism']:.2g};"
-            f" the largest log Bayes factor is {top.log_bayes_factor:.1f}, of {top})"
+            f"no subset has a mechanism that the environments share (the largest log Bayes factor is "
+            f"{top.log_bayes_factor:.1f}, of {top})"
         )
-        if self.probabilities["mean"] > self.probabilities["nothing"]:
-            mean = self.evidences[int(self._posterior[1].argmax())]
+        means = [z for z in self.evidences if self._what_holds(z) == "mean shared"]
+        if means:
+            means.sort(key=lambda z: -z.log_bayes_factor_of_mean)
+            more = f" and {len(means) - _MOST_NAMED} more" if len(means) > _MOST_NAMED else ""
             return (
-                f"{text}: only a mean is shared, that given {mean}, and the noise varies by environment; coefficients "
-                "may carry over to another environment, and predictive spreads do not"
+                f"{text}: only a mean is shared, that given {' or '.join(map(str, means[:_MOST_NAMED]))}{more}, and "
+                "the noise varies by environment; coefficients may carry over to another environment, and predictive "
+                "spreads do not"
             )
         return (
             f"{text}, nor a mean: a cause may be missing from x, environments may act on y itself, or the mechanism is "
@@ -435,7 +479,7 @@ class InvariantSubsets:
         """Return one row per subset, in descending order of the log Bayes factor of a shared mechanism."""
         import pandas as pd
 
-        mechanism, mean, _ = self._posterior
+        common = self.posterior_probabilities
         rows = [
             {
                 "subset": str(z),
@@ -445,11 +489,11 @@ class InvariantSubsets:
                 "log_evidence_separate": z.separate,
                 "log_bayes_factor": z.log_bayes_factor,
                 "log_bayes_factor_of_mean": z.log_bayes_factor_of_mean,
-                "probability": p,
-                "probability_of_mean": q,
+                **{f"probability_of_{name}": math.exp(p) for name, p in self._log_probabilities(z).items()},
+                "probability_of_common": common[z.subset],
                 "holds": self._what_holds(z),
             }
-            for z, p, q in zip(self.evidences, mechanism, mean, strict=True)
+            for z in self.evidences
         ]
         table = pd.DataFrame(rows).sort_values("log_bayes_factor", ascending=False, kind="stable")
         return table.reset_index(drop=True)
@@ -490,8 +534,11 @@ class InvariantSubsets:
     def _headline(self) -> str:
         if self.best is None:
             return f"no shared mechanism among {len(self.evidences)} subsets of {len(self.columns)} columns"
-        name, p = self.of(*self.best), self.posterior_probabilities[self.best]
-        return f"the mechanism given {name} is shared by {len(self.num_rows)} environments, probability {p:.3g}"
+        p = self.posterior_probabilities[self.best]
+        return (
+            f"{len(self.invariant)} of {len(self.evidences)} subsets have a mechanism that {len(self.num_rows)} "
+            f"environments share; in common: {_braced(self.best)}, probability {p:.3g}"
+        )
 
     def __str__(self) -> str:
         lines = [self._headline()]
@@ -506,14 +553,14 @@ class InvariantSubsets:
         return str(self)
 
     def _repr_html_(self) -> str:
-        columns = ["subset", "holds", "log Bayes factor", "of the mean", "error", "probability"]
+        columns = ["subset", "holds", "log Bayes factor", "of the mean", "error", "probability of a mechanism"]
         rows: list[list[Cell]] = [
             [
                 str(z),
                 self._what_holds(z),
                 number(z.log_bayes_factor, ".2f"),
                 *measured(z.log_bayes_factor_of_mean, z.mean_shared_error),
-                number(self.posterior_probabilities[z.subset], ".3g"),
+                number(math.exp(self._log_probabilities(z)["mechanism"]), ".3g"),
             ]
             for z in self._ranked[:_MOST_SHOWN]
         ]
@@ -555,14 +602,15 @@ def invariant_subsets(
     The first and the last are conjugate, and their evidence is exact. The evidence of the second is an integral over
     coefficients of a product of multivariate t kernels, estimated by importance sampling around its modes.
 
-    The posterior is over these models of the joint distribution of ``y`` and ``x``: one in which nothing is shared,
-    and one for each subset and each of mechanism and mean. All leave the other conditional distributions free in each
-    environment, so that only the Bayes factors given here distinguish them. A priori, nothing, a mean and a mechanism
-    are equally probable, and so are all subsets.
+    The three are a priori equally probable for each subset. A mechanism is usually shared given several subsets,
+    because columns that are neither causes nor effects can be added to the causes. As in invariant causal prediction,
+    what these subsets have in common is a set of causes. Its posterior combines the answers for different subsets as
+    independent events. It is the empty set if the environments leave ``y`` alone.
 
     With :math:`n` rows in all, minus the log Bayes factor divided by :math:`n` tends to the mutual information
-    :math:`I(y; e \mid x_S)` of normal approximations to the data, zero for a shared mechanism. Several subsets can be
-    invariant; a subset is rejected also if its mechanism is shared but not linear.
+    :math:`I(y; e \mid x_S)` of normal approximations to the data, zero for a shared mechanism. A subset is rejected
+    also if its mechanism is shared but not linear. A shared mean alone says little of causes: it holds without any,
+    where ``y`` has the same mean everywhere.
 
     Parameters
     ----------
@@ -577,8 +625,7 @@ def invariant_subsets(
     prior : RegressionPrior, optional
         Prior of every regression.
     prior_probabilities : mapping of str to float, optional
-        Nonnegative weights of ``"mechanism"``, ``"mean"`` and ``"nothing"``, normalised; equal by default. Each of the
-        first two is shared equally by all subsets.
+        Nonnegative weights of ``"mechanism"``, ``"mean"`` and ``"nothing"`` shared, normalised; equal by default.
     standardize : bool, default True
         Shift and scale ``y`` and the columns of ``x`` to mean zero and variance one over all rows, so that the result
         does not depend on units. Evidences are still those of ``y`` as given.
@@ -589,7 +636,8 @@ def invariant_subsets(
     Returns
     -------
     InvariantSubsets
-        Not trusted, with the reason in ``warnings``, if no mechanism is shared or several subsets compete.
+        Not trusted, with the reason in ``warnings``, if no mechanism is shared, or those that are have no column in
+        common or are not settled.
 
     Raises
     ------
@@ -692,6 +740,14 @@ def _factors(x: Tensor, y: Tensor, codes: Tensor, num_environments: int) -> Tens
 
 def _standardized(x: Tensor) -> Tensor:
     return (x - x.mean(0)) / x.std(0, correction=0)
+
+
+def _braced(subset: Sequence[str]) -> str:
+    return "{" + ", ".join(subset) + "}"
+
+
+def _subsets(columns: Sequence[str]) -> set[frozenset[str]]:
+    return {frozenset(c) for size in range(len(columns) + 1) for c in itertools.combinations(columns, size)}
 
 
 def _log(p: float) -> float:

@@ -214,21 +214,39 @@ def test_a_cause_is_told_from_an_effect():
         assert found.of("X1").log_bayes_factor > 15
         assert max(found.of(*subset).log_bayes_factor for subset in (NOTHING, EFFECT, BOTH)) < -150
         assert found.column_probabilities["X1"] > 0.99 > 0.01 > found.column_probabilities["X2"]
-        assert sum(found.probabilities.values()) == pytest.approx(1)
+        assert found.invariant == (CAUSE,)
+
+
+def test_a_column_that_is_neither_is_not_taken_for_a_cause():
+    x, y, environment = three_environments(0)
+    other = np.random.default_rng(9).standard_normal((len(y), 1))
+    found = quietly(np.concatenate([x, other], 1), y, environment, names=["X1", "X2", "X3"])
+    assert found.invariant == (("X1",), ("X1", "X3")) and found.best == ("X1",) and found.trusted
+    assert found.of("X1", "X3").log_bayes_factor > found.of("X1").log_bayes_factor  # more that is shared
+    assert found.column_probabilities["X3"] < 0.01
+
+
+def test_environments_that_are_alike_identify_nothing():
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((600, 2))
+    y = x[:, 0] + rng.standard_normal(600)
+    with pytest.warns(DataWarning, match="4 of 4 subsets have a shared mechanism and no column in common"):
+        found = invariant_subsets(x, y, np.arange(600) % 3)
+    assert found.best == () and max(found.column_probabilities.values()) < 0.05
 
 
 def test_noise_that_varies_leaves_the_mean():
     # Independent implementation: the log Bayes factors of normal-inverse-gamma priors without standardisation.
     data = three_environments(0, noise=SPREADS, noise_of_effect=(1.0, 1.0, 1.0))
     prior = RegressionPrior(10.0, 1.0, 1.0)
-    with pytest.warns(DataWarning, match=r"only a mean is shared, that given \{X1\}, and the noise varies"):
+    with pytest.warns(DataWarning, match=r"only a mean is shared, that given \{X1\} or \{\}, and the noise varies"):
         found = invariant_subsets(*data, names=BOTH, prior=prior, standardize=False)
     assert found.of("X1").log_bayes_factor == pytest.approx(-841.3, abs=0.05)
     assert found.of("X2").log_bayes_factor == pytest.approx(-342.8, abs=0.05)
     assert found.best is None and not found.trusted
     assert [found.holds(*s) for s in (CAUSE, EFFECT, BOTH)] == ["mean shared", "nothing shared", "nothing shared"]
-    assert found.mean_column_probabilities["X1"] > 0.99 > 0.01 > found.mean_column_probabilities["X2"]
-    assert found.column_probabilities["X1"] < 1e-6
+    assert found.probabilities("X1")["mean"] > 0.99 and found.probabilities("X2")["nothing"] > 0.99
+    assert found.column_probabilities["X1"] < 1e-6 and found.probability_of_none > 0.99
 
 
 def test_nothing_is_shared_where_the_cause_is_missing():
@@ -309,38 +327,63 @@ def test_names_and_labels_come_from_tables():
 
 def test_prior_probabilities_of_hypotheses():
     data = three_environments(0, num_rows=40)
-    found = named(*data)
-    sure = named(*data, prior_probabilities={"mechanism": 3, "mean": 0, "nothing": 1})
-    assert sure.prior_probabilities == {"mechanism": 0.75, "mean": 0.0, "nothing": 0.25}
-    gains = np.array([z.log_bayes_factor for z in found])
-    log_p = np.log(0.75 / 4) + gains - logsumexp([*(np.log(0.75 / 4) + gains), np.log(0.25)])
-    for z, p in zip(found, np.exp(log_p), strict=True):
-        assert sure.posterior_probabilities[z.subset] == pytest.approx(p, abs=1e-9)
-    assert sure.probabilities["mean"] == 0
+    found = named(*data, prior_probabilities={"mechanism": 3, "mean": 0, "nothing": 1})
+    assert found.prior_probabilities == {"mechanism": 0.75, "mean": 0.0, "nothing": 0.25}
+    for z in found:
+        odds = math.exp(z.log_bayes_factor) * 3
+        assert found.probabilities(*z.subset)["mechanism"] == pytest.approx(odds / (1 + odds))
+        assert found.probabilities(*z.subset)["mean"] == 0
+
+
+def test_common_columns_against_a_list_of_all_events():
+    rng = np.random.default_rng(6)
+    columns = ("a", "b", "c")
+    subsets = [s for size in range(4) for s in itertools.combinations(columns, size)]
+    factors = dict(zip(subsets, rng.normal(-1.5, 2.0, 8), strict=True))
+    found = InvariantSubsets(
+        tuple(SubsetEvidence(s, factors[s], -2.0, 0.0, 0.0, 2000.0) for s in reversed(subsets)), columns, {0: 9, 1: 9}
+    )
+    p = {s: math.exp(g) / (math.exp(g) + math.exp(-2.0) + 1) for s, g in factors.items()}
+    wanted, none = dict.fromkeys(subsets, 0.0), 0.0
+    for event in itertools.product([False, True], repeat=8):
+        weight = math.prod(p[s] if is_shared else 1 - p[s] for s, is_shared in zip(subsets, event, strict=True))
+        shared = [set(s) for s, is_shared in zip(subsets, event, strict=True) if is_shared]
+        if shared:
+            wanted[tuple(name for name in columns if all(name in s for s in shared))] += weight
+        else:
+            none += weight
+    assert found.posterior_probabilities == pytest.approx(wanted, abs=1e-12)
+    assert found.probability_of_none == pytest.approx(none, abs=1e-12)
+    for name, q in found.column_probabilities.items():
+        assert q == pytest.approx(sum(w for s, w in wanted.items() if name in s), abs=1e-12)
 
 
 # How it is told.
 
 
-def example(**changes):
-    rows = {
+def example(rows=None, **changes):
+    numbers = {
         (): (-140.0, -128.0, 0.0, -120.0, 2000.0),
         ("a",): (-100.0, -104.0, 0.01, -109.0, 1500.0),
-        ("b",): (-100.5, -104.0, 0.01, -109.0, 1500.0),
-    } | changes.pop("rows", {})
-    found = tuple(SubsetEvidence(subset, *numbers) for subset, numbers in rows.items())
+        ("b",): (-130.5, -114.0, 0.01, -109.0, 1500.0),
+        ("a", "b"): (-100.5, -104.0, 0.01, -109.0, 1500.0),
+    } | (rows or {})
+    found = tuple(SubsetEvidence(subset, *row) for subset, row in numbers.items())
     return InvariantSubsets(found, ("a", "b"), {"one": 50, "two": 50}, **changes)
 
 
 def test_what_is_not_settled_is_said():
-    found = example()
+    assert example().best == ("a",) and example().trusted
+    found = example({("b",): (-110.0, -114.0, 0.01, -109.0, 1500.0)})
     assert found.best == ("a",) and not found.trusted
-    assert "the subset is not settled: {a} has probability 0.6" in found.warnings[0] and "{b}" in found.warnings[0]
-    few = example(rows={("b",): (-130.0, -104.0, 0.5, -109.0, 30.0)}, remarks=("a remark",))
+    assert "is not settled: {a} has probability 0.7" in found.warnings[0] and "and {} has 0.2" in found.warnings[0]
+    few = example({("b",): (-130.0, -104.0, 0.5, -100.0, 30.0)}, remarks=("a remark",))
     assert few.warnings == (
         "a remark",
         "the evidence of a shared mean rests on 30 effective draws for {b}: raise num_draws",
     )
+    with pytest.raises(SettingsError, match="those of all 4 subsets"):
+        InvariantSubsets(found.evidences[:3], ("a", "b"), {"one": 50, "two": 50})
 
 
 def test_table_plot_and_texts(tmp_path):
@@ -348,13 +391,17 @@ def test_table_plot_and_texts(tmp_path):
     table = found.to_pandas()
     assert list(table["subset"]) == ["{X1}", "{}", "{X1, X2}", "{X2}"]
     assert table["log_bayes_factor"].is_monotonic_decreasing
-    assert (table["probability"].sum() + table["probability_of_mean"].sum()) == pytest.approx(1)
+    parts = table[["probability_of_mechanism", "probability_of_mean", "probability_of_nothing"]].sum(axis=1)
+    assert np.allclose(parts, 1) and table["probability_of_common"].sum() + found.probability_of_none == pytest.approx(
+        1
+    )
     found.to_csv(tmp_path / "found.csv")
     assert pd.read_csv(tmp_path / "found.csv")["holds"][0] == "mechanism shared"
     axes = found.plot()
     assert [label.get_text() for label in axes.get_yticklabels()][0] == "{X1}: mechanism shared"
     assert len(axes.patches) == 8
-    assert str(found).startswith("the mechanism given {X1} is shared by 3 environments") and str(found) == repr(found)
+    assert str(found) == repr(found)
+    assert str(found).startswith("1 of 4 subsets have a mechanism that 3 environments share; in common: {X1}, prob")
     assert "mean shared" in found._repr_html_()
     with pytest.raises(UnknownNameError, match="no column is called 'X3'; there are: X1, X2"):
         found.of("X3")
@@ -365,7 +412,7 @@ def test_dependent_columns_are_said():
     with pytest.warns(DataWarning) as caught:
         found = invariant_subsets(np.stack([x[:, 0], 2 * x[:, 0] + 1], 1), y, environment)
     assert any("linearly dependent" in str(warning.message) for warning in caught)
-    assert found.posterior_probabilities[("x0",)] == pytest.approx(found.posterior_probabilities[("x1",)])
+    assert found.of("x0").log_bayes_factor == pytest.approx(found.of("x1").log_bayes_factor) and not found.trusted
 
 
 # Bad input.
@@ -433,7 +480,7 @@ def test_bad_settings_are_named(settings, match):
 
 
 @pytest.mark.parametrize("name", ["coefficient_sd", "noise_shape", "noise_scale"])
-@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("value", [0, -1.0, 1e300, 1e-300, math.inf, math.nan])
 def test_bad_priors_are_named(name, value):
     with pytest.raises(SettingsError, match=name):
         RegressionPrior(**{name: value})
