@@ -18,6 +18,7 @@ from bayeskit.inference.evidence.prequential_evidence import PrequentialEvidence
 from bayeskit.models.phylogenetics import all_topologies
 from bayeskit.workflows import ModelComparison
 from bayeskit.workflows.exam import Exam
+from bayeskit.workflows.invariance import InvariantSubsets, SubsetEvidence
 from bayeskit.workflows.phylogenetics import TopologyComparison
 from bayeskit.workflows.simulation_based_calibration import SBCResult
 
@@ -52,6 +53,9 @@ def results():
         ),
         "ranks of 1 quantities over 100 replicates are uniform": SBCResult(
             {"<b>": np.arange(100) % 10}, 9, np.full(100, 50.0), np.zeros(100, dtype=int)
+        ),
+        "no shared mechanism among 2 subsets of 1 columns": InvariantSubsets(
+            tuple(SubsetEvidence(s, -9.0, -5.0, 0.1, -1.0, 2000.0) for s in ((), ("<b>",))), ("<b>",), {0: 5, 1: 5}
         ),
         "0 answers": Exam((), {}),
         "warning: a constant": ConstantsReport(0.0, 0.1, ("a constant",), (), 10),
