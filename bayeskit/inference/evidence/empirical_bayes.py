@@ -33,10 +33,14 @@ _SAME_PLACE, _SAME_HEIGHT = 0.1, 1e-3
 _MAX_GAIN, _MAX_STEPS = 1e-8, 5
 #: Standard errors at which the height is looked at on both sides, and the least share of the expected fall there.
 _AWAY, _LEAST_FALL = 2.0, 0.25
+#: Steps of the way there on which the gradient has to explain the change of the height, and the least jump in nats.
+_STEPS, _LEAST_JUMP = 5, 0.2
+_JUMP = "as where Laplace's approximation goes to another mode of the other sites; remedy: sample all sites"
 #: Number of times that the distance of a look is halved until the height is finite.
 _MAX_HALVINGS = 40
-#: Spreads of the prior that a standard error may have where the height is not flat.
-_WIDE = 10.0
+#: Quartile distances of the prior that a standard error may have where the height is not flat, and beyond which the
+#: end of a search is far away.
+_WIDE, _FAR = 10.0, 5.0
 #: Points and distance, in spreads of the prior, at which rounding is looked at, and a safe multiple of it.
 _LOOKS, _TINY, _ROUNDINGS = 9, 1e-6, 10.0
 #: Other maxima less high by at most this many nats are mentioned.
@@ -175,7 +179,7 @@ def maximize(
     :math:`\log p(y \mid` ``over`` :math:`)` is maximised over unconstrained coordinates with exact gradients, by L-BFGS
     from draws of the prior and Newton's method at the end. Standard errors come from the Hessian, which is the
     observed information about the hyperparameters. What Laplace's approximation leaves out of the integral, where the
-    other sites are not normal given the hyperparameters, is in no error.
+    other sites are not normal given the hyperparameters, is in no error; a jump to another mode of theirs is seen.
 
     The maximum is no evidence of a model: it has used the data to choose the hyperparameters. The posterior of the
     other sites at the maximum is that of ``pyro.condition(model, data=z.values)``.
@@ -199,7 +203,7 @@ def maximize(
     -------
     MaximizedEvidence
         Not trusted, with the name of the hyperparameter in a warning, if there is no maximum inside, if the height is
-        nearly flat on one side of it, or if another maximum is nearly as high.
+        nearly flat on one side of it or jumps, or if another maximum is nearly as high.
 
     Raises
     ------
@@ -238,11 +242,12 @@ def maximize(
     num_starts = whole_number("num_starts", num_starts, 1)
     target, gone = _of_hyperparameters(target, over)
     objective = posterior(target) if prior else likelihood(target)
-    start, unit = _starts(target, num_starts, new_generator(seed, target.device, "empirical Bayes"))
+    start, usual = _starts(target, num_starts, new_generator(seed, target.device, "empirical Bayes"))
     ends, spent = find_modes(target, objective=objective, start=start)
+    remedy = "give it a prior that bounds it" if prior else "prior=True"
     looks: list[tuple[_Look, int]] = []
     for end in ends:
-        look = _look(target, objective, end, unit)
+        look = _look(target, objective, end, usual, remedy)
         spent += look.num_evaluations
         place = next((i for i, (other, _) in enumerate(looks) if _is_same(other, look)), None)
         if place is None:
@@ -254,9 +259,7 @@ def maximize(
     others = [
         LocalMaximum(_values(target, look.position), look.height, count) for look, count in rest if not look.problems
     ]
-    remedy = "give them a prior that bounds them" if prior else "prior=True"
-    problems = [f"{why}; remedy: {remedy}, or sample the hyperparameters with the other sites" for why in best.problems]
-    warnings = [*problems, *best.remarks, *_about_searches(best, num_reached, num_starts, others)]
+    warnings = [*best.problems, *best.remarks, *_about_searches(best, num_reached, num_starts, others)]
     return MaximizedEvidence(
         "type-II maximum a posteriori" if prior else "type-II maximum likelihood",
         _values(target, best.position),
@@ -289,18 +292,26 @@ def _of_hyperparameters(target: Target, over: str | Sequence[str]) -> tuple[Targ
     return (target if set(gone) == set(others) else marginalize(whole, others)), others
 
 
-def _starts(target: Target, num_starts: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return draws of the prior with a finite density, ``(num_starts, d)``, and its quartile distances, ``(d,)``."""
+class _Usual(NamedTuple):
+    """Where hyperparameters are before the data: median and quartile distance of each coordinate, ``(d,)``."""
+
+    centre: Tensor
+    spread: Tensor
+
+
+def _starts(target: Target, num_starts: int, generator: torch.Generator) -> tuple[Tensor, _Usual]:
+    """Return draws of the prior with a finite density, ``(num_starts, d)``, and where draws usually are."""
     points = prior_positions(target, CANDIDATES * num_starts, generator)
+    start = None
     if points is not None:
         points = points.to(target.device)
         log_prior, log_likelihood = target.evaluate(points)
-        fine = points[(log_prior + log_likelihood).isfinite()]
-        if len(fine) >= num_starts:
-            return fine[:num_starts], quartile_distance(points)
-    one = torch.ones(num_starts, dtype=target.dtype, device=target.device)
-    start = starting_points(target, num_starts, one, generator)
-    return start, quartile_distance(start if points is None else points)
+        start = points[(log_prior + log_likelihood).isfinite()][:num_starts]
+    if points is None or start is None or len(start) < num_starts:
+        one = torch.ones(num_starts, dtype=target.dtype, device=target.device)
+        start = starting_points(target, num_starts, one, generator)
+    points = start if points is None else points
+    return start, _Usual(points.median(0).values, quartile_distance(points))
 
 
 class _Look(NamedTuple):
@@ -321,20 +332,16 @@ class _Look(NamedTuple):
         return self.height - _ROUNDINGS * self.rounding
 
 
-def _look(target: Target, objective: ClimbObjective, end: Tensor, unit: Tensor) -> _Look:
-    """Go to the maximum by Newton's method and look to both sides of it; ``unit`` is the priors' spread, ``(d,)``."""
+def _look(target: Target, objective: ClimbObjective, end: Tensor, usual: _Usual, remedy: str) -> _Look:
+    """Go to the maximum by Newton's method and look to both sides of it."""
+    unit = usual.spread
     end, height, gain, precision, spent = _refined(target, objective, end)
     covariance, rounding = _inverse(precision), _rounding(objective, end, unit)
     spent += _LOOKS
     limit = max(_MAX_GAIN, _ROUNDINGS * rounding)
     error = torch.full_like(end, torch.inf) if covariance is None else covariance.diagonal().sqrt()
-    is_flat = error > _WIDE * unit
-    if covariance is None or not gain <= limit or bool(is_flat.any()):
-        # The curvature gives no scale. A maximum is missing on the side on which the height falls least.
-        sides, looked = _sides(objective, end, height, unit.diag())
-        level = [side for side in sides if side.fall < _SAME_HEIGHT] or [min(sides, key=lambda side: side.fall)]
-        worst = {side.place: side for side in sorted(level, key=lambda side: -side.fall)}
-        why = tuple(_unbounded(target, end, worst[place]) for place in sorted(worst))
+    if covariance is None or not gain <= limit or bool((error > _WIDE * unit).any()):
+        why, looked = _why_no_maximum(target, objective, end, height, usual, remedy)
         nothing = torch.full_like(precision, torch.nan)
         return _Look(end, height, precision, nothing, rounding, spent + looked, why)
     problems, remarks = [], []
@@ -343,7 +350,7 @@ def _look(target: Target, objective: ClimbObjective, end: Tensor, unit: Tensor) 
     for side in sides:
         expected = 0.5 * side.distance**2
         if side.fall < min(_SAME_HEIGHT, _LEAST_FALL * expected):
-            problems.append(_unbounded(target, end, side))
+            problems.append(_unbounded(target, end, side, remedy))
         elif side.fall < _LEAST_FALL * expected:
             name = target.names[side.place]
             remarks.append(
@@ -351,7 +358,34 @@ def _look(target: Target, objective: ClimbObjective, end: Tensor, unit: Tensor) 
                 f"standard errors, the height falls by {side.fall:.2f} nats and not by {expected:g}; remedy: sample "
                 f"{name} with the other sites"
             )
-    return _Look(end, height, precision, covariance, rounding, spent + looked, tuple(problems), tuple(remarks))
+    jumps, gradients = _jumps(objective, end, sides)
+    for side, size in jumps:
+        remarks.append(
+            f"the height jumps by about {size:.2g} nats as {target.names[side.place]} goes {_way(target, end, side)}, "
+            f"{_JUMP}"
+        )
+    spent += looked + gradients
+    return _Look(end, height, precision, covariance, rounding, spent, tuple(problems), tuple(remarks))
+
+
+def _why_no_maximum(
+    target: Target, objective: ClimbObjective, end: Tensor, height: float, usual: _Usual, remedy: str
+) -> tuple[tuple[str, ...], int]:
+    """Return why the end of a search is no maximum, and evaluations."""
+    # The curvature gives no scale. A maximum is missing on the side on which the height hardly falls or rises.
+    sides, spent = _sides(objective, end, height, usual.spread.diag())
+    level = sorted((side for side in sides if side.fall < _SAME_HEIGHT), key=lambda side: -side.fall)
+    if level:
+        worst = {side.place: side for side in level}
+        return tuple(_unbounded(target, end, worst[place], remedy) for place in sorted(worst)), spent
+    distance = (end - usual.centre).abs() / usual.spread
+    if float(distance.max()) > _FAR:
+        name, away = target.names[int(distance.argmax())], float(distance.max())
+        return (
+            f"there is no interior maximum by {name}: the search went {away:.0f} quartile distances of the prior away "
+            f"and did not end; remedy: {remedy}, or sample {name} with the other sites",
+        ), spent
+    return (f"the search stopped where the height is not smooth or hardly bent, {_JUMP}",), spent
 
 
 def _rounding(objective: ClimbObjective, end: Tensor, unit: Tensor) -> float:
@@ -423,11 +457,25 @@ def _sides(objective: ClimbObjective, end: Tensor, height: float, ways: Tensor) 
     return [_Side(row % d, *facts) for row, *facts in rows], spent
 
 
-def _unbounded(target: Target, end: Tensor, side: _Side) -> str:
+def _jumps(objective: ClimbObjective, end: Tensor, sides: Sequence[_Side]) -> tuple[list[tuple[_Side, float]], int]:
+    """Return sides on the way to which the height changes otherwise than its gradient, by how much, and evaluations."""
+    ways = torch.stack([side.point - end for side in sides])
+    places = torch.linspace(0, 1, _STEPS + 1, dtype=end.dtype, device=end.device)
+    points = end + places[:, None, None] * ways  # (steps + 1, sides, d)
+    value, gradient = objective.value_and_gradient(points.flatten(0, 1))
+    value, slope = value.reshape(points.shape[:2]), (gradient.reshape(points.shape) * ways).sum(-1) / _STEPS
+    expected, size = 0.5 * (slope[1:] + slope[:-1]), 0.5 * (slope[1:].abs() + slope[:-1].abs())
+    off = value.diff(dim=0) - expected
+    off = torch.where(off.abs() > _LEAST_JUMP + _LEAST_JUMP * size, off, 0.0).abs().amax(0)
+    jumps = [(side, jump) for side, jump in zip(sides, off.tolist(), strict=True) if math.isfinite(jump) and jump > 0]
+    return jumps, points.shape[:2].numel() * objective.cost
+
+
+def _unbounded(target: Target, end: Tensor, side: _Side, remedy: str) -> str:
     name, change = target.names[side.place], "rises" if side.fall < 0 else "falls"
     return (
         f"there is no interior maximum by {name}: {_way(target, end, side)}, the height {change} by "
-        f"{abs(side.fall):.1e} nats"
+        f"{abs(side.fall):.1e} nats; remedy: {remedy}, or sample {name} with the other sites"
     )
 
 

@@ -258,6 +258,33 @@ def test_two_maxima(hint, trusted):
     assert z.trusted == trusted and ("is lower by" in " ".join(z.warnings)) != trusted
 
 
+@pytest.mark.parametrize(("report", "smooth"), [(28.0, True), (70.0, False), (80.0, False), (120.0, True)])
+def test_a_jump_of_laplaces_approximation_is_seen(report, smooth):
+    """Given the mean, the effect of a school that is unlike the others has two modes; far away, only one."""
+
+    def model(y, s):
+        mean = pyro.sample("mean", dist.Normal(0.0, 20.0))
+        with pyro.plate("schools", len(y)):
+            effect = pyro.sample("effect", dist.StudentT(4.0, mean, 5.0))
+            pyro.sample("y", dist.Normal(effect, s), obs=y)
+
+    y = torch.cat([torch.tensor([report], dtype=DOUBLE), EFFECTS[1:]])
+
+    def exactly(mean):
+        x = torch.linspace(-200, 300, 20001, dtype=DOUBLE)[:, None]  # the trapezoidal rule is exact for such functions
+        log_density = dist.Normal(x, ERRORS).log_prob(y) + dist.StudentT(torch.full_like(x, 4.0), mean, 5.0).log_prob(x)
+        return float((log_density.logsumexp(0) + math.log(500 / 20000)).sum())
+
+    exact = max(torch.linspace(0, 20, 401, dtype=DOUBLE).tolist(), key=exactly)
+    for seed in range(3):
+        z = maximize(bk.Target.from_pyro(model, y, ERRORS), over="mean", num_starts=4, seed=seed)
+        off = abs(float(z.values["mean"]) - exact) / 4.5  # the standard error of the mean with normal effects
+        if smooth:
+            assert z.trusted and off < 0.1
+        else:
+            assert not z.trusted and any("another mode of the other sites" in why for why in z.warnings)
+
+
 def test_seeds_repeat_a_search():
     target = bk.Target.from_pyro(two_roots, torch.tensor([6.0, 0.4], dtype=DOUBLE))
     one, same, other = (maximize(target, over="root", num_starts=3, seed=seed) for seed in (1, 1, 2))
