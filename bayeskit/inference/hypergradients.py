@@ -46,6 +46,23 @@ class Hypergradient:
         Products of the Hessian with a vector.
     warnings : tuple of str
         Reasons not to rely on the gradient, each with its remedy.
+
+    Examples
+    --------
+    The series for the inverse of 1 and 9 needs many terms for 1:
+
+    >>> import torch
+    >>> from bayeskit.inference.hypergradients import hypergradient
+    >>> start, c = torch.zeros(2, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    >>> bend = torch.tensor([1.0, 9.0], dtype=torch.float64)
+    >>> def inner(x, c):
+    ...     return 0.5 * (bend * x.square()).sum() - c * x.sum()
+    >>> def outer(x, c):
+    ...     return x.sum()
+    >>> exact = hypergradient(inner, outer, start, c)
+    >>> series = hypergradient(inner, outer, start, c, method="neumann", num_terms=10)
+    >>> round(float(exact.gradient), 4), round(float(series.gradient), 4), series.trusted
+    (1.1111, 0.8032, False)
     """
 
     gradient: Tensor

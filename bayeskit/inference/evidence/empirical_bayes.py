@@ -59,6 +59,20 @@ class LocalMaximum:
         As of :class:`MaximizedEvidence`, in nats.
     num_reached : int
         Searches that ended here.
+
+    Examples
+    --------
+    Data that know the square of a hyperparameter, and hint at its sign; the other maximum is at ``-1 - sqrt(1 / 2)``:
+
+    >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> from bayeskit.inference import evidence
+    >>> def model(y):
+    ...     root = pyro.sample("root", dist.Normal(0.0, 3.0))
+    ...     pyro.sample("y", dist.Normal(torch.stack([root**2, root]), 1.0).to_event(1), obs=y)
+    >>> target = bk.Target.from_pyro(model, torch.tensor([4.0, 2.0], dtype=torch.float64))
+    >>> z = evidence.maximize(target, over="root", num_starts=20)
+    >>> round(float(z.values["root"]), 6), z.other_maxima
+    (2.0, (another maximum, of height -9.2987, at root = -1.707,))
     """
 
     values: dict[str, Tensor]
@@ -104,6 +118,20 @@ class MaximizedEvidence:
         Evaluations of the density of the hyperparameters or its gradient.
     warnings : tuple of str
         Reasons why this may be no maximum, or why standard errors do not describe it, each with its remedy.
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> from bayeskit.inference import evidence
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+    ...     with pyro.plate("groups", len(y)):
+    ...         effect = pyro.sample("effect", dist.Normal(mean, 3.0))
+    ...         pyro.sample("y", dist.Normal(effect, 4.0), obs=y)
+    >>> y = torch.tensor([1.0, -2.0, 3.0, 6.0], dtype=torch.float64)
+    >>> z = evidence.maximize(bk.Target.from_pyro(model, y), over="mean")
+    >>> round(float(z.values["mean"]), 6), round(float(z.standard_errors["mean"]), 6), z.integrated_out
+    (2.0, 2.5, ('effect',))
     """
 
     method: str
