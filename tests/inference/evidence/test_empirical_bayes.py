@@ -14,6 +14,7 @@ from sklearn.datasets import load_diabetes
 from sklearn.linear_model import BayesianRidge
 
 import bayeskit as bk
+from bayeskit.core.randomness import new_generator
 from bayeskit.errors import ModelError, SettingsError, UnknownNameError
 from bayeskit.inference.evidence import LocalMaximum, MaximizedEvidence, maximize
 
@@ -198,6 +199,20 @@ def test_counts_with_normal_effects_against_quadrature():
     slope = torch.tensor([(exactly(z.position + e) - exactly(z.position - e)) / (2 * float(e.sum())) for e in step])
     gain = 0.5 * float(slope.to(DOUBLE) @ z.covariance @ slope.to(DOUBLE))
     assert gain < 1e-4  # the maximum of the exact evidence is within some hundredths of a standard error
+
+
+def test_standard_errors_are_those_of_repeated_data(calibrated):
+    truth = torch.tensor([5.0, math.log(8.0)], dtype=DOUBLE)
+    generator, s = new_generator(0, stream="test of empirical Bayes"), ERRORS.repeat(12)
+    scores = []
+    for _ in range(16):
+        y = truth[0] + (s**2 + 64).sqrt() * torch.randn(len(s), generator=generator, dtype=DOUBLE)
+        z = maximize(bk.Target.from_pyro(schools, y, s, compile=False), over=["mean", "spread"], num_starts=1)
+        scores.append((z.position - truth) / z.covariance.diagonal().sqrt())
+    mean, spread = torch.stack(scores).T
+    assert calibrated(mean, off=0.1)  # the spread is estimated, too
+    # With 96 groups, the maximum of the likelihood is low by a share of its error, and not quite normal.
+    assert calibrated(spread, off=0.2, bias=0.3)
 
 
 def test_eight_schools_have_no_interior_maximum():
