@@ -41,6 +41,7 @@ MODULES = {
         "inference.generalized.martingale",
         "inference.generalized.prior",
         "inference.generalized.variational",
+        "inference.hypergradients",
         "inference.kernel_discrepancy",
         "inference.marginalization",
         "models.discrete.autoencoders",

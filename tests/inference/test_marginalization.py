@@ -465,3 +465,116 @@ def test_draws_that_do_not_fit_are_refused():
         target.with_latents(bk.Draws(torch.zeros(1, 2, 2, dtype=FLOAT), zeros, zeros, zeros[:, 0]))
     with pytest.raises(ModelError, match="with_latents"):
         target.pointwise_log_likelihood(torch.zeros(1, 2, dtype=FLOAT))
+
+
+# -- fields and chains ----------------------------------------------------------------------
+
+
+def smooth(y, white=False):
+    """Poisson counts with a Gaussian process on the log rate, centred or in terms of standard normal coordinates."""
+    size = pyro.sample("size", dist.HalfNormal(1.0))
+    length = pyro.sample("length", dist.LogNormal(1.0, 0.5))
+    level = pyro.sample("level", dist.Normal(0.0, 1.0))
+    place = torch.arange(len(y), dtype=y.dtype)
+    distance = (place[:, None] - place) / length
+    covariance = size**2 * (-0.5 * distance.square()).exp() + 1e-4 * torch.eye(len(y), dtype=y.dtype)
+    if white:
+        noise = pyro.sample("field", dist.Normal(torch.zeros_like(y), 1.0).to_event(1))
+        rate = level + torch.linalg.cholesky(covariance) @ noise
+    else:
+        mean = level.expand(y.shape)
+        rate = pyro.sample("field", dist.MultivariateNormal(mean, covariance_matrix=covariance))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson(rate.exp()), obs=y)
+
+
+def test_a_gaussian_field_is_that_of_standard_normal_coordinates():
+    y = torch.tensor([0.0, 2, 1, 0, 4, 7, 3, 1, 0, 1], dtype=FLOAT)
+    field, white = marginal(smooth, ["field"], y), marginal(smooth, ["field"], y, True)
+    assert (field.curvature, white.curvature) == ("Gaussian field of 10", "dense, 10")
+    u = points(field, 4, 0.5)
+    value, gradient = field.value_and_grad(u)
+    again, other = white.value_and_grad(u)
+    torch.testing.assert_close(value, again, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradient, other, rtol=1e-7, atol=1e-7)
+    assert gradient_error(field, u) < 1e-8
+
+
+def test_a_field_with_normal_data_is_exact():
+    def model(y):
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        covariance = scale**2 * ROOT @ ROOT.T
+        f = pyro.sample("f", dist.MultivariateNormal(torch.zeros_like(y), covariance_matrix=covariance))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    target = marginal(model, ["f"], HEIGHTS)
+    u = points(target, 4)
+    covariance = target.constrain(u)["scale"][:, None, None].square() * ROOT @ ROOT.T
+    total = covariance + 0.25 * torch.eye(5, dtype=FLOAT)
+    exact = dist.MultivariateNormal(torch.zeros(5, dtype=FLOAT), covariance_matrix=total).log_prob(HEIGHTS)
+    torch.testing.assert_close(target.log_likelihood(u), exact, rtol=1e-10, atol=0)
+
+
+ROOT = torch.eye(5, dtype=FLOAT) + 0.3 * torch.randn(5, 5, generator=torch.Generator().manual_seed(6), dtype=FLOAT)
+
+
+def heavy(y):
+    """Student t data about a field: a likelihood that is not log-concave."""
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    covariance = scale**2 * ROOT @ ROOT.T
+    f = pyro.sample("f", dist.MultivariateNormal(torch.zeros_like(y), covariance_matrix=covariance))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.StudentT(3.0, f, 0.5), obs=y)
+
+
+def test_a_likelihood_that_is_not_log_concave_takes_the_dense_way():
+    target = marginal(heavy, ["f"], HEIGHTS)
+    assert "dense" in target.curvature
+    assert gradient_error(target, points(target, 3, 0.5)) < 1e-8
+
+
+def walk(y):
+    """Poisson counts along a random walk."""
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    x = pyro.sample("x", dist.Normal(torch.zeros_like(y), 5.0).to_event(1))
+    pyro.factor("walk", dist.Normal(x[:-1], scale).log_prob(x[1:]).sum())
+    with pyro.plate("times", len(y)):
+        pyro.sample("y", dist.Poisson(x.exp()), obs=y)
+
+
+def bent(y):
+    """A random walk of order two, whose likelihood is not quadratic either."""
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    x = pyro.sample("x", dist.StudentT(8.0, torch.zeros_like(y), 5.0).to_event(1))
+    pyro.factor("walk", dist.Normal(2 * x[1:-1] - x[:-2], scale).log_prob(x[2:]).sum())
+    with pyro.plate("times", len(y)):
+        pyro.sample("y", dist.Poisson(x.exp()), obs=y)
+
+
+@pytest.mark.parametrize(("model", "bandwidth"), [(walk, 1), (bent, 2)])
+def test_a_long_chain_has_the_value_and_the_gradient_of_a_dense_one(model, bandwidth, monkeypatch):
+    y = torch.poisson(torch.full((101,), 1.5), generator=torch.Generator().manual_seed(4)).to(FLOAT)
+    chain = marginal(model, ["x"], y)
+    assert chain.curvature == f"chain of 101, bandwidth {bandwidth}"
+    monkeypatch.setattr(marginalization, "_LONG", 1000)
+    dense = marginal(model, ["x"], y)
+    assert dense.curvature.startswith("dense, 101")
+    u = points(chain, 3, 0.3)
+    value, gradient = chain.value_and_grad(u)
+    again, other = dense.value_and_grad(u)
+    torch.testing.assert_close(value, again, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(gradient, other, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        chain.with_latents(at(chain, u[:1], 2), seed=1)["x"].mean(),
+        dense.with_latents(at(dense, u[:1], 2), seed=1)["x"].mean(),
+        atol=1.0,
+        rtol=0,
+    )
+
+
+def test_long_groups_are_found_without_a_dense_pattern():
+    y = torch.poisson(torch.full((150,), 1.5), generator=torch.Generator().manual_seed(4)).to(FLOAT)
+    target = marginal(counted, ["effect"], y)
+    assert target.curvature == "150 groups of 1"
+    assert gradient_error(target, points(target, 2, 0.3)) < 1e-8

@@ -15,6 +15,7 @@ from bayeskit.inference.evidence.comparison import EvidenceComparison, Verdict, 
 from bayeskit.inference.evidence.conditionals import ConjugateBlock
 from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
 from bayeskit.inference.evidence.diagnostics import Diagnostics, from_draws
+from bayeskit.inference.evidence.empirical_bayes import LocalMaximum, MaximizedEvidence, maximize
 from bayeskit.inference.evidence.flows import FittedFlow, fit_flow, flow_importance_sampling, learned_harmonic_mean
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.ladder import (
@@ -64,6 +65,8 @@ __all__ = [
     "LadderBudget",
     "METHODS",
     "SharedRuns",
+    "LocalMaximum",
+    "MaximizedEvidence",
     "MeanField",
     "Method",
     "Mode",
@@ -100,6 +103,7 @@ __all__ = [
     "laplace_importance_sampling",
     "learned_harmonic_mean",
     "lognormal_laplus",
+    "maximize",
     "maximum_likelihood",
     "maximum_posterior",
     "modified_path_sampling",
