@@ -9,13 +9,13 @@ from torch import Tensor
 
 from bayeskit.core.torch_internals import gradient_and_rest
 
-__all__ = ["Band", "BandStencil", "Blocks", "Factor", "Stencil"]
+__all__ = ["Band", "BandStencil", "DiagonalBlocks", "Factor", "Stencil"]
 
 Factor = Any
 """A factorised matrix, as its structure made it."""
 
 
-class Blocks:
+class DiagonalBlocks:
     """Equal blocks on the diagonal of a matrix, one for each group of coordinates; ``groups`` numbers them."""
 
     def __init__(self, groups: Tensor) -> None:
@@ -39,7 +39,7 @@ class Blocks:
         self._lacking = torch.diag_embed((~self.filled).double())
 
     @classmethod
-    def joined(cls, pattern: Tensor) -> Blocks:
+    def joined(cls, pattern: Tensor) -> DiagonalBlocks:
         """Return the blocks of the groups that a pattern ``(m, m)`` joins."""
         return cls(_components(pattern.cpu()).to(pattern.device))
 
@@ -120,7 +120,7 @@ class Stencil:
     Without a pattern ``(m, m)`` of entries that are not zero, the Hessian is diagonal, and so are the blocks.
     """
 
-    def __init__(self, pattern: Tensor | None, blocks: Blocks) -> None:
+    def __init__(self, pattern: Tensor | None, blocks: DiagonalBlocks) -> None:
         if pattern is None:
             self.num_directions, self.is_diagonal, self._is_dense = 1, True, False
             self.directions = torch.ones(1, blocks.size, device=blocks.members.device)

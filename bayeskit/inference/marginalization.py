@@ -24,7 +24,7 @@ from bayeskit.core.statistics import log_mean_exp, log_mean_exp_error, pareto_sh
 from bayeskit.core.torch_internals import gradient_and_rest
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError, ModelError, SettingsError
-from bayeskit.inference.curvature_blocks import Band, BandStencil, Blocks, Factor, Stencil
+from bayeskit.inference.curvature_blocks import Band, BandStencil, DiagonalBlocks, Factor, Stencil
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.logdensity.compiling import (
     CHUNK_BYTES,
@@ -465,7 +465,7 @@ class _LaplaceDensity(Evaluators):
         self.dim, self._num_inner = len(self._kept), len(self._gone)
         self.sites = self._left()
         self.num_failures, self._is_field = 0, False
-        self.blocks: Blocks | Band
+        self.blocks: DiagonalBlocks | Band
         self._begin()
         self.num_failures = 0
         data_bytes = sum(x.numel() * x.element_size() for x in self.data)
@@ -594,7 +594,7 @@ class _LaplaceDensity(Evaluators):
         patterns = [self._pattern((term,), r[some], z[some]) for term in (0, 1)]
         full = torch.ones(m, m, dtype=torch.bool, device=self.device)
         for known in (patterns, [full, full]):
-            self.blocks = Blocks.joined(known[0] | known[1])
+            self.blocks = DiagonalBlocks.joined(known[0] | known[1])
             stencils = [Stencil(pattern, self.blocks) for pattern in (*known, known[0] | known[1])]
             if all(self._holds((term,), stencils[term], r, z) for term in (0, 1)):
                 break
@@ -610,7 +610,7 @@ class _LaplaceDensity(Evaluators):
             if fit[0] and fit[1]:
                 reaches = [min(each) for each in fit]
                 if max(reaches) == 0:
-                    self.blocks = Blocks(torch.arange(self._num_inner, device=self.device))
+                    self.blocks = DiagonalBlocks(torch.arange(self._num_inner, device=self.device))
                     alone = Stencil(None, self.blocks)
                     self._set_parts(alone, alone, alone, r, z)
                 else:
@@ -1057,7 +1057,7 @@ class _LaplaceDensity(Evaluators):
                 mode = self._climbed(r)
                 if lost := int((~mode.found).sum()):
                     raise DrawsError(f"no mode of {sorted(self._over)} is found at {lost} of {len(r)} draws")
-                if isinstance(self.blocks, Blocks) and self.blocks.is_separate:
+                if isinstance(self.blocks, DiagonalBlocks) and self.blocks.is_separate:
                     log_ratio, rest = self._by_quadrature(r, mode.z, self.blocks.scattered(1 / mode.factor))
                     left_over = max(left_over, float(rest.amax()))
                 else:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bayeskit.inference.curvature_blocks import Band, BandStencil, Blocks, Stencil
+from bayeskit.inference.curvature_blocks import Band, BandStencil, DiagonalBlocks, Stencil
 
 FLOAT = torch.float64
 
@@ -63,7 +63,7 @@ def test_an_indefinite_band_is_seen_apart_from_the_others():
 def test_groups_of_unequal_size_are_completed():
     pattern = torch.eye(5, dtype=torch.bool)
     pattern[0, 3] = pattern[3, 0] = True
-    blocks = Blocks.joined(pattern)
+    blocks = DiagonalBlocks.joined(pattern)
     stencil = Stencil(pattern, blocks)
     whole = torch.diag(torch.arange(2.0, 7.0, dtype=FLOAT))
     whole[0, 3] = whole[3, 0] = 0.5
