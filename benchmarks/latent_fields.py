@@ -92,9 +92,13 @@ def data_of(name: str, folder: Path) -> tuple[Callable[..., None], tuple[np.ndar
     with open(folder / "radon.csv") as file:
         rows = list(csv.DictReader(file))
     county = np.unique([row["county"] for row in rows], return_inverse=True)[1]
-    return radon, (county, *(np.array([float(row[k]) for row in rows]) for k in ("floor", "log_radon"))), (
-        "effect",
-        "white",
+    return (
+        radon,
+        (county, *(np.array([float(row[k]) for row in rows]) for k in ("floor", "log_radon"))),
+        (
+            "effect",
+            "white",
+        ),
     )
 
 
@@ -113,9 +117,7 @@ def target_of(name: str, folder: Path, centred: bool) -> tuple[bk.Target, str]:
 def timed(target: bk.Target, names: list[str], seed: int) -> tuple[float, float]:
     """Return the smallest effective sample size and the seconds of the processor of one run."""
     begin = time.process_time()
-    draws = bk.sample(
-        target, num_chains=CHAINS, num_warmup=WARMUP, num_samples=SAMPLES, seed=seed, progress=False
-    )
+    draws = bk.sample(target, num_chains=CHAINS, num_warmup=WARMUP, num_samples=SAMPLES, seed=seed, progress=False)
     seconds = time.process_time() - begin
     return effective(draws, names), seconds
 
@@ -139,6 +141,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--numpyro", help="a Python that has NumPyro")
     parser.add_argument("--evidence", action="store_true")
+    parser.add_argument("--ways", nargs="+", default=["marginal", "centred", "not centred"])
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     for name in arguments.models:
@@ -149,8 +152,9 @@ def main() -> None:
             kind = "centred" if centred else "not centred"
             ways[f"joint, {kind}"] = target
             if centred:
-                ways["marginal"] = bk.marginalize(target, [field])
-        names = [site.name for site in ways["marginal"].sites]
+                marginal = ways["marginal"] = bk.marginalize(target, [field])
+        ways = {way: target for way, target in ways.items() if way.removeprefix("joint, ") in arguments.ways}
+        names = [site.name for site in marginal.sites]
         for target in ways.values():
             timed(target, names, 100)  # compiles
         for seed in arguments.seeds:
@@ -158,18 +162,26 @@ def main() -> None:
                 rates.setdefault(way, []).append(timed(target, names, seed))
         if arguments.numpyro:
             for centred in (True, False):
+                if ("centred" if centred else "not centred") not in arguments.ways:
+                    continue
                 way = f"NumPyro, {'centred' if centred else 'not centred'}"
                 found = by_numpyro(arguments.numpyro, name, data_of(name, arguments.data)[1], centred, arguments.seeds)
                 rates[way] = [tuple(pair) for pair in found]
-        print(f"{name}: {ways['marginal']!r}")
+        print(f"{name}: {marginal!r}", flush=True)
         medians = {way: statistics.median(n / s for n, s in pairs) for way, pairs in rates.items()}
         for way, pairs in rates.items():
             sizes, seconds = (statistics.median(column) for column in zip(*pairs, strict=True))
             gain = medians["marginal"] / medians[way]
             print(f"  {way:24} {sizes:7.0f} effective, {seconds:7.2f} s: {medians[way]:8.1f} a second; {gain:6.2f}")
         if arguments.evidence:
-            target = ways["marginal"]
-            print(f"  evidence {evidence.compare(target, methods=['bridge_sampling', 'stepping_stone', 'smc'])!r}")
+            draws = bk.sample(marginal, num_chains=CHAINS, num_samples=SAMPLES, progress=False)
+            found = evidence.bridge_sampling(marginal, draws)
+            begin = time.process_time()
+            correction = marginal.correction(draws)
+            seconds = time.process_time() - begin
+            print(
+                f"  evidence {found!r}; Laplace's error {correction!r} in {seconds:.1f} s; {correction.applied(found)!r}"
+            )
 
 
 if __name__ == "__main__":

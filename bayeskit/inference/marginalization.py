@@ -24,7 +24,7 @@ from bayeskit.core.statistics import log_mean_exp, log_mean_exp_error, pareto_sh
 from bayeskit.core.torch_internals import gradient_and_rest
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError, ModelError, SettingsError
-from bayeskit.inference.curvature_blocks import Band, BandStencil, DiagonalBlocks, Factor, Stencil
+from bayeskit.inference.curvature_blocks import Band, BandStencil, DiagonalBlocks, Factor, Stencil, Structure
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.logdensity.compiling import (
     CHUNK_BYTES,
@@ -465,12 +465,13 @@ class _LaplaceDensity(Evaluators):
         self.dim, self._num_inner = len(self._kept), len(self._gone)
         self.sites = self._left()
         self.num_failures, self._is_field = 0, False
-        self.blocks: DiagonalBlocks | Band
+        self.blocks: Structure
         self._begin()
         self.num_failures = 0
         data_bytes = sum(x.numel() * x.element_size() for x in self.data)
-        columns = self.dim + self._num_inner
-        self._engine = Engine(None, columns, self.dtype, self.device, data_bytes, evaluate=self._evaluation)
+        self._engine = Engine(
+            None, self.dim + self._num_inner, self.dtype, self.device, data_bytes, evaluate=self._evaluation
+        )
 
     @property
     def description(self) -> str:
@@ -500,7 +501,7 @@ class _LaplaceDensity(Evaluators):
         r, z = points[:, self._kept], points[:, self._gone]
         try:
             with torch.no_grad(), FailingApart():
-                fine = sum(self._terms(r, z)).isfinite()
+                fine = torch.stack(self._terms(r, z)).sum(0).isfinite()
                 r, z = r[fine], z[fine]
                 if len(r) == 0:
                     raise InitializationError(
@@ -598,7 +599,7 @@ class _LaplaceDensity(Evaluators):
             stencils = [Stencil(pattern, self.blocks) for pattern in (*known, known[0] | known[1])]
             if all(self._holds((term,), stencils[term], r, z) for term in (0, 1)):
                 break
-        self._set_parts(*stencils, r, z)
+        self._set_parts(stencils[0], stencils[1], stencils[2], r, z)
         self._find_field(r, z)
 
     def _find_band(self, r: Tensor, z: Tensor) -> bool:
@@ -1106,10 +1107,10 @@ class _LaplaceDensity(Evaluators):
         x = x.to(r)
 
         def value(x: Tensor) -> Tensor:
-            return sum(self._terms(r, mode.z + self.blocks.spread(mode.factor, x)))  # type: ignore[return-value]
+            return torch.stack(self._terms(r, mode.z + self.blocks.spread(mode.factor, x))).sum(0)
 
         logs = torch.func.vmap(value)(x) - log_q
-        top = sum(self._terms(r, mode.z)) + 0.5 * m * math.log(2 * math.pi)
+        top = torch.stack(self._terms(r, mode.z)).sum(0) + 0.5 * m * math.log(2 * math.pi)
         return logs.logsumexp(0) - math.log(num_inner) - top
 
 
