@@ -179,9 +179,8 @@ def main() -> None:
             begin = time.process_time()
             correction = marginal.correction(draws)
             seconds = time.process_time() - begin
-            print(
-                f"  evidence {found!r}; Laplace's error {correction!r} in {seconds:.1f} s; {correction.applied(found)!r}"
-            )
+            print(f"  {found!r}; Laplace's error {correction!r} in {seconds:.1f} s")
+            print(f"  corrected: {correction.applied(found)!r}")
 
 
 if __name__ == "__main__":
