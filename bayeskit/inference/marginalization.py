@@ -5,27 +5,22 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from itertools import pairwise
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import scipy.optimize
 import torch
 from torch import Tensor
 
-from bayeskit.core.convergence import MAX_PARETO_SHAPE
 from bayeskit.core.inputs import unknown_name, whole_number
 from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.signatures import check_memory
-from bayeskit.core.statistics import log_mean_exp, log_mean_exp_error, pareto_shape
 from bayeskit.core.torch_internals import gradient_and_rest
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError, ModelError, SettingsError
 from bayeskit.inference.curvature_blocks import Band, BandStencil, DiagonalBlocks, Factor, Stencil, Structure
-from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.laplace_correction import LaplaceCorrection, Quadrature, quadrature
 from bayeskit.logdensity.compiling import (
     CHUNK_BYTES,
     Cost,
@@ -45,7 +40,7 @@ from bayeskit.logdensity.tracing import (
     raise_if_forked,
 )
 
-__all__ = ["LaplaceCorrection", "MarginalTarget", "marginalize"]
+__all__ = ["MarginalTarget", "marginalize"]
 
 _MAX_STEPS = 100
 #: Squared length of a Newton step, in standard deviations and roots of the unit of rounding, after which values rest.
@@ -58,12 +53,6 @@ _NUM_STEPS, _MAX_TRIES, _MAX_CLIMB = 3, 8, 30
 _TANGENT_STEP = 0.1
 #: Number of coordinates from which on a chain is looked for, and the bandwidths that are tried.
 _LONG, _BANDWIDTHS = 100, (1, 2, 4, 8)
-#: Ends of the panels of the quadrature in standard deviations, and the degree in each.
-_EDGES, _DEGREE = (0.0, 1.0, 2.0, 3.0, 4.5, 6.5, 9.0, 12.0), 8
-#: Standard deviation of log weights below which their tail says nothing.
-_EQUAL_WEIGHTS = 1e-3
-#: Share of an integral at the ends of the quadrature beyond which it is not trusted.
-_MOST_LEFT_OVER = 1e-6
 #: Relative error of summed slopes that is taken for a failure, unless the density has fallen by so many nats.
 _ADDING_UP, _DEEP = 1e-6, 50.0
 #: Numbers of pieces of each panel that are tried: 1, 2, 4, ...
@@ -239,113 +228,29 @@ class MarginalTarget(Target):
         return f"MarginalTarget(dim={self.dim}, sites=[{left}], over=[{gone}], curvature={self.curvature!r})"
 
 
-@dataclass(frozen=True, repr=False)
-class LaplaceCorrection:
-    """The ratio of an evidence to that by Laplace's approximation; made by :meth:`MarginalTarget.correction`.
-
-    Attributes
-    ----------
-    log_weights : Tensor
-        Log ratio of likelihood and approximation at some draws, ``(chains, draws)``.
-    left_over : float
-        Largest share of an integral beyond the ends of the quadrature; zero for importance sampling.
-
-    Examples
-    --------
-    >>> import torch
-    >>> LaplaceCorrection(torch.full((4, 100), 0.01, dtype=torch.float64))
-    LaplaceCorrection(0.0100 +- 0.0000 nats)
-    """
-
-    log_weights: Tensor
-    left_over: float = 0.0
-
-    @property
-    def log_ratio(self) -> float:
-        """Log evidence minus that of the approximation, in nats."""
-        return float(log_mean_exp(self.log_weights))
-
-    @property
-    def standard_error(self) -> float:
-        """Monte Carlo standard error of :attr:`log_ratio`, in nats."""
-        return float(log_mean_exp_error(self.log_weights))
-
-    @property
-    def pareto_k(self) -> float:
-        """Shape of the largest weights; NaN if all are equal or there are too few."""
-        return pareto_shape(self.log_weights.flatten())
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Why the correction or its error cannot be trusted."""
-        found = []
-        if self.pareto_k > MAX_PARETO_SHAPE and float(self.log_weights.std()) > _EQUAL_WEIGHTS:
-            found.append(
-                f"the largest weights dominate the correction (Pareto k {self.pareto_k:.2f} > {MAX_PARETO_SHAPE}): the "
-                "approximation is poor; take more points by num_inner=..., or sample these sites with the others"
-            )
-        if self.left_over > _MOST_LEFT_OVER:
-            found.append(
-                f"the quadrature leaves out up to {self.left_over:.1e} of an integral, beyond 12 standard deviations "
-                "from the mode, or the density bends too much: the approximation is poor; sample these sites with the "
-                "others"
-            )
-        return tuple(found)
-
-    @property
-    def trusted(self) -> bool:
-        """True if there is no warning."""
-        return not self.warnings and math.isfinite(self.log_ratio)
-
-    def applied(self, estimate: Evidence) -> Evidence:
-        """Return an estimate of the evidence of the marginal target, corrected: values add up, variances as well.
-
-        Parameters
-        ----------
-        estimate : Evidence
-            Of the marginal target.
-
-        Returns
-        -------
-        Evidence
-            With the warnings of both, and the parts as ``diagnostics``.
-
-        Examples
-        --------
-        >>> import torch
-        >>> from bayeskit.inference.evidence import Evidence
-        >>> correction = LaplaceCorrection(torch.full((4, 100), 0.01, dtype=torch.float64))
-        >>> correction.applied(Evidence("bridge_sampling", -94.08, 0.004, 8000))
-        bridge_sampling: log evidence -94.0700 +- 0.0040
-        """
-        return replace(
-            estimate,
-            log_evidence=estimate.log_evidence + self.log_ratio,
-            standard_error=math.hypot(estimate.standard_error, self.standard_error),
-            warnings=(*estimate.warnings, *self.warnings),
-            diagnostics=estimate.diagnostics
-            | {"laplace_correction": self.log_ratio, "laplace_correction_error": self.standard_error},
-        )
-
-    def __repr__(self) -> str:
-        flag = "" if self.trusted else ", NOT TRUSTED: " + "; ".join(self.warnings)
-        return f"LaplaceCorrection({self.log_ratio:.4f} +- {self.standard_error:.4f} nats{flag})"
-
-
 def marginalize(target: Target, sites: Sequence[str], *, method: Literal["laplace"] = "laplace") -> MarginalTarget:
     r"""Return a target over the other sites, with ``sites`` integrated out by Laplace's approximation.
 
     With ``f(r, z)`` the log density of the other sites ``r`` and of the unconstrained coordinates ``z`` of ``sites``,
     the new log density is :math:`f(r, \hat z) + \frac{m}{2}\log 2\pi - \frac12 \log\det A`, where :math:`\hat z(r)` is
     the mode of ``f`` by ``z``, found by Newton's method for each vector, ``A`` the negative Hessian there, and ``m``
-    the dimension of ``z``. Where there are several modes, it is the one that the search reaches from one start, the
-    mode at a typical vector of the prior. It is exact where ``z`` is normal given ``r`` and data, and close where many
-    data, or a normal prior with data that say little, make it nearly so; the errors of independent groups add up.
+    the dimension of ``z``. Where there are several modes, it is the one that Newton's method reaches from the mode that
+    is predicted for ``r``, along the tangent at the mode of the new density; it depends on ``r`` alone, not on what was
+    evaluated before. It is exact where ``z`` is normal given ``r`` and data, and close where many data, or a normal
+    prior with data that say little, make it nearly so; the errors of independent groups add up, and
+    :meth:`~MarginalTarget.correction` estimates their sum.
 
     The gradient is that of the approximation itself, by the implicit function theorem, with the derivative of the log
     determinant. The log prior is that of the other sites alone, so tempering, estimators of the evidence and
-    :func:`~bayeskit.sample` take the new target as any other. Groups of coordinates that are independent given ``r``
-    are found and cost one Hessian product for each coordinate of a group; else the Hessian is dense.
+    :func:`~bayeskit.sample` take the new target as any other. The structure of the Hessian is found and used:
+
+    - independent groups of coordinates, as random effects, cost about ten evaluations of the log density;
+    - one site with a multivariate normal prior and data that factorise over it, each log-concave, as a Gaussian process
+      for counts: a Cholesky factor a Newton step, and one contraction with the derivative of the covariance, which is
+      fastest where the model gives ``covariance_matrix=``;
+    - from 100 coordinates on, a chain in which only near coordinates depend on each other, as a random walk: time and
+      memory grow linearly with its length;
+    - else the Hessian is dense.
 
     Parameters
     ----------
@@ -358,8 +263,9 @@ def marginalize(target: Target, sites: Sequence[str], *, method: Literal["laplac
     Returns
     -------
     MarginalTarget
-        With :meth:`~MarginalTarget.with_latents`, which draws the sites afterwards. Where no mode is found, the density
-        is zero, and :attr:`~MarginalTarget.num_failures` counts.
+        With :meth:`~MarginalTarget.with_latents`, which draws the sites afterwards, and
+        :meth:`~MarginalTarget.correction` of the evidence. Where no mode is found, the density is zero, and
+        :attr:`~MarginalTarget.num_failures` counts.
 
     Raises
     ------
@@ -377,6 +283,7 @@ def marginalize(target: Target, sites: Sequence[str], *, method: Literal["laplac
     ----------
     Tierney, L., Kadane, J. B. (1986). Accurate approximations for posterior moments and marginal densities. Journal of
     the American Statistical Association 81, 82-86.
+    Rasmussen, C. E., Williams, C. K. I. (2006). Gaussian Processes for Machine Learning, section 3.4. MIT Press.
     Rue, H., Martino, S., Chopin, N. (2009). Approximate Bayesian inference for latent Gaussian models by using
     integrated nested Laplace approximations. Journal of the Royal Statistical Society B 71, 319-392.
     Margossian, C. C., Vehtari, A., Simpson, D., Agrawal, R. (2020). Hamiltonian Monte Carlo using an adjoint-
@@ -1076,13 +983,13 @@ class _LaplaceDensity(Evaluators):
             bad = (rest == 1).nonzero()[:, 0]
             if len(bad) == 0:
                 break
-            rule = _Quadrature(*(x.to(z) for x in _quadrature(2**number)))
+            rule = Quadrature(*(x.to(z) for x in quadrature(2**number)))
             size = max(1, self.cost.chunk_size(len(bad) * len(rule.nodes)) // len(rule.nodes))
             for some in bad.split(size):
                 log_ratio[some], rest[some] = self._along(rule, r[some], z[some], scale[some])
         return log_ratio, rest
 
-    def _along(self, rule: _Quadrature, r: Tensor, z: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    def _along(self, rule: Quadrature, r: Tensor, z: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         slope, value = torch.func.vmap(lambda x: self._slope((0, 1), r, z + scale * x))(rule.nodes)
         # The log density along a coordinate is what the slopes from the mode outwards add up to.
         height = torch.einsum("jk,knm->jnm", rule.integrals, slope * scale)
@@ -1112,44 +1019,6 @@ class _LaplaceDensity(Evaluators):
         logs = torch.func.vmap(value)(x) - log_q
         top = torch.stack(self._terms(r, mode.z)).sum(0) + 0.5 * m * math.log(2 * math.pi)
         return logs.logsumexp(0) - math.log(num_inner) - top
-
-
-class _Quadrature(NamedTuple):
-    """A rule for integrals of exp(h) along a line from the derivative of h, with h(0) = 0."""
-
-    nodes: Tensor  # (J,)
-    log_weights: Tensor  # (J,)
-    integrals: Tensor  # (J, J), from derivatives at all nodes to h at each
-
-
-@cache
-def _quadrature(pieces: int) -> _Quadrature:
-    """Return the rule over panels, each in so many pieces of Chebyshev points (Clenshaw and Curtis)."""
-    degree = _DEGREE
-    parts = [np.linspace(low, high, pieces, endpoint=False) for low, high in pairwise(_EDGES)]
-    edges = [*np.concatenate(parts).tolist(), _EDGES[-1]]
-    x = np.cos(np.pi * np.arange(degree + 1) / degree)[::-1]
-    coefficients = np.linalg.inv(np.polynomial.chebyshev.chebvander(x, degree))
-    primitive = np.polynomial.chebyshev.chebint(coefficients, axis=0, lbnd=-1)
-    inside = np.polynomial.chebyshev.chebvander(x, degree + 1) @ primitive  # integrals from -1 to each point
-    count = degree * (len(edges) - 1)
-    nodes, weights, integrals = np.zeros(count + 1), np.zeros(count + 1), np.zeros((count + 1, count + 1))
-    for panel, (low, high) in enumerate(pairwise(edges)):
-        here = slice(panel * degree, (panel + 1) * degree + 1)
-        half = 0.5 * (high - low)
-        nodes[here] = low + half * (x + 1)
-        weights[here] += half * inside[-1]
-        integrals[here, :] = integrals[panel * degree]
-        integrals[here, here] += half * inside
-    # The same to the left, with the point in the middle shared.
-    size = 2 * count + 1
-    both, add = np.zeros((size, size)), np.zeros(size)
-    both[count:, count:] = integrals
-    both[: count + 1, : count + 1] += -integrals[::-1, ::-1]
-    add[count:] = weights
-    add[: count + 1] += weights[::-1]
-    points = np.concatenate([-nodes[:0:-1], nodes])
-    return _Quadrature(*(torch.as_tensor(np.ascontiguousarray(a)) for a in (points, np.log(add), both)))
 
 
 class _Once(torch.autograd.Function):
