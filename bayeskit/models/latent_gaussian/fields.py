@@ -296,10 +296,11 @@ def _pairs(edges: Any, size: int) -> np.ndarray:
         return np.zeros((0, 2), dtype=np.int64)
     if given.ndim != 2 or given.shape[1] != 2:
         raise ShapeError(f"edges has shape {given.shape}; give pairs of areas, (e, 2)")
-    pairs = given.astype(np.int64)
-    if (pairs != given).any():
+    if not (given == np.floor(given)).all():
         raise DataError("edges holds numbers that are not whole; give pairs of areas, counted from zero")
-    if (outside := (pairs < 0) | (pairs >= size)).any():
+    outside = (given < 0) | (given >= size)
+    pairs = np.where(outside & ~(abs(given) < 2**53), -1, given).astype(np.int64)
+    if outside.any():
         row = int(outside.any(1).argmax())
         raise DataError(
             f"edge {row}, {tuple(pairs[row].tolist())}, names no area: the {size} areas are counted from 0 to "
