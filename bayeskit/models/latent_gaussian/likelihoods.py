@@ -33,7 +33,7 @@ class _PoissonOfLogRate(dist.Poisson):  # type: ignore[misc]
         super().__init__(log_rate.exp(), validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        return _PoissonOfLogRate(self.log_rate.expand(batch_shape), validate_args=False)
+        return _PoissonOfLogRate(self.log_rate.expand(batch_shape), validate_args=self._validate_args)
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:

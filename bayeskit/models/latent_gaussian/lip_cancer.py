@@ -51,4 +51,5 @@ def scottish_lip_cancer() -> LipCancer:
     lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     numbers = torch.tensor([[float(word) for word in line[1:4]] for line in lines], dtype=torch.float64)
     edges = [(int(line[0]) - 1, int(other) - 1) for line in lines for other in line[4:]]
-    return LipCancer(*numbers.unbind(1), torch.tensor(edges))
+    counts, expected, outdoor_work = numbers.unbind(1)
+    return LipCancer(counts, expected, outdoor_work, torch.tensor(edges))

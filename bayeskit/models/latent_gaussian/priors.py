@@ -191,7 +191,7 @@ class PCProportion(dist.TorchDistribution):  # type: ignore[misc]
         """Return the distribution with a batch shape."""
         new = type(self).__new__(type(self))
         new._excess, new.rate = self._excess, self.rate
-        super(PCProportion, new).__init__(torch.Size(batch_shape), torch.Size(), validate_args=False)
+        super(PCProportion, new).__init__(torch.Size(batch_shape), torch.Size(), validate_args=self._validate_args)
         return new
 
     def distance(self, value: Tensor) -> Tensor:
