@@ -11,6 +11,7 @@ cause: does the share of work in agriculture, fishing and forestry explain where
 
 import time
 
+import pyro.distributions as dist
 import torch
 from matplotlib.figure import Figure
 
@@ -30,11 +31,13 @@ from bayeskit.models.latent_gaussian import DiseaseMap, scottish_lip_cancer
 #    f \sim N(0, \sigma^2 ((1 - \varphi) I + \varphi G)),
 #
 # with the expected cases :math:`e_i` from the ages of the population, and :math:`G` the scaled covariance of a field in
-# which neighbours are alike. ``bk.marginalize`` integrates :math:`f` out by Laplace's approximation.
+# which neighbours are alike. ``bk.marginalize`` integrates :math:`f` out by Laplace's approximation. The prior of
+# :math:`\varphi` is uniform: that of the paper, the default, has a long tail towards 1 on the logit scale, in which
+# chains stay for long.
 
 data = scottish_lip_cancer()
 work = (data.outdoor_work - data.outdoor_work.mean()) / data.outdoor_work.std()
-model = DiseaseMap(data.counts, data.expected, data.edges, work)
+model = DiseaseMap(data.counts, data.expected, data.edges, work, proportion=dist.Beta(1.0, 1.0))
 target = bk.Target.from_pyro(model)
 marginal = bk.marginalize(target, ["field"])
 print(f"{target.dim} dimensions, of which {marginal.dim} are sampled")
@@ -48,22 +51,25 @@ start = time.perf_counter()
 draws = bk.sample(marginal, seed=0, progress=False, **size)
 seconds = time.perf_counter() - start
 table = draws.summary()
-print(table[["mean", "sd", "mcse"]].round(3))
+print(table[["mean", "sd", "mcse_mean"]].round(3))
 row = table.loc["coefficients[0]"]
-print(f"effect of one standard deviation of work: {row['mean']:.3f} +- {row['mcse']:.3f} ({seconds:.0f} s)")
+print(f"effect of one standard deviation of work: {row['mean']:.3f} +- {row['mcse_mean']:.3f} ({seconds:.0f} s)")
 assert row["mean"] > 2 * row["sd"]
 
 # %%
 # An exact twin
 # -------------
-# R-INLA integrates over a grid of the two parameters of the field instead of sampling them. For the same model, with a
-# map made from polygons, which may differ by a few borders, it gives a mean of 0.318 and an intercept of 0.078.
+# R-INLA integrates over a grid of the two parameters of the field instead of sampling them. With the
+# prior of the paper, and a map made from polygons, which may differ by a few borders, it gives an effect of 0.318 and an
+# intercept of 0.078; neither prior nor borders should matter much.
 
 for name, known in (("coefficients[0]", 0.318), ("intercept", 0.078)):
     row = table.loc[name]
     gap = row["mean"] - known
-    print(f"{name}: {gap:+.3f} +- {row['mcse']:.3f} from R-INLA, {gap / row['sd']:+.2f} posterior standard deviations")
-    assert abs(gap) < 0.2 * row["sd"] + 4.5 * row["mcse"]  # 0.2 for other borders
+    print(
+        f"{name}: {gap:+.3f} +- {row['mcse_mean']:.3f} from R-INLA, {gap / row['sd']:+.2f} posterior standard deviations"
+    )
+    assert abs(gap) < 0.2 * row["sd"] + 4.5 * row["mcse_mean"]  # 0.2 for borders and prior
 
 # %%
 # What it says

@@ -200,25 +200,26 @@ class PCProportion(dist.TorchDistribution):  # type: ignore[misc]
 
     def _ratio(self, value: Tensor) -> Tensor:
         """Return the squared distance over the square of the proportion, which is smooth at zero."""
-        t = value.unsqueeze(-1) * self._excess
+        excess = self._excess.to(value)
+        t = value.unsqueeze(-1) * excess
         small = t.abs() < _SMALL
         far = torch.where(small, 0.5, t)
         whole = (far - far.log1p()) / far.square()
         near = torch.where(small, t, 0.0)
         series = 0.5 - near * (1 / 3 - near * (0.25 - near * (0.2 - near / 6)))
-        return (self._excess.square() * torch.where(small, series, whole)).sum(-1)
+        return (excess.square() * torch.where(small, series, whole)).sum(-1)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density, ``(*batch)``."""
         if self._validate_args:
             self._validate_sample(value)
-        squared = self._ratio(value)
-        slope = 0.5 * (self._excess.square() / (1 + value.unsqueeze(-1) * self._excess)).sum(-1)
-        return self.rate.log() - self.rate * value * squared.sqrt() + slope.log() - 0.5 * squared.log()
+        squared, excess, rate = self._ratio(value), self._excess.to(value), self.rate.to(value)
+        slope = 0.5 * (excess.square() / (1 + value.unsqueeze(-1) * excess)).sum(-1)
+        return rate.log() - rate * value * squared.sqrt() + slope.log() - 0.5 * squared.log()
 
     def cdf(self, value: Tensor) -> Tensor:
         """Return the probability of smaller proportions, ``(*batch)``."""
-        return -torch.expm1(-self.rate * self.distance(value))
+        return -torch.expm1(-self.rate.to(value) * self.distance(value))
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008
         """Draw by the global stream, ``(*sample_shape, *batch)``."""
