@@ -217,6 +217,11 @@ SHORTER = {
 
 #: What computes nothing on a device by itself, by the reason: names of objects after those of their modules.
 ELSEWHERE = {
+    "maps and their data are on the host, from where models move them to the counts": """
+        models.latent_gaussian.fields: AreaGraph
+        models.latent_gaussian.lip_cancer: LipCancer scottish_lip_cancer
+        models.latent_gaussian.models: DiseaseMap
+    """,
     "names, texts and pages": """
         gallery.registry: Entry entries get_model listed names
         gallery.scripts: Page is_page is_small page pages run_page

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,9 +14,8 @@ from torch import Tensor
 
 from bayeskit.core.convergence import MAX_PARETO_SHAPE
 from bayeskit.core.statistics import log_mean_exp, log_mean_exp_error, pareto_shape
-from bayeskit.inference.evidence.result import Evidence
 
-__all__ = ["LaplaceCorrection", "Quadrature", "quadrature"]
+__all__ = ["LaplaceCorrection", "LineRule", "line_rule"]
 
 #: Ends of the panels of the quadrature in standard deviations, and the degree in each.
 _EDGES, _DEGREE = (0.0, 1.0, 2.0, 3.0, 4.5, 6.5, 9.0, 12.0), 8
@@ -24,6 +23,9 @@ _EDGES, _DEGREE = (0.0, 1.0, 2.0, 3.0, 4.5, 6.5, 9.0, 12.0), 8
 _EQUAL_WEIGHTS = 1e-3
 #: Share of an integral at the ends of the quadrature beyond which it is not trusted.
 _MOST_LEFT_OVER = 1e-6
+
+
+E = TypeVar("E", bound=Any)  # Evidence, whose module imports this one
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,7 +86,7 @@ class LaplaceCorrection:
         """True if there is no warning."""
         return not self.warnings and math.isfinite(self.log_ratio)
 
-    def applied(self, estimate: Evidence) -> Evidence:
+    def applied(self, estimate: E) -> E:
         """Return an estimate of the evidence of the marginal target, corrected: values add up, variances as well.
 
         Parameters
@@ -119,7 +121,7 @@ class LaplaceCorrection:
         return f"LaplaceCorrection({self.log_ratio:.4f} +- {self.standard_error:.4f} nats{flag})"
 
 
-class Quadrature(NamedTuple):
+class LineRule(NamedTuple):
     """A rule for integrals of exp(h) along a line from the derivative of h, with h(0) = 0."""
 
     nodes: Tensor  # (J,)
@@ -128,7 +130,7 @@ class Quadrature(NamedTuple):
 
 
 @cache
-def quadrature(pieces: int) -> Quadrature:
+def line_rule(pieces: int) -> LineRule:
     """Return the rule over panels, each in so many pieces of Chebyshev points (Clenshaw and Curtis)."""
     degree = _DEGREE
     parts = [np.linspace(low, high, pieces, endpoint=False) for low, high in pairwise(_EDGES)]
@@ -154,4 +156,4 @@ def quadrature(pieces: int) -> Quadrature:
     add[count:] = weights
     add[: count + 1] += weights[::-1]
     points = np.concatenate([-nodes[:0:-1], nodes])
-    return Quadrature(*(torch.as_tensor(np.ascontiguousarray(a)) for a in (points, np.log(add), both)))
+    return LineRule(*(torch.as_tensor(np.ascontiguousarray(a)) for a in (points, np.log(add), both)))

@@ -20,7 +20,7 @@ from bayeskit.core.torch_internals import gradient_and_rest
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError, ModelError, SettingsError
 from bayeskit.inference.curvature_blocks import Band, BandStencil, DiagonalBlocks, Factor, Stencil, Structure
-from bayeskit.inference.laplace_correction import LaplaceCorrection, Quadrature, quadrature
+from bayeskit.inference.laplace_correction import LaplaceCorrection, LineRule, line_rule
 from bayeskit.logdensity.compiling import (
     CHUNK_BYTES,
     Cost,
@@ -983,13 +983,13 @@ class _LaplaceDensity(Evaluators):
             bad = (rest == 1).nonzero()[:, 0]
             if len(bad) == 0:
                 break
-            rule = Quadrature(*(x.to(z) for x in quadrature(2**number)))
+            rule = LineRule(*(x.to(z) for x in line_rule(2**number)))
             size = max(1, self.cost.chunk_size(len(bad) * len(rule.nodes)) // len(rule.nodes))
             for some in bad.split(size):
                 log_ratio[some], rest[some] = self._along(rule, r[some], z[some], scale[some])
         return log_ratio, rest
 
-    def _along(self, rule: Quadrature, r: Tensor, z: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    def _along(self, rule: LineRule, r: Tensor, z: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         slope, value = torch.func.vmap(lambda x: self._slope((0, 1), r, z + scale * x))(rule.nodes)
         # The log density along a coordinate is what the slopes from the mode outwards add up to.
         height = torch.einsum("jk,knm->jnm", rule.integrals, slope * scale)
