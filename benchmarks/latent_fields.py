@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--numpyro", help="a Python that has NumPyro")
     parser.add_argument("--evidence", action="store_true")
+    parser.add_argument("--cold", action="store_true", help="count the compilation, and run once less")
     parser.add_argument("--ways", nargs="+", default=["marginal", "centred", "not centred"])
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -155,7 +156,7 @@ def main() -> None:
                 marginal = ways["marginal"] = bk.marginalize(target, [field])
         ways = {way: target for way, target in ways.items() if way.removeprefix("joint, ") in arguments.ways}
         names = [site.name for site in marginal.sites]
-        for target in ways.values():
+        for target in () if arguments.cold else ways.values():
             timed(target, names, 100)  # compiles
         for seed in arguments.seeds:
             for way, target in ways.items():

@@ -72,7 +72,7 @@ class GaussianProcessModel:
     >>> y = torch.tensor([1.0, 0, 2, 3, 7, 5], dtype=torch.float64)
     >>> target = bk.Target.from_pyro(GaussianProcessModel(torch.arange(6.0), y, PoissonLikelihood()))
     >>> bk.marginalize(target, ["field"])
-    MarginalTarget(dim=3, sites=[intercept(), scale(), length()], over=[field(6,)], curvature='dense, 6')
+    MarginalTarget(dim=3, sites=[intercept(), scale(), length()], over=[field(6,)], curvature='Gaussian field of 6')
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class RandomWalkModel:
     >>> y = torch.tensor([0.0, 0, 1, 0, 1, 1, 1, 1], dtype=torch.float64)
     >>> target = bk.Target.from_pyro(RandomWalkModel(y, 1, BinomialLikelihood()))
     >>> bk.marginalize(target, ["field"])
-    MarginalTarget(dim=2, sites=[intercept(), scale()], over=[field(8,)], curvature='dense, 8')
+    MarginalTarget(dim=2, sites=[intercept(), scale()], over=[field(8,)], curvature='Gaussian field of 8')
     """
 
     def __init__(
