@@ -60,8 +60,8 @@ assert row["mean"] > 2 * row["sd"]
 # An exact twin
 # -------------
 # R-INLA integrates over a grid of the two parameters of the field instead of sampling them. With the
-# prior of the paper, and a map made from polygons, which may differ by a few borders, it gives an effect of 0.318 and an
-# intercept of 0.078; neither prior nor borders should matter much.
+# prior of the paper, and a map made from polygons, which may differ by a few borders, it gives an effect of 0.318 and
+# an intercept of 0.078; neither prior nor borders should matter much.
 
 for name, known in (("coefficients[0]", 0.318), ("intercept", 0.078)):
     row = table.loc[name]
