@@ -895,17 +895,19 @@ class _LaplaceDensity(Evaluators):
 
     def evaluator(self, num_vectors: int, num_calls: int, compile: Compile) -> Evaluator:
         """Return the evaluator for ``num_vectors`` rows."""
-        evaluate = self._engine.evaluator(num_vectors, num_calls, compile)
+        return self._guarded(self._engine.evaluator(num_vectors, num_calls, compile))
 
+    def compiled(self, num_vectors: int) -> Evaluator | None:
+        """Return an evaluator compiled already that serves ``num_vectors`` rows, or None."""
+        found = self._engine.compiled(num_vectors)
+        return None if found is None else self._guarded(found)
+
+    def _guarded(self, evaluate: Evaluator) -> Evaluator:
         def searched(u: Tensor, beta: Tensor) -> Evaluation:
             with one_thread():
                 return self._searched(evaluate, u.detach(), beta)
 
         return searched
-
-    def compiled(self, num_vectors: int) -> None:
-        """Return None: a value alone is found from any number of vectors."""
-        return None
 
     @property
     def cost(self) -> Cost:
