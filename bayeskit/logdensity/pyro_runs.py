@@ -684,8 +684,13 @@ class DomainCheck(Messenger):
             high = torch.inf if upper is None else upper
             outside = torch.maximum(low - value, value - high)
             key = (name, parameter)
-            self.excess[key] = (outside - _TOLERANCE).amax() if outside.numel() else outside.sum()
-            self.values[key] = value.reshape(-1)[outside.reshape(-1).argmax()] if outside.numel() else outside.sum()
+            if outside.numel():
+                farthest = outside.reshape(-1).argmax(0, keepdim=True)
+                self.excess[key] = (outside - _TOLERANCE).amax()
+                # An index that is batched, as in value[farthest], is more than vmap of torch 2.6 admits.
+                self.values[key] = value.reshape(-1).gather(0, farthest)[0]
+            else:
+                self.excess[key] = self.values[key] = outside.sum()
             self.places.setdefault(name, _place())
 
 

@@ -9,6 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.distributions import constraints
 from pyro.distributions.distribution import COERCIONS
 from target_checks import F64, assert_close, double, normal, points
 
@@ -279,9 +280,21 @@ def test_the_hook_for_distributions_is_given_back():
     assert not COERCIONS
 
 
-def test_a_support_that_torch_calls_an_interval_of_infinite_length_is_refused():
+class Waiting(dist.Exponential):
+    """An exponential law whose half-line is declared as an interval, as that of torch's GeneralizedPareto is."""
+
+    support = constraints.interval(0.0, math.inf)
+
+
+@pytest.mark.parametrize(("law", "parameters"), [(Waiting, (1.0,)), ("GeneralizedPareto", (0.0, 1.0, 0.3))])
+def test_a_support_that_torch_calls_an_interval_of_infinite_length_is_refused(law, parameters):
+    if isinstance(law, str):
+        if not hasattr(dist, law):
+            pytest.skip(f"this torch has no {law}")
+        law = getattr(dist, law)
+
     def model(y):
-        x = pyro.sample("x", dist.GeneralizedPareto(0.0, 1.0, 0.3))
+        x = pyro.sample("x", law(*parameters))
         pyro.sample("y", dist.Normal(x, 1.0), obs=y)
 
     with pytest.raises(UnsupportedSiteError, match="'x' has support Interval.*inf.*reparameterise"):
