@@ -21,14 +21,18 @@ def built(name):
 
 def traced(target):
     """Trace without folding constants, which the count includes: what they cost is paid once."""
-    graph = _evaluation.trace_density(_evaluation.with_gradient(target._joint_of_batch), 1, target.dim, target.dtype, target.device)
+    graph = _evaluation.trace_density(
+        _evaluation.with_gradient(target._joint_of_batch), 1, target.dim, target.dtype, target.device
+    )
     return _evaluation.cost(graph)
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_folding_constants_leaves_the_results_and_removes_operations(name):
     target = built(name)
-    whole = _evaluation.trace_density(_evaluation.with_gradient(target._joint_of_batch), 2, target.dim, target.dtype, target.device)
+    whole = _evaluation.trace_density(
+        _evaluation.with_gradient(target._joint_of_batch), 2, target.dim, target.dtype, target.device
+    )
     folded = target._engine._trace(2)
     u = 0.3 * torch.randn(2, target.dim, generator=torch.Generator().manual_seed(0), dtype=target.dtype)
     beta = torch.tensor([1.0, 0.4], dtype=target.dtype)
