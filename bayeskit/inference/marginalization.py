@@ -964,7 +964,7 @@ class _LaplaceDensity(Evaluators):
         found, left_over = [], 0.0
         with one_thread(), torch.no_grad(), FailingApart():
             for r in rows.split(max(1, self.cost.chunk_size(len(rows) * num_inner) // num_inner)):
-                mode = self._climbed(r)
+                mode = self._climbed_field(r) if self._is_field else self._climbed(r)
                 if lost := int((~mode.found).sum()):
                     raise DrawsError(f"no mode of {sorted(self._over)} is found at {lost} of {len(r)} draws")
                 if isinstance(self.blocks, DiagonalBlocks) and self.blocks.is_separate:
@@ -974,6 +974,24 @@ class _LaplaceDensity(Evaluators):
                     log_ratio = self._by_importance(r, mode, num_inner, generator)
                 found.append(log_ratio)
         return torch.cat(found), left_over
+
+    def _climbed_field(self, r: Tensor) -> _Mode:
+        """Return modes of a Gaussian field and Cholesky factors of its precision, from the covariance."""
+        start = self._start + (r - self._reference) @ self._tangent
+        one = torch.ones_like(r[:, 0])
+        for _ in range(_MAX_TRIES):
+            evaluation = self._laplace_of_field(torch.cat([r, start], -1), one)
+            start = evaluation.gradient[:, self.dim :]
+        minus = self._product((1,), r, start, torch.ones_like(start))[0]
+        root, covariance = (-minus).sqrt(), self._field(r)[1]
+        eye = torch.eye(self._num_inner, dtype=r.dtype, device=r.device)
+        inside = torch.linalg.cholesky(eye + root.unsqueeze(-1) * covariance * root.unsqueeze(-2))
+        beside = torch.linalg.solve_triangular(inside, root.unsqueeze(-1) * covariance, upper=False)
+        # A factor of the covariance, from the last coordinate on, is the inverse of one of the precision.
+        upper = torch.linalg.cholesky((covariance - beside.mT @ beside).flip(-1, -2)).flip(-1, -2)
+        factor = torch.linalg.solve_triangular(upper, eye.expand_as(upper), upper=True).mT
+        found = evaluation.log_likelihood.isfinite() & factor.isfinite().flatten(1).all(-1)
+        return _Mode(start, factor.unsqueeze(1), found)
 
     def _by_quadrature(self, r: Tensor, z: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Integrate along each coordinate, from its slope at points that all coordinates share; finer where needed.
