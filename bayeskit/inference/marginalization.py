@@ -40,7 +40,7 @@ from bayeskit.logdensity.tracing import (
     raise_if_forked,
 )
 
-__all__ = ["MarginalTarget", "marginalize"]
+__all__ = ["LaplaceCorrection", "MarginalTarget", "marginalize"]
 
 _MAX_STEPS = 100
 #: Squared length of a Newton step, in standard deviations and roots of the unit of rounding, after which values rest.
