@@ -232,7 +232,7 @@ ELSEWHERE = {
         workflows.calibration: calibration_in_folder
         workflows.exam: Exam ExamRow run_exam run_generated_exam
         workflows.folder: evidence_in_folder posterior_in_folder save_netcdf
-        workflows.invariance: InvariantSubsets RegressionPrior SubsetEvidence invariant_subsets
+        workflows.invariance: InvariantSubsets RegressionPrior invariant_subsets
         workflows.mixtures: TemperingBudget compare_num_components mixture_evidence symmetrised_bridge
         workflows.phylogenetics.growing_support: SupportGrowth
         workflows.phylogenetics.substitution_average: SubstitutionAverage average_substitution_models
