@@ -284,6 +284,8 @@ def _completed(
     own = columns(posterior.data)
     given = columns(drawn)
     wanted = [(replicates, count, *x.shape[1:]) for x in own]
+    if not all(isinstance(x, Tensor) for x in given):
+        raise DataError("centring must return tensors of data, or one tensor, of as many replicates and pseudo-samples")
     if [tuple(x.shape) for x in given] != wanted:
         raise ShapeError(
             f"the centring model draws data of shapes {[tuple(x.shape) for x in given]} instead of {wanted}: the first "

@@ -14,6 +14,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from bayeskit.core.inputs import as_numbers, whole_number
+from bayeskit.core.signatures import check_memory
 from bayeskit.errors import DataError, SettingsError, ShapeError
 
 __all__ = [
@@ -79,7 +80,7 @@ def walk_covariance(order: int, size: int) -> Tensor:
     """Return the scaled generalised inverse of the precision of a random walk, ``(size, size)``, float64."""
     if whole_number("order", order, 1) > 2:
         raise SettingsError(f"order must be 1 or 2, not {order}")
-    whole_number("size", size, order + 1)
+    check_memory("size", whole_number("size", size, order + 1), 8 * size)
     differences = np.diff(np.eye(size), order, axis=0)
     return torch.from_numpy(_scaled_inverse(differences.T @ differences, np.vander(np.linspace(-1, 1, size), order)))
 
@@ -238,7 +239,7 @@ def squared_exponential(distance: Tensor) -> Tensor:
     >>> squared_exponential(torch.tensor([0.0, 1.0]))
     tensor([1.0000, 0.6065])
     """
-    return (-0.5 * distance.square()).exp()
+    return (-0.5 * torch.as_tensor(distance).square()).exp()
 
 
 def matern_32(distance: Tensor) -> Tensor:
@@ -250,7 +251,7 @@ def matern_32(distance: Tensor) -> Tensor:
     >>> matern_32(torch.tensor([0.0, 1.0]))
     tensor([1.0000, 0.4834])
     """
-    r = math.sqrt(3) * distance
+    r = math.sqrt(3) * torch.as_tensor(distance)
     return (1 + r) * (-r).exp()
 
 
@@ -263,7 +264,7 @@ def matern_52(distance: Tensor) -> Tensor:
     >>> matern_52(torch.tensor([0.0, 1.0]))
     tensor([1.0000, 0.5240])
     """
-    r = math.sqrt(5) * distance
+    r = math.sqrt(5) * torch.as_tensor(distance)
     return (1 + r + r.square() / 3) * (-r).exp()
 
 
