@@ -427,7 +427,8 @@ class _LaplaceDensity(Evaluators):
         candidates = torch.cat([r.median(0).values.unsqueeze(0), r])[:_CANDIDATES]
         self._reference = candidates[0]
         self._tangent = torch.zeros(self.dim, m, dtype=self.dtype, device=self.device)
-        self._num_steps = 1
+        # Newton's method squares the error, so that three steps serve a wide neighbourhood.
+        self._num_steps = 1 if self._is_quadratic else _NUM_STEPS
         mode = self._mode(candidates)
         if not bool(mode.found.any()):
             raise InitializationError(
@@ -464,10 +465,6 @@ class _LaplaceDensity(Evaluators):
             return
         z, (up, down) = mode.z[0], mode.z[1:].split(self.dim)
         self._reference, self._start, self._tangent = at, z, (up - down) / (2 * _TANGENT_STEP)
-        if self._is_quadratic:
-            return
-        # Newton's method squares the error, so that three steps serve a wide neighbourhood.
-        self._num_steps = _NUM_STEPS
 
     def _refuse_dependence(self, r: Tensor, z: Tensor) -> None:
         """Raise ``ModelError`` for a remaining site whose prior depends on a site that is integrated out."""
@@ -1019,7 +1016,7 @@ class _LaplaceDensity(Evaluators):
         # The sum over coordinates is known, and where it counts the slopes must add up to it.
         known, found = value - value[len(value) // 2], height.sum(-1)
         gap = ((found - known).abs() > _ADDING_UP * (1 + known.abs())) & ((found > -_DEEP) | (known > -_DEEP))
-        failed = gap.any(0) | (height > 1).flatten(2).any(-1).any(0) & (found > -_DEEP).any(0) | ~rest.isfinite()
+        failed = gap.any(0) | (height > 1).any(-1).any(0) & (found > -_DEEP).any(0) | ~rest.isfinite()
         return (total - 0.5 * math.log(2 * math.pi)).sum(-1), torch.where(failed, 1.0, rest)
 
     def _by_importance(self, r: Tensor, mode: _Mode, num_inner: int, generator: torch.Generator) -> Tensor:
