@@ -19,6 +19,7 @@ from bayeskit.core.signatures import check_memory
 from bayeskit.core.torch_internals import gradient_and_rest
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError, ModelError, SettingsError
+from bayeskit.inference.conjugacy import ConjugateCoordinates, conjugate_coordinates
 from bayeskit.inference.curvature_blocks import Band, BandStencil, DiagonalBlocks, Factor, Stencil, Structure
 from bayeskit.inference.laplace_correction import LaplaceCorrection, LineRule, line_rule
 from bayeskit.logdensity.compiling import (
@@ -51,6 +52,8 @@ _PRIOR_DRAWS, _CANDIDATES, _PATTERN_POINTS = 64, 5, 3
 #: Newton steps of one evaluation, evaluations before a guarded search, steps to the mode of the marginal.
 _NUM_STEPS, _MAX_TRIES, _MAX_CLIMB = 3, 8, 30
 _TANGENT_STEP = 0.1
+#: Units of rounding of a slope in its derivative.
+_ROUNDING = 1e2
 #: Number of coordinates from which on a chain is looked for, and the bandwidths that are tried.
 _LONG, _BANDWIDTHS = 100, (1, 2, 4, 8)
 #: Relative error of summed slopes that is taken for a failure, unless the density has fallen by so many nats.
@@ -93,8 +96,13 @@ class MarginalTarget(Target):
 
     @property
     def curvature(self) -> str:
-        """What the sites that are integrated out look like: independent groups, a Gaussian field, or dense."""
+        """What the sites that are integrated out look like: conjugate, independent groups, a Gaussian field, or dense."""
         return self.density.description
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the sites are integrated out in closed form: by conjugacy, or because they are normal."""
+        return self.density.is_exact
 
     @property
     def num_failures(self) -> int:
@@ -244,6 +252,8 @@ def marginalize(target: Target, sites: Sequence[str], *, method: Literal["laplac
     determinant. The log prior is that of the other sites alone, so tempering, estimators of the evidence and
     :func:`~bayeskit.sample` take the new target as any other. The structure of the Hessian is found and used:
 
+    - independent coordinates of a conjugate family (normal, gamma, inverse gamma, beta, or Dirichlet, whatever the
+      names of the distributions) are integrated in closed form, without a search;
     - independent groups of coordinates, as random effects, cost about ten evaluations of the log density;
     - one site with a multivariate normal prior and data that factorise over it, each log-concave, as a Gaussian process
       for counts: a Cholesky factor a Newton step, and one contraction with the derivative of the covariance, which is
@@ -372,6 +382,7 @@ class _LaplaceDensity(Evaluators):
         self.dim, self._num_inner = len(self._kept), len(self._gone)
         self.sites = self._left()
         self.num_failures, self._is_field = 0, False
+        self._conjugate: ConjugateCoordinates | None = None
         self.blocks: Structure
         self._begin()
         self.num_failures = 0
@@ -383,11 +394,19 @@ class _LaplaceDensity(Evaluators):
     @property
     def description(self) -> str:
         """The structure of the Hessian in words."""
+        if self._conjugate is not None:
+            return f"conjugate: {self._conjugate.description}"
         if self._is_field:
             return f"Gaussian field of {self._num_inner}"
         num_products = sum(part.stencil.num_directions for part in self._parts)
         few = self.blocks.description.startswith("dense") and num_products < self._num_inner
-        return self.blocks.description + (f", from {num_products} products" if few else "")
+        exact = "normal: " if self._is_quadratic else ""
+        return exact + self.blocks.description + (f", from {num_products} products" if few else "")
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing is approximated."""
+        return self._conjugate is not None or self._is_quadratic
 
     def _left(self) -> tuple[Site, ...]:
         sites, start = [], 0
@@ -416,6 +435,10 @@ class _LaplaceDensity(Evaluators):
                     )
                 self._start = z.median(0).values
                 self._refuse_dependence(r[:_CANDIDATES], z[:_CANDIDATES])
+                if self._find_conjugate(r, z):
+                    self._reference = r[0]
+                    self._fixed = self._steady(z)
+                    return
                 self._find_structure(r, z)
         except UNTRACEABLE as error:
             if isinstance(error, BayeskitError):
@@ -488,6 +511,30 @@ class _LaplaceDensity(Evaluators):
                     f"integrate {name!r} out, too, or write the model so that {name!r} comes first"
                 )
 
+    def _find_conjugate(self, r: Tensor, z: Tensor) -> bool:
+        """Note whether all coordinates are independent given the others, each of a conjugate family."""
+        m, num_sticks = self._num_inner, []
+        alone = DiagonalBlocks(torch.arange(m, device=self.device))
+        self.blocks = alone
+        if not self._holds((0, 1), Stencil(None, alone), r, z):
+            return False
+        for site in self._whole.sites:
+            if site.name in self._over:
+                # A simplex of k + 1 numbers is broken off a stick, in k steps.
+                k, width = (*site.unconstrained_shape, 1)[len(site.unconstrained_shape) - 1], site.stop - site.start
+                is_simplex = site.shape == (*site.unconstrained_shape[:-1], k + 1)
+                sticks = torch.arange(k, 0, -1).repeat(width // k)
+                num_sticks.append(sticks if is_simplex else torch.zeros_like(sticks))
+        self._conjugate = conjugate_coordinates(
+            lambda at: self._slopes(r, at), self._start, z[:_CANDIDATES], torch.cat(num_sticks).to(self.device)
+        )
+        return self._conjugate is not None
+
+    def _slopes(self, r: Tensor, points: Tensor) -> Tensor:
+        """Return the gradient by ``z`` at points ``(k, m)`` for each row of ``r``, ``(k, n, m)``."""
+        slopes: Tensor = torch.func.vmap(lambda z: self._slope((0, 1), r, z.expand(len(r), -1))[0])(points)
+        return slopes
+
     def _find_structure(self, r: Tensor, z: Tensor) -> None:
         """Set the structure of the Hessian, and the parts in which it is found."""
         m = self._num_inner
@@ -528,17 +575,26 @@ class _LaplaceDensity(Evaluators):
         apart = parts[0].is_quadratic and not parts[1].is_quadratic
         self._parts = parts if apart else (self._part((0, 1), both, r, z),)
 
+    def _direction(self) -> Tensor:
+        """Return a direction in which no entry of a Hessian cancels another, ``(m,)``."""
+        return 1.5 + torch.arange(self._num_inner, dtype=torch.float64).mul(2.4).sin().mul(0.5).to(self._start)
+
     def _holds(self, terms: tuple[int, ...], stencil: AnyStencil, r: Tensor, z: Tensor) -> bool:
         """Tell whether the products give the whole Hessian of terms at all points: its product with any direction."""
         m = self._num_inner
         if stencil.num_directions == m:
             return True
-        v = 1.5 + torch.arange(m, dtype=torch.float64).mul(2.4).sin().mul(0.5).to(r)
-        there = -self._product(terms, r, z, v)[0]
+        v = self._direction()
+        product, slope, _ = self._product(terms, r, z, v)
+        there, rounding = -product, self._rounding(slope).norm(dim=1)
         part = _Part(terms, False, stencil, stencil.directions.to(self.dtype))
         here = self.blocks.times(stencil.blocks(self._products(part, r, z)), v.expand_as(z))
         gap, size = (here - there).norm(dim=1), there.norm(dim=1)
-        return not bool((gap > math.sqrt(torch.finfo(self.dtype).eps) * size).any())
+        return not bool((gap > math.sqrt(torch.finfo(self.dtype).eps) * size + rounding).any())
+
+    def _rounding(self, slope: Tensor) -> Tensor:
+        """Return the size of second derivatives that are no more than the rounding of the first."""
+        return _ROUNDING * torch.finfo(self.dtype).eps * slope.abs()
 
     def _find_field(self, r: Tensor, z: Tensor) -> None:
         """Note whether the prior is one multivariate normal and the likelihood factorises and is log-concave."""
@@ -551,15 +607,16 @@ class _LaplaceDensity(Evaluators):
         slope, _ = self._slope((0,), r, z)
         gap = (covariance @ slope.unsqueeze(-1)).squeeze(-1) + z - mean
         near = math.sqrt(torch.finfo(self.dtype).eps) * (1 + (z - mean).abs().amax())
-        is_concave = self._products(self._parts[1], r, z).amax() <= 0
+        curvature, slope, _ = self._product((1,), r, z, torch.ones_like(z))
+        is_concave = (curvature <= self._rounding(slope)).all()
         self._is_field = bool((gap.abs().amax() <= near) & is_concave)
 
     def _part(self, terms: tuple[int, ...], stencil: AnyStencil, r: Tensor, z: Tensor) -> _Part:
         part = _Part(terms, False, stencil, stencil.directions.to(self.dtype))
-        r, z = r[:_PATTERN_POINTS], z[:_PATTERN_POINTS]
-        one, other = (self._products(part, r, at) for at in (z, z.roll(1, 0) + 0.5 * z + 0.1))
-        gap, size = (one - other).abs().amax(), one.abs().amax()
-        return part._replace(is_quadratic=bool(gap <= 1e3 * torch.finfo(self.dtype).eps * size))
+        v = self._direction()
+        one, other = (self._product(terms, r, at, v)[0] for at in (z, z.roll(1, 0) + 0.5 * z + 0.1))
+        gap, size = (one - other).norm(dim=1), one.norm(dim=1)
+        return part._replace(is_quadratic=bool((gap <= 1e3 * torch.finfo(self.dtype).eps * size).all()))
 
     @property
     def _is_quadratic(self) -> bool:
@@ -725,6 +782,10 @@ class _LaplaceDensity(Evaluators):
         gradient = outside + beta.unsqueeze(-1) * torch.where(found.unsqueeze(-1), gradient - outside, 0.0)
         return Evaluation(prior, likelihood, tempered(prior, likelihood, beta), torch.cat([gradient, z + step], -1))
 
+    def _root(self, curvature: Tensor, slope: Tensor) -> Tensor:
+        """Return the root of minus a curvature, NaN where the likelihood is not concave."""
+        return torch.where(curvature <= self._rounding(slope), -curvature, torch.nan).clamp(min=0).sqrt()
+
     def _laplace_of_field(self, u: Tensor, beta: Tensor) -> Evaluation:
         """Do the same for a multivariate normal prior and a log-concave likelihood that factorises over ``z``.
 
@@ -741,7 +802,7 @@ class _LaplaceDensity(Evaluators):
 
         def curve(z: Tensor) -> tuple[Tensor, ...]:
             minus, slope, value = self._product(part.terms, r, z, torch.ones_like(z))
-            root = (-minus).sqrt()
+            root = self._root(minus, slope)
             inside = one + root.unsqueeze(-1) * covariance * root.unsqueeze(-2)
             factor, info = torch.linalg.cholesky_ex(inside)
             return root, slope, value, factor, info
@@ -787,8 +848,27 @@ class _LaplaceDensity(Evaluators):
         gradient = outside + beta.unsqueeze(-1) * torch.where(found.unsqueeze(-1), gradient, 0.0)
         return Evaluation(prior, likelihood, tempered(prior, likelihood, beta), torch.cat([gradient, z + step], -1))
 
+    def _integral_of(self, conjugate: ConjugateCoordinates, u: Tensor, beta: Tensor) -> Evaluation:
+        """Integrate in closed form; the starts are not needed, and stand as the gradient by them."""
+        r, z = u.split([self.dim, self._num_inner], -1)
+        outside, prior = self._prior(r)
+
+        def integral(r: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+            slopes, values = torch.func.vmap(lambda z: self._slope((0, 1), r, z.expand(len(r), -1)))(conjugate.points)
+            found = conjugate.log_integral(values[0], slopes)
+            return found.sum(), (found,)
+
+        gradient, value = gradient_and_rest(integral, r)
+        likelihood = value - prior
+        found = likelihood.isfinite() & gradient.sum(-1).isfinite()
+        likelihood = torch.where(found, likelihood, torch.nan)
+        gradient = outside + beta.unsqueeze(-1) * torch.where(found.unsqueeze(-1), gradient - outside, 0.0)
+        return Evaluation(prior, likelihood, tempered(prior, likelihood, beta), torch.cat([gradient, z], -1))
+
     def _evaluation(self, u: Tensor, beta: Tensor) -> Evaluation:
         """Evaluate rows and starts by the way that the structure allows."""
+        if self._conjugate is not None:
+            return self._integral_of(self._conjugate, u, beta)
         return self._laplace_of_field(u, beta) if self._is_field else self._laplace(u, beta)
 
     def _laplace_of_rows(self, u: Tensor, beta: Tensor) -> Evaluation:
@@ -798,10 +878,14 @@ class _LaplaceDensity(Evaluators):
     def _searched(self, evaluate: Evaluator, r: Tensor, beta: Tensor) -> Evaluation:
         """Evaluate rows ``(n, p)``; what a few steps from the predicted mode do not solve is searched for."""
         p = self.dim
-        z = self._start + (r - self._reference) @ self._tangent
+        z = self._start.expand(len(r), -1)
+        if self._conjugate is None:
+            z = z + (r - self._reference) @ self._tangent
         found = evaluate(torch.cat([r, z], -1), beta)
         lost = found.log_likelihood.isnan()
-        if bool(lost.any()):
+        if self._conjugate is not None:
+            self.num_failures += int(lost.sum())
+        elif bool(lost.any()):
             for _ in range(_MAX_TRIES):  # the graph goes on where it ended
                 z = torch.where(lost.unsqueeze(-1), found.gradient[:, p:], z)
                 if not bool((lost & z.isfinite().all(-1)).any()):
@@ -942,8 +1026,19 @@ class _LaplaceDensity(Evaluators):
 
     def completed(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         """Return vectors of all sites, those that were integrated out drawn at random, ``(n, p) -> (n, d)``."""
-        noise = torch.randn(len(rows), self._num_inner, generator=generator, dtype=self.dtype).to(self.device)
         parts: list[Tensor] = []
+        if (conjugate := self._conjugate) is not None:
+            with one_thread(), torch.no_grad(), FailingApart():
+                for r in rows.split(self.cost.chunk_size(len(rows))):
+                    slopes = self._slopes(r, conjugate.points)
+                    if lost := int((~conjugate.log_integral(torch.zeros_like(r[:, 0]), slopes).isfinite()).sum()):
+                        raise DrawsError(
+                            f"the density has no finite integral by {sorted(self._over)} at {lost} of {len(r)} draws"
+                        )
+                    z = conjugate.drawn(slopes, generator)
+                    parts.append(torch.func.vmap(self._merged)(r, z))
+            return torch.cat(parts)
+        noise = torch.randn(len(rows), self._num_inner, generator=generator, dtype=self.dtype).to(self.device)
         with one_thread():
             for r in rows.split(self.cost.chunk_size(len(rows))):
                 mode = self._mode(r)
@@ -958,6 +1053,8 @@ class _LaplaceDensity(Evaluators):
 
         The second result is the largest share of a group's integral that may lie beyond the ends of the quadrature.
         """
+        if self._conjugate is not None:
+            return torch.zeros_like(rows[:, 0]), 0.0
         found, left_over = [], 0.0
         with one_thread(), torch.no_grad(), FailingApart():
             for r in rows.split(max(1, self.cost.chunk_size(len(rows) * num_inner) // num_inner)):
@@ -979,8 +1076,8 @@ class _LaplaceDensity(Evaluators):
         for _ in range(_MAX_TRIES):
             evaluation = self._laplace_of_field(torch.cat([r, start], -1), one)
             start = evaluation.gradient[:, self.dim :]
-        minus = self._product((1,), r, start, torch.ones_like(start))[0]
-        root, covariance = (-minus).sqrt(), self._field(r)[1]
+        minus, slope, _ = self._product((1,), r, start, torch.ones_like(start))
+        root, covariance = self._root(minus, slope), self._field(r)[1]
         eye = torch.eye(self._num_inner, dtype=r.dtype, device=r.device)
         inside = torch.linalg.cholesky(eye + root.unsqueeze(-1) * covariance * root.unsqueeze(-2))
         beside = torch.linalg.solve_triangular(inside, root.unsqueeze(-1) * covariance, upper=False)
