@@ -23,6 +23,8 @@ _EDGES, _DEGREE = (0.0, 1.0, 2.0, 3.0, 4.5, 6.5, 9.0, 12.0), 8
 _EQUAL_WEIGHTS = 1e-3
 #: Share of an integral at the ends of the quadrature beyond which it is not trusted.
 _MOST_LEFT_OVER = 1e-6
+#: Halvings of an interval between two nodes, in the search for a quantile.
+_HALVINGS = 30
 
 
 E = TypeVar("E", bound=Any)  # Evidence, whose module imports this one
@@ -127,6 +129,27 @@ class LineRule(NamedTuple):
     nodes: Tensor  # (J,)
     log_weights: Tensor  # (J,)
     integrals: Tensor  # (J, J), from derivatives at all nodes to h at each
+
+    def quantiles(self, height: Tensor, chance: Tensor) -> Tensor:
+        """Return where the distribution functions of ``exp(h)`` ``(J, n, m)`` reach ``chance``, both ``(n, m)``.
+
+        Between two nodes the distribution function is the cubic that has the density as slope at both.
+        """
+        density = (height - height.amax(0)).exp().movedim(0, -1)
+        function = density @ self.integrals.T
+        function = function - function[..., :1]
+        level = (chance * function[..., -1]).unsqueeze(-1)
+        right = torch.searchsorted(function.contiguous(), level).clamp(1, len(self.nodes) - 1)
+        low, high = (function.gather(-1, k) for k in (right - 1, right))
+        width = self.nodes[right] - self.nodes[right - 1]
+        first, last = (density.gather(-1, k) * width for k in (right - 1, right))
+        below, above = torch.zeros_like(level), torch.ones_like(level)
+        for _ in range(_HALVINGS):
+            t = 0.5 * (below + above)
+            s = 1 - t
+            cubic = s**2 * (1 + 2 * t) * low + t**2 * (1 + 2 * s) * high + s * t * (s * first - t * last)
+            below, above = torch.where(cubic < level, t, below), torch.where(cubic < level, above, t)
+        return (self.nodes[right - 1] + width * 0.5 * (below + above)).squeeze(-1)
 
 
 @cache

@@ -14,14 +14,16 @@ from torch import Tensor
 
 from bayeskit.core.inputs import unknown_name, whole_number
 from bayeskit.core.process_state import process_state
+from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.signatures import check_memory
-from bayeskit.core.torch_internals import gradient_and_rest
+from bayeskit.core.torch_internals import gradient_and_rest, standard_gamma
 from bayeskit.draws import Draws
-from bayeskit.errors import BayeskitError, DrawsError, InitializationError, ModelError, SettingsError
+from bayeskit.errors import AccuracyWarning, BayeskitError, DrawsError, InitializationError, ModelError, SettingsError
 from bayeskit.inference.conjugacy import ConjugateCoordinates, conjugate_coordinates
 from bayeskit.inference.curvature_blocks import Band, BandStencil, DiagonalBlocks, Factor, Stencil, Structure
 from bayeskit.inference.laplace_correction import LaplaceCorrection, LineRule, line_rule
+from bayeskit.inference.samplers.smc import systematic
 from bayeskit.logdensity.compiling import (
     CHUNK_BYTES,
     Cost,
@@ -49,6 +51,8 @@ _NEAR = 0.01
 #: Damping relative to the largest diagonal entry: the first one, the one below which it is dropped, the last one.
 _FIRST_DAMPING, _LEAST_DAMPING, _MOST_DAMPING = 1e-2, 2e-2, 1e10
 _PRIOR_DRAWS, _CANDIDATES, _PATTERN_POINTS = 64, 5, 3
+#: Starts of the search for other modes, and the square of the distance of two in standard deviations.
+_STARTS, _SAME_MODE = 16, 1e-2
 #: Newton steps of one evaluation, evaluations before a guarded search, steps to the mode of the marginal.
 _NUM_STEPS, _MAX_TRIES, _MAX_CLIMB = 3, 8, 30
 _TANGENT_STEP = 0.1
@@ -58,6 +62,8 @@ _ROUNDING = 1e2
 _LONG, _BANDWIDTHS = 100, (1, 2, 4, 8)
 #: Relative error of summed slopes that is taken for a failure, unless the density has fallen by so many nats.
 _ADDING_UP, _DEEP = 1e-6, 50.0
+#: Evaluations of the log density in the memory of one gradient of the approximation.
+_VALUES = 8
 #: Numbers of pieces of each panel that are tried: 1, 2, 4, ...
 _REFINEMENTS = 4
 
@@ -71,6 +77,8 @@ class MarginalTarget(Target):
         The target over all sites.
     over : tuple of str
         The sites that are integrated out.
+    correct : bool
+        Whether :meth:`with_latents` and estimators of the evidence correct what the approximation misses.
 
     Examples
     --------
@@ -87,16 +95,18 @@ class MarginalTarget(Target):
 
     density: _LaplaceDensity
 
-    def __init__(self, whole: Target, over: Sequence[str]) -> None:
-        self.whole, self.over = whole, tuple(over)
+    def __init__(self, whole: Target, over: Sequence[str], correct: bool = False) -> None:
+        self.whole, self.over, self.correct = whole, tuple(over), correct
         with process_state(), one_thread():
             density = _LaplaceDensity(whole.density, self.over)  # type: ignore[arg-type]
         sample = density.sample_prior if whole.can_sample_prior else None
         super().__init__(density, compile=whole.compile, batched=True, sample_prior=sample)
+        for problem in density.problems:
+            warnings.warn(problem, AccuracyWarning, stacklevel=4)
 
     @property
     def curvature(self) -> str:
-        """What the sites that are integrated out look like: conjugate, independent groups, a Gaussian field, or dense."""
+        """What the integral looks like: conjugate, independent groups, a Gaussian field, a chain, or dense."""
         return self.density.description
 
     @property
@@ -105,20 +115,34 @@ class MarginalTarget(Target):
         return self.density.is_exact
 
     @property
+    def problems(self) -> tuple[str, ...]:
+        """Why the approximation cannot be trusted; estimates of the evidence repeat it."""
+        return self.density.problems
+
+    @property
     def num_failures(self) -> int:
         """Number of evaluated vectors so far at which no mode was found, which have density zero."""
         return self.density.num_failures
 
-    def with_latents(self, draws: Draws, *, seed: int | torch.Generator = 0) -> Draws:
+    def with_latents(
+        self, draws: Draws, *, num_inner: int = 64, seed: int | torch.Generator = 0, progress: bool = True
+    ) -> Draws:
         """Return draws of all sites: one of the sites that were integrated out for each draw of the others.
 
-        It comes from the normal approximation at the mode, on the unconstrained scale: exact where that is exact.
+        It comes from the normal approximation at the mode, on the unconstrained scale: exact where that is exact. If
+        the target is to be corrected, it comes from the density itself, by quadrature or importance sampling as in
+        :meth:`correction`, and the draws of the other sites are resampled within each chain, in their order, with the
+        ratio of the estimated likelihood and the approximation as weight: some draws are then there twice.
 
         Parameters
         ----------
         draws : Draws
             Of this target, ``(chains, draws, d)``.
+        num_inner : int, default 64
+            Number of points of importance sampling for each draw, where a target is corrected.
         seed : int or torch.Generator, default 0
+        progress : bool, default True
+            Show a progress bar while a target is corrected.
 
         Returns
         -------
@@ -129,6 +153,11 @@ class MarginalTarget(Target):
         ------
         DrawsError
             If the draws are of another dimension or tempered, or no mode exists at some of them.
+
+        Warns
+        -----
+        AccuracyWarning
+            If the correction cannot be trusted.
 
         Examples
         --------
@@ -146,8 +175,19 @@ class MarginalTarget(Target):
         """
         self._check_draws(draws)
         rows = draws.unconstrained.to(self.device, self.dtype).reshape(-1, self.dim)
-        u = self.density.completed(rows, new_generator(seed, stream="latent sites"))
-        u = u.reshape(*draws.unconstrained.shape[:2], self.whole.dim)
+        shape, generator = draws.unconstrained.shape[:2], new_generator(seed, stream="latent sites")
+        if self.correct and not self.is_exact:
+            found = self.density.corrected(
+                rows, whole_number("num_inner", num_inner, 2), generator, progress=progress, with_draws=True
+            )
+            log_weights, u = found.log_ratio.reshape(shape), found.draws.reshape(*shape, -1)
+            for problem in LaplaceCorrection(log_weights, found.left_over).warnings:
+                warnings.warn(problem, AccuracyWarning, stacklevel=2)
+            log_weights = log_weights.double().cpu()
+            index = systematic(log_weights - log_weights.logsumexp(1, keepdim=True), generator).to(u.device)
+            u = u.gather(1, index.unsqueeze(-1).expand_as(u))
+        else:
+            u = self.density.completed(rows, generator).reshape(*shape, self.whole.dim)
         log_prior, log_likelihood = self.whole.evaluate(u)
         return replace(
             draws,
@@ -161,7 +201,13 @@ class MarginalTarget(Target):
         )
 
     def correction(
-        self, draws: Draws, *, num_rows: int = 400, num_inner: int = 64, seed: int | torch.Generator = 0
+        self,
+        draws: Draws,
+        *,
+        num_rows: int = 400,
+        num_inner: int = 64,
+        seed: int | torch.Generator = 0,
+        progress: bool = True,
     ) -> LaplaceCorrection:
         r"""Return what Laplace's approximation misses of the log evidence, with its standard error.
 
@@ -181,6 +227,8 @@ class MarginalTarget(Target):
         num_inner : int, default 64
             Number of points of importance sampling for each of them.
         seed : int or torch.Generator, default 0
+        progress : bool, default True
+            Show a progress bar.
 
         Returns
         -------
@@ -220,8 +268,8 @@ class MarginalTarget(Target):
         chosen = torch.linspace(0, num_draws - 1, each).round().long()
         rows = draws.unconstrained[:, chosen].to(self.device, self.dtype).reshape(-1, self.dim)
         generator = new_generator(seed, stream="Laplace correction")
-        log_ratio, left_over = self.density.log_ratios(rows, whole_number("num_inner", num_inner, 2), generator)
-        return LaplaceCorrection(log_ratio.reshape(num_chains, each), left_over)
+        found = self.density.corrected(rows, whole_number("num_inner", num_inner, 2), generator, progress=progress)
+        return LaplaceCorrection(found.log_ratio.reshape(num_chains, each), found.left_over)
 
     def _check_draws(self, draws: Draws) -> None:
         if draws.unconstrained.shape[-1] != self.dim:
@@ -236,7 +284,9 @@ class MarginalTarget(Target):
         return f"MarginalTarget(dim={self.dim}, sites=[{left}], over=[{gone}], curvature={self.curvature!r})"
 
 
-def marginalize(target: Target, sites: Sequence[str], *, method: Literal["laplace"] = "laplace") -> MarginalTarget:
+def marginalize(
+    target: Target, sites: Sequence[str], *, method: Literal["laplace"] = "laplace", correct: bool = False
+) -> MarginalTarget:
     r"""Return a target over the other sites, with ``sites`` integrated out by Laplace's approximation.
 
     With ``f(r, z)`` the log density of the other sites ``r`` and of the unconstrained coordinates ``z`` of ``sites``,
@@ -269,6 +319,10 @@ def marginalize(target: Target, sites: Sequence[str], *, method: Literal["laplac
     sites : sequence of str
         Continuous latent sites, on which no other site's prior depends. At least one site must be left.
     method : {"laplace"}, default "laplace"
+    correct : bool, default False
+        Correct what the approximation misses wherever that can be done after sampling: estimators of the evidence add
+        :meth:`~MarginalTarget.correction`, and :meth:`~MarginalTarget.with_latents` weights and draws by the density
+        itself. It costs nothing where the result is exact.
 
     Returns
     -------
@@ -344,7 +398,7 @@ def marginalize(target: Target, sites: Sequence[str], *, method: Literal["laplac
             f"sites names all sites of the model, {known}, and no target is left; leave one out, or use "
             "evidence.laplace_approximation for the evidence"
         )
-    return MarginalTarget(target, [name for name in known if name in over])
+    return MarginalTarget(target, [name for name in known if name in over], correct)
 
 
 AnyStencil = Stencil | BandStencil
@@ -367,6 +421,14 @@ class _Mode(NamedTuple):
     found: Tensor  # (n,), bool
 
 
+class _Corrected(NamedTuple):
+    """Estimates at ``n`` vectors that are free of the approximation."""
+
+    log_ratio: Tensor  # (n,), of an unbiased estimate of the likelihood and the approximation
+    draws: Tensor  # (n, m) of what is integrated out, or (n, d) of all sites, to be weighted by the ratio
+    left_over: float  # largest share of an integral that may lie beyond the ends of the quadrature
+
+
 class _LaplaceDensity(Evaluators):
     """Laplace's approximation of the integral of a Pyro model's density over some sites, with its gradient."""
 
@@ -382,6 +444,7 @@ class _LaplaceDensity(Evaluators):
         self.dim, self._num_inner = len(self._kept), len(self._gone)
         self.sites = self._left()
         self.num_failures, self._is_field = 0, False
+        self.problems: tuple[str, ...] = ()
         self._conjugate: ConjugateCoordinates | None = None
         self.blocks: Structure
         self._begin()
@@ -466,6 +529,31 @@ class _LaplaceDensity(Evaluators):
         except UNTRACEABLE as error:
             raise_if_forked(error)
             raise ModelError(f"the model's density has no third derivatives by {names}: {first_line(error)}") from error
+        if not (self._is_field or self._is_quadratic):
+            self.problems = self._several_modes(torch.cat([self._reference.unsqueeze(0), candidates[1:]]), z)
+
+    def _several_modes(self, r: Tensor, starts: Tensor) -> tuple[str, ...]:
+        """Say where searches from draws of the prior ``(k, m)`` end at different modes for a row of ``r``."""
+        starts = starts[:_STARTS]
+        at = r.repeat_interleave(len(starts), 0)
+        with torch.no_grad(), FailingApart():
+            here = self._climbed(r)
+            there = self._climbed(at, starts.repeat(len(r), 1))
+            found = there.found & here.found.repeat_interleave(len(starts))
+            top = here.z.repeat_interleave(len(starts), 0)
+            apart = there.z - top
+            minus, _, value = self._curve(at, top, self._constant(at, top))
+            gain = torch.stack(self._terms(at, there.z)).sum(0) - value
+            distance = (apart * self.blocks.times(minus, apart)).sum(-1)
+        other = found & (distance > _SAME_MODE)
+        if not bool(other.any()):
+            return ()
+        names = " and ".join(map(repr, sorted(self._over)))
+        return (
+            f"the density of {names} has several modes given the other sites: {int(other.sum())} of {int(found.sum())} "
+            "searches from draws of the prior end at another one than that of the approximation, by "
+            f"{float(gain[other].amax()):+.2f} nats; sample these sites with the others",
+        )
 
     def _approach(self, r: Tensor, z: Tensor) -> None:
         """Move the point near which modes are predicted from ``(p,), (m,)`` towards the mode of the marginal."""
@@ -914,9 +1002,9 @@ class _LaplaceDensity(Evaluators):
         with torch.no_grad(), FailingApart():
             return self._climbed(r)
 
-    def _climbed(self, r: Tensor) -> _Mode:
+    def _climbed(self, r: Tensor, start: Tensor | None = None) -> _Mode:
         blocks, eps = self.blocks, torch.finfo(r.dtype).eps
-        z = self._start.expand(len(r), -1)
+        z = self._start.expand(len(r), -1) if start is None else start
         constant = self._constant(r, z)
         minus, slope, value = self._curve(r, z, constant)
         alive = _finite(minus, slope, value)
@@ -1042,57 +1130,82 @@ class _LaplaceDensity(Evaluators):
         with one_thread():
             for r in rows.split(self.cost.chunk_size(len(rows))):
                 mode = self._mode(r)
-                if lost := int((~mode.found).sum()):
-                    raise DrawsError(f"no mode of {sorted(self._over)} is found at {lost} of {len(r)} draws")
+                self._check_found(mode, r)
                 e = noise[sum(map(len, parts)) :][: len(r)]
                 parts.append(torch.func.vmap(self._merged)(r, mode.z + self.blocks.spread(mode.factor, e)))
         return torch.cat(parts)
 
-    def log_ratios(self, rows: Tensor, num_inner: int, generator: torch.Generator) -> tuple[Tensor, float]:
-        """Return the log ratio of an unbiased estimate of the likelihood and the approximation, ``(n, p) -> (n,)``.
-
-        The second result is the largest share of a group's integral that may lie beyond the ends of the quadrature.
-        """
-        if self._conjugate is not None:
-            return torch.zeros_like(rows[:, 0]), 0.0
-        found, left_over = [], 0.0
-        with one_thread(), torch.no_grad(), FailingApart():
-            for r in rows.split(max(1, self.cost.chunk_size(len(rows) * num_inner) // num_inner)):
+    def corrected(
+        self,
+        rows: Tensor,
+        num_inner: int,
+        generator: torch.Generator,
+        *,
+        progress: bool,
+        with_draws: bool = False,
+    ) -> _Corrected:
+        """Estimate the likelihood at rows ``(n, p)`` without bias, and draw what is integrated out, if wanted."""
+        if self.is_exact:
+            u = self.completed(rows, generator) if with_draws else rows
+            return _Corrected(torch.zeros_like(rows[:, 0]), u, 0.0)
+        found = []
+        with (
+            one_thread(),
+            torch.no_grad(),
+            FailingApart(),
+            progress_bar("correcting Laplace's approximation", len(rows), progress) as bar,
+        ):
+            for r in rows.split(self.cost.chunk_size(len(rows))):
                 mode = self._climbed_field(r) if self._is_field else self._climbed(r)
-                if lost := int((~mode.found).sum()):
-                    raise DrawsError(f"no mode of {sorted(self._over)} is found at {lost} of {len(r)} draws")
+                self._check_found(mode, r)
                 if isinstance(self.blocks, DiagonalBlocks) and self.blocks.is_separate:
-                    log_ratio, rest = self._by_quadrature(r, mode.z, self.blocks.scattered(1 / mode.factor))
-                    left_over = max(left_over, float(rest.amax()))
+                    chance = torch.rand(mode.z.shape, generator=generator, dtype=torch.float64) if with_draws else None
+                    part = self._by_quadrature(r, mode.z, self.blocks.scattered(1 / mode.factor), chance)
                 else:
-                    log_ratio = self._by_importance(r, mode, num_inner, generator)
-                found.append(log_ratio)
-        return torch.cat(found), left_over
+                    size = max(1, _VALUES * self.cost.chunk_size(len(r) * num_inner) // num_inner)
+                    pairs = zip(r.split(size), mode.z.split(size), strict=True)
+                    part = _joined([self._by_importance(*pair, num_inner, generator) for pair in pairs])
+                u = torch.func.vmap(self._merged)(r, part.draws) if with_draws else r
+                found.append(part._replace(draws=u))
+                bar.update(sum(len(part.log_ratio) for part in found))
+        return _joined(found)
+
+    def _check_found(self, mode: _Mode, r: Tensor) -> None:
+        if lost := int((~mode.found).sum()):
+            raise DrawsError(f"no mode of {sorted(self._over)} is found at {lost} of {len(r)} draws")
 
     def _climbed_field(self, r: Tensor) -> _Mode:
-        """Return modes of a Gaussian field and Cholesky factors of its precision, from the covariance."""
+        """Return modes of a Gaussian field and Cholesky factors of its precision."""
         start = self._start + (r - self._reference) @ self._tangent
         one = torch.ones_like(r[:, 0])
         for _ in range(_MAX_TRIES):
             evaluation = self._laplace_of_field(torch.cat([r, start], -1), one)
             start = evaluation.gradient[:, self.dim :]
-        minus, slope, _ = self._product((1,), r, start, torch.ones_like(start))
+        factor = self._field_factor(r, start)
+        found = evaluation.log_likelihood.isfinite() & factor.isfinite().flatten(1).all(-1)
+        return _Mode(start, factor, found)
+
+    def _field_factor(self, r: Tensor, z: Tensor) -> Tensor:
+        """Return the Cholesky factor of the precision at modes, from the covariance, ``(n, 1, m, m)``."""
+        minus, slope, _ = self._product((1,), r, z, torch.ones_like(z))
         root, covariance = self._root(minus, slope), self._field(r)[1]
         eye = torch.eye(self._num_inner, dtype=r.dtype, device=r.device)
         inside = torch.linalg.cholesky(eye + root.unsqueeze(-1) * covariance * root.unsqueeze(-2))
         beside = torch.linalg.solve_triangular(inside, root.unsqueeze(-1) * covariance, upper=False)
         # A factor of the covariance, from the last coordinate on, is the inverse of one of the precision.
         upper = torch.linalg.cholesky((covariance - beside.mT @ beside).flip(-1, -2)).flip(-1, -2)
-        factor = torch.linalg.solve_triangular(upper, eye.expand_as(upper), upper=True).mT
-        found = evaluation.log_likelihood.isfinite() & factor.isfinite().flatten(1).all(-1)
-        return _Mode(start, factor.unsqueeze(1), found)
+        return torch.linalg.solve_triangular(upper, eye.expand_as(upper), upper=True).mT.unsqueeze(1)
 
-    def _by_quadrature(self, r: Tensor, z: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    def _factor(self, r: Tensor, z: Tensor) -> Factor:
+        """Return the factor of minus the Hessian at modes."""
+        return self.blocks.factorised(self._curve(r, z, self._constant(r, z))[0])[0]
+
+    def _by_quadrature(self, r: Tensor, z: Tensor, scale: Tensor, chance: Tensor | None) -> _Corrected:
         """Integrate along each coordinate, from its slope at points that all coordinates share; finer where needed.
 
-        Return the log ratios ``(n,)`` and what the quadrature may leave out, ``(n,)``: one where it failed.
+        Draws are quantiles of ``chance`` ``(n, m)``. What may be left out is one where the quadrature failed.
         """
-        log_ratio, rest = z.new_zeros(len(z)), z.new_ones(len(z))
+        log_ratio, rest, x = z.new_zeros(len(z)), z.new_ones(len(z)), z.clone()
         for number in range(_REFINEMENTS):
             bad = (rest == 1).nonzero()[:, 0]
             if len(bad) == 0:
@@ -1100,10 +1213,13 @@ class _LaplaceDensity(Evaluators):
             rule = LineRule(*(x.to(z) for x in line_rule(2**number)))
             size = max(1, self.cost.chunk_size(len(bad) * len(rule.nodes)) // len(rule.nodes))
             for some in bad.split(size):
-                log_ratio[some], rest[some] = self._along(rule, r[some], z[some], scale[some])
-        return log_ratio, rest
+                height, log_ratio[some], rest[some] = self._along(rule, r[some], z[some], scale[some])
+                if chance is not None:
+                    x[some] = z[some] + scale[some] * rule.quantiles(height, chance[some].to(z))
+        return _Corrected(log_ratio, x, float(rest.amax()))
 
-    def _along(self, rule: LineRule, r: Tensor, z: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    def _along(self, rule: LineRule, r: Tensor, z: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log densities at the nodes ``(J, n, m)``, the log ratio ``(n,)`` and what is left out, ``(n,)``."""
         slope, value = torch.func.vmap(lambda x: self._slope((0, 1), r, z + scale * x))(rule.nodes)
         # The log density along a coordinate is what the slopes from the mode outwards add up to.
         height = torch.einsum("jk,knm->jnm", rule.integrals, slope * scale)
@@ -1114,25 +1230,32 @@ class _LaplaceDensity(Evaluators):
         known, found = value - value[len(value) // 2], height.sum(-1)
         gap = ((found - known).abs() > _ADDING_UP * (1 + known.abs())) & ((found > -_DEEP) | (known > -_DEEP))
         failed = gap.any(0) | (height > 1).any(-1).any(0) & (found > -_DEEP).any(0) | ~rest.isfinite()
-        return (total - 0.5 * math.log(2 * math.pi)).sum(-1), torch.where(failed, 1.0, rest)
+        return height, (total - 0.5 * math.log(2 * math.pi)).sum(-1), torch.where(failed, 1.0, rest)
 
-    def _by_importance(self, r: Tensor, mode: _Mode, num_inner: int, generator: torch.Generator) -> Tensor:
+    def _by_importance(self, r: Tensor, mode: Tensor, num_inner: int, generator: torch.Generator) -> _Corrected:
+        """Draw from independent Student t distributions along the axes; one draw of each row is kept by its weight."""
         m = self._num_inner
+        factor = self._field_factor(r, mode) if self._is_field else self._factor(r, mode)
         # So many degrees of freedom that the log ratio to normal draws varies little over all axes.
         freedom = torch.tensor(max(5.0, math.sqrt(5 * m)), dtype=torch.float64)
         shape = (num_inner, len(r), m)
         normal = torch.randn(shape, generator=generator, dtype=torch.float64)
-        gamma = torch._standard_gamma((freedom / 2).expand(shape).contiguous(), generator=generator)
+        gamma = standard_gamma((freedom / 2).expand(shape).contiguous(), generator)
         x = normal / (2 * gamma / freedom).sqrt()
         log_q = torch.distributions.StudentT(freedom).log_prob(x).sum(-1).to(r)
-        x = x.to(r)
+        z = torch.func.vmap(lambda x: mode + self.blocks.spread(factor, x))(x.to(r))
+        logs = torch.func.vmap(lambda z: torch.stack(self._terms(r, z)).sum(0))(z) - log_q
+        top = torch.stack(self._terms(r, mode)).sum(0) + 0.5 * m * math.log(2 * math.pi)
+        uniform = torch.rand(logs.shape, generator=generator, dtype=torch.float64)
+        chosen = (logs - (-uniform.log()).log().to(r)).argmax(0)  # Gumbel's trick
+        log_ratio = logs.logsumexp(0) - math.log(num_inner) - top
+        return _Corrected(log_ratio, z[chosen, torch.arange(len(r), device=z.device)], 0.0)
 
-        def value(x: Tensor) -> Tensor:
-            return torch.stack(self._terms(r, mode.z + self.blocks.spread(mode.factor, x))).sum(0)
 
-        logs = torch.func.vmap(value)(x) - log_q
-        top = torch.stack(self._terms(r, mode.z)).sum(0) + 0.5 * m * math.log(2 * math.pi)
-        return logs.logsumexp(0) - math.log(num_inner) - top
+def _joined(parts: Sequence[_Corrected]) -> _Corrected:
+    """Return estimates at all rows of several parts."""
+    log_ratio, draws, left_over = zip(*parts, strict=True)
+    return _Corrected(torch.cat(log_ratio), torch.cat(draws), max(left_over))
 
 
 class _Once(torch.autograd.Function):

@@ -8,11 +8,12 @@ import pyro.distributions as dist
 import pytest
 import torch
 from scipy.integrate import quad
-from scipy.stats import norm, poisson
+from scipy.stats import kstwo, norm, poisson
 
 import bayeskit as bk
 from bayeskit.core import signatures
 from bayeskit.errors import (
+    AccuracyWarning,
     DrawsError,
     InitializationError,
     ModelError,
@@ -206,22 +207,6 @@ def test_importance_sampling_corrects_dense_groups(limit):
     assert 0 < correction.standard_error < 0.02
 
 
-def test_the_corrected_evidence_is_exact(limit):
-    target = marginal(counted, ["effect"], COUNTS)
-    draws = bk.sample(target, num_samples=500, progress=False)
-    correction = target.correction(draws)
-    found = correction.applied(evidence.bridge_sampling(target, draws))
-    step = 0.125
-    u = torch.cartesian_prod(step * torch.arange(-24, 32, dtype=FLOAT), step * torch.arange(-36, 26, dtype=FLOAT))
-    likelihood = target.correction(rows(target, u), num_rows=len(u)).log_weights.flatten() + target.log_likelihood(u)
-    prior = target.log_prior(u)
-    exact = float((prior + likelihood).logsumexp(0)) + 2 * math.log(step)
-    assert found.trusted
-    assert abs(found.log_evidence - exact) < limit(1) * found.standard_error
-    laplace = float((prior + target.log_likelihood(u)).logsumexp(0)) + 2 * math.log(step)
-    assert abs(correction.log_ratio - (exact - laplace)) < limit(1) * correction.standard_error
-
-
 def test_wide_integrals_take_finer_panels_or_are_flagged():
     y = torch.zeros(3, dtype=FLOAT)
     target = marginal(counted, ["effect"], y)
@@ -234,6 +219,96 @@ def test_wide_integrals_take_finer_panels_or_are_flagged():
     far = target.correction(at(target, torch.tensor([0.5, 9.0], dtype=FLOAT), 2))
     assert not far.trusted
     assert "quadrature" in far.warnings[0]
+
+
+# -- corrected targets ----------------------------------------------------------------------
+
+
+def corrected(model, sites, *args):
+    return bk.marginalize(bk.Target.from_pyro(model, *args), sites, correct=True)
+
+
+def test_the_corrected_evidence_is_exact(limit):
+    target = corrected(counted, ["effect"], COUNTS)
+    step = 0.125
+    u = torch.cartesian_prod(step * torch.arange(-24, 32, dtype=FLOAT), step * torch.arange(-36, 26, dtype=FLOAT))
+    likelihood = target.correction(rows(target, u), num_rows=len(u)).log_weights.flatten() + target.log_likelihood(u)
+    prior = target.log_prior(u)
+    exact = float((prior + likelihood).logsumexp(0)) + 2 * math.log(step)
+    draws = bk.sample(target, num_samples=500, progress=False)
+    found = evidence.bridge_sampling(target, draws)
+    assert found.trusted
+    assert abs(found.log_evidence - exact) < limit(1) * found.standard_error
+    correction = target.correction(draws)
+    laplace = float((prior + target.log_likelihood(u)).logsumexp(0)) + 2 * math.log(step)
+    assert abs(correction.log_ratio - (exact - laplace)) < limit(1) * correction.standard_error
+    # By hand, for a target that is not corrected of itself; in a comparison; and by an estimator without draws.
+    plain = evidence.bridge_sampling(marginal(counted, ["effect"], COUNTS), draws)
+    by_hand = correction.applied(plain)
+    assert by_hand.log_evidence == pytest.approx(found.log_evidence, rel=1e-9)
+    assert by_hand.standard_error == pytest.approx(found.standard_error, rel=1e-6)
+    assert found.diagnostics["laplace_correction"] == pytest.approx(correction.log_ratio, rel=1e-6)
+    table = evidence.compare(target, ["bridge_sampling", "laplace"], draws=draws, progress=False)
+    assert table["bridge_sampling"].log_evidence == pytest.approx(found.log_evidence, rel=1e-9)
+    alone, shared = evidence.laplace(target), table["laplace"]
+    assert alone.log_evidence == pytest.approx(shared.log_evidence, abs=0.01)
+
+
+@pytest.mark.parametrize("scale", [0.7, 2.5])
+def test_latents_of_a_corrected_target_have_the_density_itself(scale):
+    """One count, at fixed values of the other sites: Kolmogorov's distance to the distribution by quadrature."""
+    target = corrected(counted, ["effect"], COUNTS[:2])
+    u = target.unconstrain({"level": torch.tensor(0.5), "log_scale": torch.tensor(math.log(scale), dtype=FLOAT)})
+    drawn = target.with_latents(at(target, u, 2000), seed=2, progress=False)["effect"].reshape(-1, 2)
+    grid = torch.linspace(-14 * scale, 14 * scale, 40_001, dtype=FLOAT)
+    for x, y in zip(drawn.T, COUNTS, strict=False):
+        height = dist.Poisson((0.5 + grid).exp()).log_prob(y) + dist.Normal(0.0, scale).log_prob(grid)
+        function = (height - height.logsumexp(0)).exp().cumsum(0)
+        below = function[torch.searchsorted(grid, x.sort().values.contiguous()) - 1]
+        steps = torch.arange(1, len(x) + 1, dtype=FLOAT) / len(x)
+        distance = max(float((steps - below).max()), float((below - steps + 1 / len(x)).max()))
+        assert kstwo.sf(distance, len(x)) > 1e-5 / 4
+    # The normal approximation is another distribution.
+    plain = marginal(counted, ["effect"], COUNTS[:2]).with_latents(at(target, u, 2000))["effect"].reshape(-1, 2)
+    moved = (plain.mean(0) - drawn.mean(0)).abs() / (plain.std(0) / math.sqrt(2000))
+    assert scale < 1 or float(moved.max()) > 8
+
+
+def test_importance_sampling_draws_the_latents_of_dense_groups(limit):
+    target = corrected(counted, ["effect"], COUNTS, rotation_of(len(COUNTS)))
+    u = target.unconstrain({"level": torch.tensor(0.5), "log_scale": torch.tensor(0.4, dtype=FLOAT)})
+    drawn = target.with_latents(at(target, u, 1000), seed=2, progress=False)["effect"]
+    effect = drawn.flatten(0, 1) @ rotation_of(len(COUNTS)).T
+    grid = torch.linspace(-20, 20, 40_001, dtype=FLOAT)[:, None]
+    height = dist.Poisson((0.5 + grid).exp()).log_prob(COUNTS) + dist.Normal(0.0, math.exp(0.4)).log_prob(grid)
+    weight = (height - height.logsumexp(0)).exp()
+    mean = (weight * grid).sum(0)
+    # Resampling repeats draws: the error of a mean is larger than that of 2,000 independent ones.
+    repeats = len(effect) / len(effect[:, 0].unique())
+    z = (effect.mean(0) - mean) / (effect.std(0) * math.sqrt(2 * repeats / len(effect)))
+    assert float(z.abs().max()) < limit(len(COUNTS))
+
+
+def test_draws_are_weighted_by_the_likelihood_itself():
+    """Half of the draws at either of two vectors: after resampling the shares are those of the exact likelihood."""
+    target = corrected(counted, ["effect"], COUNTS)
+    pair = torch.tensor([[0.5, -0.5], [1.0, 1.5]], dtype=FLOAT)
+    u = pair[:, None].expand(2, 500, 2).reshape(1, 1000, 2).expand(2, 1000, 2)
+    zeros = torch.zeros(2, 1000, dtype=FLOAT)
+    draws = target.with_latents(bk.Draws(u, zeros, zeros, torch.ones(2, dtype=FLOAT)), progress=False)
+    exact = torch.tensor([exact_counts(float(a), math.exp(float(b)), COUNTS) for a, b in pair])
+    ratio = (exact - target.log_likelihood(pair)).softmax(0)
+    assert float((ratio[0] - 0.5).abs()) > 0.01
+    share = (draws["level"] == 0.5).double().mean(1)
+    torch.testing.assert_close(share, ratio[0].expand(2).double(), rtol=0, atol=1.5e-3)
+    torch.testing.assert_close(draws.log_density, target.whole.log_density(draws.unconstrained))
+
+
+def test_latents_that_cannot_be_corrected_warn():
+    target = corrected(counted, ["effect"], torch.zeros(3, dtype=FLOAT))
+    far = at(target, torch.tensor([0.5, 9.0], dtype=FLOAT), 2)
+    with pytest.warns(AccuracyWarning, match="the quadrature leaves out"):
+        target.with_latents(far, progress=False)
 
 
 # -- structure ------------------------------------------------------------------------------
@@ -310,6 +385,31 @@ def test_rates_that_round_to_nothing_are_concave():
     u = torch.tensor([[1.0, 0.1], [-25.0, 0.5]], dtype=FLOAT)
     assert target.log_density(u).isfinite().all()
     assert gradient_error(target, u) < 1e-8
+
+
+def two_humps(y):
+    """A coordinate that is known up to its sign only."""
+    scale = pyro.sample("scale", dist.HalfNormal(2.0))
+    with pyro.plate("groups", len(y)):
+        z = pyro.sample("z", dist.Normal(0.2, scale))
+        pyro.sample("y", dist.Normal(z.square(), 0.5), obs=y)
+
+
+def test_several_modes_are_flagged_and_estimates_repeat_it():
+    with pytest.warns(AccuracyWarning, match="density of 'z' has several modes given the other sites"):
+        target = marginal(two_humps, ["z"], HEIGHTS.abs() + 2)
+    assert len(target.problems) == 1
+    draws = bk.sample(target, num_samples=200, progress=False)
+    found = evidence.bridge_sampling(target, draws)
+    assert not found.trusted
+    assert found.warnings[-1] == target.problems[0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_mode_is_not_taken_for_several():
+    y = torch.poisson(torch.full((30,), 2.0), generator=torch.Generator().manual_seed(1)).to(FLOAT)
+    for target in (marginal(counted, ["effect"], y), marginal(passed, ["intercept"], trials())):
+        assert target.problems == ()
 
 
 # -- gradients ------------------------------------------------------------------------------

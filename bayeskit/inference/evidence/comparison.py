@@ -23,7 +23,7 @@ from bayeskit.errors import BayeskitError, CheckpointError, OutputError, Setting
 from bayeskit.inference.evidence.budget import Budget
 from bayeskit.inference.evidence.checks import belongs
 from bayeskit.inference.evidence.diagnostics import Diagnostics
-from bayeskit.inference.evidence.judgement import comparison
+from bayeskit.inference.evidence.judgement import comparison, correction_of, of_integral
 from bayeskit.inference.evidence.methods import METHODS, Method, Part, select
 from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 from bayeskit.inference.evidence.shared_runs import SharedRuns
@@ -621,8 +621,9 @@ def compare(
             runs.part(part)
     with comparison():
         answers = {method.name: _answer(method, runs, seed) for method in applied}
+    correction = correction_of(target, lambda: runs.part(Part.POSTERIOR), seed)
     return EvidenceComparison(
-        {name: answer for name, answer in answers.items() if isinstance(answer, Evidence)},
+        {name: of_integral(target, z, correction) for name, z in answers.items() if isinstance(z, Evidence)},
         runs.draws_if_there,
         runs.ladder if runs.has("ladder") else None,
         {"seed": seed} | runs.budget.words(),

@@ -2,14 +2,15 @@
 
 Each public estimator is decorated by :func:`estimator`. Checks of the target run once, before the outermost call; an
 estimator that calls another one, or a comparison that runs several, counts as one call. An estimate from draws is
-judged by the :class:`~bayeskit.inference.evidence.Diagnostics` of the target.
+judged by the :class:`~bayeskit.inference.evidence.Diagnostics` of the target. An estimate for a target that
+approximates an integral, and is to be corrected, is corrected once, in the outermost call.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -19,12 +20,14 @@ from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.diagnostics import Diagnostics, EvidenceFromDraws
 from bayeskit.inference.evidence.methods import Estimate, Kind, Part, Refusal, register, split_refusal
-from bayeskit.inference.samplers import Ladder
+from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.marginalization import LaplaceCorrection, MarginalTarget
+from bayeskit.inference.samplers import Ladder, sample
 from bayeskit.inference.samplers.nested import NestedRun
 from bayeskit.inference.samplers.smc import SMCRun
 from bayeskit.logdensity.target import Target
 
-__all__ = ["F", "comparison", "estimator"]
+__all__ = ["F", "comparison", "correction_of", "estimator", "of_integral"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -84,6 +87,13 @@ def estimator(
             begin = time.monotonic()
             with _asked_by(_ESTIMATOR):
                 found = _judged(target, function(target, *given, **named))
+                if asked_by == _NOBODY and isinstance(found, Evidence):
+                    seed = named.get("seed", 0)
+
+                    def draws() -> Draws:
+                        return _posterior_draws((found, *given, *named.values())) or sample(target, seed=seed)
+
+                    found = of_integral(target, found, correction_of(target, draws, seed))
             own = time.monotonic() - begin
             earlier = sum(_seconds(value) for value in (*given, *named.values()))
             # The duration of a resumed run includes the time before this call.
@@ -109,6 +119,33 @@ def _asked_by(who: int) -> Iterator[None]:
         yield
     finally:
         _ASKED_BY.reset(token)
+
+
+def correction_of(target: Target, draws: Callable[[], Draws], seed: int) -> LaplaceCorrection | None:
+    """Return the correction of a target that approximates an integral, if it is to be corrected."""
+    if isinstance(target, MarginalTarget) and target.correct and not target.is_exact:
+        return target.correction(draws(), seed=seed)
+    return None
+
+
+def of_integral(target: Target, estimate: Evidence, correction: LaplaceCorrection | None) -> Evidence:
+    """Return an estimate with the correction, and with the problems of a target that approximates an integral."""
+    found = estimate if correction is None else correction.applied(estimate)
+    problems = target.problems if isinstance(target, MarginalTarget) else ()
+    return replace(found, warnings=(*found.warnings, *problems)) if problems else found
+
+
+def _posterior_draws(given: Iterable[object]) -> Draws | None:
+    """Return the first posterior draws among an estimate and what it was made of."""
+    for value in given:
+        if isinstance(value, Ladder):
+            return value.posterior
+        if isinstance(value, NestedRun):
+            return value.draws
+        draws = value if isinstance(value, Draws) else getattr(value, "draws", None)
+        if isinstance(draws, Draws) and bool((draws.beta == 1).all()):
+            return draws
+    return None
 
 
 def _judged(target: Target, found: Any) -> Any:

@@ -274,6 +274,7 @@ def test_two_maxima(hint, trusted):
     assert z.trusted == trusted and ("is lower by" in " ".join(z.warnings)) != trusted
 
 
+@pytest.mark.filterwarnings("ignore:the density of 'effect' has several modes")
 @pytest.mark.parametrize(("report", "smooth"), [(28.0, True), (70.0, False), (80.0, False), (120.0, True)])
 def test_a_jump_of_laplaces_approximation_is_seen(report, smooth):
     """Given the mean, the effect of a school that is unlike the others has two modes; far away, only one."""
