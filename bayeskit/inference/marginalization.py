@@ -54,7 +54,7 @@ _PRIOR_DRAWS, _CANDIDATES, _PATTERN_POINTS = 64, 5, 3
 #: Starts of the search for other modes, and the square of the distance of two in standard deviations.
 _STARTS, _SAME_MODE = 16, 1e-2
 #: Newton steps of one evaluation, evaluations before a guarded search, steps to the mode of the marginal.
-_NUM_STEPS, _MAX_TRIES, _MAX_CLIMB = 3, 8, 30
+_NUM_STEPS, _MAX_TRIES, _MAX_CLIMB = 4, 8, 30
 _TANGENT_STEP = 0.1
 #: Units of rounding of a slope in its derivative.
 _ROUNDING = 1e2
@@ -513,7 +513,7 @@ class _LaplaceDensity(Evaluators):
         candidates = torch.cat([r.median(0).values.unsqueeze(0), r])[:_CANDIDATES]
         self._reference = candidates[0]
         self._tangent = torch.zeros(self.dim, m, dtype=self.dtype, device=self.device)
-        # Newton's method squares the error, so that three steps serve a wide neighbourhood.
+        # Newton's method squares the error, so that a few steps serve a wide neighbourhood.
         self._num_steps = 1 if self._is_quadratic else _NUM_STEPS
         mode = self._mode(candidates)
         if not bool(mode.found.any()):
@@ -985,10 +985,11 @@ class _LaplaceDensity(Evaluators):
             else:
                 z = torch.where(lost.unsqueeze(-1), torch.nan, z)
             if bool(lost.any()):
-                z = torch.where(lost.unsqueeze(-1), self._start, z)
-                z[lost] = self._mode(r[lost]).z
+                some = lost.nonzero()[:, 0]
+                start = torch.cat([r[some], self._mode(r[some]).z], -1)
                 with torch.no_grad(), FailingApart():  # without what is assumed of a field
-                    found = _patched(found, self._laplace(torch.cat([r, z], -1), beta), lost)
+                    few = self._laplace(start, beta[some])
+                found = Evaluation(*(a.index_put((some,), b) for a, b in zip(found, few, strict=True)))
                 lost = found.log_likelihood.isnan()
                 self.num_failures += int(lost.sum())
         prior, likelihood, _, gradient = found
