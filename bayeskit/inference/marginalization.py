@@ -54,7 +54,7 @@ _PRIOR_DRAWS, _CANDIDATES, _PATTERN_POINTS = 64, 5, 3
 #: Starts of the search for other modes, and the square of the distance of two in standard deviations.
 _STARTS, _SAME_MODE = 16, 1e-2
 #: Newton steps of one evaluation, evaluations before a guarded search, steps to the mode of the marginal.
-_NUM_STEPS, _MAX_TRIES, _MAX_CLIMB = 4, 8, 30
+_NUM_STEPS, _NUM_STEPS_OF_FIELD, _MAX_TRIES, _MAX_CLIMB = 4, 3, 8, 30
 _TANGENT_STEP = 0.1
 #: Units of rounding of a slope in its derivative.
 _ROUNDING = 1e2
@@ -514,7 +514,7 @@ class _LaplaceDensity(Evaluators):
         self._reference = candidates[0]
         self._tangent = torch.zeros(self.dim, m, dtype=self.dtype, device=self.device)
         # Newton's method squares the error, so that a few steps serve a wide neighbourhood.
-        self._num_steps = 1 if self._is_quadratic else _NUM_STEPS
+        self._num_steps = 1 if self._is_quadratic else _NUM_STEPS_OF_FIELD if self._is_field else _NUM_STEPS
         mode = self._mode(candidates)
         if not bool(mode.found.any()):
             raise InitializationError(
