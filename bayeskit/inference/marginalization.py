@@ -432,6 +432,8 @@ class _Corrected(NamedTuple):
 class _LaplaceDensity(Evaluators):
     """Laplace's approximation of the integral of a Pyro model's density over some sites, with its gradient."""
 
+    start: Tensor  # near the mode of the marginal, (p,)
+
     def __init__(self, density: PyroDensity, over: Sequence[str]) -> None:
         self._whole, self._over = density, frozenset(over)
         self.dtype, self.device, self.data = density.dtype, density.device, density.data
@@ -498,9 +500,10 @@ class _LaplaceDensity(Evaluators):
                     )
                 self._start = z.median(0).values
                 self._refuse_dependence(r[:_CANDIDATES], z[:_CANDIDATES])
+                candidates = torch.cat([r.median(0).values.unsqueeze(0), torch.zeros_like(r[:1]), r])[:_CANDIDATES]
+                self._reference = candidates[0]
                 if self._find_conjugate(r, z):
-                    self._reference = r[0]
-                    self._fixed = self._steady(z)
+                    self._fixed, self.start = self._steady(z), candidates[self._best_of(candidates)]
                     return
                 self._find_structure(r, z)
         except UNTRACEABLE as error:
@@ -510,8 +513,6 @@ class _LaplaceDensity(Evaluators):
             raise ModelError(
                 f"the model's density has no second derivatives by {names}: {first_line(error)}"
             ) from error
-        candidates = torch.cat([r.median(0).values.unsqueeze(0), r])[:_CANDIDATES]
-        self._reference = candidates[0]
         self._tangent = torch.zeros(self.dim, m, dtype=self.dtype, device=self.device)
         # Newton's method squares the error, so that a few steps serve a wide neighbourhood.
         self._num_steps = 1 if self._is_quadratic else _NUM_STEPS_OF_FIELD if self._is_field else _NUM_STEPS
@@ -525,7 +526,10 @@ class _LaplaceDensity(Evaluators):
         first = int(mode.found.int().argmax())
         self._fixed = self._steady(z)
         try:
-            self._approach(candidates[first], mode.z[first])
+            self._reference, self._start = candidates[first], mode.z[first]
+            best = self._best_of(candidates)
+            self._approach(candidates[best], mode.z[best])
+            self.start = self._reference
         except UNTRACEABLE as error:
             raise_if_forked(error)
             raise ModelError(f"the model's density has no third derivatives by {names}: {first_line(error)}") from error
@@ -554,6 +558,10 @@ class _LaplaceDensity(Evaluators):
             "searches from draws of the prior end at another one than that of the approximation, by "
             f"{float(gain[other].amax()):+.2f} nats; sample these sites with the others",
         )
+
+    def _best_of(self, r: Tensor) -> int:
+        """Return the row of highest density."""
+        return int(self._searched(self._laplace_of_rows, r, torch.ones_like(r[:, 0])).log_density.argmax())
 
     def _approach(self, r: Tensor, z: Tensor) -> None:
         """Move the point near which modes are predicted from ``(p,), (m,)`` towards the mode of the marginal."""

@@ -22,6 +22,7 @@ __all__ = [
     "Constrained",
     "Density",
     "FunctionDensity",
+    "Started",
     "fingerprint",
     "first_rows",
     "gather",
@@ -99,6 +100,13 @@ class Constrained(Protocol):
     def log_jacobian(self, u: Tensor) -> Tensor:
         """Return log |d constrained / d unconstrained|, of the shape that ``joint`` gives its terms."""
         ...
+
+
+@runtime_checkable
+class Started(Protocol):
+    """A density that knows a vector at which it is not negligible."""
+
+    start: Tensor  # (d,)
 
 
 class FunctionDensity:

@@ -14,7 +14,7 @@ from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.logdensity.climbing import ClimbObjective, InverseHessian, Place, ascent
 from bayeskit.logdensity.compiling import tempered
-from bayeskit.logdensity.own_density import OwnDensity
+from bayeskit.logdensity.density import Started
 from bayeskit.logdensity.pyro_density import PyroDensity
 from bayeskit.logdensity.target import Target
 
@@ -37,21 +37,25 @@ def starting_points(
 ) -> Tensor:
     """Return a starting point for each chain, ``(num_chains, d)``, at inverse temperatures ``(num_chains,)``."""
     # Each chain takes the best of CANDIDATES prior draws by likelihood, which is plausible and differs between chains.
-    # Without a prior to draw from, it takes the draw of highest density among uniform draws on [-2, 2]^d, about a
-    # known point of positive density if there is one, or that point where no draw has any. ``initial``,
-    # (d,) or (num_chains, d), unconstrained, replaces both. InitializationError, or DataError if all log likelihoods
+    # Where a point is known at which the density is not negligible, every second candidate is a uniform draw on
+    # [-2, 2]^d about it. Without a prior to draw from, all are, about zero if no point is known, and the chain takes
+    # the draw of highest density, or the known point where no draw has any. ``initial``, (d,) or (num_chains, d),
+    # unconstrained, replaces both. InitializationError, or DataError if all log likelihoods
     # are NaN, if no chain has a finite density.
     if initial is not None:
         return _given(target, num_chains, beta, torch.as_tensor(initial))
     count = CANDIDATES * num_chains
     points = prior_positions(target, count, generator)
-    if points is None:
+    known = target.density.start if isinstance(target.density, Started) else None
+    if points is None or known is not None:
         shape = (count, target.dim)
-        points = 4 * torch.rand(shape, dtype=target.dtype, device=generator.device, generator=generator) - 2
+        near = 4 * torch.rand(shape, dtype=target.dtype, device=generator.device, generator=generator) - 2
+        near = near.to(target.device) + (0.0 if known is None else known)
+        if points is None:
+            points = near
+        else:
+            points[::2] = near[::2]
     points = points.to(target.device)
-    known = target.density.start if isinstance(target.density, OwnDensity) else None
-    if known is not None:
-        points = points + known
     log_prior, log_likelihood = target.evaluate(points, compiled=False)
     density = tempered(log_prior, log_likelihood, beta.repeat_interleave(CANDIDATES))
     density = density.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).reshape(num_chains, CANDIDATES)
