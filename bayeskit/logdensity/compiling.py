@@ -448,6 +448,12 @@ _CHUNK_OF_DATA = (
     8  # times the bytes of the data: beyond any cache, reading the data again costs more than intermediates
 )
 _MAX_FOLDED_BYTES = 2**27
+#: Operations that return a tensor into which something is put.
+_PUTTING = {
+    getattr(torch.ops.aten, name)
+    for name in "index_put index_add index_copy index_fill masked_fill masked_scatter scatter scatter_add "
+    "scatter_reduce select_scatter slice_scatter diagonal_scatter".split()
+}
 COMPILE_SECONDS, COMPILE_SECONDS_PER_NODE = 5.0, 0.02
 
 
@@ -583,6 +589,25 @@ def _fold_masks(graph: GraphModule) -> None:
         node.args = (node.args[0], indices, *node.args[2:])
 
 
+def _own_rows(graph: GraphModule) -> None:
+    """Copy tensors whose rows share memory before something is put into them.
+
+    Inductor keeps their strides, so that all rows of a batch would get what is put into the last one.
+    """
+    aten = torch.ops.aten
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or getattr(node.target, "overloadpacket", None) not in _PUTTING:
+            continue
+        (into, *others), meta = node.args, node.args[0].meta.get("tensor_meta")
+        stride = getattr(meta, "stride", ())
+        if any(step == 0 and size > 1 for step, size in zip(stride, getattr(meta, "shape", ()), strict=True)):
+            whole = {"memory_format": torch.contiguous_format}
+            with graph.graph.inserting_before(node):
+                copy = graph.graph.call_function(aten.clone.default, (into,), whole)
+            copy.meta["tensor_meta"] = meta._replace(stride=torch.empty(meta.shape, device="meta").stride())
+            node.args = (copy, *others)
+
+
 def fold_constants(graph: GraphModule) -> None:
     """Replace operations on constants alone, such as ``2 * y - 1`` of the data ``y``, by their values."""
     # Tensors that a later operation may change in place.
@@ -645,6 +670,7 @@ def trace_call(evaluate: Callable[[Tensor, Tensor], Evaluation], *arguments: Ten
             graph = traced(evaluate, *arguments)
         fail_apart(graph)
         _fold_masks(graph)
+        _own_rows(graph)
         graph.graph.eliminate_dead_code()
         _pin_dtypes(graph)
         graph.recompile()
