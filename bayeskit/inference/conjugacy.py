@@ -12,13 +12,13 @@ from torch.nn.functional import logsigmoid
 
 from bayeskit.core.torch_internals import standard_gamma
 
-__all__ = ["ConjugateCoordinates", "Family", "conjugate_coordinates"]
+__all__ = ["ConjugateCoordinates", "ConjugateFamily", "conjugate_coordinates"]
 
 #: Distance of the points from which parameters are found, and of those at which a family is tested.
 _APART, _TESTED = 0.5, (-2.0, -1.0, 0.0, 1.0, 2.0)
 
 
-class Family(Protocol):
+class ConjugateFamily(Protocol):
     """Densities ``exp(a s(z) + b t(z))`` of an unconstrained coordinate ``z``."""
 
     @property
@@ -38,7 +38,7 @@ class Family(Protocol):
         """Return a draw of ``z`` for each pair of parameters."""
 
 
-class NormalFamily:
+class _Normal:
     """``exp(a z - b z^2 / 2)``."""
 
     name = "normal"
@@ -61,7 +61,7 @@ class NormalFamily:
         return a / b + torch.randn(a.shape, generator=generator, dtype=a.dtype) / b.sqrt()
 
 
-class GammaFamily:
+class _Gamma:
     """``exp(a z - b e^z)``: ``e^z`` is gamma distributed; with ``sign`` -1 it is its inverse."""
 
     def __init__(self, sign: int) -> None:
@@ -85,7 +85,7 @@ class GammaFamily:
         return self.sign * (_log_gamma_draws(a, generator) - b.log())
 
 
-class BetaFamily:
+class _Beta:
     """``p^a (1 - p)^b`` for ``p`` the logistic function of ``z`` minus an offset ``(m,)``: a stick of a Dirichlet's."""
 
     def __init__(self, offset: Tensor, name: str = "beta") -> None:
@@ -120,7 +120,7 @@ def _log_gamma_draws(a: Tensor, generator: torch.Generator) -> Tensor:
 class _Group(NamedTuple):
     """Coordinates of one family."""
 
-    family: Family
+    family: ConjugateFamily
     columns: Tensor  # (c,)
 
 
@@ -156,7 +156,7 @@ class ConjugateCoordinates:
         return z
 
 
-def _solved(family: Family, points: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+def _solved(family: ConjugateFamily, points: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
     """Return the parameters with which a family has slopes ``(2, n, c)`` at two points ``(2, c)``."""
     (s, other_s), (t, other_t) = family.slopes(points)
     determinant = s * other_t - other_s * t
@@ -187,7 +187,7 @@ def conjugate_coordinates(
     found = slope(z)
     near = math.sqrt(torch.finfo(start.dtype).eps)
     left, groups = torch.ones_like(start, dtype=torch.bool), []
-    families = NormalFamily(), GammaFamily(1), GammaFamily(-1), BetaFamily(offset), BetaFamily(offset, "Dirichlet")
+    families = _Normal(), _Gamma(1), _Gamma(-1), _Beta(offset), _Beta(offset, "Dirichlet")
     for family in families:
         a, b = _solved(family, z[:2], found[:2])
         s, t = (x.unsqueeze(1) for x in family.slopes(z[2:]))
@@ -196,6 +196,6 @@ def conjugate_coordinates(
         columns = (holds.all(0) & left & (is_stick == (family.name == "Dirichlet"))).nonzero()[:, 0]
         if len(columns):
             left[columns] = False
-            within = BetaFamily(offset[columns], family.name) if isinstance(family, BetaFamily) else family
+            within = _Beta(offset[columns], family.name) if isinstance(family, _Beta) else family
             groups.append(_Group(within, columns))
     return None if bool(left.any()) else ConjugateCoordinates(groups, start)
