@@ -601,7 +601,7 @@ def _own_rows(graph: GraphModule) -> None:
         (into, *others), meta = node.args, node.args[0].meta.get("tensor_meta")
         stride = getattr(meta, "stride", ())
         if any(step == 0 and size > 1 for step, size in zip(stride, getattr(meta, "shape", ()), strict=True)):
-            whole = {"memory_format": torch.contiguous_format}
+            whole: dict[str, Any] = {"memory_format": torch.contiguous_format}
             with graph.graph.inserting_before(node):
                 copy = graph.graph.call_function(aten.clone.default, (into,), whole)
             copy.meta["tensor_meta"] = meta._replace(stride=torch.empty(meta.shape, device="meta").stride())
