@@ -317,12 +317,38 @@ def _failure(kind: str, plan: dict[str, str]) -> str | None:
     except TypeError as error:
         if "argument" in str(error) and ("missing" in str(error) or "unexpected keyword" in str(error)):
             return None
-        return f"{told}: {_told(error)}"
+        return None if _is_passed_on(error, call, arguments) else f"{told}: {_told(error)}"
     except Exception as error:
-        return f"{told}: {_told(error)}"
+        return None if _is_passed_on(error, call, arguments) else f"{told}: {_told(error)}"
     if computed and isinstance(number, float) and math.isnan(number) and not getattr(result, "warnings", ()):
         return f"{told}: NaN without a word"
     return None
+
+
+def _is_passed_on(error: Exception, call: Callable[..., Any], arguments: inspect.BoundArguments) -> bool:
+    """Tell whether an error has a note of the package, and comes from within a function that the call was given."""
+    if not hasattr(error, "__notes__"):
+        return False
+    raised: list[Exception] = []
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except Exception as own:
+                raised.append(own)
+                raise
+
+        return noted
+
+    given = {name: noting(value) if callable(value) else value for name, value in arguments.arguments.items()}
+    again = inspect.BoundArguments(arguments.signature, given)  # type: ignore[arg-type]
+    try:
+        call(*again.args, **again.kwargs)
+    except Exception as second:
+        return any(own is second for own in raised)
+    return False
 
 
 def _told(error: Exception) -> str:

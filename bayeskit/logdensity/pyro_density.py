@@ -524,28 +524,47 @@ class PyroDensity:
 
     def check_parameters(self, generator: torch.Generator) -> None:
         """Refuse a model in which a draw from the prior takes a parameter, such as a scale, out of its domain."""
+        check = DomainCheck()
+
+        def outside(u: Tensor) -> tuple[dict[tuple[str, str], Tensor], dict[tuple[str, str], Tensor]]:
+            nonlocal check
+            with DomainCheck() as check:
+                self._run(self._from_vector(u))
+            return check.excess, check.values
+
         try:
             vectors = self.prior_vectors(_PROTOTYPE_DRAWS, generator, True)
-            check = DomainCheck()
-
-            def outside(u: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-                nonlocal check
-                with DomainCheck() as check:
-                    self._run(self._from_vector(u))
-                return list(check.excess.values()), list(check.values.values())
-
             excess, values = torch.func.vmap(outside, chunk_size=self._prior_draws_at_once())(vectors)
+            places = check.places
         except _OutsideOfDomain:
             raise
         except UNTRACEABLE:
-            return  # a model that cannot be batched is reported elsewhere
-        for (name, parameter), far, value in zip(check.excess, excess, values, strict=True):
+            excess, values, places = self._parameters_one_by_one(generator)
+        for (name, parameter), far in excess.items():
             bad = far > 0
             if bool(bad.any()):
-                where = (
-                    f"{check.places[name]}: it is {float(value[bad][0]):.4g} at {int(bad.sum())} of {len(bad)} draws"
-                )
+                value = float(values[name, parameter][bad][0])
+                where = f"{places[name]}: it is {value:.4g} at {int(bad.sum())} of {len(bad)} draws"
                 raise _outside_of_domain(name, parameter, where)
+
+    def _parameters_one_by_one(
+        self, generator: torch.Generator
+    ) -> tuple[dict[tuple[str, str], Tensor], dict[tuple[str, str], Tensor], dict[str, str]]:
+        """Return what the check finds at single draws from the prior, of the runs that fail at the sites before."""
+        checks = [DomainCheck() for _ in range(_PROTOTYPE_DRAWS)]
+        for check in checks:
+            try:
+                with global_stream(generator), torch.no_grad(), check:
+                    self.prior_vector({})
+            except _OutsideOfDomain:
+                raise
+            except UNTRACEABLE:
+                continue  # reported elsewhere
+        places = {name: place for check in checks for name, place in check.places.items()}
+        keys = dict.fromkeys(key for check in checks for key in check.excess)
+        excess = {key: torch.stack([check.excess[key] for check in checks if key in check.excess]) for key in keys}
+        values = {key: torch.stack([check.values[key] for check in checks if key in check.values]) for key in keys}
+        return excess, values, places
 
     def _factors(
         self, records: dict[str, Record]

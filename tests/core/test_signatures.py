@@ -278,6 +278,23 @@ def test_wild_settings_end_in_errors_of_the_package(kind, tmp_path):
     assert [failure for failure in failures if failure is not None] == []
 
 
+def test_the_fuzzer_forgives_the_error_of_a_function_that_the_call_was_given(monkeypatch):
+    """With the note of the package, and only then: what fails in the package is told, with a note or without."""
+    kind, plan = "bayeskit.parallel.map_tasks", {"tasks": "[None]"}
+    assert fuzz_calls._failure(kind, plan) is None
+
+    def failing(function, index, task):
+        error = TypeError("of the package")
+        error.add_note(f"raised by task {index}")
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bk.parallel, "_call", failing)
+        assert "of the package" in fuzz_calls._failure(kind, plan)
+    monkeypatch.setattr(bk.parallel, "_call", lambda function, index, task: (index, function(task)))
+    assert "bad operand type" in fuzz_calls._failure(kind, plan)
+
+
 def test_vectors_of_whole_numbers_stand_for_sequences():
     from bayeskit.models.vae import mlp_vae
 
