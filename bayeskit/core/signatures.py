@@ -453,6 +453,7 @@ def _either(rules: list[_Rule | None]) -> _Rule | None:
     words = list(dict.fromkeys(rule.expected for rule in known))
     remedy = next((rule.remedy for rule in known if rule.remedy), "")
     conversions = list(dict.fromkeys(rule.converted for rule in known if rule.converted is not None))
+    conversions.sort(key=lambda conversion: conversion is not _as_plain)  # a number stays one where it may
     exact = tuple(kind for rule in known for kind in rule.exact)
 
     def converted(value: Any) -> Any:
@@ -486,10 +487,11 @@ def _as_switch(value: Any) -> Any:
 
 
 def _as_tensor(value: Any) -> Any:
-    """Return an array, or a list of numbers, as a tensor, and everything else as it is."""
+    """Return a number, an array, or a list of numbers, as a tensor, and everything else as it is."""
     kind = type(value)
     lists = kind in (list, tuple) and not _of_tensors(value)
-    if lists or kind in (int, float) or _is_class(kind, "numpy", "ndarray"):
+    number = kind in (int, float) or kind.__module__ == "numpy" and issubclass(kind, sys.modules["numpy"].number)
+    if lists or number or _is_class(kind, "numpy", "ndarray"):
         try:
             return as_numbers("", value)
         except DataError:  # named below

@@ -725,7 +725,9 @@ class NestedSampler:
                 f"the log likelihood is {float(highest)} at a live point, so the evidence is infinite; look for a "
                 "scale that can become zero"
             )
-        if share < math.log(self.termination):
+        # Where all live points tie, nothing is left to climb, and labels can tell no smaller shares apart.
+        tied = share < math.log(torch.finfo(torch.float64).eps) and bool(state.live.log_likelihood.min() == highest)
+        if share < math.log(self.termination) or tied:
             return "converged"
         return "finished" if iteration >= self.max_blocks else None
 
@@ -787,7 +789,8 @@ def sample_nested(
         Slice updates per copy; by default twice the dimension, at least 20.
     termination : float, default 1e-3
         The run ends if the live points can add no more than this share to the evidence. A smaller value can reveal a
-        narrow peak inside a broad one; each factor of two costs about ``num_live / 2`` new points.
+        narrow peak inside a broad one; each factor of two costs about ``num_live / 2`` new points. Below 2e-16 the run
+        ends, too, once all live points have the same likelihood.
     max_blocks : int, default 10,000
         Largest number of blocks.
     checkpoint, checkpoint_seconds, time_budget, progress
