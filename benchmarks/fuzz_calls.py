@@ -31,7 +31,7 @@ import torch
 import bayeskit
 from bayeskit.errors import BayeskitError
 
-__all__ = ["KINDS", "calls", "run_case", "shrink"]
+__all__ = ["KINDS", "calls", "is_valid", "run_case", "shrink"]
 
 WILD: dict[str, Callable[[], Any]] = {
     "None": lambda: None,
@@ -197,6 +197,12 @@ def _plan(kind: str, seed: int) -> dict[str, str]:
     if names and generator.random() < EQUALS:
         return {generator.choice(names): f"{EQUAL}{generator.randrange(6)}"}
     return {name: generator.choice(list(WILD)) for name in chosen}
+
+
+def is_valid(kind: str, seed: int) -> bool:
+    """Tell whether a case replaces arguments by their defaults alone, and so is a valid call with work of its own."""
+    parameters = inspect.signature(calls()[kind]).parameters
+    return all(text == repr(parameters[name].default) for name, text in _plan(kind, seed).items())
 
 
 # Values that mean the same as good ones: the result is the same, to the last digit, or an error of the package.

@@ -254,8 +254,9 @@ def _blame(call: Any, given: Iterable[tuple[_Argument, Any]], error: Exception) 
             ) from error
 
 
-#: What errors of torch, NumPy and Python say of shapes, of tensors without dimensions and of memory.
+#: What errors of torch, NumPy and Python say of shapes, domains, tensors without dimensions and memory.
 _MISFIT = re.compile(r"must match|broadcast|mismatch|shape|dimension|(same|expanded|expected|of) size", re.IGNORECASE)
+_DOMAIN = re.compile(r"domain error|Expected parameter")
 _NO_DIMENSION = re.compile(r"0-d|no dimension|unpack|index out of range|Dimension out of range")
 _NO_MEMORY = re.compile(r"alloc|memory|(calculation|multiplication) overflow", re.IGNORECASE)
 _MANY, _GREAT = 2**24, 1e100
@@ -263,7 +264,7 @@ _MANY, _GREAT = 2**24, 1e100
 
 def _fault(value: Any, error: Exception) -> str:
     """Return what is odd with a number, a tensor or an array, such as ``"is empty"``; nothing if nothing is."""
-    if isinstance(value, (int, float)) and value <= 0 and "domain error" in str(error):
+    if isinstance(value, (int, float)) and value <= 0 and _DOMAIN.search(str(error)):
         return f"is {value}"
     if isinstance(value, int):
         if abs(value) >= 2**63:

@@ -305,3 +305,9 @@ def test_vectors_of_whole_numbers_stand_for_sequences():
 def test_a_number_outside_the_domain_of_a_function_is_named():
     with pytest.raises(SettingsError, match="power is 0, which log_power_integral cannot use"):
         log_power_integral(torch.distributions.Normal(torch.tensor(0.0), torch.tensor(1.0)), 0)
+
+    def spread(scale: float):
+        return torch.distributions.Normal(0.0, scale)
+
+    with pytest.raises(SettingsError, match="scale is 0, which .*spread cannot use"):
+        checked(spread)(0)

@@ -57,7 +57,7 @@ def random_walk(order: int, size: int, scale: float | Tensor, ridge: float = 1e-
     Raises
     ------
     SettingsError
-        If the order is neither 1 nor 2, or the size not above it.
+        If the order is neither 1 nor 2, the size not above it, or the covariance not positive definite.
 
     References
     ----------
@@ -181,6 +181,11 @@ def icar(graph: AreaGraph, scale: float | Tensor, ridge: float = 1e-6) -> Any:
     pyro.distributions.MultivariateNormal
         Of event shape ``(n,)``.
 
+    Raises
+    ------
+    SettingsError
+        If the covariance is not positive definite, as for a scale of zero.
+
     Examples
     --------
     >>> import torch
@@ -212,6 +217,11 @@ def bym2(graph: AreaGraph, scale: float | Tensor, proportion: float | Tensor, ri
     -------
     pyro.distributions.MultivariateNormal
         Of event shape ``(n,)``.
+
+    Raises
+    ------
+    SettingsError
+        If the covariance is not positive definite, as for a scale of zero.
 
     References
     ----------
@@ -287,7 +297,13 @@ def intrinsic(covariance: Tensor, scale: float | Tensor, ridge: float = 1e-6) ->
 
 
 def _centred(covariance: Tensor) -> Any:
-    return dist.MultivariateNormal(covariance.new_zeros(len(covariance)), covariance_matrix=covariance)
+    try:
+        return dist.MultivariateNormal(covariance.new_zeros(len(covariance)), covariance_matrix=covariance)
+    except ValueError as error:
+        raise SettingsError(
+            "the covariance of the field is not positive definite; give a scale that is positive and finite, a "
+            "positive ridge, and a proportion between 0 and 1"
+        ) from error
 
 
 def _pairs(edges: Any, size: int) -> np.ndarray:
