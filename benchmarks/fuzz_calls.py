@@ -222,7 +222,8 @@ def _equals(value: Any, annotation: str) -> list[Any]:
         return [np.int64(value), torch.tensor(value)]
     if type(value) is float:
         short = [np.float32(value), torch.tensor(value)] if float(np.float32(value)) == value else []
-        return [np.float64(value), np.array(value), torch.tensor(value, dtype=torch.float64), *short]
+        whole = [int(value)] if value.is_integer() else []
+        return [np.float64(value), np.array(value), torch.tensor(value, dtype=torch.float64), *short, *whole]
     if type(value) is torch.Tensor and not value.requires_grad:
         listed = value.dim() and value.dtype in (torch.float64, torch.int64, torch.bool)
         return [value.clone().numpy(), *([value.tolist()] if listed else [])]

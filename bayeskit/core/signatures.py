@@ -427,7 +427,7 @@ def _rule(kind: Any) -> _Rule | None:
             lambda v: hasattr(v, "keys") and hasattr(v, "__getitem__") and _all(items, [v[key] for key in v.keys()]),
         )
     if base in (Sequence, Iterable, Collection, list, tuple, set, frozenset):
-        items = _rule(parts[0]) if parts and (base is not tuple or len(parts) == 2 and parts[1] is ...) else None
+        items = _rule(parts[0]) if parts and (base is not tuple or {*parts[1:]} <= {parts[0], ...}) else None
         length = len(parts) if base is tuple and parts and parts[-1] is not ... and parts != ((),) else None
         return _Rule(
             ("a list" if length is None else f"{length} values") + (f", each item {items.expected}" if items else ""),

@@ -722,6 +722,8 @@ class PyroDensity:
             # If only the likelihood cannot factorise a matrix, the prior draw is still valid.
             if whole or any(site.name not in pieces for site in self.sites):
                 raise
+        if absent := [site.name for site in self.sites if site.name not in pieces]:
+            raise unsteady(absent[0])
         return torch.cat([pieces[s.name].to(self.device) for s in self.sites])
 
     def prior_draws(self, num_draws: int, generator: torch.Generator, batched: bool) -> Tensor:

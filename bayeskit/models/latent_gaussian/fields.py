@@ -235,7 +235,7 @@ def bym2(graph: AreaGraph, scale: float | Tensor, proportion: float | Tensor, ri
     tensor([[ 4.0000, -1.0000],
             [-1.0000,  4.0000]], dtype=torch.float64)
     """
-    scale = torch.as_tensor(scale)
+    scale = _real(scale)
     one = torch.eye(graph.size, dtype=scale.dtype, device=scale.device)
     return _centred(scale**2 * ((1 + ridge - proportion) * one + proportion * graph.covariance.to(scale)))
 
@@ -291,9 +291,15 @@ def _scaled_inverse(precision: np.ndarray, null: np.ndarray) -> np.ndarray:
 
 def intrinsic(covariance: Tensor, scale: float | Tensor, ridge: float = 1e-6) -> Any:
     """Return a field of covariance ``scale**2 * (covariance + ridge * I)``, ``(n, n)``."""
-    scale = torch.as_tensor(scale)
+    scale = _real(scale)
     one = torch.eye(len(covariance), dtype=scale.dtype, device=scale.device)
     return _centred(scale**2 * (covariance.to(scale) + ridge * one))
+
+
+def _real(number: float | Tensor) -> Tensor:
+    """Return a number as a tensor of real numbers, because whole ones would cut a covariance off."""
+    value = torch.as_tensor(number)
+    return value.to(torch.result_type(value, 1.0))
 
 
 def _centred(covariance: Tensor) -> Any:

@@ -132,6 +132,15 @@ def test_walks_of_other_orders_or_without_steps_are_refused(order, size):
         random_walk(order, size, scale(1.0))
 
 
+def test_a_whole_number_is_the_same_scale_as_the_real_one():
+    """In whole numbers the covariances would be cut off."""
+    graph = AreaGraph(3, [(0, 1), (1, 2)])
+    for field in (lambda s: random_walk(1, 3, s), lambda s: icar(graph, s), lambda s: bym2(graph, s, 0.5)):
+        expected = field(2.0).covariance_matrix
+        assert torch.equal(field(2).covariance_matrix, expected)
+        assert torch.equal(field(torch.tensor(2)).covariance_matrix, expected)
+
+
 @pytest.mark.parametrize(
     "make",
     [
