@@ -27,7 +27,7 @@ SECONDS = 10.0
 """Time of the processor that a case may take; it may wait ten times as long for it."""
 
 START_SECONDS = 120.0
-"""Time of the first case of a kind in a process, which makes its valid call or file."""
+"""Time of a valid call, and of the first case of a kind in a process, which makes its valid call or file."""
 
 GROWTH = 200 * 2**20
 """Bytes by which a case may grow its process."""
@@ -100,7 +100,8 @@ class _Worker:
 
     def give(self, case: tuple[str, str, int], now: float) -> None:
         self.case, self.done = case, self.done + 1
-        self.limit = SECONDS if case[1] in self.known else START_SECONDS
+        is_valid = getattr(importlib.import_module(case[0]), "is_valid", lambda *_: False)
+        self.limit = START_SECONDS if case[1] not in self.known or is_valid(*case[1:]) else SECONDS
         self.since, self.before = now, self.processor_seconds()
         self.known.add(case[1])
         self.channel.send(case)

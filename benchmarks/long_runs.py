@@ -105,7 +105,7 @@ def run_topologies(steps: int, checkpoint: Path) -> tuple[torch.Tensor, int]:
         checkpoint_seconds=_EVERY,
         progress=False,
     )
-    return found.log_likelihood, steps * 2 * (5 * 16 + 7 * 8)
+    return found.log_likelihood, steps * 2 * (5 * 16 + 8 * 8)
 
 
 CALLS: dict[str, Callable[[int, Path], tuple[torch.Tensor, int]]] = {

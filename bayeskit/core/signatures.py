@@ -254,8 +254,9 @@ def _blame(call: Any, given: Iterable[tuple[_Argument, Any]], error: Exception) 
             ) from error
 
 
-#: What errors of torch, NumPy and Python say of shapes, of tensors without dimensions and of memory.
+#: What errors of torch, NumPy and Python say of shapes, domains, tensors without dimensions and memory.
 _MISFIT = re.compile(r"must match|broadcast|mismatch|shape|dimension|(same|expanded|expected|of) size", re.IGNORECASE)
+_DOMAIN = re.compile(r"domain error|Expected parameter")
 _NO_DIMENSION = re.compile(r"0-d|no dimension|unpack|index out of range|Dimension out of range")
 _NO_MEMORY = re.compile(r"alloc|memory|(calculation|multiplication) overflow", re.IGNORECASE)
 _MANY, _GREAT = 2**24, 1e100
@@ -263,7 +264,7 @@ _MANY, _GREAT = 2**24, 1e100
 
 def _fault(value: Any, error: Exception) -> str:
     """Return what is odd with a number, a tensor or an array, such as ``"is empty"``; nothing if nothing is."""
-    if isinstance(value, (int, float)) and value <= 0 and "domain error" in str(error):
+    if isinstance(value, (int, float)) and value <= 0 and _DOMAIN.search(str(error)):
         return f"is {value}"
     if isinstance(value, int):
         if abs(value) >= 2**63:
@@ -426,7 +427,7 @@ def _rule(kind: Any) -> _Rule | None:
             lambda v: hasattr(v, "keys") and hasattr(v, "__getitem__") and _all(items, [v[key] for key in v.keys()]),
         )
     if base in (Sequence, Iterable, Collection, list, tuple, set, frozenset):
-        items = _rule(parts[0]) if parts and (base is not tuple or len(parts) == 2 and parts[1] is ...) else None
+        items = _rule(parts[0]) if parts and (base is not tuple or {*parts[1:]} <= {parts[0], ...}) else None
         length = len(parts) if base is tuple and parts and parts[-1] is not ... and parts != ((),) else None
         return _Rule(
             ("a list" if length is None else f"{length} values") + (f", each item {items.expected}" if items else ""),
@@ -453,6 +454,7 @@ def _either(rules: list[_Rule | None]) -> _Rule | None:
     words = list(dict.fromkeys(rule.expected for rule in known))
     remedy = next((rule.remedy for rule in known if rule.remedy), "")
     conversions = list(dict.fromkeys(rule.converted for rule in known if rule.converted is not None))
+    conversions.sort(key=lambda conversion: conversion is not _as_plain)  # a number stays one where it may
     exact = tuple(kind for rule in known for kind in rule.exact)
 
     def converted(value: Any) -> Any:
@@ -486,10 +488,11 @@ def _as_switch(value: Any) -> Any:
 
 
 def _as_tensor(value: Any) -> Any:
-    """Return an array, or a list of numbers, as a tensor, and everything else as it is."""
+    """Return a number, an array, or a list of numbers, as a tensor, and everything else as it is."""
     kind = type(value)
     lists = kind in (list, tuple) and not _of_tensors(value)
-    if lists or kind in (int, float) or _is_class(kind, "numpy", "ndarray"):
+    number = kind in (int, float) or kind.__module__ == "numpy" and issubclass(kind, sys.modules["numpy"].number)
+    if lists or number or _is_class(kind, "numpy", "ndarray"):
         try:
             return as_numbers("", value)
         except DataError:  # named below

@@ -109,6 +109,14 @@ class _OutsideOfDomain(ModelError):
     """Raised for a parameter of a site that a draw from the prior takes out of its domain."""
 
 
+class _Looked(NamedTuple):
+    """How far parameters lie outside their bounds at each draw, their values, by site and parameter, and lines."""
+
+    excess: dict[tuple[str, str], Tensor]
+    values: dict[tuple[str, str], Tensor]
+    places: dict[str, str]
+
+
 def _outside_of_domain(name: str, parameter: str, where: str) -> _OutsideOfDomain:
     return _OutsideOfDomain(
         f"the {parameter} of site {name!r} leaves its domain{where} from the prior; give the sites that it depends on "
@@ -522,30 +530,53 @@ class PyroDensity:
                 "dropout, or torch.rand. Remedy: make it a site, or fix its value"
             )
 
-    def check_parameters(self, generator: torch.Generator) -> None:
+    def check_parameters(self, generator: torch.Generator, batched: bool) -> None:
         """Refuse a model in which a draw from the prior takes a parameter, such as a scale, out of its domain."""
+        found = self._parameters_at_once(generator) if batched else None
+        excess, values, places = found or self._parameters_one_by_one(generator)
+        for (name, parameter), far in excess.items():
+            bad = far > 0
+            if bool(bad.any()):
+                value = float(values[name, parameter][bad][0])
+                where = f"{places[name]}: it is {value:.4g} at {int(bad.sum())} of {len(bad)} draws"
+                raise _outside_of_domain(name, parameter, where)
+
+    def _parameters_at_once(self, generator: torch.Generator) -> _Looked | None:
+        """Return what the check finds at draws from the prior; None if the model cannot be batched there."""
+        check = DomainCheck()
+
+        def outside(u: Tensor) -> tuple[dict[tuple[str, str], Tensor], dict[tuple[str, str], Tensor]]:
+            nonlocal check
+            with DomainCheck() as check:
+                self._run(self._from_vector(u))
+            return check.excess, check.values
+
         try:
             vectors = self.prior_vectors(_PROTOTYPE_DRAWS, generator, True)
-            check = DomainCheck()
-
-            def outside(u: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-                nonlocal check
-                with DomainCheck() as check:
-                    self._run(self._from_vector(u))
-                return list(check.excess.values()), list(check.values.values())
-
             excess, values = torch.func.vmap(outside, chunk_size=self._prior_draws_at_once())(vectors)
         except _OutsideOfDomain:
             raise
         except UNTRACEABLE:
-            return  # a model that cannot be batched is reported elsewhere
-        for (name, parameter), far, value in zip(check.excess, excess, values, strict=True):
-            bad = far > 0
-            if bool(bad.any()):
-                where = (
-                    f"{check.places[name]}: it is {float(value[bad][0]):.4g} at {int(bad.sum())} of {len(bad)} draws"
-                )
-                raise _outside_of_domain(name, parameter, where)
+            return None
+        return _Looked(excess, values, check.places)
+
+    def _parameters_one_by_one(self, generator: torch.Generator) -> _Looked:
+        """Return what the check finds at single draws from the prior; a run that fails tells of the sites before."""
+        checks = [DomainCheck() for _ in range(_PROTOTYPE_DRAWS)]
+        for check in checks:
+            try:
+                with global_stream(generator), torch.no_grad(), check:
+                    self.prior_vector({})
+            except _OutsideOfDomain:
+                raise
+            except UNTRACEABLE:
+                continue  # reported elsewhere
+        keys = dict.fromkeys(key for check in checks for key in check.excess)
+        return _Looked(
+            {key: torch.stack([check.excess[key] for check in checks if key in check.excess]) for key in keys},
+            {key: torch.stack([check.values[key] for check in checks if key in check.values]) for key in keys},
+            {name: place for check in checks for name, place in check.places.items()},
+        )
 
     def _factors(
         self, records: dict[str, Record]
@@ -703,6 +734,8 @@ class PyroDensity:
             # If only the likelihood cannot factorise a matrix, the prior draw is still valid.
             if whole or any(site.name not in pieces for site in self.sites):
                 raise
+        if odd := pieces.keys() ^ self._by_name.keys():
+            raise unsteady(min(odd))
         return torch.cat([pieces[s.name].to(self.device) for s in self.sites])
 
     def prior_draws(self, num_draws: int, generator: torch.Generator, batched: bool) -> Tensor:

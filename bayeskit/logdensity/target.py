@@ -194,8 +194,7 @@ class Target:
             probe = density.probe(new_generator(seed))
             density.check_repeatable(probe, new_generator(seed))
             loops = not can_be_batched(density, probe)
-            if not loops:
-                density.check_parameters(new_generator(seed))
+            density.check_parameters(new_generator(seed), batched=not loops)
             if loops:
                 evaluate = _evaluation.with_gradient_loop(density.joint)
             else:

@@ -278,6 +278,23 @@ def test_wild_settings_end_in_errors_of_the_package(kind, tmp_path):
     assert [failure for failure in failures if failure is not None] == []
 
 
+def test_the_fuzzer_forgives_the_error_of_a_function_that_the_call_was_given(monkeypatch):
+    """With the note of the package, and only then: what fails in the package is told, with a note or without."""
+    kind, plan = "bayeskit.parallel.map_tasks", {"tasks": "[None]"}
+    assert fuzz_calls._failure(kind, plan) is None
+
+    def failing(function, index, task):
+        error = TypeError("of the package")
+        error.add_note(f"raised by task {index}")
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bk.parallel, "_call", failing)
+        assert "of the package" in fuzz_calls._failure(kind, plan)
+    monkeypatch.setattr(bk.parallel, "_call", lambda function, index, task: (index, function(task)))
+    assert "bad operand type" in fuzz_calls._failure(kind, plan)
+
+
 def test_vectors_of_whole_numbers_stand_for_sequences():
     from bayeskit.models.vae import mlp_vae
 
@@ -288,3 +305,9 @@ def test_vectors_of_whole_numbers_stand_for_sequences():
 def test_a_number_outside_the_domain_of_a_function_is_named():
     with pytest.raises(SettingsError, match="power is 0, which log_power_integral cannot use"):
         log_power_integral(torch.distributions.Normal(torch.tensor(0.0), torch.tensor(1.0)), 0)
+
+    def spread(scale: float):
+        return torch.distributions.Normal(0.0, scale)
+
+    with pytest.raises(SettingsError, match="scale is 0, which .*spread cannot use"):
+        checked(spread)(0)

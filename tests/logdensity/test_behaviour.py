@@ -293,6 +293,9 @@ def test_sites_that_come_and_go_are_refused():
         with pytest.raises(ModelError, match="'extra' appeared only in some runs"):
             target = Target.from_pyro(model, Y)
             target.log_density(torch.tensor([[1.0] * target.dim, [-1.0] * target.dim], dtype=F64))
+        with pytest.raises(ModelError, match="'extra' appeared only in some runs"):
+            target = Target.from_pyro(model, Y)
+            target.sample_prior(50)
 
 
 def z_score(draws, mean, variance):

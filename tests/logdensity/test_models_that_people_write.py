@@ -165,6 +165,36 @@ def test_a_latent_site_with_a_scale_that_may_be_negative_is_named(seed):
         bk.Target.from_pyro(model, seed=seed)
 
 
+@pytest.mark.filterwarnings("ignore::bayeskit.errors.SlowModelWarning", "ignore:Converting a tensor:UserWarning")
+def test_a_scale_that_may_be_negative_is_named_where_the_model_cannot_be_batched():
+    """One of the branches has such a scale; a prior on the right support passes."""
+
+    def model(prior):
+        scale = pyro.sample("scale", prior)
+        if float(scale) > 0.5:
+            pyro.sample("y", dist.Normal(0.0, 1.0).expand([20]).to_event(1), obs=Y)
+        else:
+            pyro.sample("y", dist.Normal(0.0, scale).expand([20]).to_event(1), obs=Y)
+
+    with pytest.raises(ModelError, match=r"the scale of site 'y' leaves its domain, in line .* of 20 draws"):
+        bk.Target.from_pyro(model, dist.Normal(0.0, 1.0))
+    assert bk.Target.from_pyro(model, dist.HalfNormal(1.0)).loops
+
+
+@pytest.mark.filterwarnings("ignore::bayeskit.errors.SlowModelWarning")
+def test_a_parameter_is_looked_at_before_a_later_failure():
+    """The matrix of the last site cannot be factorised at just the draws at which the scale is negative."""
+
+    def model():
+        scale = pyro.sample("scale", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(0.0, scale).expand([20]).to_event(1), obs=Y)
+        factor = torch.linalg.cholesky(scale.item() * torch.eye(2))
+        pyro.sample("z", dist.MultivariateNormal(torch.zeros(2), scale_tril=factor), obs=Y[:2])
+
+    with pytest.raises(ModelError, match="the scale of site 'y' leaves its domain"):
+        bk.Target.from_pyro(model)
+
+
 def test_a_mixture_of_one_component_is_its_component():
     def model(num_components):
         weights = pyro.sample("weights", dist.Dirichlet(torch.ones(num_components, dtype=F64)))

@@ -41,7 +41,7 @@ __all__ = [
 _SCHEMA = Schema("a checkpoint of a run in steps", 3)
 _PART_SCHEMA = Schema("rows of a run in steps", 1)
 #: Rows of so many bytes are written into a part.
-_PART_BYTES = 2**24
+_PART_BYTES = 2**22
 #: Rows of so many bytes are kept together in memory.
 _BLOCK_BYTES = 2**22
 _MOST_ITERATIONS = 2**53
@@ -179,7 +179,7 @@ class Control:
     Parameters
     ----------
     checkpoint : path, optional
-        File for the state of the run. If it exists, the run resumes from it. Long runs write rows of 16 MiB and more
+        File for the state of the run. If it exists, the run resumes from it. Long runs write rows of 4 MiB and more
         beside it, as `checkpoint.rows-0000` and so on, which belong to it.
     checkpoint_seconds : float, default 10
         Seconds between checkpoints; 0 writes one after every step. The interval grows if writing takes more than a

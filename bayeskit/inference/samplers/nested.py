@@ -262,8 +262,6 @@ class ConstrainedSlice:
 # New live points by rejection: independent prior draws above the threshold.
 
 _MAX_ROUNDS = 4
-_MAX_ROWS = 2
-"""Prior draws per evaluation, in multiples of the number of points wanted."""
 
 
 class PointsAbove(NamedTuple):
@@ -275,15 +273,18 @@ class PointsAbove(NamedTuple):
 
 
 def draw_above(
-    target: Target, kernel: ConstrainedSlice, num_points: int, share: float, generator: torch.Generator
+    target: Target, kernel: ConstrainedSlice, num_points: int, share: float, most: int, generator: torch.Generator
 ) -> PointsAbove:
-    """Draw ``num_points`` from the prior above a kernel's threshold; fewer if its mass is below ``share``."""
+    """Draw ``num_points`` from the prior above a kernel's threshold; fewer if its mass is below ``share``.
+
+    At most ``most`` prior draws are evaluated at once.
+    """
     # These points are independent of all others. Copies become independent only by moving far, which fails on a funnel.
     parts: list[SliceState] = []
     found, spent = 0, 0
     num_nan = torch.zeros((), dtype=torch.int64, device=kernel.threshold.device)
-    for _ in range(_MAX_ROUNDS * math.ceil(1 / (_MAX_ROWS * share))):
-        rows = min(math.ceil(1.2 * (num_points - found) / share), _MAX_ROWS * num_points)
+    for _ in range(_MAX_ROUNDS * math.ceil(num_points / (most * share))):
+        rows = min(math.ceil(1.2 * (num_points - found) / share), most)
         position = target.sample_prior(rows, seed=generator).to(target.device)
         log_prior, log_likelihood = target.evaluate(position, compiled=False)
         spent, num_nan = spent + rows, num_nan + log_likelihood.isnan().sum()
@@ -703,7 +704,9 @@ class NestedSampler:
         # The reciprocal of a tiny share may overflow.
         share = math.exp(log_share)
         if 1 <= share * PRIOR_DRAWS_PER_EVALUATION * self.num_slice_steps * _EVALUATIONS_PER_UPDATE:
-            found, spent, num_nan = draw_above(self.target, kernel, k, share, generator)
+            # As many as there are live points, which start together: small blocks take few evaluations of many rows.
+            most = max(self.num_live, 2 * k)
+            found, spent, num_nan = draw_above(self.target, kernel, k, share, most, generator)
         drawn = len(found.label)
         if drawn == k:
             return found, drawn, spent, num_nan, 0
@@ -722,7 +725,9 @@ class NestedSampler:
                 f"the log likelihood is {float(highest)} at a live point, so the evidence is infinite; look for a "
                 "scale that can become zero"
             )
-        if share < math.log(self.termination):
+        # Where all live points tie, nothing is left to climb, and labels can tell no smaller shares apart.
+        tied = share < math.log(torch.finfo(torch.float64).eps) and bool(state.live.log_likelihood.min() == highest)
+        if share < math.log(self.termination) or tied:
             return "converged"
         return "finished" if iteration >= self.max_blocks else None
 
@@ -784,7 +789,8 @@ def sample_nested(
         Slice updates per copy; by default twice the dimension, at least 20.
     termination : float, default 1e-3
         The run ends if the live points can add no more than this share to the evidence. A smaller value can reveal a
-        narrow peak inside a broad one; each factor of two costs about ``num_live / 2`` new points.
+        narrow peak inside a broad one; each factor of two costs about ``num_live / 2`` new points. Below 2e-16 the run
+        ends, too, once all live points have the same likelihood.
     max_blocks : int, default 10,000
         Largest number of blocks.
     checkpoint, checkpoint_seconds, time_budget, progress

@@ -57,7 +57,7 @@ def random_walk(order: int, size: int, scale: float | Tensor, ridge: float = 1e-
     Raises
     ------
     SettingsError
-        If the order is neither 1 nor 2, or the size not above it.
+        If the order is neither 1 nor 2, the size not above it, or the covariance not positive definite.
 
     References
     ----------
@@ -181,6 +181,11 @@ def icar(graph: AreaGraph, scale: float | Tensor, ridge: float = 1e-6) -> Any:
     pyro.distributions.MultivariateNormal
         Of event shape ``(n,)``.
 
+    Raises
+    ------
+    SettingsError
+        If the covariance is not positive definite, as for a scale of zero.
+
     Examples
     --------
     >>> import torch
@@ -213,6 +218,11 @@ def bym2(graph: AreaGraph, scale: float | Tensor, proportion: float | Tensor, ri
     pyro.distributions.MultivariateNormal
         Of event shape ``(n,)``.
 
+    Raises
+    ------
+    SettingsError
+        If the covariance is not positive definite, as for a scale of zero.
+
     References
     ----------
     Riebler, A., Sørbye, S. H., Simpson, D., Rue, H. (2016). An intuitive Bayesian spatial model for disease mapping
@@ -225,7 +235,7 @@ def bym2(graph: AreaGraph, scale: float | Tensor, proportion: float | Tensor, ri
     tensor([[ 4.0000, -1.0000],
             [-1.0000,  4.0000]], dtype=torch.float64)
     """
-    scale = torch.as_tensor(scale)
+    scale = _real(scale)
     one = torch.eye(graph.size, dtype=scale.dtype, device=scale.device)
     return _centred(scale**2 * ((1 + ridge - proportion) * one + proportion * graph.covariance.to(scale)))
 
@@ -281,13 +291,25 @@ def _scaled_inverse(precision: np.ndarray, null: np.ndarray) -> np.ndarray:
 
 def intrinsic(covariance: Tensor, scale: float | Tensor, ridge: float = 1e-6) -> Any:
     """Return a field of covariance ``scale**2 * (covariance + ridge * I)``, ``(n, n)``."""
-    scale = torch.as_tensor(scale)
+    scale = _real(scale)
     one = torch.eye(len(covariance), dtype=scale.dtype, device=scale.device)
     return _centred(scale**2 * (covariance.to(scale) + ridge * one))
 
 
+def _real(number: float | Tensor) -> Tensor:
+    """Return a number as a tensor of real numbers, because whole ones would cut a covariance off."""
+    value = torch.as_tensor(number)
+    return value.to(torch.result_type(value, 1.0))
+
+
 def _centred(covariance: Tensor) -> Any:
-    return dist.MultivariateNormal(covariance.new_zeros(len(covariance)), covariance_matrix=covariance)
+    try:
+        return dist.MultivariateNormal(covariance.new_zeros(len(covariance)), covariance_matrix=covariance)
+    except ValueError as error:
+        raise SettingsError(
+            "the covariance of the field is not positive definite; give a scale that is positive and finite, a "
+            "positive ridge, and a proportion between 0 and 1"
+        ) from error
 
 
 def _pairs(edges: Any, size: int) -> np.ndarray:

@@ -176,6 +176,7 @@ class PCProportion(dist.TorchDistribution):  # type: ignore[misc]
     ) -> None:
         real_number("upper", upper, between=(0, 1))
         real_number("probability", probability, between=(0, 1))
+        eigenvalues = eigenvalues.to(torch.result_type(eigenvalues, 1.0))
         near = math.sqrt(torch.finfo(eigenvalues.dtype).eps)
         if not (float(eigenvalues.min()) > -near and bool((eigenvalues.abs() < near).any())):
             raise SettingsError(

@@ -73,6 +73,8 @@ class GammaDirichlet(TorchDistribution):  # type: ignore[misc]
     ) -> None:
         if not concentration.dim():
             raise ShapeError("concentration is a single number; give one for each branch, (*batch, branches)")
+        # Whole numbers would cut shape and rate off.
+        concentration = concentration.to(torch.result_type(concentration, 1.0))
         shape, rate = (torch.as_tensor(number).to(concentration) for number in (length_shape, length_rate))
         batch = torch.broadcast_shapes(concentration.shape[:-1], shape.shape, rate.shape)
         self.concentration = concentration.expand(*batch, concentration.shape[-1])

@@ -275,6 +275,15 @@ def test_a_constant_likelihood_has_an_exact_evidence():
     assert kstest(run.insertion.numpy(), "uniform").pvalue > 1e-5
 
 
+def test_a_run_ends_where_all_live_points_tie():
+    """The smallest share that doubles know takes 740 more factors of e, of which labels of ties can tell 36 apart."""
+    target, log_evidence = conjugate(2, 1.0)
+    run = sample_nested(target, 50, seed=0, termination=1e-320, progress=False)
+    assert run.ending == "converged" and run.num_stuck == 0
+    assert float(run.live_counts.reciprocal().sum()) < 100
+    assert abs(run.log_evidence - log_evidence) < 5 * float(run.simulate_log_evidence(200).std())
+
+
 PLATEAUS = {
     "two levels": (lambda u: torch.where(u[..., 0] > 1.5, 5.0, 0 * u[..., 0]), lambda p: p * math.exp(5) + 1 - p),
     "zero but for a corner": (lambda u: torch.where(u[..., 0] > 1.5, 0 * u[..., 0], -torch.inf), lambda p: p),

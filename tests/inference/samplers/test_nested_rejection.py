@@ -112,7 +112,7 @@ def test_a_prior_draw_that_overflows_is_no_point(bad):
         return draw_normal(n, generator).index_fill(0, torch.arange(0, n, 2), bad)
 
     target = bk.Target.from_functions(normal_log_density, lambda u: 0 * u.nan_to_num().sum(-1), 2, sample_prior)
-    found = draw_above(target, kernel_of(-1.0), 30, 0.5, torch.Generator().manual_seed(0))
+    found = draw_above(target, kernel_of(-1.0), 30, 0.5, 60, torch.Generator().manual_seed(0))
     assert len(found.points.label) == 30 and bool(found.points.position.isfinite().all())
 
 
@@ -121,12 +121,12 @@ def test_an_infinite_likelihood_stays_infinite():
     target = bk.Target.from_functions(
         normal_log_density, lambda u: torch.where(u[..., 0] > 0, torch.inf, 0.0).to(u), 2, draw_normal
     )
-    found = draw_above(target, kernel_of(-1.0), 30, 1.0, torch.Generator().manual_seed(0))
+    found = draw_above(target, kernel_of(-1.0), 30, 1.0, 60, torch.Generator().manual_seed(0))
     assert bool((found.points.log_likelihood == torch.inf).any())
 
 
 @pytest.mark.parametrize("num_points", [10, 200])
-def test_no_more_rows_are_evaluated_at_once_than_twice_the_points(sharp, num_points):
+def test_no_more_rows_are_evaluated_at_once_than_asked_for(sharp, num_points):
     rows = []
 
     def sample_prior(n, generator):
@@ -134,5 +134,19 @@ def test_no_more_rows_are_evaluated_at_once_than_twice_the_points(sharp, num_poi
         return draw_normal(n, generator)
 
     target = bk.Target.from_functions(normal_log_density, sharp[0].log_likelihood, 2, sample_prior)
-    found = draw_above(target, kernel_of(-5.0), num_points, 0.05, torch.Generator().manual_seed(0))
-    assert max(rows) == 2 * num_points and sum(rows) == found.num_evaluations
+    found = draw_above(target, kernel_of(-5.0), num_points, 0.05, 40, torch.Generator().manual_seed(0))
+    assert max(rows) == 40 and sum(rows) == found.num_evaluations
+
+
+def test_small_blocks_take_few_evaluations_of_the_prior(sharp):
+    """As many rows at once as there are live points. With twice the block at once it would be some 700 evaluations."""
+    rows = []
+
+    def sample_prior(n, generator):
+        rows.append(n)
+        return draw_normal(n, generator)
+
+    target = bk.Target.from_functions(normal_log_density, sharp[0].log_likelihood, 2, sample_prior)
+    run = sample_nested(target, 50, num_delete=2, max_blocks=100, progress=False)
+    assert run.ending == "finished" and bool(run.start.isnan().all())
+    assert max(rows) == 50 and len(rows) < 300

@@ -276,6 +276,11 @@ HALVES = torch.full((3, 2), 0.5)
         (lambda: HiddenMarkovModel(2, GaussianEmission), SettingsError, "emission is <class"),
         (lambda: HiddenMarkovModel(2, EMISSION), SettingsError, "emission is Normal"),
         (lambda: plot_change_points(ChangePoints(X, NORMAL, UP_TO), range(4)), ShapeError, r"times .* give \(5,\)"),
+        (
+            lambda: plot_change_points(ChangePoints(X, NORMAL, UP_TO), [[1], [2, 3], [], [], []]),
+            DataError,
+            "times cannot be read as an array",
+        ),
         (lambda: plot_states(HALVES, X), ShapeError, r"x has shape \(5,\); give \(3,\)"),
         (lambda: plot_states(HALVES[None], X), ShapeError, "those of one sequence"),
         (lambda: plot_states(HALVES, [1, 2, 3], range(2)), ShapeError, "times"),

@@ -130,3 +130,27 @@ def test_edges_that_are_none_are_named(edges, error, message):
 def test_walks_of_other_orders_or_without_steps_are_refused(order, size):
     with pytest.raises(SettingsError, match="order|size"):
         random_walk(order, size, scale(1.0))
+
+
+def test_a_whole_number_is_the_same_scale_as_the_real_one():
+    """In whole numbers the covariances would be cut off."""
+    graph = AreaGraph(3, [(0, 1), (1, 2)])
+    for field in (lambda s: random_walk(1, 3, s), lambda s: icar(graph, s), lambda s: bym2(graph, s, 0.5)):
+        expected = field(2.0).covariance_matrix
+        assert torch.equal(field(2).covariance_matrix, expected)
+        assert torch.equal(field(torch.tensor(2)).covariance_matrix, expected)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: random_walk(1, 3, 0),
+        lambda: random_walk(2, 4, scale(math.nan)),
+        lambda: random_walk(1, 3, scale(1.0), ridge=-1.0),
+        lambda: icar(AreaGraph(2, [(0, 1)]), -0.0),
+        lambda: bym2(AreaGraph(2, [(0, 1)]), scale(1.0), 2.0),
+    ],
+)
+def test_a_covariance_that_is_not_positive_definite_is_named_with_what_makes_it_so(make):
+    with pytest.raises(SettingsError, match="not positive definite; give a scale that is positive"):
+        make()

@@ -79,6 +79,7 @@ def test_draws_of_a_proportion_have_its_probabilities():
         (lambda: PCLength(1.0, 0.1, 0), "dimension"),
         (lambda: PCProportion(GRAPH.eigenvalues, 1.5), "upper"),
         (lambda: PCProportion(torch.ones(4, dtype=FLOAT)), "one must be zero"),
+        (lambda: PCProportion(torch.ones(4, dtype=torch.int32)), "one must be zero"),
         (lambda: PCProportion(torch.tensor([-1.0, 0.0, 2.0], dtype=FLOAT)), "not be negative"),
     ],
 )

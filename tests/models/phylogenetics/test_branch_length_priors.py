@@ -58,6 +58,15 @@ def test_a_sum_of_gammas_is_a_special_case():
     torch.testing.assert_close(prior.log_prob(lengths), expected, rtol=1e-13, atol=0)
 
 
+def test_whole_concentrations_leave_shape_and_rate_as_they_are():
+    """In whole numbers they would be cut off."""
+    prior = GammaDirichlet(torch.tensor([1, 2, 1]), 2.5, 1.5)
+    assert float(prior.length_shape) == 2.5 and float(prior.length_rate) == 1.5
+    expected = GammaDirichlet(torch.tensor([1.0, 2.0, 1.0]), 2.5, 1.5)
+    lengths = torch.tensor([0.1, 0.2, 0.3])
+    assert torch.equal(prior.log_prob(lengths), expected.log_prob(lengths))
+
+
 def test_density_of_three_lengths_integrates_to_one():
     # With these parameters the integrand is a polynomial times an exponential function.
     prior = GammaDirichlet(tensor([1.0, 2.0, 1.0]), length_shape=6.0, length_rate=2.0)

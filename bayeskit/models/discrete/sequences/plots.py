@@ -77,7 +77,8 @@ def plot_change_points(
 ) -> Figure | SubFigure:
     r"""Plot data with posterior mean level, and the posteriors of positions and number of change points.
 
-    Raises ``ShapeError`` if there is not one time per observation.
+    Raises ``ShapeError`` if there is not one time per observation, and ``DataError`` if times are lists of differing
+    length.
 
     Parameters
     ----------
@@ -217,7 +218,11 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 def _when(times: Any, n: int) -> np.ndarray:
     """Return ``n`` plotting positions, an array that matplotlib supports."""
-    when = np.arange(n) if times is None else np.asarray(times.cpu() if isinstance(times, torch.Tensor) else times)
+    try:
+        given = _array(times) if isinstance(times, torch.Tensor) else times
+        when = np.arange(n) if given is None else np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"times cannot be read as an array ({error}); give a list of numbers or dates") from error
     if when.shape != (n,):
         raise ShapeError(f"times has shape {when.shape}; give ({n},)")
     return when
