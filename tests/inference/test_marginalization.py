@@ -22,6 +22,7 @@ from bayeskit.errors import (
 )
 from bayeskit.inference import evidence, marginalization
 from bayeskit.inference.marginalization import MarginalTarget
+from bayeskit.inference.samplers.starts import starting_points
 
 FLOAT = torch.float64
 COUNTS = torch.tensor([1.0, 0, 3, 7, 2, 0], dtype=FLOAT)
@@ -410,6 +411,30 @@ def test_one_mode_is_not_taken_for_several():
     y = torch.poisson(torch.full((30,), 2.0), generator=torch.Generator().manual_seed(1)).to(FLOAT)
     for target in (marginal(counted, ["effect"], y), marginal(passed, ["intercept"], trials())):
         assert target.problems == ()
+
+
+def test_vague_priors_do_not_lead_the_search_astray():
+    """All draws from these priors have rates beyond any number, or of nothing."""
+
+    def model(y):
+        place = torch.arange(len(y), dtype=FLOAT)
+        level = pyro.sample("level", dist.Normal(0.0, torch.tensor(1000.0, dtype=FLOAT)))
+        slope = pyro.sample("slope", dist.Normal(0.0, torch.tensor(300.0, dtype=FLOAT)))
+        size = pyro.sample("size", dist.HalfNormal(1.0))
+        covariance = size**2 * (-(place[:, None] - place).abs() / 3).exp()
+        f = pyro.sample("f", dist.MultivariateNormal(torch.zeros_like(y), covariance_matrix=covariance))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Poisson((level + slope * place / 8 + f).exp()), obs=y)
+
+    target = marginal(model, ["f"], torch.tensor([2.0, 3, 1, 4, 6, 2, 3, 5], dtype=FLOAT))
+    start = target.density.start
+    value, gradient = target.value_and_grad(start.unsqueeze(0))
+    assert float(gradient.norm()) < 1
+    assert float(target.log_likelihood(start)) > -20
+    # Chains may begin there, and each is where the density is not negligible.
+    points = starting_points(target, 4, torch.ones(4, dtype=FLOAT), torch.Generator().manual_seed(1))
+    assert bool((target.log_density(points) > value - 200).all())
+    assert len(points.unique(dim=0)) == 4
 
 
 # -- gradients ------------------------------------------------------------------------------
