@@ -22,6 +22,10 @@ class Structure(Protocol):
     def description(self) -> str:
         """The structure in words."""
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether all entries may differ from zero."""
+
     def completed(self, matrix: Tensor) -> Tensor:
         """Return matrices that can be factorised."""
 
@@ -77,6 +81,11 @@ class DiagonalBlocks:
     def joined(cls, pattern: Tensor) -> DiagonalBlocks:
         """Return the blocks of the groups that a pattern ``(m, m)`` joins."""
         return cls(_components(pattern.cpu()).to(pattern.device))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether there is one group."""
+        return self.count == 1
 
     @property
     def is_separate(self) -> bool:
@@ -249,6 +258,11 @@ class Band:
         self._lacking = self._lacking.to(device)
 
     is_separate = False
+
+    @property
+    def is_dense(self) -> bool:
+        """Never."""
+        return False
 
     @property
     def description(self) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bayeskit.core.convergence import MAX_PARETO_SHAPE
 from bayeskit.core.statistics import log_mean_exp, log_mean_exp_error, pareto_shape
+from bayeskit.errors import SettingsError
 
 __all__ = ["LaplaceCorrection", "LineRule", "line_rule"]
 
@@ -81,6 +82,8 @@ class LaplaceCorrection:
                 "from the mode, or the density bends too much: the approximation is poor; sample these sites with the "
                 "others"
             )
+        if not found and not math.isfinite(self.log_ratio):
+            found.append("the likelihood is zero or NaN at a point of the integral, so there is no correction")
         return tuple(found)
 
     @property
@@ -101,6 +104,11 @@ class LaplaceCorrection:
         Evidence
             With the warnings of both, and the parts as ``diagnostics``.
 
+        Raises
+        ------
+        SettingsError
+            If the estimate is corrected already.
+
         Examples
         --------
         >>> import torch
@@ -109,6 +117,10 @@ class LaplaceCorrection:
         >>> correction.applied(Evidence("bridge_sampling", -94.08, 0.004, 8000))
         bridge_sampling: log evidence -94.0700 +- 0.0040
         """
+        if "laplace_correction" in estimate.diagnostics:
+            raise SettingsError(
+                "the estimate is corrected already, as are all of a target made by marginalize(correct=True)"
+            )
         return replace(
             estimate,
             log_evidence=estimate.log_evidence + self.log_ratio,

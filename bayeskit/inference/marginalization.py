@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,10 @@ _STARTS, _SAME_MODE = 16, 1e-2
 #: Newton steps of one evaluation, evaluations before a guarded search, steps to the mode of the marginal.
 _NUM_STEPS, _NUM_STEPS_OF_FIELD, _MAX_TRIES, _MAX_CLIMB = 4, 3, 8, 30
 _TANGENT_STEP = 0.1
+#: Least number of rows of a chain for a correction.
+_LEAST_ROWS = 4
+#: What is added to the range of prior draws in which a mode is looked for, and number of halvings.
+_WIDER, _HALVINGS = 10.0, 30
 #: Units of rounding of a slope in its derivative.
 _ROUNDING = 1e2
 #: Number of coordinates from which on a chain is looked for, and the bandwidths that are tried.
@@ -111,7 +116,10 @@ class MarginalTarget(Target):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the sites are integrated out in closed form: by conjugacy, or because they are normal."""
+        """Whether the sites are integrated out in closed form: by conjugacy, or because they are normal.
+
+        It is found numerically, at draws from the prior of the other sites.
+        """
         return self.density.is_exact
 
     @property
@@ -121,7 +129,7 @@ class MarginalTarget(Target):
 
     @property
     def num_failures(self) -> int:
-        """Number of evaluated vectors so far at which no mode was found, which have density zero."""
+        """Number of evaluated vectors so far without a mode or a finite integral, which have density zero."""
         return self.density.num_failures
 
     def with_latents(
@@ -129,10 +137,11 @@ class MarginalTarget(Target):
     ) -> Draws:
         """Return draws of all sites: one of the sites that were integrated out for each draw of the others.
 
-        It comes from the normal approximation at the mode, on the unconstrained scale: exact where that is exact. If
-        the target is to be corrected, it comes from the density itself, by quadrature or importance sampling as in
-        :meth:`correction`, and the draws of the other sites are resampled within each chain, in their order, with the
-        ratio of the estimated likelihood and the approximation as weight: some draws are then there twice.
+        It comes from their distribution given the others where that is of a conjugate family, else from the normal
+        approximation at the mode, on the unconstrained scale, which is exact where they are normal. If the target is to
+        be corrected, it comes from the density itself, by quadrature or importance sampling as in :meth:`correction`,
+        and the draws of the other sites are resampled within each chain, in their order, with the ratio of the
+        estimated likelihood and the approximation as weight: some draws are then there twice.
 
         Parameters
         ----------
@@ -152,7 +161,7 @@ class MarginalTarget(Target):
         Raises
         ------
         DrawsError
-            If the draws are of another dimension or tempered, or no mode exists at some of them.
+            If the draws are of another target or tempered, or no mode, or no finite integral, exists at some of them.
 
         Warns
         -----
@@ -186,6 +195,12 @@ class MarginalTarget(Target):
             log_weights = log_weights.double().cpu()
             index = systematic(log_weights - log_weights.logsumexp(1, keepdim=True), generator).to(u.device)
             u = u.gather(1, index.unsqueeze(-1).expand_as(u))
+            chain = torch.arange(len(index)).unsqueeze(1)
+            statistics = {
+                name: x[chain.to(x.device), index.to(x.device)] if x.shape[:2] == index.shape else x
+                for name, x in draws.sample_stats.items()
+            }
+            draws = replace(draws, sample_stats=statistics)
         else:
             u = self.density.completed(rows, generator).reshape(*shape, self.whole.dim)
         log_prior, log_likelihood = self.whole.evaluate(u)
@@ -223,7 +238,7 @@ class MarginalTarget(Target):
         draws : Draws
             Of this target, ``(chains, draws, d)``.
         num_rows : int, default 400
-            Number of draws at which the likelihood is estimated, evenly spaced.
+            Number of draws at which the likelihood is estimated, evenly spaced, at least four of each chain.
         num_inner : int, default 64
             Number of points of importance sampling for each of them.
         seed : int or torch.Generator, default 0
@@ -264,7 +279,7 @@ class MarginalTarget(Target):
         """
         self._check_draws(draws)
         num_chains, num_draws = draws.unconstrained.shape[:2]
-        each = min(num_draws, max(1, whole_number("num_rows", num_rows, 2) // num_chains))
+        each = min(num_draws, max(_LEAST_ROWS, whole_number("num_rows", num_rows, 2) // num_chains))
         chosen = torch.linspace(0, num_draws - 1, each).round().long()
         rows = draws.unconstrained[:, chosen].to(self.device, self.dtype).reshape(-1, self.dim)
         generator = new_generator(seed, stream="Laplace correction")
@@ -272,10 +287,21 @@ class MarginalTarget(Target):
         return LaplaceCorrection(found.log_ratio.reshape(num_chains, each), found.left_over)
 
     def _check_draws(self, draws: Draws) -> None:
+        if not isinstance(draws, Draws):
+            raise DrawsError(f"draws must be Draws, such as bk.sample(target) returns, not a {type(draws).__name__}")
         if draws.unconstrained.shape[-1] != self.dim:
             raise DrawsError(f"the draws have dimension {draws.unconstrained.shape[-1]}, and this target {self.dim}")
         if not bool((draws.beta == 1).all()):
             raise DrawsError("the draws are tempered (beta below 1); latent sites are drawn from the posterior only")
+        if draws.target is None or draws.target is self:
+            return
+        recorded = draws.log_density[:, -1].to(self.device)
+        found = self.log_density(draws.unconstrained[:, -1].to(self.device, self.dtype))
+        close = 1e-3 if self.dtype == torch.float32 else 1e-6
+        if bool(((found - recorded).abs() > close * (1 + recorded.abs())).any()):
+            raise DrawsError(
+                "the draws come from another target: their recorded densities differ from those of this one"
+            )
 
     def __repr__(self) -> str:
         inside = {s.name: tuple(s.shape) for s in self.whole.sites}
@@ -287,7 +313,7 @@ class MarginalTarget(Target):
 def marginalize(
     target: Target, sites: Sequence[str], *, method: Literal["laplace"] = "laplace", correct: bool = False
 ) -> MarginalTarget:
-    r"""Return a target over the other sites, with ``sites`` integrated out by Laplace's approximation.
+    r"""Return a target over the other sites, ``sites`` integrated out in closed form or by Laplace's approximation.
 
     With ``f(r, z)`` the log density of the other sites ``r`` and of the unconstrained coordinates ``z`` of ``sites``,
     the new log density is :math:`f(r, \hat z) + \frac{m}{2}\log 2\pi - \frac12 \log\det A`, where :math:`\hat z(r)` is
@@ -538,7 +564,8 @@ class _LaplaceDensity(Evaluators):
 
     def _several_modes(self, r: Tensor, starts: Tensor) -> tuple[str, ...]:
         """Say where searches from draws of the prior ``(k, m)`` end at different modes for a row of ``r``."""
-        starts = starts[:_STARTS]
+        matrix = self._num_inner * self.dtype.itemsize * (self._num_inner if self.blocks.is_dense else 1)
+        starts = starts[: max(1, min(_STARTS, CHUNK_BYTES // (matrix * len(r))))]
         at = r.repeat_interleave(len(starts), 0)
         with torch.no_grad(), FailingApart():
             here = self._climbed(r)
@@ -621,15 +648,23 @@ class _LaplaceDensity(Evaluators):
                 is_simplex = site.shape == (*site.unconstrained_shape[:-1], k + 1)
                 sticks = torch.arange(k, 0, -1).repeat(width // k)
                 num_sticks.append(sticks if is_simplex else torch.zeros_like(sticks))
+        start = self._level(r, z)
         self._conjugate = conjugate_coordinates(
-            lambda at: self._slopes(r, at), self._start, z[:_CANDIDATES], torch.cat(num_sticks).to(self.device)
+            functools.partial(self._slope_at, r), start, len(r), torch.cat(num_sticks).to(self.device)
         )
+        if self._conjugate is not None:
+            self._start = start
         return self._conjugate is not None
 
-    def _slopes(self, r: Tensor, points: Tensor) -> Tensor:
-        """Return the gradient by ``z`` at points ``(k, m)`` for each row of ``r``, ``(k, n, m)``."""
-        slopes: Tensor = torch.func.vmap(lambda z: self._slope((0, 1), r, z.expand(len(r), -1))[0])(points)
-        return slopes
+    def _level(self, r: Tensor, z: Tensor) -> Tensor:
+        """Return about where each of independent coordinates has its mode, by halving the range of prior draws."""
+        low, high = z.amin(0) - _WIDER, z.amax(0) + _WIDER
+        row = r.median(0).values.unsqueeze(0)
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            slope = self._slope((0, 1), row, middle.unsqueeze(0))[0].squeeze(0)
+            low, high = torch.where(slope > 0, middle, low), torch.where(slope > 0, high, middle)
+        return 0.5 * (low + high)
 
     def _find_structure(self, r: Tensor, z: Tensor) -> None:
         """Set the structure of the Hessian, and the parts in which it is found."""
@@ -771,6 +806,10 @@ class _LaplaceDensity(Evaluators):
             return value.sum(), (value,)
 
         return gradient_and_rest(total, z, r)
+
+    def _slope_at(self, r: Tensor, z: Tensor) -> Tensor:
+        """Return the gradient by ``z`` of the log density, ``(n, m)``."""
+        return self._slope((0, 1), r, z)[0]
 
     def _product(self, terms: tuple[int, ...], r: Tensor, z: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """Return the Hessian by ``z`` times ``v``, the gradient and the value of the sum of terms."""
@@ -949,9 +988,12 @@ class _LaplaceDensity(Evaluators):
         r, z = u.split([self.dim, self._num_inner], -1)
         outside, prior = self._prior(r)
 
+        # The points are constants: the result is the same at any.
+        points = conjugate.points(functools.partial(self._slope_at, r), len(r)).detach()
+
         def integral(r: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-            slopes, values = torch.func.vmap(lambda z: self._slope((0, 1), r, z.expand(len(r), -1)))(conjugate.points)
-            found = conjugate.log_integral(values[0], slopes)
+            slopes, values = torch.func.vmap(lambda z: self._slope((0, 1), r, z))(points)
+            found = conjugate.log_integral(values[1], points, slopes)
             return found.sum(), (found,)
 
         gradient, value = gradient_and_rest(integral, r)
@@ -1127,12 +1169,15 @@ class _LaplaceDensity(Evaluators):
         if (conjugate := self._conjugate) is not None:
             with one_thread(), torch.no_grad(), FailingApart():
                 for r in rows.split(self.cost.chunk_size(len(rows))):
-                    slopes = self._slopes(r, conjugate.points)
-                    if lost := int((~conjugate.log_integral(torch.zeros_like(r[:, 0]), slopes).isfinite()).sum()):
+                    slope = functools.partial(self._slope_at, r)
+                    points = conjugate.points(slope, len(r))
+                    slopes = torch.func.vmap(slope)(points)
+                    found = conjugate.log_integral(torch.zeros_like(r[:, 0]), points, slopes)
+                    if lost := int((~found.isfinite()).sum()):
                         raise DrawsError(
                             f"the density has no finite integral by {sorted(self._over)} at {lost} of {len(r)} draws"
                         )
-                    z = conjugate.drawn(slopes, generator)
+                    z = conjugate.drawn(points, slopes, generator)
                     parts.append(torch.func.vmap(self._merged)(r, z))
             return torch.cat(parts)
         noise = torch.randn(len(rows), self._num_inner, generator=generator, dtype=self.dtype).to(self.device)

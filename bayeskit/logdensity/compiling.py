@@ -452,7 +452,7 @@ _MAX_FOLDED_BYTES = 2**27
 _PUTTING = {
     getattr(torch.ops.aten, name)
     for name in "index_put index_add index_copy index_fill masked_fill masked_scatter scatter scatter_add "
-    "scatter_reduce select_scatter slice_scatter diagonal_scatter".split()
+    "scatter_reduce select_scatter slice_scatter diagonal_scatter put index_reduce as_strided_scatter".split()
 }
 COMPILE_SECONDS, COMPILE_SECONDS_PER_NODE = 5.0, 0.02
 

@@ -258,3 +258,72 @@ def test_a_vector_without_an_integral_fails_alone():
     zeros = torch.zeros(1, 3, dtype=FLOAT)
     with pytest.raises(DrawsError, match=r"no finite integral by \['x'\] at 1 of 3 draws"):
         target.with_latents(bk.Draws(u[None], zeros, zeros, torch.ones(1, dtype=FLOAT)))
+
+
+def single(prior, likelihood, y):
+    """Return the target of one group, and a function of its exact log likelihood by quadrature around the mode."""
+
+    def model(y):
+        a = pyro.sample("a", dist.LogNormal(torch.zeros((), dtype=FLOAT), 1.0))
+        x = pyro.sample("x", prior(a))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", likelihood(x), obs=y)
+
+    whole = bk.Target.from_pyro(model, y)
+    target = bk.marginalize(whole, ["x"])
+
+    def exact(u, width):
+        top = torch.zeros(len(u), 1, dtype=FLOAT)
+        for scale in (60.0, 6.0, 0.6, 0.06):
+            z = top + scale * torch.linspace(-1, 1, 4001, dtype=FLOAT)
+            height = whole.log_density(torch.stack(torch.broadcast_tensors(u[:, :1], z), -1))
+            top = z.gather(1, height.argmax(1, keepdim=True))
+        z = top + width * torch.linspace(-1, 1, 40_001, dtype=FLOAT)
+        height = whole.log_density(torch.stack(torch.broadcast_tensors(u[:, :1], z), -1))
+        assert float((height[:, [0, -1]].amax(1) - height.amax(1)).max()) < -30
+        return height.logsumexp(1) + math.log(2 * width / 40_000) - target.log_prior(u)
+
+    return target, exact
+
+
+@pytest.mark.parametrize("vague", [1.0, 0.1, 0.01])
+@pytest.mark.parametrize("name", ["gamma", "inverse gamma", "beta"])
+def test_vague_conjugate_priors(name, vague):
+    """Draws from these priors are within rounding of zero or one, where slopes say nothing."""
+    e = torch.tensor(vague, dtype=FLOAT)
+    prior, likelihood, y = {
+        "gamma": (lambda a: dist.Gamma(e, e * a), dist.Poisson, torch.tensor([3.0, 1, 2], dtype=FLOAT)),
+        "inverse gamma": (
+            lambda a: dist.InverseGamma(e, a),
+            lambda x: dist.Normal(0.0, x.sqrt()),
+            torch.tensor([0.3, 1, 2], dtype=FLOAT),
+        ),
+        "beta": (lambda a: dist.Beta(e * a, e), lambda x: dist.Binomial(9, x), torch.tensor([4.0], dtype=FLOAT)),
+    }[name]
+    target, exact = single(prior, likelihood, y)
+    assert target.curvature == f"conjugate: 1 {name}"
+    u = torch.tensor([[-1.0], [0.5]], dtype=FLOAT)
+    torch.testing.assert_close(target.log_likelihood(u), exact(u, 45.0), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("count", [1e2, 1e5, 1e9])
+def test_a_prior_that_data_swamp_may_pass_but_is_not_lost(count):
+    """A lognormal rate beside a Poisson count: no gamma distribution, but one may be as close as rounding."""
+    y = torch.tensor([round(0.7 * count)], dtype=FLOAT)
+    target, exact = single(lambda a: dist.LogNormal(a.log(), 1.0), lambda x: dist.Poisson(count * x), y)
+    assert target.is_exact == (count > 1e6)
+    u = torch.tensor([[-1.0], [0.5]], dtype=FLOAT)
+    if target.is_exact:
+        gap = (target.log_likelihood(u) - exact(u, 15 / math.sqrt(count))).abs()
+        assert float(gap.max()) < 1e3 * torch.finfo(FLOAT).eps * count
+    else:
+        assert target.curvature == "dense, 1"
+
+
+def test_a_likelihood_that_saturates_is_not_conjugate():
+    target, _ = single(
+        lambda a: dist.Gamma(2.0 + 0 * a, 1.0),
+        lambda x: dist.Poisson(x.clamp(max=15.0)),
+        torch.tensor([16.0, 14, 18, 13], dtype=FLOAT),
+    )
+    assert not target.is_exact

@@ -127,7 +127,7 @@ def test_normal_means_are_integrated_exactly():
     prior = prior + u[:, 1]
     torch.testing.assert_close(target.log_prior(u), prior, rtol=1e-10, atol=0)
     assert target.is_exact
-    assert target.curvature == "conjugate: 5 normal"
+    assert target.curvature == "normal: 5 groups of 1"
 
 
 def test_latents_of_normal_means_have_their_exact_distribution(limit):
@@ -473,11 +473,8 @@ def test_mutation_a_gradient_without_the_determinant_is_noticed(monkeypatch):
 # -- failures -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("together", "num_directions", "lost"),
-    [(False, 5, "the density has no finite integral by"), (True, 1, "no mode of")],
-)
-def test_a_chain_without_a_mode_leaves_the_others_as_they_are(together, num_directions, lost):
+@pytest.mark.parametrize(("together", "num_directions"), [(False, 5), (True, 1)])
+def test_a_chain_without_a_mode_leaves_the_others_as_they_are(together, num_directions):
     target = marginal(pulled, ["z"], HEIGHTS, together)
     u = torch.tensor([[0.1], [0.3], [-1.0], [0.5]], dtype=FLOAT)
     value, gradient = target.value_and_grad(u)
@@ -493,7 +490,7 @@ def test_a_chain_without_a_mode_leaves_the_others_as_they_are(together, num_dire
     assert target.num_failures == 2
     assert torch.isfinite(target.log_density(u, 0.0)).all()
     zeros = torch.zeros(1, 4, dtype=FLOAT)
-    with pytest.raises(DrawsError, match=rf"{lost} \['z'\] (is found )?at 1 of 4 draws"):
+    with pytest.raises(DrawsError, match=r"no mode of \['z'\] is found at 1 of 4 draws"):
         target.with_latents(bk.Draws(u[None], zeros, zeros, torch.ones(1, dtype=FLOAT)))
 
 

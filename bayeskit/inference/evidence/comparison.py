@@ -19,15 +19,16 @@ from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.page import Listed, measured, rendered, result_html
 from bayeskit.core.texts import with_error
 from bayeskit.draws import Draws
-from bayeskit.errors import BayeskitError, CheckpointError, OutputError, SettingsError, UnknownNameError
+from bayeskit.errors import BayeskitError, CheckpointError, DrawsError, OutputError, SettingsError, UnknownNameError
 from bayeskit.inference.evidence.budget import Budget
 from bayeskit.inference.evidence.checks import belongs
 from bayeskit.inference.evidence.diagnostics import Diagnostics
-from bayeskit.inference.evidence.judgement import comparison, correction_of, of_integral
+from bayeskit.inference.evidence.judgement import comparison, correction_of, draws_among, of_integral
 from bayeskit.inference.evidence.methods import METHODS, Method, Part, select
 from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 from bayeskit.inference.evidence.shared_runs import SharedRuns
 from bayeskit.inference.evidence.tables import EstimateGroup, folded, groups_of, html_tables, text_lines
+from bayeskit.inference.marginalization import LaplaceCorrection
 from bayeskit.inference.samplers import Ladder
 from bayeskit.logdensity.target import Target
 
@@ -621,9 +622,16 @@ def compare(
             runs.part(part)
     with comparison():
         answers = {method.name: _answer(method, runs, seed) for method in applied}
-    correction = correction_of(target, lambda: runs.part(Part.POSTERIOR), seed)
+    correction: LaplaceCorrection | None = None
+    problems: tuple[str, ...] = ()
+    if any(isinstance(answer, Evidence) for answer in answers.values()):
+        known = draws_among([runs.draws_if_there, runs.ladder if runs.has("ladder") else None])
+        try:
+            correction = correction_of(target, lambda: known or runs.part(Part.POSTERIOR), seed, progress)
+        except DrawsError as error:  # must not lose the results
+            problems = (f"not corrected: {error}",)
     return EvidenceComparison(
-        {name: of_integral(target, z, correction) for name, z in answers.items() if isinstance(z, Evidence)},
+        {name: of_integral(target, z, correction, problems) for name, z in answers.items() if isinstance(z, Evidence)},
         runs.draws_if_there,
         runs.ladder if runs.has("ladder") else None,
         {"seed": seed} | runs.budget.words(),

@@ -98,8 +98,7 @@ class MaximizedEvidence:
     values : dict of Tensor
         Hyperparameters, ``{site: shape of the site}``.
     standard_errors : dict of Tensor
-        Of ``values``, by the delta method from ``covariance``; NaN where the curvature gives none. Where a coordinate
-        has no maximum, those of the others hold it fixed.
+        Of ``values``, by the delta method from ``covariance``; NaN where the curvature gives none.
     log_evidence : float
         :math:`\log p(y \mid` ``values`` :math:`)`, in nats.
     height : float
@@ -107,8 +106,8 @@ class MaximizedEvidence:
     position : Tensor
         Unconstrained coordinates of ``values``, ``(d,)``.
     covariance : Tensor
-        Of ``position``, ``(d, d)``: inverse of the negative Hessian of ``height``, of the coordinates that have a
-        maximum; NaN for the others, and for all if that is not positive definite.
+        Of ``position``, ``(d, d)``: inverse of the negative Hessian of ``height``; NaN if that is not positive
+        definite.
     integrated_out : tuple of str
         All other sites.
     num_starts, num_reached : int
@@ -370,9 +369,9 @@ def _look(target: Target, objective: ClimbObjective, end: Tensor, usual: _Usual,
     limit = max(_MAX_GAIN, _ROUNDINGS * rounding)
     error = torch.full_like(end, torch.inf) if covariance is None else covariance.diagonal().sqrt()
     if covariance is None or not gain <= limit or bool((error > _WIDE * unit).any()):
-        why, places, looked = _why_no_maximum(target, objective, end, height, usual, remedy)
-        held = _covariance_of_others(precision, places)
-        return _Look(end, height, precision, held, rounding, spent + looked, why)
+        why, looked = _why_no_maximum(target, objective, end, height, usual, remedy)
+        nothing = torch.full_like(precision, torch.nan)
+        return _Look(end, height, precision, nothing, rounding, spent + looked, why)
     problems, remarks = [], []
     # Along these directions, each coordinate changes by its standard error, and the height falls least.
     sides, looked = _sides(objective, end, height, covariance / error.unsqueeze(-1))
@@ -399,39 +398,22 @@ def _look(target: Target, objective: ClimbObjective, end: Tensor, usual: _Usual,
 
 def _why_no_maximum(
     target: Target, objective: ClimbObjective, end: Tensor, height: float, usual: _Usual, remedy: str
-) -> tuple[tuple[str, ...], list[int], int]:
-    """Return why the end of a search is no maximum, by which coordinates if that is known, and evaluations."""
+) -> tuple[tuple[str, ...], int]:
+    """Return why the end of a search is no maximum, and evaluations."""
     # The curvature gives no scale. A maximum is missing on the side on which the height hardly falls or rises.
     sides, spent = _sides(objective, end, height, usual.spread.diag())
     level = sorted((side for side in sides if side.fall < _SAME_HEIGHT), key=lambda side: -side.fall)
     if level:
         worst = {side.place: side for side in level}
-        places = sorted(worst)
-        return tuple(_unbounded(target, end, worst[place], remedy) for place in places), places, spent
+        return tuple(_unbounded(target, end, worst[place], remedy) for place in sorted(worst)), spent
     distance = (end - usual.centre).abs() / usual.spread
     if float(distance.max()) > _FAR:
-        place, away = int(distance.argmax()), float(distance.max())
-        name = target.names[place]
+        name, away = target.names[int(distance.argmax())], float(distance.max())
         return (
-            (
-                f"there is no interior maximum by {name}: the search went {away:.0f} quartile distances of the prior "
-                f"away and did not end; remedy: {remedy}, or sample {name} with the other sites",
-            ),
-            [place],
-            spent,
-        )
-    places = list(range(target.dim))
-    return (f"the search stopped where the height is not smooth or hardly bent, {_JUMP}",), places, spent
-
-
-def _covariance_of_others(precision: Tensor, places: Sequence[int]) -> Tensor:
-    """Return the covariance of the coordinates that are not at some places given those that are; NaN for these."""
-    found = torch.full_like(precision, torch.nan)
-    left = [place for place in range(len(precision)) if place not in places]
-    covariance = _inverse(precision[left][:, left]) if left else None
-    if covariance is not None:
-        found[torch.tensor(left)[:, None], torch.tensor(left)] = covariance
-    return found
+            f"there is no interior maximum by {name}: the search went {away:.0f} quartile distances of the prior away "
+            f"and did not end; remedy: {remedy}, or sample {name} with the other sites",
+        ), spent
+    return (f"the search stopped where the height is not smooth or hardly bent, {_JUMP}",), spent
 
 
 def _rounding(objective: ClimbObjective, end: Tensor, unit: Tensor) -> float:
@@ -572,7 +554,5 @@ def _standard_errors(target: Target, u: Tensor, covariance: Tensor) -> dict[str,
 
     slopes = torch.autograd.functional.jacobian(flat, u)
     values: Mapping[str, Tensor] = target.constrain(u)
-    pairs = [slope.unsqueeze(-1) * slope.unsqueeze(-2) for slope in slopes]
-    # A value does not have the NaN of a coordinate on which it does not depend.
-    errors = [torch.where(pair == 0, 0.0, pair * covariance).sum((-2, -1)).clamp(min=0.0).sqrt() for pair in pairs]
+    errors = [((slope @ covariance) * slope).sum(-1).clamp(min=0.0).sqrt() for slope in slopes]
     return {name: error.reshape(value.shape) for (name, value), error in zip(values.items(), errors, strict=True)}

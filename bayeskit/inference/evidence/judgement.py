@@ -27,7 +27,7 @@ from bayeskit.inference.samplers.nested import NestedRun
 from bayeskit.inference.samplers.smc import SMCRun
 from bayeskit.logdensity.target import Target
 
-__all__ = ["F", "comparison", "correction_of", "estimator", "of_integral"]
+__all__ = ["F", "comparison", "correction_of", "estimator", "of_integral", "draws_among"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -90,10 +90,13 @@ def estimator(
                 if asked_by == _NOBODY and isinstance(found, Evidence):
                     seed = named.get("seed", 0)
 
-                    def draws() -> Draws:
-                        return _posterior_draws((found, *given, *named.values())) or sample(target, seed=seed)
+                    progress = named.get("progress", True)
 
-                    found = of_integral(target, found, correction_of(target, draws, seed))
+                    def draws() -> Draws:
+                        known = draws_among((found, *given, *named.values()))
+                        return known or sample(target, seed=seed, progress=progress)
+
+                    found = of_integral(target, found, correction_of(target, draws, seed, progress))
             own = time.monotonic() - begin
             earlier = sum(_seconds(value) for value in (*given, *named.values()))
             # The duration of a resumed run includes the time before this call.
@@ -121,21 +124,23 @@ def _asked_by(who: int) -> Iterator[None]:
         _ASKED_BY.reset(token)
 
 
-def correction_of(target: Target, draws: Callable[[], Draws], seed: int) -> LaplaceCorrection | None:
+def correction_of(target: Target, draws: Callable[[], Draws], seed: int, progress: bool) -> LaplaceCorrection | None:
     """Return the correction of a target that approximates an integral, if it is to be corrected."""
     if isinstance(target, MarginalTarget) and target.correct and not target.is_exact:
-        return target.correction(draws(), seed=seed)
+        return target.correction(draws(), seed=seed, progress=progress)
     return None
 
 
-def of_integral(target: Target, estimate: Evidence, correction: LaplaceCorrection | None) -> Evidence:
+def of_integral(
+    target: Target, estimate: Evidence, correction: LaplaceCorrection | None, problems: tuple[str, ...] = ()
+) -> Evidence:
     """Return an estimate with the correction, and with the problems of a target that approximates an integral."""
     found = estimate if correction is None else correction.applied(estimate)
-    problems = target.problems if isinstance(target, MarginalTarget) else ()
+    problems += target.problems if isinstance(target, MarginalTarget) else ()
     return replace(found, warnings=(*found.warnings, *problems)) if problems else found
 
 
-def _posterior_draws(given: Iterable[object]) -> Draws | None:
+def draws_among(given: Iterable[object]) -> Draws | None:
     """Return the first posterior draws among an estimate and what it was made of."""
     for value in given:
         if isinstance(value, Ladder):

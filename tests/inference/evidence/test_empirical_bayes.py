@@ -225,12 +225,10 @@ def test_eight_schools_have_no_interior_maximum():
         z = maximize(target, over=over)
         assert not z.trusted and len(z.warnings) == 1 and z.num_reached == 8
         assert "no interior maximum by spread" in z.warnings[0] and "prior=True" in z.warnings[0]
-        assert bool(z.covariance[-1].isnan().all()) and bool(z.standard_errors["spread"].isnan())
+        assert bool(z.covariance.isnan().all()) and bool(z.standard_errors["spread"].isnan())
         assert float(z.values["spread"]) < 0.01
         if "mean" in over:
             assert abs(z.log_evidence - at_zero) < 1e-6 and abs(float(z.values["mean"]) - pooled) < 1e-3
-            # The mean has one, and its error is that of the pooled mean.
-            assert abs(float(z.standard_errors["mean"] * weights.sum().sqrt()) - 1) < 1e-3
 
 
 def test_a_maximum_that_is_flat_on_one_side_is_no_interval():
