@@ -312,6 +312,37 @@ def test_latents_that_cannot_be_corrected_warn():
         target.with_latents(far, progress=False)
 
 
+def test_statistics_follow_the_draws_that_are_resampled():
+    target = corrected(counted, ["effect"], COUNTS)
+    u = points(target, 400, 1.2).reshape(2, 200, 2)
+    zeros, number = torch.zeros(2, 200, dtype=FLOAT), torch.arange(400).reshape(2, 200)
+    draws = bk.Draws(u, zeros, zeros, torch.ones(2, dtype=FLOAT), sample_stats={"number": number})
+    found = target.with_latents(draws, progress=False)
+    kept = found.sample_stats["number"]
+    assert len(kept.unique()) < 400
+    assert torch.equal(found.unconstrained[..., :2], u.reshape(400, 2)[kept])
+
+
+def test_a_correction_is_applied_once_and_to_draws_of_the_target():
+    target = corrected(counted, ["effect"], COUNTS)
+    draws = bk.sample(target, num_chains=2, num_warmup=100, num_samples=100, progress=False)
+    found = evidence.bridge_sampling(target, draws)
+    few = target.correction(draws, num_rows=2, progress=False)
+    assert few.log_weights.shape == (2, 4) and "nats" in repr(few)
+    with pytest.raises(SettingsError, match="corrected already"):
+        few.applied(found)
+    other = corrected(counted, ["effect"], COUNTS + 1)
+    for call in (other.correction, other.with_latents):
+        with pytest.raises(DrawsError, match="come from another target"):
+            call(draws)
+        with pytest.raises(DrawsError, match="not a Tensor"):
+            call(draws.unconstrained)
+    table = evidence.compare(target, ["bridge_sampling", "conditional_predictive_ordinates"], draws=draws)
+    assert table["bridge_sampling"].diagnostics["laplace_correction"] == pytest.approx(
+        found.diagnostics["laplace_correction"], rel=1e-6
+    )
+
+
 # -- structure ------------------------------------------------------------------------------
 
 
