@@ -917,6 +917,27 @@ class _LaplaceDensity(Evaluators):
         gradient = outside + beta.unsqueeze(-1) * torch.where(found.unsqueeze(-1), gradient - outside, 0.0)
         return Evaluation(prior, likelihood, tempered(prior, likelihood, beta), torch.cat([gradient, z + step], -1))
 
+    def _normal_integral(self, u: Tensor, beta: Tensor) -> Evaluation:
+        """Integrate a density that is normal by ``z``: one step from anywhere ends at the mode."""
+        r, z = u.split([self.dim, self._num_inner], -1)
+        blocks = self.blocks
+        outside, prior = self._prior(r)
+        minus, slope, _ = self._curve(r, z, self._constant(r, z))
+        factor, definite = blocks.factorised(minus)
+        z = (z + blocks.solved(factor, slope)).detach()
+
+        def height(r: Tensor, z: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+            value = torch.stack(self._terms(r, z)).sum(0)
+            return value.sum(), (value,)
+
+        gradient, value = gradient_and_rest(height, r, z)
+        gradient = gradient - self._bend(r, z, blocks.inverted(minus, factor))[0]
+        value = value - blocks.half_log_det(factor) + 0.5 * self._num_inner * math.log(2 * math.pi)
+        found = definite & value.isfinite() & gradient.sum(-1).isfinite()
+        likelihood = torch.where(found, value - prior, torch.nan)
+        gradient = outside + beta.unsqueeze(-1) * torch.where(found.unsqueeze(-1), gradient - outside, 0.0)
+        return Evaluation(prior, likelihood, tempered(prior, likelihood, beta), torch.cat([gradient, z], -1))
+
     def _root(self, curvature: Tensor, slope: Tensor) -> Tensor:
         """Return the root of minus a curvature, NaN where the likelihood is not concave."""
         return torch.where(curvature <= self._rounding(slope), -curvature, torch.nan).clamp(min=0).sqrt()
@@ -1007,6 +1028,8 @@ class _LaplaceDensity(Evaluators):
         """Evaluate rows and starts by the way that the structure allows."""
         if self._conjugate is not None:
             return self._integral_of(self._conjugate, u, beta)
+        if self._is_quadratic:
+            return self._normal_integral(u, beta)
         return self._laplace_of_field(u, beta) if self._is_field else self._laplace(u, beta)
 
     def _laplace_of_rows(self, u: Tensor, beta: Tensor) -> Evaluation:
