@@ -52,8 +52,9 @@ _NEAR = 0.01
 #: Damping relative to the largest diagonal entry: the first one, the one below which it is dropped, the last one.
 _FIRST_DAMPING, _LEAST_DAMPING, _MOST_DAMPING = 1e-2, 2e-2, 1e10
 _PRIOR_DRAWS, _CANDIDATES, _PATTERN_POINTS = 64, 5, 3
-#: Starts of the search for other modes, and the square of the distance of two in standard deviations.
-_STARTS, _SAME_MODE = 16, 1e-2
+#: Starts of the search for other modes, numbers of all their Hessians, square of the distance of two in standard
+#: deviations.
+_STARTS, _SEARCHED, _SAME_MODE = 16, 2**17, 1e-2
 #: Newton steps of one evaluation, evaluations before a guarded search, steps to the mode of the marginal.
 _NUM_STEPS, _NUM_STEPS_OF_FIELD, _MAX_TRIES, _MAX_CLIMB = 4, 3, 8, 30
 _TANGENT_STEP = 0.1
@@ -564,8 +565,8 @@ class _LaplaceDensity(Evaluators):
 
     def _several_modes(self, r: Tensor, starts: Tensor) -> tuple[str, ...]:
         """Say where searches from draws of the prior ``(k, m)`` end at different modes for a row of ``r``."""
-        matrix = self._num_inner * self.dtype.itemsize * (self._num_inner if self.blocks.is_dense else 1)
-        starts = starts[: max(1, min(_STARTS, CHUNK_BYTES // (matrix * len(r))))]
+        size = self._num_inner * (self._num_inner if self.blocks.is_dense else 1)
+        starts = starts[: max(1, min(_STARTS, _SEARCHED // (size * len(r))))]
         at = r.repeat_interleave(len(starts), 0)
         with torch.no_grad(), FailingApart():
             here = self._climbed(r)
