@@ -869,7 +869,13 @@ def _weights(posterior: GibbsPosterior, data: Data, weight: Any, num_replicates:
     selected = []
     for i in range(num_replicates):
         found = weight(posterior.with_data(taken(data, i)))
-        selected.append(float(found if isinstance(found, (float, int, Tensor)) else found.weight))
+        if not isinstance(found, (float, int, Tensor)):
+            if not hasattr(found, "weight"):
+                raise SettingsError(
+                    f"weight returned {type(found).__name__} for a replicate; return a number, or what a rule returns"
+                )
+            found = found.weight
+        selected.append(float(found))
     return torch.tensor(selected, dtype=posterior.dtype, device=posterior.device)
 
 

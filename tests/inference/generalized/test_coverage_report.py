@@ -218,3 +218,8 @@ def test_losses_of_all_data_at_once_need_a_truth() -> None:
     stein = losses.KernelSteinDiscrepancy(lambda mean, x: mean - x)
     with pytest.raises(SettingsError, match="give truth="):
         coverage_report(location(loss=stein), simulator(1.0), num_replicates=5)
+
+
+def test_a_rule_that_returns_nothing_is_named() -> None:
+    with pytest.raises(SettingsError, match="weight returned NoneType for a replicate"):
+        coverage_report(location(), simulator(1.0), 0.0, lambda posterior: None, num_replicates=4, num_draws=8)
