@@ -215,6 +215,7 @@ def _fitted(family: ConjugateFamily, slope: Callable[[Tensor], Tensor], start: T
 
 
 def _around(fit: _Fit) -> Tensor:
+    """Return one width below the mode, the mode, and one above, ``(3, n, c)``."""
     return torch.stack([fit.mode - fit.width, fit.mode, fit.mode + fit.width])
 
 

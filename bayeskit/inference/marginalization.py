@@ -370,6 +370,11 @@ def marginalize(
     InitializationError
         If no mode is found at any draw from the prior of the other sites, or the density has no maximum there.
 
+    Warns
+    -----
+    AccuracyWarning
+        If searches from draws of the prior end at several modes.
+
     References
     ----------
     Tierney, L., Kadane, J. B. (1986). Accurate approximations for posterior moments and marginal densities. Journal of

@@ -27,7 +27,7 @@ from bayeskit.inference.samplers.nested import NestedRun
 from bayeskit.inference.samplers.smc import SMCRun
 from bayeskit.logdensity.target import Target
 
-__all__ = ["F", "comparison", "correction_of", "estimator", "of_integral", "draws_among"]
+__all__ = ["F", "comparison", "correction_of", "draws_among", "estimator", "of_integral"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,9 +88,7 @@ def estimator(
             with _asked_by(_ESTIMATOR):
                 found = _judged(target, function(target, *given, **named))
                 if asked_by == _NOBODY and isinstance(found, Evidence):
-                    seed = named.get("seed", 0)
-
-                    progress = named.get("progress", True)
+                    seed, progress = named.get("seed", 0), named.get("progress", True)
 
                     def draws() -> Draws:
                         known = draws_among((found, *given, *named.values()))
