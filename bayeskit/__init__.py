@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from bayeskit import errors, exact
     from bayeskit.draws import Draws, prior_predictive
     from bayeskit.inference import evidence, objectives, samplers
+    from bayeskit.inference.amortization import AmortizedPosterior, amortize
     from bayeskit.inference.marginalization import marginalize
     from bayeskit.inference.samplers import HMC, NUTS, sample
     from bayeskit.inference.training import Fit, fit
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AmortizedPosterior",
     "Draws",
     "Fit",
     "HMC",
@@ -29,6 +31,7 @@ __all__ = [
     "SBCResult",
     "Target",
     "__version__",
+    "amortize",
     "compare_models",
     "errors",
     "evidence",
@@ -49,12 +52,14 @@ install()
 __getattr__ = imported_when_used(
     "bayeskit",
     {
+        "AmortizedPosterior": "bayeskit.inference.amortization",
         "Draws": "bayeskit.draws",
         "Fit": "bayeskit.inference.training",
         "HMC": "bayeskit.inference.samplers",
         "NUTS": "bayeskit.inference.samplers",
         "SBCResult": "bayeskit.workflows.simulation_based_calibration",
         "Target": "bayeskit.logdensity.target",
+        "amortize": "bayeskit.inference.amortization",
         "compare_models": "bayeskit.workflows.bayes_factors",
         "evidence": "bayeskit.inference",
         "fit": "bayeskit.inference.training",

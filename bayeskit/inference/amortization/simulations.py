@@ -1,0 +1,294 @@
+"""Simulations for an amortised posterior: latent coordinates and data of a Pyro model, at many sizes."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.inputs import warn_user
+from bayeskit.core.randomness import global_stream, new_generator
+from bayeskit.errors import BayeskitWarning, DataError, DataWarning, ModelError, SettingsError, ShapeError
+from bayeskit.inference.amortization.networks import Inputs, Layout
+from bayeskit.logdensity.target import Target
+
+__all__ = ["Arguments", "Encoding", "Simulated", "Simulations", "Simulator", "Structure"]
+
+Arguments = tuple[Any, ...] | Callable[[int], tuple[Any, ...]]
+"""Arguments of the model, or a function of the size that returns them."""
+
+Encoding = Literal["set", "sequence", "vector"]
+_MOST_NOT_FINITE = 0.5
+
+
+class Simulated(NamedTuple):
+    """Latent coordinates and data of a batch: global ``(B, g)``, local ``(B, n, l)``, and the data."""
+
+    top: Tensor
+    local: Tensor
+    rows: Tensor
+    shared: Tensor
+
+    @property
+    def inputs(self) -> Inputs:
+        """The data."""
+        return Inputs(self.rows, self.shared)
+
+
+class Structure(NamedTuple):
+    """Which latent sites and which data of a model grow with its size.
+
+    ``sites`` and ``data`` say so by name: True for a site or a tensor with one row for each observation. ``constants``
+    are the tensors among the arguments that were the same in all simulations.
+    """
+
+    sites: dict[str, bool]
+    data: dict[str, bool]
+    constants: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, small: Target, large: Target, sizes: tuple[int, int] | None) -> Structure:
+        """Compare a model with itself at another size."""
+
+        def grows(name: str, one: torch.Size, other: torch.Size) -> bool:
+            if sizes is None:
+                return False
+            if one[:1] == sizes[:1] and other[:1] == sizes[1:] and one[1:] == other[1:]:
+                return True
+            if one != other:
+                raise ShapeError(
+                    f"{name} has shape {tuple(one)} at size {sizes[0]} and {tuple(other)} at size {sizes[1]}; only its "
+                    "first dimension may grow with the size, and must be equal to it"
+                )
+            return False
+
+        if [site.name for site in small.sites] != [site.name for site in large.sites]:
+            raise ModelError("the latent sites of the model depend on its size; they must be the same at all sizes")
+        sites = {
+            a.name: grows(f"site {a.name!r}", a.unconstrained_shape, b.unconstrained_shape)
+            for a, b in zip(small.sites, large.sites, strict=True)
+        }
+        seen, others = small.named_data()
+        seen_large, others_large = large.named_data()
+        data = {name: grows(f"site {name!r}", value.shape, seen_large[name].shape) for name, value in seen.items()}
+        constants = {}
+        for name, value in others.items():
+            if grows(f"argument {name!r}", value.shape, others_large[name].shape):
+                data[name] = True
+            elif torch.equal(value, others_large[name]):
+                constants[name] = value
+            else:
+                data[name] = False
+        return cls(sites, data, constants)
+
+    def layout(self, target: Target, size: int) -> Layout:
+        """Return the numbers of coordinates and of columns."""
+        top = sum(site.stop - site.start for site in target.sites if not self.sites[site.name])
+        rows, shared = self.numbers(_joined(target.named_data()))
+        return Layout(top, (target.dim - top) // size, rows.shape[-1], shared.shape[-1])
+
+    def split(self, target: Target, u: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Return global ``(B, g)`` and local coordinates ``(B, n, l)`` of vectors ``(B, d)``."""
+        pieces = {site.name: u[:, site.start : site.stop] for site in target.sites}
+        top = [piece for name, piece in pieces.items() if not self.sites[name]]
+        local = [piece.unflatten(-1, (size, -1)) for name, piece in pieces.items() if self.sites[name]]
+        empty = u.new_zeros(len(u), 0)
+        return (
+            torch.cat(top, -1) if top else empty,
+            torch.cat(local, -1) if local else empty.unsqueeze(1).expand(-1, size, -1),
+        )
+
+    def join(self, target: Target, top: Tensor, local: Tensor) -> Tensor:
+        """Return vectors ``(B, d)`` from global and local coordinates."""
+        columns, first, inner = [], 0, 0
+        size = local.shape[1] if local.dim() > 2 else 1
+        for site in target.sites:
+            width = site.stop - site.start
+            if self.sites[site.name]:
+                columns.append(local[:, :, inner : inner + width // size].flatten(1))
+                inner += width // size
+            else:
+                columns.append(top[:, first : first + width])
+                first += width
+        return torch.cat(columns, -1)
+
+    def numbers(self, data: Mapping[str, Tensor], batch: int | None = None) -> Inputs:
+        """Return data by name, each ``(B, *shape)`` or of one data set, as rows ``(B, n, k)`` and shared numbers."""
+        count = 1 if batch is None else batch
+
+        def lifted(name: str) -> Tensor:
+            value = data[name].double()
+            return value.unsqueeze(0) if batch is None else value
+
+        rows = [(x := lifted(name)).reshape(*x.shape[:2], -1) for name, grows in self.data.items() if grows]
+        shared = [lifted(name).reshape(count, -1) for name, grows in self.data.items() if not grows]
+        size = rows[0].shape[1] if rows else 1
+        return Inputs(
+            torch.cat(rows, -1) if rows else torch.zeros(count, size, 0, dtype=torch.float64),
+            torch.cat(shared, -1) if shared else torch.zeros(count, 0, dtype=torch.float64),
+        )
+
+    def inputs(self, target: Target) -> tuple[Inputs, int]:
+        """Return the data of a target, and their size; DataError if they are not of this structure."""
+        data = _joined(target.named_data())
+        for name, value in self.constants.items():
+            if name not in data or data[name].shape != value.shape or not torch.equal(data[name], value):
+                raise DataError(
+                    f"argument {name!r} was the same in all simulations and has another value or shape here; let args "
+                    "be a function of the size that returns other values of it, so that the network learns from it"
+                )
+        if missing := [name for name in self.data if name not in data]:
+            raise DataError(f"the data lack {', '.join(map(repr, missing))}, of which the network has learnt")
+        lengths = {name: tuple(data[name].shape[:1]) for name, grows in self.data.items() if grows}
+        if len(set(lengths.values())) > 1:
+            raise ShapeError(f"the data differ in their numbers of rows: {lengths}")
+        try:
+            found = self.numbers(data)
+        except RuntimeError as error:
+            raise ShapeError(f"the data do not have the shapes of the simulations: {error}") from error
+        return found, found.rows.shape[1]
+
+
+def _joined(named: tuple[dict[str, Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
+    observed, others = named
+    return others | observed
+
+
+class Simulator:
+    """A Pyro model that is drawn from at random sizes."""
+
+    def __init__(
+        self, model: Callable[..., Any], args: Arguments, sizes: tuple[int, int] | None, encoding: Encoding, seed: int
+    ) -> None:
+        self.model, self.args, self.sizes, self.encoding = model, args, sizes, encoding
+        self.num_drawn = self.num_dropped = 0
+        self._targets: dict[int, Target] = {}
+        generator = new_generator(seed, stream="structure of simulations")
+        self._length = self._full_length()
+        if sizes is None:
+            target = self.target(0, generator)
+            size = self._length if encoding != "vector" else 1
+            probes = (target, target)
+            around = (size, size) if encoding != "vector" else None
+        else:
+            around = (sizes[0], sizes[1] if sizes[1] > sizes[0] else sizes[0])
+            probes = (self.target(around[0], generator), self.target(around[1], generator))
+        self.structure = Structure.of(*probes, around)
+        if encoding != "vector" and not any(self.structure.data.values()):
+            raise SettingsError(
+                f'the encoding "{encoding}" needs data with a row for each observation, and no observed site has one; '
+                'leave sizes out, with encoding="vector"'
+            )
+        self.varies = any(name not in probes[0].named_data()[0] for name in self.structure.data)
+        self.largest = probes[1]
+        self.layout = self.structure.layout(self.largest, 1 if around is None else around[1])
+
+    @classmethod
+    def at(cls, structure: Structure) -> Simulator:
+        """Return what draws from given targets only."""
+        simulator = cls.__new__(cls)
+        simulator.structure, simulator.num_drawn, simulator.num_dropped = structure, 0, 0
+        return simulator
+
+    def _full_length(self) -> int:
+        """Return the number of rows of the arguments, 0 for a function of the size."""
+        if callable(self.args):
+            return 0
+        observed, _ = Target.from_pyro(self.model, *self.args, compile=False).named_data()
+        lengths = {len(value) for value in observed.values() if value.dim()}
+        if self.sizes is not None and len(lengths) != 1:
+            raise ShapeError(
+                f"observed sites have lengths {sorted(lengths)}, so that rows cannot be left out of the arguments; let "
+                "args be a function of the size, lambda size: (...)"
+            )
+        length = max(lengths, default=0)
+        if self.sizes is not None and length < self.sizes[1]:
+            raise SettingsError(
+                f"the arguments have {length} rows and the largest size is {self.sizes[1]}; give arguments of at least "
+                "this length, or let args be a function of the size, lambda size: (...)"
+            )
+        return length
+
+    def arguments(self, size: int, generator: torch.Generator) -> tuple[Any, ...]:
+        """Return arguments of the model for a size: those of a function, or random rows of the given ones."""
+        if callable(self.args):
+            with global_stream(generator):
+                given = self.args(size)
+            if not isinstance(given, tuple):
+                raise SettingsError(f"args({size}) returned a {type(given).__name__}; return a tuple such as (data,)")
+            return given
+        if self.sizes is None:
+            return self.args
+        kept = torch.randperm(self._length, generator=generator)[:size]
+        return tuple(
+            x[kept.to(x.device)] if isinstance(x, Tensor) and x.dim() and len(x) == self._length else x
+            for x in self.args
+        )
+
+    def target(self, size: int, generator: torch.Generator) -> Target:
+        """Return the model at a size; made once where its arguments are nothing but data."""
+        if size in self._targets:
+            return self._targets[size]
+        with warnings.catch_warnings():
+            if self._targets:
+                warnings.simplefilter("ignore", BayeskitWarning)  # the first target has warned
+            target = Target.from_pyro(self.model, *self.arguments(size, generator), compile=False)
+        if not hasattr(self, "varies") or not self.varies:
+            self._targets[size] = target
+        return target
+
+    def size(self, generator: torch.Generator) -> int:
+        """Draw a size, uniform on the scale of its logarithm."""
+        if self.sizes is None:
+            return 0
+        low, high = self.sizes
+        uniform = float(torch.rand((), generator=generator, dtype=torch.float64))
+        return min(high, math.floor(math.exp(math.log(low) + uniform * (math.log(high + 1) - math.log(low)))))
+
+    def batch(self, count: int, generator: torch.Generator, size: int | None = None) -> Simulated:
+        """Draw ``count`` data sets of one size with their latent coordinates; those that are not finite are dropped."""
+        return self.batch_of(self.target(self.size(generator) if size is None else size, generator), count, generator)
+
+    def batch_of(self, target: Target, count: int, generator: torch.Generator) -> Simulated:
+        """Draw from a given target."""
+        u = target.sample_prior(count, seed=generator)
+        observed, others = target.named_data()
+        drawn = target.predictive(u, seed=generator)
+        data = {name: value.expand(count, *value.shape) for name, value in others.items()}
+        inputs = self.structure.numbers(data | {name: drawn[name] for name in observed}, count)
+        top, local = self.structure.split(target, u.double(), inputs.rows.shape[1])
+        parts = [top, local, *inputs]
+        finite = torch.stack([part.reshape(count, -1).isfinite().all(-1) for part in parts]).all(0)
+        self.num_drawn += count
+        self.num_dropped += count - int(finite.sum())
+        if float(finite.double().mean()) < 1 - _MOST_NOT_FINITE:
+            raise ModelError(
+                f"{count - int(finite.sum())} of {count} simulated data sets hold NaN or infinite numbers; narrow the "
+                "priors, or mend the simulator"
+            )
+        return Simulated(*(part[finite] for part in parts))
+
+    def report(self) -> None:
+        """Warn of simulations that were dropped."""
+        if self.num_dropped:
+            warn_user(
+                f"{self.num_dropped} of {self.num_drawn} simulated data sets held NaN or infinite numbers and were "
+                "left out, so that the posterior is the one given that data are finite; narrow the priors",
+                DataWarning,
+            )
+
+
+class Simulations:
+    """Batches of simulations, drawn anew in each epoch from torch's global stream."""
+
+    def __init__(self, simulator: Simulator, batch_size: int, num_batches: int) -> None:
+        self.simulator, self.batch_size, self.num_batches = simulator, batch_size, num_batches
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        for _ in range(self.num_batches):
+            generator = new_generator(int(torch.randint(2**62, ())))
+            yield tuple(self.simulator.batch(self.batch_size, generator))
