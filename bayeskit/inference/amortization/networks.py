@@ -17,6 +17,9 @@ _KNEE = 5.0
 """Spreads from the centre at which a standardised number begins to count by its logarithm."""
 
 
+_MOST_MULTIPLIED = 8
+
+
 class Inputs(NamedTuple):
     """Data of a batch of data sets of one size, as numbers.
 
@@ -70,6 +73,15 @@ class Standardizer(nn.Module):
         return ((x - self.location) / self.scale).to(like.dtype)
 
 
+def _products(rows: Tensor) -> Tensor:
+    """Return rows with the products of pairs of few columns, whose sums are sufficient for normal data."""
+    count = rows.shape[-1]
+    if count > _MOST_MULTIPLIED:
+        return rows
+    first, second = torch.triu_indices(count, count)
+    return torch.cat([rows, rows[..., first] * rows[..., second]], -1)
+
+
 class _Perceptron(nn.Module):
     """A network with two hidden layers beside a linear map, so that linear statistics pass without loss."""
 
@@ -102,7 +114,7 @@ class Encoder(nn.Module):
             self.recurrent = nn.GRU(num_row_columns, row_width, batch_first=True)
             width += row_width + 1
         elif self.has_rows:
-            self.of_row = _Perceptron(num_row_columns, row_width, row_width)
+            self.of_row = _Perceptron(len(_products(torch.zeros(num_row_columns))), row_width, row_width)
             width += 2 * row_width + 1
         self.of_all = _Perceptron(width, 2 * code, code)
 
@@ -116,7 +128,7 @@ class Encoder(nn.Module):
             if self.kind == "sequence":
                 parts += [self.recurrent(rows)[1][-1], number]
             else:
-                coded = self.of_row(rows)
+                coded = self.of_row(_products(rows))
                 parts += [coded.mean(1), coded.amax(1), number]
         code: Tensor = self.of_all(torch.cat(parts, -1))
         return code

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["AmortizedPosterior", "Corrected", "amortize"]
 
 _SCHEMA = Schema("an amortised posterior", 1)
-_EPOCHS, _VALIDATION_BATCHES, _SCALES_FROM = 20, 32, 1024
+_STEPS_PER_EPOCH, _VALIDATION_BATCHES, _SCALES_FROM = 100, 32, 1024
 _LEARNING_RATE, _MAX_GRADIENT = 2e-3, 10.0
 _CHAINS = 4
 #: Simulations by which data are judged, and the share of them that is the unit of each statistic.
@@ -581,6 +581,11 @@ class _NegativeLogDensity:
         return total
 
 
+def _falling(num_steps: int, step: int) -> float:
+    """Return the share of the learning rate that is left at a step: half a cosine."""
+    return 0.5 * (1 + math.cos(math.pi * min(step / num_steps, 1.0)))
+
+
 def _nothing(*_: Any) -> None:
     """Stand for the model of a training that needs none."""
 
@@ -663,10 +668,12 @@ def amortize(
     num_transforms : int, default 2
         Layers of splines.
     patience : int, optional
-        Number of twentieths of the run without a lower loss on held-out simulations after which training stops.
+        Hundreds of steps without a lower loss on held-out simulations after which training stops, and the best network
+        is returned.
     seed : int, default 0
     checkpoint : path, optional
-        File for the state of the training. If it exists, training resumes from it with bitwise identical results.
+        File for the state of the training. If it exists, training resumes from it with bitwise identical results;
+        ``num_steps`` may be larger then.
     checkpoint_seconds : float, default 10
     time_budget : float, optional
         Seconds after which training stops; the network is then less exact.
@@ -736,7 +743,6 @@ def amortize(
         network = AmortizingNetwork(simulator.layout, encoding, num_transforms)
     first = [simulator.batch(_SCALES_FROM // 8, generator) for _ in range(8)]
     network.learn_scales(first)
-    per_epoch = -(-num_steps // _EPOCHS)
     held_out = None
     if patience is not None:
         held_out = [tuple(simulator.batch(batch_size, generator)) for _ in range(_VALIDATION_BATCHES)]
@@ -744,10 +750,10 @@ def amortize(
         _nothing,
         network,
         _NegativeLogDensity(),
-        Simulations(simulator, batch_size, per_epoch),
+        Simulations(simulator, batch_size, _STEPS_PER_EPOCH),
         num_steps=num_steps,
         optimizer=partial(torch.optim.Adam, lr=learning_rate),
-        schedule=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=num_steps),
+        schedule=partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=partial(_falling, num_steps)),
         gradient_clipping=_MAX_GRADIENT,
         validation=held_out,
         patience=patience,
