@@ -169,8 +169,11 @@ def arguments_of(name, twin, size, seed):
 
 def with_data(twin, arguments, value):
     """Return the arguments with data in place of their placeholder."""
-    place = next(i for i, x in enumerate(arguments) if x.dim() and len(x) == len(value) and not bool(x.any())) \
-        if twin.sizes is not None else 0
+    place = (
+        next(i for i, x in enumerate(arguments) if x.dim() and len(x) == len(value) and not bool(x.any()))
+        if twin.sizes is not None
+        else 0
+    )
     return (*arguments[:place], value.to(FLOAT), *arguments[place + 1 :])
 
 
@@ -225,7 +228,7 @@ def study(name, steps, datasets, per_size, sbc, seed, rows):
         print(f"{said}, largest {float(z.abs().max()):.2f}; not trusted {untrusted}; {ways}", flush=True)
         rows.append([name, "z", len(z), float(z.mean()), float(z.std()), untrusted, "", "", ""])
     if sbc:
-        for size in ((3, 30, 150) if twin.sizes is not None else (0,)):
+        for size in (3, 30, 150) if twin.sizes is not None else (0,):
             arguments = arguments_of(name, twin, size, size)
             result = bk.sbc(twin.model, posterior, args=arguments, num_replicates=sbc, progress=False, seed=seed)
             print(f"size {size}: {result}", flush=True)

@@ -590,7 +590,9 @@ def _nothing(*_: Any) -> None:
     """Stand for the model of a training that needs none."""
 
 
-def _observing(model: Callable[..., Any], names: tuple[str, ...], args: Arguments, sizes: tuple[int, int] | None) -> Any:
+def _observing(
+    model: Callable[..., Any], names: tuple[str, ...], args: Arguments, sizes: tuple[int, int] | None
+) -> Any:
     """Return the model and its arguments with the named sites observed, if the model does not observe them itself."""
 
     def call(size: int) -> tuple[Any, ...]:
@@ -746,25 +748,31 @@ def amortize(
     held_out = None
     if patience is not None:
         held_out = [tuple(simulator.batch(batch_size, generator)) for _ in range(_VALIDATION_BATCHES)]
-    training = fit(
-        _nothing,
-        network,
-        _NegativeLogDensity(),
-        Simulations(simulator, batch_size, _STEPS_PER_EPOCH),
-        num_steps=num_steps,
-        optimizer=partial(torch.optim.Adam, lr=learning_rate),
-        schedule=partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=partial(_falling, num_steps)),
-        gradient_clipping=_MAX_GRADIENT,
-        validation=held_out,
-        patience=patience,
-        seed=derived_seed(seed, "training of an amortised posterior"),
-        checkpoint=checkpoint,
-        checkpoint_seconds=checkpoint_seconds,
-        time_budget=time_budget,
-        progress=progress,
-    )
+    with one_thread():  # tensors are small
+        training = fit(
+            _nothing,
+            network,
+            _NegativeLogDensity(),
+            Simulations(simulator, batch_size, _STEPS_PER_EPOCH),
+            num_steps=num_steps,
+            optimizer=partial(torch.optim.Adam, lr=learning_rate),
+            schedule=partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=partial(_falling, num_steps)),
+            gradient_clipping=_MAX_GRADIENT,
+            validation=held_out,
+            patience=patience,
+            seed=derived_seed(seed, "training of an amortised posterior"),
+            checkpoint=checkpoint,
+            checkpoint_seconds=checkpoint_seconds,
+            time_budget=time_budget,
+            progress=progress,
+        )
     simulator.report()
-    settings = {"observed": list(names), "num_transforms": num_transforms, "num_steps": training.num_steps, "seed": seed}
+    settings = {
+        "observed": list(names),
+        "num_transforms": num_transforms,
+        "num_steps": training.num_steps,
+        "seed": seed,
+    }
     example = simulator.arguments(0 if sizes is None else sizes[1], generator)
     structure = simulator.structure
     return AmortizedPosterior(model, network.double(), structure, sizes, encoding, example, settings, training)

@@ -11,7 +11,15 @@ import torch
 from scipy.stats import kstwo, norm
 
 import bayeskit as bk
-from bayeskit.errors import CheckpointError, DataError, DataWarning, ModelError, SettingsError, ShapeError, UnknownNameError
+from bayeskit.errors import (
+    CheckpointError,
+    DataError,
+    DataWarning,
+    ModelError,
+    SettingsError,
+    ShapeError,
+    UnknownNameError,
+)
 from bayeskit.inference.objectives import ELBO, IWAE
 
 FLOAT = torch.float64
@@ -91,7 +99,9 @@ def test_correction_is_exact_within_its_error(of_normal, size, limit):
     # Resampled draws of n / 2 effective ones, at least.
     error = math.sqrt(1 / (size + 1) / (0.5 * z.diagnostics["effective_draws"]))
     assert abs(float(draws["mean"].mean()) - float(y.sum()) / (size + 1)) < limit(3) * error
-    assert float(draws["mean"].var()) == pytest.approx(1 / (size + 1), rel=limit(3) * math.sqrt(4 / z.diagnostics["effective_draws"]))
+    assert float(draws["mean"].var()) == pytest.approx(
+        1 / (size + 1), rel=limit(3) * math.sqrt(4 / z.diagnostics["effective_draws"])
+    )
 
 
 def test_corrected_evidences_are_calibrated_for_a_poor_network_too(of_normal, calibrated):
