@@ -37,6 +37,8 @@ __all__ = [
     "MAX_EVALUATIONS",
     "NativeEvaluator",
     "RowSource",
+    "batch_source",
+    "function_source",
     "gradient_source",
     "loop_source",
     "over_rows",
@@ -55,6 +57,7 @@ _TYPES = {
     torch.float32: "float",
     torch.int64: "int64_t",
     torch.int32: "int32_t",
+    torch.uint8: "uint8_t",
     torch.bool: "bool",
 }
 
@@ -235,7 +238,22 @@ def row_source(
         stored += writer.stored(f"r{q}", numbers)
     first = len(operands) + len(like)
     lines += [f"{_kind(x)} d{k} = ({_kind(x)})pointers[{first + k}];" for k, x in enumerate(writer.data)]
-    return RowSource(_function(writer, [*lines, *writer.lines, *stored]), tuple(writer.data))
+    return RowSource(batch_source([*lines, *writer.lines, *stored], writer.functions), tuple(writer.data))
+
+
+def function_source(name: str, function: Callable[..., tuple[Tensor, ...]], operands: Sequence[Tensor]) -> str:
+    """Return a C++ structure whose static ``call(operands, results)`` takes an array a tensor, or "" if unsuited."""
+    if not _are_suited(operands):
+        return ""
+    writer = _Writer()
+    found = writer.made(function, operands, [writer.row(f"x{place}", x) for place, x in enumerate(operands)])
+    if found is None:
+        return ""
+    stored = [line for q, numbers in enumerate(found) for line in writer.stored(f"r{q}", numbers)]
+    arguments = [f"{_kind(x)} x{place}" for place, x in enumerate(operands)]
+    arguments += [f"{_TYPES[numbers.dtype]}* r{q}" for q, numbers in enumerate(found)]
+    body = [f"static void call({', '.join(arguments)}) {{", *writer.lines, *stored, "}"]
+    return "\n".join([f"struct {name} {{", *writer.functions, *body, "};"])
 
 
 def _kind(x: Tensor) -> str:
@@ -261,16 +279,16 @@ def _vector_functions() -> str:
     return "\n".join(["namespace simd {", *declared, "}"])
 
 
-def _function(writer: _Writer, lines: Sequence[str]) -> str:
-    """Return the C++ function whose body ``lines`` is run for each element ``b`` of a batch."""
+def batch_source(lines: Sequence[str], functions: Sequence[str] = ()) -> str:
+    """Return the C++ ``loop(void** pointers, int64_t times, int64_t batch)`` that runs ``lines`` for each ``b``."""
     return "\n".join(
         [
             _VECTORS,
             "#include <cmath>",
             "#include <cstdint>",
             _vector_functions(),
-            *([_DIGAMMA] if "digamma(" in "\n".join([*writer.functions, *lines]) else []),
-            *writer.functions,
+            *([_DIGAMMA] if "digamma(" in "\n".join([*functions, *lines]) else []),
+            *functions,
             f"{_LOOP}void** pointers, int64_t times, int64_t batch) {{",
             "for (int64_t b = 0; b < batch; ++b) {",
             *lines,
@@ -345,7 +363,7 @@ class _Frame:
         once = {name for name, count in Counter(names).items() if count == 1}
         declared = re.compile(r"(?:const )?\w+ ([xc]\d+_\d+) = ")
         kept = [line for line in lines if (m := declared.match(line)) is None or m[1] not in once]
-        return _function(self._writer, kept)
+        return batch_source(kept, self._writer.functions)
 
 
 class _Numbers:
@@ -721,6 +739,15 @@ class _Writer:
         if name == "loop_gradient":
             tensors, wanted, times, batch, _, source, _ = args
             like = [(tensors[place].positions.shape, tensors[place].dtype) for place in wanted]
+            return self._looped(source, tensors, like, times, batch)
+        if name == "ode":
+            tensors, times, source = args[0], args[1], args[-1]
+            batch, dim = tensors[1].positions.shape
+            return self._looped(source, tensors, [((batch, times, dim), tensors[1].dtype)], times, batch)[0]
+        if name == "ode_gradient":
+            tensors, wanted, source = args[0], args[1], args[-1]
+            like = [(tensors[place].positions.shape, tensors[place].dtype) for place in wanted]
+            batch, times, _ = tensors[-1].positions.shape
             return self._looped(source, tensors, like, times, batch)
         if name in ("tril", "triu"):
             x, below = args[0], torch.ones_like(args[0].positions)
