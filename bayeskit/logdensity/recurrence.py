@@ -153,7 +153,9 @@ class _Loop(torch.autograd.Function):
         with disable_current_modes():
             single = plan.at_one_time([x.detach() for x in operands], False)
             if plan.affine:
-                program, constants = program_text(lambda *x: [exchange(path) for path in at_once(*plan.times_first(x))], given)
+                program, constants = program_text(
+                    lambda *x: [exchange(path) for path in at_once(*plan.times_first(x))], given
+                )
             else:
                 program, constants = program_text(plan.in_batch(plan.step), plan.at_one_time(operands, True))
             source = loop_source(plan.step, single, plan.batched, plan.num_states, plan.num_inputs) if traced else ""

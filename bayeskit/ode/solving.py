@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import torch
+from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor
 
 from bayeskit.core.inputs import real_number, unknown_name, warn_user, whole_number
@@ -23,6 +24,7 @@ from bayeskit.core.torch_internals import (
 )
 from bayeskit.errors import AccuracyWarning, CompilationWarning, DataError, ModelError, SettingsError, ShapeError
 from bayeskit.logdensity.compiling import has_compiler, library_of
+from bayeskit.logdensity.pyro_runs import rule_out
 from bayeskit.logdensity.recurrence import NoSites, program_text
 from bayeskit.logdensity.tracing import UNTRACEABLE, Program, Tape, first_line
 from bayeskit.ode.methods import METHODS, jacobian, pull, step
@@ -150,8 +152,11 @@ def solve(
     operands = [grid, start, *leaves, *others]
     plan = _Plan(slope, method, settings, batched, len(start))
     path = _Solution.apply(plan, *operands)
-    if is_concrete(path.detach()):
-        _tell_of_failures(path.detach(), y0, method)
+    last = path[:, -1].sum()
+    if am_i_wrapped():
+        rule_out(last != last)
+    elif is_concrete(path.detach()):
+        _tell_of_failures(path.detach(), method)
     path = path if back is None else path[:, back]
     return path[0] if single else path
 
@@ -193,7 +198,11 @@ def _recorded(
     f: Slope, grid: Tensor, start: Tensor, leaves: Sequence[Tensor], rows: Sequence[bool], layout: Any
 ) -> tuple[Program, list[Tensor]]:
     """Return the slope of one chain as a program, and the tensors that it uses from outside."""
-    given = [grid[0], start[0], *(leaf[0] if row else leaf.view_as(leaf) for leaf, row in zip(leaves, rows, strict=True))]
+    given = [
+        grid[0],
+        start[0],
+        *(leaf[0] if row else leaf.view_as(leaf) for leaf, row in zip(leaves, rows, strict=True)),
+    ]
     tape = Tape(given)
     try:
         with process_state(), NoSites(_SITE_IN_SLOPE), tape:
@@ -218,7 +227,7 @@ def _recorded(
     return tape.program(given, [found])
 
 
-def _tell_of_failures(path: Tensor, y0: Tensor, method: str) -> None:
+def _tell_of_failures(path: Tensor, method: str) -> None:
     failed = path[:, -1].isnan().any(-1)
     if not bool(failed.any()):
         return
@@ -324,22 +333,22 @@ def _code(plan: _Plan, operands: Sequence[Tensor], wanted: tuple[int, ...] | Non
     kinds = tuple((x.shape, x.dtype, x.device) for x in operands)
     with disable_current_modes(), torch.no_grad():
         source = ""
-        if kinds[1][2].type == "cpu" and _can_compile():
+        if kinds[1][2].type == "cpu" and _can_compile(wanted is None):
             source = _remembered(_source, replace(plan, batch=0), _of_one_chain(plan, kinds), wanted)
         if source and library_of(source) is not None:
             return (), source
         return _remembered(_texts, plan, kinds, wanted), ""
 
 
-def _can_compile() -> bool:
-    if has_compiler():
-        return True
-    warn_user(
-        "no C++ compiler was found, so differential equations are solved in torch, about a hundred times slower; install "
-        "g++ or clang++",
-        CompilationWarning,
-    )
-    return False
+def _can_compile(warns: bool) -> bool:
+    found = has_compiler()
+    if not found and warns:
+        warn_user(
+            "no C++ compiler was found, so differential equations are solved in torch, about a hundred times slower; "
+            "install g++ or clang++",
+            CompilationWarning,
+        )
+    return found
 
 
 _Kinds = tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
@@ -348,7 +357,9 @@ _Kinds = tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
 def _of_one_chain(plan: _Plan, kinds: _Kinds) -> _Kinds:
     """Return the kinds of the time and other operands of one chain."""
     first = (torch.Size(), *kinds[0][1:])
-    return first, *((shape[1:] if row else shape, *rest) for (shape, *rest), row in zip(kinds[1:], plan.batched[1:], strict=True))
+    return first, *(
+        (shape[1:] if row else shape, *rest) for (shape, *rest), row in zip(kinds[1:], plan.batched[1:], strict=True)
+    )
 
 
 def _remembered(function: Callable[..., Any], *key: Any) -> Any:
