@@ -19,8 +19,7 @@ import torch
 from pyro.distributions import Delta, ExpandedDistribution, ImproperUniform, Independent, MaskedDistribution, Uniform
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.runtime import am_i_wrapped, apply_stack
-from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK
+from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK, effectful
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.distributions import constraints
@@ -238,14 +237,10 @@ class _Indices(Tensor):
         return _Indices(self.as_subclass(Tensor).clone())
 
 
-def rule_out(where: Tensor) -> None:
+@effectful(type="rule_out")
+def rule_out(where: Tensor) -> Tensor:
     """Make the density of the model that runs zero where a condition ``()`` holds."""
-    if am_i_wrapped():
-        apply_stack(
-            {"type": "rule_out", "name": "rule_out", "value": where, "fn": None, "args": (), "kwargs": {}}
-            | {"is_observed": True, "done": True, "stop": False, "infer": {}, "scale": 1.0, "mask": None}
-            | {"cond_indep_stack": (), "continuation": None}
-        )
+    return where
 
 
 class Reader(Messenger):
@@ -264,7 +259,7 @@ class Reader(Messenger):
         self.plate_sizes: dict[str, int] = {}
         self.ruled_out: list[Tensor] = []  # where the density is zero, whatever the sites say
 
-    def _pyro_rule_out(self, msg: Any) -> None:
+    def _pyro_post_rule_out(self, msg: Any) -> None:
         self.ruled_out.append(msg["value"])
 
     def _pyro_param(self, msg: Any) -> None:

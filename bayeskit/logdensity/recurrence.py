@@ -656,8 +656,8 @@ _OF_FIRST = frozenset(
 
 
 _SITE_IN_STEP = (
-    "is in the step of a scan, which must not have sites; draw the values of all times before the scan, in a plate or as "
-    "one vector, pass them as inputs, and observe the outputs after it"
+    "is in the step of a scan, which must not have sites; draw the values of all times before the scan, in a plate or "
+    "as one vector, pass them as inputs, and observe the outputs after it"
 )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 __all__ = ["METHODS", "Method", "Slope", "Table", "bend", "jacobian", "pull", "step"]
 
-Slope = Callable[..., tuple[Tensor]]
+Slope = Callable[..., tuple[Tensor, ...]]
 """``(t (), y (d,), *others) -> (dy/dt (d,),)`` of one chain."""
 
 

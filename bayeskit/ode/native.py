@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from bayeskit.logdensity.native import batch_source, function_source
+from bayeskit.logdensity.native import NUMBER_TYPES, batch_source, function_source
 from bayeskit.ode.methods import Method, Slope, bend, jacobian, pull
 
 __all__ = ["gradient_source", "solution_source"]
 
-_TYPES = {
-    torch.float64: "double",
-    torch.float32: "float",
-    torch.int64: "int64_t",
-    torch.int32: "int32_t",
-    torch.uint8: "uint8_t",
-    torch.bool: "bool",
-}
 _ON_STACK = 1024  # numbers of a gradient, beyond which it is on the heap
 
 # Explicit Runge-Kutta methods. `k` are the slopes of the stages, of which the first is given.
@@ -310,7 +301,7 @@ def _head(
 ) -> str:
     """Return the generated functions and the coefficients, with functions that fill in the other operands."""
     t, y, *others = examples
-    dim, real, table = len(y), _TYPES[y.dtype], method.table
+    dim, real, table = len(y), NUMBER_TYPES[y.dtype], method.table
     functions = [function_source("slope", lambda *x: slope(*x), examples)]
     if method.is_implicit:
         functions.append(function_source("jacobian", lambda *x: jacobian(slope, *x), examples))
@@ -335,7 +326,9 @@ def _head(
     ]
     for place, x in enumerate(others, 2):
         offset = f"b * {x.numel()}" if batched[place] else "0"
-        lines.append(f"const {_TYPES[x.dtype]}* x{place} = (const {_TYPES[x.dtype]}*)pointers[{place}] + {offset};")
+        lines.append(
+            f"const {NUMBER_TYPES[x.dtype]}* x{place} = (const {NUMBER_TYPES[x.dtype]}*)pointers[{place}] + {offset};"
+        )
     lines.append(f"auto slope_at = [&](real t, const real* y, real* out) {{ slope::call(&t, y{operands}, out); }};")
     if method.is_implicit:
         lines += [

@@ -22,27 +22,27 @@ from bayeskit.core.torch_internals import (
     tree_unflatten,
     unwrap_dead_wrappers,
 )
-from bayeskit.errors import AccuracyWarning, CompilationWarning, DataError, ModelError, SettingsError, ShapeError
+from bayeskit.errors import AccuracyWarning, CompilationWarning, DataError, ModelError, ShapeError
 from bayeskit.logdensity.compiling import has_compiler, library_of
 from bayeskit.logdensity.pyro_runs import rule_out
 from bayeskit.logdensity.recurrence import NoSites, program_text
-from bayeskit.logdensity.tracing import UNTRACEABLE, Program, Tape, first_line
-from bayeskit.ode.methods import METHODS, jacobian, pull, step
+from bayeskit.logdensity.tracing import Program, Tape, first_line
+from bayeskit.ode.methods import METHODS, pull, step
 from bayeskit.ode.native import gradient_source, solution_source
 from bayeskit.ode.operations import ode, ode_gradient
 
 __all__ = ["solve"]
 
-Slope = Callable[[Tensor, Tensor, Any], Tensor]
+RightHandSide = Callable[[Tensor, Tensor, Any], Tensor]
 
 _SITE_IN_SLOPE = (
-    "is in the right-hand side of a differential equation, which must not have sites; sample before, and pass the value "
-    "in params"
+    "is in the right-hand side of a differential equation, which must not have sites; sample before, and pass the "
+    "value in params"
 )
 
 
 def solve(
-    f: Slope,
+    f: RightHandSide,
     y0: Tensor,
     times: Tensor,
     params: Any = (),
@@ -175,8 +175,8 @@ def _grid(times: Tensor, y0: Tensor) -> tuple[Tensor, Tensor | None]:
         raise ShapeError(f"times must be a tensor (times,) with at least one time, not {what}")
     if is_wrapped(times) or times.requires_grad:
         raise ModelError(
-            "times of a differential equation have no gradient. Remedy: keep them fixed; a time that is sampled, such as "
-            "an onset or a period, goes into params, and f shifts or scales t by it"
+            "times of a differential equation have no gradient. Remedy: keep them fixed; a time that is sampled, such "
+            "as an onset or a period, goes into params, and f shifts or scales t by it"
         )
     grid = times.detach().to(y0.dtype)
     steps = grid.diff()
@@ -195,7 +195,7 @@ def _grid(times: Tensor, y0: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _recorded(
-    f: Slope, grid: Tensor, start: Tensor, leaves: Sequence[Tensor], rows: Sequence[bool], layout: Any
+    f: RightHandSide, grid: Tensor, start: Tensor, leaves: Sequence[Tensor], rows: Sequence[bool], layout: Any
 ) -> tuple[Program, list[Tensor]]:
     """Return the slope of one chain as a program, and the tensors that it uses from outside."""
     given = [
@@ -221,8 +221,9 @@ def _recorded(
         )
     if tape.lost:
         raise ModelError(
-            "f cannot be recorded: it reads the value of a tensor, changes one in place, draws random numbers or calls a "
-            "transform of torch.func. Remedy: use torch.where instead of branches, and torch.stack instead of assignment"
+            "f cannot be recorded: it reads the value of a tensor, changes one in place, draws random numbers or calls "
+            "a transform of torch.func. Remedy: use torch.where instead of branches, and torch.stack instead of "
+            "assignment"
         )
     return tape.program(given, [found])
 
@@ -311,8 +312,8 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         raise ModelError(
-            "the solution of a differential equation has no second derivatives. Remedy: use methods that take gradients "
-            "alone, or differences of gradients"
+            "the solution of a differential equation has no second derivatives. Remedy: use methods that take "
+            "gradients alone, or differences of gradients"
         )
 
     @staticmethod
@@ -356,10 +357,9 @@ _Kinds = tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
 
 def _of_one_chain(plan: _Plan, kinds: _Kinds) -> _Kinds:
     """Return the kinds of the time and other operands of one chain."""
-    first = (torch.Size(), *kinds[0][1:])
-    return first, *(
-        (shape[1:] if row else shape, *rest) for (shape, *rest), row in zip(kinds[1:], plan.batched[1:], strict=True)
-    )
+    rows = zip(kinds, plan.batched, strict=True)
+    found = [(shape[1:] if row else shape, dtype, device) for (shape, dtype, device), row in rows]
+    return (torch.Size(), found[0][1], found[0][2]), *found[1:]
 
 
 def _remembered(function: Callable[..., Any], *key: Any) -> Any:
