@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["METHODS", "Method", "Slope", "Table", "bend", "jacobian", "pull", "step"]
+__all__ = ["METHODS", "SteppingMethod", "Slope", "Coefficients", "bend", "jacobian", "pull", "step"]
 
 Slope = Callable[..., tuple[Tensor, ...]]
 """``(t (), y (d,), *others) -> (dy/dt (d,),)`` of one chain."""
 
 
-class Table(NamedTuple):
+class Coefficients(NamedTuple):
     """Coefficients of ``s`` stages; rows of lower triangles have one number for each earlier stage."""
 
     nodes: tuple[float, ...]  # c
@@ -27,17 +27,17 @@ class Table(NamedTuple):
     gamma: float = 0.0
 
 
-class Method(NamedTuple):
+class SteppingMethod(NamedTuple):
     """A method with the name that users give."""
 
     name: str
-    table: Table
+    table: Coefficients
     is_implicit: bool
 
 
 # Dormand and Prince (1980), RK5(4)7M: the last stage is the slope at the new state.
 _LAST = (35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84)
-_DOPRI5 = Table(
+_DOPRI5 = Coefficients(
     nodes=(0.0, 1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0),
     stages=(
         (),
@@ -54,7 +54,7 @@ _DOPRI5 = Table(
 
 # Steinebach (2023), Rodas5P: stiffly accurate, so that the last stage is the error.
 _FIFTH = (-7.502846399306121, 2.561846144803919, -11.627539656261098, -0.18268767659942256, 0.030198172008377946)
-_RODAS5 = Table(
+_RODAS5 = Coefficients(
     nodes=(0.0, 0.6358126895828704, 0.4095798393397535, 0.9769306725060716, 0.4288403609558664, 1.0, 1.0, 1.0),
     stages=(
         (),
@@ -106,10 +106,12 @@ _RODAS5 = Table(
     gamma=0.21193756319429014,
 )
 
-METHODS = {"dopri5": Method("dopri5", _DOPRI5, False), "rodas5": Method("rodas5", _RODAS5, True)}
+METHODS = {"dopri5": SteppingMethod("dopri5", _DOPRI5, False), "rodas5": SteppingMethod("rodas5", _RODAS5, True)}
 
 
-def step(method: Method, slope: Slope, t: Tensor, h: Tensor, y: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+def step(
+    method: SteppingMethod, slope: Slope, t: Tensor, h: Tensor, y: Tensor, *others: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return the state after a step of length ``h`` and the estimate of its error, each ``(d,)``."""
     table, found = method.table, list[Tensor]()
     if method.is_implicit:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from bayeskit.logdensity.native import NUMBER_TYPES, batch_source, function_source
-from bayeskit.ode.methods import Method, Slope, bend, jacobian, pull
+from bayeskit.ode.methods import Slope, SteppingMethod, bend, jacobian, pull
 
-__all__ = ["gradient_source", "solution_source"]
+__all__ = ["solution_gradient_source", "solution_source"]
 
 _ON_STACK = 1024  # numbers of a gradient, beyond which it is on the heap
 
@@ -248,7 +248,7 @@ auto record = [&](real t, real h, int64_t place) {
 
 
 def solution_source(
-    method: Method,
+    method: SteppingMethod,
     slope: Slope,
     examples: Sequence[Tensor],  # time, state and others of one chain
     batched: Sequence[bool],
@@ -262,8 +262,8 @@ def solution_source(
     return batch_source([head, _IMPLICIT if method.is_implicit else _EXPLICIT, body])
 
 
-def gradient_source(
-    method: Method,
+def solution_gradient_source(
+    method: SteppingMethod,
     slope: Slope,
     examples: Sequence[Tensor],
     batched: Sequence[bool],
@@ -292,7 +292,7 @@ def gradient_source(
 
 
 def _head(
-    method: Method,
+    method: SteppingMethod,
     slope: Slope,
     examples: Sequence[Tensor],
     batched: Sequence[bool],
@@ -343,7 +343,7 @@ def _head(
     return "\n".join(lines)
 
 
-def _pulls(method: Method, examples: Sequence[Tensor], moving: Sequence[int], operands: str) -> list[str]:
+def _pulls(method: SteppingMethod, examples: Sequence[Tensor], moving: Sequence[int], operands: str) -> list[str]:
     """Return functions that give a gradient by the state and add gradients by others to their totals."""
     lines, own, added = [], "", ""
     for place in moving:

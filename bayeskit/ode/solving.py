@@ -28,7 +28,7 @@ from bayeskit.logdensity.pyro_runs import rule_out
 from bayeskit.logdensity.recurrence import NoSites, program_text
 from bayeskit.logdensity.tracing import Program, Tape, first_line
 from bayeskit.ode.methods import METHODS, pull, step
-from bayeskit.ode.native import gradient_source, solution_source
+from bayeskit.ode.native import solution_gradient_source, solution_source
 from bayeskit.ode.operations import ode, ode_gradient
 
 __all__ = ["solve"]
@@ -383,7 +383,7 @@ def _source(plan: _Plan, kinds: _Kinds, wanted: tuple[int, ...] | None) -> str:
     examples, method = _examples(kinds), METHODS[plan.method]
     if wanted is None:
         return solution_source(method, plan.slope, examples, plan.batched, plan.settings)
-    return gradient_source(method, plan.slope, examples, plan.batched, plan.settings, wanted)
+    return solution_gradient_source(method, plan.slope, examples, plan.batched, plan.settings, wanted)
 
 
 def _texts(plan: _Plan, kinds: _Kinds, wanted: tuple[int, ...] | None) -> tuple[str, ...]:
