@@ -20,7 +20,8 @@ from bayeskit.logdensity.target import Target
 
 __all__ = ["ToleranceCheck", "tolerance_check"]
 
-_TIGHTER = 1e-2
+#: The tighter tolerance as a share of the other; errors of a difference below which it may be noise.
+_TIGHTER, _SIGNIFICANT = 1e-2, 2.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,7 +33,7 @@ class ToleranceCheck:
     rtol, tighter_rtol : float
         The two tolerances.
     evidence, tighter_evidence : Evidence
-        By bridge sampling at each; errors of the two are dependent where both are from the same draws.
+        At each, by bridge sampling; errors of the two are dependent where both are from the same draws.
     difference : float
         Log evidence at the tighter tolerance minus the other, in nats.
     standard_error : float
@@ -40,7 +41,8 @@ class ToleranceCheck:
     warnings : tuple of str
         Problems found, each with its remedy.
     trusted : bool
-        False if the evidences differ by more than the standard error of ``evidence``, or one is not trusted.
+        False if the evidences differ by more than the standard error of ``evidence`` and two of ``difference``, if the
+        two posteriors barely overlap, or if one evidence is not trusted.
     """
 
     rtol: float
@@ -91,7 +93,7 @@ def tolerance_check(
 
     With draws ``u`` from the posterior at ``rtol``, the ratio of the evidences is the posterior mean of the ratio of
     the unnormalised densities :math:`p_\text{tighter}(u) / p(u)`. The draws are common to both, so its error is far
-    below that of either evidence. Where the two posteriors barely overlap, each has draws of its own.
+    below that of either evidence. Where it is not, as for posteriors that barely overlap, each has draws of its own.
 
     Parameters
     ----------
@@ -142,28 +144,27 @@ def tolerance_check(
     draws = sample(target, seed=seed, progress=progress) if draws is None else draws
     found = bridge_sampling(target, draws, seed=seed)
     log_ratio = other.log_density(draws.unconstrained) - target.log_density(draws.unconstrained)
-    shape = pareto_shape(log_ratio.flatten())
-    if bool((log_ratio < math.inf).all()) and shape <= MAX_PARETO_SHAPE:
-        difference, error = float(log_mean_exp(log_ratio)), float(log_mean_exp_error(log_ratio))
-        log_evidence = found.log_evidence + difference
-        again = replace(
-            found, log_evidence=log_evidence, standard_error=math.hypot(found.standard_error, error), diagnostics={}
+    shape, problems = pareto_shape(log_ratio.flatten()), list[str]()
+    difference, error = float(log_mean_exp(log_ratio)), float(log_mean_exp_error(log_ratio))
+    overlaps = bool((log_ratio < math.inf).all()) and shape <= MAX_PARETO_SHAPE
+    if overlaps and error <= found.standard_error:
+        value, own = found.log_evidence + difference, math.hypot(found.standard_error, error)
+        again = replace(found, log_evidence=value, standard_error=own, diagnostics={})
+    else:
+        again = bridge_sampling(other, sample(other, seed=seed, progress=progress), seed=seed)
+        difference = again.log_evidence - found.log_evidence
+        error = math.hypot(found.standard_error, again.standard_error)
+    if not overlaps:
+        problems.append(
+            f"the posteriors at rtol {rtol:g} and {tighter:g} barely overlap (Pareto k {shape:.2f}): the error of the "
+            "solver changes the posterior; use the smaller rtol, and check again"
         )
-        problems: tuple[str, ...] = ()
-        if abs(difference) > found.standard_error:
-            problems = (
-                f"the evidence at rtol {rtol:g} and {tighter:g} differs by {with_error(difference, error)}, more than "
-                f"its standard error {found.standard_error:.2g}; use the smaller rtol, and check again",
-            )
-        return ToleranceCheck(rtol, tighter, found, again, difference, error, problems)
-    again = bridge_sampling(other, sample(other, seed=seed, progress=progress), seed=seed)
-    difference = again.log_evidence - found.log_evidence
-    error = math.hypot(found.standard_error, again.standard_error)
-    problem = (
-        f"the posteriors at rtol {rtol:g} and {tighter:g} barely overlap (Pareto k {shape:.2f}): the error of the "
-        "solver changes the posterior; use the smaller rtol, and check again"
-    )
-    return ToleranceCheck(rtol, tighter, found, again, difference, error, (problem,))
+    if not abs(difference) <= max(found.standard_error, _SIGNIFICANT * error):
+        problems.append(
+            f"the evidence at rtol {rtol:g} and {tighter:g} differs by {with_error(difference, error)}, more than its "
+            f"standard error {found.standard_error:.2g}; use the smaller rtol, and check again"
+        )
+    return ToleranceCheck(rtol, tighter, found, again, difference, error, tuple(problems))
 
 
 def _made(target_factory: Callable[[float], Target], rtol: float) -> Target:
