@@ -3,15 +3,15 @@
     python benchmarks/ode_speed.py --data data/posteriordb [--torchdiffeq PYTHON] [--diffrax PYTHON]
 
 The model of the first table is posteriordb's `hudson_lynx_hare-lotka_volterra`, whose path is solved to rtol = atol =
-1e-6 in double precision by the method of Dormand and Prince, for 64 chains around the posterior mode. torchdiffeq shares
-its steps among the rows of a batch, so the model cannot be batched and its chains are evaluated one by one; PYTHON is an
-interpreter that has bayeskit and torchdiffeq. diffrax runs in NumPyro's model, whose value and gradient are batched by
-`jax.vmap` and compiled by `jax.jit`; its interpreter needs neither torch nor bayeskit. Each tool has a process of its own
-with one thread; calls take turns, and each number is the median, in seconds by the clock.
+1e-6 in double precision by the method of Dormand and Prince, for 64 chains around the posterior mode. torchdiffeq
+shares its steps among the rows of a batch, so the model cannot be batched and its chains are evaluated one by one;
+PYTHON is an interpreter that has bayeskit and torchdiffeq. diffrax runs in NumPyro's model, whose value and gradient
+are batched by `jax.vmap` and compiled by `jax.jit`; its interpreter needs neither torch nor bayeskit. Each tool has a
+process of its own with one thread; calls take turns, and each number is the median, in seconds by the clock.
 
 The second table has 4 chains of 1,000 draws by `bk.sample` with all its defaults, in a cache of compiled code that is
-empty, and the largest distance of a posterior mean from posteriordb's, in standard errors of the two. The second model is
-`one_comp_mm_elim_abs-one_comp_mm_elim_abs`, with its data from posteriordb (BSD-3).
+empty, and the largest distance of a posterior mean from posteriordb's, in standard errors of the two. The second model
+is `one_comp_mm_elim_abs-one_comp_mm_elim_abs`, with its data from posteriordb (BSD-3).
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ def draws(record: dict[str, Any]) -> None:
         "one_comp_mm_elim_abs": (lambda: bk.Target.from_pyro(bodies()["compartment"], half_days, y), REFERENCE),
     }
     print(
-        "\n4 chains of 1,000 draws at the defaults\n| model | processor seconds | largest error of a mean | largest R-hat | smallest ESS |"
+        "\n4 chains of 1,000 draws at the defaults")
+    print("| model | processor seconds | largest error of a mean | largest R-hat | smallest ESS |"
     )
     print("|---|---|---|---|---|")
     for name, (make, right) in targets.items():

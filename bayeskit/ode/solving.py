@@ -178,7 +178,7 @@ def _grid(times: Tensor, y0: Tensor) -> tuple[Tensor, Tensor | None]:
             "times of a differential equation have no gradient. Remedy: keep them fixed; a time that is sampled, such "
             "as an onset or a period, goes into params, and f shifts or scales t by it"
         )
-    grid = times.detach().to(y0.dtype)
+    grid = times.detach().to(y0.device, y0.dtype)
     steps = grid.diff()
     if not bool(grid.isfinite().all()):
         place = int((~grid.isfinite()).nonzero()[0])
@@ -335,10 +335,10 @@ def _code(plan: _Plan, operands: Sequence[Tensor], wanted: tuple[int, ...] | Non
     with disable_current_modes(), torch.no_grad():
         source = ""
         if kinds[1][2].type == "cpu" and _can_compile(wanted is None):
-            source = _remembered(_source, replace(plan, batch=0), _of_one_chain(plan, kinds), wanted)
+            source = _source(_Key(replace(plan, batch=0)), _of_one_chain(plan, kinds), wanted)
         if source and library_of(source) is not None:
             return (), source
-        return _remembered(_texts, plan, kinds, wanted), ""
+        return _texts(_Key(plan), kinds, wanted), ""
 
 
 def _can_compile(warns: bool) -> bool:
@@ -362,32 +362,34 @@ def _of_one_chain(plan: _Plan, kinds: _Kinds) -> _Kinds:
     return (torch.Size(), found[0][1], found[0][2]), *found[1:]
 
 
-def _remembered(function: Callable[..., Any], *key: Any) -> Any:
-    """Call a function of the plan, or return what it returned before."""
-    try:
-        return _cached(function, *key)
-    except TypeError:  # a program with an argument that has no hash
-        return function(*key)
+class _Key:
+    """A plan that is equal to another if both have the same text: slices have no hash, and 0.0 and -0.0 are equal."""
 
+    def __init__(self, plan: _Plan) -> None:
+        self.plan, self._text = plan, repr(plan)
 
-@lru_cache(maxsize=256)
-def _cached(function: Callable[..., Any], *key: Any) -> Any:
-    return function(*key)
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._text == other._text
 
 
 def _examples(kinds: _Kinds) -> list[Tensor]:
     return [torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in kinds]
 
 
-def _source(plan: _Plan, kinds: _Kinds, wanted: tuple[int, ...] | None) -> str:
-    examples, method = _examples(kinds), METHODS[plan.method]
+@lru_cache(maxsize=256)
+def _source(key: _Key, kinds: _Kinds, wanted: tuple[int, ...] | None) -> str:
+    plan, examples, method = key.plan, _examples(kinds), METHODS[key.plan.method]
     if wanted is None:
         return solution_source(method, plan.slope, examples, plan.batched, plan.settings)
     return solution_gradient_source(method, plan.slope, examples, plan.batched, plan.settings, wanted)
 
 
-def _texts(plan: _Plan, kinds: _Kinds, wanted: tuple[int, ...] | None) -> tuple[str, ...]:
-    grid, y, *others = _examples(kinds)
+@lru_cache(maxsize=256)
+def _texts(key: _Key, kinds: _Kinds, wanted: tuple[int, ...] | None) -> tuple[str, ...]:
+    plan, (_, y, *others) = key.plan, _examples(kinds)
     slope, method = plan.slope, METHODS[plan.method]
     t, dims = torch.ones_like(y[:, 0]), tuple(0 if row else None for row in plan.batched[1:])
     one_step = torch.func.vmap(lambda t, h, *x: step(method, slope, t, h, *x), in_dims=(0, 0, *dims))
