@@ -7,7 +7,7 @@ from bayeskit._moved import answer_to_old_paths
 from bayeskit.core.signatures import install
 
 if TYPE_CHECKING:
-    from bayeskit import errors, exact
+    from bayeskit import errors, exact, ode
     from bayeskit.draws import Draws, prior_predictive
     from bayeskit.inference import evidence, objectives, samplers
     from bayeskit.inference.amortization import AmortizedPosterior, amortize
@@ -39,6 +39,7 @@ __all__ = [
     "fit",
     "marginalize",
     "objectives",
+    "ode",
     "prior_predictive",
     "sample",
     "samplers",

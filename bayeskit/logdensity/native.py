@@ -35,8 +35,11 @@ from bayeskit.logdensity.tracing import UNTRACEABLE
 
 __all__ = [
     "MAX_EVALUATIONS",
+    "NUMBER_TYPES",
     "NativeEvaluator",
     "RowSource",
+    "batch_source",
+    "function_source",
     "gradient_source",
     "loop_source",
     "over_rows",
@@ -50,11 +53,13 @@ _MAX_LINES = 200_000  # more lines take a compiler more than ten seconds
 _ARRAY, _MAX_LOOPS, _MAX_TERMS = 24, 64, 64
 _ON_STACK = 32_768  # numbers of all arrays on the stack; further arrays are static
 _MAX_PRODUCT = 20_000  # terms of a matrix product, beyond which a library is faster
-_TYPES = {
+#: Names in C++.
+NUMBER_TYPES = {
     torch.float64: "double",
     torch.float32: "float",
     torch.int64: "int64_t",
     torch.int32: "int32_t",
+    torch.uint8: "uint8_t",
     torch.bool: "bool",
 }
 
@@ -230,16 +235,31 @@ def row_source(
     for q, (numbers, p) in enumerate(zip(found, like, strict=True)):
         if numbers.dtype != operands[p].dtype or numbers.positions.numel() != operands[p].numel():
             return None
-        kind = f"{_TYPES[numbers.dtype]}*"
+        kind = f"{NUMBER_TYPES[numbers.dtype]}*"
         stored.append(f"{kind} r{q} = ({kind})pointers[{len(operands) + q}] + b * {operands[p].numel()};")
         stored += writer.stored(f"r{q}", numbers)
     first = len(operands) + len(like)
     lines += [f"{_kind(x)} d{k} = ({_kind(x)})pointers[{first + k}];" for k, x in enumerate(writer.data)]
-    return RowSource(_function(writer, [*lines, *writer.lines, *stored]), tuple(writer.data))
+    return RowSource(batch_source([*lines, *writer.lines, *stored], writer.functions), tuple(writer.data))
+
+
+def function_source(name: str, function: Callable[..., tuple[Tensor, ...]], operands: Sequence[Tensor]) -> str:
+    """Return a C++ structure whose static ``call(operands, results)`` takes an array a tensor, or "" if unsuited."""
+    if not _are_suited(operands):
+        return ""
+    writer = _Writer()
+    found = writer.made(function, operands, [writer.row(f"x{place}", x) for place, x in enumerate(operands)])
+    if found is None:
+        return ""
+    stored = [line for q, numbers in enumerate(found) for line in writer.stored(f"r{q}", numbers)]
+    arguments = [f"{_kind(x)} x{place}" for place, x in enumerate(operands)]
+    arguments += [f"{NUMBER_TYPES[numbers.dtype]}* r{q}" for q, numbers in enumerate(found)]
+    body = [f"static void call({', '.join(arguments)}) {{", *writer.lines, *stored, "}"]
+    return "\n".join([f"struct {name} {{", *writer.functions, *body, "};"])
 
 
 def _kind(x: Tensor) -> str:
-    return f"const {_TYPES[x.dtype]}*"
+    return f"const {NUMBER_TYPES[x.dtype]}*"
 
 
 @cache
@@ -261,16 +281,16 @@ def _vector_functions() -> str:
     return "\n".join(["namespace simd {", *declared, "}"])
 
 
-def _function(writer: _Writer, lines: Sequence[str]) -> str:
-    """Return the C++ function whose body ``lines`` is run for each element ``b`` of a batch."""
+def batch_source(lines: Sequence[str], functions: Sequence[str] = ()) -> str:
+    """Return the C++ ``loop(void** pointers, int64_t times, int64_t batch)`` that runs ``lines`` for each ``b``."""
     return "\n".join(
         [
             _VECTORS,
             "#include <cmath>",
             "#include <cstdint>",
             _vector_functions(),
-            *([_DIGAMMA] if "digamma(" in "\n".join([*writer.functions, *lines]) else []),
-            *writer.functions,
+            *([_DIGAMMA] if "digamma(" in "\n".join([*functions, *lines]) else []),
+            *functions,
             f"{_LOOP}void** pointers, int64_t times, int64_t batch) {{",
             "for (int64_t b = 0; b < batch; ++b) {",
             *lines,
@@ -282,7 +302,7 @@ def _function(writer: _Writer, lines: Sequence[str]) -> str:
 
 def _are_suited(operands: Sequence[Tensor]) -> bool:
     few = sum(x.numel() for x in operands) <= _MAX_LINES
-    return few and all(x.dtype in _TYPES and x.device.type == "cpu" for x in operands)
+    return few and all(x.dtype in NUMBER_TYPES and x.device.type == "cpu" for x in operands)
 
 
 class _Frame:
@@ -295,7 +315,7 @@ class _Frame:
         self._num_states, self.in_turn = num_states, in_turn
 
     def kind(self, place: int) -> str:
-        return _TYPES[self._operands[place].dtype]
+        return NUMBER_TYPES[self._operands[place].dtype]
 
     def elements(self, place: int) -> range:
         return range(self._operands[place].numel())
@@ -345,7 +365,7 @@ class _Frame:
         once = {name for name, count in Counter(names).items() if count == 1}
         declared = re.compile(r"(?:const )?\w+ ([xc]\d+_\d+) = ")
         kept = [line for line in lines if (m := declared.match(line)) is None or m[1] not in once]
-        return _function(self._writer, kept)
+        return batch_source(kept, self._writer.functions)
 
 
 class _Numbers:
@@ -544,7 +564,7 @@ class _Writer:
     def _array(self, texts: Sequence[str], dtype: torch.dtype, kept: str) -> int:
         """Declare an array with its elements; return the first position."""
         name = f"w{next(self._counter)}"
-        self.lines.append(f"{kept} {_TYPES[dtype]} {name}[] = {{{', '.join(texts)}}};")
+        self.lines.append(f"{kept} {NUMBER_TYPES[dtype]} {name}[] = {{{', '.join(texts)}}};")
         return self._names.add(name, len(texts))
 
     def _empty(self, size: int, dtype: torch.dtype) -> tuple[str, int]:
@@ -552,7 +572,7 @@ class _Writer:
         name = f"w{next(self._counter)}"
         self._on_stack += size
         kept = "static thread_local " if self._on_stack > _ON_STACK else ""
-        self.lines.append(f"{kept}{_TYPES[dtype]} {name}[{size}];")
+        self.lines.append(f"{kept}{NUMBER_TYPES[dtype]} {name}[{size}];")
         return name, self._names.add(name, size)
 
     @staticmethod
@@ -566,14 +586,14 @@ class _Writer:
         text = self._text(value, dtype)
         key = text, dtype
         if key not in self._literals:
-            self._literals[key] = self._names.add(f"({_TYPES[dtype]})({text})")
+            self._literals[key] = self._names.add(f"({NUMBER_TYPES[dtype]})({text})")
         return self._literals[key]
 
     def _statement(self, expression: str, dtype: torch.dtype) -> int:
         if len(self.lines) >= _MAX_LINES:
             raise _NoNativeCode
         name = f"v{len(self.lines)}"
-        self.lines.append(f"const {_TYPES[dtype]} {name} = {expression};")
+        self.lines.append(f"const {NUMBER_TYPES[dtype]} {name} = {expression};")
         return self._names.add(name)
 
     # -- loops over arrays ----------------------------------------------------------------------
@@ -668,7 +688,7 @@ class _Writer:
             loop, texts = self._each(len(end), read)
             texts = [cast_ + text for text, (_, _, cast_) in zip(texts, operands, strict=True)]
             path, variable = (int(end[0]), int(end[1] - end[0])), f"e{next(self._counter)}"
-            loop.body.append(f"const {_TYPES[dtype]} {variable} = {pattern.format(*texts)};")
+            loop.body.append(f"const {NUMBER_TYPES[dtype]} {variable} = {pattern.format(*texts)};")
             loop.body.append(f"{name}[{path[0] - start} + {path[1]} * i] = {variable};")
             loop.current[path] = variable
             loop.made.add(start)
@@ -681,7 +701,7 @@ class _Writer:
             access = self._access(row) or self._looked_up(row, dtype)
             name = f"s{next(self._counter)}"
             loop, (text,) = self._each(len(row), [access])
-            self.lines.append(f"{_TYPES[dtype]} {name} = {_NEUTRAL[operation]};")
+            self.lines.append(f"{NUMBER_TYPES[dtype]} {name} = {_NEUTRAL[operation]};")
             loop.body.append(f"{name} = {_EXPRESSIONS[operation].format(name, text)};")
             found.append(self._names.add(name))
             loop.made.add(found[-1])
@@ -721,6 +741,15 @@ class _Writer:
         if name == "loop_gradient":
             tensors, wanted, times, batch, _, source, _ = args
             like = [(tensors[place].positions.shape, tensors[place].dtype) for place in wanted]
+            return self._looped(source, tensors, like, times, batch)
+        if name == "ode":
+            tensors, times, source = args[0], args[1], args[-1]
+            batch, dim = tensors[1].positions.shape
+            return self._looped(source, tensors, [((batch, times, dim), tensors[1].dtype)], times, batch)[0]
+        if name == "ode_gradient":
+            tensors, wanted, source = args[0], args[1], args[-1]
+            like = [(tensors[place].positions.shape, tensors[place].dtype) for place in wanted]
+            batch, times, _ = tensors[-1].positions.shape
             return self._looped(source, tensors, like, times, batch)
         if name in ("tril", "triu"):
             x, below = args[0], torch.ones_like(args[0].positions)
@@ -804,8 +833,8 @@ class _Writer:
             if not isinstance(x, _Numbers):
                 raise _NoNativeCode
             wanted = x.dtype if name == "_to_copy" or (name == "where" and place == 0) else common
-            operands.append((x.positions, x.dtype, "" if x.dtype == wanted else f"({_TYPES[wanted]})"))
-        pattern = f"({_TYPES[dtype]}){_EXPRESSIONS[name]}"
+            operands.append((x.positions, x.dtype, "" if x.dtype == wanted else f"({NUMBER_TYPES[wanted]})"))
+        pattern = f"({NUMBER_TYPES[dtype]}){_EXPRESSIONS[name]}"
         if shape.numel() >= _ARRAY:
             return self._vector(pattern, operands, shape, dtype)
         columns = []
@@ -840,17 +869,17 @@ class _Writer:
         self._close()
         self.functions.append(f"static void {name}({source[source.index(_LOOP) + len(_LOOP) :]}")
         for place, x in enumerate(given):
-            array, positions = f"{_TYPES[x.dtype]} a{number}_{place}", x.positions.reshape(-1)
+            array, positions = f"{NUMBER_TYPES[x.dtype]} a{number}_{place}", x.positions.reshape(-1)
             label, start, size = self._names.of(int(positions[0])) if len(positions) else ("", 0, 0)
             if size and bool((positions.diff() == 1).all()) and int(positions[-1]) < start + size:
                 self.lines.append(
-                    f"const {_TYPES[x.dtype]}* a{number}_{place} = {label} + {int(positions[0]) - start};"
+                    f"const {NUMBER_TYPES[x.dtype]}* a{number}_{place} = {label} + {int(positions[0]) - start};"
                 )
             else:
                 self.lines.append(f"const {array}[] = {{{', '.join(self.values(x)) or '0'}}};")
         for place, (shape, dtype) in enumerate(made, len(given)):
             size = math.prod(shape)
-            self.lines.append(f"{_TYPES[dtype]} a{number}_{place}[{max(size, 1)}] = {{}};")
+            self.lines.append(f"{NUMBER_TYPES[dtype]} a{number}_{place}[{max(size, 1)}] = {{}};")
             start = self._names.add(f"a{number}_{place}", max(size, 1))
             found.append(_Numbers(start + torch.arange(size).reshape(shape), dtype))
         arrays = ", ".join(f"(void*)a{number}_{place}" for place in range(len(given) + len(made)))

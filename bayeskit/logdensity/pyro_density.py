@@ -410,16 +410,16 @@ class PyroDensity:
             yield
 
     def _run(self, supply: Supply, enumerate_sites: bool = True) -> dict[str, Record]:
-        return self._call(supply, enumerate_sites)[0]
+        return self._call(supply, enumerate_sites)[0].records
 
-    def _call(self, supply: Supply, enumerate_sites: bool = True) -> tuple[dict[str, Record], Any]:
+    def _call(self, supply: Supply, enumerate_sites: bool = True) -> tuple[Reader, Any]:
         reader = Reader(supply, self._constants)
         enumerating = self._enumerates and enumerate_sites
         outer = EnumeratedDimensions(first_available_dim=self._first_available_dim) if enumerating else nullcontext()
         augmented = AugmentedAssignment() if self._augments else nullcontext()
         with self._globals(validate=False), batchable_distributions(), outer, reader, augmented:
             returned = self.model(*self.args, **self.kwargs)
-        return reader.records, returned
+        return reader, returned
 
     def _from_vector(self, u: Tensor) -> Supply:
         # In one operation: the gradient of each separate slice would be a whole vector, mostly of zeros.
@@ -474,7 +474,13 @@ class PyroDensity:
         return change, torch.stack([moved[site.name] for site in self.sites])
 
     def _joint_of(self, u: Tensor, supply: Supply) -> tuple[Tensor, Tensor]:
-        records = self._run(supply)
+        reader = self._call(supply)[0]
+        prior, likelihood = self._joint_of_records(u, reader.records)
+        for where in reader.ruled_out:
+            likelihood = torch.where(where, -torch.inf, likelihood)
+        return prior, likelihood
+
+    def _joint_of_records(self, u: Tensor, records: dict[str, Record]) -> tuple[Tensor, Tensor]:
         absent = [s.name for s in self.sites if s.name not in records]
         if absent:
             raise unsteady(absent[0])

@@ -19,7 +19,7 @@ import torch
 from pyro.distributions import Delta, ExpandedDistribution, ImproperUniform, Independent, MaskedDistribution, Uniform
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK
+from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK, effectful
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.distributions import constraints
@@ -53,6 +53,7 @@ __all__ = [
     "is_enumerated",
     "own_words",
     "place_of",
+    "rule_out",
     "tensors_in",
     "unsteady",
     "values_of_element",
@@ -236,6 +237,12 @@ class _Indices(Tensor):
         return _Indices(self.as_subclass(Tensor).clone())
 
 
+@effectful(type="rule_out")
+def rule_out(where: Tensor) -> Tensor:
+    """Make the density of the model that runs zero where a condition ``()`` holds."""
+    return where
+
+
 class Reader(Messenger):
     """Supply latent values, record log probabilities."""
 
@@ -250,6 +257,10 @@ class Reader(Messenger):
         self.last: str | None = None
         self._seen: tuple[str, Any, Any] | None = None  # the last observed site, its distribution and data
         self.plate_sizes: dict[str, int] = {}
+        self.ruled_out: list[Tensor] = []  # where the density is zero, whatever the sites say
+
+    def _pyro_post_rule_out(self, msg: Any) -> None:
+        self.ruled_out.append(msg["value"])
 
     def _pyro_param(self, msg: Any) -> None:
         params = self.constants.params

@@ -38,7 +38,17 @@ from bayeskit.logdensity.tracing import (
     traced,
 )
 
-__all__ = ["LoopStep", "MAX_DENSE_STATES", "Step", "affine_paths", "paths", "prefix", "scan"]
+__all__ = [
+    "LoopStep",
+    "MAX_DENSE_STATES",
+    "NoSites",
+    "Step",
+    "affine_paths",
+    "paths",
+    "prefix",
+    "program_text",
+    "scan",
+]
 
 
 # A loop over time under batching, gradients and tracing, with gradients that need no loop.
@@ -143,9 +153,11 @@ class _Loop(torch.autograd.Function):
         with disable_current_modes():
             single = plan.at_one_time([x.detach() for x in operands], False)
             if plan.affine:
-                program, constants = _text(lambda *x: [exchange(path) for path in at_once(*plan.times_first(x))], given)
+                program, constants = program_text(
+                    lambda *x: [exchange(path) for path in at_once(*plan.times_first(x))], given
+                )
             else:
-                program, constants = _text(plan.in_batch(plan.step), plan.at_one_time(operands, True))
+                program, constants = program_text(plan.in_batch(plan.step), plan.at_one_time(operands, True))
             source = loop_source(plan.step, single, plan.batched, plan.num_states, plan.num_inputs) if traced else ""
         numbers = plan.num_states, plan.num_inputs, plan.times, plan.batch
         found = loop([*given, *constants], *numbers, program, plan.affine, source, False)
@@ -191,7 +203,7 @@ class _Gradient(torch.autograd.Function):
                 back = plan.times_first([found.get(place, x[place]) for place in range(plan.num_operands)])
                 return [back[place] for place in wanted]
 
-            program, constants = _text(gradient, given)
+            program, constants = program_text(gradient, given)
             floats = [place for place in range(plan.num_states) if single[place].is_floating_point()]
             step = _PulledBack(plan.step, tuple(floats), wanted, plan.num_operands)
             source = gradient_source(step, single, plan.batched, plan.num_states, plan.num_inputs, floats, wanted)
@@ -398,7 +410,7 @@ def _is_followed() -> bool:
 # -- texts --------------------------------------------------------------------------------------
 
 
-def _text(function: Callable[..., Sequence[Tensor]], operands: Sequence[Tensor]) -> tuple[str, list[Tensor]]:
+def program_text(function: Callable[..., Sequence[Tensor]], operands: Sequence[Tensor]) -> tuple[str, list[Tensor]]:
     """Return the Python source of a function, and its constants, which become arguments."""
 
     def whole(*operands: Tensor) -> list[Tensor]:
@@ -516,7 +528,7 @@ class _Run:
         self.state = tree_leaves(state)
         self.inputs = [leaf for leaf in tree_leaves(inputs) if leaf is not None]
         self.tape = Tape([*self.state, *self.inputs])
-        with process_state(), _NoSites(), self.tape, _Degrees(state) as degrees, AugmentedAssignment():
+        with process_state(), NoSites(_SITE_IN_STEP), self.tape, _Degrees(state) as degrees, AugmentedAssignment():
             self.found = step(state, inputs)
         _check(self.found, state)
         small = sum(leaf.numel() for leaf in self.state) <= MAX_DENSE_STATES
@@ -643,14 +655,21 @@ _OF_FIRST = frozenset(
 )
 
 
-class _NoSites(Messenger):
-    """Refuse sites in a step, because their number would depend on the number of steps."""
+_SITE_IN_STEP = (
+    "is in the step of a scan, which must not have sites; draw the values of all times before the scan, in a plate or "
+    "as one vector, pass them as inputs, and observe the outputs after it"
+)
+
+
+class NoSites(Messenger):
+    """Refuse sites in a step, because their number would depend on the number of steps; ``text`` says what to do."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
 
     def _pyro_sample(self, msg: Any) -> None:
-        raise ModelError(
-            f"site {msg['name']!r} is in the step of a scan, which must not have sites; draw the values of all times "
-            "before the scan, in a plate or as one vector, pass them as inputs, and observe the outputs after it"
-        )
+        raise ModelError(f"site {msg['name']!r} {self._text}")
 
 
 def _as_tensors(name: str, data: Any) -> Any:

@@ -46,6 +46,7 @@ from bayeskit.inference.evidence.prequential_evidence import PrequentialEvidence
 from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 from bayeskit.inference.evidence.sequential import adaptive_smc, smc
 from bayeskit.inference.evidence.shared_runs import SharedRuns
+from bayeskit.inference.evidence.tolerance import ToleranceCheck, tolerance_check
 from bayeskit.inference.evidence.variational import (
     MeanField,
     evidence_lower_bound,
@@ -77,6 +78,7 @@ __all__ = [
     "PrequentialEvidence",
     "Problem",
     "SMCBudget",
+    "ToleranceCheck",
     "Verdict",
     "adaptive_smc",
     "beta_prime_laplus",
@@ -117,6 +119,7 @@ __all__ = [
     "stabilised_harmonic_mean",
     "stepping_stone",
     "thermodynamic_integration",
+    "tolerance_check",
     "variational_importance_sampling",
     "warp_bridge_sampling",
 ]

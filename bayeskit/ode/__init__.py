@@ -1,0 +1,8 @@
+"""Ordinary differential equations inside models, with steps of each chain's own and exact gradients of the steps."""
+
+from bayeskit._lazy import imported_when_used
+from bayeskit.ode.solving import solve
+
+__all__ = ["solve"]
+
+__getattr__ = imported_when_used("bayeskit.ode")

@@ -1,0 +1,377 @@
+"""The integration of each chain, and its gradient, as C++ around the generated code of the slope."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from bayeskit.logdensity.native import NUMBER_TYPES, batch_source, function_source
+from bayeskit.ode.methods import Slope, SteppingMethod, bend, jacobian, pull
+
+__all__ = ["solution_gradient_source", "solution_source"]
+
+_ON_STACK = 1024  # numbers of a gradient, beyond which it is on the heap
+
+# Explicit Runge-Kutta methods. `k` are the slopes of the stages, of which the first is given.
+_EXPLICIT = """
+constexpr int64_t kept = stages * dim;
+auto stage_of = [&](real h, const real* y, const real* k, int64_t s, real* out) {
+  for (int64_t i = 0; i < dim; ++i) {
+    real sum = 0;
+    for (int64_t j = 0; j < s; ++j) sum += a[s][j] * k[j * dim + i];
+    out[i] = y[i] + h * sum;
+  }
+};
+auto attempt = [&](real t, real h, const real* y, real* k, real* next, real* error) {
+  for (int64_t s = 1; s < stages; ++s) {
+    stage_of(h, y, k, s, next);
+    slope_at(t + c[s] * h, next, k + s * dim);
+  }
+  for (int64_t i = 0; i < dim; ++i) {
+    real sum = 0;
+    for (int64_t s = 0; s < stages; ++s) sum += e[s] * k[s * dim + i];
+    error[i] = h * sum;
+  }
+};
+auto renew = [&](real* k) { for (int64_t i = 0; i < dim; ++i) k[i] = k[(stages - 1) * dim + i]; };
+"""
+_EXPLICIT_BACK = """
+auto pull_back = [&](real t, real h, const real* y, const real* k, real* later) {
+  real bar[kept], point[dim], part[dim];
+  for (int64_t s = 0; s + 1 < stages; ++s)
+    for (int64_t i = 0; i < dim; ++i) bar[s * dim + i] = h * a[stages - 1][s] * later[i];
+  for (int64_t s = stages - 2; s >= 0; --s) {
+    stage_of(h, y, k, s, point);
+    pull_at(t + c[s] * h, point, bar + s * dim, part);
+    for (int64_t i = 0; i < dim; ++i) {
+      later[i] += part[i];
+      for (int64_t j = 0; j < s; ++j) bar[j * dim + i] += h * a[s][j] * part[i];
+    }
+  }
+};
+"""
+
+# Rosenbrock methods: `k` are the solutions u of (I / (h gamma) - J) u = rhs, found from one factorisation a step.
+_IMPLICIT = """
+constexpr int64_t kept = stages * dim;
+real system[dim * dim], slant[dim];
+int64_t pivots[dim];
+auto factorise = [&](real t, real h, const real* y) {
+  jacobian_at(t, y, system, slant);
+  for (int64_t i = 0; i < dim * dim; ++i) system[i] = -system[i];
+  for (int64_t i = 0; i < dim; ++i) system[i * dim + i] += 1 / (h * gamma);
+  for (int64_t j = 0; j < dim; ++j) {
+    int64_t largest = j;
+    for (int64_t i = j + 1; i < dim; ++i)
+      if (std::abs(system[i * dim + j]) > std::abs(system[largest * dim + j])) largest = i;
+    pivots[j] = largest;
+    for (int64_t l = 0; largest != j && l < dim; ++l) {
+      const real x = system[j * dim + l];
+      system[j * dim + l] = system[largest * dim + l];
+      system[largest * dim + l] = x;
+    }
+    for (int64_t i = j + 1; i < dim; ++i) {
+      const real ratio = system[i * dim + j] /= system[j * dim + j];
+      for (int64_t l = j + 1; l < dim; ++l) system[i * dim + l] -= ratio * system[j * dim + l];
+    }
+  }
+};
+auto swapped = [&](real* x, int64_t i) {
+  const real kept_number = x[i];
+  x[i] = x[pivots[i]];
+  x[pivots[i]] = kept_number;
+};
+auto solve = [&](real* x) {
+  for (int64_t i = 0; i < dim; ++i) swapped(x, i);
+  for (int64_t i = 0; i < dim; ++i)
+    for (int64_t j = 0; j < i; ++j) x[i] -= system[i * dim + j] * x[j];
+  for (int64_t i = dim - 1; i >= 0; --i) {
+    for (int64_t j = i + 1; j < dim; ++j) x[i] -= system[i * dim + j] * x[j];
+    x[i] /= system[i * dim + i];
+  }
+};
+auto stage_of = [&](const real* y, const real* k, int64_t s, real* out) {
+  for (int64_t i = 0; i < dim; ++i) {
+    out[i] = y[i];
+    for (int64_t j = 0; j < s; ++j) out[i] += a[s][j] * k[j * dim + i];
+  }
+};
+auto attempt = [&](real t, real h, const real* y, real* k, real* next, real* error) {
+  factorise(t, h, y);
+  for (int64_t s = 0; s < stages; ++s) {
+    real* u = k + s * dim;
+    stage_of(y, k, s, next);
+    slope_at(t + c[s] * h, next, u);
+    for (int64_t i = 0; i < dim; ++i) {
+      for (int64_t j = 0; j < s; ++j) u[i] += couplings[s][j] / h * k[j * dim + i];
+      u[i] += h * slants[s] * slant[i];
+    }
+    solve(u);
+  }
+  for (int64_t i = 0; i < dim; ++i) next[i] += error[i] = k[(stages - 1) * dim + i];
+};
+auto renew = [&](real*) {};
+"""
+_IMPLICIT_BACK = """
+auto solve_transposed = [&](real* x) {
+  for (int64_t i = 0; i < dim; ++i) {
+    for (int64_t j = 0; j < i; ++j) x[i] -= system[j * dim + i] * x[j];
+    x[i] /= system[i * dim + i];
+  }
+  for (int64_t i = dim - 1; i >= 0; --i)
+    for (int64_t j = i + 1; j < dim; ++j) x[i] -= system[j * dim + i] * x[j];
+  for (int64_t i = dim - 1; i >= 0; --i) swapped(x, i);
+};
+auto pull_back = [&](real t, real h, const real* y, const real* k, real* later) {
+  real bar[kept], point[dim], part[dim], of_state[dim * dim] = {}, of_time[dim] = {};
+  factorise(t, h, y);
+  for (int64_t s = 0; s < stages; ++s)
+    for (int64_t i = 0; i < dim; ++i) bar[s * dim + i] = (s + 1 < stages ? a[stages - 1][s] : 1) * later[i];
+  for (int64_t s = stages - 1; s >= 0; --s) {
+    real* w = bar + s * dim;
+    solve_transposed(w);
+    stage_of(y, k, s, point);
+    pull_at(t + c[s] * h, point, w, part);
+    for (int64_t i = 0; i < dim; ++i) {
+      later[i] += part[i];
+      of_time[i] += h * slants[s] * w[i];
+      for (int64_t j = 0; j < s; ++j) bar[j * dim + i] += a[s][j] * part[i] + couplings[s][j] / h * w[i];
+      for (int64_t j = 0; j < dim; ++j) of_state[i * dim + j] += w[i] * k[s * dim + j];
+    }
+  }
+  bend_at(t, y, of_state, of_time, part);
+  for (int64_t i = 0; i < dim; ++i) later[i] += part[i];
+};
+"""
+
+# Steps end at the times of the solution. A cut step is not followed by a much longer or shorter one. The step size is
+# controlled by the present and the last error (Hairer, Noersett and Wanner 1993, sections II.4 and IV.2).
+_DRIVER = """
+const real* grid = (const real*)pointers[0];
+real state[dim], next[dim], error[dim], k[kept], *tape = nullptr;
+int64_t done = 1, steps = 0, room = 0;
+bool failed = false, is_late = false;
+real t = grid[0], h = 0, before = 1e-4;
+for (int64_t i = 0; i < dim; ++i) state[i] = ((const real*)pointers[1])[b * dim + i];
+arrived(0, state);
+if (times > 1) {
+  slope_at(t, state, k);
+  auto norm_of = [&](const real* x, const real* x0) {
+    real sum = 0;
+    for (int64_t i = 0; i < dim; ++i) {
+      const real part = (x[i] - (x0 ? x0[i] : 0)) / (atol + rtol * std::abs(state[i]));
+      sum += part * part;
+    }
+    return std::sqrt(sum / dim);
+  };
+  const real size = norm_of(state, nullptr), speed = norm_of(k, nullptr), span = grid[times - 1] - t;
+  real first = size < 1e-5 || speed < 1e-5 ? 1e-6 : 0.01 * size / speed;
+  first = first < span ? first : span;
+  for (int64_t i = 0; i < dim; ++i) next[i] = state[i] + first * k[i];
+  slope_at(t + first, next, error);
+  const real turn = norm_of(error, k) / first, most = turn > speed ? turn : speed;
+  h = most <= 1e-15 ? first * 1e-3 : std::pow(real(0.01) / most, real(0.2));
+  h = most <= 1e-15 && h < 1e-6 ? real(1e-6) : h;
+  h = h < 100 * first ? h : 100 * first;
+}
+for (int64_t tries = 0; done < times; ++tries) {
+  const real left = grid[done] - t, step = h >= left ? left : 2 * h > left ? left / 2 : h;
+  failed = tries == most_steps || !(t + step > t);
+  if (failed) break;
+  attempt(t, step, state, k, next, error);
+  real norm = 0;
+  for (int64_t i = 0; i < dim; ++i) {
+    const real old = std::abs(state[i]), now = std::abs(next[i]);
+    const real part = error[i] / (atol + rtol * (now > old ? now : old)) + 0 * next[i];
+    norm += part * part;
+  }
+  norm = std::sqrt(norm / dim);
+  if (norm <= 1) {
+    const bool has_landed = step == left;
+    record(t, step, has_landed ? done : -1);
+    real factor = real(0.9) * std::pow(norm > 1e-10 ? norm : real(1e-10), real(-0.17)) * std::pow(before, real(0.04));
+    factor = factor < 0.2 ? real(0.2) : factor > 10 ? real(10) : factor;
+    if (is_late && factor > 1) factor = 1;
+    h = step < h && factor == 10 && 10 * step < h ? h : step * factor;
+    before = norm > 1e-4 ? norm : real(1e-4);
+    is_late = false;
+    t = has_landed ? grid[done] : t + step;
+    for (int64_t i = 0; i < dim; ++i) state[i] = next[i];
+    renew(k);
+    if (has_landed) arrived(done++, state);
+  } else {
+    const real factor = real(0.9) * std::pow(norm, real(-0.2));
+    h = step * (factor > 0.2 ? factor : real(0.2));
+    is_late = true;
+  }
+}
+"""
+_SOLUTION = """
+real* path = (real*)pointers[{result}] + b * times * dim;
+auto arrived = [&](int64_t place, const real* y) {{ for (int64_t i = 0; i < dim; ++i) path[place * dim + i] = y[i]; }};
+auto record = [](real, real, int64_t) {{}};
+{driver}
+for (int64_t i = 0; failed && i < times * dim; ++i) path[i] = NAN;
+"""
+_GRADIENT = """
+const real* cotangent = (const real*)pointers[{cotangent}] + b * times * dim;
+constexpr int64_t width = 3 + dim + kept;
+auto arrived = [](int64_t, const real*) {{}};
+{driver}
+real later[dim] = {{}};
+for (int64_t n = steps - 1; !failed && n >= 0; --n) {{
+  const real* row = tape + n * width;
+  if (row[2] >= 0)
+    for (int64_t i = 0; i < dim; ++i) later[i] += cotangent[(int64_t)row[2] * dim + i];
+  pull_back(row[0], row[1], row + 3, row + 3 + dim, later);
+}}
+delete[] tape;
+for (int64_t i = 0; i < dim; ++i) later[i] += cotangent[i];
+{results}
+"""
+_RECORD = """
+auto record = [&](real t, real h, int64_t place) {
+  if (steps == room) {
+    room = room ? 2 * room : 64;
+    real* larger = new real[room * width];
+    for (int64_t i = 0; i < steps * width; ++i) larger[i] = tape[i];
+    delete[] tape;
+    tape = larger;
+  }
+  real* row = tape + steps++ * width;
+  row[0] = t, row[1] = h, row[2] = place;
+  for (int64_t i = 0; i < dim; ++i) row[3 + i] = state[i];
+  for (int64_t i = 0; i < kept; ++i) row[3 + dim + i] = k[i];
+};
+"""
+
+
+def solution_source(
+    method: SteppingMethod,
+    slope: Slope,
+    examples: Sequence[Tensor],  # time, state and others of one chain
+    batched: Sequence[bool],
+    settings: tuple[float, float, float],
+) -> str:
+    """Return C++ of the solution, or "" if the slope has an operation that cannot be written."""
+    head = _head(method, slope, examples, batched, settings, None)
+    if not head:
+        return ""
+    body = _SOLUTION.format(result=len(examples), driver=_DRIVER)
+    return batch_source([head, _IMPLICIT if method.is_implicit else _EXPLICIT, body])
+
+
+def solution_gradient_source(
+    method: SteppingMethod,
+    slope: Slope,
+    examples: Sequence[Tensor],
+    batched: Sequence[bool],
+    settings: tuple[float, float, float],
+    wanted: Sequence[int],  # places of operands, of which 1 is the state
+) -> str:
+    """Return C++ of the gradients by the ``wanted`` operands, or ""."""
+    moving = [place for place in wanted if place > 1]
+    head = _head(method, slope, examples, batched, settings, moving)
+    if not head:
+        return ""
+    results, count = [], len(examples) + 1
+    for q, place in enumerate(wanted):
+        size = examples[place].numel()
+        target = f"((real*)pointers[{count + q}] + {f'b * {size}' if batched[place] else '0'})"
+        value = "later[i]" if place == 1 else f"total{place}[i]"
+        results.append(f"for (int64_t i = 0; i < {size}; ++i) {target}[i] += failed ? NAN : {value};")
+        if place > 1 and size > _ON_STACK:
+            results.append(f"delete[] total{place}; delete[] own{place};")
+    # The record stands inside the driver's text, after the variables that it uses.
+    before, after = _DRIVER.split("arrived(0, state);")
+    driver = f"{before}{_RECORD}{after}"
+    forward, back = (_IMPLICIT, _IMPLICIT_BACK) if method.is_implicit else (_EXPLICIT, _EXPLICIT_BACK)
+    body = _GRADIENT.format(cotangent=len(examples), driver=driver, results="\n".join(results))
+    return batch_source([head, forward, back, body])
+
+
+def _head(
+    method: SteppingMethod,
+    slope: Slope,
+    examples: Sequence[Tensor],
+    batched: Sequence[bool],
+    settings: tuple[float, float, float],
+    moving: Sequence[int] | None,  # None without gradients
+) -> str:
+    """Return the generated functions and the coefficients, with functions that fill in the other operands."""
+    t, y, *others = examples
+    dim, real, table = len(y), NUMBER_TYPES[y.dtype], method.table
+    functions = [function_source("slope", lambda *x: slope(*x), examples)]
+    if method.is_implicit:
+        functions.append(function_source("jacobian", lambda *x: jacobian(slope, *x), examples))
+    if moving is not None:
+        places, later = [place - 2 for place in moving], y.clone()
+        functions.append(function_source("pull", lambda t, *x: pull(slope, places, t, *x), [*examples, later]))
+        if method.is_implicit:
+            given = [*examples, y.new_zeros(dim, dim), later]
+            functions.append(function_source("bend", lambda t, *x: bend(slope, places, t, *x), given))
+    if not all(functions):
+        return ""
+    operands = "".join(f", x{place}" for place in range(2, len(examples)))
+    lines = [
+        f"typedef {real} real;",
+        f"constexpr int64_t dim = {dim}, stages = {len(table.nodes)};",
+        f"constexpr real rtol = {settings[0]!r}, atol = {settings[1]!r}, gamma = {table.gamma!r};",
+        f"constexpr int64_t most_steps = {int(settings[2])};",
+        _array("c", [table.nodes]),
+        _array("e", [table.errors]),
+        _array("a", table.stages, len(table.nodes)),
+        *functions,
+    ]
+    for place, x in enumerate(others, 2):
+        offset = f"b * {x.numel()}" if batched[place] else "0"
+        lines.append(
+            f"const {NUMBER_TYPES[x.dtype]}* x{place} = (const {NUMBER_TYPES[x.dtype]}*)pointers[{place}] + {offset};"
+        )
+    lines.append(f"auto slope_at = [&](real t, const real* y, real* out) {{ slope::call(&t, y{operands}, out); }};")
+    if method.is_implicit:
+        lines += [
+            _array("slants", [table.slants]),
+            _array("couplings", table.couplings, len(table.nodes)),
+            "auto jacobian_at = [&](real t, const real* y, real* by_state, real* by_time) {",
+            f"jacobian::call(&t, y{operands}, by_state, by_time);",
+            "};",
+        ]
+    if moving is not None:
+        lines += _pulls(method, examples, moving, operands)
+    return "\n".join(lines)
+
+
+def _pulls(method: SteppingMethod, examples: Sequence[Tensor], moving: Sequence[int], operands: str) -> list[str]:
+    """Return functions that give a gradient by the state and add gradients by others to their totals."""
+    lines, own, added = [], "", ""
+    for place in moving:
+        size = examples[place].numel()
+        if size > _ON_STACK:
+            lines.append(f"real *total{place} = new real[{size}](), *own{place} = new real[{size}];")
+        else:
+            lines.append(f"real total{place}[{max(size, 1)}] = {{}}, own{place}[{max(size, 1)}];")
+        own += f", own{place}"
+        added += f"for (int64_t j = 0; j < {size}; ++j) total{place}[j] += own{place}[j];\n"
+    lines += [
+        "auto pull_at = [&](real t, const real* y, const real* later, real* out) {",
+        f"pull::call(&t, y{operands}, later, out{own});",
+        f"{added}}};",
+    ]
+    if method.is_implicit:
+        lines += [
+            "auto bend_at = [&](real t, const real* y, const real* of_state, const real* of_time, real* out) {",
+            f"bend::call(&t, y{operands}, of_state, of_time, out{own});",
+            f"{added}}};",
+        ]
+    return lines
+
+
+def _array(name: str, rows: Sequence[Sequence[float]], width: int = 0) -> str:
+    """Return the C++ of constants, as a matrix with rows of length ``width`` if that is given."""
+    texts = [", ".join(repr(x) for x in row) for row in rows]
+    if not width:
+        return f"constexpr real {name}[] = {{{texts[0]}}};"
+    inner = ", ".join(f"{{{text}}}" for text in texts)
+    return f"constexpr real {name}[][{width}] = {{{inner}}};"

@@ -1,0 +1,409 @@
+"""Initial value problems of a batch of chains, in models and outside of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from pyro.poutine.runtime import am_i_wrapped
+from torch import Tensor
+
+from bayeskit.core.inputs import real_number, unknown_name, warn_user, whole_number
+from bayeskit.core.process_state import process_state
+from bayeskit.core.torch_internals import (
+    disable_current_modes,
+    has_forward_derivative,
+    is_concrete,
+    is_wrapped,
+    tree_flatten,
+    tree_unflatten,
+    unwrap_dead_wrappers,
+)
+from bayeskit.errors import AccuracyWarning, CompilationWarning, DataError, ModelError, ShapeError
+from bayeskit.logdensity.compiling import has_compiler, library_of
+from bayeskit.logdensity.pyro_runs import rule_out
+from bayeskit.logdensity.recurrence import NoSites, program_text
+from bayeskit.logdensity.tracing import Program, Tape, first_line
+from bayeskit.ode.methods import METHODS, pull, step
+from bayeskit.ode.native import solution_gradient_source, solution_source
+from bayeskit.ode.operations import ode, ode_gradient
+
+__all__ = ["solve"]
+
+RightHandSide = Callable[[Tensor, Tensor, Any], Tensor]
+
+_SITE_IN_SLOPE = (
+    "is in the right-hand side of a differential equation, which must not have sites; sample before, and pass the "
+    "value in params"
+)
+
+
+def solve(
+    f: RightHandSide,
+    y0: Tensor,
+    times: Tensor,
+    params: Any = (),
+    *,
+    method: Literal["dopri5", "rodas5"] = "dopri5",
+    rtol: float = 1e-6,
+    atol: float = 1e-8,
+    max_steps: int = 10_000,
+) -> Tensor:
+    r"""Solve ``dy/dt = f(t, y, params)`` from ``y0`` at ``times[0]``, each chain with steps of its own.
+
+    Numbers of a chain do not depend on its neighbours in the batch, to the last bit. Steps end at the times, so that
+    the error there is the one that is controlled. The gradient with respect to ``y0``, ``params`` and tensors that
+    ``f`` uses from outside is that of the computed solution, with its steps held fixed (discrete adjoint).
+
+    In a Pyro model the solution is one operation of the traced density and its gradient another. On a CPU both run as
+    C++ that is generated from ``f`` and compiled at first use, in about a second; the next process finds it on disk.
+    Without a compiler, or where ``f`` has an operation that cannot be written as C++, all chains step at once in torch,
+    which takes about a hundred times as long.
+
+    Parameters
+    ----------
+    f : callable
+        ``(t, y, params) -> dy/dt`` of one chain: ``t`` is a tensor ``()``, ``y`` and the result are ``(dim,)``. It is
+        recorded once, so it must not branch on values (use ``torch.where``), change tensors in place, draw random
+        numbers or have Pyro sites.
+    y0 : Tensor
+        States at ``times[0]``, ``(batch, dim)``, or ``(dim,)`` for a single chain.
+    times : Tensor
+        Times of the solution, ``(times,)``, in increasing order; equal times have equal states.
+    params : Tensor, or tuple, list or dict of them, optional
+        Parameters. With ``y0`` ``(batch, dim)``, tensors whose first dimension is ``batch`` have a row for each
+        chain, of which ``f`` gets one; others are shared. A shared tensor that happens to have ``batch`` rows can be
+        used by ``f`` from outside.
+    method : {"dopri5", "rodas5"}
+        ``"dopri5"``, the explicit Runge-Kutta method of order 5 by Dormand and Prince, or ``"rodas5"``, the L-stable
+        Rosenbrock method Rodas5P of order 5 for stiff systems, which factorises a ``(dim, dim)`` matrix a step.
+    rtol, atol : float
+        Relative and absolute tolerance of the error of a step: the root mean square over the state of
+        ``error / (atol + rtol * |y|)`` is at most one.
+    max_steps : int
+        Steps of a chain, accepted or not, over all times.
+
+    Returns
+    -------
+    Tensor
+        States at all times, ``(batch, times, dim)``, or ``(times, dim)`` for a single chain. The row of a chain is
+        NaN if its state overflows, its step size falls below the rounding error of time, or it takes ``max_steps``.
+        Outside of models a warning has their number. In a model the log density of such a chain is minus infinity.
+
+    Raises
+    ------
+    ShapeError
+        If ``y0`` or ``times`` has another shape, or ``f`` returns another shape or dtype than that of ``y``.
+    DataError
+        If ``times`` are out of order or not finite.
+    ModelError
+        If ``f`` cannot be recorded, or ``times`` need a gradient.
+    SettingsError
+        If the method is unknown, or a tolerance or ``max_steps`` is not positive.
+
+    Warns
+    -----
+    AccuracyWarning
+        If chains fail, with their number.
+    CompilationWarning
+        If there is no C++ compiler, or it fails.
+
+    Notes
+    -----
+    Second and forward derivatives of the solution are not available.
+
+    References
+    ----------
+    Dormand, J. R. & Prince, P. J. (1980). A family of embedded Runge-Kutta formulae. Journal of Computational and
+    Applied Mathematics, 6(1), 19-26.
+
+    Steinebach, G. (2023). Construction of Rosenbrock-Wanner method Rodas5P and numerical benchmarks within the Julia
+    Differential Equations package. BIT Numerical Mathematics, 63, 27.
+
+    Hairer, E., Norsett, S. P. & Wanner, G. (1993). Solving ordinary differential equations I. Springer.
+
+    Examples
+    --------
+    >>> import torch, bayeskit as bk
+    >>> rates = torch.tensor([[1.0], [2.0]], dtype=torch.float64)
+    >>> times = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
+    >>> path = bk.ode.solve(lambda t, y, rate: -rate * y, torch.ones_like(rates), times, rates)
+    >>> path.squeeze(-1)
+    tensor([[1.0000, 0.3679, 0.1353],
+            [1.0000, 0.1353, 0.0183]], dtype=torch.float64)
+    """
+    settings = _settings(method, rtol, atol, max_steps)
+    if not isinstance(y0, Tensor) or y0.dim() not in (1, 2) or 0 in y0.shape or not y0.is_floating_point():
+        what = f"{tuple(y0.shape)}, {y0.dtype}" if isinstance(y0, Tensor) else type(y0).__name__
+        raise ShapeError(f"y0 must be a tensor of floating-point numbers, (batch, dim) or (dim,), not {what}")
+    if has_forward_derivative():
+        raise ModelError("the solution of a differential equation has no forward derivative; use reverse mode")
+    grid, back = _grid(times, y0)
+    single = y0.dim() == 1
+    start = y0.unsqueeze(0) if single else y0
+    leaves, layout = tree_flatten(params)
+    leaves = [leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf, device=y0.device) for leaf in leaves]
+    rows = [not single and leaf.dim() > 0 and len(leaf) == len(start) for leaf in leaves]
+    slope, others = _recorded(f, grid, start, leaves, rows, layout)
+    batched = (False, True, *rows, *(False,) * len(others))
+    operands = [grid, start, *leaves, *others]
+    plan = _Plan(slope, method, settings, batched, len(start))
+    path = _Solution.apply(plan, *operands)
+    last = path[:, -1].sum()
+    if am_i_wrapped():
+        rule_out(last != last)
+    elif is_concrete(path.detach()):
+        _tell_of_failures(path.detach(), method)
+    path = path if back is None else path[:, back]
+    return path[0] if single else path
+
+
+def _settings(method: str, rtol: float, atol: float, max_steps: int) -> tuple[float, float, float]:
+    if method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    found = real_number("rtol", rtol, (0.0, 1.0)), real_number("atol", atol, (0.0, float("inf")))
+    return *found, float(whole_number("max_steps", max_steps, 1))
+
+
+def _grid(times: Tensor, y0: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return different times in the dtype of the states, and the place among them of each time, or None if the same."""
+    if not isinstance(times, Tensor) or times.dim() != 1 or len(times) == 0:
+        what = tuple(times.shape) if isinstance(times, Tensor) else type(times).__name__
+        raise ShapeError(f"times must be a tensor (times,) with at least one time, not {what}")
+    if is_wrapped(times) or times.requires_grad:
+        raise ModelError(
+            "times of a differential equation have no gradient. Remedy: keep them fixed; a time that is sampled, such "
+            "as an onset or a period, goes into params, and f shifts or scales t by it"
+        )
+    grid = times.detach().to(y0.device, y0.dtype)
+    steps = grid.diff()
+    if not bool(grid.isfinite().all()):
+        place = int((~grid.isfinite()).nonzero()[0])
+        raise DataError(f"times must be finite, but times[{place}] is {float(grid[place])}")
+    if bool((steps < 0).any()):
+        place = int((steps < 0).nonzero()[0]) + 1
+        raise DataError(
+            f"times must increase, but times[{place}] = {float(grid[place]):g} is before times[{place - 1}] = "
+            f"{float(grid[place - 1]):g}; sort the times and their data"
+        )
+    if bool((steps > 0).all()):
+        return grid, None
+    return grid.unique_consecutive(return_inverse=True)
+
+
+def _recorded(
+    f: RightHandSide, grid: Tensor, start: Tensor, leaves: Sequence[Tensor], rows: Sequence[bool], layout: Any
+) -> tuple[Program, list[Tensor]]:
+    """Return the slope of one chain as a program, and the tensors that it uses from outside."""
+    given = [
+        grid[0],
+        start[0],
+        *(leaf[0] if row else leaf.view_as(leaf) for leaf, row in zip(leaves, rows, strict=True)),
+    ]
+    tape = Tape(given)
+    try:
+        with process_state(), NoSites(_SITE_IN_SLOPE), tape:
+            found = f(given[0], given[1], tree_unflatten(given[2:], layout))
+    except (IndexError, RuntimeError, TypeError) as error:
+        shapes = ", ".join(str(tuple(x.shape)) for x in given[2:])
+        raise ModelError(
+            f"f raises {type(error).__name__} ({first_line(error)}) for one chain: t of shape (), y of shape "
+            f"{tuple(given[1].shape)} and params of shape {shapes or 'none'}. Remedy: write f for one chain, such as "
+            "with y[..., 0]; params whose first dimension is that of y0 have a row for each chain"
+        ) from error
+    if not isinstance(found, Tensor) or found.shape != given[1].shape or found.dtype != given[1].dtype:
+        now = f"{tuple(found.shape)}, {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
+        raise ShapeError(
+            f"f must return a tensor of the shape and dtype of y, {tuple(given[1].shape)}, {given[1].dtype}, not {now}"
+        )
+    if tape.lost:
+        raise ModelError(
+            "f cannot be recorded: it reads the value of a tensor, changes one in place, draws random numbers or calls "
+            "a transform of torch.func. Remedy: use torch.where instead of branches, and torch.stack instead of "
+            "assignment"
+        )
+    return tape.program(given, [found])
+
+
+def _tell_of_failures(path: Tensor, method: str) -> None:
+    failed = path[:, -1].isnan().any(-1)
+    if not bool(failed.any()):
+        return
+    other = "" if method == "rodas5" else 'method="rodas5" if the system is stiff, '
+    warn_user(
+        f"{int(failed.sum())} of {len(path)} chains have no solution, the first at index "
+        f"{int(failed.nonzero()[0])}: the state overflows, or max_steps are not enough; their rows are NaN. Remedy: "
+        f"{other}a larger rtol, or more max_steps",
+        AccuracyWarning,
+    )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is solved: operands are times, states and others, of which some have the batch first."""
+
+    slope: Program
+    method: str
+    settings: tuple[float, float, float]
+    batched: tuple[bool, ...]
+    batch: int
+
+    def merged(
+        self, size: int, dims: Sequence[int | None], tensors: Sequence[Tensor], forced: Sequence[int] = ()
+    ) -> tuple[_Plan, list[Tensor]]:
+        """Merge a new batch dimension into the existing one; states, cotangents and ``forced`` operands get it."""
+        found, batched = [], []
+        for place, (x, dim) in enumerate(zip(tensors, dims, strict=True)):
+            before = place >= len(self.batched) or self.batched[place]
+            now = dim is not None or place == 1 or place >= len(self.batched) or place in forced
+            if now or before:
+                x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+                x = x if before else x.unsqueeze(1).expand(size, self.batch, *x.shape[1:])
+                x = x.reshape(size * self.batch, *x.shape[2:])
+            found.append(x)
+            batched.append(now or before)
+        return replace(self, batch=size * self.batch, batched=tuple(batched[: len(self.batched)])), found
+
+
+class _Solution(torch.autograd.Function):
+    """The solution as a function of autograd, with a rule for vmap."""
+
+    @staticmethod
+    def forward(plan: _Plan, *operands: Tensor) -> Tensor:
+        operands = unwrap_dead_wrappers(operands)
+        texts, source = _code(plan, operands, None)
+        return ode(list(operands), len(operands[0]), list(plan.settings), list(texts), source)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.plan, *operands = inputs
+        ctx.save_for_backward(*operands)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        tensors = unwrap_dead_wrappers((*ctx.saved_tensors, *cotangents))
+        wanted = tuple(place for place, needs in enumerate(ctx.needs_input_grad[1:]) if needs)
+        found = dict(zip(wanted, _Gradient.apply(ctx.plan, wanted, *tensors), strict=True))
+        return (None, *(found.get(place) for place in range(len(ctx.plan.batched))))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], plan: _Plan, *operands: Tensor) -> tuple[Any, Any]:
+        new, merged = plan.merged(info.batch_size, in_dims[1:], operands)
+        found = _Solution.apply(new, *merged)
+        return found.reshape(info.batch_size, plan.batch, *found.shape[1:]), 0
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradient of a solution by some operands, from the operands and the cotangent."""
+
+    @staticmethod
+    def forward(plan: _Plan, wanted: tuple[int, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+        tensors = unwrap_dead_wrappers(tensors)
+        texts, source = _code(plan, tensors[:-1], wanted)
+        return tuple(ode_gradient(list(tensors), list(wanted), list(plan.settings), list(texts), source))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        raise ModelError(
+            "the solution of a differential equation has no second derivatives. Remedy: use methods that take "
+            "gradients alone, or differences of gradients"
+        )
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], plan: _Plan, wanted: tuple[int, ...], *tensors: Tensor
+    ) -> tuple[Any, Any]:
+        new, merged = plan.merged(info.batch_size, in_dims[2:], tensors, wanted)
+        parts = (x.reshape(info.batch_size, plan.batch, *x.shape[1:]) for x in _Gradient.apply(new, wanted, *merged))
+        found = tuple(x if plan.batched[place] else x.sum(1) for place, x in zip(wanted, parts, strict=True))
+        return found, (0,) * len(found)
+
+
+# -- code ---------------------------------------------------------------------------------------
+
+
+def _code(plan: _Plan, operands: Sequence[Tensor], wanted: tuple[int, ...] | None) -> tuple[tuple[str, ...], str]:
+    """Return the texts of the steps in torch, and C++ of the solution or of its gradient, one of which is empty."""
+    kinds = tuple((x.shape, x.dtype, x.device) for x in operands)
+    with disable_current_modes(), torch.no_grad():
+        source = ""
+        if kinds[1][2].type == "cpu" and _can_compile(wanted is None):
+            source = _source(_Key(replace(plan, batch=0)), _of_one_chain(plan, kinds), wanted)
+        if source and library_of(source) is not None:
+            return (), source
+        return _texts(_Key(plan), kinds, wanted), ""
+
+
+def _can_compile(warns: bool) -> bool:
+    found = has_compiler()
+    if not found and warns:
+        warn_user(
+            "no C++ compiler was found, so differential equations are solved in torch, about a hundred times slower; "
+            "install g++ or clang++",
+            CompilationWarning,
+        )
+    return found
+
+
+_Kinds = tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
+
+
+def _of_one_chain(plan: _Plan, kinds: _Kinds) -> _Kinds:
+    """Return the kinds of the time and other operands of one chain."""
+    rows = zip(kinds, plan.batched, strict=True)
+    found = [(shape[1:] if row else shape, dtype, device) for (shape, dtype, device), row in rows]
+    return (torch.Size(), found[0][1], found[0][2]), *found[1:]
+
+
+class _Key:
+    """A plan that is equal to another if both have the same text: slices have no hash, and 0.0 and -0.0 are equal."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self.plan, self._text = plan, repr(plan)
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._text == other._text
+
+
+def _examples(kinds: _Kinds) -> list[Tensor]:
+    return [torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in kinds]
+
+
+@lru_cache(maxsize=256)
+def _source(key: _Key, kinds: _Kinds, wanted: tuple[int, ...] | None) -> str:
+    plan, examples, method = key.plan, _examples(kinds), METHODS[key.plan.method]
+    if wanted is None:
+        return solution_source(method, plan.slope, examples, plan.batched, plan.settings)
+    return solution_gradient_source(method, plan.slope, examples, plan.batched, plan.settings, wanted)
+
+
+@lru_cache(maxsize=256)
+def _texts(key: _Key, kinds: _Kinds, wanted: tuple[int, ...] | None) -> tuple[str, ...]:
+    plan, (_, y, *others) = key.plan, _examples(kinds)
+    slope, method = plan.slope, METHODS[plan.method]
+    t, dims = torch.ones_like(y[:, 0]), tuple(0 if row else None for row in plan.batched[1:])
+    one_step = torch.func.vmap(lambda t, h, *x: step(method, slope, t, h, *x), in_dims=(0, 0, *dims))
+    texts = [
+        program_text(torch.func.vmap(slope, in_dims=(0, *dims)), (t, y, *others)),
+        program_text(one_step, (t, t, y, *others)),
+    ]
+    if wanted is not None:
+        moving = [place - 2 for place in wanted if place > 1]
+
+        def stepped_back(t: Tensor, h: Tensor, *x: Tensor) -> tuple[Tensor, ...]:
+            return pull(lambda t, *x: step(method, slope, t, h, *x)[:1], moving, t, *x)
+
+        texts.append(program_text(torch.func.vmap(stepped_back, in_dims=(0, 0, *dims, 0)), (t, t, y, *others, y)))
+    if any(constants for _, constants in texts):
+        raise ModelError("f holds a constant tensor that cannot be recorded; pass it in params")
+    return tuple(text for text, _ in texts)
