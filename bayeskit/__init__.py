@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from bayeskit import errors, exact
     from bayeskit.draws import Draws, prior_predictive
     from bayeskit.inference import evidence, objectives, samplers
+    from bayeskit.inference.experiments import information
     from bayeskit.inference.marginalization import marginalize
     from bayeskit.inference.samplers import HMC, NUTS, sample
     from bayeskit.inference.training import Fit, fit
@@ -34,6 +35,7 @@ __all__ = [
     "evidence",
     "exact",
     "fit",
+    "information",
     "marginalize",
     "objectives",
     "prior_predictive",
@@ -58,6 +60,7 @@ __getattr__ = imported_when_used(
         "compare_models": "bayeskit.workflows.bayes_factors",
         "evidence": "bayeskit.inference",
         "fit": "bayeskit.inference.training",
+        "information": "bayeskit.inference.experiments",
         "marginalize": "bayeskit.inference.marginalization",
         "objectives": "bayeskit.inference",
         "prior_predictive": "bayeskit.draws",

@@ -303,7 +303,7 @@ class _Average:
         self._controls = moments.new_zeros(n, 0)
         if p * _EXPERIMENTS_PER_CONTROL <= n:
             draws = question.outcomes.target.sample_prior(_PRIOR_DRAWS, seed=question.generator).to(torch.float64)
-            controls = question.controls(draws)
+            controls = question.controls(draws).cpu()
             self._controls = moments - controls.mean(0)
             self._covariance = controls.T.cov().reshape(p, p) / _PRIOR_DRAWS  # of the means by the prior
 
@@ -427,6 +427,7 @@ def information(
 
 
 def _result(terms: _Terms, question: _Question) -> Information:
+    terms = _Terms(*(x.detach().cpu() for x in terms))
     average, num_inner = _Average(question, terms.moments), question.num_inner
     lower, lower_error = average(terms.lower)
     upper, upper_error = average(terms.upper)
@@ -554,7 +555,7 @@ def _gradient(
         raise SettingsError("the data do not depend on the first argument of the model, so there is no gradient by it")
     (gradients,) = torch.autograd.grad(surrogate, designs)
     with torch.no_grad():
-        found = _result(_Terms(*(x.detach() for x in terms)), question)
+        found = _result(terms, question)
     error = gradients.std(0) / math.sqrt(num_outer)
     return InformationGradient(gradients.mean(0), error, found)
 
