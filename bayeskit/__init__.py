@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from bayeskit.draws import Draws, prior_predictive
     from bayeskit.inference import evidence, objectives, samplers
     from bayeskit.inference.amortization import AmortizedPosterior, amortize
+    from bayeskit.inference.experiments import information
     from bayeskit.inference.marginalization import marginalize
     from bayeskit.inference.samplers import HMC, NUTS, sample
     from bayeskit.inference.training import Fit, fit
@@ -37,6 +38,7 @@ __all__ = [
     "evidence",
     "exact",
     "fit",
+    "information",
     "marginalize",
     "objectives",
     "ode",
@@ -64,6 +66,7 @@ __getattr__ = imported_when_used(
         "compare_models": "bayeskit.workflows.bayes_factors",
         "evidence": "bayeskit.inference",
         "fit": "bayeskit.inference.training",
+        "information": "bayeskit.inference.experiments",
         "marginalize": "bayeskit.inference.marginalization",
         "objectives": "bayeskit.inference",
         "prior_predictive": "bayeskit.draws",

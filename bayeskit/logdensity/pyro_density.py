@@ -35,7 +35,12 @@ from bayeskit.logdensity.enumeration import (
     pack,
     sum_product,
 )
-from bayeskit.logdensity.pyro_distributions import AugmentedAssignment, batchable_distributions, draw_values
+from bayeskit.logdensity.pyro_distributions import (
+    AugmentedAssignment,
+    batchable_distributions,
+    draw_reparameterized,
+    draw_values,
+)
 from bayeskit.logdensity.pyro_runs import (
     Constants,
     Coordinate,
@@ -210,13 +215,17 @@ class PyroDensity:
         redrawn: Collection[str],
         args: tuple[Any, ...] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        reparameterized: bool = False,
     ) -> dict[str, Tensor]:
         """Run the model at values of its latent sites, and draw all else: data, discrete and deterministic sites.
 
-        With ``args`` the model is called with these; ShapeError if a latent site has another shape then.
+        With ``args`` the model is called with these; ShapeError if a latent site has another shape then. Data that are
+        ``reparameterized`` have gradients by the arguments; UnsupportedSiteError if a distribution has no such draws.
         """
-        simulator = _Simulator(self._constants.params, self._draw, values, redrawn)
-        with self._globals(validate=False), torch.no_grad(), batchable_distributions(), simulator:
+        draw_data = draw_reparameterized if reparameterized else draw_values
+        simulator = _Simulator(self._constants.params, self._draw, values, redrawn, draw_data)
+        gradients = torch.set_grad_enabled(reparameterized and torch.is_grad_enabled())
+        with self._globals(validate=False), gradients, batchable_distributions(), simulator:
             if args is None:
                 self.model(*self.args, **self.kwargs)
             else:
@@ -1096,9 +1105,10 @@ class _Simulator(Messenger):
         draw: Callable[[Any], Tensor],
         given: Mapping[str, Tensor] | None = None,
         redrawn: Collection[str] = (),
+        draw_data: Callable[[Any], Tensor] = draw_values,
     ) -> None:
         super().__init__()
-        self.params, self.draw = params, draw
+        self.params, self.draw, self.draw_data = params, draw, draw_data
         self.given = {name: value for name, value in (given or {}).items() if name not in redrawn}
         self.latent: dict[str, Tensor] = {}
         self.observed: dict[str, Tensor] = {}
@@ -1124,7 +1134,7 @@ class _Simulator(Messenger):
             msg["value"] = self.given[name]
         elif msg["is_observed"]:
             _refuse_what_is_no_distribution(msg)
-            msg["value"] = self.observed[name] = _draw_like(name, fn, msg["value"])
+            msg["value"] = self.observed[name] = _draw_like(name, fn, msg["value"], self.draw_data)
         elif not is_enumerated(msg) and msg["value"] is None:
             msg["value"] = self.latent[name] = self.draw(fn)
 
@@ -1147,12 +1157,12 @@ def _refuse_what_is_no_distribution(msg: Any) -> None:
         )
 
 
-def _draw_like(name: str, fn: Any, value: Any) -> Tensor:
+def _draw_like(name: str, fn: Any, value: Any, draw: Callable[[Any], Tensor]) -> Tensor:
     """Draw data of the observed shape, including batch dimensions without a plate."""
     value = torch.as_tensor(value)
     batch = torch.broadcast_shapes(fn.batch_shape, value.shape[: value.dim() - fn.event_dim])
     try:
-        drawn = draw_values(fn if batch == fn.batch_shape else fn.expand(batch))
+        drawn = draw(fn if batch == fn.batch_shape else fn.expand(batch))
     except NotImplementedError as error:
         raise UnsupportedSiteError(
             f"the distribution {type(fn).__name__} of the observed site {name!r} cannot be drawn from; "

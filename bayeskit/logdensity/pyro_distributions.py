@@ -32,6 +32,7 @@ __all__ = [
     "MaskedFill",
     "MendedDraws",
     "batchable_distributions",
+    "draw_reparameterized",
     "draw_values",
     "mended",
     "naming",
@@ -245,6 +246,32 @@ def draw_values(fn: Any, shape: tuple[int, ...] = ()) -> Tensor:
     with _BatchedCounts():
         value: Tensor = mended(fn).sample(torch.Size(shape))
     return value
+
+
+def draw_reparameterized(fn: Any) -> Tensor:
+    """Draw as :func:`draw_values`, with gradients by the parameters; NotImplementedError if these are not known."""
+    if not fn.has_rsample:
+        raise NotImplementedError
+    with _FreshNoise():
+        value: Tensor = fn.rsample()
+    return value
+
+
+class _FreshNoise(TorchFunctionMode):
+    """Make new tensors of noise where torch's distributions fill empty ones, which vmap does not batch."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if len(args) == 1 and not kwargs:
+            like = args[0]
+            if func is Tensor.normal_:
+                return torch.randn(like.shape, dtype=like.dtype, device=like.device)
+            if func is Tensor.exponential_:
+                return -(-torch.rand(like.shape, dtype=like.dtype, device=like.device)).log1p()
+            if func is Tensor.cauchy_:
+                return (math.pi * (torch.rand(like.shape, dtype=like.dtype, device=like.device) - 0.5)).tan()
+        return func(*args, **(kwargs or {}))
 
 
 class _BatchedCounts(TorchFunctionMode):

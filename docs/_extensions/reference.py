@@ -38,6 +38,7 @@ PARTS = {
 MODULES = {
     f"bayeskit.{name}"
     for name in (
+        "inference.experiments",
         "inference.generalized.martingale",
         "inference.generalized.prior",
         "inference.generalized.variational",

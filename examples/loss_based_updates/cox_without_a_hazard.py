@@ -23,7 +23,7 @@ from scipy.integrate import quad
 
 import bayeskit as bk
 from bayeskit.gallery import is_small
-from bayeskit.inference.generalized import GibbsPosterior, information, losses, minimize
+from bayeskit.inference.generalized import GibbsPosterior, information_matrices, losses, minimize
 from bayeskit.report import posterior_summary
 
 # %%
@@ -125,7 +125,7 @@ worst = float((minimize(posterior).position - PUBLISHED).abs().max())
 print(f"largest difference from the published maximum: {worst:.1e}")
 assert worst < 1e-5
 
-found = information(posterior)
+found = information_matrices(posterior)
 ratio = torch.linalg.eigvals(torch.linalg.solve(found.sandwich, found.posterior_covariance)).real
 print(f"variance of the posterior over that of the minimiser: {ratio.min():.2f} to {ratio.max():.2f}")
 assert 1 / 1.5 < float(ratio.min()) and float(ratio.max()) < 1.5

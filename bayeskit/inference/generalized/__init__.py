@@ -52,7 +52,7 @@ from bayeskit.inference.generalized.martingale import (
     martingale_posterior,
     normal_location,
 )
-from bayeskit.inference.generalized.minimizer import InformationMatrices, Minimum, information, minimize
+from bayeskit.inference.generalized.minimizer import InformationMatrices, Minimum, information_matrices, minimize
 from bayeskit.inference.generalized.posterior import DeepSets, GibbsPosterior, Max, Mean, Pooling, Sum
 from bayeskit.inference.generalized.prior import Flat
 from bayeskit.inference.generalized.variational import GVI
@@ -99,7 +99,7 @@ __all__ = [
     "enumerated_cross_validation",
     "gaussian_posterior",
     "grid_posterior",
-    "information",
+    "information_matrices",
     "loss_likelihood_bootstrap",
     "losses",
     "martingale_posterior",

@@ -30,7 +30,7 @@ from bayeskit.inference.generalized.minimizer import (
     InformationMatrices,
     hessian_of_loss,
     influence,
-    information,
+    information_matrices,
     minimize,
     residual_spread,
     smooth_total,
@@ -263,7 +263,7 @@ _NUMBERS_AT_ONCE = 2**22
 def _as_grid(posterior: GibbsPosterior, grid: Sequence[float] | Tensor | None) -> Tensor:
     """Return increasing learning rates ``(g,)``, by default octaves around mean curvature over gradient variance."""
     if grid is None:
-        found = information(posterior)
+        found = information_matrices(posterior)
         hessian = found.mean_hessian
         # If ``I`` is a multiple of ``J``, this is the weight of information matching; it needs no inverse.
         centre = torch.trace(hessian) / torch.trace(found.gradient_covariance)
@@ -863,7 +863,7 @@ def information_matching(posterior: GibbsPosterior, at: Tensor | None = None) ->
     0.25
     """
     check_pooled_by_sum(posterior)
-    found = information(posterior, at)
+    found = information_matrices(posterior, at)
     hessian, covariance = found.mean_hessian, found.gradient_covariance
     if not bool((torch.linalg.eigvalsh(covariance) > 0).all()):
         raise DataError(
@@ -961,7 +961,7 @@ def posterior_coverage(
         )
     region = "highest-posterior-density regions" if number is None else f"equal-tailed intervals of {number.names[0]}"
     check_pooled_by_sum(posterior)
-    found = information(posterior)
+    found = information_matrices(posterior)
     counts = bootstrap_counts(posterior, num_replicates, seed=seed)
     weight = _first_guess(found.mean_hessian, found.gradient_covariance)
     replicates = replicate_posteriors(posterior, weights=counts, weight=weight, num_draws=num_draws, seed=seed)
@@ -1213,7 +1213,7 @@ def weighted_likelihood_bootstrap_matching(
     if criterion not in ("trace", "determinant"):
         raise SettingsError(f"criterion must be 'trace' or 'determinant', not {criterion!r:.80}")
     num_replicates = whole_number("num_replicates", num_replicates, least=posterior.dim + 2)
-    found = information(posterior)
+    found = information_matrices(posterior)
     generator = new_generator(seed, stream="weighted likelihood bootstrap matching")
     ones = torch.ones(num_replicates, posterior.num_data, dtype=torch.float64)
     weights = posterior.num_data * dirichlet(ones, generator)

@@ -14,7 +14,7 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.core.signatures import check_memory
 from bayeskit.errors import DataError, ImproperPosteriorError, SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, num_data, taken
-from bayeskit.inference.generalized.minimizer import InformationMatrices, information
+from bayeskit.inference.generalized.minimizer import InformationMatrices, information_matrices
 from bayeskit.inference.generalized.posterior import GibbsPosterior
 
 __all__ = [
@@ -533,7 +533,7 @@ def residual_mismatch(
     level : float, default 0.95
         Level of the intervals whose coverage is reported.
     found : InformationMatrices, optional
-        Precomputed :func:`~bayeskit.inference.generalized.minimizer.information` of the same loss and data.
+        Precomputed :func:`~bayeskit.inference.generalized.minimizer.information_matrices` of the same loss and data.
 
     Raises
     ------
@@ -560,7 +560,7 @@ def residual_mismatch(
       largest  1.000, 95 % intervals cover 95.0 %: 1 theta[0]
     """
     level = real_number("level", level, between=(0.0, 1.0))
-    found = information(posterior) if found is None else found
+    found = information_matrices(posterior) if found is None else found
     ours = found.posterior_covariance / posterior.weight if covariance is None else covariance.to(found.position)
     if tuple(ours.shape) != (posterior.dim, posterior.dim):
         raise ShapeError(f"covariance must be ({posterior.dim}, {posterior.dim}), not {tuple(ours.shape)}")

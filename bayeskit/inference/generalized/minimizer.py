@@ -25,7 +25,7 @@ __all__ = [
     "WIDTHS",
     "hessian_of_loss",
     "influence",
-    "information",
+    "information_matrices",
     "minimize",
     "residual_spread",
     "smooth_total",
@@ -385,7 +385,7 @@ def smooth_total(posterior: GibbsPosterior, position: Tensor, data: Data | None 
     return lambda u, weights=None: (4 * narrow(u, weights) - wide(u, weights)) / 3
 
 
-def information(posterior: GibbsPosterior, at: Tensor | None = None) -> InformationMatrices:
+def information_matrices(posterior: GibbsPosterior, at: Tensor | None = None) -> InformationMatrices:
     r"""Return the curvature and gradient covariance of the loss at its minimiser.
 
     The asymptotic covariance of the minimiser is :math:`J^{-1} I J^{-1} / n`, that of the posterior with weight one is
@@ -420,7 +420,7 @@ def information(posterior: GibbsPosterior, at: Tensor | None = None) -> Informat
     >>> import torch, pyro.distributions as dist
     >>> from bayeskit.inference.generalized import GibbsPosterior, losses
     >>> x = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
-    >>> found = information(GibbsPosterior(dist.Normal(0.0, 5.0), losses.HalfSquared(), x))
+    >>> found = information_matrices(GibbsPosterior(dist.Normal(0.0, 5.0), losses.HalfSquared(), x))
     >>> found.mean_hessian.item(), round(found.gradient_covariance.item(), 4)  # one, and the variance of the data
     (1.0, 4.6667)
     """

@@ -194,28 +194,42 @@ class Information:
     ----------
     value : float
     standard_error : float
-        Monte Carlo standard error, for the given data.
+        Monte Carlo standard error; of a guide's information, for the given data.
     limit : float
-        Largest possible value for this number of observations.
+        Largest possible value for this number of observations, or of the lower bound for its number of inner draws.
     warnings : tuple of str
+    lower, upper : float
+        Bounds, where the information is estimated from both sides; ``value`` is then their mean.
+    lower_error, upper_error : float
+        Monte Carlo standard errors of the bounds.
     """
 
     value: float
     standard_error: float
     limit: float = math.inf
     warnings: tuple[str, ...] = ()
+    lower: float | None = None
+    lower_error: float | None = None
+    upper: float | None = None
+    upper_error: float | None = None
 
     @property
     def trusted(self) -> bool:
         """True if no diagnostic found a problem."""
         return not self.warnings and math.isfinite(self.value) and math.isfinite(self.standard_error)
 
+    @property
+    def gap(self) -> float:
+        """Upper less lower bound; NaN without bounds."""
+        return math.nan if self.lower is None or self.upper is None else self.upper - self.lower
+
     def __repr__(self) -> str:
         return str(self)
 
     def __str__(self) -> str:
         flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
-        return f"{with_error(self.value, self.standard_error)} nats{flag}"
+        bounds = "" if self.lower is None or self.upper is None else f" (bounds {self.lower:.4f} and {self.upper:.4f})"
+        return f"{with_error(self.value, self.standard_error)} nats{bounds}{flag}"
 
 
 def mutual_information(

@@ -17,7 +17,7 @@ from bayeskit.inference.generalized.bootstrap import (
     minima_as_draws,
     replicate_batches,
 )
-from bayeskit.inference.generalized.minimizer import Minimum, information
+from bayeskit.inference.generalized.minimizer import Minimum, information_matrices
 
 X = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
 PRIOR = dist.Normal(torch.tensor(0.0, dtype=torch.float64), 5.0)
@@ -85,7 +85,7 @@ def heteroskedastic(n=2000):
 def test_covariance_of_a_regression_is_the_sandwich(limit):
     prior = dist.Normal(torch.zeros(2, dtype=torch.float64), 10.0).to_event(1)
     posterior = GibbsPosterior(prior, losses.HalfSquared(losses.linear), heteroskedastic())
-    found = information(posterior)
+    found = information_matrices(posterior)
     draws = theta(loss_likelihood_bootstrap(posterior, 3000))
     centred = draws - found.position
     products = centred[:, :, None] * centred[:, None]

@@ -7,7 +7,7 @@ import torch
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.inference.generalized import DeepSets, GibbsPosterior, Max, Mean, Sum, losses
 from bayeskit.inference.generalized.checks import residual_mismatch
-from bayeskit.inference.generalized.minimizer import information, minimize
+from bayeskit.inference.generalized.minimizer import information_matrices, minimize
 from bayeskit.inference.generalized.posterior import as_pooling
 
 X = torch.tensor([1.0, 2.0, 10.0], dtype=torch.float64)
@@ -65,9 +65,9 @@ def test_pooling_that_returns_no_scalar():
 def test_what_is_computed_for_sums_refuses_other_poolings():
     """The minimiser of a mean is that of the sum; nothing else is known of what the pooling makes of losses."""
     torch.testing.assert_close(minimize(posterior("mean")).position, minimize(posterior("sum")).position)
-    for call in (minimize, information, residual_mismatch):
+    for call in (minimize, information_matrices, residual_mismatch):
         with pytest.raises(SettingsError, match="Max"):
             call(posterior("max"))
-    for call in (information, residual_mismatch):
+    for call in (information_matrices, residual_mismatch):
         with pytest.raises(SettingsError, match="for losses that add up, not ones pooled by Mean"):
             call(posterior("mean"))

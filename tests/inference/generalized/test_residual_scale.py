@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
-from bayeskit.inference.generalized.minimizer import information, minimize, residual_spread
+from bayeskit.inference.generalized.minimizer import information_matrices, minimize, residual_spread
 
 _generator = torch.Generator().manual_seed(0)
 X = torch.randn(40, 2, generator=_generator, dtype=torch.float64)
@@ -52,7 +52,7 @@ def test_a_wrapper_that_names_its_residuals_is_smoothed_as_what_it_wraps():
     assert torch.equal(residual_spread(wrapped, AT), residual_spread(plain, AT))
     for one, other in zip(minimize(wrapped), minimize(plain), strict=True):
         assert torch.equal(one, other)
-    assert torch.equal(information(wrapped).mean_hessian, information(plain).mean_hessian)
+    assert torch.equal(information_matrices(wrapped).mean_hessian, information_matrices(plain).mean_hessian)
 
 
 def test_predictions_have_the_residuals_that_they_leave():

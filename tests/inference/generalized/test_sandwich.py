@@ -8,7 +8,7 @@ from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
 from bayeskit.inference.generalized import minimizer as sandwich
 from bayeskit.inference.generalized.checks import residual_mismatch
 from bayeskit.inference.generalized.losses.prediction import Pinball
-from bayeskit.inference.generalized.minimizer import hessian_of_loss, influence, information
+from bayeskit.inference.generalized.minimizer import hessian_of_loss, influence, information_matrices
 
 
 def heteroskedastic(num_data=400, seed=0):
@@ -27,14 +27,16 @@ def test_least_squares_has_the_heteroskedasticity_consistent_covariance():
     inverse = torch.linalg.inv(covariates.mT @ covariates)
     residuals = outcomes - covariates @ (inverse @ covariates.mT @ outcomes)
     white = inverse @ (covariates.mT * residuals.square()) @ covariates @ inverse
-    found = information(least_squares())
+    found = information_matrices(least_squares())
     assert float((found.sandwich - white).abs().max()) < 1e-12
     assert float((found.posterior_covariance - inverse).abs().max()) < 1e-12
 
 
 def test_a_likelihood_that_is_true_has_equal_information():
     # Two data whose variance is one: the unit-variance normal is as wide as they are.
-    found = information(GibbsPosterior(Flat(), losses.HalfSquared(), torch.tensor([-1.0, 1.0], dtype=torch.float64)))
+    found = information_matrices(
+        GibbsPosterior(Flat(), losses.HalfSquared(), torch.tensor([-1.0, 1.0], dtype=torch.float64))
+    )
     assert float((found.sandwich - found.posterior_covariance).abs().max()) < 1e-12
 
 
@@ -99,9 +101,9 @@ def test_a_loss_without_a_proper_minimum_is_refused():
     prior = dist.Normal(torch.zeros(2, dtype=torch.float64), 1.0).to_event(1)
     posterior = GibbsPosterior(prior, losses.HalfSquared(losses.linear), (covariates, x[:, 0]))
     with pytest.raises(DataError, match="positive definite"):
-        information(posterior)
+        information_matrices(posterior)
     with pytest.raises(ShapeError):
-        information(least_squares(), at=torch.zeros(3))
+        information_matrices(least_squares(), at=torch.zeros(3))
 
 
 def brute_force(ours, theirs):
@@ -135,7 +137,7 @@ def test_contrasts_of_eigenvectors_left_in_the_wrong_coordinates_would_be_notice
 
 def test_mismatch_vanishes_where_a_covariance_is_the_sandwich():
     posterior = least_squares()
-    found = residual_mismatch(posterior, covariance=information(posterior).sandwich)
+    found = residual_mismatch(posterior, covariance=information_matrices(posterior).sandwich)
     assert float((found.ratios - 1).abs().max()) < 1e-10
     assert float((found.coverage - 0.95).abs().max()) < 1e-10
 
@@ -161,5 +163,5 @@ def test_a_function_with_kinks_is_sent_to_losses_that_know_theirs():
     x = torch.special.ndtri((torch.arange(30, dtype=torch.float64) + 0.5) / 30)
     own = GibbsPosterior(dist.Normal(0.0, 5.0), lambda m, x: (x - m).abs(), x)
     with pytest.raises(DataError, match=r"kinks.*losses.Absolute.*smoothed\(\)"):
-        information(own, at=torch.zeros(1, dtype=torch.float64))
-    assert float(information(GibbsPosterior(dist.Normal(0.0, 5.0), losses.Absolute(), x)).mean_hessian) > 0
+        information_matrices(own, at=torch.zeros(1, dtype=torch.float64))
+    assert float(information_matrices(GibbsPosterior(dist.Normal(0.0, 5.0), losses.Absolute(), x)).mean_hessian) > 0
