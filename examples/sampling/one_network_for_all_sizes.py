@@ -12,6 +12,7 @@ any other data of the model, in milliseconds.
 
 import math
 import time
+from itertools import pairwise
 
 import pyro
 import pyro.distributions as dist
@@ -25,8 +26,8 @@ from bayeskit.gallery import is_small
 # %%
 # The model
 # ---------
-# Deviations from 24,800 nanoseconds are normal, with unknown mean and spread. The network reads sets: it takes means and
-# maxima over the measurements of what it computes from each, and their number :cite:p:`zaheer2017`.
+# Deviations from 24,800 nanoseconds are normal, with unknown mean and spread. The network reads sets: it takes means
+# and maxima over the measurements of what it computes from each, and their number :cite:p:`zaheer2017`.
 
 
 def model(times):
@@ -117,7 +118,7 @@ else:
 
 
 def perceptron(*widths):
-    layers = [layer for pair in zip(widths, widths[1:]) for layer in (torch.nn.Linear(*pair), torch.nn.SiLU())]
+    layers = [layer for pair in pairwise(widths) for layer in (torch.nn.Linear(*pair), torch.nn.SiLU())]
     return torch.nn.Sequential(*layers[:-1])
 
 

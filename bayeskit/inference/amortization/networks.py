@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayeskit.core.flows import zuko
 
-__all__ = ["AmortizingNetwork", "Encoder", "Inputs", "Layout", "Standardizer", "squashed"]
+__all__ = ["AmortizingNetwork", "Encoder", "Inputs", "Widths", "Standardizer", "squashed"]
 
 _KNEE = 5.0
 """Spreads from the centre at which a standardised number begins to count by its logarithm."""
@@ -30,7 +30,7 @@ class Inputs(NamedTuple):
     shared: Tensor
 
 
-class Layout(NamedTuple):
+class Widths(NamedTuple):
     """Numbers of coordinates: of the global latent sites, of the local ones of each row, and of the data."""
 
     num_global: int
@@ -92,6 +92,13 @@ class _Perceptron(nn.Module):
             nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out)
         )
 
+    def begin_at_zero(self) -> None:
+        """Set the last layers to zero."""
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name.startswith(("linear", "curved.4")):
+                    parameter.zero_()
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the sum of both."""
         found: Tensor = self.linear(x) + self.curved(x)
@@ -141,19 +148,16 @@ class _Flow(nn.Module):
         super().__init__()
         self.dim = dim
         self.standard = Standardizer(dim)
-        below = torch.tril_indices(dim, dim, -1)
-        self.register_buffer("below", below, persistent=False)
-        self.head = _Perceptron(code, hidden, 2 * dim + below.shape[1])
-        for layer in (self.head.linear, self.head.curved[-1]):
-            nn.init.zeros_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        self.head = _Perceptron(code, hidden, 2 * dim + dim * (dim - 1) // 2)
+        self.head.begin_at_zero()
         self.splines = zuko.flows.NSF(dim, code, transforms=num_transforms, hidden_features=(hidden, hidden)).transform
 
     def _normal(self, code: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mean, the inverse of the covariance's factor, and minus the log determinant of the latter."""
-        mean, log_precision, rest = self.head(code).split([self.dim, self.dim, self.below.shape[1]], -1)
+        below = torch.tril_indices(self.dim, self.dim, -1, device=code.device)
+        mean, log_precision, rest = self.head(code).split([self.dim, self.dim, below.shape[1]], -1)
         factor = torch.diag_embed(log_precision.exp())
-        factor[..., self.below[0], self.below[1]] = rest
+        factor[..., below[0], below[1]] = rest
         return mean, factor, log_precision.sum(-1)
 
     def to_noise(self, u: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,7 +184,7 @@ class AmortizingNetwork(nn.Module):
     """
 
     def __init__(
-        self, layout: Layout, kind: str, num_transforms: int = 2, row_width: int = 32, code: int = 32, hidden: int = 64
+        self, layout: Widths, kind: str, num_transforms: int = 2, row_width: int = 32, code: int = 32, hidden: int = 64
     ) -> None:
         super().__init__()
         self.layout = layout

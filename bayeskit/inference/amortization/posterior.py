@@ -29,15 +29,15 @@ from bayeskit.core.statistics import (
 from bayeskit.core.storage import decode, digest, encode, loaded_tensors, save_tensors
 from bayeskit.draws import Draws
 from bayeskit.errors import CheckpointError, DataError, ModelError, SettingsError, ShapeError
-from bayeskit.inference.amortization.networks import AmortizingNetwork, Inputs, Layout
-from bayeskit.inference.amortization.simulations import Arguments, Encoding, Simulations, Simulator, Structure
+from bayeskit.inference.amortization.networks import AmortizingNetwork, Inputs, Widths
+from bayeskit.inference.amortization.simulations import Arguments, Encoding, Simulations, Simulator, SizeStructure
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.sequential import smc
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS
 from bayeskit.inference.samplers.smc import sample_smc, systematic
 from bayeskit.inference.training import Fit, fit
-from bayeskit.logdensity.combinators import call_of, rebased
+from bayeskit.logdensity.combinators import rebased
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class _Observing:
 class _At:
     """The distribution of unconstrained vectors that a network gives for one data set; see ``Reference``."""
 
-    def __init__(self, network: AmortizingNetwork, structure: Structure, target: Target, inputs: Inputs) -> None:
+    def __init__(self, network: AmortizingNetwork, structure: SizeStructure, target: Target, inputs: Inputs) -> None:
         self._network, self._structure, self._target, self._rows = network, structure, target, inputs.rows
         self.dim = target.dim
         self._size = inputs.rows.shape[1]
@@ -156,7 +156,7 @@ class _Latent(TorchDistribution):  # type: ignore[misc]
         self._at, self._target = at, target
         super().__init__(batch_shape, torch.Size((at.dim,)), validate_args=False)
 
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> _Latent:
+    def expand(self, batch_shape: Any, _instance: Any = None) -> _Latent:
         """Return the distribution with another batch shape."""
         return _Latent(self._at, self._target, torch.Size(batch_shape))
 
@@ -233,7 +233,7 @@ class AmortizedPosterior:
 
     model: Callable[..., Any] = field(repr=False)
     network: AmortizingNetwork = field(repr=False)
-    structure: Structure = field(repr=False)
+    structure: SizeStructure = field(repr=False)
     sizes: tuple[int, int] | None
     encoding: Encoding
     example: tuple[Any, ...] = field(repr=False)
@@ -514,7 +514,7 @@ class AmortizedPosterior:
             stored = {n.removeprefix("facts."): x for n, x in tensors.items() if n.startswith("facts.")}
             settings = dict(facts["settings"])
             network = AmortizingNetwork(
-                Layout(*facts["layout"]), facts["encoding"], num_transforms=settings["num_transforms"]
+                Widths(*facts["layout"]), facts["encoding"], num_transforms=settings["num_transforms"]
             ).double()
             network.load_state_dict(
                 {n.removeprefix("network."): x for n, x in tensors.items() if n.startswith("network.")}
@@ -523,7 +523,7 @@ class AmortizedPosterior:
             posterior = cls(
                 _Observing(model, names) if names else model,
                 network,
-                Structure(*decode(facts["structure"], stored, {})),
+                SizeStructure(*decode(facts["structure"], stored, {})),
                 None if facts["sizes"] is None else (facts["sizes"][0], facts["sizes"][1]),
                 facts["encoding"],
                 decode(facts["example"], stored, {}),
@@ -664,7 +664,7 @@ def amortize(
     num_steps : int, default 5000
         Steps of the optimiser, each on new simulations.
     batch_size : int, default 256
-        Simulated data sets of a step.
+        SimulatedBatch data sets of a step.
     learning_rate : float, default 0.002
         Of Adam, at the beginning; it falls to zero with a cosine.
     num_transforms : int, default 2

@@ -13,10 +13,10 @@ from torch import Tensor
 from bayeskit.core.inputs import warn_user
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import BayeskitWarning, DataError, DataWarning, ModelError, SettingsError, ShapeError
-from bayeskit.inference.amortization.networks import Inputs, Layout
+from bayeskit.inference.amortization.networks import Inputs, Widths
 from bayeskit.logdensity.target import Target
 
-__all__ = ["Arguments", "Encoding", "Simulated", "Simulations", "Simulator", "Structure"]
+__all__ = ["Arguments", "Encoding", "SimulatedBatch", "Simulations", "Simulator", "SizeStructure"]
 
 Arguments = tuple[Any, ...] | Callable[[int], tuple[Any, ...]]
 """Arguments of the model, or a function of the size that returns them."""
@@ -25,7 +25,7 @@ Encoding = Literal["set", "sequence", "vector"]
 _MOST_NOT_FINITE = 0.5
 
 
-class Simulated(NamedTuple):
+class SimulatedBatch(NamedTuple):
     """Latent coordinates and data of a batch: global ``(B, g)``, local ``(B, n, l)``, and the data."""
 
     top: Tensor
@@ -39,7 +39,7 @@ class Simulated(NamedTuple):
         return Inputs(self.rows, self.shared)
 
 
-class Structure(NamedTuple):
+class SizeStructure(NamedTuple):
     """Which latent sites and which data of a model grow with its size.
 
     ``sites`` and ``data`` say so by name: True for a site or a tensor with one row for each observation. ``constants``
@@ -51,7 +51,7 @@ class Structure(NamedTuple):
     constants: dict[str, Tensor]
 
     @classmethod
-    def of(cls, small: Target, large: Target, sizes: tuple[int, int] | None) -> Structure:
+    def of(cls, small: Target, large: Target, sizes: tuple[int, int] | None) -> SizeStructure:
         """Compare a model with itself at another size."""
 
         def grows(name: str, one: torch.Size, other: torch.Size) -> bool:
@@ -85,11 +85,11 @@ class Structure(NamedTuple):
                 data[name] = False
         return cls(sites, data, constants)
 
-    def layout(self, target: Target, size: int) -> Layout:
+    def layout(self, target: Target, size: int) -> Widths:
         """Return the numbers of coordinates and of columns."""
         top = sum(site.stop - site.start for site in target.sites if not self.sites[site.name])
         rows, shared = self.numbers(_joined(target.named_data()))
-        return Layout(top, (target.dim - top) // size, rows.shape[-1], shared.shape[-1])
+        return Widths(top, (target.dim - top) // size, rows.shape[-1], shared.shape[-1])
 
     def split(self, target: Target, u: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """Return global ``(B, g)`` and local coordinates ``(B, n, l)`` of vectors ``(B, d)``."""
@@ -177,7 +177,7 @@ class Simulator:
         else:
             around = (sizes[0], sizes[1] if sizes[1] > sizes[0] else sizes[0])
             probes = (self.target(around[0], generator), self.target(around[1], generator))
-        self.structure = Structure.of(*probes, around)
+        self.structure = SizeStructure.of(*probes, around)
         if encoding != "vector" and not any(self.structure.data.values()):
             raise SettingsError(
                 f'the encoding "{encoding}" needs data with a row for each observation, and no observed site has one; '
@@ -188,7 +188,7 @@ class Simulator:
         self.layout = self.structure.layout(self.largest, 1 if around is None else around[1])
 
     @classmethod
-    def at(cls, structure: Structure) -> Simulator:
+    def at(cls, structure: SizeStructure) -> Simulator:
         """Return what draws from given targets only."""
         simulator = cls.__new__(cls)
         simulator.structure, simulator.num_drawn, simulator.num_dropped = structure, 0, 0
@@ -249,11 +249,11 @@ class Simulator:
         uniform = float(torch.rand((), generator=generator, dtype=torch.float64))
         return min(high, math.floor(math.exp(math.log(low) + uniform * (math.log(high + 1) - math.log(low)))))
 
-    def batch(self, count: int, generator: torch.Generator, size: int | None = None) -> Simulated:
+    def batch(self, count: int, generator: torch.Generator, size: int | None = None) -> SimulatedBatch:
         """Draw ``count`` data sets of one size with their latent coordinates; those that are not finite are dropped."""
         return self.batch_of(self.target(self.size(generator) if size is None else size, generator), count, generator)
 
-    def batch_of(self, target: Target, count: int, generator: torch.Generator) -> Simulated:
+    def batch_of(self, target: Target, count: int, generator: torch.Generator) -> SimulatedBatch:
         """Draw from a given target."""
         u = target.sample_prior(count, seed=generator)
         observed, others = target.named_data()
@@ -270,7 +270,7 @@ class Simulator:
                 f"{count - int(finite.sum())} of {count} simulated data sets hold NaN or infinite numbers; narrow the "
                 "priors, or mend the simulator"
             )
-        return Simulated(*(part[finite] for part in parts))
+        return SimulatedBatch(*(part[finite] for part in parts))
 
     def report(self) -> None:
         """Warn of simulations that were dropped."""
