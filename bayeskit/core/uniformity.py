@@ -7,9 +7,17 @@ import math
 
 import numpy as np
 from scipy.special import gammaln, xlog1py, xlogy
-from scipy.stats import binom, chi2
+from scipy.stats import binom, chi2, rankdata
 
-__all__ = ["chi_square_p_value", "deviation_sd", "ecdf_band", "ecdf_p_value", "holm", "rank_bins"]
+__all__ = [
+    "chi_square_p_value",
+    "deviation_sd",
+    "ecdf_band",
+    "ecdf_p_value",
+    "holm",
+    "local_p_value",
+    "rank_bins",
+]
 
 _MIN_EXPECTED = 10
 _MAX_BINS = 20
@@ -85,6 +93,27 @@ def _binomial(k: np.ndarray, n: np.ndarray, p: float) -> np.ndarray:
     k = np.where(possible, k, 0)
     log = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) + xlogy(k, p) + xlog1py(n - k, -p)
     return np.where(possible, np.exp(log), 0.0)
+
+
+def local_p_value(ranks: np.ndarray, num_draws: int, statistic: np.ndarray) -> float:
+    """Return the p-value of uniform ranks, integers from 0 to ``num_draws``, whatever a statistic of the data.
+
+    Two cosines of the ranks, which have no mean and equal variances if ranks are uniform, are multiplied by two
+    polynomials of the statistic's own ranks; the four sums have a joint normal distribution.
+    """
+    u = (ranks + 0.5) / (num_draws + 1)
+    x = (rankdata(statistic) - 0.5) / len(statistic) - 0.5
+    x = x - x.mean()
+    square = x**2 - (x**2).mean()
+    square = square - x * (square @ x) / (x @ x) if x.any() else square
+    total, count = 0.0, 0
+    for polynomial in (x, square):
+        size = np.sqrt(polynomial @ polynomial)
+        if size > 1e-6 * np.sqrt(len(x)):  # a statistic of two values has no square
+            for k in (1, 2):
+                total += float((np.sqrt(2) * np.cos(np.pi * k * u) @ polynomial / size) ** 2)
+                count += 1
+    return float(chi2.sf(total, count)) if count else 1.0
 
 
 def holm(p_values: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from bayeskit.core.page import Listed, frame_table, result_html
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size
 from bayeskit.core.storage import digest
-from bayeskit.core.uniformity import chi_square_p_value, deviation_sd, ecdf_p_value, holm
+from bayeskit.core.uniformity import chi_square_p_value, deviation_sd, ecdf_p_value, holm, local_p_value
 from bayeskit.draws import Draws
 from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
 from bayeskit.inference.samplers.driver import obey
@@ -64,6 +64,8 @@ class SBCResult:
         Divergent transitions of each replicate, shape ``(replicates,)``.
     significance : float
         Level of :attr:`passed`, over all quantities and both tests together.
+    data_statistics : dict of ndarray
+        By name, such as ``mean of y``: a statistic of each replicate's data, shape ``(replicates,)``.
 
     Examples
     --------
@@ -81,6 +83,7 @@ class SBCResult:
     effective_sample_size: np.ndarray
     num_diverging: np.ndarray
     significance: float = 0.01
+    data_statistics: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def num_replicates(self) -> int:
@@ -100,6 +103,28 @@ class SBCResult:
             for name, ranks in self.ranks.items()
         }
         return pd.DataFrame.from_dict(rows, orient="index")
+
+    @functools.cached_property
+    def local_p_values(self) -> pd.DataFrame:
+        """Unadjusted p-values of uniform ranks whatever the data, a column for each statistic of the data.
+
+        A posterior that is too high for some data and too low for others has uniform ranks over all of them. Here the
+        mean and the spread of the ranks are compared between data with low, middle and high values of a statistic
+        (local coverage; Zhao et al. 2021).
+        """
+        import pandas as pd
+
+        rows = {
+            name: {of: local_p_value(ranks, self.num_draws, x) for of, x in self.data_statistics.items()}
+            for name, ranks in self.ranks.items()
+        }
+        return pd.DataFrame.from_dict(rows, orient="index")
+
+    @property
+    def passed_locally(self) -> bool:
+        """Whether no dependence of the ranks on the data is found for any quantity and statistic."""
+        values = self.local_p_values.to_numpy()
+        return values.size == 0 or float(holm(values).min()) >= self.significance
 
     @property
     def smallest_p_value(self) -> float:
@@ -262,6 +287,8 @@ def sbc(
     Modrak, M., Moon, A. H., Kim, S., Buerkner, P., Huurre, N., Faltejskova, K., Gelman, A., Vehtari, A. (2023).
     Simulation-based calibration checking for Bayesian computation: the choice of test quantities shapes
     sensitivity. Bayesian Analysis.
+    Zhao, D., Dalmasso, N., Izbicki, R., Lee, A. B. (2021). Diagnostics for conditional density models and Bayesian
+    inference algorithms. Uncertainty in Artificial Intelligence.
 
     Examples
     --------
@@ -304,6 +331,7 @@ def sbc(
         description="simulation-based calibration",
     )
     _workspace.cache_clear()
+    statistics = results[0]["data_statistics"] if results else {}
     ranks = np.array([result["ranks"] for result in results])
     return SBCResult(
         {name: ranks[:, i] for i, name in enumerate(names)},
@@ -311,6 +339,7 @@ def sbc(
         np.array([result["effective_sample_size"] for result in results]),
         np.array([result["num_diverging"] for result in results]),
         significance,
+        {name: np.array([result["data_statistics"][name] for result in results]) for name in statistics},
     )
 
 
@@ -363,6 +392,7 @@ class _Study:
             "ranks": ranks.tolist(),
             "effective_sample_size": float(effective_sample_size(quantities).min()),
             "num_diverging": 0 if diverging is None else int(diverging.sum()),
+            "data_statistics": _data_statistics(target),
         }
 
 
@@ -420,6 +450,17 @@ def _quantities(target: Target, u: Tensor) -> Tensor:
     ]
     columns.append(target.log_likelihood(u).unsqueeze(-1))
     return torch.cat(columns, -1).movedim(-1, 0).cpu()
+
+
+def _data_statistics(target: Target) -> dict[str, float]:
+    """Return the mean and the standard deviation of the data of each observed site."""
+    found = {}
+    for name, value in target.named_data()[0].items():
+        numbers = value.double().flatten()
+        found[f"mean of {name}"] = float(numbers.mean())
+        if len(numbers) > 1:
+            found[f"sd of {name}"] = float(numbers.std())
+    return found
 
 
 def _names(target: Target) -> list[str]:

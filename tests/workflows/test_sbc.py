@@ -11,7 +11,7 @@ from scipy.stats import binom, chisquare
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.core.randomness import new_generator
-from bayeskit.core.uniformity import chi_square_p_value, ecdf_band, ecdf_p_value, holm
+from bayeskit.core.uniformity import chi_square_p_value, ecdf_band, ecdf_p_value, holm, local_p_value
 from bayeskit.errors import CheckpointError, ModelError, SettingsError, UnknownNameError, UnsupportedSiteError
 from bayeskit.logdensity.combinators import Replicas
 from bayeskit.workflows import simulation_based_calibration
@@ -77,6 +77,26 @@ def test_a_sampler_that_ignores_the_data_is_noticed_by_the_log_likelihood_alone(
 
 def short(target, seed):
     return bk.sample(target, 16, 50, 20, seed=seed, progress=False)
+
+
+def test_a_sampler_that_is_wrong_for_some_data_is_noticed_locally():
+    exact_draws = study(Conjugate())
+    assert set(exact_draws.data_statistics) == {"mean of y", "sd of y"}
+    assert exact_draws.local_p_values.to_numpy().min() > FAILURE_RATE and exact_draws.passed_locally
+    # Ranks of draws from the prior are uniform, and depend on nothing but the data.
+    prior = study(Conjugate(ignores_data=True))
+    assert prior.p_values.loc["mean"].min() > FAILURE_RATE
+    assert prior.local_p_values.loc["mean", "mean of y"] < FAILURE_RATE and not prior.passed_locally
+
+
+def test_local_p_values_are_uniform(limit):
+    generator = np.random.default_rng(3)
+    below = 0
+    for _ in range(2000):
+        statistic = generator.integers(0, 4, 80) if _ % 2 else generator.standard_cauchy(80)
+        below += local_p_value(generator.integers(0, 20, 80), 19, statistic) < 0.05
+    assert abs(below - 100) < limit() * math.sqrt(2000 * 0.05 * 0.95)
+    assert local_p_value(generator.integers(0, 20, 80), 19, np.ones(80)) == 1.0
 
 
 def test_hamiltonian_monte_carlo_on_a_binomial():
