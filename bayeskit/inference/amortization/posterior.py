@@ -30,7 +30,14 @@ from bayeskit.core.storage import decode, digest, encode, loaded_tensors, save_t
 from bayeskit.draws import Draws
 from bayeskit.errors import CheckpointError, DataError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.amortization.networks import AmortizingNetwork, Inputs, Widths
-from bayeskit.inference.amortization.simulations import Arguments, Encoding, Simulations, Simulator, SizeStructure
+from bayeskit.inference.amortization.simulations import (
+    Arguments,
+    Encoding,
+    KeptSimulations,
+    Simulations,
+    Simulator,
+    SizeStructure,
+)
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.sequential import smc
@@ -46,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["AmortizedPosterior", "Corrected", "amortize"]
 
 _SCHEMA = Schema("an amortised posterior", 1)
-_STEPS_PER_EPOCH, _VALIDATION_BATCHES, _SCALES_FROM = 100, 32, 1024
+_STEPS_PER_EPOCH, _VALIDATION_BATCHES, _PATIENCE, _SCALES_FROM = 100, 32, 20, 1024
 _LEARNING_RATE, _MAX_GRADIENT = 2e-3, 10.0
 _CHAINS = 4
 #: Simulations by which data are judged, and the share of them that is the unit of each statistic.
@@ -627,6 +634,7 @@ def amortize(
     sizes: tuple[int, int] | None = None,
     encoding: Encoding | None = None,
     num_steps: int = 5000,
+    num_simulations: int | None = None,
     batch_size: int = 256,
     learning_rate: float = _LEARNING_RATE,
     num_transforms: int = 2,
@@ -662,7 +670,10 @@ def amortize(
         How data are read: rows in any order, rows in their order, or all numbers as one vector; ``"set"`` with sizes
         and ``"vector"`` without them by default.
     num_steps : int, default 5000
-        Steps of the optimiser, each on new simulations.
+        Steps of the optimiser.
+    num_simulations : int, optional
+        Data sets that are simulated before the training, where simulations are expensive; a tenth of them are held
+        out, and training stops early where they say so. By default each step has new simulations.
     batch_size : int, default 256
         SimulatedBatch data sets of a step.
     learning_rate : float, default 0.002
@@ -670,8 +681,8 @@ def amortize(
     num_transforms : int, default 2
         Layers of splines.
     patience : int, optional
-        Hundreds of steps without a lower loss on held-out simulations after which training stops, and the best network
-        is returned.
+        Epochs, of a hundred steps or of all simulations, without a lower loss on held-out simulations after which
+        training stops, and the best network is returned; with ``num_simulations`` 20 by default.
     seed : int, default 0
     checkpoint : path, optional
         File for the state of the training. If it exists, training resumes from it with bitwise identical results;
@@ -743,17 +754,24 @@ def amortize(
     generator = new_generator(seed, stream="first weights of an amortised posterior")
     with global_stream(generator):
         network = AmortizingNetwork(simulator.layout, encoding, num_transforms)
-    first = [simulator.batch(_SCALES_FROM // 8, generator) for _ in range(8)]
-    network.learn_scales(first)
+    source: Simulations | KeptSimulations = Simulations(simulator, batch_size, _STEPS_PER_EPOCH)
     held_out = None
-    if patience is not None:
-        held_out = [tuple(simulator.batch(batch_size, generator)) for _ in range(_VALIDATION_BATCHES)]
+    if num_simulations is not None:
+        count = whole_number("num_simulations", num_simulations, least=10 * batch_size) // batch_size
+        kept = [simulator.batch(batch_size, generator) for _ in range(count)]
+        network.learn_scales(kept[: -(-_SCALES_FROM // batch_size)])
+        source, held_out = KeptSimulations(kept[count // 10 :]), [tuple(batch) for batch in kept[: count // 10]]
+        patience = _PATIENCE if patience is None else patience
+    else:
+        network.learn_scales([simulator.batch(_SCALES_FROM // 8, generator) for _ in range(8)])
+        if patience is not None:
+            held_out = [tuple(simulator.batch(batch_size, generator)) for _ in range(_VALIDATION_BATCHES)]
     with one_thread():  # tensors are small
         training = fit(
             _nothing,
             network,
             _NegativeLogDensity(),
-            Simulations(simulator, batch_size, _STEPS_PER_EPOCH),
+            source,
             num_steps=num_steps,
             optimizer=partial(torch.optim.Adam, lr=learning_rate),
             schedule=partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=partial(_falling, num_steps)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from bayeskit.errors import BayeskitWarning, DataError, DataWarning, ModelError,
 from bayeskit.inference.amortization.networks import Inputs, Widths
 from bayeskit.logdensity.target import Target
 
-__all__ = ["Arguments", "Encoding", "SimulatedBatch", "Simulations", "Simulator", "SizeStructure"]
+__all__ = ["Arguments", "Encoding", "KeptSimulations", "SimulatedBatch", "Simulations", "Simulator", "SizeStructure"]
 
 Arguments = tuple[Any, ...] | Callable[[int], tuple[Any, ...]]
 """Arguments of the model, or a function of the size that returns them."""
@@ -292,3 +292,21 @@ class Simulations:
         for _ in range(self.num_batches):
             generator = new_generator(int(torch.randint(2**62, ())))
             yield tuple(self.simulator.batch(self.batch_size, generator))
+
+
+class KeptSimulations:
+    """Batches of simulations that are drawn once, in another order in each epoch."""
+
+    def __init__(self, batches: Sequence[SimulatedBatch]) -> None:
+        self.batches, self._batch_size = batches, max(len(batch.top) for batch in batches)
+        sizes = {batch.rows.shape[1] for batch in batches}
+        self._whole = [torch.cat(parts) for parts in zip(*batches, strict=True)] if len(sizes) == 1 else None
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        if self._whole is None:
+            for i in torch.randperm(len(self.batches)).tolist():
+                yield tuple(self.batches[i])
+        else:  # data sets of one size are combined anew
+            order = torch.randperm(len(self._whole[0]))
+            for rows in order.split(self._batch_size):
+                yield tuple(part[rows] for part in self._whole)

@@ -374,3 +374,27 @@ def test_integer_and_shared_data_of_many_shapes(limit):
     u = torch.linspace(-6.0, 4.0, 4001).unsqueeze(-1)
     exact = float(posterior.target(*data).log_density(u).double().logsumexp(0)) + math.log(10 / 4000)
     assert abs(z.log_evidence - exact) < limit() * z.standard_error + 1e-4
+
+
+def test_simulations_can_be_drawn_once(limit):
+    calls = []
+
+    def model(y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        calls.append(len(y))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    settings = {"num_steps": 60, "num_simulations": 320, "batch_size": 32, "progress": False}
+    for sizes in (None, (1, 4)):
+        before = len(calls)
+        posterior = bk.amortize(model, (zeros(4),), sizes=sizes, **settings)
+        long = len(calls) - before
+        bk.amortize(model, (zeros(4),), sizes=sizes, **settings | {"num_steps": 120})
+        assert len(calls) - before == 2 * long
+        assert len(posterior.training.validation_losses) > 0 and posterior.training.best_epoch is not None
+        y = torch.tensor([0.4, 1.0, -0.3, 0.8], dtype=FLOAT)
+        z = posterior.correct(y, progress=False).evidence
+        assert abs(z.log_evidence - log_evidence(y)) < limit(2) * z.standard_error
+    with pytest.raises(SettingsError, match="num_simulations"):
+        bk.amortize(normal, (zeros(4),), num_simulations=100)
