@@ -56,15 +56,22 @@ def mixture(y):
         pyro.sample("y", dist.MixtureSameFamily(component, dist.Normal(means, 0.5)), obs=y)
 
 
-def _line(*data, target):
-    """Return a grid of an unconstrained line and the exact log posterior and log evidence there."""
-    return _grid(target, 1)
+def newcomb(times):
+    """Draw as the model of the page on one network for all sample sizes does."""
+    mean = pyro.sample("mean", dist.Normal(25.0, 10.0))
+    spread = pyro.sample("spread", dist.LogNormal(2.0, 0.7))
+    with pyro.plate("measurements", len(times)):
+        pyro.sample("times", dist.Normal(mean, spread), obs=times)
 
 
 def _grid(target, dim):
     """Return points ``(m, d)``, exact log posterior ``(m,)`` and log evidence by the trapezium rule on a fine grid."""
-    wide = torch.linspace(-7.0, 7.0, 4001 if dim == 1 else 401, dtype=FLOAT)
-    axes = [wide] * dim
+    prior = target.sample_prior(2000, seed=0)
+    low, high = prior.amin(0) - prior.std(0), prior.amax(0) + prior.std(0)
+    axes = [
+        torch.linspace(float(a), float(b), 4001 if dim == 1 else 401, dtype=FLOAT)
+        for a, b in zip(low, high, strict=True)
+    ]
     for _ in range(3):  # narrow the grid to where the posterior is
         points = torch.cartesian_prod(*axes).reshape(-1, dim)
         density = target.log_density(points)
@@ -109,8 +116,8 @@ def _predictors(size):
     return torch.randn(size, 3, dtype=FLOAT), torch.zeros(size, dtype=FLOAT)
 
 
-def _schools():
-    case = bk.exact.eight_schools()
+def _case(name):
+    case = bk.exact.eight_schools() if name == "eight_schools" else bk.exact.linear_regression()
     return Twin(case.model, case.args, 10, None)
 
 
@@ -119,6 +126,8 @@ TWINS = {
     "coin": Twin(coin, _zeros, 1),
     "regression": Twin(regression, _predictors, 3),
     "mixture": Twin(mixture, _zeros, 2),
+    "newcomb": Twin(newcomb, _zeros, 2),
+    "linear_regression": None,
     "eight_schools": None,
 }
 
@@ -131,8 +140,8 @@ def exact(name, data, target):
         points = mean + torch.randn(4000, 3, dtype=FLOAT) @ torch.linalg.cholesky(covariance).T
         log_posterior, weights = posterior.log_prob(points), torch.full((4000,), 1 / 4000, dtype=FLOAT)
         return points, log_posterior, weights, total, mean, covariance
-    if name == "eight_schools":
-        total = bk.exact.eight_schools(data[0], data[1]).log_evidence
+    if name in ("eight_schools", "linear_regression"):
+        total = _exact_evidence(name, data)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             draws = bk.sample(target, num_samples=1000, progress=False)
@@ -145,6 +154,12 @@ def exact(name, data, target):
     return points, log_posterior, weights, total, mean, (weights * (points - mean).T) @ (points - mean)
 
 
+def _exact_evidence(name, data):
+    if name == "eight_schools":
+        return bk.exact.eight_schools(data[0], data[1]).log_evidence
+    return bk.exact.linear_regression(data[0], data[1]).log_evidence
+
+
 def divergence_of_normals(draws, mean, covariance):
     """Return KL of a normal with the moments of draws ``(n, d)`` from the exact one, in nats."""
     x = draws.flatten(0, -2)
@@ -153,12 +168,12 @@ def divergence_of_normals(draws, mean, covariance):
     return float(torch.distributions.kl_divergence(truth, found))
 
 
-def simulated(twin, target, seed):
-    """Return data of the model, drawn from its prior."""
+def simulated(target, arguments, seed):
+    """Return the arguments of the model with data drawn from its prior."""
     u = target.sample_prior(1, seed=seed)
     drawn = target.predictive(u, seed=seed)
-    observed, others = target.named_data()
-    return {name: value[0] for name, value in drawn.items() if name in observed}, others
+    observed, _ = target.named_data()
+    return with_data(arguments, observed, {name: value[0] for name, value in drawn.items() if name in observed})
 
 
 def arguments_of(name, twin, size, seed):
@@ -167,18 +182,14 @@ def arguments_of(name, twin, size, seed):
         return twin.arguments(size) if callable(twin.arguments) else twin.arguments
 
 
-def with_data(twin, arguments, value):
-    """Return the arguments with data in place of their placeholder."""
-    place = (
-        next(i for i, x in enumerate(arguments) if x.dim() and len(x) == len(value) and not bool(x.any()))
-        if twin.sizes is not None
-        else 0
-    )
-    return (*arguments[:place], value.to(FLOAT), *arguments[place + 1 :])
+def with_data(arguments, observed, values):
+    """Return the arguments with values in place of the observed data."""
+    (before,), (after,) = observed.values(), values.values()
+    return tuple(after.to(x.dtype) if x is before else x for x in arguments)
 
 
 def study(name, steps, datasets, per_size, sbc, seed, rows):
-    twin = _schools() if name == "eight_schools" else TWINS[name]
+    twin = TWINS[name] or _case(name)
     begin = time.perf_counter()
     posterior = bk.amortize(twin.model, twin.arguments, sizes=twin.sizes, num_steps=steps, seed=seed)
     seconds = time.perf_counter() - begin
@@ -190,8 +201,7 @@ def study(name, steps, datasets, per_size, sbc, seed, rows):
         for replicate in range(per_size if twin.sizes is not None else min(per_size, 10)):
             arguments = arguments_of(name, twin, size, 1000 * size + replicate)
             target = posterior.target(*arguments)
-            values, _ = simulated(twin, target, 77_000 + 1000 * size + replicate)
-            data = with_data(twin, arguments, next(iter(values.values())))
+            data = simulated(target, arguments, 77_000 + 1000 * size + replicate)
             target = posterior.target(*data)
             points, log_posterior, weights, _, mean, covariance = exact(name, data, target)
             found.append(float(weights @ (log_posterior - posterior.log_prob(points, *data)).nan_to_num(0.0)))
@@ -210,12 +220,11 @@ def study(name, steps, datasets, per_size, sbc, seed, rows):
         generator = torch.Generator().manual_seed(500_000 + replicate)
         size = 0 if twin.sizes is None else int(200 ** float(torch.rand((), generator=generator, dtype=FLOAT)))
         arguments = arguments_of(name, twin, size, 500_000 + replicate)
-        values, _ = simulated(twin, posterior.target(*arguments), 500_000 + replicate)
-        data = with_data(twin, arguments, next(iter(values.values())))
+        data = simulated(posterior.target(*arguments), arguments, 500_000 + replicate)
         if name == "regression":
             truth = _normal_regression(*data)[2]
-        elif name == "eight_schools":
-            truth = bk.exact.eight_schools(data[0], data[1]).log_evidence
+        elif twin.sizes is None:
+            truth = _exact_evidence(name, data)
         else:
             truth = exact(name, data, posterior.target(*data))[3]
         z = posterior.correct(*data, seed=replicate, progress=False).evidence
