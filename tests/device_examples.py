@@ -186,6 +186,9 @@ def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
 
 #: Shorter runs for examples that take long: what is replaced in their text. Numbers are compared with the host's.
 SHORTER = {
+    "inference.amortization.posterior.AmortizedPosterior": {"num_steps=50": "num_steps=3"},
+    "inference.amortization.posterior.Corrected": {"num_steps=50": "num_steps=3"},
+    "inference.amortization.posterior.amortize": {"num_steps=300": "num_steps=3"},
     "models.discrete.mixtures.labels.relabel": {"4, 50, 50": "4, 20, 10"},
     "models.wide_networks.finite_width.ntk_drift_against_width": {"(16, 256)": "(4, 8)"},
     "models.wide_networks.gaussian_processes.marginal_likelihood.fit_depths": {

@@ -61,7 +61,9 @@ class Standardizer(nn.Module):
         """Set shift and scale from ``x``, ``(items, width)``; a column without spread keeps its scale."""
         if x.numel() == 0:
             return
-        low, middle, high = torch.quantile(x.double(), torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64), dim=0)
+        low, middle, high = torch.quantile(
+            x.double(), torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, device=x.device), dim=0
+        )
         spread = (high - low) / 1.35
         # Counts and indicators: most values are equal, and quartiles may be, too.
         spread = torch.where(spread > 0, spread, x.double().std(0).nan_to_num())
@@ -78,7 +80,7 @@ def _products(rows: Tensor) -> Tensor:
     count = rows.shape[-1]
     if count > _MOST_MULTIPLIED:
         return rows
-    first, second = torch.triu_indices(count, count)
+    first, second = torch.triu_indices(count, count, device=rows.device)
     return torch.cat([rows, rows[..., first] * rows[..., second]], -1)
 
 

@@ -59,13 +59,30 @@ _CHAINS = 4
 #: Simulations by which data are judged, and the share of them that is the unit of each statistic.
 _JUDGES, _TYPICAL = 2000, 0.99
 #: Shares of the proposal of the correction: the network with Student-t noise, and the prior.
-_TAIL_SHARE, _PRIOR_SHARE, _DEGREES_OF_FREEDOM = 0.2, 0.1, 5.0
+_TAIL_SHARE, _PRIOR_SHARE, _DEGREES_OF_FREEDOM = 0.2, 0.1, 6
 _PROBES, _SAME = 4, 1e-6
 _AUXILIARY = "_amortized"
 
 
 class Corrected(NamedTuple):
-    """Draws from the posterior itself, and the evidence; result of :meth:`AmortizedPosterior.correct`."""
+    """Draws from the posterior itself, and the evidence.
+
+    Attributes
+    ----------
+    draws : Draws
+    evidence : Evidence
+        Its method says how both were made.
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    ...     pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> posterior = bk.amortize(model, (torch.tensor(0.0),), num_steps=50, progress=False)
+    >>> posterior.correct(torch.tensor(0.3)).evidence.trusted
+    True
+    """
 
     draws: Draws
     evidence: Evidence
@@ -138,7 +155,8 @@ class _At:
 
     def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
         """Draw vectors, ``(num_draws, d)``."""
-        noise = torch.randn(num_draws, self.dim, generator=generator, dtype=torch.float64)
+        shape = (num_draws, self.dim)
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
         return self.from_noise(noise).to(self._target.dtype)
 
 
@@ -169,7 +187,8 @@ class _Latent(TorchDistribution):  # type: ignore[misc]
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw vectors; differentiable with respect to the network."""
-        noise = torch.randn(*sample_shape, *self.batch_shape, self._at.dim, dtype=self._at.code.dtype)
+        shape, like = (*sample_shape, *self.batch_shape, self._at.dim), self._at.code
+        noise = torch.randn(shape, dtype=like.dtype, device=like.device)
         return self._at.from_noise(noise)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -236,6 +255,16 @@ class AmortizedPosterior:
     training : Fit or None
         The history of the losses; None after loading.
     settings : dict
+
+    Examples
+    --------
+    >>> import torch, pyro, pyro.distributions as dist, bayeskit as bk
+    >>> def model(y):
+    ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    ...     pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+    >>> posterior = bk.amortize(model, (torch.tensor(0.0),), num_steps=50, progress=False)
+    >>> posterior.sample(torch.tensor(0.3), num_draws=400)["mean"].shape
+    torch.Size([4, 100])
     """
 
     model: Callable[..., Any] = field(repr=False)
@@ -254,6 +283,7 @@ class AmortizedPosterior:
     def at(self, target: Target) -> _At:
         """Return the distribution that the network gives for the data of a target."""
         inputs = self._inputs(target)
+        self.network.to(target.device)
         return _At(self.network, self.structure, target, inputs)
 
     def _inputs(self, target: Target) -> Inputs:
@@ -311,7 +341,7 @@ class AmortizedPosterior:
     def _sample(self, target: Target, num_draws: int, seed: int) -> Draws:
         per_chain = -(-num_draws // _CHAINS)
         with one_thread():
-            u = self.at(target).sample(_CHAINS * per_chain, new_generator(seed, stream="amortised posterior"))
+            u = self.at(target).sample(_CHAINS * per_chain, new_generator(seed, target.device, "amortised posterior"))
         return _as_draws(target, u, {"sampler": "amortised posterior", "seed": seed})
 
     def __call__(self, target: Target, seed: int) -> Draws:
@@ -404,17 +434,17 @@ class AmortizedPosterior:
 
     @torch.no_grad()
     def _by_importance(self, target: Target, num_draws: int, seed: int) -> Corrected:
-        generator = new_generator(seed, stream="correction of an amortised posterior")
+        generator = new_generator(seed, target.device, "correction of an amortised posterior")
         at = self.at(target)
         shares = ((1 - _PRIOR_SHARE) * (1 - _TAIL_SHARE), (1 - _PRIOR_SHARE) * _TAIL_SHARE)
         light, heavy = (round(share * num_draws) for share in shares)
         prior = num_draws - light - heavy
         with one_thread():
-            noise = torch.randn(light + heavy, at.dim, generator=generator, dtype=torch.float64)
-            mixing = torch.distributions.Chi2(torch.tensor(_DEGREES_OF_FREEDOM, dtype=torch.float64))
-            with global_stream(generator):
-                scale = (mixing.sample((heavy, 1)) / _DEGREES_OF_FREEDOM).rsqrt()
-            noise[light:] *= scale
+            settings = {"generator": generator, "dtype": torch.float64, "device": target.device}
+            noise = torch.randn(light + heavy, at.dim, **settings)
+            # Half a chi-squared variable of an even number of degrees of freedom is a sum of exponential ones.
+            uniform = 1 - torch.rand(heavy, _DEGREES_OF_FREEDOM // 2, **settings)
+            noise[light:] *= (-2 * uniform.log().sum(-1, keepdim=True) / _DEGREES_OF_FREEDOM).rsqrt()
             u = torch.cat([at.from_noise(noise).to(target.dtype), target.sample_prior(prior, seed=generator)])
             log_prior, log_likelihood = target.evaluate(u)
             log_density = torch.where((log_prior + log_likelihood).isnan(), -torch.inf, log_prior + log_likelihood)
@@ -425,7 +455,7 @@ class AmortizedPosterior:
         log_weights = torch.where(log_density > -torch.inf, log_density.double() - log_proposal, -torch.inf)
         smoothed, shape = pareto_smoothed(log_weights)
         effective = float(weight_effective_sample_size(log_weights))
-        part = torch.tensor([0] * light + [1] * heavy + [2] * prior)
+        part = torch.tensor([0] * light + [1] * heavy + [2] * prior, device=target.device)
         total = float(log_mean_exp(log_weights.unsqueeze(0)))
         error = float(stratified_log_mean_exp_error(log_weights, part))
         evidence = Evidence(
@@ -437,9 +467,9 @@ class AmortizedPosterior:
             {"pareto_shape": float(shape), "effective_draws": effective, "efficiency": effective / num_draws},
         )
         kept = systematic(smoothed.unsqueeze(0), generator)[0]
-        kept = kept[torch.randperm(len(kept), generator=generator)]
-        settings = {"sampler": "amortised posterior, importance sampling", "seed": seed}
-        return Corrected(_as_draws(target, u[kept[: len(kept) // _CHAINS * _CHAINS]], settings), evidence)
+        kept = kept[torch.randperm(len(kept), generator=generator, device=kept.device)]
+        facts = {"sampler": "amortised posterior, importance sampling", "seed": seed}
+        return Corrected(_as_draws(target, u[kept[: len(kept) // _CHAINS * _CHAINS]], facts), evidence)
 
     # -- data off the simulations -----------------------------------------------------------------
 
@@ -453,7 +483,8 @@ class AmortizedPosterior:
             everything = self._statistics(Inputs(*(torch.cat(pair) for pair in zip(inputs, drawn.inputs, strict=True))))
         judges = everything[1:]
         centre = judges.median(0).values
-        low, high = torch.quantile(judges, torch.tensor([0.25, 0.75], dtype=judges.dtype), dim=0)
+        quarters = torch.tensor([0.25, 0.75], dtype=judges.dtype, device=judges.device)
+        low, high = torch.quantile(judges, quarters, dim=0)
         spread = torch.where(high > low, (high - low) / 1.35, judges.std(0))
         far = torch.where(
             spread > 0, (everything - centre).abs() / spread, torch.where(everything == centre, 0.0, torch.inf)
@@ -753,7 +784,7 @@ def amortize(
     simulator = Simulator(model, args, sizes, encoding, seed)
     generator = new_generator(seed, stream="first weights of an amortised posterior")
     with global_stream(generator):
-        network = AmortizingNetwork(simulator.layout, encoding, num_transforms)
+        network = AmortizingNetwork(simulator.layout, encoding, num_transforms).to(simulator.largest.device)
     source: Simulations | KeptSimulations = Simulations(simulator, batch_size, _STEPS_PER_EPOCH)
     held_out = None
     if num_simulations is not None:

@@ -126,10 +126,10 @@ class SizeStructure(NamedTuple):
 
         rows = [(x := lifted(name)).reshape(*x.shape[:2], -1) for name, grows in self.data.items() if grows]
         shared = [lifted(name).reshape(count, -1) for name, grows in self.data.items() if not grows]
-        size = rows[0].shape[1] if rows else 1
+        nothing = (rows or shared)[0].new_zeros(count, 0)
         return Inputs(
-            torch.cat(rows, -1) if rows else torch.zeros(count, size, 0, dtype=torch.float64),
-            torch.cat(shared, -1) if shared else torch.zeros(count, 0, dtype=torch.float64),
+            torch.cat(rows, -1) if rows else nothing.unsqueeze(1),
+            torch.cat(shared, -1) if shared else nothing,
         )
 
     def inputs(self, target: Target) -> tuple[Inputs, int]:
@@ -307,6 +307,6 @@ class KeptSimulations:
             for i in torch.randperm(len(self.batches)).tolist():
                 yield tuple(self.batches[i])
         else:  # data sets of one size are combined anew
-            order = torch.randperm(len(self._whole[0]))
+            order = torch.randperm(len(self._whole[0])).to(self._whole[0].device)
             for rows in order.split(self._batch_size):
                 yield tuple(part[rows] for part in self._whole)
