@@ -70,13 +70,12 @@ def solve(
         recorded once, so it must not branch on values (use ``torch.where``), change tensors in place, draw random
         numbers or have Pyro sites.
     y0 : Tensor
-        States at ``times[0]``, ``(batch, dim)``, or ``(dim,)`` for a single chain.
+        States at ``times[0]``, ``(*batch, dim)``: each vector is a chain.
     times : Tensor
         Times of the solution, ``(times,)``, in increasing order; equal times have equal states.
     params : Tensor, or tuple, list or dict of them, optional
-        Parameters. With ``y0`` ``(batch, dim)``, tensors whose first dimension is ``batch`` have a row for each
-        chain, of which ``f`` gets one; others are shared. A shared tensor that happens to have ``batch`` rows can be
-        used by ``f`` from outside.
+        Parameters. Tensors of shape ``(*batch, ...)`` have a row for each chain, of which ``f`` gets one; others are
+        shared. A shared tensor that happens to have this shape can be used by ``f`` from outside.
     method : {"dopri5", "rodas5"}
         ``"dopri5"``, the explicit Runge-Kutta method of order 5 by Dormand and Prince, or ``"rodas5"``, the L-stable
         Rosenbrock method Rodas5P of order 5 for stiff systems, which factorises a ``(dim, dim)`` matrix a step.
@@ -89,9 +88,9 @@ def solve(
     Returns
     -------
     Tensor
-        States at all times, ``(batch, times, dim)``, or ``(times, dim)`` for a single chain. The row of a chain is
-        NaN if its state overflows, its step size falls below the rounding error of time, or it takes ``max_steps``.
-        Outside of models a warning has their number. In a model the log density of such a chain is minus infinity.
+        States at all times, ``(*batch, times, dim)``. The row of a chain is NaN if its state overflows, its step size
+        falls below the rounding error of time, or it takes ``max_steps``. Outside of models a warning has their number.
+        In a model the log density of such a chain is minus infinity.
 
     Raises
     ------
@@ -136,29 +135,29 @@ def solve(
             [1.0000, 0.1353, 0.0183]], dtype=torch.float64)
     """
     settings = _settings(method, rtol, atol, max_steps)
-    if not isinstance(y0, Tensor) or y0.dim() not in (1, 2) or 0 in y0.shape or not y0.is_floating_point():
+    if not isinstance(y0, Tensor) or y0.dim() == 0 or 0 in y0.shape or not y0.is_floating_point():
         what = f"{tuple(y0.shape)}, {y0.dtype}" if isinstance(y0, Tensor) else type(y0).__name__
-        raise ShapeError(f"y0 must be a tensor of floating-point numbers, (batch, dim) or (dim,), not {what}")
+        raise ShapeError(f"y0 must be a tensor of floating-point numbers, (*batch, dim), not {what}")
     if has_forward_derivative():
         raise ModelError("the solution of a differential equation has no forward derivative; use reverse mode")
     grid, back = _grid(times, y0)
-    single = y0.dim() == 1
-    start = y0.unsqueeze(0) if single else y0
+    batch = y0.shape[:-1]
+    start = y0.reshape(-1, y0.shape[-1])
     leaves, layout = tree_flatten(params)
     leaves = [leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf, device=y0.device) for leaf in leaves]
-    rows = [not single and leaf.dim() > 0 and len(leaf) == len(start) for leaf in leaves]
+    rows = [len(batch) > 0 and leaf.shape[: len(batch)] == batch for leaf in leaves]
+    leaves = [x.reshape(-1, *x.shape[len(batch) :]) if row else x for x, row in zip(leaves, rows, strict=True)]
     slope, others = _recorded(f, grid, start, leaves, rows, layout)
-    batched = (False, True, *rows, *(False,) * len(others))
     operands = [grid, start, *leaves, *others]
-    plan = _Plan(slope, method, settings, batched, len(start))
+    plan = _Plan(slope, method, settings, (False, True, *rows, *(False,) * len(others)), len(start))
     path = _Solution.apply(plan, *operands)
     last = path[:, -1].sum()
     if am_i_wrapped():
         rule_out(last != last)
     elif is_concrete(path.detach()):
-        _tell_of_failures(path.detach(), method)
+        _tell_of_failures(path.detach(), batch, method)
     path = path if back is None else path[:, back]
-    return path[0] if single else path
+    return path.reshape(*batch, *path.shape[1:])
 
 
 def _settings(method: str, rtol: float, atol: float, max_steps: int) -> tuple[float, float, float]:
@@ -212,7 +211,7 @@ def _recorded(
         raise ModelError(
             f"f raises {type(error).__name__} ({first_line(error)}) for one chain: t of shape (), y of shape "
             f"{tuple(given[1].shape)} and params of shape {shapes or 'none'}. Remedy: write f for one chain, such as "
-            "with y[..., 0]; params whose first dimension is that of y0 have a row for each chain"
+            "with y[..., 0]; params that begin with the batch of y0 have a row for each chain"
         ) from error
     if not isinstance(found, Tensor) or found.shape != given[1].shape or found.dtype != given[1].dtype:
         now = f"{tuple(found.shape)}, {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
@@ -228,15 +227,16 @@ def _recorded(
     return tape.program(given, [found])
 
 
-def _tell_of_failures(path: Tensor, method: str) -> None:
+def _tell_of_failures(path: Tensor, batch: torch.Size, method: str) -> None:
     failed = path[:, -1].isnan().any(-1)
     if not bool(failed.any()):
         return
+    first = failed.reshape(batch).nonzero()[0].tolist()
     other = "" if method == "rodas5" else 'method="rodas5" if the system is stiff, '
     warn_user(
         f"{int(failed.sum())} of {len(path)} chains have no solution, the first at index "
-        f"{int(failed.nonzero()[0])}: the state overflows, or max_steps are not enough; their rows are NaN. Remedy: "
-        f"{other}a larger rtol, or more max_steps",
+        f"{', '.join(map(str, first)) or 0}: the state overflows, or max_steps are not enough; their rows are NaN. "
+        f"Remedy: {other}a larger rtol, or more max_steps",
         AccuracyWarning,
     )
 

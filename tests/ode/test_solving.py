@@ -336,6 +336,8 @@ def test_shapes():
     assert bk.ode.solve(predator_and_prey, start, times, rates[0]).shape == (3, 6, 2)
     assert bk.ode.solve(predator_and_prey, start[0], times, rates[0]).shape == (6, 2)
     assert torch.equal(bk.ode.solve(predator_and_prey, start, times[:1], rates), start.unsqueeze(1))
+    grid = bk.ode.solve(predator_and_prey, start.expand(2, 3, 2), times, rates.expand(2, 3, 4))
+    assert torch.equal(grid, bk.ode.solve(predator_and_prey, start, times, rates).expand(2, 3, 6, 2))
     twice = bk.ode.solve(predator_and_prey, start, times[[0, 0, 1, 1, 2]], rates)
     assert torch.equal(twice, bk.ode.solve(predator_and_prey, start, times[:3], rates)[:, [0, 0, 1, 1, 2]])
 
@@ -352,7 +354,8 @@ def test_shapes():
             "times of a differential equation have no gradient",
         ),
         ({"y0": torch.ones(2, dtype=torch.int64)}, ShapeError, "y0 must be"),
-        ({"y0": torch.ones(1, 2, 2)}, ShapeError, "y0 must be"),
+        ({"y0": torch.ones(())}, ShapeError, "y0 must be"),
+        ({"y0": torch.ones(0, 2)}, ShapeError, "y0 must be"),
         ({"method": "euler"}, UnknownNameError, "dopri5"),
         ({"rtol": 0.0}, SettingsError, "rtol"),
         ({"max_steps": 0}, SettingsError, "max_steps"),

@@ -43,6 +43,13 @@ class ToleranceCheck:
     trusted : bool
         False if the evidences differ by more than the standard error of ``evidence`` and two of ``difference``, if the
         two posteriors barely overlap, or if one evidence is not trusted.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.evidence import Evidence, ToleranceCheck
+    >>> one, other = (Evidence("bridge_sampling", value, 0.01, 8000) for value in (-145.45, -145.56))
+    >>> print(ToleranceCheck(1e-2, 1e-4, one, other, -0.11, 0.002))
+    log evidence -145.450 +- 0.010 at rtol 0.01, -145.560 +- 0.010 at 0.0001, difference -0.1100 +- 0.0020
     """
 
     rtol: float
@@ -125,11 +132,10 @@ def tolerance_check(
 
     >>> import pyro, pyro.distributions as dist, torch, bayeskit as bk
     >>> def model(h, y):
-    ...     rate = pyro.sample("rate", dist.LogNormal(torch.zeros(()), 0.5))
+    ...     rate = pyro.sample("rate", dist.LogNormal(torch.zeros_like(y), 0.5))
     ...     pyro.sample("y", dist.Normal((1 - h * rate) ** round(1 / h), 0.02), obs=y)
-    >>> check = bk.evidence.tolerance_check(
-    ...     lambda h: bk.Target.from_pyro(model, h, torch.tensor(0.1)), 1 / 8, progress=False
-    ... )
+    >>> y = torch.tensor(0.1, dtype=torch.float64)
+    >>> check = bk.evidence.tolerance_check(lambda h: bk.Target.from_pyro(model, h, y), 1 / 8, progress=False)
     >>> check.trusted, 0 < -check.difference < 1
     (False, True)
     """
