@@ -9,6 +9,8 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 
@@ -177,6 +179,31 @@ def test_a_number_that_differs_is_seen(device, monkeypatch):
     assert not differences(expected, found)
     _, other = run_example(name, device, {**shorter, "1e-3": "1.00001e-3"})
     assert any("unconstrained" in one for one in differences(expected, other))
+
+
+def test_an_amortised_posterior_gives_the_numbers_of_the_host(device):
+    def model(x, y):
+        mean = pyro.sample("mean", dist.Normal(x.new_zeros(()), 1.0))
+        with pyro.plate("groups", len(y)):
+            effect = pyro.sample("effect", dist.Normal(mean * x, 0.5))
+            pyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+    x, y = torch.linspace(0.5, 2.0, 4, dtype=torch.float64), torch.linspace(-1.0, 2.0, 4, dtype=torch.float64)
+    settings = {"sizes": (2, 4), "num_steps": 4, "batch_size": 8, "progress": False}
+    here = bk.amortize(model, (x, y), **settings)
+    there = bk.amortize(model, (x.to(device), y.to(device)), **settings)
+    # Adam magnifies the rounding of single precision, so that the trained networks are only alike.
+    assert torch.allclose(here.training.losses, there.training.losses, rtol=1e-2)
+    there.network.load_state_dict({name: value.to(device) for name, value in here.network.state_dict().items()})
+    assert not differences(
+        here.sample(x, y, num_draws=8, check=False).values(),
+        there.sample(x.to(device), y.to(device), num_draws=8, check=False).values(),
+    )
+    # By importance sampling, however poor the networks are.
+    expected = here._by_importance(here.target(x, y), 400, 0)
+    found = there._by_importance(there.target(x.to(device), y.to(device)), 400, 0)
+    assert not differences({"evidence": expected.evidence}, {"evidence": found.evidence})
+    assert found.draws.unconstrained.device == device
 
 
 # -- estimators of the evidence -----------------------------------------------------------------

@@ -61,9 +61,8 @@ class Standardizer(nn.Module):
         """Set shift and scale from ``x``, ``(items, width)``; a column without spread keeps its scale."""
         if x.numel() == 0:
             return
-        low, middle, high = torch.quantile(
-            x.double(), torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, device=x.device), dim=0
-        )
+        quarters = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, device=x.device)
+        low, middle, high = torch.quantile(x.double(), quarters, dim=0)
         spread = (high - low) / 1.35
         # Counts and indicators: most values are equal, and quartiles may be, too.
         spread = torch.where(spread > 0, spread, x.double().std(0).nan_to_num())

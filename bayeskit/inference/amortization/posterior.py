@@ -395,7 +395,8 @@ class AmortizedPosterior:
         *data
             Arguments of the model.
         num_draws : int, default 10,000
-            Draws of the proposal, and of the result.
+            Draws of the proposal and of the result, which has as many as there are particles where sequential Monte Carlo
+            is needed.
         seed : int, default 0
         progress : bool, default True
 
@@ -440,7 +441,7 @@ class AmortizedPosterior:
         light, heavy = (round(share * num_draws) for share in shares)
         prior = num_draws - light - heavy
         with one_thread():
-            settings = {"generator": generator, "dtype": torch.float64, "device": target.device}
+            settings: Any = {"generator": generator, "dtype": torch.float64, "device": target.device}
             noise = torch.randn(light + heavy, at.dim, **settings)
             # Half a chi-squared variable of an even number of degrees of freedom is a sum of exponential ones.
             uniform = 1 - torch.rand(heavy, _DEGREES_OF_FREEDOM // 2, **settings)
