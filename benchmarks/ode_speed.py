@@ -176,10 +176,8 @@ def draws(record: dict[str, Any]) -> None:
         PREDATORS: (lambda: predators_by("bayeskit", record["data"]), reference),
         "one_comp_mm_elim_abs": (lambda: bk.Target.from_pyro(bodies()["compartment"], half_days, y), REFERENCE),
     }
-    print(
-        "\n4 chains of 1,000 draws at the defaults")
-    print("| model | processor seconds | largest error of a mean | largest R-hat | smallest ESS |"
-    )
+    print("\n4 chains of 1,000 draws at the defaults")
+    print("| model | processor seconds | largest error of a mean | largest R-hat | smallest ESS |")
     print("|---|---|---|---|---|")
     for name, (make, right) in targets.items():
         begin = processor_seconds()
