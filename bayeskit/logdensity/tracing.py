@@ -303,7 +303,7 @@ class Tape(TorchFunctionMode):
         self._outside: list[Tensor] = []
         self._calls: list[tuple[Any, TreeSpec, list[Any], list[Any]]] = []
         self._record: list[Any] = []
-        self._level = batching_level()
+        self._level, self._has_gradients = batching_level(), torch.is_grad_enabled()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -313,9 +313,9 @@ class Tape(TorchFunctionMode):
         depends = any(isinstance(leaf, Tensor) and id(leaf) in self._depends for leaf in leaves)
         name = name_of(func)
         self.lost |= (
-            changes_in_place(func, kwargs)
+            (changes_in_place(func, kwargs) and (depends or name != "requires_grad"))  # as Pyro's parameters ask for
             or name in _RANDOM
-            or name == "set_grad_enabled"
+            or (depends and torch.is_grad_enabled() != self._has_gradients)
             or batching_level() != self._level
             or any(isinstance(x, Tensor) for leaf in leaves if isinstance(leaf, slice) for x in _ends(leaf))
         )

@@ -220,9 +220,9 @@ def _recorded(
         )
     if tape.lost:
         raise ModelError(
-            "f cannot be recorded: it reads the value of a tensor, changes one in place, draws random numbers or calls "
-            "a transform of torch.func. Remedy: use torch.where instead of branches, and torch.stack instead of "
-            "assignment"
+            "f cannot be recorded: it reads the value of a tensor, changes one in place, draws random numbers, "
+            "switches gradients off or calls a transform of torch.func. Remedy: use torch.where instead of branches, "
+            "and torch.stack instead of assignment"
         )
     return tape.program(given, [found])
 

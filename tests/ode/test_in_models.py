@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.nn import PyroModule, pyro_method
 
 import bayeskit as bk
 from bayeskit.errors import CompilationWarning, ModelError
@@ -150,6 +151,23 @@ def test_plates_of_equations_and_rates_from_outside(compile):
     (value, gradient), (right_value, right_gradient) = target.value_and_grad(u), right.value_and_grad(u)
     assert (value - right_value).abs().max() < 1e-6
     assert (gradient - right_gradient).abs().max() < 1e-5
+
+
+def test_a_network_inside_a_module_of_pyro_has_gradients():
+    class Hidden(PyroModule):
+        def __init__(self):
+            super().__init__()
+            self.slope = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2)).double()
+
+        @pyro_method
+        def model(self, y):
+            start = pyro.sample("start", dist.Normal(torch.zeros_like(y[:2]), 1.0).to_event(1))
+            path = bk.ode.solve(lambda t, z, _: self.slope(z), start.expand(2, 3, 2), TIMES)
+            pyro.sample("y", dist.Normal(path[0, 0, 1:, 0], 0.1).to_event(1), obs=y)
+
+    hidden = Hidden()
+    pyro.poutine.trace(hidden.model).get_trace(DATA).log_prob_sum().backward()
+    assert all(bool((x.grad != 0).any()) for x in hidden.parameters())
 
 
 def test_threads_share_a_target():

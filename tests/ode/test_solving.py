@@ -50,6 +50,11 @@ def forced(t, y, rates):
     return -rates["decay"] * (y - torch.cos(rates["frequency"] * t))
 
 
+def without_gradients(t, y, rates):
+    with torch.no_grad():
+        return predator_and_prey(t, y, rates)
+
+
 def tensor(values):
     return torch.tensor(values, dtype=DOUBLE)
 
@@ -363,6 +368,7 @@ def test_shapes():
         ({"f": lambda t, y, p: y if y[0] > 0 else -y}, ModelError, "torch.where"),
         ({"f": lambda t, y, p: y[:, 0]}, ModelError, "write f for one chain"),
         ({"f": lambda t, y, p: y * torch.rand(2)}, ModelError, "random"),
+        ({"f": without_gradients}, ModelError, "switches gradients off"),
     ],
 )
 def test_bad_input(change, error, words):
