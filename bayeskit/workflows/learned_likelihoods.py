@@ -62,9 +62,17 @@ Prior = Any  # a distribution, or a Pyro model that returns the parameters
 class _Network(nn.Module):
     """Density of data ``(*batch, k)`` given parameters ``(*batch, p)``, in double precision."""
 
+    flow: Any
+    parameter_location: Tensor
+    parameter_scale: Tensor
+    parameter_bent: Tensor
+    data_location: Tensor
+    data_scale: Tensor
+    data_bent: Tensor
+
     def __init__(self, num_parameters: int, num_data: int, hidden: Sequence[int], num_transforms: int, bins: int):
         super().__init__()
-        options = {"hidden_features": tuple(hidden), "activation": _Smooth}
+        options: dict[str, Any] = {"hidden_features": tuple(hidden), "activation": _Smooth}
         affine = zuko.flows.MAF(num_data, num_parameters, transforms=1, **options)
         splines = zuko.flows.NSF(num_data, num_parameters, bins=bins, transforms=num_transforms, **options)
         self.flow = zuko.flows.Flow([*affine.transform.transforms, *splines.transform.transforms], splines.base)
@@ -75,14 +83,17 @@ class _Network(nn.Module):
         self.double()
 
     def learn_scales(self, parameters: Tensor, data: Tensor) -> None:
+        """Set the scales by simulations."""
         low, high = parameters.quantile(torch.tensor([0.01, 0.99], dtype=torch.float64), 0)
-        self.parameter_bent = (parameters.amin(0) > 0) & (high > _ORDERS * low.clamp(min=1e-300))
+        self.parameter_bent.copy_((parameters.amin(0) > 0) & (high > _ORDERS * low.clamp(min=1e-300)))
         straight = self._straight(parameters)
-        self.parameter_location, self.parameter_scale = straight.mean(0), _positive(straight.std(0))
+        self.parameter_location.copy_(straight.mean(0))
+        self.parameter_scale.copy_(_positive(straight.std(0)))
         low, centre, high = data.quantile(torch.tensor([0.16, 0.5, 0.84], dtype=torch.float64), 0)
-        self.data_location, self.data_scale = centre, _positive((high - low) / 2)
-        far = ((data - centre) / self.data_scale).abs() > _FAR
-        self.data_bent = far.double().mean(0) > _HEAVY_SHARE
+        self.data_location.copy_(centre)
+        self.data_scale.copy_(_positive((high - low) / 2))
+        far = ((data - self.data_location) / self.data_scale).abs() > _FAR
+        self.data_bent.copy_(far.double().mean(0) > _HEAVY_SHARE)
 
     def _straight(self, parameters: Tensor) -> Tensor:
         logarithms = parameters.clamp(min=torch.finfo(torch.float64).tiny).log()
@@ -216,7 +227,8 @@ def _as_model(prior: Prior) -> Callable[[], Tensor]:
                 f"the prior has batch shape {tuple(prior.batch_shape)} and event shape {tuple(prior.event_shape)}; "
                 "give the distribution of one vector, for example by to_event(1)"
             )
-        return lambda: pyro.sample("parameters", prior).reshape(-1)
+        distribution: Any = prior
+        return lambda: pyro.sample("parameters", distribution).reshape(-1)
     if not callable(prior):
         raise SettingsError(
             f"the prior is a {type(prior).__name__}; give a distribution, or a Pyro model that returns the parameters"
@@ -489,10 +501,11 @@ class LearnedLikelihood:
                 "learned: simulate from a prior that can give such data, correct the data or the simulator, or pass "
                 "validate_args=False to evaluate the density anyway"
             )
-        rare = int((self.surprise(data) <= _RARE).sum())
-        if binom.sf(rare - 1, distance.numel(), _RARE) < _SURPRISING:
+        share = max(_RARE, 1 / (1 + len(self._distances)))
+        rare = int((self.surprise(data) <= share).sum())
+        if binom.sf(rare - 1, distance.numel(), share) < _SURPRISING:
             warn_user(
-                f"{rare} of {distance.numel()} data are among the farthest {_RARE:.1%} of simulations; simulator or "
+                f"{rare} of {distance.numel()} data are among the farthest {share:.1%} of simulations; simulator or "
                 "prior may be wrong, and the likelihood there is learned from few simulations: call refine",
                 DataWarning,
             )
@@ -754,7 +767,7 @@ def _result(
     if failed > _TRUSTED_FAILURES * total:
         said = ", ".join(f"{what}: {times}" for what, times in failures.items())
         problems.append(f"{failed} of {total} simulations gave no valid data ({said}): correct simulator or prior")
-    found = {
+    found: dict[str, Any] = {
         "network": network,
         "score": float(scores.mean()),
         "score_error": float(scores.std()) / math.sqrt(n),

@@ -37,7 +37,7 @@ from bayeskit.inference.evidence.sequential import smc
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS
 from bayeskit.inference.samplers.smc import sample_smc, systematic
 from bayeskit.inference.training import Fit, fit
-from bayeskit.logdensity.combinators import rebased
+from bayeskit.logdensity.combinators import call_of, rebased
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
