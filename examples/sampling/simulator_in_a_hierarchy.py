@@ -134,8 +134,8 @@ axes.legend()
 # The baseline
 # ------------
 # Rejection :cite:p:`pritchard1999` keeps parameters whose data sets look like the observed one. For one group alone,
-# with as many simulations as the network had, it is farther from the posterior: summaries lose something, and those kept
-# are near the observed ones but not equal.
+# with as many simulations as the network had, it is farther from the posterior: summaries lose something, and those
+# kept are near the observed ones but not equal.
 
 first, grid = y[:, 0], torch.cartesian_prod(a, skews)
 log_prior = prior.log_prob(grid)

@@ -395,8 +395,7 @@ class AmortizedPosterior:
         *data
             Arguments of the model.
         num_draws : int, default 10,000
-            Draws of the proposal and of the result; where sequential Monte Carlo is needed, the result has as many as there
-            are particles.
+            Draws of the proposal and of the result. Sequential Monte Carlo returns its particles.
         seed : int, default 0
         progress : bool, default True
 
