@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from operator import is_not
 from pathlib import Path
@@ -39,8 +39,9 @@ from bayeskit.inference.amortization.simulations import (
     SizeStructure,
 )
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding
+from bayeskit.inference.evidence.diagnostics import Diagnostics, from_draws
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.evidence.sequential import smc
+from bayeskit.inference.evidence.sequential import average
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS
 from bayeskit.inference.samplers.smc import sample_smc, systematic
 from bayeskit.inference.training import Fit, fit
@@ -420,17 +421,16 @@ class AmortizedPosterior:
         self._inputs(target)
         off = self._off_simulations(target, seed)
         if off is None:
-            corrected = self._by_importance(target, num_draws, seed)
+            corrected = _judged(target, self._by_importance(target, num_draws, seed))
             if corrected.evidence.trusted:
                 return corrected
         with torch.no_grad():
             start = target if off is not None else rebased(target, self.at(target))
             run = sample_smc(start, seed=seed, progress=progress)
-            evidence = smc(start, run, seed=seed)
-        way = "from the prior" if off is not None else "from the network"
-        plain = Evidence(**{name: getattr(evidence, name) for name in Evidence.__dataclass_fields__})
+            way = "from the prior" if off is not None else "from the network"
+            evidence = average(start, run, f"amortised posterior, SMC {way}")
         draws = _as_draws(target, run.draws.unconstrained.flatten(0, 1), run.draws.settings | {"seed": seed})
-        return Corrected(draws, replace(plain, method=f"amortised posterior, SMC {way}"))
+        return _judged(target, Corrected(draws, evidence))
 
     @torch.no_grad()
     def _by_importance(self, target: Target, num_draws: int, seed: int) -> Corrected:
@@ -600,6 +600,12 @@ class AmortizedPosterior:
     def __repr__(self) -> str:
         size = "" if self.sizes is None else f", {self.sizes[0]} to {self.sizes[1]} observations"
         return f"AmortizedPosterior(sites: {', '.join(self.structure.sites)}{size}, encoding={self.encoding!r})"
+
+
+def _judged(target: Target, corrected: Corrected) -> Corrected:
+    """Return the result with a warning if the draws miss a mode of the posterior."""
+    draws, evidence = corrected
+    return Corrected(draws, Diagnostics(target).judge(from_draws(evidence, draws)))
 
 
 def _as_draws(target: Target, u: Tensor, settings: dict[str, Any]) -> Draws:
