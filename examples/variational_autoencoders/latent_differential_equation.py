@@ -5,9 +5,9 @@ Irregular times: a latent differential equation
 **What you will learn:** how to train an autoencoder whose decoder is a differential equation, so that every series may
 be observed at times of its own, and what is lost by a model that does not look at the times.
 
-A pendulum swings with friction, and a few times, each series at its own, its angle is measured. The code of a series is
-the state of a hidden system at time zero, a network is the slope of that system, and a linear map turns states into
-angles :cite:p:`chen2018,rubanova2019`.
+Pendulums swing with friction, and a few times, each at its own, their angles are measured; speeds never are. The code
+of a series is the state at time zero, the decoder a differential equation with parameters to be learnt, and the guide a
+network :cite:p:`chen2018,rubanova2019`.
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -27,7 +27,7 @@ from bayeskit.gallery import is_small
 from bayeskit.inference.held_out import importance_sampling
 from bayeskit.inference.objectives import IWAE
 
-NOISE, TIMES = 0.1, torch.linspace(0.0, 8.0, 33)
+NOISE, TIMES = 0.1, torch.linspace(0.0, 4.0, 17)
 
 
 def pendulums(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,12 +36,12 @@ def pendulums(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     start = torch.randn(count, 2, generator=stream)
     path = bk.ode.solve(lambda t, z, _: torch.stack([z[1], -2 * z[0].sin() - 0.3 * z[1]]), start, TIMES)
     angle = path[..., 0]
-    seen = torch.rand(angle.shape, generator=stream) < 0.25
+    seen = torch.rand(angle.shape, generator=stream) < 0.4
     return angle, torch.where(seen, angle + NOISE * torch.randn(angle.shape, generator=stream), 0.0), seen
 
 
-_, train, train_seen = pendulums(100 if is_small() else 500, 0)
-truth, test, test_seen = pendulums(50 if is_small() else 200, 1)
+_, train, train_seen = pendulums(400 if is_small() else 1000, 0)
+truth, test, test_seen = pendulums(100 if is_small() else 200, 1)
 print(f"{len(train)} series of {float(train_seen.sum(1).float().mean()):.1f} measurements each")
 
 # %%
@@ -50,36 +50,39 @@ print(f"{len(train)} series of {float(train_seen.sum(1).float().mean()):.1f} mea
 #
 # .. math::
 #
-#    z_0 \sim N(0, I), \qquad \dot z = f_\theta(z), \qquad x_i \mid z_0 \sim N(a^\top z(t_i) + b, s^2), \qquad
-#    q(z_0 \mid x) = N(m(x), \mathrm{diag}\, v(x)),
+#    z_0 \sim N(0, I), \qquad \dot z_1 = z_2, \quad \dot z_2 = -\theta_1 \sin z_1 - \theta_2 z_2, \qquad
+#    x_i \mid z_0 \sim N(z_1(t_i), s^2), \qquad q(z_0 \mid x) = N(m(x), \mathrm{diag}\, v(x)),
 #
 # where :math:`m` and :math:`v` come from the mean of a network's outputs for all pairs :math:`(t_i, x_i)` that are
-# seen, whatever their number. All series are solved on the union of their times, with steps of their own.
+# seen, whatever their number; it is given waves of :math:`t_i`, and their products with :math:`x_i`. All series are
+# solved on the union of their times, with steps of their own.
 
 
 class LatentEquation(PyroModule):
-    def __init__(self, dim: int = 3, width: int = 32) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.slope = nn.Sequential(nn.Linear(dim, width), nn.Tanh(), nn.Linear(width, dim))
-        self.readout, self.log_noise = nn.Linear(dim, 1), nn.Parameter(torch.tensor(-1.0))
-        self.each = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
-        self.whole = nn.Sequential(nn.Linear(65, 64), nn.Tanh(), nn.Linear(64, 2 * dim))
-        self.dim = dim
+        self.log_rates, self.log_noise = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.tensor(-1.0))
+        self.each = nn.Sequential(nn.Linear(24, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh())
+        self.whole = nn.Sequential(nn.Linear(33, 32), nn.Tanh(), nn.Linear(32, 4))
+
+    def slope(self, t: Tensor, z: Tensor, rates: Tensor) -> Tensor:
+        return torch.stack([z[1], -rates[0] * z[0].sin() - rates[1] * z[1]])
 
     def angles(self, z: Tensor) -> Tensor:
-        path = bk.ode.solve(lambda t, z, _: self.slope(z), z, TIMES.to(z), rtol=1e-4, atol=1e-4)
-        return self.readout(path).squeeze(-1)
+        return bk.ode.solve(self.slope, z, TIMES.to(z), self.log_rates.exp(), rtol=1e-4, atol=1e-4)[..., 0]
 
     @pyro_method
     def model(self, x: Tensor, seen: Tensor) -> None:
         with pyro.plate("series", len(x)):
-            z = pyro.sample("z", dist.Normal(torch.zeros_like(x[0, : self.dim]), 1.0).to_event(1))
+            z = pyro.sample("z", dist.Normal(torch.zeros_like(x[0, :2]), 1.0).to_event(1))
             noise = dist.Normal(self.angles(z), self.log_noise.exp())
             pyro.sample("x", noise.mask(seen).to_event(1), obs=x)
 
     @pyro_method
     def guide(self, x: Tensor, seen: Tensor) -> None:
-        pairs = torch.stack([TIMES.to(x).expand_as(x) / 8, x], -1)
+        waves = torch.outer(TIMES.to(x), torch.linspace(0.0, 2.5, 6, dtype=x.dtype))
+        waves = torch.cat([waves.cos(), waves.sin()], -1)
+        pairs = torch.cat([waves.expand(len(x), -1, -1), x.unsqueeze(-1) * waves], -1)
         found = (self.each(pairs) * seen.unsqueeze(-1)).sum(1)
         count = seen.sum(1, keepdim=True)
         loc, log_scale = self.whole(torch.cat([found / count.clamp(min=1), count / 8], -1)).chunk(2, -1)
@@ -95,43 +98,44 @@ def new_equation() -> LatentEquation:
 # %%
 # Before the data
 # ---------------
-# Series of an untrained equation: smooth, and unlike a pendulum.
+# Series of the equation before it has learnt: all swing too slowly, and with too much friction.
 
 figure = Figure(figsize=(7, 2.6), layout="constrained")
 axes = figure.subplots()
 with torch.no_grad():
-    axes.plot(TIMES, new_equation().angles(torch.randn(8, 3, generator=torch.Generator().manual_seed(2))).mT)
+    axes.plot(TIMES, new_equation().angles(torch.randn(8, 2, generator=torch.Generator().manual_seed(2))).mT)
 axes.set(xlabel="time", ylabel="angle, untrained")
 
 # %%
 # An exact twin
 # -------------
-# With a linear slope, all measurements of a series are jointly normal, and their likelihood is known from matrix
-# exponentials. Importance sampling has to find it.
+# With :math:`z_1` in place of its sine, all measurements of a series are jointly normal, and their likelihood is known
+# from matrix exponentials. Importance sampling has to find it.
 
-linear = new_equation().double()
-linear.slope = nn.Linear(3, 3, bias=False).double()
-with torch.no_grad():
-    linear.slope.weight.copy_(torch.tensor([[-0.2, 1.5, 0.0], [-1.5, -0.2, 0.0], [0.0, 0.5, -0.5]]))
-    linear.log_noise.fill_(0.0)
+
+class Linear(LatentEquation):
+    def slope(self, t: Tensor, z: Tensor, rates: Tensor) -> Tensor:
+        return torch.stack([z[1], -rates[0] * z[0] - rates[1] * z[1]])
+
+
+linear = Linear().double()
 few, few_seen = test[:20].double(), test_seen[:20]
-reach = linear.readout.weight @ torch.linalg.matrix_exp(linear.slope.weight * TIMES.double()[:, None, None])
-reach = reach.squeeze(1).detach()
-exact = torch.stack([
-    dist.MultivariateNormal(
-        linear.readout.bias.detach().expand(int(own.sum())), reach[own] @ reach[own].mT + torch.eye(int(own.sum()))
-    ).log_prob(x[own])
-    for x, own in zip(few, few_seen, strict=True)
-])  # fmt: skip
+linear.log_noise.requires_grad_(False).fill_(0.0)
+matrix = torch.tensor([[0.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
+reach = torch.linalg.matrix_exp(matrix * TIMES.double()[:, None, None])[:, 0]
+exact = []
+for x, own in zip(few, few_seen, strict=True):
+    covariance = reach[own] @ reach[own].mT + torch.eye(int(own.sum()), dtype=torch.float64)
+    exact.append(dist.MultivariateNormal(torch.zeros_like(x[own]), covariance).log_prob(x[own]))
 
 
 def prior_as_guide(x: Tensor, seen: Tensor) -> None:
     with pyro.plate("series", len(x)):
-        pyro.sample("z", dist.Normal(x.new_zeros(3), 1.0).to_event(1))
+        pyro.sample("z", dist.Normal(x.new_zeros(2), 1.0).to_event(1))
 
 
-found = importance_sampling(linear.model, prior_as_guide, few, few_seen, num_samples=2000, seed=0, progress=False)
-z = (found.log_likelihood - exact) / found.pointwise_standard_error
+found = importance_sampling(linear.model, prior_as_guide, few, few_seen, num_samples=4000, seed=0, progress=False)
+z = (found.log_likelihood - torch.stack(exact)) / found.pointwise_standard_error
 print(f"importance sampling is off by at most {float(z.abs().max()):.2f} of its standard errors")
 assert found.trusted and z.abs().max() < 4.5
 
@@ -147,17 +151,17 @@ def without_times(x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     return x.gather(1, order), seen.gather(1, order)
 
 
-epochs = 15 if is_small() else 150
-adam = functools.partial(torch.optim.Adam, lr=5e-3)
-options = {"num_epochs": epochs, "batch_size": 50, "optimizer": adam, "seed": 0, "progress": False}
+adam = functools.partial(torch.optim.Adam, lr=1e-2)
+options = {"num_epochs": 100, "batch_size": 100, "optimizer": adam, "seed": 0, "progress": False}
 scores, trained = {}, {}
 for name, change in (("times", lambda *data: data), ("no times", without_times)):
     vae = trained[name] = new_equation()
     bk.fit(vae.model, vae.guide, IWAE(num_particles=5), change(train, train_seen), gradient_clipping=10.0, **options)
     data = change(test, test_seen)
     scores[name] = importance_sampling(vae.model, vae.guide, *data, num_samples=500, seed=1, progress=False)
-    print(f"{name}: {scores[name].mean:.2f} +- {scores[name].standard_error:.2f} nats a series, trusted: ", end="")
-    print(f"{scores[name].trusted}, noise {float(vae.log_noise.detach().exp()):.3f}")
+    rates, noise = vae.log_rates.detach().exp().tolist(), float(vae.log_noise.detach().exp())
+    print(f"{name}: {scores[name].mean:.2f} +- {scores[name].standard_error:.2f} nats a series", end="")
+    print(f", trusted: {scores[name].trusted}, rates {rates[0]:.3f} and {rates[1]:.3f}, noise {noise:.3f}")
 gain = scores["times"].log_likelihood - scores["no times"].log_likelihood
 print(f"what times are worth: {float(gain.mean()):.2f} +- {float(gain.std()) / math.sqrt(len(gain)):.2f} nats a series")
 assert gain.mean() > 4.5 * gain.std() / math.sqrt(len(gain))
@@ -165,7 +169,9 @@ assert gain.mean() > 4.5 * gain.std() / math.sqrt(len(gain))
 # %%
 # What it says
 # ------------
-# Paths of three test series, from twenty codes of the guide, go through what is seen, and between it near the truth.
+# The true rates are 2 and 0.3, and the model with times finds them nearly; the noise, truly 0.1, comes out larger,
+# because it covers for a guide that misses some codes, of which importance sampling warns, too. Paths of three test
+# series, from twenty codes of the guide, go through what is seen, and between it near the truth.
 
 figure = Figure(figsize=(7.5, 2.6), layout="constrained")
 with torch.no_grad(), global_stream(torch.Generator().manual_seed(3)):
@@ -182,5 +188,6 @@ for n, axes in enumerate(figure.subplots(1, 3, sharey=True)):
 # %%
 # Try it on yours
 # ---------------
-# Put your series on the union of their times with a mask of what is seen; more outputs of ``readout`` serve several
-# quantities, and inputs that drive the system go into ``params``.
+# Put your series on the union of their times with a mask of what is seen. A network serves as slope where no law is
+# known: :func:`~bayeskit.ode.solve` differentiates what ``f`` uses from outside. Inputs that drive the system go into
+# ``params``.
