@@ -190,7 +190,7 @@ class LearnedDistribution(TorchDistribution):  # type: ignore[misc]
         if self._validate_args and not is_batched(value) and not value.requires_grad:
             self.likelihood.check(value)
         data = value.reshape(*value.shape[:cut], -1).to(torch.float64)
-        found = self.likelihood.network.log_prob(self.parameters.to(torch.float64), data)
+        found = self.likelihood.network_on(data.device).log_prob(self.parameters.to(torch.float64), data)
         return found.to(self.parameters.dtype)
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008  torch's own signature
@@ -199,7 +199,7 @@ class LearnedDistribution(TorchDistribution):  # type: ignore[misc]
         parameters = self.parameters.to(torch.float64)
         size = self.event_shape.numel()
         noise = torch.randn(*shape, size, dtype=torch.float64, device=parameters.device)
-        drawn = self.likelihood.network.draw(parameters.expand(*shape, parameters.shape[-1]), noise)
+        drawn = self.likelihood.network_on(noise.device).draw(parameters.expand(*shape, parameters.shape[-1]), noise)
         return drawn.reshape(shape + self.event_shape).to(self.parameters.dtype)
 
 
@@ -294,10 +294,10 @@ class _Run:
         if event_shape is not None and shape != event_shape:
             raise ShapeError(f"one datum of the simulator had shape {tuple(event_shape)} and now has {tuple(shape)}")
         self.event_shape = shape
-        flat = data.reshape(len(data), -1).to(torch.float64)
+        flat = data.reshape(len(data), -1).cpu().to(torch.float64)
         finite = flat.isfinite().all(1)
         self._count("not finite", int((~finite).sum()))
-        return parameters[rows[finite]].to(torch.float64), flat[finite]
+        return parameters.cpu()[rows[finite]].to(torch.float64), flat[finite]
 
     def _one_by_one(
         self, parameters: Tensor, given: tuple[Any, ...], event_shape: torch.Size | None
@@ -418,6 +418,7 @@ class LearnedLikelihood:
     _distances: Tensor = field(repr=False)
     _simulator: Any = field(repr=False, default=None)
     _prior: Any = field(repr=False, default=None)
+    _copies: dict[torch.device, Any] = field(repr=False, default_factory=dict)
 
     def __str__(self) -> str:
         flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
@@ -451,11 +452,14 @@ class LearnedLikelihood:
         """Return :meth:`distribution`."""
         return self.distribution(parameters, validate_args)
 
-    def to(self, device: torch.device | str) -> LearnedLikelihood:
-        """Return the likelihood on another device."""
-        moved = _Simulations(*(x.to(device) for x in self._simulations))
-        network = copy.deepcopy(self.network).to(device)
-        return replace(self, network=network, _simulations=moved, _distances=self._distances.to(device))
+    def network_on(self, device: torch.device) -> Any:
+        """Return the network on a device; a copy is made once."""
+        here = next(self.network.parameters()).device
+        if device == here:
+            return self.network
+        if device not in self._copies:
+            self._copies[device] = copy.deepcopy(self.network).to(device)
+        return self._copies[device]
 
     # -- where the simulations were -------------------------------------------------------------
 
@@ -469,7 +473,7 @@ class LearnedLikelihood:
         """
         distance = self._distance(data)
         beyond = (self._distances >= distance.reshape(-1, 1)).double().sum(1)
-        return ((1 + beyond) / (1 + len(self._distances))).reshape(distance.shape)
+        return ((1 + beyond) / (1 + len(self._distances))).reshape(distance.shape).to(data.device)
 
     def _distance(self, data: Tensor) -> Tensor:
         cut = data.dim() - len(self.event_shape)
@@ -513,7 +517,7 @@ class LearnedLikelihood:
     def covers(self, parameters: Tensor) -> Tensor:
         """Tell whether parameters ``(*batch, p)`` lie within the range of the simulated ones, ``(*batch)``, bool."""
         low, high = self._simulations.parameters.aminmax(dim=0)
-        return ((parameters >= low) & (parameters <= high)).all(-1)
+        return ((parameters >= low.to(parameters)) & (parameters <= high.to(parameters))).all(-1)
 
     # -- sequential rounds ----------------------------------------------------------------------
 
@@ -778,6 +782,7 @@ def _result(
         "warnings": tuple(problems),
         "_simulations": simulations,
         "_distances": distances.sort().values,
+        "_copies": {},
     }
     return LearnedLikelihood(**before, **found) if isinstance(before, dict) else replace(before, **found)
 
@@ -973,13 +978,13 @@ def rejection_abc(
     if len(data) < sets * rows:
         raise DataError(f"{sets * rows - len(data)} simulations gave no valid data; correct the simulator or the prior")
     simulated = data.reshape(sets, rows, -1)
-    given = observed.reshape(1, rows, -1).to(torch.float64)
+    given = observed.reshape(1, rows, -1).cpu().to(torch.float64)
     summarised = summary or _moments
     found, wanted = summarised(simulated), summarised(given)
     scale = _positive((found - found.median(0).values).abs().median(0).values)
     distance = ((found - wanted) / scale).square().sum(1)
     kept = distance.topk(max(10, round(share * sets)), largest=False).indices
-    return every.reshape(sets, rows, -1)[kept, 0].to(parameters.dtype)
+    return every.reshape(sets, rows, -1)[kept, 0].to(parameters)
 
 
 def _moments(data: Tensor) -> Tensor:
