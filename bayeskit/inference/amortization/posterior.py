@@ -18,7 +18,7 @@ from pyro.distributions import Delta, TorchDistribution, constraints
 from torch import Tensor, nn
 
 from bayeskit.core.folders import Schema
-from bayeskit.core.inputs import arrays_as_tensors, real_number, unknown_name, whole_number
+from bayeskit.core.inputs import arrays_as_tensors, lists_as_tensors, real_number, unknown_name, whole_number
 from bayeskit.core.randomness import derived_seed, global_stream, new_generator, one_thread
 from bayeskit.core.statistics import (
     log_mean_exp,
@@ -38,7 +38,7 @@ from bayeskit.inference.amortization.simulations import (
     Simulator,
     SizeStructure,
 )
-from bayeskit.inference.evidence.checks import weight_problems, with_rounding
+from bayeskit.inference.evidence.checks import weight_problems, with_rounding, without_nan
 from bayeskit.inference.evidence.diagnostics import Diagnostics, from_draws
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.sequential import average
@@ -61,7 +61,10 @@ _CHAINS = 4
 _JUDGES, _TYPICAL = 2000, 0.99
 #: Shares of the proposal of the correction: the network with Student-t noise, and the prior.
 _TAIL_SHARE, _PRIOR_SHARE, _DEGREES_OF_FREEDOM = 0.2, 0.1, 6
-_PROBES, _SAME = 4, 1e-6
+_PROBES = 4
+#: Difference of log densities, relative or in nats, by which a model is another one, by the precision of its numbers.
+_SAME = {torch.float64: 1e-6}
+_SAME_IN_SINGLE_PRECISION = 1e-3
 _AUXILIARY = "_amortized"
 
 
@@ -142,10 +145,10 @@ class _At:
         noise, log_volume = self.to_noise(u)
         return log_volume + _normal(noise)
 
-    def defensive_log_prob(self, u: Tensor) -> Tensor:
+    def defensive_log_prob(self, u: Tensor, share: float) -> Tensor:
         """Return the log density of the mixture with a share of Student-t noise."""
         noise, log_volume = self.to_noise(u)
-        light, heavy = math.log1p(-_TAIL_SHARE) + _normal(noise), math.log(_TAIL_SHARE) + _student(noise)
+        light, heavy = math.log1p(-share) + _normal(noise), math.log(share) + _student(noise)
         return log_volume + torch.logaddexp(light, heavy)
 
     def gradient(self, u: Tensor) -> Tensor:
@@ -279,7 +282,7 @@ class AmortizedPosterior:
 
     def target(self, *data: Any) -> Target:
         """Return the target of the model with these data, which are those of a call of the model."""
-        return Target.from_pyro(self.model, *arrays_as_tensors(data))
+        return Target.from_pyro(self.model, *(lists_as_tensors(value) for value in arrays_as_tensors(data)))
 
     def at(self, target: Target) -> _At:
         """Return the distribution that the network gives for the data of a target."""
@@ -316,7 +319,7 @@ class AmortizedPosterior:
         Parameters
         ----------
         *data
-            Arguments of the model.
+            Arguments of the model, by position.
         num_draws : int, default 1000
             Rounded up to a multiple of four; they are independent, and returned as four chains.
         seed : int, default 0
@@ -364,9 +367,16 @@ class AmortizedPosterior:
         -------
         Tensor
             In nats, shape ``(*batch,)``.
+
+        Raises
+        ------
+        ShapeError
+            If vectors or values have other shapes than the sites.
         """
         target = self.target(*data)
         u = values if isinstance(values, Tensor) else target.unconstrain(values)
+        if u.shape[-1:] != (target.dim,):
+            raise ShapeError(f"unconstrained vectors have shape (*batch, {target.dim}), not {tuple(u.shape)}")
         with torch.no_grad(), one_thread():
             log_density = self.at(target).log_prob(u)
         return log_density if isinstance(values, Tensor) else log_density - target.log_jacobian(u)
@@ -386,7 +396,7 @@ class AmortizedPosterior:
         """Draw from the posterior itself, and estimate the evidence, with the network as the proposal.
 
         Importance sampling: the proposal is the network, with a fifth of its draws from heavier tails, and a tenth of
-        all draws from the prior, so that weights are bounded where the network has missed a part. The weights of the
+        all draws from the prior, so that weights are at most ten times the likelihood. The weights of the
         draws are Pareto-smoothed and resampled; those of the evidence are not smoothed, so that it is unbiased. Where
         the weights vary too much, sequential Monte Carlo leads from the network to the posterior; where the data lie
         off the simulations, from the prior.
@@ -436,9 +446,8 @@ class AmortizedPosterior:
     def _by_importance(self, target: Target, num_draws: int, seed: int) -> Corrected:
         generator = new_generator(seed, target.device, "correction of an amortised posterior")
         at = self.at(target)
-        shares = ((1 - _PRIOR_SHARE) * (1 - _TAIL_SHARE), (1 - _PRIOR_SHARE) * _TAIL_SHARE)
-        light, heavy = (round(share * num_draws) for share in shares)
-        prior = num_draws - light - heavy
+        heavy, prior = round((1 - _PRIOR_SHARE) * _TAIL_SHARE * num_draws), round(_PRIOR_SHARE * num_draws)
+        light = num_draws - heavy - prior
         with one_thread():
             settings: Any = {"generator": generator, "dtype": torch.float64, "device": target.device}
             noise = torch.randn(light + heavy, at.dim, **settings)
@@ -447,10 +456,12 @@ class AmortizedPosterior:
             noise[light:] *= (-2 * uniform.log().sum(-1, keepdim=True) / _DEGREES_OF_FREEDOM).rsqrt()
             u = torch.cat([at.from_noise(noise).to(target.dtype), target.sample_prior(prior, seed=generator)])
             log_prior, log_likelihood = target.evaluate(u)
-            log_density = torch.where((log_prior + log_likelihood).isnan(), -torch.inf, log_prior + log_likelihood)
+            log_density = log_prior + log_likelihood
+            _, problems = without_nan(log_density[: light + heavy])  # in the tails of the prior it may overflow
+            log_density = torch.where(log_density.isnan(), -torch.inf, log_density)
             log_proposal = torch.logaddexp(
-                math.log1p(-_PRIOR_SHARE) + at.defensive_log_prob(u),
-                math.log(_PRIOR_SHARE) + log_prior.double().nan_to_num(nan=-torch.inf),
+                math.log((light + heavy) / num_draws) + at.defensive_log_prob(u, heavy / (light + heavy)),
+                math.log(prior / num_draws) + log_prior.double().nan_to_num(nan=-torch.inf),
             )
         log_weights = torch.where(log_density > -torch.inf, log_density.double() - log_proposal, -torch.inf)
         smoothed, shape = pareto_smoothed(log_weights)
@@ -463,7 +474,7 @@ class AmortizedPosterior:
             total,
             with_rounding(error, log_density),
             num_draws,
-            tuple(weight_problems(float(shape), effective)),
+            (*problems, *weight_problems(float(shape), effective)),
             {"pareto_shape": float(shape), "effective_draws": effective, "efficiency": effective / num_draws},
         )
         kept = systematic(smoothed.unsqueeze(0), generator)[0]
@@ -574,7 +585,8 @@ class AmortizedPosterior:
             found = torch.stack(target.evaluate(probes))
         except (ModelError, ShapeError, DataError) as error:
             raise CheckpointError(f"{path} belongs to another model: {error}") from error
-        if found.shape != values.shape or not torch.allclose(found, values, rtol=_SAME, atol=_SAME, equal_nan=True):
+        same = _SAME.get(values.dtype, _SAME_IN_SINGLE_PRECISION)
+        if found.shape != values.shape or not torch.allclose(found, values, rtol=same, atol=same, equal_nan=True):
             raise CheckpointError(
                 f"{path} belongs to another model: at {_PROBES} stored vectors the log prior and log likelihood of "
                 "this model differ from those of the training; pass the model of the training, or amortize this one"
@@ -635,32 +647,28 @@ def _nothing(*_: Any) -> None:
 
 
 def _observing(
-    model: Callable[..., Any], names: tuple[str, ...], args: Arguments, sizes: tuple[int, int] | None
-) -> Any:
-    """Return the model and its arguments with the named sites observed, if the model does not observe them itself."""
+    model: Callable[..., Any], names: tuple[str, ...], args: Arguments, sizes: tuple[int, int] | None, seed: int
+) -> tuple[Callable[..., Any], Arguments, tuple[str, ...]]:
+    """Return the model, its arguments and its first data, with named sites observed that it does not observe itself."""
 
-    def call(size: int) -> tuple[Any, ...]:
-        return args(size) if callable(args) else args
-
-    def placeholders(size: int) -> dict[str, Any]:
+    def sites(given: tuple[Any, ...]) -> list[Any]:
         with pyro.poutine.block(), torch.no_grad():
-            nodes: Any = pyro.poutine.trace(model).get_trace(*call(size)).nodes
+            nodes: Any = pyro.poutine.trace(model).get_trace(*given).nodes
         known = [name for name, site in nodes.items() if site["type"] == "sample"]
         for name in names:
             if name not in known:
                 raise unknown_name("site", name, known)
-        return {name: nodes[name] for name in names}
+        return [nodes[name] for name in names]
 
-    first = placeholders(sizes[0] if sizes else 0)
-    if all(site["is_observed"] for site in first.values()):
-        return model, args, ()
-    if sizes is None:
-        return _Observing(model, names), (*(site["value"] for site in first.values()), *call(0)), names
-    return (
-        _Observing(model, names),
-        lambda size: (*(site["value"] for site in placeholders(size).values()), *call(size)),
-        names,
-    )
+    def with_values(size: int) -> tuple[Any, ...]:
+        given = args(size) if callable(args) else args
+        return (*(site["value"] for site in sites(given)), *given)
+
+    smallest = sizes[0] if sizes is not None else 0
+    with global_stream(new_generator(seed, stream="sites that become data")):
+        if all(site["is_observed"] for site in sites(args(smallest) if callable(args) else args)):
+            return model, args, ()
+        return _Observing(model, names), with_values if callable(args) else with_values(0), names
 
 
 def amortize(
@@ -709,10 +717,10 @@ def amortize(
     num_steps : int, default 5000
         Steps of the optimiser.
     num_simulations : int, optional
-        Data sets that are simulated before the training, where simulations are expensive; a tenth of them are held
-        out, and training stops early where they say so. By default each step has new simulations.
+        Number of data sets that are simulated before the training, for expensive models. A tenth of them are held out,
+        and training stops where their loss no longer falls. By default each step has new simulations.
     batch_size : int, default 256
-        SimulatedBatch data sets of a step.
+        Simulated data sets in a step.
     learning_rate : float, default 0.002
         Of Adam, at the beginning; it falls to zero with a cosine.
     num_transforms : int, default 2
@@ -768,6 +776,8 @@ def amortize(
     (True, True)
     """
     if sizes is not None:
+        if len(sizes) != 2:
+            raise SettingsError(f"sizes must be (smallest, largest), not {sizes}")
         sizes = (whole_number("sizes[0]", sizes[0], least=1), whole_number("sizes[1]", sizes[1], least=1))
         if sizes[1] < sizes[0]:
             raise SettingsError(f"sizes must be (smallest, largest), not {sizes}")
@@ -782,11 +792,13 @@ def amortize(
     num_steps = whole_number("num_steps", num_steps, least=1)
     batch_size = whole_number("batch_size", batch_size, least=2)
     num_transforms = whole_number("num_transforms", num_transforms, least=1)
-    learning_rate = real_number("learning_rate", learning_rate)
+    learning_rate = real_number("learning_rate", learning_rate, (0.0, math.inf))
+    patience = None if patience is None else whole_number("patience", patience, least=1)
     names: tuple[str, ...] = (observed,) if isinstance(observed, str) else tuple(observed)
-    args = args if callable(args) else arrays_as_tensors(args)
+    if not callable(args):
+        args = tuple(lists_as_tensors(arrays_as_tensors(value)) for value in args)
     if names:
-        model, args, names = _observing(model, names, args, sizes)
+        model, args, names = _observing(model, names, args, sizes, seed)
     simulator = Simulator(model, args, sizes, encoding, seed)
     generator = new_generator(seed, stream="first weights of an amortised posterior")
     with global_stream(generator):

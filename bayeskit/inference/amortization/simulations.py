@@ -14,6 +14,8 @@ from bayeskit.core.inputs import warn_user
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import BayeskitWarning, DataError, DataWarning, ModelError, SettingsError, ShapeError
 from bayeskit.inference.amortization.networks import Inputs, Widths
+from bayeskit.logdensity.combinators import call_of
+from bayeskit.logdensity.pyro_density import PyroDensity, parts_of
 from bayeskit.logdensity.target import Target
 
 __all__ = ["Arguments", "Encoding", "KeptSimulations", "SimulatedBatch", "Simulations", "Simulator", "SizeStructure"]
@@ -43,12 +45,13 @@ class SizeStructure(NamedTuple):
     """Which latent sites and which data of a model grow with its size.
 
     ``sites`` and ``data`` say so by name: True for a site or a tensor with one row for each observation. ``constants``
-    are the tensors among the arguments that were the same in all simulations.
+    are the tensors among the arguments that were the same in all simulations, ``plain`` the numbers and words.
     """
 
     sites: dict[str, bool]
     data: dict[str, bool]
     constants: dict[str, Tensor]
+    plain: dict[str, Any]
 
     @classmethod
     def of(cls, small: Target, large: Target, sizes: tuple[int, int] | None) -> SizeStructure:
@@ -66,10 +69,13 @@ class SizeStructure(NamedTuple):
                 )
             return False
 
+        in_plates = {name: plates[:1] != (None,) for name, plates in small.dimensions().items()}
         if [site.name for site in small.sites] != [site.name for site in large.sites]:
             raise ModelError("the latent sites of the model depend on its size; they must be the same at all sizes")
+        # Where there is one size only, a site of this length may be a vector; one in a plate is not.
         sites = {
             a.name: grows(f"site {a.name!r}", a.unconstrained_shape, b.unconstrained_shape)
+            and (sizes is None or sizes[0] != sizes[1] or in_plates[a.name])
             for a, b in zip(small.sites, large.sites, strict=True)
         }
         seen, others = small.named_data()
@@ -83,7 +89,7 @@ class SizeStructure(NamedTuple):
                 constants[name] = value
             else:
                 data[name] = False
-        return cls(sites, data, constants)
+        return cls(sites, data, constants, _plain_constants(small, large, sizes))
 
     def layout(self, target: Target, size: int) -> Widths:
         """Return the numbers of coordinates and of columns."""
@@ -139,7 +145,14 @@ class SizeStructure(NamedTuple):
             if name not in data or data[name].shape != value.shape or not torch.equal(data[name], value):
                 raise DataError(
                     f"argument {name!r} was the same in all simulations and has another value or shape here; let args "
-                    "be a function of the size that returns other values of it, so that the network learns from it"
+                    "be a function of the size, lambda size: (...), that returns many values of it"
+                )
+        found_plain = _plain_arguments(target)
+        for name, value in self.plain.items():
+            if name not in found_plain or found_plain[name] != value:
+                raise DataError(
+                    f"{name} was {value!r} in all simulations and is {found_plain.get(name)!r} here; amortize the "
+                    "model with this value, or let args be a function of the size that returns tensors of many values"
                 )
         if missing := [name for name in self.data if name not in data]:
             raise DataError(f"the data lack {', '.join(map(repr, missing))}, of which the network has learnt")
@@ -151,6 +164,41 @@ class SizeStructure(NamedTuple):
         except RuntimeError as error:
             raise ShapeError(f"the data do not have the shapes of the simulations: {error}") from error
         return found, found.rows.shape[1]
+
+
+def _plain_arguments(target: Target) -> dict[str, Any]:
+    """Return the numbers and words among the arguments of a target's model."""
+    _, args, kwargs = call_of(target)
+    given = {f"argument {i + 1}": value for i, value in enumerate(args)} | {
+        f"argument {k!r}": v for k, v in kwargs.items()
+    }
+    return {name: value for name, value in given.items() if isinstance(value, (bool, int, float, str))}
+
+
+def _plain_constants(small: Target, large: Target, sizes: tuple[int, int] | None) -> dict[str, Any]:
+    """Return the plain arguments that do not depend on the size; SettingsError if one does and is not the size."""
+    first, second = _plain_arguments(small), _plain_arguments(large)
+    constants = {}
+    for name, value in first.items():
+        if name in second and second[name] == value and (sizes is None or sizes[0] != sizes[1] or value != sizes[0]):
+            constants[name] = value
+        elif sizes is None or (value, second.get(name)) != sizes:
+            raise SettingsError(
+                f"{name} is {value!r} in one simulation and {second.get(name)!r} in another; the network reads "
+                "tensors: let args return torch.tensor(...)"
+            )
+    return constants
+
+
+def _refuse_masks(target: Target, generator: torch.Generator) -> None:
+    """Raise ``ModelError`` if data are masked or scaled, so that simulations hold what the likelihood leaves out."""
+    density = target.density
+    for part in parts_of(density, generator) if isinstance(density, PyroDensity) else ():
+        if part.masked or bool((part.scale != 1).any()):
+            raise ModelError(
+                f"site {part.name!r} is {'masked' if part.masked else 'scaled'}, and the network would learn from "
+                "numbers that the likelihood leaves out; leave them out of the data, with sizes=(smallest, largest)"
+            )
 
 
 def _joined(named: tuple[dict[str, Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -167,15 +215,15 @@ class Simulator:
         self.model, self.args, self.sizes, self.encoding = model, args, sizes, encoding
         self.num_drawn = self.num_dropped = 0
         self._targets: dict[int, Target] = {}
+        self.varies, self._has_target = True, False
         generator = new_generator(seed, stream="structure of simulations")
         self._length = self._full_length()
         if sizes is None:
-            target = self.target(0, generator)
             size = self._length if encoding != "vector" else 1
-            probes = (target, target)
+            probes = (self.target(0, generator), self.target(0, generator))
             around = (size, size) if encoding != "vector" else None
         else:
-            around = (sizes[0], sizes[1] if sizes[1] > sizes[0] else sizes[0])
+            around = sizes
             probes = (self.target(around[0], generator), self.target(around[1], generator))
         self.structure = SizeStructure.of(*probes, around)
         if encoding != "vector" and not any(self.structure.data.values()):
@@ -183,6 +231,7 @@ class Simulator:
                 f'the encoding "{encoding}" needs data with a row for each observation, and no observed site has one; '
                 'leave sizes out, with encoding="vector"'
             )
+        _refuse_masks(probes[0], generator)
         self.varies = any(name not in probes[0].named_data()[0] for name in self.structure.data)
         self.largest = probes[1]
         self.layout = self.structure.layout(self.largest, 1 if around is None else around[1])
@@ -234,10 +283,11 @@ class Simulator:
         if size in self._targets:
             return self._targets[size]
         with warnings.catch_warnings():
-            if self._targets:
+            if self._has_target:
                 warnings.simplefilter("ignore", BayeskitWarning)  # the first target has warned
+            self._has_target = True
             target = Target.from_pyro(self.model, *self.arguments(size, generator), compile=False)
-        if not hasattr(self, "varies") or not self.varies:
+        if not self.varies:
             self._targets[size] = target
         return target
 

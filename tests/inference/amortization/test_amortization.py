@@ -20,6 +20,7 @@ from bayeskit.errors import (
     ShapeError,
     UnknownNameError,
 )
+from bayeskit.inference.amortization.simulations import Simulator
 from bayeskit.inference.objectives import ELBO, IWAE
 
 FLOAT = torch.float64
@@ -398,3 +399,100 @@ def test_simulations_can_be_drawn_once(limit):
         assert abs(z.log_evidence - log_evidence(y)) < limit(2) * z.standard_error
     with pytest.raises(SettingsError, match="num_simulations"):
         bk.amortize(normal, (zeros(4),), num_simulations=100)
+
+
+def slopes(y, x):
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+
+
+def test_covariates_are_new_in_each_batch_at_every_size():
+    simulator = Simulator(slopes, lambda size: (zeros(size), torch.randn(size, dtype=FLOAT)), (1, 5), "set", 0)
+    generator = torch.Generator().manual_seed(0)
+    for size in (1, 3, 5):
+        seen = {tuple(simulator.batch(4, generator, size=size).rows[0, :, 1].tolist()) for _ in range(4)}
+        assert len(seen) == 4
+    of_one_size = Simulator(slopes, lambda size: (zeros(size), torch.rand((), dtype=FLOAT)), (5, 5), "set", 0)
+    assert of_one_size.structure.data == {"y": True, "x": False} and not of_one_size.structure.constants
+
+
+def test_numbers_among_the_arguments_are_compared():
+    def arguments(size):
+        return zeros(size), 0.5
+
+    posterior = bk.amortize(slopes, arguments, sizes=(2, 3), num_steps=2, batch_size=8, progress=False)
+    posterior.sample(zeros(2), 0.5)
+    with pytest.raises(DataError, match=r"argument 2 was 0\.5 in all simulations and is 2\.0 here"):
+        posterior.sample(zeros(2), 2.0)
+    with pytest.raises(SettingsError, match="the network reads tensors"):
+        bk.amortize(slopes, lambda size: (zeros(size), 0.5 * size), sizes=(2, 3), num_steps=2)
+
+    def counted(size):
+        rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+        with pyro.plate("data", size):
+            pyro.sample("y", dist.Poisson(rate))
+
+    of_sizes = bk.amortize(counted, lambda size: (size,), observed="y", sizes=(2, 4), num_steps=2, progress=False)
+    assert of_sizes.sample(torch.tensor([1.0, 2.0, 0.0]), 3, num_draws=4).unconstrained.shape == (4, 1, 1)
+
+
+def test_what_the_likelihood_leaves_out_is_refused():
+    def masked(y, mask):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)), pyro.poutine.mask(mask=mask):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    def scaled(y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)), pyro.poutine.scale(scale=0.5):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    with pytest.raises(ModelError, match="'y' is masked"):
+        bk.amortize(masked, (zeros(4), torch.tensor([True, True, False, False])), num_steps=2)
+    with pytest.raises(ModelError, match="'y' is scaled"):
+        bk.amortize(scaled, (zeros(4),), num_steps=2)
+
+
+def test_a_likelihood_that_is_not_a_number_is_not_trusted_from_the_network():
+    def model(y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(torch.where(mean > 0.5, torch.nan, mean), 1.0, validate_args=False), obs=y)
+
+    with pytest.warns(DataWarning):
+        posterior = bk.amortize(model, (zeros(3),), num_steps=40, batch_size=32, progress=False)
+    target = posterior.target(torch.tensor([0.4, 0.5, 0.6], dtype=FLOAT))
+    z = posterior._by_importance(target, 1000, 0).evidence
+    assert not z.trusted and "NaN" in z.warnings[0]
+
+
+def test_data_by_name_leave_torchs_stream_alone_and_take_rows():
+    def model(x):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(slope * x, 1.0))
+
+    before = torch.get_rng_state()
+    posterior = bk.amortize(
+        model, ([0.5, 1.0, -1.0, 2.0],), observed="y", sizes=(1, 4), num_steps=2, batch_size=8, progress=False
+    )
+    assert torch.equal(before, torch.get_rng_state())
+    assert posterior.sample([0.1, 0.2], [1.0, -0.5], num_draws=4).unconstrained.shape == (4, 1, 1)
+    with pytest.raises(ShapeError, match=r"\(\*batch, 1\)"):
+        posterior.log_prob(torch.zeros(2, 3), [0.1, 0.2], [1.0, -0.5])
+    for wrong in ({"learning_rate": -1.0}, {"sizes": (1, 2, 3)}, {"patience": 0}):
+        with pytest.raises(SettingsError):
+            bk.amortize(normal, (zeros(4),), num_steps=1, **wrong)
+
+
+def test_a_vector_as_long_as_the_data_is_no_site_of_rows():
+    def model(x, y):
+        weights = pyro.sample("weights", dist.Normal(torch.zeros(3, dtype=FLOAT), 1.0).to_event(1))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(x @ weights, 1.0), obs=y)
+
+    posterior = bk.amortize(
+        model, lambda size: (torch.randn(size, 3, dtype=FLOAT), zeros(size)), sizes=(3, 3), num_steps=2, progress=False
+    )
+    assert posterior.structure.sites == {"weights": False} and posterior.network.layout.num_global == 3
