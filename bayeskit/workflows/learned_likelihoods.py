@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import pyro
 import torch
@@ -130,6 +131,20 @@ class _Smooth(nn.Module):
         return silu(x)
 
 
+#: Copies of networks on other devices.
+_COPIES: WeakKeyDictionary[_Network, dict[torch.device, _Network]] = WeakKeyDictionary()
+
+
+def _on(network: _Network, device: torch.device) -> _Network:
+    """Return a network on a device; a copy is made once."""
+    if device == network.data_scale.device:
+        return network
+    copies = _COPIES.setdefault(network, {})
+    if device not in copies:
+        copies[device] = copy.deepcopy(network).to(device)
+    return copies[device]
+
+
 def _positive(scale: Tensor) -> Tensor:
     return torch.where(scale > 0, scale, 1.0)
 
@@ -190,7 +205,7 @@ class LearnedDistribution(TorchDistribution):  # type: ignore[misc]
         if self._validate_args and not is_batched(value) and not value.requires_grad:
             self.likelihood.check(value)
         data = value.reshape(*value.shape[:cut], -1).to(torch.float64)
-        found = self.likelihood.network_on(data.device).log_prob(self.parameters.to(torch.float64), data)
+        found = _on(self.likelihood.network, data.device).log_prob(self.parameters.to(torch.float64), data)
         return found.to(self.parameters.dtype)
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008  torch's own signature
@@ -199,7 +214,7 @@ class LearnedDistribution(TorchDistribution):  # type: ignore[misc]
         parameters = self.parameters.to(torch.float64)
         size = self.event_shape.numel()
         noise = torch.randn(*shape, size, dtype=torch.float64, device=parameters.device)
-        drawn = self.likelihood.network_on(noise.device).draw(parameters.expand(*shape, parameters.shape[-1]), noise)
+        drawn = _on(self.likelihood.network, noise.device).draw(parameters.expand(*shape, parameters.shape[-1]), noise)
         return drawn.reshape(shape + self.event_shape).to(self.parameters.dtype)
 
 
@@ -272,8 +287,10 @@ class _Run:
         self, parameters: Tensor, generator: torch.Generator, event_shape: torch.Size | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the valid rows of parameters ``(n, p)`` and their data ``(n, k)``."""
-        given = (generator,) if self._takes_generator else ()
-        with global_stream(generator), torch.no_grad():
+        own = torch.Generator(parameters.device)
+        own.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        given = (own,) if self._takes_generator else ()
+        with global_stream(own), torch.no_grad():
             if self._batched:
                 result = _as_tensor(self._simulator(parameters, *given))
                 if result is None or result.dim() == 0 or len(result) != len(parameters):
@@ -418,7 +435,6 @@ class LearnedLikelihood:
     _distances: Tensor = field(repr=False)
     _simulator: Any = field(repr=False, default=None)
     _prior: Any = field(repr=False, default=None)
-    _copies: dict[torch.device, Any] = field(repr=False, default_factory=dict)
 
     def __str__(self) -> str:
         flag = "" if self.trusted else "  NOT TRUSTED: " + "; ".join(self.warnings)
@@ -451,15 +467,6 @@ class LearnedLikelihood:
     def __call__(self, parameters: Tensor, validate_args: bool | None = None) -> LearnedDistribution:
         """Return :meth:`distribution`."""
         return self.distribution(parameters, validate_args)
-
-    def network_on(self, device: torch.device) -> Any:
-        """Return the network on a device; a copy is made once."""
-        here = next(self.network.parameters()).device
-        if device == here:
-            return self.network
-        if device not in self._copies:
-            self._copies[device] = copy.deepcopy(self.network).to(device)
-        return self._copies[device]
 
     # -- where the simulations were -------------------------------------------------------------
 
@@ -782,7 +789,6 @@ def _result(
         "warnings": tuple(problems),
         "_simulations": simulations,
         "_distances": distances.sort().values,
-        "_copies": {},
     }
     return LearnedLikelihood(**before, **found) if isinstance(before, dict) else replace(before, **found)
 
@@ -810,7 +816,8 @@ def learn_likelihood(
     Parameters
     ----------
     simulator : callable
-        ``(parameters (n, p), generator) -> data (n, *event)``, of real numbers. A simulator that takes parameters alone
+        ``(parameters (n, p), generator) -> data (n, *event)``, of real numbers; the generator is of the device of the
+        parameters. A simulator that takes parameters alone
         draws from torch's global stream, which is seeded. Not finite data are left out and counted.
     prior : Distribution or callable
         Where the simulations are made: a distribution of one vector, or a Pyro model that returns the parameters, as a
