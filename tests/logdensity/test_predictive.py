@@ -175,7 +175,7 @@ def test_a_predictive_that_keeps_the_data_is_noticed(target, u, limit, monkeypat
     """The mutation: observed sites keep their data."""
     from bayeskit.logdensity import pyro_density
 
-    monkeypatch.setattr(pyro_density, "_draw_like", lambda name, fn, value: value)
+    monkeypatch.setattr(pyro_density, "_draw_like", lambda name, fn, value, *_: value)
     level = torch.tensor([0.2, 1.0, -0.5], dtype=F64)[GROUP] * X
     with pytest.raises(AssertionError):
         check_normal(target.predictive(u)["y"], level, 0.3, limit)

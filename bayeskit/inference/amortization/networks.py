@@ -18,6 +18,7 @@ _KNEE = 5.0
 
 
 _MOST_MULTIPLIED = 8
+_LEAST_VARIANCE = 1e-8
 
 
 class Inputs(NamedTuple):
@@ -109,8 +110,9 @@ class _Perceptron(nn.Module):
 class Encoder(nn.Module):
     """Map data of any size to a code of fixed size.
 
-    A set: the mean and the maximum over rows of a network of each row, and their number (Zaheer et al. 2017). A
-    sequence: the last state of a recurrent network, and the number of rows.
+    A set: the mean and the maximum over rows of a network of each row (Zaheer et al. 2017), the mean and the logarithm of
+    the standard deviation of each column, on which posteriors of location and scale depend linearly, and the number of
+    rows. A sequence: the last state of a recurrent network, and the number of rows.
     """
 
     def __init__(self, kind: str, num_row_columns: int, num_shared: int, row_width: int, code: int) -> None:
@@ -123,7 +125,7 @@ class Encoder(nn.Module):
             width += row_width + 1
         elif self.has_rows:
             self.of_row = _Perceptron(len(_products(torch.zeros(num_row_columns))), row_width, row_width)
-            width += 2 * row_width + 1
+            width += 2 * row_width + 2 * num_row_columns + 1
         self.of_all = _Perceptron(width, 2 * code, code)
 
     def forward(self, inputs: Inputs) -> Tensor:
@@ -137,7 +139,8 @@ class Encoder(nn.Module):
                 parts += [self.recurrent(rows)[1][-1], number]
             else:
                 coded = self.of_row(_products(rows))
-                parts += [coded.mean(1), coded.amax(1), number]
+                spread = rows.var(1, correction=0).clamp(min=_LEAST_VARIANCE).log() / 2
+                parts += [coded.mean(1), coded.amax(1), rows.mean(1), spread, number]
         code: Tensor = self.of_all(torch.cat(parts, -1))
         return code
 

@@ -27,8 +27,8 @@ DOUBLE = torch.float64
 experiments = {"num_outer": 1000 if is_small() else 5000}
 
 # %%
-# The model, and an exact twin
-# ----------------------------
+# An exact twin
+# -------------
 # A line is measured at four places between -1 and 1, with noise. With a standard normal prior on level and slope, and
 # the rows :math:`(1, x_i)` of :math:`X`, the information is :math:`\frac12 \log\det(I + X X^\top / \sigma^2)`.
 
