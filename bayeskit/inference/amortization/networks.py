@@ -110,9 +110,9 @@ class _Perceptron(nn.Module):
 class Encoder(nn.Module):
     """Map data of any size to a code of fixed size.
 
-    A set: the mean and the maximum over rows of a network of each row (Zaheer et al. 2017), the mean and the log standard
-    deviation of each column, on which posteriors of location and scale depend linearly, and the number of rows. A
-    sequence: the last state of a recurrent network, and the number of rows.
+    A set: the mean and the maximum over rows of a network of each row (Zaheer et al. 2017), the mean and the log
+    standard deviation of each column, on which posteriors of location and scale depend linearly, and the number of
+    rows. A sequence: the last state of a recurrent network, and the number of rows.
     """
 
     def __init__(self, kind: str, num_row_columns: int, num_shared: int, row_width: int, code: int) -> None:
