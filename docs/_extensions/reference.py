@@ -18,6 +18,7 @@ PARTS = {
         "bayeskit",
         "bayeskit.logdensity.target",
         "bayeskit.draws",
+        "bayeskit.ode",
         "bayeskit.leave_one_out",
         "bayeskit.parallel",
         "bayeskit.distributed",
