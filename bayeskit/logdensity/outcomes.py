@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pyro.poutine.messenger import Messenger
@@ -66,8 +66,7 @@ class Outcomes:
                 if seen and name not in seen:
                     raise unknown_name("site", name, list(seen)) from None
             raise
-        density = self.target.density
-        assert isinstance(density, PyroDensity)
+        density = cast(PyroDensity, self.target.density)
         self._density, self._loops = density, self.target.loops
         known = [*density.observed_sites, *(site.name for site in self.target.sites)]
         for name in sites:

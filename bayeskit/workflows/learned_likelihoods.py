@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import pyro
@@ -575,9 +575,8 @@ class LearnedLikelihood:
         if self._simulator is None or (observed is not None and self._prior is None):
             raise SettingsError("the likelihood was loaded without its simulator and prior; pass them to load")
         generator = new_generator(seed, stream="further round of simulations")
-        if observed is not None:
-            parameters = self._posterior(observed, derived_seed(seed, "posterior of a round"))
-        assert parameters is not None
+        if parameters is None:
+            parameters = self._posterior(cast(Tensor, observed), derived_seed(seed, "posterior of a round"))
         if parameters.dim() != 2 or parameters.shape[1] != self.num_parameters:
             raise ShapeError(f"parameters must have shape (m, {self.num_parameters}), not {tuple(parameters.shape)}")
         chosen = torch.randint(len(parameters), (num_simulations,), generator=generator)

@@ -145,7 +145,7 @@ widths = (1, 10) if is_small() else (1, 2, 3, 5, 10)
 found = [error_with_codes_of(width, 400 if is_small() else 3000) for width in widths]
 for width, error in zip(widths, found, strict=True):
     print(f"codes of {width:>2} numbers: error {error:.4f}")
-assert found[-1] < found[0]
+assert found[-1] < (1.0 if is_small() else 0.5) * found[0]  # small networks have hardly learnt
 
 # %%
 # Try it on yours

@@ -695,7 +695,7 @@ def amortize(
     Latent values and data are drawn from the model in each step, and the network learns the density of the former
     given the latter: it minimises :math:`-\operatorname{E} \log q(z \mid x)` over the joint distribution (neural
     posterior estimation). Sizes are drawn uniformly on the scale of their logarithm. Data of one row for each
-    observation are coded as a set, by means and maxima over rows. The density is a normal with mean and covariance of
+    observation are coded as a set, by means, maxima and spreads over rows. The density is a normal with mean and covariance of
     the code, bent by splines. Sites of one row for each observation, such as the effects of groups, are independent
     given the others, and one network serves all of their rows.
 
