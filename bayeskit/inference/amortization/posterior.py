@@ -694,10 +694,10 @@ def amortize(
 
     Latent values and data are drawn from the model in each step, and the network learns the density of the former
     given the latter: it minimises :math:`-\operatorname{E} \log q(z \mid x)` over the joint distribution (neural
-    posterior estimation). Sizes are drawn uniformly on the scale of their logarithm. Data of one row for each
-    observation are coded as a set, by means, maxima and spreads over rows. The density is a normal with mean and covariance of
-    the code, bent by splines. Sites of one row for each observation, such as the effects of groups, are independent
-    given the others, and one network serves all of their rows.
+    posterior estimation). Sizes are drawn uniformly on the scale of their logarithm. A set is coded by means, maxima
+    and spreads over its rows. The density is a normal with mean and covariance of the code, bent by splines. Sites
+    with one row for each observation, such as the effects of groups, are independent given the others, and one network
+    serves all of their rows.
 
     Parameters
     ----------
