@@ -92,7 +92,7 @@ class Corrected(NamedTuple):
     evidence: Evidence
 
 
-class _Observing:
+class _Conditioned:
     """A model with some of its sites observed: called with their values, and then with its own arguments."""
 
     def __init__(self, model: Callable[..., Any], names: tuple[str, ...]) -> None:
@@ -570,7 +570,7 @@ class AmortizedPosterior:
             )
             names = tuple(settings["observed"])
             posterior = cls(
-                _Observing(model, names) if names else model,
+                _Conditioned(model, names) if names else model,
                 network,
                 SizeStructure(*decode(facts["structure"], stored, {})),
                 None if facts["sizes"] is None else (facts["sizes"][0], facts["sizes"][1]),
@@ -646,7 +646,7 @@ def _nothing(*_: Any) -> None:
     """Stand for the model of a training that needs none."""
 
 
-def _observing(
+def _conditioned(
     model: Callable[..., Any], names: tuple[str, ...], args: Arguments, sizes: tuple[int, int] | None, seed: int
 ) -> tuple[Callable[..., Any], Arguments, tuple[str, ...]]:
     """Return the model, its arguments and its first data, with named sites observed that it does not observe itself."""
@@ -668,7 +668,7 @@ def _observing(
     with global_stream(new_generator(seed, stream="sites that become data")):
         if all(site["is_observed"] for site in sites(args(smallest) if callable(args) else args)):
             return model, args, ()
-        return _Observing(model, names), with_values if callable(args) else with_values(0), names
+        return _Conditioned(model, names), with_values if callable(args) else with_values(0), names
 
 
 def amortize(
@@ -798,7 +798,7 @@ def amortize(
     if not callable(args):
         args = tuple(lists_as_tensors(arrays_as_tensors(value)) for value in args)
     if names:
-        model, args, names = _observing(model, names, args, sizes, seed)
+        model, args, names = _conditioned(model, names, args, sizes, seed)
     simulator = Simulator(model, args, sizes, encoding, seed)
     generator = new_generator(seed, stream="first weights of an amortised posterior")
     with global_stream(generator):
