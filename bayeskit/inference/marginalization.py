@@ -1042,9 +1042,12 @@ class _LaplaceDensity(Evaluators):
         with torch.no_grad(), FailingApart():
             return self._evaluation(u, beta)
 
-    def _searched(self, evaluate: Evaluator, r: Tensor, beta: Tensor) -> Evaluation:
-        """Evaluate rows ``(n, p)``; what a few steps from the predicted mode do not solve is searched for."""
-        p = self.dim
+    def _searched(self, evaluate: Evaluator, r: Tensor, beta: Tensor, chunk: int | None = None) -> Evaluation:
+        """Evaluate rows ``(n, p)``; what a few steps from the predicted mode do not solve is searched for.
+
+        ``chunk`` rows are evaluated at a time, by default all.
+        """
+        p, chunk = self.dim, chunk or len(r)
         z = self._start.expand(len(r), -1)
         if self._conjugate is None:
             z = z + (r - self._reference) @ self._tangent
@@ -1055,22 +1058,23 @@ class _LaplaceDensity(Evaluators):
         elif bool(lost.any()):
             for _ in range(_MAX_TRIES):  # the graph goes on where it ended
                 z = torch.where(lost.unsqueeze(-1), found.gradient[:, p:], z)
-                if not bool((lost & z.isfinite().all(-1)).any()):
+                some = (lost & z.isfinite().all(-1)).nonzero()[:, 0]
+                if not len(some):
                     break
-                found = _patched(found, evaluate(torch.cat([r, z], -1), beta), lost)
+                if len(some) > len(r) - chunk:  # as many calls as for all
+                    some = torch.arange(len(r), device=r.device)
+                again = evaluate(torch.cat([r[some], z[some]], -1), beta[some])
+                found = _with_rows(found, some, again, lost[some])
                 lost = found.log_likelihood.isnan()
                 if not bool(lost.any()):
                     break
-            else:
-                z = torch.where(lost.unsqueeze(-1), torch.nan, z)
-            if bool(lost.any()):
-                some = lost.nonzero()[:, 0]
+            for some in lost.nonzero()[:, 0].split(chunk) if bool(lost.any()) else ():
                 start = torch.cat([r[some], self._mode(r[some]).z], -1)
                 with torch.no_grad(), FailingApart():  # without what is assumed of a field
                     few = self._laplace(start, beta[some])
-                found = Evaluation(*(a.index_put((some,), b) for a, b in zip(found, few, strict=True)))
-                lost = found.log_likelihood.isnan()
-                self.num_failures += int(lost.sum())
+                found = _with_rows(found, some, few, lost[some])
+            lost = found.log_likelihood.isnan()
+            self.num_failures += int(lost.sum())
         prior, likelihood, _, gradient = found
         likelihood = torch.where(lost, -torch.inf, likelihood)
         return Evaluation(prior, likelihood, tempered(prior, likelihood, beta), gradient[:, :p])
@@ -1154,7 +1158,7 @@ class _LaplaceDensity(Evaluators):
     def _guarded(self, evaluate: Evaluator) -> Evaluator:
         def searched(u: Tensor, beta: Tensor) -> Evaluation:
             with one_thread():
-                return self._searched(evaluate, u.detach(), beta)
+                return self._searched(evaluate, u.detach(), beta, self.cost.chunk_size(len(u)))
 
         return searched
 
@@ -1355,10 +1359,9 @@ class _Once(torch.autograd.Function):
         return sum(a * g.reshape(*a.shape[:-1], -1) for a, g in zip(sides, ctx.gradients, strict=True)), None
 
 
-def _patched(old: Evaluation, new: Evaluation, where: Tensor) -> Evaluation:
-    """Return an evaluation with some rows of another."""
-    some = where.unsqueeze(-1)
-    return Evaluation(*(torch.where(some if a.dim() > 1 else where, b, a) for a, b in zip(old, new, strict=True)))
+def _with_rows(old: Evaluation, rows: Tensor, new: Evaluation, where: Tensor) -> Evaluation:
+    """Return an evaluation with those of ``rows`` ``(k,)`` from another where ``where`` ``(k,)``."""
+    return Evaluation(*(a.index_put((rows[where],), b[where]) for a, b in zip(old, new, strict=True)))
 
 
 def _finite(minus: Tensor, slope: Tensor, value: Tensor) -> Tensor:

@@ -724,7 +724,10 @@ def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., 
 
 
 def in_chunks(call: Callable[..., tuple[Tensor, ...]], num_vectors: int, chunk: int) -> Evaluator:
-    """Return an evaluator that calls ``call`` on contiguous chunks, the last one padded to full size."""
+    """Return an evaluator that calls ``call`` on contiguous chunks, the last one padded to full size.
+
+    With more than one chunk it takes any number of rows.
+    """
     if chunk >= num_vectors:
 
         def once(u: Tensor, beta: Tensor) -> Evaluation:
@@ -732,17 +735,16 @@ def in_chunks(call: Callable[..., tuple[Tensor, ...]], num_vectors: int, chunk: 
                 return Evaluation(*call(u.contiguous(), beta.contiguous()))
 
         return once
-    starts = list(range(0, num_vectors, chunk))
-    padding = starts[-1] + chunk - num_vectors
 
     def several(u: Tensor, beta: Tensor) -> Evaluation:
-        u, beta = u.contiguous(), beta.contiguous()
-        if padding:
+        number = len(u)
+        if padding := -number % chunk:
             u = torch.cat([u, u[:1].expand(padding, -1)])
             beta = torch.cat([beta, beta[:1].expand(padding)])
         with torch.no_grad():
-            parts = [call(u[s : s + chunk], beta[s : s + chunk]) for s in starts]
-        columns = (torch.cat(column)[:num_vectors] for column in zip(*parts, strict=True))
+            pairs = zip(u.contiguous().split(chunk), beta.contiguous().split(chunk), strict=True)
+            parts = [call(*pair) for pair in pairs]
+        columns = (torch.cat(column)[:number] for column in zip(*parts, strict=True))
         return Evaluation(*columns)
 
     return several
