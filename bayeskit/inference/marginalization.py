@@ -128,6 +128,12 @@ class MarginalTarget(Target):
         """Why the approximation cannot be trusted; estimates of the evidence repeat it."""
         return self.density.problems
 
+    def log_prior(self, u: Tensor) -> Tensor:
+        """Return the log prior density of the remaining sites, ``(*batch, p) -> (*batch)``, without an integral."""
+        u = self._checked(u)
+        with one_thread():
+            return self.density.log_prior(u.reshape(-1, self.dim)).reshape(u.shape[:-1])
+
     @property
     def num_failures(self) -> int:
         """Number of evaluated vectors so far without a mode or a finite integral, which have density zero."""
@@ -883,15 +889,21 @@ class _LaplaceDensity(Evaluators):
 
         return gradient_and_rest(total, r, z, shift)[0]
 
-    def _prior(self, r: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradient and the value of the log prior of the remaining sites."""
+    def log_prior(self, r: Tensor) -> Tensor:
+        """Return the log prior of the remaining sites at ``(n, p)``."""
 
         def one(r: Tensor) -> Tensor:
             terms = self._whole.prior_terms(self._merged(r, self._start))
             return torch.stack([terms[site.name] for site in self.sites]).sum()
 
+        value: Tensor = torch.func.vmap(one)(r)
+        return value
+
+    def _prior(self, r: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradient and the value of the log prior of the remaining sites."""
+
         def total(r: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-            value = torch.func.vmap(one)(r)
+            value = self.log_prior(r)
             return value.sum(), (value,)
 
         return gradient_and_rest(total, r)
