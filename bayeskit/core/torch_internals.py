@@ -55,6 +55,7 @@ __all__ = [
     "tree_unflatten",
     "unoptimised",
     "unwrap_dead_wrappers",
+    "without_idle_gradients",
     "without_transform",
     "use_lazy_graph_module",
     "without_overrides",
@@ -126,6 +127,17 @@ def is_batched(x: Tensor) -> bool:
 def is_wrapped(x: Tensor) -> bool:
     """Tell whether a tensor is wrapped by a transform of ``torch.func``."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def without_idle_gradients(x: Tensor) -> Tensor:
+    """Return a tensor without the transforms of ``torch.func.grad`` that do not differentiate it.
+
+    They wrap what is made inside of them, such as ``torch.arange(5)``.
+    """
+    functorch = torch._C._functorch
+    while functorch.is_gradtrackingtensor(x) and not x.requires_grad:
+        x = functorch.get_unwrapped(x)
+    return x
 
 
 def is_concrete(x: Tensor) -> bool:

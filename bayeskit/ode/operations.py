@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -10,12 +12,27 @@ from torch import Tensor
 
 from bayeskit.logdensity.compiling import call_library, function_of_text, library_of
 
-__all__ = ["ode", "ode_gradient"]
+__all__ = ["FailureCount", "counted", "ode", "ode_gradient"]
 
-# A graph holds the solution as one node, because the number of steps depends on values. Tensors are the times ``(T,)``,
-# initial states ``(B, d)`` and others, with the batch first if they have it; for a gradient also its cotangent
-# ``(B, T, d)``. Settings are the tolerances and the maximal number of steps. Texts are those of the slopes, of a step
-# and, for a gradient, of a step's gradients, all of the whole batch; C++ needs none.
+_COUNTS: ContextVar[list[FailureCount] | None] = ContextVar("counts of failures", default=None)
+
+
+class FailureCount(NamedTuple):
+    """Number of solutions of differential equations, and of those that failed."""
+
+    num_solutions: int
+    num_failures: int
+
+
+@contextmanager
+def counted() -> Iterator[list[FailureCount]]:
+    """Context in which each run of the operation, in this thread, adds its count to a list."""
+    counts: list[FailureCount] = []
+    token = _COUNTS.set(counts)
+    try:
+        yield counts
+    finally:
+        _COUNTS.reset(token)
 
 
 @torch.library.custom_op(
@@ -25,11 +42,14 @@ __all__ = ["ode", "ode_gradient"]
 )
 def ode(tensors: Sequence[Tensor], times: int, settings: Sequence[float], texts: Sequence[str], source: str) -> Tensor:
     """Return the states of all times, ``(B, T, d)``; the row of a chain that failed is NaN."""
-    if not source:
-        return _Integration(tensors, settings, texts).run()
     batch, dim = tensors[1].shape
-    path = tensors[1].new_empty(batch, times, dim)
-    call_library(library_of(source), tensors, [path], times, batch)
+    if source:
+        path = tensors[1].new_empty(batch, times, dim)
+        call_library(library_of(source), tensors, [path], times, batch)
+    else:
+        path = _Integration(tensors, settings, texts).run()
+    if (counts := _COUNTS.get()) is not None:
+        counts.append(FailureCount(batch, int(path[:, -1].isnan().any(-1).sum())))
     return path
 
 

@@ -21,17 +21,19 @@ from bayeskit.core.torch_internals import (
     tree_flatten,
     tree_unflatten,
     unwrap_dead_wrappers,
+    without_idle_gradients,
 )
 from bayeskit.errors import AccuracyWarning, CompilationWarning, DataError, ModelError, ShapeError
 from bayeskit.logdensity.compiling import has_compiler, library_of
 from bayeskit.logdensity.pyro_runs import rule_out
 from bayeskit.logdensity.recurrence import NoSites, program_text
+from bayeskit.logdensity.target import Target
 from bayeskit.logdensity.tracing import Program, Tape, first_line
 from bayeskit.ode.methods import METHODS, pull, step
 from bayeskit.ode.native import solution_gradient_source, solution_source
-from bayeskit.ode.operations import ode, ode_gradient
+from bayeskit.ode.operations import FailureCount, counted, ode, ode_gradient
 
-__all__ = ["solve"]
+__all__ = ["count_failures", "solve"]
 
 RightHandSide = Callable[[Tensor, Tensor, Any], Tensor]
 
@@ -90,7 +92,7 @@ def solve(
     Tensor
         States at all times, ``(*batch, times, dim)``. The row of a chain is NaN if its state overflows, its step size
         falls below the rounding error of time, or it takes ``max_steps``. Outside of models a warning has their number.
-        In a model the log density of such a chain is minus infinity.
+        In a model the log density of such a chain is minus infinity, and :func:`count_failures` counts them.
 
     Raises
     ------
@@ -160,6 +162,49 @@ def solve(
     return path.reshape(*batch, *path.shape[1:])
 
 
+def count_failures(target: Target, u: Tensor) -> FailureCount:
+    """Count the solutions at vectors of a target, and those that failed.
+
+    A vector without a solution has density zero, and shows in no other way; samplers count it as a divergence. At
+    draws from the prior the count says how often the model's equation cannot be solved, at draws from the posterior it
+    is zero.
+
+    Parameters
+    ----------
+    target : Target
+        A target whose model calls :func:`solve`.
+    u : Tensor
+        Unconstrained vectors, ``(*batch, d)``, such as ``target.sample_prior(1000, seed=0)``.
+
+    Returns
+    -------
+    FailureCount
+        ``num_solutions``, one for each vector and each call of :func:`solve`, and ``num_failures``.
+
+    Raises
+    ------
+    ModelError
+        If the model solves no differential equation.
+
+    Examples
+    --------
+    >>> import pyro, pyro.distributions as dist, torch, bayeskit as bk
+    >>> def model(y):
+    ...     start = pyro.sample("start", dist.Normal(0.5, 1.0))
+    ...     times = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    ...     path = bk.ode.solve(lambda t, y, _: y**2, start.unsqueeze(-1), times)  # infinite at time 1 / start
+    ...     pyro.sample("y", dist.Normal(path[..., -1, 0], 1.0), obs=y)
+    >>> target = bk.Target.from_pyro(model, torch.tensor(1.0, dtype=torch.float64))
+    >>> bk.ode.count_failures(target, torch.tensor([[-1.0], [0.5], [0.9], [2.0]], dtype=torch.float64))
+    FailureCount(num_solutions=4, num_failures=1)
+    """
+    with counted() as counts, torch.no_grad():
+        target.evaluate(u, compiled=False)
+    if not counts:
+        raise ModelError("the model solves no differential equation by bayeskit.ode.solve, so no failure is counted")
+    return FailureCount(*(sum(column) for column in zip(*counts, strict=True)))
+
+
 def _settings(method: str, rtol: float, atol: float, max_steps: int) -> tuple[float, float, float]:
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
@@ -172,6 +217,7 @@ def _grid(times: Tensor, y0: Tensor) -> tuple[Tensor, Tensor | None]:
     if not isinstance(times, Tensor) or times.dim() != 1 or len(times) == 0:
         what = tuple(times.shape) if isinstance(times, Tensor) else type(times).__name__
         raise ShapeError(f"times must be a tensor (times,) with at least one time, not {what}")
+    times = without_idle_gradients(times)
     if is_wrapped(times) or times.requires_grad:
         raise ModelError(
             "times of a differential equation have no gradient. Remedy: keep them fixed; a time that is sampled, such "

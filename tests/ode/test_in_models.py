@@ -121,6 +121,17 @@ def test_the_evidence_is_that_of_the_closed_form():
 
 
 @pytest.mark.parametrize("compile", [False, True])
+def test_failures_are_counted(compile):
+    target = bk.Target.from_pyro(growth, TIMES[:3], DATA[:2], compile=compile)
+    u = target.sample_prior(50, seed=SHIFT)
+    target.value_and_grad(u)
+    counted = bk.ode.count_failures(target, u)
+    assert counted == (50, int(target.log_density(u).isinf().sum())) and 0 < counted.num_failures < 50
+    with pytest.raises(ModelError, match="no differential equation"):
+        bk.ode.count_failures(bk.exact.eight_schools().target(), torch.zeros(10, dtype=DOUBLE))
+
+
+@pytest.mark.parametrize("compile", [False, True])
 def test_a_chain_that_blows_up_has_density_zero(compile):
     times, y = TIMES[:3], DATA[:2]
     target = bk.Target.from_pyro(growth, times, y, compile=compile)
@@ -185,6 +196,19 @@ def test_threads_share_a_target():
     for thread in threads:
         thread.join()
     assert all(torch.equal(a, b) for pair in found for a, b in zip(pair, right, strict=True))
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_times_may_be_made_inside_of_the_model(compile):
+    def inside(y):
+        decay(torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=y.dtype) + torch.zeros(4, dtype=y.dtype), y)
+
+    assert torch.equal(TIMES, torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=DOUBLE))
+    target = bk.Target.from_pyro(inside, DATA, compile=compile)
+    u = torch.linspace(0.3, 2, 3, dtype=DOUBLE).unsqueeze(-1)
+    value, gradient = bk.Target.from_pyro(decay, TIMES, DATA, compile=compile).value_and_grad(u)
+    found = target.value_and_grad(u)
+    assert not target.loops and torch.equal(found[0], value) and torch.equal(found[1], gradient)
 
 
 def test_a_sampled_time_is_refused_with_its_remedy():
