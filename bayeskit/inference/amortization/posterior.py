@@ -671,6 +671,46 @@ def _conditioned(
         return _Conditioned(model, names), with_values if callable(args) else with_values(0), names
 
 
+def _sizes_and_encoding(
+    sizes: tuple[int, int] | None, encoding: Encoding | None, has_function_of_size: bool
+) -> tuple[tuple[int, int] | None, Encoding]:
+    if sizes is not None:
+        if len(sizes) != 2:
+            raise SettingsError(f"sizes must be (smallest, largest), not {sizes}")
+        sizes = (whole_number("sizes[0]", sizes[0], least=1), whole_number("sizes[1]", sizes[1], least=1))
+        if sizes[1] < sizes[0]:
+            raise SettingsError(f"sizes must be (smallest, largest), not {sizes}")
+    elif has_function_of_size:
+        raise SettingsError("a function of the size needs sizes=(smallest, largest)")
+    if encoding is None:
+        encoding = "vector" if sizes is None else "set"
+    if encoding not in ("set", "sequence", "vector") or (encoding == "vector" and sizes is not None):
+        raise SettingsError(
+            f'encoding must be "set" or "sequence", or "vector" without sizes; it is {encoding!r} with sizes={sizes}'
+        )
+    return sizes, encoding
+
+
+def _source(
+    simulator: Simulator,
+    network: AmortizingNetwork,
+    num_simulations: int | None,
+    batch_size: int,
+    is_validated: bool,
+    generator: torch.Generator,
+) -> tuple[Simulations | KeptSimulations, list[tuple[Any, ...]] | None]:
+    """Return the batches of the training and those held out, of new or kept simulations; the network learns scales."""
+    if num_simulations is None:
+        network.learn_scales([simulator.batch(_SCALES_FROM // 8, generator) for _ in range(8)])
+        number = _VALIDATION_BATCHES if is_validated else 0
+        held_out = [tuple(simulator.batch(batch_size, generator)) for _ in range(number)]
+        return Simulations(simulator, batch_size, _STEPS_PER_EPOCH), held_out or None
+    count = whole_number("num_simulations", num_simulations, least=10 * batch_size) // batch_size
+    kept = [simulator.batch(batch_size, generator) for _ in range(count)]
+    network.learn_scales(kept[: -(-_SCALES_FROM // batch_size)])
+    return KeptSimulations(kept[count // 10 :]), [tuple(batch) for batch in kept[: count // 10]]
+
+
 def amortize(
     model: Callable[..., Any],
     args: Arguments = (),
@@ -775,20 +815,7 @@ def amortize(
     >>> abs(float(draws["mean"].mean()) - float(y.sum()) / 5) < 0.05, evidence.trusted
     (True, True)
     """
-    if sizes is not None:
-        if len(sizes) != 2:
-            raise SettingsError(f"sizes must be (smallest, largest), not {sizes}")
-        sizes = (whole_number("sizes[0]", sizes[0], least=1), whole_number("sizes[1]", sizes[1], least=1))
-        if sizes[1] < sizes[0]:
-            raise SettingsError(f"sizes must be (smallest, largest), not {sizes}")
-    elif callable(args):
-        raise SettingsError("a function of the size needs sizes=(smallest, largest)")
-    if encoding is None:
-        encoding = "vector" if sizes is None else "set"
-    if encoding not in ("set", "sequence", "vector") or (encoding == "vector" and sizes is not None):
-        raise SettingsError(
-            f'encoding must be "set" or "sequence", or "vector" without sizes; it is {encoding!r} with sizes={sizes}'
-        )
+    sizes, encoding = _sizes_and_encoding(sizes, encoding, callable(args))
     num_steps = whole_number("num_steps", num_steps, least=1)
     batch_size = whole_number("batch_size", batch_size, least=2)
     num_transforms = whole_number("num_transforms", num_transforms, least=1)
@@ -803,18 +830,9 @@ def amortize(
     generator = new_generator(seed, stream="first weights of an amortised posterior")
     with global_stream(generator):
         network = AmortizingNetwork(simulator.layout, encoding, num_transforms).to(simulator.largest.device)
-    source: Simulations | KeptSimulations = Simulations(simulator, batch_size, _STEPS_PER_EPOCH)
-    held_out = None
-    if num_simulations is not None:
-        count = whole_number("num_simulations", num_simulations, least=10 * batch_size) // batch_size
-        kept = [simulator.batch(batch_size, generator) for _ in range(count)]
-        network.learn_scales(kept[: -(-_SCALES_FROM // batch_size)])
-        source, held_out = KeptSimulations(kept[count // 10 :]), [tuple(batch) for batch in kept[: count // 10]]
-        patience = _PATIENCE if patience is None else patience
-    else:
-        network.learn_scales([simulator.batch(_SCALES_FROM // 8, generator) for _ in range(8)])
-        if patience is not None:
-            held_out = [tuple(simulator.batch(batch_size, generator)) for _ in range(_VALIDATION_BATCHES)]
+    source, held_out = _source(simulator, network, num_simulations, batch_size, patience is not None, generator)
+    if num_simulations is not None and patience is None:
+        patience = _PATIENCE
     with one_thread():  # tensors are small
         training = fit(
             _nothing,
