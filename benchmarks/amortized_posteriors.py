@@ -2,6 +2,7 @@
 
     python benchmarks/amortized_posteriors.py --out results
     python benchmarks/amortized_posteriors.py --models normal_mean mixture --steps 5000 --datasets 200 --sbc 1000
+    python benchmarks/amortized_posteriors.py --models mixture --encoding attention
 
 For each model a network is trained at the defaults. Then, at each size: the mean and the largest divergence KL(exact
 posterior, network) over data sets, in nats; the divergence of a normal fitted to 10,000 draws before and after the
@@ -188,10 +189,10 @@ def with_data(arguments, observed, values):
     return tuple(after.to(x.dtype) if x is before else x for x in arguments)
 
 
-def study(name, steps, datasets, per_size, sbc, seed, rows):
+def study(name, steps, datasets, per_size, sbc, seed, rows, encoding=None):
     twin = TWINS[name] or _case(name)
     begin = time.perf_counter()
-    posterior = bk.amortize(twin.model, twin.arguments, sizes=twin.sizes, num_steps=steps, seed=seed)
+    posterior = bk.amortize(twin.model, twin.arguments, sizes=twin.sizes, encoding=encoding, num_steps=steps, seed=seed)
     seconds = time.perf_counter() - begin
     print(f"\n{name}: {posterior}, {steps} steps, {seconds:.0f} s", flush=True)
     print(f"{'size':>5} {'KL mean':>9} {'KL max':>9} {'moments':>9} {'corrected':>10} {'of exact':>9}")
@@ -252,11 +253,14 @@ def main() -> None:
     parser.add_argument("--per-size", type=int, default=50)
     parser.add_argument("--sbc", type=int, default=0, help="replicates of simulation-based calibration")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--encoding", help="of all models, such as attention")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows: list[list] = []
     for name in options.models:
-        study(name, options.steps, options.datasets, options.per_size, options.sbc, options.seed, rows)
+        study(
+            name, options.steps, options.datasets, options.per_size, options.sbc, options.seed, rows, options.encoding
+        )
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         with (options.out / "amortized_posteriors.csv").open("w", newline="") as file:

@@ -18,6 +18,8 @@ _KNEE = 5.0
 
 
 _MOST_MULTIPLIED = 8
+_HEADS, _KEY, _VALUE = 8, 8, 4
+"""Heads of attention, and numbers of their keys and values."""
 _LEAST_VARIANCE = 1e-8
 
 
@@ -107,12 +109,29 @@ class _Perceptron(nn.Module):
         return found
 
 
+class _Attention(nn.Module):
+    """Means of the rows of sets with weights that depend on a first code of the set (Vaswani et al. 2017)."""
+
+    def __init__(self, width: int, hidden: int, code: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(code, _HEADS * _KEY)
+        self.of_row = _Perceptron(width, hidden, _HEADS * (_KEY + _VALUE))
+
+    def forward(self, rows: Tensor, code: Tensor) -> Tensor:
+        """Return the means of all heads, ``(B, n, k), (B, code) -> (B, heads * values)``."""
+        query = self.query(code).unflatten(-1, (_HEADS, _KEY))
+        key, value = self.of_row(rows).unflatten(-1, (_HEADS, _KEY + _VALUE)).split([_KEY, _VALUE], -1)
+        weight = (torch.einsum("bhk,bnhk->bnh", query, key) / math.sqrt(_KEY)).softmax(1)
+        return torch.einsum("bnh,bnhv->bhv", weight, value).flatten(1)
+
+
 class Encoder(nn.Module):
     """Map data of any size to a code of fixed size.
 
     A set: the mean and the maximum over rows of a network of each row (Zaheer et al. 2017), the mean and the log
     standard deviation of each column, on which posteriors of location and scale depend linearly, and the number of
-    rows. A sequence: the last state of a recurrent network, and the number of rows.
+    rows. Attention: in addition weighted means over rows, with weights that depend on a code of all of these. A
+    sequence: the last state of a recurrent network, and the number of rows.
     """
 
     def __init__(self, kind: str, num_row_columns: int, num_shared: int, row_width: int, code: int) -> None:
@@ -124,8 +143,13 @@ class Encoder(nn.Module):
             self.recurrent = nn.GRU(num_row_columns, row_width, batch_first=True)
             width += row_width + 1
         elif self.has_rows:
-            self.of_row = _Perceptron(len(_products(torch.zeros(num_row_columns))), row_width, row_width)
+            of_row = len(_products(torch.zeros(num_row_columns)))
+            self.of_row = _Perceptron(of_row, row_width, row_width)
             width += 2 * row_width + 2 * num_row_columns + 1
+            if kind == "attention":
+                self.first = _Perceptron(width, 2 * code, code)
+                self.attention = _Attention(of_row, row_width, code)
+                width += _HEADS * _VALUE
         self.of_all = _Perceptron(width, 2 * code, code)
 
     def forward(self, inputs: Inputs) -> Tensor:
@@ -138,9 +162,12 @@ class Encoder(nn.Module):
             if self.kind == "sequence":
                 parts += [self.recurrent(rows)[1][-1], number]
             else:
-                coded = self.of_row(_products(rows))
+                numbers = _products(rows)
+                coded = self.of_row(numbers)
                 spread = rows.var(1, correction=0).clamp(min=_LEAST_VARIANCE).log() / 2
                 parts += [coded.mean(1), coded.amax(1), rows.mean(1), spread, number]
+                if self.kind == "attention":
+                    parts.append(self.attention(numbers, self.first(torch.cat(parts, -1))))
         code: Tensor = self.of_all(torch.cat(parts, -1))
         return code
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import is_not
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import pyro
 import torch
@@ -255,7 +255,7 @@ class AmortizedPosterior:
     sizes : tuple of int or None
         The smallest and the largest number of observations.
     encoding : str
-        ``"set"``, ``"sequence"`` or ``"vector"``.
+        ``"set"``, ``"attention"``, ``"sequence"`` or ``"vector"``.
     training : Fit or None
         The history of the losses; None after loading.
     settings : dict
@@ -684,9 +684,10 @@ def _sizes_and_encoding(
         raise SettingsError("a function of the size needs sizes=(smallest, largest)")
     if encoding is None:
         encoding = "vector" if sizes is None else "set"
-    if encoding not in ("set", "sequence", "vector") or (encoding == "vector" and sizes is not None):
+    if encoding not in get_args(Encoding) or (encoding == "vector" and sizes is not None):
         raise SettingsError(
-            f'encoding must be "set" or "sequence", or "vector" without sizes; it is {encoding!r} with sizes={sizes}'
+            f'encoding must be "set", "attention" or "sequence", or "vector" without sizes; it is {encoding!r} with '
+            f"sizes={sizes}"
         )
     return sizes, encoding
 
@@ -751,9 +752,10 @@ def amortize(
         Sites that are data although the model does not observe them. They become the first arguments.
     sizes : (int, int), optional
         Smallest and largest number of observations; by default the data have the shapes in ``args``.
-    encoding : {"set", "sequence", "vector"}, optional
-        How data are read: rows in any order, rows in their order, or all numbers as one vector; ``"set"`` with sizes
-        and ``"vector"`` without them by default.
+    encoding : {"set", "attention", "sequence", "vector"}, optional
+        How data are read: rows in any order, once or a second time with attention, rows in their order, or all numbers
+        as one vector; ``"set"`` with sizes and ``"vector"`` without them by default. Attention pays where what a row
+        says depends on the others, as in mixtures.
     num_steps : int, default 5000
         Steps of the optimiser.
     num_simulations : int, optional
@@ -799,6 +801,9 @@ def amortize(
     ----------
     Papamakarios, G., Murray, I. (2016). Fast epsilon-free inference of simulation models with Bayesian conditional
     density estimation. NeurIPS 29.
+
+    Vaswani, A., Shazeer, N., Parmar, N., Uszkoreit, J., Jones, L., Gomez, A. N., Kaiser, L., Polosukhin, I. (2017).
+    Attention is all you need. NeurIPS 30.
 
     Zaheer, M., Kottur, S., Ravanbakhsh, S., Poczos, B., Salakhutdinov, R., Smola, A. (2017). Deep sets. NeurIPS 30.
 

@@ -23,7 +23,7 @@ __all__ = ["Arguments", "Encoding", "KeptSimulations", "SimulatedBatch", "Simula
 Arguments = tuple[Any, ...] | Callable[[int], tuple[Any, ...]]
 """Arguments of the model, or a function of the size that returns them."""
 
-Encoding = Literal["set", "sequence", "vector"]
+Encoding = Literal["set", "attention", "sequence", "vector"]
 _MOST_NOT_FINITE = 0.5
 
 

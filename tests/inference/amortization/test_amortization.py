@@ -233,7 +233,7 @@ def test_sequence_reads_the_order_and_a_set_does_not():
 
     y = torch.tensor([1.0, 0.5, 2.0, 3.5, 3.0], dtype=FLOAT)
     u = torch.zeros(1, 1, dtype=FLOAT)
-    for encoding, reads in (("sequence", True), ("set", False)):
+    for encoding, reads in (("sequence", True), ("set", False), ("attention", False)):
         posterior = bk.amortize(
             walk, (zeros(6),), sizes=(2, 6), encoding=encoding, num_steps=10, batch_size=8, progress=False
         )
