@@ -312,6 +312,7 @@ def sparsify(
     >>> from bayeskit.models.sparse_networks import sparsify
     >>> x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
     >>> module = torch.nn.Linear(4, 1, bias=False)
+    >>> _ = module.weight.data.fill_(1.0)
     >>> network = sparsify(module, lambda f: dist.Normal(f[:, 0], 1.0), num_data=200, initial_scale=0.1)
     >>> result = bk.fit(network.model, network.guide, bk.objectives.ELBO(), (x, 2 * x[:, 0]), num_steps=500,
     ...                 optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.03), progress=False)
