@@ -149,7 +149,9 @@ def with_stochastic_layers(
     """Return a copy of a module with stochastic layers, and these; ModelError for what cannot be replaced."""
     names = dict(module.named_modules())
     if missing := sorted(set(deterministic) - set(names)):
-        raise ModelError(f"deterministic has {missing[0]!r}, which is no part of the module; its parts: {_listed(names)}")
+        raise ModelError(
+            f"deterministic has {missing[0]!r}, which is no part of the module; its parts: {_listed(names)}"
+        )
     result = copy.deepcopy(module)
     found: list[StochasticLayer] = []
     seen: dict[int, str] = {}

@@ -103,7 +103,9 @@ class _ScaledWeights(WeightPosterior):
         self.loc = nn.Parameter(weight / size)
         self.log_scale = nn.Parameter((scale / size).log().expand_as(weight).clone())
         self.scale_loc = nn.Parameter(size.log() if self._is_positive else size)
-        self.scale_log_scale = nn.Parameter((scale / size).clamp_max(0.1).log() + (0 if self._is_positive else size.log()))
+        self.scale_log_scale = nn.Parameter(
+            (scale / size).clamp_max(0.1).log() + (0 if self._is_positive else size.log())
+        )
 
     @property
     def _is_positive(self) -> bool:
