@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pyro
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -215,8 +214,8 @@ def _check_layer(name: str, layer: Any, groups: bool) -> None:
         return
     if layer.padding_mode != "zeros":
         raise ModelError(
-            f"layer {name!r} has padding_mode {layer.padding_mode!r}; put a padding layer such as ReflectionPad2d before "
-            "a convolution with padding 0"
+            f"layer {name!r} has padding_mode {layer.padding_mode!r}; put a layer such as ReflectionPad2d before a "
+            "convolution with padding 0"
         )
     if groups and layer.groups != 1:
         raise ModelError(

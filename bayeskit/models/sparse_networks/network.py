@@ -118,8 +118,8 @@ class SparseNetwork(nn.Module):
             for site, (prior, _) in layer.weights.sites().items():
                 if values[layer.name][site].shape != prior.event_shape:
                     raise ModelError(
-                        f"site '{layer.name}.{site}' has a batch of draws, {tuple(values[layer.name][site].shape)}, and "
-                        "a network runs with one; set vectorize_particles=False in the objective, or vectorize_chains"
+                        f"site '{layer.name}.{site}' has a batch of draws, and a network runs with one at a time; set "
+                        "vectorize_particles=False in the objective"
                     )
 
     # -- predictions ------------------------------------------------------------------------
