@@ -2,9 +2,9 @@
 
 Perceptrons on the digits of scikit-learn (64-100-50-10) or 5,000 images of MNIST (784-300-100-10), both shipped with
 Python packages. Each seed draws initial weights and minibatches. Magnitude pruning keeps the largest weights of a
-network trained without priors: as they are, and after training what is kept again for a quarter of the epochs. The
-column "own rule" has what the threshold of the prior keeps, "rounded" the same in the fixed-point format of its layer.
-Errors are standard errors over seeds; nothing is tuned on the test images::
+network trained without priors: as they are, after training what is kept again for a quarter of the epochs, and so from
+each fraction to the next. The column "own rule" has what the threshold of the prior keeps, "rounded" the same in the
+fixed-point format of its layer. Errors are standard errors over seeds; nothing is tuned on the test images::
 
     python benchmarks/sparse_networks.py --images digits --seeds 5
     python benchmarks/sparse_networks.py --images mnist5000 --seeds 5 --methods log_uniform
@@ -126,7 +126,11 @@ def main() -> None:
         dense = copy.deepcopy(network)
         train_dense(dense, images, epochs, seed)
         note("magnitude", 1.0, accuracy(dense, images))
+        stepwise: nn.Module = dense
         for fraction in FRACTIONS:
+            stepwise, masks = by_magnitude(stepwise, fraction)
+            train_dense(stepwise, images, epochs // 4, seed, masks)
+            note("magnitude, step by step", fraction, accuracy(stepwise, images))
             pruned, masks = by_magnitude(dense, fraction)
             note("magnitude", fraction, accuracy(pruned, images))
             train_dense(pruned, images, epochs // 4, seed, masks)

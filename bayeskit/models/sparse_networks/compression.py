@@ -97,7 +97,7 @@ def compress(module: nn.Module) -> nn.Sequential:
     """Return a smaller chain with the same outputs; ModelError for a module that is no chain."""
     chain = [copy.deepcopy(part) for part in _chain(module)]
     layers = [
-        _Weights(i, part, part.weight, part.bias)
+        _Weights(i, part, *_parameters(part))
         for i, part in enumerate(chain)
         if type(part) in (nn.Linear, *CONVOLUTIONS) and getattr(part, "groups", 1) == 1
     ]
@@ -125,6 +125,10 @@ def compress(module: nn.Module) -> nn.Sequential:
                 result.append(SelectedFeatures(kept.nonzero()[:, 0]))
         result.append(plain(recipe_of(part), layer.weight, layer.bias))
     return nn.Sequential(*result)
+
+
+def _parameters(layer: Any) -> tuple[Tensor, Tensor | None]:
+    return layer.weight, layer.bias
 
 
 def _chain(module: nn.Module) -> Iterator[nn.Module]:

@@ -21,7 +21,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CONVOLVE = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 
 # What to take in place of layers without a sparse posterior. The first class that fits counts.
-_REMEDIES: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
+_REMEDIES: tuple[tuple[tuple[type, ...], str], ...] = (
     (
         (nn.modules.batchnorm._BatchNorm,),
         "its outputs depend on the other rows of a minibatch, so that there is no likelihood of a row; train without "
@@ -75,11 +75,11 @@ class StochasticLayer(nn.Module):
         self._values: Mapping[str, Tensor] | None = None
         self._mode = "mean"
 
-    def sample(self, which: str, marks: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
+    def sample(self, which: str, marks: Any = None) -> dict[str, Tensor]:
         """Sample the sites of the ``"prior"`` or ``"posterior"`` as a Pyro program."""
         place = ("prior", "posterior").index(which)
         return {
-            site: pyro.sample(f"{self.name}.{site}", pair[place], infer=dict(marks or {}))
+            site: pyro.sample(f"{self.name}.{site}", pair[place], infer=copy.copy(marks))
             for site, pair in self.weights.sites().items()
         }
 

@@ -17,8 +17,8 @@ from bayeskit.errors import DataError
 
 __all__ = ["LogUniform", "log_uniform_divergence"]
 
-# The divergence is G(t) at t = 1 / (2 alpha), with G' = D(sqrt(t)) / sqrt(t), D Dawson's function. Both are
-# interpolated in u = tanh((-2 - log_alpha) / 2), which takes the whole line to (-1, 1), after division by their limits at both ends:
+# The divergence is G(t) at t = 1 / (2 alpha), with G' = D(sqrt(t)) / sqrt(t), where D is Dawson's function. Both are
+# interpolated in u = tanh((-2 - log_alpha) / 2), which takes the line to (-1, 1), as f and g, smooth at both ends:
 #     G = log(1 + 1 / alpha) / 2 + f(u) / (1 + 2 alpha),    dG / d log_alpha = -g(u) / (2 (1 + alpha)).
 _CENTRE = -2.0
 _DEGREE = 63
