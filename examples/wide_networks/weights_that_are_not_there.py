@@ -23,7 +23,7 @@ import bayeskit as bk
 from bayeskit.gallery import is_small
 from bayeskit.inference.generalized import GibbsPosterior, losses, propriety_check
 from bayeskit.inference.objectives import ELBO, Linear
-from bayeskit.models.sparse_networks import LogUniform, SpikeAndSlabPrior, log_uniform_divergence, sparsify
+from bayeskit.models.sparse_networks import ImproperLogUniform, SpikeAndSlabPrior, log_uniform_divergence, sparsify
 from bayeskit.models.vae import load_digits
 
 # %%
@@ -52,7 +52,7 @@ spike = SpikeAndSlabPrior(probability=0.3, scale=0.35)
 # probability that a weight is zero.
 
 loss = losses.FunctionLoss(lambda w, data: 0.5 * ((data[1] - data[0] @ w) / noise).square())
-report = propriety_check(GibbsPosterior(LogUniform((10,)), loss, (x, y)))
+report = propriety_check(GibbsPosterior(ImproperLogUniform((10,)), loss, (x, y)))
 print(f"{report!r:.160}...")
 assert not report.proper
 

@@ -1,7 +1,7 @@
 """Networks with sparse variational posteriors of their weights: pruned, shrunk, and rounded by what the data tell."""
 
 from bayeskit.models.sparse_networks.compression import SelectedFeatures
-from bayeskit.models.sparse_networks.log_uniform import LogUniform, log_uniform_divergence
+from bayeskit.models.sparse_networks.log_uniform import ImproperLogUniform, log_uniform_divergence
 from bayeskit.models.sparse_networks.network import LayerPrecision, SparseNetwork, sparsify
 from bayeskit.models.sparse_networks.priors import (
     HorseshoePrior,
@@ -15,7 +15,7 @@ __all__ = [
     "HorseshoePrior",
     "HyperbolicSecant",
     "LayerPrecision",
-    "LogUniform",
+    "ImproperLogUniform",
     "LogUniformPrior",
     "SelectedFeatures",
     "SparseNetwork",

@@ -15,7 +15,7 @@ from bayeskit.errors import DataError, ModelError
 from bayeskit.models.sparse_networks.priors import WeightPrior
 from bayeskit.models.sparse_networks.weights import weight_posterior
 
-__all__ = ["CONVOLUTIONS", "Recipe", "StochasticLayer", "drawn", "plain", "recipe_of", "with_stochastic_layers"]
+__all__ = ["CONVOLUTIONS", "Recipe", "StochasticLayer", "given_values", "plain", "recipe_of", "with_stochastic_layers"]
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CONVOLVE = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -62,7 +62,7 @@ _REMEDIES: tuple[tuple[tuple[type, ...], str], ...] = (
 class StochasticLayer(nn.Module):
     """Linear or convolutional layer with a posterior of its weight; the bias is a plain parameter.
 
-    Within :func:`drawn` outputs are drawn, once for each call of the network; elsewhere they are those of the
+    Within :func:`given_values` outputs are drawn, once for each call of the network; elsewhere they are those of the
     posterior mean.
     """
 
@@ -129,7 +129,9 @@ def plain(recipe: Recipe, weight: Tensor, bias: Tensor | None) -> nn.Module:
 
 
 @contextmanager
-def drawn(layers: Collection[StochasticLayer], values: Mapping[str, Mapping[str, Tensor]] | None) -> Iterator[None]:
+def given_values(
+    layers: Collection[StochasticLayer], values: Mapping[str, Mapping[str, Tensor]] | None
+) -> Iterator[None]:
     """Let each layer act once, with the given ``values`` of its sites or, if None, with outputs drawn from moments."""
     with ExitStack() as stack:
         for layer in layers:

@@ -15,7 +15,7 @@ from torch.nn.functional import softplus
 
 from bayeskit.errors import DataError
 
-__all__ = ["LogUniform", "log_uniform_divergence"]
+__all__ = ["ImproperLogUniform", "log_noise_ratio", "log_uniform_divergence"]
 
 # The divergence is G(t) at t = 1 / (2 alpha), with G' = D(sqrt(t)) / sqrt(t), where D is Dawson's function. Both are
 # interpolated in u = tanh((-2 - log_alpha) / 2), which takes the line to (-1, 1), as f and g, smooth at both ends:
@@ -153,7 +153,7 @@ def _asymptotic(count: int) -> list[float]:
     return np.cumprod([(2 * k - 1) / 2 for k in range(1, count + 1)]).tolist()
 
 
-class LogUniform(dist.TorchDistribution):  # type: ignore[misc]
+class ImproperLogUniform(dist.TorchDistribution):  # type: ignore[misc]
     """Improper prior with density ``1 / |w|`` for each entry: uniform in the logarithm of the size, of either sign.
 
     Its mass is infinite near zero and far from it. A likelihood that does not exclude zero therefore leaves the
@@ -171,7 +171,7 @@ class LogUniform(dist.TorchDistribution):  # type: ignore[misc]
     Examples
     --------
     >>> import torch
-    >>> LogUniform((2,)).log_prob(torch.tensor([0.5, -4.0])).exp().item()
+    >>> ImproperLogUniform((2,)).log_prob(torch.tensor([0.5, -4.0])).exp().item()
     0.5
     """
 
@@ -195,13 +195,13 @@ class LogUniform(dist.TorchDistribution):  # type: ignore[misc]
         """Return starting points; their distribution has no meaning."""
         return torch.randn(self.shape(sample_shape))
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> LogUniform:
+    def expand(self, batch_shape: Any, _instance: Any = None) -> ImproperLogUniform:
         """Return the prior with another batch shape."""
-        return LogUniform(tuple(self.event_shape), batch_shape)
+        return ImproperLogUniform(tuple(self.event_shape), batch_shape)
 
 
-@register_kl(torch.distributions.Independent, LogUniform)
-def _from_log_uniform(posterior: Any, prior: LogUniform) -> Tensor:
+@register_kl(torch.distributions.Independent, ImproperLogUniform)
+def _from_log_uniform(posterior: Any, prior: ImproperLogUniform) -> Tensor:
     """Return the divergence of independent normal entries, with the constant of :func:`log_uniform_divergence`."""
     base = posterior.base_dist
     if not isinstance(base, torch.distributions.Normal) or posterior.event_shape != prior.event_shape:

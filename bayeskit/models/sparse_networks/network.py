@@ -16,7 +16,7 @@ from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.models.sparse_networks.compression import compress
-from bayeskit.models.sparse_networks.layers import StochasticLayer, drawn, plain, with_stochastic_layers
+from bayeskit.models.sparse_networks.layers import StochasticLayer, given_values, plain, with_stochastic_layers
 from bayeskit.models.sparse_networks.priors import PriorName, SpikeAndSlabPrior, WeightPrior, as_prior
 
 __all__ = ["LayerPrecision", "SparseNetwork", "sparsify"]
@@ -91,7 +91,7 @@ class SparseNetwork(nn.Module):
         with _FromGuide(self) as source:
             values = {layer.name: layer.sample("prior") for layer in self.layers}
         self._check_shapes(values)
-        with drawn(self.layers, None if source.is_guide and self._is_local else values):
+        with given_values(self.layers, None if source.is_guide and self._is_local else values):
             outputs = self.network(x)
         distribution = self.likelihood(outputs)
         if tuple(distribution.batch_shape) != (size,):
@@ -130,7 +130,7 @@ class SparseNetwork(nn.Module):
         with torch.no_grad(), global_stream(new_generator(seed, stream="outputs of a sparse network")):
             for _ in range(whole_number("num_draws", num_draws, 1)):
                 sites = {y.name: {k: pair[1].sample() for k, pair in y.weights.sites().items()} for y in layers}
-                with drawn(layers, sites):
+                with given_values(layers, sites):
                     outputs.append(self.network(x))
         return torch.stack(outputs)
 

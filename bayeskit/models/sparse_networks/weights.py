@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
-from bayeskit.models.sparse_networks.log_uniform import LogUniform, log_noise_ratio
+from bayeskit.models.sparse_networks.log_uniform import ImproperLogUniform, log_noise_ratio
 from bayeskit.models.sparse_networks.priors import (
     HorseshoePrior,
     HyperbolicSecant,
@@ -21,10 +21,10 @@ from bayeskit.models.sparse_networks.priors import (
     WeightPrior,
 )
 
-__all__ = ["Linear", "WeightPosterior", "weight_posterior"]
+__all__ = ["LinearMap", "WeightPosterior", "weight_posterior"]
 
 #: A linear map without a bias: weights and inputs to outputs.
-Linear = Callable[[Tensor, Tensor], Tensor]
+LinearMap = Callable[[Tensor, Tensor], Tensor]
 
 _INITIAL_LOGIT = 2.0
 
@@ -52,13 +52,13 @@ class WeightPosterior(nn.Module, ABC):
     def is_kept(self) -> Tensor:
         """Return which weights the rule of the prior keeps."""
 
-    def outputs(self, linear: Linear, x: Tensor, channel: int) -> Tensor:
+    def outputs(self, linear: LinearMap, x: Tensor, channel: int) -> Tensor:
         """Draw outputs, one independent draw of the weight for each; ``channel`` is the dimension of inputs."""
         mean, variance = self.moments()
         return _normal_outputs(linear, x, mean, variance)
 
 
-def _normal_outputs(linear: Linear, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+def _normal_outputs(linear: LinearMap, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """Draw normal outputs with the moments of a sum over independent weights."""
     centre, spread = linear(mean, x), linear(variance, x.square())
     # The square root has no derivative at zero, as for an input of zeros.
@@ -76,7 +76,7 @@ class _NormalWeights(WeightPosterior):
 
     def sites(self) -> dict[str, tuple[Any, Any]]:
         posterior = dist.Normal(self.loc, self.log_scale.exp(), validate_args=False)
-        return {"weight": (LogUniform(tuple(self.loc.shape)), posterior.to_event(self.loc.dim()))}
+        return {"weight": (ImproperLogUniform(tuple(self.loc.shape)), posterior.to_event(self.loc.dim()))}
 
     def weight(self, values: Mapping[str, Tensor]) -> Tensor:
         return values["weight"]
@@ -120,7 +120,7 @@ class _ScaledWeights(WeightPosterior):
         if isinstance(self.prior, HorseshoePrior):
             secant = HyperbolicSecant(torch.full_like(self.scale_loc, math.log(self.prior.scale)))
             return {"log_scale": (secant.to_event(dims), scales.to_event(dims)), "weight": weights}
-        return {"scale": (LogUniform(tuple(self.scale_loc.shape)), scales.to_event(dims)), "weight": weights}
+        return {"scale": (ImproperLogUniform(tuple(self.scale_loc.shape)), scales.to_event(dims)), "weight": weights}
 
     def weight(self, values: Mapping[str, Tensor]) -> Tensor:
         scale = values["log_scale"].exp() if self._is_positive else values["scale"]
@@ -138,7 +138,7 @@ class _ScaledWeights(WeightPosterior):
         variance = (2 * self.log_scale).exp()
         return first * self.loc, second * variance + (second - first.square()) * self.loc.square()
 
-    def outputs(self, linear: Linear, x: Tensor, channel: int) -> Tensor:
+    def outputs(self, linear: LinearMap, x: Tensor, channel: int) -> Tensor:
         if self.scale_loc.shape == self.loc.shape:  # no groups
             return super().outputs(linear, x, channel)
         # One draw of the scales for each row, and normal sums given them.

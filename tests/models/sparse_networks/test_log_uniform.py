@@ -8,7 +8,7 @@ import torch
 from scipy.special import dawsn
 
 from bayeskit.errors import DataError
-from bayeskit.models.sparse_networks import LogUniform, log_uniform_divergence
+from bayeskit.models.sparse_networks import ImproperLogUniform, log_uniform_divergence
 
 POINTS = [-8.0, -4.0, -1.0, 0.0, 1.0, 3.0, 8.0]
 
@@ -72,7 +72,7 @@ def test_normal_distributions_have_the_closed_form():
     loc = torch.tensor([[0.0, 1.0], [-2.0, 1e-30]], dtype=torch.float64, requires_grad=True)
     posterior = torch.distributions.Normal(loc, 0.5)
     independent = torch.distributions.Independent(posterior, 2)
-    divergence = torch.distributions.kl_divergence(independent, LogUniform((2, 2)))
+    divergence = torch.distributions.kl_divergence(independent, ImproperLogUniform((2, 2)))
     (gradient,) = torch.autograd.grad(divergence, loc)
     exact = sum(by_quadrature(math.log(0.25 / m**2)) for m in (1.0, 2.0))
     assert abs(float(divergence.detach()) - exact) < 1e-12

@@ -19,14 +19,14 @@ from bayeskit.inference.objectives import ELBO, IWAE
 from bayeskit.models.sparse_networks import (
     HorseshoePrior,
     HyperbolicSecant,
-    LogUniform,
+    ImproperLogUniform,
     LogUniformPrior,
     SpikeAndSlab,
     SpikeAndSlabPrior,
     log_uniform_divergence,
     sparsify,
 )
-from bayeskit.models.sparse_networks.layers import drawn
+from bayeskit.models.sparse_networks.layers import given_values
 
 Z = torch.tensor([0.3, -0.8, 1.3, -2.0, 4.0], dtype=torch.float64)
 EVERY = [(prior, groups) for prior in ("log_uniform", "horseshoe", "spike_and_slab") for groups in (False, True)]
@@ -153,7 +153,7 @@ def test_outputs_have_the_moments_of_drawn_weights(kind, prior, groups, limit):
         with global_stream(new_generator(3)):
             by_outputs = []
             for _ in range(count):
-                with drawn(network.layers, None):
+                with given_values(network.layers, None):
                     by_outputs.append(network(x))
     by_outputs = torch.stack(by_outputs).flatten(1)
     comparisons = 2 * by_outputs.shape[1]
@@ -206,13 +206,13 @@ def test_log_half_cauchy(limit):
 def test_posterior_under_the_log_uniform_prior_is_improper():
     x, y = orthonormal()
     loss = losses.FunctionLoss(lambda w, data: 0.5 * (data[1] - data[0] @ w).square())
-    report = propriety_check(GibbsPosterior(LogUniform((len(Z),)), loss, (x, y)))
+    report = propriety_check(GibbsPosterior(ImproperLogUniform((len(Z),)), loss, (x, y)))
     assert not report.proper and report.worst.slope > 0.9
     assert any(abs(v) < 1e-100 for v in report.worst.toward["theta"].tolist())
     assert propriety_check(GibbsPosterior(Flat((len(Z),)), loss, (x, y))).proper
 
 
-class HalfPower(LogUniform):
+class HalfPower(ImproperLogUniform):
     """Density |w|**-1/2, whose pole at zero has finite mass."""
 
     def log_prob(self, value):
