@@ -35,6 +35,13 @@ def test_published_values():
     assert (ours - torch.tensor(list(values.values()), dtype=torch.float64)).abs().max() < 6e-10
 
 
+def test_the_usual_approximation_is_off_by_a_hundredth():
+    log_alpha = torch.linspace(-8, 8, 1601, dtype=torch.float64)
+    sigmoid = 0.63576 * (1 - torch.sigmoid(1.87320 + 1.48695 * log_alpha)) + 0.5 * torch.log1p((-log_alpha).exp())
+    off = (sigmoid - log_uniform_divergence(log_alpha)).abs()
+    assert abs(float(off.max()) - 0.00937) < 1e-5 and abs(float(log_alpha[off.argmax()]) + 3.5) < 0.06
+
+
 def test_derivative_is_dawsons_function():
     log_alpha = torch.linspace(-60, 60, 4001, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(log_uniform_divergence(log_alpha).sum(), log_alpha)
