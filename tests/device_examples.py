@@ -322,6 +322,7 @@ ELSEWHERE = {
         models.wide_networks.gaussian_processes.large_data: ConjugateGradients InducingPoints LargeRegression
         models.wide_networks.gaussian_processes.marginal_likelihood: DepthComparison VarianceFit
         models.wide_networks.kernels: InfiniteWidth Kernels
+        models.sparse_networks.network: LayerPrecision SparseNetwork
         inference.held_out.information: ActiveUnits Information
         inference.samplers.adaptation: Adaptation AdaptationState ChEES LongestAxis
         inference.samplers.driver: Algorithm Control Outcome drive

@@ -100,7 +100,8 @@ def propriety_check(posterior: GibbsPosterior, *, num_directions: int = 32, seed
     :class:`~bayeskit.inference.generalized.losses.GammaDivergence` have poles even under proper priors. These rays
     start where an unconstrained site with the shape of a datum equals one of the 64 most frequent data values, and
     follow one constrained coordinate. The cross-section is taken as the ball of radius ``exp(-2 * r)``, a lower bound
-    if the density depends on distance over scale.
+    if the density depends on distance over scale. Where the density is infinite at zero of an unconstrained coordinate,
+    as under a log-uniform prior of either sign, rays lead there in the logarithm of the distance.
 
     Parameters
     ----------
@@ -110,7 +111,7 @@ def propriety_check(posterior: GibbsPosterior, *, num_directions: int = 32, seed
     Notes
     -----
     The check can show that a posterior is improper; it cannot prove that it is proper. It misses regions of infinite
-    mass that no ray meets, such as narrow cones in many dimensions, curved funnels, and poles at finite points. It
+    mass that no ray meets, such as narrow cones in many dimensions, curved funnels, and poles at other points. It
     misses poles of the beta- and gamma-divergence for regressions and mixtures, and if the location is a function of
     sites or the scale is not a constrained site.
 
@@ -132,7 +133,7 @@ def propriety_check(posterior: GibbsPosterior, *, num_directions: int = 32, seed
     num_directions = whole_number("num_directions", num_directions, least=1)
     search = _Search(posterior, seed)
     directions = search.directions(num_directions, new_generator(seed, stream="propriety"))
-    rays = search.rays(directions) + search.poles()
+    rays = search.rays(directions) + search.poles() + search.zeros()
     worst = max(rays, key=lambda ray: ray.slope)
     return ProprietyReport(worst.slope < -_SLACK, worst, rays, repr(posterior))
 
@@ -249,6 +250,20 @@ class _Search:
             section = (-2 * size * distance).expand(value.shape)
             found += self._followed(step, distance.expand(value.shape), points, value, section)
         return found
+
+    def zeros(self) -> tuple[Ray, ...]:
+        """Follow each unconstrained coordinate towards zero, where the density is infinite there; in log distance."""
+        free = (~self.curved).nonzero()[:, 0]
+        axes = torch.eye(self.dim).to(self.centre)[free]
+        found = axes[self.posterior.log_density(self.centre * (1 - axes)) == torch.inf] if len(free) else axes
+        if not len(found):
+            return ()
+        step = torch.cat([-found, found])
+        distance = (self.limit * torch.tensor([1 / 8, 1 / 4, 1 / 2, 1.0]).to(step)).expand(len(step), -1)
+        points = (self.centre * (1 - step.abs()))[:, None] - (-distance).exp()[..., None] * step[:, None]
+        # The logarithm of the distance from zero is the coordinate; near a pole the section does not change.
+        value = self.log_density(points) - distance
+        return self._followed(step, distance, points, value, torch.zeros_like(value))
 
     def _followed(
         self, step: Tensor, distance: Tensor, points: Tensor, value: Tensor, section: Tensor

@@ -1,0 +1,26 @@
+"""Networks with sparse variational posteriors of their weights: pruned, shrunk, and rounded by what the data tell."""
+
+from bayeskit.models.sparse_networks.compression import SelectedFeatures
+from bayeskit.models.sparse_networks.log_uniform import ImproperLogUniform, log_uniform_divergence
+from bayeskit.models.sparse_networks.network import LayerPrecision, SparseNetwork, sparsify
+from bayeskit.models.sparse_networks.priors import (
+    HorseshoePrior,
+    HyperbolicSecant,
+    LogUniformPrior,
+    SpikeAndSlab,
+    SpikeAndSlabPrior,
+)
+
+__all__ = [
+    "HorseshoePrior",
+    "HyperbolicSecant",
+    "LayerPrecision",
+    "ImproperLogUniform",
+    "LogUniformPrior",
+    "SelectedFeatures",
+    "SparseNetwork",
+    "SpikeAndSlab",
+    "SpikeAndSlabPrior",
+    "log_uniform_divergence",
+    "sparsify",
+]
