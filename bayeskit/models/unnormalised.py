@@ -178,7 +178,6 @@ class EnergyModel(nn.Module):
                 "wrap independent entries in torch.distributions.Independent(base, 1)"
             )
         self.dim = base.event_shape[0]
-        self.is_binary = bool(base.support.is_discrete)
         kinds = (constraints.boolean, constraints.real, constraints.real_vector)
         support = base.support
         while isinstance(support, constraints.independent):
@@ -188,6 +187,7 @@ class EnergyModel(nn.Module):
                 f"the base has the support {support}; give a distribution over all real vectors or over all binary "
                 "vectors, and transform variables with other supports"
             )
+        self.is_binary = support is constraints.boolean
         self.energy, self.base, self.tilt = energy, base, bool(tilt)
         probe = self._checked()
         self.log_constant = nn.Parameter(probe.new_zeros(()))

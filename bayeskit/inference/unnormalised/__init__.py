@@ -2,5 +2,25 @@
 
 from bayeskit.inference.unnormalised.moves import Unnormalised, energy_target
 from bayeskit.inference.unnormalised.normaliser import LogNormaliser, log_normaliser, noise_contrastive_constant
+from bayeskit.inference.unnormalised.training import (
+    EnergyObjective,
+    NoiseContrastive,
+    PersistentContrastiveDivergence,
+    RankingNoiseContrastive,
+    ScoreMatchingObjective,
+    fit_energy,
+)
 
-__all__ = ["LogNormaliser", "Unnormalised", "energy_target", "log_normaliser", "noise_contrastive_constant"]
+__all__ = [
+    "EnergyObjective",
+    "LogNormaliser",
+    "NoiseContrastive",
+    "PersistentContrastiveDivergence",
+    "RankingNoiseContrastive",
+    "ScoreMatchingObjective",
+    "Unnormalised",
+    "energy_target",
+    "fit_energy",
+    "log_normaliser",
+    "noise_contrastive_constant",
+]
