@@ -1,5 +1,6 @@
 """Unnormalised models: log normalising constants from both sides, training, and posteriors of parameters."""
 
+from bayeskit.inference.unnormalised.exchange import ExactDraws, ExchangePosterior, exchange_posterior
 from bayeskit.inference.unnormalised.moves import Unnormalised, energy_target
 from bayeskit.inference.unnormalised.normaliser import LogNormaliser, log_normaliser, noise_contrastive_constant
 from bayeskit.inference.unnormalised.training import (
@@ -13,6 +14,8 @@ from bayeskit.inference.unnormalised.training import (
 
 __all__ = [
     "EnergyObjective",
+    "ExactDraws",
+    "ExchangePosterior",
     "LogNormaliser",
     "NoiseContrastive",
     "PersistentContrastiveDivergence",
@@ -20,6 +23,7 @@ __all__ = [
     "ScoreMatchingObjective",
     "Unnormalised",
     "energy_target",
+    "exchange_posterior",
     "fit_energy",
     "log_normaliser",
     "noise_contrastive_constant",
