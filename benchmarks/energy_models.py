@@ -201,7 +201,7 @@ def digits(splits: int) -> None:
             torch.manual_seed(split)
             return nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 10)).double()
 
-        def record(name: str, probabilities: Tensor, seconds: float, test: Tensor = test) -> None:
+        def record(name: str, probabilities: Tensor, seconds: float, split: int = split, test: Tensor = test) -> None:
             right = float((probabilities.argmax(-1) == classes[test]).to(DOUBLE).mean())
             error = calibration_error(probabilities, classes[test])
             loss = float(nn.functional.nll_loss(probabilities.log(), classes[test]))
@@ -224,11 +224,16 @@ def digits(splits: int) -> None:
             record("softmax, temperature", (plain(scores[test]) / temperature).softmax(-1), spent)
 
         begin = time.monotonic()
-        mode = find_parameter_mode(network(), Categorical(), x, y, prior_precision=1.0)
+        fits = []
+        for precision in (0.03, 0.1, 0.3, 1.0):
+            mode = find_parameter_mode(network(), Categorical(), x, y, prior_precision=precision)
+            fits.append((laplace_posterior(mode, Categorical(), x, y, prior_precision=precision), mode, precision))
+        posterior, mode, precision = max(fits, key=lambda fitted: fitted[0].log_evidence)
+        spent = time.monotonic() - begin
+        print(f"split {split}, prior precision {precision} by evidence {posterior.log_evidence:.1f}")
         with torch.no_grad():
-            record("posterior mode", mode(scores[test]).softmax(-1), time.monotonic() - begin)
-        posterior = laplace_posterior(mode, Categorical(), x, y, prior_precision=1.0)
-        record("Laplace", posterior.predict_probabilities(scores[test], num_samples=1000), time.monotonic() - begin)
+            record("mode of Laplace", mode(scores[test]).softmax(-1), spent)
+        record("Laplace", posterior.predict_probabilities(scores[test], num_samples=1000), spent)
 
         for name, objective in (
             ("JEM, noise contrast", NoiseContrastive(5)),
