@@ -225,7 +225,7 @@ def digits(splits: int) -> None:
 
         begin = time.monotonic()
         fits = []
-        for precision in (0.03, 0.1, 0.3, 1.0):
+        for precision in (0.3, 1.0, 3.0, 10.0):
             mode = find_parameter_mode(network(), Categorical(), x, y, prior_precision=precision)
             fits.append((laplace_posterior(mode, Categorical(), x, y, prior_precision=precision), mode, precision))
         posterior, mode, precision = max(fits, key=lambda fitted: fitted[0].log_evidence)

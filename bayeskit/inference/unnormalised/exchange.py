@@ -267,7 +267,7 @@ class _Parameters:
         """Split vectors ``(*batch, p)`` into parameters ``(*batch, *shape)``."""
         parts = flat.split(self._sizes, -1)
         return {
-            name: part.reshape(*flat.shape[:-1], *shape)
+            name: part.reshape(torch.Size((*flat.shape[:-1], *shape)))
             for (name, shape), part in zip(self._shapes.items(), parts, strict=True)
         }
 
