@@ -155,7 +155,7 @@ def efficiency(replicates: int, count: int = 2000) -> None:
 
             optimizer.step(closure)
             best.append(float(1 / x.square().mean()))
-            found.append(float(model.energy.precision))
+            found.append(float(model.energy.precision.detach()))
         z, m = torch.tensor(found, dtype=DOUBLE), torch.tensor(best, dtype=DOUBLE)
         value = float(z.var() / m.var())
         halves = [float(z[i::20].var() / m[i::20].var()) for i in range(20)]

@@ -16,11 +16,11 @@ from bayeskit.logdensity.compiling import Evaluation
 from bayeskit.logdensity.target import Target
 
 __all__ = [
-    "Moved",
+    "MovedChains",
     "Unnormalised",
     "base_draws",
     "energy_target",
-    "metric_of",
+    "base_metric",
     "move",
     "require_normaliser",
     "require_vectors",
@@ -137,7 +137,7 @@ def energy_target(model: Unnormalised) -> Target:
 # Moves that leave base ** (1 - beta) * model ** beta invariant.
 
 
-class Moved(NamedTuple):
+class MovedChains(NamedTuple):
     """Chains after a move: positions ``(n, d)``, log density over the base ``(n,)``, and the mean acceptance rate."""
 
     position: Tensor
@@ -164,7 +164,7 @@ class _Path:
         return Evaluation(log_base.detach(), log_ratio.detach(), tempered.detach(), gradient)
 
 
-def metric_of(model: Unnormalised) -> Metric | None:
+def base_metric(model: Unnormalised) -> Metric | None:
     """Return the metric of a normal base, or None."""
     base = getattr(model.base, "base_dist", model.base)
     if isinstance(base, torch.distributions.MultivariateNormal):
@@ -184,17 +184,19 @@ def move(
     generator: torch.Generator,
     *,
     is_backward: bool = False,
-) -> Moved:
+) -> MovedChains:
     """Move chains ``(n, d)`` once: by Hamiltonian Monte Carlo, or by a Gibbs sweep over bits, backwards on request."""
     if model.is_binary:
         return _gibbs_sweep(model, x, beta, generator, is_backward)
     path: Any = _Path(model)
     at = kernel.with_settings(beta=beta, step_size=step_size)
     state, info = at.step(path, at.evaluate(path, x), generator=generator)
-    return Moved(state.position, state.log_likelihood, float(info.acceptance_rate.mean()))
+    return MovedChains(state.position, state.log_likelihood, float(info.acceptance_rate.mean()))
 
 
-def _gibbs_sweep(model: Unnormalised, x: Tensor, beta: float, generator: torch.Generator, is_backward: bool) -> Moved:
+def _gibbs_sweep(
+    model: Unnormalised, x: Tensor, beta: float, generator: torch.Generator, is_backward: bool
+) -> MovedChains:
     def evaluated(rows: Tensor) -> tuple[Tensor, Tensor]:
         log_ratio = model.log_ratio(rows)
         return log_ratio, model.base.log_prob(rows) + beta * log_ratio
@@ -211,4 +213,4 @@ def _gibbs_sweep(model: Unnormalised, x: Tensor, beta: float, generator: torch.G
         x[:, i] = torch.where(flips, other[:, i], x[:, i])
         ratio, here = torch.where(flips, other_ratio, ratio), torch.where(flips, there, here)
         changed += float(flips.to(x.dtype).mean())
-    return Moved(x, ratio, changed / model.dim)
+    return MovedChains(x, ratio, changed / model.dim)

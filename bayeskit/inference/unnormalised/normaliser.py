@@ -24,10 +24,10 @@ from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.held_out.annealing import sigmoid_schedule
 from bayeskit.inference.samplers import HMC
 from bayeskit.inference.unnormalised.moves import (
-    Moved,
+    MovedChains,
     Unnormalised,
     base_draws,
-    metric_of,
+    base_metric,
     move,
     require_normaliser,
     require_vectors,
@@ -203,7 +203,7 @@ def log_normaliser(
     probe = base_draws(model, min(chains, _PILOT_CHAINS), host)
     generator = host if probe.device.type == "cpu" else new_generator(seed, probe.device, "log normaliser")
     betas = sigmoid_schedule(temperatures).tolist()
-    kernel = kernel or HMC(num_steps=5, metric=metric_of(model))
+    kernel = kernel or HMC(num_steps=5, metric=base_metric(model))
     anneals = 2 if isinstance(draws, Tensor) or draws == "enumerate" else 3
     total = anneals * temperatures + (equilibration if anneals == 3 else 0)
     with progress_bar("annealing", total, progress) as bar:
@@ -279,7 +279,7 @@ class _Paths:
             self._tick()
         return x
 
-    def _move(self, x: Tensor, beta: float, step: float, is_backward: bool = False) -> Moved:
+    def _move(self, x: Tensor, beta: float, step: float, is_backward: bool = False) -> MovedChains:
         self.num_evaluations += len(x) * (self._model.dim + 1 if self._model.is_binary else int(self._kernel.num_steps))
         return move(self._model, x, beta, self._kernel, step, self._generator, is_backward=is_backward)
 

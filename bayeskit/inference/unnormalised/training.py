@@ -21,7 +21,7 @@ from bayeskit.inference.generalized.losses import ScoreMatching
 from bayeskit.inference.objectives import Objective
 from bayeskit.inference.samplers import HMC
 from bayeskit.inference.training.fitting import Fit, fit
-from bayeskit.inference.unnormalised.moves import Unnormalised, metric_of, move, require_vectors
+from bayeskit.inference.unnormalised.moves import Unnormalised, base_metric, move, require_vectors
 
 __all__ = [
     "EnergyObjective",
@@ -322,7 +322,7 @@ class PersistentContrastiveDivergence(EnergyObjective):
                 chains = model.base.sample((self.num_chains,)).to(x)
         # Fit has set torch's stream from its seed.
         generator = new_generator(int(torch.randint(2**62, ())), x.device)
-        kernel = self.kernel or HMC(num_steps=5, metric=metric_of(model))
+        kernel = self.kernel or HMC(num_steps=5, metric=base_metric(model))
         for _ in range(self.num_moves):
             chains, _, rate = move(model, chains, 1.0, kernel, float(log_step.exp()), generator)
             if not model.is_binary:
