@@ -15,7 +15,7 @@ from torch.distributions import Distribution
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, validation_kept
-from bayeskit.core.statistics import effective_sample_size, r_hat
+from bayeskit.core.statistics import effective_sample_size, effective_within_chains, r_hat
 from bayeskit.core.texts import short_repr
 from bayeskit.errors import DataError, InitializationError, SettingsError, ShapeError
 from bayeskit.inference.unnormalised.moves import Unnormalised, require_vectors
@@ -216,7 +216,9 @@ def exchange_posterior(
     by_entry = flat.movedim(-1, 0)
     ranks, effective = r_hat(by_entry), effective_sample_size(by_entry)
     problems = []
-    if not bool((ranks < _MAX_R_HAT + 0.5 / math.sqrt(samples)).all()):
+    # The difference of half chains depends on their effective number of draws.
+    chance = 1 / effective_within_chains(by_entry)
+    if not bool((ranks.square() <= (2 * _MAX_R_HAT - 1) ** 2 + chance).all()):
         problems.append(f"chains disagree (R-hat {float(ranks.max()):.3f}): give more warm-up and draws")
     if not bool((effective >= _MIN_EFFECTIVE).all()):
         problems.append(f"only {float(effective.min()):.0f} effective draws: give more draws")

@@ -74,7 +74,7 @@ def test_a_real_density_from_chains_and_from_exact_draws():
     noise = torch.randn(256, 3, generator=new_generator(5, stream="test"), dtype=DOUBLE)
     exact_draws = 1 + torch.linalg.solve_triangular(torch.linalg.cholesky(PRECISION).mT, noise.mT, upper=True).mT
     for draws in ("chains", exact_draws):
-        z = log_normaliser(model, num_temperatures=25, draws=draws, seed=4, progress=False)
+        z = log_normaliser(model, num_temperatures=60, draws=draws, seed=4, progress=False)
         for side in (z.forward, z.reverse, z.bridge):
             assert abs(side.log_evidence - exactly) < LIMIT * side.standard_error < 0.6
         assert z.trusted and z.is_finite is None and "no proof" in z.reason

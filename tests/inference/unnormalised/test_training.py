@@ -56,7 +56,7 @@ def by_lbfgs(loss, parameters, steps=60):
 
 
 def bits_of_pairs(count):
-    """Return data of known parameters, and the maximum likelihood estimate with its covariance."""
+    """Return data of known parameters, the maximum likelihood estimate, and features and probabilities of states."""
     model = pairs()
     with torch.no_grad():
         model.energy.field.copy_(torch.tensor([0.5, -0.5, 0.2]))
@@ -68,8 +68,19 @@ def bits_of_pairs(count):
     fitted = pairs()
     parameters = [fitted.energy.field, fitted.energy.coupling]
     by_lbfgs(lambda: fitted.exact_log_normaliser() - fitted.log_density(x).mean(), parameters)
-    information = torch.cov(model.energy.statistics(states).mT, aweights=probabilities, correction=0)
-    return x, vector(fitted), torch.linalg.inv(information) / count
+    return x, vector(fitted), model.energy.statistics(states), probabilities
+
+
+def excess_of_noise_contrast(features, p, ratio):
+    """Return the asymptotic variance of noise contrast beyond maximum likelihood, a datum, with uniform noise."""
+    noise = torch.full_like(p, 1 / len(p))
+    h = ratio * noise / (p + ratio * noise)
+    wide = torch.cat([features, -torch.ones_like(features[:, :1])], 1)
+    inverse = torch.linalg.inv((wide.mT * (p * h)) @ wide)
+    pull = inverse @ (wide.mT @ (p * h))
+    covariance = inverse - (1 + 1 / ratio) * pull.outer(pull)
+    best = torch.linalg.inv(torch.cov(features.mT, aweights=p, correction=0))
+    return covariance.diagonal()[:-1] - best.diagonal()
 
 
 def vector(model):
@@ -78,21 +89,24 @@ def vector(model):
 
 @pytest.mark.parametrize("objective", [NoiseContrastive(20, redraw=False), RankingNoiseContrastive(20, redraw=False)])
 def test_noise_contrast_is_nearly_maximum_likelihood(objective):
-    x, best, covariance = bits_of_pairs(4000)
+    x, best, features, probabilities = bits_of_pairs(4000)
     model = pairs()
     torch.manual_seed(1)
     by_lbfgs(lambda: objective.differentiable_loss(model, None, x) / len(x), list(model.parameters()))
-    # With 20 noise draws a datum, the difference from maximum likelihood has a small part of its variance.
-    z = (vector(model) - best) / covariance.diagonal().sqrt()
-    assert float(z.abs().max()) < 1.5
+    # Maximum likelihood is efficient, so the difference from it has the variance that noise contrast has in excess.
+    # Ranking has about the same.
+    excess = excess_of_noise_contrast(features, probabilities, 20)
+    slack = 1.0 if isinstance(objective, NoiseContrastive) else 1.2
+    z = (vector(model) - best) / (excess / len(x)).sqrt()
+    assert float(z.abs().max()) < 4.8 * slack
     if isinstance(objective, NoiseContrastive):
         assert abs(float((model.log_constant - model.exact_log_normaliser()).detach())) < 0.15
     else:
-        assert float(model.log_constant) == 0
+        assert float(model.log_constant.detach()) == 0
 
 
 def test_the_constant_alone_is_the_bridge():
-    x, _, _ = bits_of_pairs(1000)
+    x, *_ = bits_of_pairs(1000)
     model = pairs()
     with torch.no_grad():
         model.energy.field.copy_(torch.tensor([0.5, -0.5, 0.2]))
@@ -112,11 +126,11 @@ def test_score_matching_of_a_normal_is_its_closed_form():
     energy.forward = lambda rows: 0.5 * (precision * rows.square()).sum(-1)
     model = EnergyModel(energy, Independent(Normal(torch.zeros(2, dtype=DOUBLE), 1.0), 1))
     by_lbfgs(lambda: ScoreMatchingObjective().differentiable_loss(model, None, x) / len(x), [precision])
-    assert torch.allclose(precision, 1 / x.square().mean(0), rtol=1e-9)
+    assert torch.allclose(precision, 1 / x.square().mean(0), rtol=1e-6)
 
 
 def test_contrastive_divergence_matches_moments():
-    x, _, _ = bits_of_pairs(4000)
+    x, *_ = bits_of_pairs(4000)
     model = pairs()
     objective = PersistentContrastiveDivergence(1000)
     fit_energy(model, x, objective=objective, num_steps=200, learning_rate=0.03, seed=1, progress=False)
@@ -134,7 +148,7 @@ def test_contrastive_divergence_of_real_vectors():
     energy.forward = lambda rows: (0.5 * energy.a[0] * rows.square() - energy.a[1] * rows).sum(-1)
     model = EnergyModel(energy, Independent(Normal(torch.zeros(1, dtype=DOUBLE), 2.0), 1))
     objective = PersistentContrastiveDivergence(1000)
-    fit_energy(model, x, objective=objective, num_steps=200, learning_rate=0.05, seed=1, progress=False)
+    fit_energy(model, x, objective=objective, num_steps=400, learning_rate=0.05, seed=1, progress=False)
     precision, shift = energy.a.tolist()
     spread = 1 / math.sqrt(precision)
     assert abs(shift / precision - float(x.mean())) < 4.5 * 0.5 / math.sqrt(1000)
@@ -142,7 +156,7 @@ def test_contrastive_divergence_of_real_vectors():
 
 
 def test_a_resumed_run_is_the_same(tmp_path):
-    x, _, _ = bits_of_pairs(200)
+    x, *_ = bits_of_pairs(200)
     found = []
     for name, stops in (("straight", [30]), ("resumed", [12, 30])):
         for steps in stops:
