@@ -295,7 +295,8 @@ class _Parameters:
         with validation_kept():
             for name, value in self.by_name(theta).items():
                 one = self._priors[name]
-                fits = one.support.check(value)
+                support: Any = one.support
+                fits = support.check(value)
                 if not bool(fits.all()):
                     wide = fits.reshape(*fits.shape, *(1,) * (value.dim() - fits.dim()))
                     value = torch.where(wide, value, self._inside[name].to(value))

@@ -473,7 +473,8 @@ def fit_energy(
     if model.is_binary and not bool(((x == 0) | (x == 1)).all()):
         raise DataError("the model has binary vectors, and x has entries other than 0 and 1")
     if y is not None:
-        model.logits(x[:1])
+        with_classes: Any = model
+        with_classes.logits(x[:1])
     learning_rate = real_number("learning_rate", learning_rate, between=(0.0, math.inf))
     fitted = fit(
         model,
