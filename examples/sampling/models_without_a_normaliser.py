@@ -154,11 +154,12 @@ assert abs(float(draws.mean()) - mean) < 4.5 * deviation / math.sqrt(effective)
 # %%
 # A failure on purpose
 # --------------------
-# Without the base the classifier's density has no constant, and its chains of contrastive divergence run away. The
+# Without a base the density of a classifier has no constant, and its chains of contrastive divergence run away. The
 # exchange algorithm needs exact draws, which real vectors do not offer; a Markov chain in their place would leave an
 # error that nothing shows. Each is refused with the reason.
 
-without_base = EnergyModel.from_classifier(network, base, tilt=False)
+growing = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2)).double()
+without_base = EnergyModel.from_classifier(growing, base, tilt=False)
 unruly = PersistentContrastiveDivergence(32, num_moves=10)
 for attempt in (
     lambda: log_normaliser(without_base, progress=False),
