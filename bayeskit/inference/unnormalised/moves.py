@@ -38,6 +38,13 @@ class Unnormalised(Protocol):
         Whether vectors have entries 0 and 1; otherwise they are real.
     base : Distribution
         Normalised, of the same support, with event shape ``(dim,)``.
+
+    Examples
+    --------
+    >>> from bayeskit.inference.unnormalised import Unnormalised
+    >>> from bayeskit.models.unnormalised import EnergyModel
+    >>> isinstance(EnergyModel.of_bits(lambda x: x.sum(-1), 2), Unnormalised)
+    True
     """
 
     dim: int

@@ -48,6 +48,20 @@ class EnergyObjective(Objective):
     ------
     SettingsError
         If ``class_weight`` is negative.
+
+    Examples
+    --------
+    Maximum likelihood with the constant from a list of states is an objective of one method:
+
+    >>> import torch
+    >>> from bayeskit.inference.unnormalised import EnergyObjective
+    >>> from bayeskit.models.unnormalised import EnergyModel
+    >>> class MaximumLikelihood(EnergyObjective):
+    ...     def of_inputs(self, model, x):
+    ...         return len(x) * model.exact_log_normaliser() - model.log_density(x).sum()
+    >>> model = EnergyModel.of_bits(lambda x: 0 * x.sum(-1), 3)
+    >>> round(MaximumLikelihood().loss(model, None, model.base.sample((4,))) / 4, 6)  # 3 log 2
+    2.079442
     """
 
     def __init__(self, class_weight: float = 1.0) -> None:
