@@ -70,7 +70,7 @@ __all__ = [
     "Site",
     "SubsampledDensity",
     "likelihood_parts",
-    "log_normaliser",
+    "log_integral_of_density",
     "parts_of",
 ]
 
@@ -1231,7 +1231,7 @@ def parts_of(density: PyroDensity, generator: torch.Generator) -> list[Witnessed
     return list({part.name: part for part in witness.parts}.values())  # of the last draw
 
 
-def log_normaliser(fn: Any, value: Tensor, at_most: int = 20_000_000) -> Tensor | None:
+def log_integral_of_density(fn: Any, value: Tensor, at_most: int = 20_000_000) -> Tensor | None:
     """Return the log integral of a distribution's density for each element, ``(elements,)``: zero if it is normalised.
 
     None for several variables, for more than ``at_most`` evaluations, and where the sum has not converged.

@@ -54,6 +54,7 @@ MODULES = {
         "models.discrete.rendering_mixture",
         "models.discrete.spike_and_slab",
         "models.discrete.topic_model",
+        "models.unnormalised",
         "models.phylogenetics.substitution",
         "models.wide_networks.activations",
         "models.wide_networks.curvature",

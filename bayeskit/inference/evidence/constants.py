@@ -16,7 +16,7 @@ from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE, SEARCH_ERRORS
 from bayeskit.inference.evidence.improper_priors import first_five
 from bayeskit.inference.evidence.modes import find_modes, negative_hessian
-from bayeskit.logdensity.pyro_density import PyroDensity, WitnessedSite, log_normaliser, parts_of
+from bayeskit.logdensity.pyro_density import PyroDensity, WitnessedSite, log_integral_of_density, parts_of
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -585,7 +585,7 @@ def _own_distribution(part: WitnessedSite) -> str | None:
     """Return the problem of a user-defined distribution, an empty string if there is none, None if unknown."""
     try:
         with torch.no_grad():
-            total = log_normaliser(part.distribution, part.value)
+            total = log_integral_of_density(part.distribution, part.value)
     # A user-defined class may raise any error on a grid of values; its integral is then unknown.
     except Exception:
         return None
