@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from bayeskit.inference.samplers.driver import (
 )
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.minibatch import Epochs, MinibatchTarget, RowState
-from bayeskit.inference.samplers.starts import starting_points
+from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
 from bayeskit.logdensity.compiling import Evaluation
 from bayeskit.logdensity.target import Target
 
@@ -840,6 +841,8 @@ def _as_draws(run: StochasticGradientRun, outcome: Outcome) -> Draws:
         "thinning": run.thinning,
         "seed": run.seed,
         "batch_size": target.batch_size,
+        # Choosing one of several prior draws by the data tells at most the logarithm of their number.
+        "start_information": math.log(CANDIDATES) if run.initial is None else 0.0,
         "ending": outcome.ending,
     }
     return Draws(
