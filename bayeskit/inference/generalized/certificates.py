@@ -138,9 +138,9 @@ class Certificate:
             f"With probability at least {self.level:g} over {self.num_data} independent data{drawn}, the expected loss "
             f"of a new datum from the same distribution, with the parameter drawn from the posterior, is at most "
             f"{self.bound:.4f}. This holds for all posteriors at once, but for one prior, chosen before these data "
-            "were seen, and one set of data. It does not hold for data of another distribution or for dependent data, "
-            "says nothing about one single draw, and of predictions by the posterior's mean or vote only that a "
-            "majority vote errs at most twice as often."
+            "were seen, and one set of data. It does not hold for dependent data or for data of another distribution. "
+            "It says nothing about one single draw; of errors counted by a vote of all draws it says that they are at "
+            "most twice as many."
         )
 
     def __repr__(self) -> str:

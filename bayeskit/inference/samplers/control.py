@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -149,14 +148,12 @@ def optimal_probabilities(
 
     rows = torch.arange(num_rows, device=points.device)
     total = points.new_zeros(num_rows)
-    of_rows: Callable[[Tensor], Tensor]
     with one_thread(), torch.no_grad():
         for u in points:
             if loops:
                 total += torch.stack([square(u, row) for row in rows])
             else:
-                of_rows = torch.func.vmap(lambda row, u=u: square(u, row), chunk_size=_ROWS_AT_ONCE)
-                total += of_rows(rows)
+                total += torch.func.vmap(square, in_dims=(None, 0), chunk_size=_ROWS_AT_ONCE)(u, rows)
     size = total.sqrt()
     share = size / size.sum() if bool((size.sum() > 0) & size.sum().isfinite()) else torch.full_like(size, 1 / num_rows)
     return (1 - _UNIFORM) * share + _UNIFORM / num_rows
