@@ -119,7 +119,7 @@ assert certificate.trusted and tested < certificate.bound < 0.2
 # %%
 # What it says
 # ------------
-# The limit is about three times the error. A good part of the price is the number of images: even at divergence zero,
+# The limit is a few times the error. A good part of the price is the number of images: even at divergence zero,
 # ``log(2 sqrt(n) / .05)`` is seven nats. The certificate of the prior that knows nothing is right, and says nothing.
 
 blind = certify(trained(wide, ours, 1 / len(ours[1])), wide, errors, ours, num_draws=num_draws)
