@@ -143,10 +143,10 @@ assert all(row[-1] > 0.85 for row in found.values())
 # %%
 # What it says
 # ------------
-# Complexity repairs black images. It makes blurred ones worse, which are smooth as no compressor knows, and noisy ones,
-# whose noise takes more bits than the model charges. Typicality finds most, the mean of two least. What works is evidence
-# against an alternative that is *named*; it says nothing of strange images that nobody thought of. The autoencoder has
-# the same faults; for images far from its codes importance sampling misses some of the density.
+# Complexity repairs black images. It makes blurred ones worse, which are smooth as no compressor knows, and noisy
+# ones, whose noise takes more bits than the model charges. Typicality finds most, the mean of two least. What works is
+# evidence against an alternative that is *named*; it says nothing of strange images that nobody thought of. The
+# autoencoder has the same faults; for images far from its codes importance sampling misses some of the density.
 #
 # That the mean of two images is more likely than both is no sign of a wrong model. Under any normal distribution in
 # :math:`d` dimensions it gains :math:`d / 4` nats on average.
