@@ -113,9 +113,7 @@ certificate = certify(posterior, prior, errors, ours, num_draws=num_draws)
 by_image = torch.stack([errors(posterior.sample(), test) for _ in range(100)]).mean(0)
 tested, error = float(by_image.mean()), float(by_image.std()) / 360**0.5
 print(certificate)
-print(
-    f"on test images: {tested:.3f} +- {error:.3f} for draws, {float(errors(posterior.mean, test).mean()):.3f} for the mean"
-)
+print(f"on test images: {tested:.3f} +- {error:.3f}; of the mean {float(errors(posterior.mean, test).mean()):.3f}")
 print(certificate.promise)
 assert certificate.trusted and tested < certificate.bound < 0.2
 
