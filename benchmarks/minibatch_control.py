@@ -83,12 +83,12 @@ def compare(x: Tensor, y: Tensor, batch_size: int, num_draws: int) -> None:
         "svrg": {"control": "svrg"},
     }
     print(f"\n{n} rows, {batch_size} at a time; oracle: {spread(x, plain, None) / base:.4f} alone, ", end="")
-    print(f"{spread(x, change, None) / base:.4f} with control")
-    print(f"{'':14s}  variance   step  variance found  effective   gradients  seconds  effective a second")
+    print(f"{spread(x, change, None) / base:.2e} with control")
+    print(f"{'':14s}  variance    step  variance found  effective   gradients  seconds  effective a second")
     for name, own in settings.items():
         target = MinibatchTarget.from_pyro(regression, x, y, batch_size=batch_size, compile=True, **own)
         chances = getattr(target.row_order, "probabilities", equal)
-        share = f"{spread(x, change if 'control' in own else plain, chances) / base:.4f}"
+        share = f"{spread(x, change if 'control' in own else plain, chances) / base:.2e}"
         share = "" if name in ("svrg", "plain, epochs") else share
         anchor = {"anchor": points.roll(1, 0)} if name == "svrg" else {}  # any other draw: the most cautious choice
         # In coordinates in which the posterior is standard normal.
@@ -119,7 +119,7 @@ def report(name: str, share: str, step: float, draws: bk.Draws, mean: Tensor, fa
     white = torch.linalg.solve_triangular(factor, away.mT, upper=False)
     effective = float(effective_sample_size(draws.unconstrained.movedim(-1, 0)).min())
     print(
-        f"{name:14s}{share:>10s}{step:7.3f}{float(white.square().mean()):16.3f}{effective:11.0f}"
+        f"{name:14s}{share:>10s}{step:8.4f}{float(white.square().mean()):16.3f}{effective:11.0f}"
         f"{draws.num_gradients:12d}{seconds:9.2f}{effective / seconds:20.0f}",
         flush=True,
     )

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
@@ -505,6 +505,10 @@ class WeightedRows:
         if p.dim() != 1 or not bool((p > 0).all()) or abs(float(p.sum()) - 1) > 1e-3:
             raise SettingsError("probabilities must be positive numbers of shape (N,) that sum to one")
 
+    @cached_property
+    def _edges(self) -> Tensor:
+        return self.probabilities.double().cumsum(0)
+
     def init(self, num_chains: int, num_data: int, *, generator: torch.Generator) -> RowState:
         """Return a state without an order."""
         if len(self.probabilities) != num_data:
@@ -516,7 +520,7 @@ class WeightedRows:
     ) -> tuple[RowState, Tensor]:
         """Draw rows with their probabilities."""
         shape = (state.order.shape[0], batch_size)
-        edges = self.probabilities.to(generator.device, torch.float64).cumsum(0)
+        edges = self._edges.to(generator.device)
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
         rows = torch.searchsorted(edges, uniform * edges[-1], right=True)
         return state, rows.clamp(max=num_data - 1)
