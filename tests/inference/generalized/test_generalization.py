@@ -118,21 +118,23 @@ def test_the_first_step_of_a_path():
     assert path_information(run(y, 1, initial=None)).start == pytest.approx(math.log(10))
 
 
-def test_the_path_tells_more_than_the_draw():
+def test_the_path_tells_more_than_the_draw(limit):
     """The information of the last draw is known: its mean is linear in the data."""
     n, step, num_steps = 20, 0.01, 60
-    decay, drift, noise, information = 1 - step * (n + 1) / 2, 0.0, 0.0, []
+    decay, drift, noise, information = 1 - step * (n + 1) / 2, 0.0, 0.0, 0.0
     for _ in range(num_steps):
         drift, noise = decay * drift + step / 2, decay**2 * noise + step
-        information.append(0.5 * math.log1p(n * drift**2 / noise))  # the sum of the data has variance n
+        information = 0.5 * math.log1p(n * drift**2 / noise)  # the sum of the data has variance n
     generator = torch.Generator().manual_seed(7 + SHIFT)
-    bounds = []
-    for _ in range(12):
-        y = torch.randn(n, generator=generator, dtype=torch.float64)
-        bounds.append(path_information(run(y, num_steps, seed=SHIFT)).by_step.cumsum(0))
-    mean = torch.stack(bounds).mean(0)
-    assert bool((mean[4:] > torch.tensor(information, dtype=torch.float64)[4:]).all())
-    assert float(mean[-1]) > 3 * information[-1]  # it grows, although the draw knows no more
+    data = torch.randn(40, n, generator=generator, dtype=torch.float64)
+    # The mean over data sets belongs into the logarithm.
+    temperature = torch.stack([(2 * path_information(run(y, num_steps, seed=SHIFT)).by_step).exp() for y in data])
+    first = temperature[:, 0] - 1
+    spread = step / 4 * n * math.sqrt(2 / len(data))  # of the mean of squares of the sums of the data
+    assert float(first.mean()) == pytest.approx(step / 4 * float(data.sum(1).square().mean()), rel=1e-9)
+    assert abs(float(first.mean()) - step / 4 * n) < 2 * limit() * spread
+    bound = float(0.5 * temperature.mean(0).log().sum())
+    assert bound > 3 * information  # it grows, although the draw knows no more
 
 
 def test_paths_that_say_nothing_are_refused():
