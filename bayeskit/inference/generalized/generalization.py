@@ -276,7 +276,7 @@ def path_information(draws: Draws, *, between: tuple[float, float] = (0.0, 1.0))
     draws : Draws
         Of :func:`~bayeskit.inference.samplers.sample_stochastic_gradient` with the kernel SGLD, without warm-up and
         thinning, so that every step is recorded. Without ``initial=``, choosing each start among ten prior draws adds
-        log 10 nats; a given start must not depend on the data.
+        log 10 nats; a given start must not depend on the data, and neither must a metric.
     between : tuple of float, default (0, 1)
         Range of the loss.
 
