@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from bayeskit.core.inputs import as_numbers, warn_user
 from bayeskit.core.randomness import new_generator, validation_kept
+from bayeskit.core.texts import short_repr
 from bayeskit.core.torch_internals import gradient_and_rest
 from bayeskit.errors import CompilationWarning, DataError, ModelError, SettingsError, ShapeError, SlowModelWarning
 from bayeskit.inference.samplers.control import (
@@ -499,6 +500,8 @@ class WeightedRows:
     """
 
     probabilities: Tensor
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         p = self.probabilities
