@@ -278,6 +278,9 @@ ELSEWHERE = {
         inference.evidence.tolerance: ToleranceCheck
         inference.evidence.variational: MeanField fit_mean_field
     """,
+    "numbers of Python": """
+        inference.generalized.certificates: invert_binary_divergence
+    """,
     "data are simulated on the host, or a function of the user is given the host's": """
         inference.generalized.coverage: coverage_report
         inference.generalized.cross_validation: enumerated_cross_validation
@@ -332,7 +335,9 @@ ELSEWHERE = {
         inference.samplers.chains: Chains RunSettings run
         models.discrete.sequences.change_points: ChangePointPrior NegativeBinomialLengths NumberOfChanges
             SegmentModel
+        inference.generalized.certificates: Certificate
         inference.generalized.checks: CoherenceReport ProprietyReport ResidualMismatch
+        inference.generalized.generalization: GeneralizationGap
         inference.samplers.stochastic_gradient: Constant
         inference.objectives.evidence_lower_bound: Cyclical Linear WeightSchedule infomax_weight
         inference.generalized.losses.densities: DensityEstimate

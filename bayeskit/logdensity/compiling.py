@@ -664,7 +664,7 @@ def trace_density(
     return trace_call(evaluate, u, torch.ones_like(u[:, 0]))
 
 
-def trace_call(evaluate: Callable[[Tensor, Tensor], Evaluation], *arguments: Tensor) -> GraphModule:
+def trace_call(evaluate: Callable[..., Evaluation], *arguments: Tensor) -> GraphModule:
     """Trace one call of a function that gives values and gradients."""
     with process_state():
         settle()
@@ -701,9 +701,9 @@ def has_compiler() -> bool:
     return compiler() is not None
 
 
-def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+def compile_graph(graph: GraphModule, *examples: Tensor) -> Callable[..., tuple[Tensor, ...]]:
     """Compile ``graph``; where that fails or times out, warn once and return the graph itself."""
-    if u.device.type == "cpu" and not has_compiler():
+    if examples[0].device.type == "cpu" and not has_compiler():
         warn_user(
             "no C++ compiler was found, so the density runs as a traced graph, a few times slower; "
             "install g++ or clang++ to compile it",
@@ -713,7 +713,7 @@ def compile_graph(graph: GraphModule, u: Tensor, beta: Tensor) -> Callable[..., 
     # Not by torch.compile: its guards cost more than a small density in each call; shapes, strides and dtype are fixed.
     run_natively(graph)
     try:
-        return compile_with_inductor(graph, (u.clone(), beta.clone()), {"size_asserts": False})
+        return compile_with_inductor(graph, tuple(x.clone() for x in examples), {"size_asserts": False})
     except (RuntimeError, OSError, NotImplementedError, AttributeError, AssertionError) as error:
         warn_user(
             f"the density could not be compiled ({type(error).__name__}: {str(error)[:200]}); "

@@ -875,6 +875,7 @@ class _Rows(Messenger):
         # Entered inside the density's own messenger, this one processes each site first.
         self.plate: str | None = None
         self.indices: Tensor | None = None
+        self.weights: Tensor | None = None  # of the rows, in place of N / B
         self.device = torch.device("cpu")
         self.sizes: dict[str, tuple[int, int | None]] = {}  # by plate: size, and the model's subsample_size
         self.local: set[str] = set()  # deterministic sites inside the plate
@@ -903,6 +904,9 @@ class _Rows(Messenger):
         if frame is not None and self.enumerated:
             # A sum over a discrete site must see plain probabilities; the estimate is scaled after the sum.
             msg["scale"] = msg["scale"] * frame.size / frame.full_size
+        elif frame is not None and self.weights is not None and not deterministic:
+            weights = self.weights.reshape(-1, *[1] * (-1 - frame.dim))
+            msg["scale"] = msg["scale"] * frame.size / frame.full_size * weights
 
     def _is_subsampled(self, frame: Any) -> bool:
         if frame.name == self.plate:
@@ -987,16 +991,24 @@ class SubsampledDensity:
         return torch.arange(self.batch_size, device=self.device)
 
     @contextmanager
-    def _at(self, indices: Tensor) -> Iterator[None]:
-        self._rows.indices = indices
+    def _at(self, indices: Tensor, weights: Tensor | None = None) -> Iterator[None]:
+        self._rows.indices, self._rows.weights = indices, weights
         try:
             yield
         finally:
-            self._rows.indices = None
+            self._rows.indices = self._rows.weights = None
 
-    def joint(self, u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log prior and the estimated log likelihood at ``u`` ``(dim,)`` from rows ``(B,)``."""
-        with self._at(rows):
+    def joint(self, u: Tensor, rows: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the log prior and the estimated log likelihood at ``u`` ``(dim,)`` from rows ``(B,)``.
+
+        A row counts ``N / B`` times, or as often as its weight ``(B,)``.
+        """
+        if weights is not None and self._rows.enumerated:
+            raise UnsupportedSiteError(
+                f"the model sums out {sorted(self._rows.enumerated)}, so its rows cannot be weighted; leave weights at "
+                "None, and take control= alone"
+            )
+        with self._at(rows, weights):
             log_prior, log_likelihood = self._density.joint(u)
         if self._rows.enumerated:
             log_likelihood = log_likelihood * (self.num_data / rows.shape[0])

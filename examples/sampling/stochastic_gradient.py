@@ -133,5 +133,5 @@ axes.set(xlabel="variance of the draws over that of the posterior", ylim=(2.5, -
 axes.legend(frameon=False)
 
 # %%
-# Where to go next: :doc:`long_runs` stops and resumes runs like these, :doc:`distributed_svi` trains a guide on
-# minibatches in several processes.
+# Where to go next: :doc:`control_variates` takes most of the noise out of minibatches, :doc:`long_runs` stops and
+# resumes runs like these, :doc:`distributed_svi` trains a guide on minibatches in several processes.

@@ -4,6 +4,13 @@ from bayeskit._moved import answer_to_old_names
 from bayeskit.inference.generalized import calibrate, losses
 from bayeskit.inference.generalized import variational as divergences
 from bayeskit.inference.generalized.bootstrap import loss_likelihood_bootstrap, posterior_bootstrap
+from bayeskit.inference.generalized.certificates import (
+    Certificate,
+    certify,
+    divergence_from_prior,
+    invert_binary_divergence,
+    pac_bayes_certificate,
+)
 from bayeskit.inference.generalized.checks import (
     CoherenceReport,
     ProprietyReport,
@@ -43,6 +50,12 @@ from bayeskit.inference.generalized.exact import (
     grid_posterior,
     quadratic_coefficients,
 )
+from bayeskit.inference.generalized.generalization import (
+    GeneralizationGap,
+    PathInformation,
+    generalization_gap,
+    path_information,
+)
 from bayeskit.inference.generalized.martingale import (
     CopulaUpdate,
     MartingalePosterior,
@@ -62,6 +75,7 @@ __all__ = [
     "BetaPosterior",
     "CalibrationCurve",
     "Carriage",
+    "Certificate",
     "CoherenceReport",
     "CopulaUpdate",
     "CoverageReport",
@@ -70,6 +84,7 @@ __all__ = [
     "Flat",
     "GVI",
     "GaussianPosterior",
+    "GeneralizationGap",
     "GibbsPosterior",
     "GridPosterior",
     "InformationMatrices",
@@ -77,6 +92,7 @@ __all__ = [
     "Max",
     "Mean",
     "Minimum",
+    "PathInformation",
     "PolyaUrn",
     "Pooling",
     "Predictive",
@@ -90,21 +106,27 @@ __all__ = [
     "beta_posterior",
     "calibrate",
     "calibration_curve",
+    "certify",
     "coarsened_posterior",
     "coarsening_weight",
     "coherence_check",
     "coverage_report",
     "cross_validation_evidence",
+    "divergence_from_prior",
     "divergences",
     "enumerated_cross_validation",
     "gaussian_posterior",
+    "generalization_gap",
     "grid_posterior",
     "information_matrices",
+    "invert_binary_divergence",
     "loss_likelihood_bootstrap",
     "losses",
     "martingale_posterior",
     "minimize",
     "normal_location",
+    "pac_bayes_certificate",
+    "path_information",
     "posterior_bootstrap",
     "prequential_score",
     "propriety_check",

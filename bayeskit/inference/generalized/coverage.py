@@ -43,6 +43,7 @@ __all__ = [
     "coverage_report",
     "replicate_posteriors",
     "row_pareto_shapes",
+    "simulated_sets",
     "unreliable_replicates",
 ]
 
@@ -797,9 +798,7 @@ def coverage_report(
     numbers = as_functional(posterior, functional)
     generator = new_generator(seed, stream="coverage report")
     target = _truth(posterior, simulate, truth, generator)
-    sets = [_simulated(posterior, simulate, generator) for _ in range(num_replicates)]
-    stacked = tuple(torch.stack(parts) for parts in zip(*map(columns, sets), strict=True))
-    data = stacked if isinstance(posterior.data, tuple) else stacked[0]
+    data = simulated_sets(posterior, simulate, num_replicates, generator)
     weights = _weights(posterior, data, weight, num_replicates)
     replicates = replicate_posteriors(posterior, data=data, weight=weights, num_draws=num_draws, seed=seed)
     return CoverageReport(
@@ -847,6 +846,13 @@ def _truth(posterior: GibbsPosterior, simulate: Simulate, truth: Any, generator:
     if not bool(found.converged.all()):
         raise DataError("no minimiser of the expected loss was found from simulated data; give truth=")
     return found.position[0]
+
+
+def simulated_sets(posterior: GibbsPosterior, simulate: Simulate, num_sets: int, generator: torch.Generator) -> Data:
+    """Return simulated data sets, stacked, ``(num_sets, n, ...)``; ShapeError unless shaped as the posterior's data."""
+    sets = [_simulated(posterior, simulate, generator) for _ in range(num_sets)]
+    stacked = tuple(torch.stack(parts) for parts in zip(*map(columns, sets), strict=True))
+    return stacked if isinstance(posterior.data, tuple) else stacked[0]
 
 
 def _simulated(posterior: GibbsPosterior, simulate: Simulate, generator: torch.Generator) -> Data:

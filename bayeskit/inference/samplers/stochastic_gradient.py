@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -27,8 +28,8 @@ from bayeskit.inference.samplers.driver import (
     say_early,
 )
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.minibatch import Epochs, MinibatchTarget, RowState
-from bayeskit.inference.samplers.starts import starting_points
+from bayeskit.inference.samplers.minibatch import AnchoredRows, Epochs, MinibatchTarget, RowState
+from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
 from bayeskit.logdensity.compiling import Evaluation
 from bayeskit.logdensity.target import Target
 
@@ -143,7 +144,7 @@ class SGLDState(NamedTuple):
     log_prior: Tensor  # (n,)
     log_likelihood: Tensor  # (n,), estimated from the last minibatch
     gradient: Tensor  # (n, d), of the log density, estimated likewise
-    rows: RowState
+    rows: RowState | AnchoredRows
     iteration: Tensor  # (), steps taken
 
 
@@ -155,7 +156,7 @@ class PreconditionedSGLDState(NamedTuple):
     log_likelihood: Tensor  # (n,), estimated
     gradient: Tensor  # (n, d), estimated
     second_moment: Tensor  # (n, d), running mean of the squared gradient of one observation
-    rows: RowState
+    rows: RowState | AnchoredRows
     iteration: Tensor  # ()
 
 
@@ -217,7 +218,7 @@ class SGLD:
 
     def init(self, target: MinibatchTarget, position: Tensor, *, generator: torch.Generator) -> SGLDState:
         """Estimate the density at ``position``, shape ``(n, d)``."""
-        rows, estimate = _observe(target, position, None, self.planned_calls, generator)
+        rows, estimate = target.observe(position, None, self.planned_calls, generator)
         return SGLDState(position, *_kept(estimate), rows, _zero(position))
 
     def step(
@@ -229,7 +230,7 @@ class SGLD:
         force = state.gradient if self.metric is None else self.metric.to_momentum(state.gradient)
         change = 0.5 * step * force + step.sqrt() * standard_normal(force, generator)
         position = state.position + (change if self.metric is None else self.metric.to_position(change))
-        rows, estimate = _observe(target, position, state.rows, self.planned_calls, generator)
+        rows, estimate = target.observe(position, state.rows, self.planned_calls, generator)
         moved = SGLDState(position, *_kept(estimate), rows, state.iteration + 1)
         finite = _is_finite(position, estimate)
         temperature = 1 + 0.25 * step_size * force.square().mean(-1)
@@ -334,7 +335,7 @@ class PreconditionedSGLD:
 
     def init(self, target: MinibatchTarget, position: Tensor, *, generator: torch.Generator) -> PreconditionedSGLDState:
         """Estimate the density at ``position``, shape ``(n, d)``."""
-        rows, estimate = _observe(target, position, None, self.planned_calls, generator)
+        rows, estimate = target.observe(position, None, self.planned_calls, generator)
         second_moment = (estimate.gradient / target.num_data).square()
         return PreconditionedSGLDState(position, *_kept(estimate), second_moment, rows, _zero(position))
 
@@ -347,7 +348,7 @@ class PreconditionedSGLD:
         step = step_size.unsqueeze(-1) * scale
         noise = standard_normal(state.position, generator)
         position = state.position + 0.5 * step * state.gradient + step.sqrt() * noise
-        rows, estimate = _observe(target, position, state.rows, self.planned_calls, generator)
+        rows, estimate = target.observe(position, state.rows, self.planned_calls, generator)
         square = (estimate.gradient / target.num_data).square()
         second_moment = self.decay * state.second_moment + (1 - self.decay) * square
         moved = PreconditionedSGLDState(position, *_kept(estimate), second_moment, rows, state.iteration + 1)
@@ -358,15 +359,6 @@ class PreconditionedSGLD:
     def preconditioner(self, state: PreconditionedSGLDState) -> Tensor:
         """Return ``G``, the scale of each coordinate of each chain, ``(n, d)``."""
         return 1 / (self.regularization + state.second_moment.sqrt())
-
-
-def _observe(
-    target: MinibatchTarget, position: Tensor, rows: RowState | None, planned_calls: int, generator: torch.Generator
-) -> tuple[RowState, Evaluation]:
-    """Draw each chain's next minibatch, the first one if ``rows`` is None, and estimate the density from it."""
-    rows = target.start_rows(len(position), generator) if rows is None else rows
-    rows, minibatch = target.next_rows(rows, generator)
-    return rows, target.estimator(len(position), planned_calls)(position, minibatch)
 
 
 def settled(settings: Any, like: Tensor) -> Any:
@@ -427,7 +419,7 @@ class SGHMCState(NamedTuple):
     momentum: Tensor  # (n, d), whitened: standard normal if the sampler is exact
     log_prior: Tensor  # (n,)
     log_likelihood: Tensor  # (n,), estimated from the last minibatch
-    rows: RowState
+    rows: RowState | AnchoredRows
     iteration: Tensor  # (), steps taken
 
 
@@ -509,7 +501,7 @@ class SGHMC:
                 SamplingWarning,
             )
         momentum = standard_normal(position, generator)
-        rows, estimate = _observe(target, position, None, self.planned_calls, generator)
+        rows, estimate = target.observe(position, None, self.planned_calls, generator)
         zero = torch.zeros((), dtype=torch.int64, device=position.device)
         return SGHMCState(position, momentum, estimate.log_prior, estimate.log_likelihood, rows, zero)
 
@@ -521,7 +513,7 @@ class SGHMC:
         step = step_size.unsqueeze(-1)
         change = step * state.momentum
         position = state.position + (change if self.metric is None else self.metric.to_position(change))
-        rows, estimate = _observe(target, position, state.rows, self.planned_calls, generator)
+        rows, estimate = target.observe(position, state.rows, self.planned_calls, generator)
         known = self.gradient_noise.to(position) if isinstance(self.gradient_noise, Tensor) else self.gradient_noise
         noise = (2 * self.friction * step - step.square() * known).sqrt() * standard_normal(position, generator)
         force = estimate.gradient if self.metric is None else self.metric.to_momentum(estimate.gradient)
@@ -664,7 +656,8 @@ def sample_stochastic_gradient(
         ``log_prior`` is exact. ``log_likelihood`` is NaN, because no step evaluates all data;
         ``sample_stats["log_likelihood_estimate"]`` has the minibatch estimates. Other ``sample_stats`` are
         ``step_size``, ``temperature`` and ``diverging`` (since the previous draw, the chain met a non-finite density
-        or gradient and kept its position). ``num_gradients`` counts minibatch gradients.
+        or gradient and kept its position). ``num_gradients`` counts minibatch gradients,
+        two for a step with a control variate.
 
     Raises
     ------
@@ -767,6 +760,7 @@ class StochasticGradientRun:
             "batch_size": self.target.batch_size,
             "num_data": self.target.num_data,
             "row_order": _describe(self.target.row_order),
+            "control": f"{self.target.control} {_describe(self.target.anchor)}",
             "compile": str(self.target.compile),
             "initial": _describe(self.initial),
         }
@@ -840,6 +834,8 @@ def _as_draws(run: StochasticGradientRun, outcome: Outcome) -> Draws:
         "thinning": run.thinning,
         "seed": run.seed,
         "batch_size": target.batch_size,
+        # Choosing one of several prior draws by the data tells at most the logarithm of their number.
+        "start_information": math.log(CANDIDATES) if run.initial is None else 0.0,
         "ending": outcome.ending,
     }
     return Draws(
@@ -848,7 +844,7 @@ def _as_draws(run: StochasticGradientRun, outcome: Outcome) -> Draws:
         torch.full_like(log_prior, torch.nan),
         torch.ones(n, dtype=target.dtype, device=target.device),
         per_chain | {"diverging": diverging},
-        n * (outcome.num_iterations + 1),
+        round(n * (outcome.num_iterations + 1) * target.gradients_per_step),
         outcome.seconds,
         settings,
         cast(Target, target),  # it has the methods of Target that Draws uses
