@@ -147,10 +147,10 @@ auto pull_back = [&](real t, real h, const real* y, const real* k, real* later) 
 };
 """
 
-# Steps end at the times of the solution. `t` is the time since the last of them, so that late times round no step, and a
-# step is the difference of rounded times. A cut step is not followed by a much longer or shorter one. The step size is
-# controlled by the present and the last error (Hairer, Noersett and Wanner 1993, sections II.4 and IV.2). Without `atol`,
-# the tolerance of a component is relative to its peak, but at least the rounding error of the largest one.
+# Steps end at the times of the solution. `t` is the time since the last of them and a step the difference of rounded
+# times, so that late times round no step. A cut step is not followed by a much longer or shorter one. The step size is
+# controlled by the present and the last error (Hairer, Noersett and Wanner 1993, sections II.4 and IV.2). Without an
+# `atol`, the tolerance of a component is relative to its peak, but at least the rounding error of the largest one.
 _DRIVER = """
 const real* grid = (const real*)pointers[0];
 real state[dim], next[dim], error[dim], peak[dim], reached[dim], k[kept], *tape = nullptr;
