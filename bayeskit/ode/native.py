@@ -221,6 +221,7 @@ for (int64_t tries = 0; done < times; ++tries) {
   } else {
     const real factor = real(0.9) * std::pow(norm, real(-0.2));
     h = step * (factor > 0.2 ? factor : real(0.2));
+    h = t + h == later ? step / 4 : h;  // not the same step again
     is_late = true;
   }
 }

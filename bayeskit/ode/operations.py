@@ -129,8 +129,9 @@ class _Integration:
             factor = (0.9 * norm.clamp(min=1e-10) ** -0.17 * before**0.04).clamp(0.2, 10)
             factor = torch.where(late, factor.clamp(max=1), factor)
             next_h = torch.where((factor == 10) & (10 * length < h), h, length * factor)
-            shorter = (0.9 * norm**-0.2).clamp(min=0.2).nan_to_num(nan=0.2)
-            h = torch.where(accepted, next_h, torch.where(running, length * shorter, h))
+            shorter = length * (0.9 * norm**-0.2).clamp(min=0.2).nan_to_num(nan=0.2)
+            shorter = torch.where(t + shorter == later, length / 4, shorter)  # not the same step again
+            h = torch.where(accepted, next_h, torch.where(running, shorter, h))
             before, late = torch.where(accepted, norm.clamp(min=1e-4), before), running & ~accepted
             t = torch.where(landed, 0, torch.where(accepted, later, t))
             y, peak = (torch.where(accepted.unsqueeze(-1), *pair) for pair in ((new, y), (reached, peak)))
