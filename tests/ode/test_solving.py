@@ -17,7 +17,7 @@ from bayeskit.errors import (
     ShapeError,
     UnknownNameError,
 )
-from bayeskit.ode import solving
+from bayeskit.ode import operations, solving
 from bayeskit.ode.methods import METHODS, step
 
 DOUBLE = torch.float64
@@ -296,6 +296,14 @@ def test_matrices_are_factorised_inside_and_fail_apart(method, name):
     assert (gradient[1] - right).abs().max() < 1e-5 and (gradient[0] == 0).all()
 
 
+def test_a_rejected_step_is_not_tried_again_for_ever(without_compiler, monkeypatch):
+    noted, run = [], operations._Integration.run
+    monkeypatch.setattr(operations._Integration, "run", lambda self, _=None: run(self, noted.append))
+    with pytest.warns(AccuracyWarning, match="1 of 1"):
+        bk.ode.solve(lambda t, y, _: y**2, tensor([2.0]), tensor([0.0, 1.0]))
+    assert 100 < len(noted) < 1000  # up to the last step that time resolves, and not max_steps
+
+
 def test_numbers_among_the_parameters_have_the_dtype_of_the_state():
     path = bk.ode.solve(
         lambda t, y, rates: -rates[0] * rates[1] * y, tensor([1.0]), tensor([0.0, 1.0]), [0.1, 2], **TIGHT
@@ -362,8 +370,6 @@ def test_the_gradient_is_that_of_the_steps(method, name, monkeypatch):
     gradients = torch.autograd.grad((path * weight).sum(), leaves)
 
     # The steps of each chain, noted by the steps in torch, are those of the C++.
-    from bayeskit.ode import operations
-
     noted = []
     run = operations._Integration.run
     monkeypatch.setattr(operations._Integration, "run", lambda self, _=None: run(self, noted.append))
