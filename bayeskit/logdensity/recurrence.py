@@ -419,6 +419,8 @@ def program_text(function: Callable[..., Sequence[Tensor]], operands: Sequence[T
     with torch.no_grad():
         graph = traced(whole, *(x.detach() for x in operands))
     fail_apart(graph)
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default  # other values may have another order in memory
     constants: list[Tensor] = []
     last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
     for node in graph.graph.find_nodes(op="get_attr"):

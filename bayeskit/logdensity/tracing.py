@@ -40,6 +40,7 @@ __all__ = [
     "QUERIES",
     "Tape",
     "UNTRACEABLE",
+    "UncheckedFactors",
     "changes_in_place",
     "fail_apart",
     "first_line",
@@ -91,6 +92,9 @@ def is_traced() -> bool:
     return get_proxy_mode() is not None or any(isinstance(x, _Tracer) for x in current_dispatch_modes())
 
 
+_CHECK = torch.ops.aten._linalg_check_errors.default
+
+
 class _Tracer(DispatchMode):
     """Recorder of operations as nodes of a graph; tensors made elsewhere become buffers of its root."""
 
@@ -123,7 +127,8 @@ class _Tracer(DispatchMode):
         if operation is torch.ops.aten.lift_fresh.default:  # an in-place operation would change the graph's constant
             operation = torch.ops.aten.lift_fresh_copy.default
         node = self.graph.call_function(operation, *tree_map(self._argument, (args, dict(kwargs or {}))))
-        result = operation(*args, **(kwargs or {}))
+        # A failed factorisation of the example is no error of the graph.
+        result = None if operation is _CHECK else operation(*args, **(kwargs or {}))
         unknown = unknown or torch.Tag.nondeterministic_seeded in operation.tags
         if unknown and operation._schema.is_mutable:
             self._changed |= {_memory(x): x for x in _tensors_in(result) or tensors}
@@ -176,7 +181,7 @@ def _memory(x: Tensor) -> int:
 def fail_apart(graph: GraphModule) -> None:
     """Make a failed matrix factorisation give NaN for its own vector instead of an error for the whole batch."""
     aten = torch.ops.aten
-    for check in list(graph.graph.find_nodes(op="call_function", target=aten._linalg_check_errors.default)):
+    for check in list(graph.graph.find_nodes(op="call_function", target=_CHECK)):
         info = check.args[0]
         for result in list(info.args[0].users):
             meta = result.meta.get("tensor_meta")
@@ -190,6 +195,16 @@ def fail_apart(graph: GraphModule) -> None:
                 masked = graph.graph.call_function(aten.masked_fill.Scalar, (result, failed, torch.nan))
             result.replace_all_uses_with(masked, delete_user_cb=lambda user, masked=masked: user is not masked)
         graph.graph.erase_node(check)
+
+
+class UncheckedFactors(DispatchMode):
+    """Let failed matrix factorisations pass, where a run is recorded and :func:`fail_apart` marks them later."""
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        operation = safe(operation)
+        return None if operation is _CHECK else operation(*args, **(kwargs or {}))
 
 
 class FailingApart(TorchFunctionMode):

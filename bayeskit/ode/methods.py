@@ -116,6 +116,7 @@ def step(
     table, found = method.table, list[Tensor]()
     if method.is_implicit:
         matrix, slant = jacobian(slope, t, y, *others)
+        slant = slant + (0 * matrix).sum(-1)  # NaN where a derivative is infinite, which would end all change
         system = torch.eye(len(y), dtype=y.dtype, device=y.device) / (h * table.gamma) - matrix
     for s, row in enumerate(table.stages):
         scale = 1.0 if method.is_implicit else h

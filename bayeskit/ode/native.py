@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from bayeskit.logdensity.native import NUMBER_TYPES, batch_source, function_source
@@ -59,7 +60,8 @@ real system[dim * dim], slant[dim];
 int64_t pivots[dim];
 auto factorise = [&](real t, real h, const real* y) {
   jacobian_at(t, y, system, slant);
-  for (int64_t i = 0; i < dim * dim; ++i) system[i] = -system[i];
+  // NaN where a derivative is infinite, which would end all change.
+  for (int64_t i = 0; i < dim * dim; ++i) slant[i / dim] += 0 * system[i], system[i] = -system[i];
   for (int64_t i = 0; i < dim; ++i) system[i * dim + i] += 1 / (h * gamma);
   for (int64_t j = 0; j < dim; ++j) {
     int64_t largest = j;
@@ -145,64 +147,81 @@ auto pull_back = [&](real t, real h, const real* y, const real* k, real* later) 
 };
 """
 
-# Steps end at the times of the solution. A cut step is not followed by a much longer or shorter one. The step size is
-# controlled by the present and the last error (Hairer, Noersett and Wanner 1993, sections II.4 and IV.2).
+# Steps end at the times of the solution. `t` is the time since the last of them and a step the difference of rounded
+# times, so that late times round no step. A cut step is not followed by a much longer or shorter one. The step size is
+# controlled by the present and the last error (Hairer, Noersett and Wanner 1993, sections II.4 and IV.2). Without an
+# `atol`, the tolerance of a component is relative to its peak, but at least the rounding error of the largest one.
 _DRIVER = """
 const real* grid = (const real*)pointers[0];
-real state[dim], next[dim], error[dim], k[kept], *tape = nullptr;
+real state[dim], next[dim], error[dim], peak[dim], reached[dim], k[kept], *tape = nullptr;
 int64_t done = 1, steps = 0, room = 0;
 bool failed = false, is_late = false;
-real t = grid[0], h = 0, before = 1e-4;
-for (int64_t i = 0; i < dim; ++i) state[i] = ((const real*)pointers[1])[b * dim + i];
+real t = 0, h = 0, before = 1e-4;
+auto larger = [](real x, real y) { return x > y ? x : y; };
+auto largest = [&](const real* x) {
+  real found = 0;
+  for (int64_t i = 0; i < dim; ++i) found = larger(x[i], found);
+  return found;
+};
+for (int64_t i = 0; i < dim; ++i) {
+  state[i] = ((const real*)pointers[1])[b * dim + i];
+  peak[i] = std::abs(state[i]);
+}
 arrived(0, state);
 if (times > 1) {
-  slope_at(t, state, k);
+  slope_at(grid[0], state, k);
+  const real highest = largest(peak), unit = rtol * (highest > 0 ? highest : 1);
   auto norm_of = [&](const real* x, const real* x0) {
     real sum = 0;
     for (int64_t i = 0; i < dim; ++i) {
-      const real part = (x[i] - (x0 ? x0[i] : 0)) / (atol + rtol * std::abs(state[i]));
+      const real part = (x[i] - (x0 ? x0[i] : 0)) / (atol > 0 ? atol + rtol * peak[i] : unit);
       sum += part * part;
     }
     return std::sqrt(sum / dim);
   };
-  const real size = norm_of(state, nullptr), speed = norm_of(k, nullptr), span = grid[times - 1] - t;
+  const real size = norm_of(state, nullptr), speed = norm_of(k, nullptr), span = grid[times - 1] - grid[0];
   real first = size < 1e-5 || speed < 1e-5 ? 1e-6 : 0.01 * size / speed;
   first = first < span ? first : span;
   for (int64_t i = 0; i < dim; ++i) next[i] = state[i] + first * k[i];
-  slope_at(t + first, next, error);
+  slope_at(grid[0] + first, next, error);
   const real turn = norm_of(error, k) / first, most = turn > speed ? turn : speed;
   h = most <= 1e-15 ? first * 1e-3 : std::pow(real(0.01) / most, real(0.2));
   h = most <= 1e-15 && h < 1e-6 ? real(1e-6) : h;
   h = h < 100 * first ? h : 100 * first;
 }
 for (int64_t tries = 0; done < times; ++tries) {
-  const real left = grid[done] - t, step = h >= left ? left : 2 * h > left ? left / 2 : h;
-  failed = tries == most_steps || !(t + step > t);
+  const real origin = grid[done - 1], left = grid[done] - origin - t;
+  const real later = h >= left ? t + left : t + (2 * h > left ? left / 2 : h), step = h >= left ? left : later - t;
+  failed = tries == most_steps || !(later > t);
   if (failed) break;
-  attempt(t, step, state, k, next, error);
+  attempt(origin + t, step, state, k, next, error);
   real norm = 0;
+  for (int64_t i = 0; i < dim; ++i) reached[i] = larger(std::abs(next[i]), peak[i]);
+  const real least = larger(epsilon * largest(reached), smallest);
   for (int64_t i = 0; i < dim; ++i) {
     const real old = std::abs(state[i]), now = std::abs(next[i]);
-    const real part = error[i] / (atol + rtol * (now > old ? now : old)) + 0 * next[i];
+    const real absolute = atol > 0 ? atol : larger(real(0.01) * rtol * reached[i], least);
+    const real part = error[i] / (absolute + rtol * larger(now, old)) + 0 * next[i];
     norm += part * part;
   }
   norm = std::sqrt(norm / dim);
   if (norm <= 1) {
     const bool has_landed = step == left;
-    record(t, step, has_landed ? done : -1);
+    record(origin + t, step, has_landed ? done : -1);
     real factor = real(0.9) * std::pow(norm > 1e-10 ? norm : real(1e-10), real(-0.17)) * std::pow(before, real(0.04));
     factor = factor < 0.2 ? real(0.2) : factor > 10 ? real(10) : factor;
     if (is_late && factor > 1) factor = 1;
     h = step < h && factor == 10 && 10 * step < h ? h : step * factor;
     before = norm > 1e-4 ? norm : real(1e-4);
     is_late = false;
-    t = has_landed ? grid[done] : t + step;
-    for (int64_t i = 0; i < dim; ++i) state[i] = next[i];
+    t = has_landed ? 0 : later;
+    for (int64_t i = 0; i < dim; ++i) state[i] = next[i], peak[i] = reached[i];
     renew(k);
     if (has_landed) arrived(done++, state);
   } else {
     const real factor = real(0.9) * std::pow(norm, real(-0.2));
     h = step * (factor > 0.2 ? factor : real(0.2));
+    h = t + h == later ? step / 4 : h;  // not the same step again
     is_late = true;
   }
 }
@@ -228,6 +247,8 @@ for (int64_t n = steps - 1; !failed && n >= 0; --n) {{
 }}
 delete[] tape;
 for (int64_t i = 0; i < dim; ++i) later[i] += cotangent[i];
+bool is_used = false;  // a solution that failed has no gradient where it is used, and elsewhere zero
+for (int64_t i = 0; i < times * dim; ++i) is_used |= cotangent[i] != 0;
 {results}
 """
 _RECORD = """
@@ -280,7 +301,7 @@ def solution_gradient_source(
         size = examples[place].numel()
         target = f"((real*)pointers[{count + q}] + {f'b * {size}' if batched[place] else '0'})"
         value = "later[i]" if place == 1 else f"total{place}[i]"
-        results.append(f"for (int64_t i = 0; i < {size}; ++i) {target}[i] += failed ? NAN : {value};")
+        results.append(f"for (int64_t i = 0; i < {size}; ++i) {target}[i] += failed && is_used ? NAN : {value};")
         if place > 1 and size > _ON_STACK:
             results.append(f"delete[] total{place}; delete[] own{place};")
     # The record stands inside the driver's text, after the variables that it uses.
@@ -318,6 +339,7 @@ def _head(
         f"typedef {real} real;",
         f"constexpr int64_t dim = {dim}, stages = {len(table.nodes)};",
         f"constexpr real rtol = {settings[0]!r}, atol = {settings[1]!r}, gamma = {table.gamma!r};",
+        f"constexpr real epsilon = {torch.finfo(y.dtype).eps!r}, smallest = {torch.finfo(y.dtype).tiny!r};",
         f"constexpr int64_t most_steps = {int(settings[2])};",
         _array("c", [table.nodes]),
         _array("e", [table.errors]),

@@ -105,31 +105,36 @@ class _Integration:
         (batch, dim), times = y.shape, len(grid)
         path = y.new_full((batch, times, dim), torch.nan)
         path[:, 0] = y
-        t, before, done = (grid[0].expand(batch).clone(), y.new_full((batch,), 1e-4), grid.new_ones(batch).long())
+        t, before, done = y.new_zeros(batch), y.new_full((batch,), 1e-4), grid.new_ones(batch).long()
+        peak = y.abs()
         running, late = torch.full_like(done, times > 1, dtype=torch.bool), torch.zeros_like(done, dtype=torch.bool)
         failed, tries = torch.zeros_like(late), 0
-        h = self._first_step(t, y) if times > 1 else t
+        h = self._first_step(grid[0].expand(batch), y) if times > 1 else t
         while bool(running.any()):
-            left = grid[done.clamp(max=times - 1)] - t
-            length = torch.where(h >= left, left, torch.where(2 * h > left, left / 2, h))
-            failed |= running & (~(t + length > t) | (tries == self._most))
+            origin = grid[done - 1]  # t is the time since then
+            left = grid[done.clamp(max=times - 1)] - origin - t
+            later = t + torch.where(h >= left, left, torch.where(2 * h > left, left / 2, h))
+            length = torch.where(h >= left, left, later - t)
+            failed |= running & (~(later > t) | (tries == self._most))
             running &= ~failed
             tries += 1
-            new, error = self._step(None, t, length, y, *self._others)
-            scale = self._atol + self._rtol * torch.maximum(y.abs(), new.abs())
+            new, error = self._step(None, origin + t, length, y, *self._others)
+            reached = torch.maximum(peak, new.abs())
+            scale = self._absolute(reached) + self._rtol * torch.maximum(y.abs(), new.abs())
             norm = (error / scale + 0 * new).square().mean(-1).sqrt()
             accepted = running & (norm <= 1)
             landed = accepted & (length == left)
             if noted is not None:
-                noted(_Taken(t, length, y, accepted, torch.where(landed, done, -1)))
+                noted(_Taken(origin + t, length, y, accepted, torch.where(landed, done, -1)))
             factor = (0.9 * norm.clamp(min=1e-10) ** -0.17 * before**0.04).clamp(0.2, 10)
             factor = torch.where(late, factor.clamp(max=1), factor)
             next_h = torch.where((factor == 10) & (10 * length < h), h, length * factor)
-            shorter = (0.9 * norm**-0.2).clamp(min=0.2).nan_to_num(nan=0.2)
-            h = torch.where(accepted, next_h, torch.where(running, length * shorter, h))
+            shorter = length * (0.9 * norm**-0.2).clamp(min=0.2).nan_to_num(nan=0.2)
+            shorter = torch.where(t + shorter == later, length / 4, shorter)  # not the same step again
+            h = torch.where(accepted, next_h, torch.where(running, shorter, h))
             before, late = torch.where(accepted, norm.clamp(min=1e-4), before), running & ~accepted
-            t = torch.where(landed, grid[done.clamp(max=times - 1)], torch.where(accepted, t + length, t))
-            y = torch.where(accepted.unsqueeze(-1), new, y)
+            t = torch.where(landed, 0, torch.where(accepted, later, t))
+            y, peak = (torch.where(accepted.unsqueeze(-1), *pair) for pair in ((new, y), (reached, peak)))
             rows = landed.nonzero().squeeze(-1)
             path[rows, done[rows]] = y[rows]
             done = done + landed.long()
@@ -138,7 +143,9 @@ class _Integration:
 
     def _first_step(self, t: Tensor, y: Tensor) -> Tensor:
         (slope,) = self._slope(None, t, y, *self._others)
-        scale = self._atol + self._rtol * y.abs()
+        highest = y.abs().amax(-1, keepdim=True)
+        unit = torch.where(highest > 0, highest, 1.0)
+        scale = self._atol + self._rtol * (y.abs() if self._atol else unit)
         size, speed = ((x / scale).square().mean(-1).sqrt() for x in (y, slope))
         first = torch.where((size < 1e-5) | (speed < 1e-5), 1e-6, 0.01 * size / speed)
         first = first.clamp(max=float(self._grid[-1] - self._grid[0]))
@@ -148,10 +155,17 @@ class _Integration:
         h = torch.where(most <= 1e-15, (first * 1e-3).clamp(min=1e-6), (0.01 / most) ** 0.2)
         return torch.minimum(h, 100 * first)
 
+    def _absolute(self, reached: Tensor) -> Tensor | float:
+        if self._atol:
+            return self._atol
+        kind = torch.finfo(reached.dtype)
+        least = (kind.eps * reached.amax(-1, keepdim=True)).clamp(min=kind.tiny)
+        return torch.maximum(0.01 * self._rtol * reached, least)
+
     def pull_back(self, cotangent: Tensor, wanted: Sequence[int], text: str) -> list[Tensor]:
         """Return the gradients of the ``wanted`` operands, step by step from the last."""
         pull, steps = function_of_text(text), list[_Taken]()
-        failed = self.run(steps.append)[:, -1].isnan().any(-1)
+        failed = self.run(steps.append)[:, -1].isnan().any(-1) & (cotangent != 0).flatten(1).any(-1)
         later, chains = torch.zeros_like(self._start), torch.arange(len(cotangent), device=cotangent.device)
         total: dict[int, Any] = {place: 0.0 for place in wanted if place > 1}
         for taken in reversed(steps):

@@ -23,12 +23,20 @@ from bayeskit.core.torch_internals import (
     unwrap_dead_wrappers,
     without_idle_gradients,
 )
-from bayeskit.errors import AccuracyWarning, CompilationWarning, DataError, ModelError, ShapeError
+from bayeskit.errors import (
+    AccuracyWarning,
+    BayeskitError,
+    CompilationWarning,
+    DataError,
+    DataWarning,
+    ModelError,
+    ShapeError,
+)
 from bayeskit.logdensity.compiling import has_compiler, library_of
 from bayeskit.logdensity.pyro_runs import rule_out
 from bayeskit.logdensity.recurrence import NoSites, program_text
 from bayeskit.logdensity.target import Target
-from bayeskit.logdensity.tracing import Program, Tape, first_line
+from bayeskit.logdensity.tracing import Program, Tape, UncheckedFactors, first_line
 from bayeskit.ode.methods import METHODS, pull, step
 from bayeskit.ode.native import solution_gradient_source, solution_source
 from bayeskit.ode.operations import FailureCount, counted, ode, ode_gradient
@@ -51,7 +59,7 @@ def solve(
     *,
     method: Literal["dopri5", "rodas5"] = "dopri5",
     rtol: float = 1e-6,
-    atol: float = 1e-8,
+    atol: float | None = None,
     max_steps: int = 10_000,
 ) -> Tensor:
     r"""Solve ``dy/dt = f(t, y, params)`` from ``y0`` at ``times[0]``, each chain with steps of its own.
@@ -74,34 +82,44 @@ def solve(
     y0 : Tensor
         States at ``times[0]``, ``(*batch, dim)``: each vector is a chain.
     times : Tensor
-        Times of the solution, ``(times,)``, in increasing order; equal times have equal states.
+        Times of the solution, ``(times,)``, in increasing order; equal times have equal states. Put the times at which
+        ``f`` jumps, such as the beginning and the end of a dose or a pulse, among them: a step can pass over a short
+        one unnoticed.
     params : Tensor, or tuple, list or dict of them, optional
         Parameters. Tensors of shape ``(*batch, ...)`` have a row for each chain, of which ``f`` gets one; others are
-        shared. A shared tensor that happens to have this shape can be used by ``f`` from outside.
+        shared. A shared tensor that happens to have this shape can be used by ``f`` from outside. Numbers have the
+        dtype of ``y0``.
     method : {"dopri5", "rodas5"}
         ``"dopri5"``, the explicit Runge-Kutta method of order 5 by Dormand and Prince, or ``"rodas5"``, the L-stable
         Rosenbrock method Rodas5P of order 5 for stiff systems, which factorises a ``(dim, dim)`` matrix a step.
-    rtol, atol : float
-        Relative and absolute tolerance of the error of a step: the root mean square over the state of
+    rtol : float
+        Relative tolerance of the error of a step: the root mean square over the state of
         ``error / (atol + rtol * |y|)`` is at most one.
+    atol : float, optional
+        Absolute tolerance, in the units of ``y`` and the same for all components: states near it or below it are
+        inaccurate. By default that of a component is ``rtol / 100`` times its largest absolute value so far in the
+        chain, so that units do not matter, but at least the rounding error of the largest component. If a component is
+        only noise, a number saves steps: ``rtol / 100`` times the smallest state that matters.
     max_steps : int
         Steps of a chain, accepted or not, over all times.
 
     Returns
     -------
     Tensor
-        States at all times, ``(*batch, times, dim)``. The row of a chain is NaN if its state overflows, its step size
-        falls below the rounding error of time, or it takes ``max_steps``. Outside of models a warning has their number.
-        In a model the log density of such a chain is minus infinity, and :func:`count_failures` counts them.
+        States at all times, ``(*batch, times, dim)``. The row of a chain is NaN if its state overflows, ``f`` or, for
+        ``"rodas5"``, a derivative of it by the state or time is not finite, its step size falls below the rounding
+        error of time, or it takes ``max_steps``. So is its gradient, where the row is used. Outside of models a warning
+        has their number. In a model the log density of such a chain is minus infinity, and :func:`count_failures`
+        counts them; predictions of a target, such as at draws from the prior, are NaN there.
 
     Raises
     ------
     ShapeError
         If ``y0`` or ``times`` has another shape, or ``f`` returns another shape or dtype than that of ``y``.
     DataError
-        If ``times`` are out of order or not finite.
+        If ``times`` are out of order or not finite, or ``params`` has something else than tensors and numbers.
     ModelError
-        If ``f`` cannot be recorded, or ``times`` need a gradient.
+        If ``f`` raises an error or cannot be recorded, or ``times`` need a gradient.
     SettingsError
         If the method is unknown, or a tolerance or ``max_steps`` is not positive.
 
@@ -109,6 +127,8 @@ def solve(
     -----
     AccuracyWarning
         If chains fail, with their number.
+    DataWarning
+        If a tensor in ``params`` has the shape of the batch and of the state.
     CompilationWarning
         If there is no C++ compiler, or it fails.
 
@@ -146,8 +166,15 @@ def solve(
     batch = y0.shape[:-1]
     start = y0.reshape(-1, y0.shape[-1])
     leaves, layout = tree_flatten(params)
-    leaves = [leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf, device=y0.device) for leaf in leaves]
+    leaves = [_parameter(leaf, y0) for leaf in leaves]
     rows = [len(batch) > 0 and leaf.shape[: len(batch)] == batch for leaf in leaves]
+    if batch == y0.shape[-1:] and batch[0] > 1 and any(leaf.shape == batch for leaf in leaves):
+        warn_user(
+            f"params have a tensor of shape {tuple(batch)}, which is that of the batch and of the state of a chain: "
+            "each chain gets one number. Remedy: if so, give it the shape (*batch, 1), of which f gets (1,); if all "
+            "chains share the vector, expand it to (*batch, dim), or let f use it from outside",
+            DataWarning,
+        )
     leaves = [x.reshape(-1, *x.shape[len(batch) :]) if row else x for x, row in zip(leaves, rows, strict=True)]
     slope, others = _recorded(f, grid, start, leaves, rows, layout)
     operands = [grid, start, *leaves, *others]
@@ -205,11 +232,23 @@ def count_failures(target: Target, u: Tensor) -> FailureCount:
     return FailureCount(*(sum(column) for column in zip(*counts, strict=True)))
 
 
-def _settings(method: str, rtol: float, atol: float, max_steps: int) -> tuple[float, float, float]:
+def _parameter(x: Any, y0: Tensor) -> Tensor:
+    if isinstance(x, Tensor):
+        return x
+    try:
+        return torch.as_tensor(x, dtype=y0.dtype if isinstance(x, float) else None, device=y0.device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise DataError(
+            "params must be tensors or numbers, or a tuple, list or dict of them, and one is of type "
+            f"{type(x).__name__}; let f use it from outside"
+        ) from error
+
+
+def _settings(method: str, rtol: float, atol: float | None, max_steps: int) -> tuple[float, float, float]:
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
-    found = real_number("rtol", rtol, (0.0, 1.0)), real_number("atol", atol, (0.0, float("inf")))
-    return *found, float(whole_number("max_steps", max_steps, 1))
+    absolute = 0.0 if atol is None else real_number("atol", atol, (0.0, float("inf")))
+    return real_number("rtol", rtol, (0.0, 1.0)), absolute, float(whole_number("max_steps", max_steps, 1))
 
 
 def _grid(times: Tensor, y0: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -250,9 +289,11 @@ def _recorded(
     ]
     tape = Tape(given)
     try:
-        with process_state(), NoSites(_SITE_IN_SLOPE), tape:
+        with process_state(), NoSites(_SITE_IN_SLOPE), UncheckedFactors(), tape:
             found = f(given[0], given[1], tree_unflatten(given[2:], layout))
-    except (IndexError, RuntimeError, TypeError) as error:
+    except BayeskitError:
+        raise
+    except Exception as error:
         shapes = ", ".join(str(tuple(x.shape)) for x in given[2:])
         raise ModelError(
             f"f raises {type(error).__name__} ({first_line(error)}) for one chain: t of shape (), y of shape "
@@ -278,11 +319,13 @@ def _tell_of_failures(path: Tensor, batch: torch.Size, method: str) -> None:
     if not bool(failed.any()):
         return
     first = failed.reshape(batch).nonzero()[0].tolist()
-    other = "" if method == "rodas5" else 'method="rodas5" if the system is stiff, '
+    implicit = METHODS[method].is_implicit
+    other = "" if implicit else 'method="rodas5" if the system is stiff, '
+    cause = " or a derivative of it" if implicit else ""
     warn_user(
         f"{int(failed.sum())} of {len(path)} chains have no solution, the first at index "
-        f"{', '.join(map(str, first)) or 0}: the state overflows, or max_steps are not enough; their rows are NaN. "
-        f"Remedy: {other}a larger rtol, or more max_steps",
+        f"{', '.join(map(str, first)) or 0}: the state overflows, f{cause} is not finite, or max_steps are not enough; "
+        f"their rows are NaN. Remedy: {other}a larger rtol, or more max_steps",
         AccuracyWarning,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from bayeskit.core.statistics import effective_sample_size
 from bayeskit.core.storage import digest
 from bayeskit.core.uniformity import chi_square_p_value, deviation_sd, ecdf_p_value, holm, local_p_value
 from bayeskit.draws import Draws
-from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
+from bayeskit.errors import DataError, SamplingWarning, SettingsError, UnknownNameError
 from bayeskit.inference.samplers.driver import obey
 from bayeskit.inference.samplers.sampling import sample
 from bayeskit.logdensity.combinators import Replicas, call_of
@@ -45,6 +45,7 @@ _LOG_LIKELIHOOD = "log_likelihood"
 MIN_REPLICATES = 20
 # Draws at least two autocorrelation times apart count as independent.
 _NEEDED_PER_RANKED_DRAW = 2.0
+_MOST_SIMULATIONS = 1000  # of one replicate
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class SBCResult:
         Level of :attr:`passed`, over all quantities and both tests together.
     data_statistics : dict of ndarray
         By name, such as ``mean of y``: a statistic of each replicate's data, shape ``(replicates,)``.
+    num_not_finite : ndarray of int
+        Simulations of each replicate before its own that had numbers that are not finite, shape ``(replicates,)``.
 
     Examples
     --------
@@ -84,6 +87,7 @@ class SBCResult:
     num_diverging: np.ndarray
     significance: float = 0.01
     data_statistics: dict[str, np.ndarray] = field(default_factory=dict)
+    num_not_finite: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=int))
 
     @property
     def num_replicates(self) -> int:
@@ -210,10 +214,13 @@ class SBCResult:
     def __str__(self) -> str:
         verdict = "uniform" if self.passed else "NOT uniform"
         worst = self.p_values.min(axis=1).idxmin()
+        again = int(self.num_not_finite.sum())
         text = (
             f"ranks of {len(self.ranks)} quantities over {self.num_replicates} replicates are {verdict}: smallest "
             f"adjusted p-value {self.smallest_p_value:.3g} ({worst})"
         )
+        if again:
+            text += f"; {again} of {again + self.num_replicates} simulated data were not finite, and were drawn again"
         return "\n".join([text, *(f"  {warning}" for warning in self.warnings)])
 
 
@@ -238,6 +245,9 @@ def sbc(
     and ranks the parameters and their log likelihood among posterior draws. All ranks are uniform if the sampler is
     correct. The log likelihood depends on the data: its rank detects a sampler that ignores them and returns prior
     draws, which the ranks of parameters do not.
+
+    Parameters and data are drawn again, and the result counts it, where data are not finite, such as those of a
+    differential equation without a solution, at which the density is zero.
 
     Parameters
     ----------
@@ -273,6 +283,8 @@ def sbc(
     SettingsError
         If a setting lies outside its domain, the sampler does not return :class:`~bayeskit.Draws`, or a target was
         made from functions or is given together with arguments.
+    DataError
+        If data are not finite again and again.
     UnsupportedSiteError
         If the likelihood cannot be sampled and ``simulate`` is not given.
     ModelError
@@ -340,6 +352,7 @@ def sbc(
         np.array([result["num_diverging"] for result in results]),
         significance,
         {name: np.array([result["data_statistics"][name] for result in results]) for name in statistics},
+        np.array([result.get("num_not_finite", 0) for result in results], dtype=int),
     )
 
 
@@ -375,7 +388,7 @@ class _Study:
     def __call__(self, index: int) -> dict[str, Any]:
         workspace = self.workspace()
         generator = new_generator(self.seed, stream=f"simulation-based calibration {index}")
-        truth, target = workspace.replicate(generator)
+        truth, target, num_not_finite = workspace.replicate(generator)
         sampler_seed = int(torch.randint(2**31, (), generator=generator))
         if self.sampler is None:
             draws = _enough_draws(target, sampler_seed, self.num_draws)
@@ -393,6 +406,7 @@ class _Study:
             "effective_sample_size": float(effective_sample_size(quantities).min()),
             "num_diverging": 0 if diverging is None else int(diverging.sum()),
             "data_statistics": _data_statistics(target),
+            "num_not_finite": num_not_finite,
         }
 
 
@@ -406,11 +420,27 @@ class _Workspace:
         if study.simulate is None:
             self._replicas.simulate(new_generator(0))  # raises here if the model cannot be simulated
 
-    def replicate(self, generator: torch.Generator) -> tuple[Tensor, Target]:
-        """Draw parameters and data; return the unconstrained vector ``(d,)`` and the target given the data."""
-        if self._study.simulate is None:
-            latent, observed = self._replicas.simulate(generator)
-            return self.target.unconstrain(latent), self._replicas.given_observed(observed)
+    def replicate(self, generator: torch.Generator) -> tuple[Tensor, Target, int]:
+        """Draw parameters and finite data.
+
+        Return the unconstrained vector ``(d,)``, the target given the data, and how many data were not finite.
+        """
+        for tries in range(_MOST_SIMULATIONS):
+            if self._study.simulate is None:
+                latent, observed = self._replicas.simulate(generator)
+                if _are_finite(observed.values()):
+                    return self.target.unconstrain(latent), self._replicas.given_observed(observed), tries
+            else:
+                truth, args = self._simulated(generator)
+                if _are_finite(args):
+                    return truth, self._replicas.given_args(args), tries
+        raise DataError(
+            f"data were not finite in {_MOST_SIMULATIONS} simulations in turn, as where a differential equation has no "
+            "solution or a scale overflows; make the prior narrower, or see what the model returns at draws from it"
+        )
+
+    def _simulated(self, generator: torch.Generator) -> tuple[Tensor, tuple[Any, ...]]:
+        assert self._study.simulate is not None
         truth = self.target.sample_prior(1, seed=generator)[0]
         args = self._study.simulate(self.target.constrain(truth), generator)
         if not isinstance(args, (tuple, list)):
@@ -418,7 +448,11 @@ class _Workspace:
                 f"simulate returned {type(args).__name__} and must return the arguments of the model as a tuple, such "
                 "as lambda values, generator: (y,)"
             )
-        return truth, self._replicas.given_args(tuple(args))
+        return truth, tuple(args)
+
+
+def _are_finite(values: Iterable[Any]) -> bool:
+    return all(bool(x.isfinite().all()) for x in values if isinstance(x, Tensor))
 
 
 @functools.lru_cache(maxsize=1)

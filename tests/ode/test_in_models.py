@@ -45,10 +45,10 @@ def patients(times, y):
 
     def slope(t, amount, rate):
         flow = exchange * (amount[0] - amount[1])
-        return torch.stack([-rate * amount[0] - flow, flow])
+        return torch.stack([-rate[0] * amount[0] - flow, flow])
 
     first = torch.tensor([1.0, 0.0], dtype=y.dtype).expand(len(y), 2)
-    path = bk.ode.solve(slope, first, times, rate, rtol=1e-9, atol=1e-12)
+    path = bk.ode.solve(slope, first, times, rate.unsqueeze(-1), rtol=1e-9, atol=1e-12)
     pyro.sample("y", dist.Normal(path[:, 1:, 0], 0.1).to_event(2), obs=y)
 
 

@@ -11,12 +11,13 @@ from bayeskit.errors import (
     AccuracyWarning,
     CompilationWarning,
     DataError,
+    DataWarning,
     ModelError,
     SettingsError,
     ShapeError,
     UnknownNameError,
 )
-from bayeskit.ode import solving
+from bayeskit.ode import operations, solving
 from bayeskit.ode.methods import METHODS, step
 
 DOUBLE = torch.float64
@@ -175,7 +176,7 @@ def test_a_chain_that_blows_up_leaves_the_others_as_they_are(compiled, request):
     def solved(start):
         start = start.clone().requires_grad_()
         path = bk.ode.solve(lambda t, y, p: y**2, start, times)
-        return path.detach(), torch.autograd.grad(path.nan_to_num(nan=0.0).sum(), start)[0]
+        return path.detach(), torch.autograd.grad(path.sum(), start)[0]
 
     start = tensor([[0.5], [2.0], [0.9]])  # y / (1 - y t) is infinite at t = 1 / 2
     with pytest.warns(AccuracyWarning, match="1 of 3 chains have no solution, the first at index 1") as told:
@@ -187,6 +188,137 @@ def test_a_chain_that_blows_up_leaves_the_others_as_they_are(compiled, request):
     right_path, right_gradient = solved(start[fine])
     assert torch.equal(path[fine], right_path) and torch.equal(gradient[fine], right_gradient)
     assert (right_path - start[fine].unsqueeze(1) / (1 - start[fine].unsqueeze(1) * times[:, None])).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_failed_chain_that_is_not_used_leaves_the_gradient_of_shared_parameters(method, compiled, request):
+    if not compiled:
+        request.getfixturevalue("without_compiler")
+    rate, start, times = tensor([1.0]).requires_grad_(), tensor([[0.5], [2.0]]), tensor([0.0, 1.0])
+    with pytest.warns(AccuracyWarning, match="1 of 2"):
+        path = bk.ode.solve(lambda t, y, rate: rate * y**2, start, times, rate, method=method)
+    (gradient,) = torch.autograd.grad(path[0, -1].sum(), rate, retain_graph=True)  # of y / (1 - rate y)
+    assert abs(gradient - 1) < 1e-4
+    assert torch.autograd.grad(path.sum(), rate)[0].isnan().all()
+
+
+def levels(*starts, method):
+    """Fill a tank that leaks by Torricelli's law: the slope is infinite by the level at level zero."""
+    start = tensor(starts).unsqueeze(-1)
+    return bk.ode.solve(lambda t, level, _: 2 - level.sqrt(), start, tensor([0.0, 1.0, 5.0]), method=method)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_an_infinite_derivative_is_a_failure_of_the_implicit_method(compiled, request):
+    if not compiled:
+        request.getfixturevalue("without_compiler")
+    root = levels(0.0, method="dopri5")[0, :, 0].sqrt()
+    assert (-2 * (root + 2 * (1 - root / 2).log()) - tensor([0.0, 1.0, 5.0])).abs().max() < 1e-5
+    with pytest.warns(AccuracyWarning, match="1 of 2 chains .* a derivative of it is not finite"):
+        path = levels(0.0, 1.0, method="rodas5")
+    assert path[0].isnan().all() and torch.equal(path[1:], levels(1.0, method="rodas5"))
+    with pytest.warns(AccuracyWarning, match="a derivative of it"):  # by time
+        path = bk.ode.solve(lambda t, y, _: t.sqrt() - y, tensor([1.0]), tensor([0.0, 1.0]), method="rodas5")
+    assert path.isnan().all()
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_late_times_do_not_round_the_steps(method, compiled, request):
+    if not compiled:
+        request.getfixturevalue("without_compiler")
+    start, times = torch.ones(1), torch.tensor([0.0, 1.0, 10.0])
+    path, late = (
+        bk.ode.solve(lambda t, y, _: -y / 2, start, first + times, method=method)[:, 0] for first in (0.0, 20_000.0)
+    )
+    assert torch.equal(path, late) and (path * torch.exp(times / 2) - 1).abs().max() < 1e-4
+    apart = bk.ode.solve(lambda t, y, _: 0.5 * y.flip(0), torch.ones(2), torch.tensor([0.0, 20.0]), method=method)
+    assert (apart[1] / math.exp(10.0) - 1).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_units_of_the_state_do_not_matter(method, compiled, request):
+    if not compiled:
+        request.getfixturevalue("without_compiler")
+    matrix, times = tensor([[-1.0, 0.5], [0.3, -2.0]]), tensor([0.0, 2.0, 5.0])
+    start = tensor([1.0, 0.0])
+    path, small = (
+        bk.ode.solve(lambda t, y, a: a @ y, unit * start, times, matrix, method=method) for unit in (1.0, 2.0**-60)
+    )
+    assert torch.equal(path * 2.0**-60, small)
+    assert (path / (torch.linalg.matrix_exp(matrix * times[:, None, None]) @ start) - 1)[1:].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_states_that_start_at_zero_are_accurate(method, compiled, request):
+    if not compiled:
+        request.getfixturevalue("without_compiler")
+
+    def passing(t, y, _):  # from compartment to compartment: a Poisson distribution
+        return torch.cat([-y[:1], y[:-1] - y[1:]])
+
+    start, number = torch.eye(10, dtype=DOUBLE)[0], torch.arange(10, dtype=DOUBLE)
+    path = bk.ode.solve(passing, start, tensor([0.0, 1.0, 3.0]), method=method)
+    exact = torch.distributions.Poisson(tensor([[1.0], [3.0]])).log_prob(number).exp()
+    assert (path[1:] / exact - 1).abs().max() < 1e-5
+    path = bk.ode.solve(
+        lambda t, y, _: torch.stack([t**6, 0 * t]), torch.zeros(2, dtype=DOUBLE), tensor([0.0, 1.0, 2.0])
+    )
+    assert (path[1:, 0] - tensor([1.0, 128.0]) / 7).abs().max() < 1e-5 and (path[:, 1] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["solve", "inv", "cholesky"])
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_matrices_are_factorised_inside_and_fail_apart(method, name):
+    def slope(t, y, a):
+        if name == "cholesky":
+            return torch.cholesky_solve(-y.unsqueeze(-1), torch.linalg.cholesky(a)).squeeze(-1)
+        return torch.linalg.solve(a, -y) if name == "solve" else -torch.linalg.inv(a) @ y
+
+    singular, mass, start, times = (
+        torch.zeros(2, 2),
+        tensor([[2.0, 1.0], [1.0, 3.0]]),
+        tensor([1.0, 2.0]),
+        tensor([0.0, 1.0]),
+    )
+    exact = torch.linalg.matrix_exp(-torch.linalg.inv(mass)) @ start
+    masses = torch.stack([singular.to(mass), mass]).requires_grad_()
+    with pytest.warns(AccuracyWarning, match="1 of 2 chains have no solution, the first at index 0"):
+        path = bk.ode.solve(slope, start.expand(2, 2), times, masses, method=method)
+    assert path[0].isnan().all() and (path[1, 1] - exact).abs().max() < 1e-6
+    (gradient,) = torch.autograd.grad(path[1, 1].sum(), masses)
+    again = mass.clone().requires_grad_()
+    (right,) = torch.autograd.grad((torch.linalg.matrix_exp(-torch.linalg.inv(again)) @ start).sum(), again)
+    right = right if name != "cholesky" else (right + right.mT) / 2
+    assert (gradient[1] - right).abs().max() < 1e-5 and (gradient[0] == 0).all()
+
+
+def test_a_rejected_step_is_not_tried_again_for_ever(without_compiler, monkeypatch):
+    noted, run = [], operations._Integration.run
+    monkeypatch.setattr(operations._Integration, "run", lambda self, _=None: run(self, noted.append))
+    with pytest.warns(AccuracyWarning, match="1 of 1"):
+        bk.ode.solve(lambda t, y, _: y**2, tensor([2.0]), tensor([0.0, 1.0]))
+    assert 100 < len(noted) < 1000  # up to the last step that time resolves, and not max_steps
+
+
+def test_numbers_among_the_parameters_have_the_dtype_of_the_state():
+    path = bk.ode.solve(
+        lambda t, y, rates: -rates[0] * rates[1] * y, tensor([1.0]), tensor([0.0, 1.0]), [0.1, 2], **TIGHT
+    )
+    assert abs(path[-1, 0] - math.exp(-0.2)) < 1e-11
+
+
+def test_a_vector_of_the_length_of_batch_and_state_is_pointed_out():
+    start, times, rates = torch.ones(2, 2, dtype=DOUBLE), tensor([0.0, 1.0]), tensor([1.0, 2.0])
+    with pytest.warns(DataWarning, match="each chain gets one number"):
+        path = bk.ode.solve(lambda t, y, rate: -rate * y, start, times, rates)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(path, bk.ode.solve(lambda t, y, rate: -rate * y, start, times, rates.unsqueeze(-1)))
+        bk.ode.solve(lambda t, y, rate: -rate * y, start[:, :1], times, rates)
 
 
 def test_a_chain_that_takes_too_many_steps_is_nan():
@@ -238,8 +370,6 @@ def test_the_gradient_is_that_of_the_steps(method, name, monkeypatch):
     gradients = torch.autograd.grad((path * weight).sum(), leaves)
 
     # The steps of each chain, noted by the steps in torch, are those of the C++.
-    from bayeskit.ode import operations
-
     noted = []
     run = operations._Integration.run
     monkeypatch.setattr(operations._Integration, "run", lambda self, _=None: run(self, noted.append))
@@ -368,6 +498,12 @@ def test_shapes():
         ({"f": lambda t, y, p: y if y[0] > 0 else -y}, ModelError, "torch.where"),
         ({"f": lambda t, y, p: y[:, 0]}, ModelError, "write f for one chain"),
         ({"f": lambda t, y, p: y * torch.rand(2)}, ModelError, "random"),
+        ({"f": lambda t, y, p: p["rate"] * y}, ModelError, "f raises IndexError"),
+        ({"f": lambda t, y, p: {}["rate"] * y}, ModelError, "f raises KeyError"),
+        ({"f": lambda t, y, p: float("a") * y}, ModelError, "f raises ValueError"),
+        ({"f": lambda t, y, p: y.rate}, ModelError, "f raises AttributeError"),
+        ({"params": (tensor(1.0), None)}, DataError, "one is of type NoneType"),
+        ({"params": "a"}, DataError, "one is of type str"),
         ({"f": without_gradients}, ModelError, "switches gradients off"),
     ],
 )

@@ -12,7 +12,14 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.uniformity import chi_square_p_value, ecdf_band, ecdf_p_value, holm, local_p_value
-from bayeskit.errors import CheckpointError, ModelError, SettingsError, UnknownNameError, UnsupportedSiteError
+from bayeskit.errors import (
+    CheckpointError,
+    DataError,
+    ModelError,
+    SettingsError,
+    UnknownNameError,
+    UnsupportedSiteError,
+)
 from bayeskit.logdensity.combinators import Replicas
 from bayeskit.workflows import simulation_based_calibration
 from bayeskit.workflows.simulation_based_calibration import SBCResult, sbc
@@ -346,6 +353,41 @@ def test_a_result_with_uniform_ranks_is_not_refused_more_often_than_its_level():
         for _ in range(200)
     )
     assert failed <= binom.isf(1e-5, 200, 0.1)
+
+
+def explosive_model(y):
+    start = pyro.sample("start", dist.Normal(y.new_zeros(()), 1.0))
+    times = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=y.dtype)
+    path = bk.ode.solve(lambda t, z, _: z**2, start.reshape(1), times)  # infinite at time 1 / start
+    with pyro.plate("data", 3):
+        pyro.sample("y", dist.Normal(path[1:, 0], 0.3), obs=y)
+
+
+def draws_on_a_grid(target, seed):
+    generator = new_generator(seed)
+    grid = torch.linspace(-5, 0.5, 4000, dtype=torch.float64).unsqueeze(-1)
+    weights = target.log_density(grid).nan_to_num(nan=-math.inf).softmax(0)
+    u = grid[torch.multinomial(weights, 1000, replacement=True, generator=generator)].reshape(4, 250, 1)
+    u = u + (torch.rand(u.shape, generator=generator, dtype=torch.float64) - 0.5) * float(grid[1] - grid[0])
+    log_prior, log_likelihood = target.evaluate(u)
+    return bk.Draws(u, log_prior, log_likelihood, torch.ones(4, dtype=torch.float64), target=target)
+
+
+def test_parameters_without_finite_data_are_drawn_again_and_counted():
+    result = sbc(explosive_model, draws_on_a_grid, args=(Y[:3],), num_replicates=100, progress=False)
+    again = int(result.num_not_finite.sum())
+    share = float(torch.distributions.Normal(0.0, 1.0).cdf(torch.tensor(-0.5)))  # starts above .5
+    low, high = binom.ppf([FAILURE_RATE, 1 - FAILURE_RATE], again + 100, share)
+    assert low <= again <= high and f"{again} of {again + 100} simulated data were not finite" in str(result)
+    assert result.smallest_p_value > FAILURE_RATE
+    assert "finite" not in str(study(Conjugate(), 20))
+
+
+def test_data_that_are_never_finite_are_refused(monkeypatch):
+    monkeypatch.setattr(simulation_based_calibration, "_MOST_SIMULATIONS", 20)
+    with pytest.raises(DataError, match="20 simulations in turn"):
+        simulate = lambda values, generator: (torch.full_like(Y, math.nan),)  # noqa: E731
+        sbc(factor_model, Conjugate(), args=(Y,), simulate=simulate, num_replicates=20, progress=False)
 
 
 def test_a_simulation_without_arguments_is_refused():

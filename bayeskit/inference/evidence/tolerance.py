@@ -42,7 +42,8 @@ class ToleranceCheck:
         Problems found, each with its remedy.
     trusted : bool
         False if the evidences differ by more than the standard error of ``evidence`` and two of ``difference``, if the
-        two posteriors barely overlap, or if one evidence is not trusted.
+        two posteriors barely overlap, if the two densities are equal to the bit, as where the tolerance is not used, or
+        if one evidence is not trusted.
 
     Examples
     --------
@@ -106,6 +107,7 @@ def tolerance_check(
     ----------
     target_factory : callable
         ``rtol -> Target``: the same model and data, at a tolerance. The step size of a solver with fixed steps will do.
+        An absolute tolerance must fall in proportion; that of :func:`bayeskit.ode.solve` does so by default.
     rtol : float, default 1e-6
         The tolerance in question.
     tighter_rtol : float, optional
@@ -152,6 +154,11 @@ def tolerance_check(
     log_ratio = other.log_density(draws.unconstrained) - target.log_density(draws.unconstrained)
     shape, problems = pareto_shape(log_ratio.flatten()), list[str]()
     difference, error = float(log_mean_exp(log_ratio)), float(log_mean_exp_error(log_ratio))
+    if bool((log_ratio == 0).all()):
+        problems.append(
+            f"the densities at rtol {rtol:g} and {tighter:g} are equal to the bit, so that nothing is compared: "
+            "target_factory does not hand its tolerance to the solver, or the model has none"
+        )
     overlaps = bool((log_ratio < math.inf).all()) and shape <= MAX_PARETO_SHAPE
     if overlaps and error <= found.standard_error:
         value, own = found.log_evidence + difference, math.hypot(found.standard_error, error)

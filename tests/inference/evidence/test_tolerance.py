@@ -64,6 +64,21 @@ def test_the_default_tolerance_is_trusted():
     assert "difference" in repr(found) and "log evidence" in found._repr_html_()
 
 
+def test_a_factory_that_ignores_its_tolerance_is_not_trusted():
+    found = tolerance_check(lambda _: bk.Target.from_pyro(by_solver, 1e-2, DATA), 1e-6, seed=SHIFT, progress=False)
+    assert not found.trusted and "equal to the bit" in found.warnings[0] and len(found.warnings) == 1
+
+
+def test_states_in_small_units_are_solved_at_the_default():
+    def model(rtol, y):
+        start = pyro.sample("start", dist.Normal(torch.zeros((), dtype=y.dtype), 1.0))
+        path = bk.ode.solve(lambda t, z, _: -z, 1e-9 * start.reshape(1), TIMES, rtol=rtol)
+        pyro.sample("y", dist.Normal(1e9 * path[1:, 0], 0.1).to_event(1), obs=y)
+
+    found = check(model, 1e-6)
+    assert found.trusted and abs(found.evidence.log_evidence - 1.6324255707) < 4.5 * found.evidence.standard_error
+
+
 def test_posteriors_that_barely_overlap_have_draws_of_their_own():
     def model(h, y):
         start = pyro.sample("start", dist.Normal(torch.zeros((), dtype=y.dtype), 10.0))
