@@ -321,8 +321,9 @@ def test_a_likelihood_that_depends_on_the_parameters_in_another_way_is_not_trust
         assert found.calibration_error < 0.1 and "parameters still explain" in found.warnings[-1]
 
 
-def test_too_few_simulations_cannot_tell(small):
-    assert small.calibration_error < 0.2 and not small.trusted and "too few simulations to tell" in str(small)
+def test_too_few_simulations_cannot_tell():
+    found = learn_likelihood(shifted, PLAIN, num_simulations=1000, num_epochs=60, progress=False)
+    assert found.calibration_error < 0.17 and not found.trusted and "too few simulations to tell" in str(found)
 
 
 def test_correlated_data_off_the_simulations_are_noticed():
