@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import scipy
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ __all__ = [
     "new_generator",
     "normal_points",
     "one_thread",
+    "other_streams",
     "student_points",
     "uniform_points",
     "validation_kept",
@@ -76,6 +79,20 @@ def global_stream(generator: torch.Generator) -> Iterator[None]:
         finally:
             cpu.set_state(torch.get_rng_state())
             torch.set_rng_state(before)
+
+
+@contextmanager
+def other_streams(seed: int) -> Iterator[None]:
+    """Seed the global random streams of NumPy and Python, and restore them afterwards."""
+    with process_state():
+        before = np.random.get_state(), random.getstate()  # noqa: NPY002  programs of users draw from it
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(before[0])  # noqa: NPY002
+            random.setstate(before[1])
 
 
 def _host_generator(generator: torch.Generator) -> torch.Generator:

@@ -2,4 +2,10 @@
 
 from bayeskit._lazy import imported_when_used
 
-__getattr__ = imported_when_used("bayeskit.inference")
+__getattr__ = imported_when_used(
+    "bayeskit.inference",
+    {
+        "best_design": "bayeskit.inference.experiments",
+        "information_gradient": "bayeskit.inference.experiments",
+    },
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import real_number, unknown_name, whole_number
+from bayeskit.core.inputs import as_numbers, real_number, unknown_name, whole_number
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.texts import short_repr
-from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.held_out.information import Information
 from bayeskit.logdensity.outcomes import Data, Outcomes
 
@@ -29,7 +30,10 @@ _ROUNDS, _WEIGHT_OF_REGRESSION = 2, 4
 _FARTHEST, _FEW = 10.0, 10
 #: Draws from the prior that give the means of controls, and experiments, for each control that is used.
 _PRIOR_DRAWS, _EXPERIMENTS_PER_CONTROL = 50_000, 20
+_FEW_DRAWS = 20  # that show whether the prior depends on the design
 _NEAR_LIMIT, _LARGE_GAP = 0.9, 0.02
+_STANDARD_ERRORS = 4  # that are no chance
+_PROPOSALS = ("fitted", "prior")
 
 Joint = Callable[[Tensor], tuple[Tensor, Tensor]]  # log prior and log likelihood, (n, m, d) -> (n, m)
 
@@ -176,6 +180,7 @@ class _Question:
         self.wanted = torch.tensor(sorted(set(wanted)))
         self.nuisance = torch.tensor([i for i in range(outcomes.target.dim) if i not in set(wanted)], dtype=torch.long)
         u, data = outcomes.draw(num_pilot, generator)
+        _refuse_not_finite(data)
         self.is_independent = self._is_independent(u)
         if proposal == "prior" and len(self.nuisance) and not self.is_independent:
             raise SettingsError(
@@ -295,6 +300,15 @@ def _numbers(data: Data) -> Tensor:
     return torch.cat([x.reshape(len(x), -1).to(torch.float64) for x in data.values()], 1)
 
 
+def _refuse_not_finite(data: Data) -> None:
+    bad = ~_numbers(data).isfinite().all(1)
+    if bool(bad.any()):
+        raise DataError(
+            f"the model draws NaN or infinite data in {int(bad.sum())} of {len(bad)} experiments, of which nothing can "
+            "be learned; correct the model, or leave unknowns that give such data out of the prior"
+        )
+
+
 class _Average:
     """Means over experiments, with the moments of unknowns given the data, whose means the prior knows, as controls."""
 
@@ -322,21 +336,26 @@ class _Average:
         return float(weights[0]), float((at_zero + weights[1:] @ self._covariance @ weights[1:]).sqrt())
 
 
-def _checked(num_outer: int, num_inner: int, of: Sequence[str], about: Sequence[str]) -> None:
+def _checked(
+    num_outer: int, num_inner: int, of: str | Sequence[str], about: str | Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of sites as tuples."""
     whole_number("num_outer", num_outer, least=2)
     whole_number("num_inner", num_inner, least=1)
-    for name, sites in (("of", of), ("about", about)):
+    names = {name: (x,) if isinstance(x, str) else tuple(x) for name, x in (("of", of), ("about", about))}
+    for name, sites in names.items():
         if not sites:
             raise SettingsError(f"{name} is empty; name at least one site of the model")
-    if both := sorted(set(of) & set(about)):
+    if both := sorted(set(names["of"]) & set(names["about"])):
         raise SettingsError(f"site {both[0]!r} is in of and about; its information about itself is infinite")
+    return names["of"], names["about"]
 
 
 def information(
     model: Callable[..., Any],
     *args: Any,
-    of: Sequence[str],
-    about: Sequence[str],
+    of: str | Sequence[str],
+    about: str | Sequence[str],
     num_outer: int = 5000,
     num_inner: int = 100,
     proposal: Literal["fitted", "prior"] = "fitted",
@@ -367,9 +386,9 @@ def information(
     *args
         Arguments of the model. Data among them give the shape of what is to be observed; they may be None where the
         model then draws the site.
-    of : sequence of str
+    of : str or sequence of str
         Continuous latent sites, of which the information is.
-    about : sequence of str
+    about : str or sequence of str
         All observed sites, or sites that the model draws: discrete, continuous or both. No latent site depends on them.
     num_outer : int, default 5000
         Number of simulated experiments; standard errors fall with its square root.
@@ -382,12 +401,14 @@ def information(
     -------
     Information
         In nats: ``lower`` and ``upper`` with their errors, in ``value`` their mean, and the ``limit`` of ``lower``. Not
-        trusted if ``lower`` is near its limit, or the bounds are far apart.
+        trusted if ``lower`` is near its limit, the bounds are far apart, or the value is clearly negative.
 
     Raises
     ------
     UnknownNameError
-        If a site does not exist, or one in ``of`` is discrete or summed out.
+        If a site or proposal does not exist, or a site in ``of`` is discrete or summed out.
+    DataError
+        If the model draws data that are not finite.
     SettingsError
         If a site is in both lists, another site is observed, the prior is improper, or ``proposal="prior"`` does not
         apply because the prior of ``of`` depends on other sites.
@@ -417,13 +438,16 @@ def information(
     >>> abs(found.value - 0.5 * math.log(4.0)) < 4 * found.standard_error, found.gap < 0.01
     (True, True)
     """
-    _checked(num_outer, num_inner, of, about)
+    of, about = _checked(num_outer, num_inner, of, about)
+    if proposal not in _PROPOSALS:
+        raise unknown_name("proposal", proposal, _PROPOSALS)
     generator = new_generator(seed, stream="information")
     with torch.no_grad(), one_thread():
         outcomes = Outcomes(model, args, about, seed)
         question = _Question(outcomes, of, num_inner, proposal, num_outer, generator)
-        terms = question.terms(*outcomes.draw(num_outer, generator))
-        return _result(terms, question)
+        u, data = outcomes.draw(num_outer, generator)
+        _refuse_not_finite(data)
+        return _result(question.terms(u, data), question)
 
 
 def _result(terms: _Terms, question: _Question) -> Information:
@@ -440,28 +464,51 @@ def _result(terms: _Terms, question: _Question) -> Information:
     gap, gap_error = average(terms.upper - terms.lower)
     if not gap <= max(_LARGE_GAP, 2 * error):
         problems.append(f"the bounds are {gap:.3g} nats apart: raise num_inner")
-    if gap < -4 * gap_error:
+    if gap < -_STANDARD_ERRORS * gap_error:
         problems.append("the bounds cross, so rare experiments are missing from both: raise num_outer")
+    if value < -_STANDARD_ERRORS * error:
+        problems.append(f"the information cannot be negative and is found to be {value:.3g}: raise num_inner")
     return Information(value, error, limit, tuple(problems), lower, lower_error, upper, upper_error)
 
 
 # The design of an experiment.
 
 
+#: Size of a step, relative to the design or in nats, at which a gradient is compared with differences; share of them
+#: and multiple of their change from a step to half of it that are no contradiction.
+_STEP, _NATS, _SHARE, _CHANGES = 0.1, 0.1, 0.1, 1.5
+_QUICK = 20  # inner draws of this comparison
+
+
 class InformationGradient(NamedTuple):
-    """The gradient of an expected information by the design."""
+    """The gradient of an expected information by the design.
+
+    Attributes
+    ----------
+    gradient, standard_error : Tensor
+        Of the shape of the design.
+    information : Information
+    warnings : tuple of str
+        Reasons not to rely on the gradient.
+    """
 
     gradient: Tensor
     standard_error: Tensor
     information: Information
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def trusted(self) -> bool:
+        """True if no diagnostic found a problem with gradient or information."""
+        return not self.warnings and self.information.trusted and bool(self.gradient.isfinite().all())
 
 
 def information_gradient(
     model: Callable[..., Any],
     design: Tensor,
     *args: Any,
-    of: Sequence[str],
-    about: Sequence[str],
+    of: str | Sequence[str],
+    about: str | Sequence[str],
     num_outer: int = 5000,
     num_inner: int = 100,
     seed: int = 0,
@@ -473,6 +520,10 @@ def information_gradient(
     distributions of ``about`` permit this. Where one does not, as for discrete data, the gradient of the log density of
     the data, times the information of that experiment less the mean of the others, takes its place.
 
+    Such gradients are wrong, with small errors, where the support of the data depends on the design or the model jumps
+    with it. So along a random direction the gradient is compared with differences of the information between designs
+    on both sides, with the same random numbers.
+
     Parameters
     ----------
     model : callable
@@ -481,7 +532,7 @@ def information_gradient(
         Of any shape, of real numbers.
     *args
         Other arguments of the model.
-    of, about : sequence of str
+    of, about : str or sequence of str
         As for :func:`information`.
     num_outer, num_inner : int, default 5000 and 100
     seed : int, default 0
@@ -489,13 +540,16 @@ def information_gradient(
     Returns
     -------
     InformationGradient
-        ``gradient`` and ``standard_error`` of the shape of the design, and the ``information`` there.
+        ``gradient`` and ``standard_error`` of the shape of the design, and the ``information`` there. Not trusted if
+        differences of the information contradict the gradient.
 
     Raises
     ------
     ShapeError
-        If the design is not a tensor of real numbers.
-    UnknownNameError, SettingsError, ModelError
+        If the design is not of real numbers.
+    ModelError
+        If the prior depends on the design, and as :func:`information`.
+    UnknownNameError, SettingsError, DataError
         As :func:`information`.
 
     References
@@ -515,49 +569,141 @@ def information_gradient(
     >>> bool((found.gradient - x / (1 + x * x)).abs() < 4 * found.standard_error)
     True
     """
-    _checked(num_outer, num_inner, of, about)
-    at = _design(design)
-    return _gradient(model, at, args, of, about, num_outer, num_inner, new_generator(seed, stream="design"), seed)
+    of, about = _checked(num_outer, num_inner, of, about)
+    climb = _Climb(model, args, of, about, num_inner, _design(design), seed)
+    return climb.gradient(climb.start, num_outer, new_generator(seed, stream="design"), checked=True)
 
 
 def _design(design: Tensor) -> Tensor:
     if not design.is_floating_point() or not design.numel():
         raise ShapeError(f"the design must be a tensor of at least one real number, not {design}")
+    if not bool(design.isfinite().all()):
+        raise DataError(f"the design holds NaN or infinite values: {design.tolist()}")
     return design.detach()
 
 
-def _gradient(
-    model: Callable[..., Any],
-    design: Tensor,
-    args: tuple[Any, ...],
-    of: Sequence[str],
-    about: Sequence[str],
-    num_outer: int,
-    num_inner: int,
-    generator: torch.Generator,
-    seed: int,
-) -> InformationGradient:
-    outcomes = Outcomes(model, (design, *args), about, seed)
-    with torch.no_grad():
-        question = _Question(outcomes, of, num_inner, "fitted", num_outer, generator)
-        u = outcomes.target.sample_prior(num_outer, seed=generator)
-    # Its own copy of the design for each experiment gives each a gradient of its own.
-    designs = design.expand(num_outer, *design.shape).clone().requires_grad_()
-    with torch.enable_grad(), one_thread():
-        data, has_gradients = outcomes.respond(u, designs, generator)
-        terms = question.terms(u, data, designs)
-        middle = (terms.lower + terms.upper) / 2
-        surrogate = middle.sum()
-        if not has_gradients:
-            others = (middle.sum() - middle) / (num_outer - 1)
-            surrogate = surrogate + ((middle - others).detach() * terms.log_density).sum()
-    if not surrogate.requires_grad:
-        raise SettingsError("the data do not depend on the first argument of the model, so there is no gradient by it")
-    (gradients,) = torch.autograd.grad(surrogate, designs)
-    with torch.no_grad():
-        found = _result(terms, question)
-    error = gradients.std(0) / math.sqrt(num_outer)
-    return InformationGradient(gradients.mean(0), error, found)
+class _Climb:
+    """Gradients of the information of a model at designs within bounds."""
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        args: tuple[Any, ...],
+        of: Sequence[str],
+        about: Sequence[str],
+        num_inner: int,
+        start: Tensor,
+        seed: int,
+        within: tuple[Any, Any] = (-math.inf, math.inf),
+    ) -> None:
+        self._model, self._args, self._of, self._about = model, args, of, about
+        self._num_inner, self._seed = num_inner, seed
+        self.low, self.high = (torch.as_tensor(end, dtype=start.dtype, device=start.device) for end in within)
+        self.start = self.inside(start)
+
+    def inside(self, designs: Tensor) -> Tensor:
+        return designs.clamp(self.low, self.high)
+
+    def gradient(
+        self, design: Tensor, num_outer: int, generator: torch.Generator, checked: bool
+    ) -> InformationGradient:
+        outcomes = Outcomes(self._model, (design, *self._args), self._about, self._seed)
+        with torch.no_grad():
+            question = _Question(outcomes, self._of, self._num_inner, "fitted", num_outer, generator)
+            u = outcomes.target.sample_prior(num_outer, seed=generator)
+        if outcomes.prior_depends(u[:_FEW_DRAWS], design):
+            raise ModelError(
+                "the prior depends on the first argument of the model, the design, whose gradient is that of the data "
+                "alone; write the unknowns by variables whose prior is fixed, such as design * z for z of Normal(0, 1)"
+            )
+        gradients, terms = _Experiments(question, u, design, generator).gradients()
+        with torch.no_grad():
+            found = _result(terms, question)
+        result = InformationGradient(gradients.mean(0), gradients.std(0) / math.sqrt(num_outer), found)
+        if not checked:
+            return result
+        quick = copy.copy(question)
+        quick.num_inner = min(_QUICK, self._num_inner)
+        return result._replace(warnings=self._contradiction(_Experiments(quick, u, design, generator)))
+
+    def _contradiction(self, experiments: _Experiments) -> tuple[str, ...]:
+        """Compare gradients of experiments with differences, which also see supports and steps that move."""
+        design, (gradients, _) = experiments.design, experiments.gradients()
+        sign = torch.randint(2, design.shape, generator=new_generator(self._seed, stream="direction")) * 2 - 1
+        along = sign.to(design) * torch.where(design == 0, 1.0, design.abs())
+        step = min(_STEP, _NATS / max(abs(float((gradients.mean(0) * along).sum())), 1e-300))
+
+        def compared(step: float) -> tuple[Tensor, Tensor]:
+            ahead, behind = (self.inside(design + side * step * along) for side in (1, -1))
+            change = experiments.value(ahead) - experiments.value(behind)
+            by_gradient = (gradients * (ahead - behind)).reshape(len(gradients), -1).sum(1).to(torch.float64)
+            return change / (2 * step), by_gradient / (2 * step)
+
+        (coarse, _), (fine, by_gradient) = compared(step), compared(step / 2)
+        root = math.sqrt(len(fine))
+        if not bool(fine.isfinite().all() and coarse.isfinite().all()):
+            return (
+                f"the gradient could not be checked, because the information is not finite at designs {step:.2g} of "
+                "their size away: keep designs inside of their domain",
+            )
+        off, error = float((fine - by_gradient).mean()), float((fine - by_gradient).std()) / root
+        allowed = max(float(by_gradient.std()) / root, _SHARE * abs(float(fine.mean())))
+        allowed += _CHANGES * abs(float((coarse - fine).mean())) + _STANDARD_ERRORS * error
+        if abs(off) <= allowed:
+            return ()
+        return (
+            f"along a random direction the information changes by {float(fine.mean()):.3g} and by the gradient "
+            f"{float(by_gradient.mean()):.3g}: the support of the data depends on the design, or the model jumps with "
+            "it; compare the information at several designs instead",
+        )
+
+
+class _Experiments:
+    """Simulated experiments at a design, and the same ones, by their random numbers, at others."""
+
+    def __init__(self, question: _Question, u: Tensor, design: Tensor, generator: torch.Generator) -> None:
+        self.question, self._u, self.design, self._generator = question, u, design, generator
+        self._before = generator.get_state()
+
+    def _each(self, design: Tensor) -> Tensor:
+        return design.expand(len(self._u), *design.shape).clone()
+
+    def gradients(self) -> tuple[Tensor, _Terms]:
+        """Return gradients by a design of its own for each experiment, ``(n, *shape)``."""
+        designs = self._each(self.design).requires_grad_()
+        with torch.enable_grad(), one_thread():
+            data, self._moves = self.question.outcomes.respond(self._u, designs, self._generator)
+            _refuse_not_finite({name: x.detach() for name, x in data.items()})
+            self._after = self._generator.get_state()
+            terms = self.question.terms(self._u, data, designs)
+            middle = (terms.lower + terms.upper) / 2
+            surrogate = middle.sum()
+            if not self._moves:
+                others = (middle.sum() - middle) / (len(middle) - 1)
+                surrogate = surrogate + ((middle - others).detach() * terms.log_density).sum()
+                self._data, self._others, self._log_density = data, others.detach(), terms.log_density.detach()
+        if not surrogate.requires_grad:
+            raise SettingsError(
+                "the data do not depend on the first argument of the model, so there is no gradient by it"
+            )
+        return torch.autograd.grad(surrogate, designs)[0], terms
+
+    def value(self, design: Tensor) -> Tensor:
+        """Return the information at another design from each experiment, less a constant, ``(n,)``."""
+        designs = self._each(design)
+        # The estimates are those that the gradient is of.
+        with torch.enable_grad(), one_thread():
+            if self._moves:
+                self._generator.set_state(self._before)
+                data, _ = self.question.outcomes.respond(self._u, designs, self._generator)
+            else:
+                data = self._data
+            self._generator.set_state(self._after)
+            terms = self.question.terms(self._u, data, designs)
+        middle = (terms.lower + terms.upper).detach() / 2
+        if self._moves:
+            return middle
+        return (middle - self._others) * (terms.log_density.detach() - self._log_density).exp()
 
 
 @dataclass(frozen=True, eq=False)
@@ -574,12 +720,20 @@ class BestDesign:
         Of the design at the start.
     path : Tensor
         Designs of all steps, ``(steps, *shape)``.
+    warnings : tuple of str
+        Reasons not to rely on the design, each with its remedy.
     """
 
     design: Tensor
     information: Information
     start: Information
     path: Tensor
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def trusted(self) -> bool:
+        """True if no diagnostic found a problem."""
+        return not self.warnings
 
     __repr__ = short_repr
 
@@ -588,9 +742,9 @@ def best_design(
     model: Callable[..., Any],
     design: Tensor,
     *args: Any,
-    of: Sequence[str],
-    about: Sequence[str],
-    within: tuple[float, float] | None = None,
+    of: str | Sequence[str],
+    about: str | Sequence[str],
+    within: tuple[float | Tensor, float | Tensor] | None = None,
     num_steps: int = 100,
     learning_rate: float = 0.1,
     num_outer: int = 200,
@@ -607,10 +761,10 @@ def best_design(
         Start of the climb, of any shape. There may be several maxima: try several starts.
     *args
         Other arguments of the model.
-    of, about : sequence of str
+    of, about : str or sequence of str
         As for :func:`information`.
-    within : (float, float), optional
-        Least and largest number of a design; by default unbounded.
+    within : pair of float or Tensor, optional
+        Least and largest design, of any shape that expands to that of the design; by default unbounded.
     num_steps : int, default 100
     learning_rate : float, default 0.1
         Step, in units of the design; it falls to zero along the way.
@@ -621,6 +775,8 @@ def best_design(
     Returns
     -------
     BestDesign
+        Not trusted if the information was still rising, fell, or is not trusted, or if differences of the information
+        contradict its gradient, as in :func:`information_gradient`.
 
     Raises
     ------
@@ -640,28 +796,51 @@ def best_design(
     >>> found.design
     tensor(2.)
     """
-    _checked(num_outer, num_inner, of, about)
+    of, about = _checked(num_outer, num_inner, of, about)
     whole_number("num_steps", num_steps, least=2)
     learning_rate = real_number("learning_rate", learning_rate, between=(0, math.inf))
-    low, high = (-math.inf, math.inf) if within is None else within
-    if not low < high:
-        raise SettingsError(f"within must be a least and a larger largest number, not {within}")
-    at = _design(design).clamp(low, high).clone().requires_grad_()
+    start_at = _design(design)
+    bounds = (-math.inf, math.inf) if within is None else _bounds(within, start_at)
+    climb = _Climb(model, args, of, about, num_inner, start_at, seed, bounds)
+    at = climb.start.clone().requires_grad_()
     optimizer = torch.optim.Adam([at], lr=learning_rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, total_iters=num_steps)
     generator, path = new_generator(seed, stream="best design"), []
     start = information(model, at.detach().clone(), *args, of=of, about=about, num_outer=10 * num_outer, seed=seed)
     for _ in range(num_steps):
         now = at.detach().clone()
-        step = _gradient(model, now, args, of, about, num_outer, num_inner, generator, seed)
+        step = climb.gradient(now, num_outer, generator, checked=False)
         if not step.gradient.isfinite().all():
             raise SettingsError(f"the gradient is not finite at the design {now.tolist()}; keep designs within bounds")
         at.grad = -step.gradient
         optimizer.step()
         schedule.step()
         with torch.no_grad():
-            at.clamp_(low, high)
+            at.copy_(climb.inside(at))
         path.append(at.detach().clone())
     best = torch.stack(path[num_steps // 2 :]).mean(0)
     end = information(model, best, *args, of=of, about=about, num_outer=10 * num_outer, seed=seed)
-    return BestDesign(best, end, start, torch.stack(path))
+    last = climb.gradient(best, 10 * num_outer, generator, checked=True)
+    problems = [*end.warnings, *last.warnings]
+    moved = path[-1] - path[num_steps // 2]
+    rise, error = float((last.gradient * moved).sum()), float((last.standard_error * moved).square().sum().sqrt())
+    if rise > max(_LARGE_GAP, _STANDARD_ERRORS * error):
+        problems.append(
+            f"the information was still rising, by about {rise:.2g} nats in the last half of the steps: raise "
+            "num_steps or learning_rate, or start from this design"
+        )
+    if end.value - start.value < -_STANDARD_ERRORS * math.hypot(start.standard_error, end.standard_error):
+        problems.append("the information fell from the start to the end: lower learning_rate, or raise num_outer")
+    return BestDesign(best, end, start, torch.stack(path), tuple(problems))
+
+
+def _bounds(within: Any, design: Tensor) -> tuple[Tensor, Tensor]:
+    try:
+        low, high = (as_numbers("within", end).to(design) for end in within)
+        increasing = bool((low < high).all()) and torch.broadcast_shapes(low.shape, design.shape) == design.shape
+        increasing &= torch.broadcast_shapes(high.shape, design.shape) == design.shape
+    except (DataError, RuntimeError, TypeError, ValueError):
+        increasing = False
+    if not increasing:
+        raise SettingsError(f"within must be a least and a larger largest design, not {within}")
+    return low, high

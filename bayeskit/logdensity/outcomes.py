@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from bayeskit.core.inputs import unknown_name
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
@@ -43,11 +44,13 @@ class _Observed:
     """A model with chosen sites observed."""
 
     def __init__(self, model: Callable[..., Any], sites: Collection[str]) -> None:
-        self.model, self.observing = model, _Observing(sites)
+        self.model, self.observing, self.ran = model, _Observing(sites), False
 
     def __call__(self, *args: Any) -> Any:
         with self.observing:
-            return self.model(*args)
+            result = self.model(*args)
+        self.ran = True  # to its end, so that all of its sites are known
+        return result
 
 
 class Outcomes:
@@ -60,11 +63,11 @@ class Outcomes:
         observed = _Observed(model, tuple(sites)) if callable(model) else model
         try:
             self.target = Target.from_pyro(observed, *args, compile=False, seed=seed)
-        except ModelError:
-            seen = observed.observing.seen if isinstance(observed, _Observed) else {}
+        except ModelError as error:
+            seen = observed.observing.seen if isinstance(observed, _Observed) and observed.ran else {}
             for name in sites:
                 if seen and name not in seen:
-                    raise unknown_name("site", name, list(seen)) from None
+                    raise unknown_name("site", name, list(seen)) from error
             raise
         density = cast(PyroDensity, self.target.density)
         self._density, self._loops = density, self.target.loops
@@ -121,6 +124,22 @@ class Outcomes:
                 return run(True), True
             except UnsupportedSiteError:
                 return run(False), False
+
+    def prior_depends(self, u: Tensor, argument: Tensor) -> bool:
+        """Tell whether prior or values at unknowns ``(n, d)`` change where the first argument does, by a little."""
+        nudged = argument + 1e-3 * torch.where(argument == 0, 1.0, argument.abs())
+
+        def one(row: Tensor, argument: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+            density = self._density.given_args((argument, *self._density.args[1:]))
+            return density.values(row), density.joint(row)[0]
+
+        def run(argument: Tensor) -> list[Tensor]:
+            if self._loops:
+                return [x for row in u for x in tree_leaves(one(row, argument))]
+            return tree_leaves(torch.func.vmap(one, in_dims=(0, None))(u, argument))
+
+        with one_thread(), torch.no_grad():
+            return not all(torch.equal(*pair) for pair in zip(run(argument), run(nudged), strict=True))
 
     def joint(self, u: Tensor, data: Data, argument: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return log prior and log likelihood of unknowns ``(n, m, d)`` for each data set, ``(n, m)``.

@@ -19,11 +19,11 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
-from bayeskit.core.inputs import arrays_as_tensors, lists_as_tensors
+from bayeskit.core.inputs import arrays_as_tensors, lists_as_tensors, warn_user
 from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import defaults, global_stream
 from bayeskit.core.torch_internals import is_batched
-from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, UnsupportedSiteError
+from bayeskit.errors import DataError, DataWarning, ModelError, SettingsError, ShapeError, UnsupportedSiteError
 from bayeskit.logdensity.enumeration import (
     EnumeratedDimensions,
     Factor,
@@ -81,6 +81,7 @@ __all__ = [
 # vector, so ``torch.func.vmap`` and ``make_fx`` can take it.
 
 _PROTOTYPE_DRAWS = 20
+_SELDOM = 0.1  # share of these that may leave bounds which are no domain
 #: Maximal number of prior draws in a batch, and its limits in memory; each draw runs the model on all of its data.
 _PRIOR_DRAWS_AT_ONCE, _COPIES_OF_DATA, _BYTES_AT_ONCE = 256, 10, 2**28
 
@@ -120,6 +121,7 @@ class _Looked(NamedTuple):
     excess: dict[tuple[str, str], Tensor]
     values: dict[tuple[str, str], Tensor]
     places: dict[str, str]
+    advice: dict[tuple[str, str], str]
 
 
 def _outside_of_domain(name: str, parameter: str, where: str) -> _OutsideOfDomain:
@@ -135,7 +137,7 @@ def _refuse_parameters(name: str, fn: Any) -> None:
     check = DomainCheck()
     check.look(name, fn)
     for (_, parameter), far in check.excess.items():
-        if bool(far > 0):
+        if bool(far > 0) and (name, parameter) not in check.advice:
             value = float(check.values[name, parameter])
             raise _outside_of_domain(name, parameter, f"{check.places[name]}: it is {value:.4g} at a draw")
 
@@ -548,10 +550,14 @@ class PyroDensity:
     def check_parameters(self, generator: torch.Generator, batched: bool) -> None:
         """Refuse a model in which a draw from the prior takes a parameter, such as a scale, out of its domain."""
         found = self._parameters_at_once(generator) if batched else None
-        excess, values, places = found or self._parameters_one_by_one(generator)
+        excess, values, places, advice = found or self._parameters_one_by_one(generator)
         for (name, parameter), far in excess.items():
             bad = far > 0
-            if bool(bad.any()):
+            if (name, parameter) in advice:
+                if float(bad.double().mean()) > _SELDOM:
+                    drawn = f"at {int(bad.sum())} of {len(bad)} draws from the prior"
+                    warn_user(f"the {parameter} of site {name!r} are {drawn} {advice[name, parameter]}", DataWarning)
+            elif bool(bad.any()):
                 value = float(values[name, parameter][bad][0])
                 where = f"{places[name]}: it is {value:.4g} at {int(bad.sum())} of {len(bad)} draws"
                 raise _outside_of_domain(name, parameter, where)
@@ -573,7 +579,7 @@ class PyroDensity:
             raise
         except UNTRACEABLE:
             return None
-        return _Looked(excess, values, check.places)
+        return _Looked(excess, values, check.places, check.advice)
 
     def _parameters_one_by_one(self, generator: torch.Generator) -> _Looked:
         """Return what the check finds at single draws from the prior; a run that fails tells of the sites before."""
@@ -591,6 +597,7 @@ class PyroDensity:
             {key: torch.stack([check.excess[key] for check in checks if key in check.excess]) for key in keys},
             {key: torch.stack([check.values[key] for check in checks if key in check.values]) for key in keys},
             {name: place for check in checks for name, place in check.places.items()},
+            {key: advice for check in checks for key, advice in check.advice.items()},
         )
 
     def _factors(

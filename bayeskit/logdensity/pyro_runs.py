@@ -674,6 +674,7 @@ class DomainCheck(Messenger):
         self.excess: dict[tuple[str, str], Tensor] = {}
         self.values: dict[tuple[str, str], Tensor] = {}
         self.places: dict[str, str] = {}
+        self.advice: dict[tuple[str, str], str] = {}  # of bounds that may be left, what to say
 
     def _pyro_post_sample(self, msg: Any) -> None:
         name, fn = msg["name"], msg["fn"]
@@ -695,6 +696,8 @@ class DomainCheck(Messenger):
             high = torch.inf if upper is None else upper
             outside = torch.maximum(low - value, value - high)
             key = (name, parameter)
+            if advice := getattr(constraint, "advice", ""):
+                self.advice[key] = advice
             if outside.numel():
                 farthest = outside.reshape(-1).argmax(0, keepdim=True)
                 self.excess[key] = (outside - _TOLERANCE).amax()

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
@@ -16,15 +17,17 @@ from weakref import WeakKeyDictionary
 import pyro
 import torch
 from pyro.distributions import TorchDistribution
-from scipy.stats import binom
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.poutine.runtime import get_mask
+from scipy.stats import binom, norm
 from torch import Tensor, nn
 from torch.distributions import constraints
 from torch.nn.functional import silu
 
 from bayeskit.core.flows import zuko
 from bayeskit.core.folders import Schema
-from bayeskit.core.inputs import real_number, warn_user, whole_number
-from bayeskit.core.randomness import derived_seed, global_stream, new_generator, one_thread
+from bayeskit.core.inputs import as_numbers, real_number, warn_user, whole_number
+from bayeskit.core.randomness import derived_seed, global_stream, new_generator, one_thread, other_streams
 from bayeskit.core.storage import digest, loaded_tensors, save_tensors
 from bayeskit.core.texts import with_error
 from bayeskit.core.torch_internals import is_batched
@@ -47,11 +50,16 @@ _VALIDATION, _TEST = 0.1, 0.1
 _REFERENCES, _NEIGHBOURS = 4000, 5
 #: Multiple of the largest distance of a simulation from the others at which data are refused.
 _REFUSED = 1.5
-_RARE, _SURPRISING = 1e-3, 1e-6
+_RARE, _SURPRISING = 2e-3, 2.5e-3  # by which a single datum at the farthest 1/500 of simulations is told
 _MOST_FAILURES, _TRUSTED_FAILURES = 0.5, 0.01
 _MISCALIBRATED, _CERTAIN = 0.02, 1e-4
+#: Largest error that chance may hide, share of the variance of noise that parameters may explain, number of neighbours
+#: by which that is estimated, and numbers of parameters or data of which pairs are looked at.
+_UNSEEN, _DEPENDENT, _AROUND, _FEW = 0.08, 0.05, 10, 6
+_COMPARED = 2000  # simulations, for that estimate
 _LEARNING_RATE, _CLIPPING, _BATCH, _PATIENCE = 5e-3, 5.0, 500, 15
 _LEAST_SIMULATIONS = 200
+_FLAT = 1e-12  # share of variance that is no more than rounding
 
 Simulator = Callable[..., Any]
 Prior = Any  # a distribution, or a Pyro model that returns the parameters
@@ -100,8 +108,12 @@ class _Network(nn.Module):
         logarithms = parameters.clamp(min=torch.finfo(torch.float64).tiny).log()
         return torch.where(self.parameter_bent, logarithms, parameters)
 
+    def scaled_parameters(self, parameters: Tensor) -> Tensor:
+        """Return parameters as they enter the flow."""
+        return (self._straight(parameters) - self.parameter_location) / self.parameter_scale
+
     def _transform(self, parameters: Tensor) -> Any:
-        return self.flow((self._straight(parameters) - self.parameter_location) / self.parameter_scale).transform
+        return self.flow(self.scaled_parameters(parameters)).transform
 
     def scaled(self, data: Tensor) -> Tensor:
         """Return data in scales in which simulations are near zero, also where their tails are heavy."""
@@ -149,11 +161,28 @@ def _positive(scale: Tensor) -> Tensor:
     return torch.where(scale > 0, scale, 1.0)
 
 
+class _Simulated(constraints.Constraint):
+    """The range of simulated parameters: no domain, but a target warns where its prior leaves it."""
+
+    advice = (
+        "outside of those that the likelihood was learned from, where it is a guess: learn it from a wider prior, or "
+        "make sure that its method covers() is true at your draws"
+    )
+
+    def __init__(self, lower_bound: Tensor, upper_bound: Tensor) -> None:
+        self.lower_bound, self.upper_bound = lower_bound, upper_bound
+        super().__init__()
+
+    def check(self, value: Tensor) -> Tensor:
+        return torch.ones_like(value, dtype=torch.bool)
+
+
 class LearnedDistribution(TorchDistribution):  # type: ignore[misc]
     """Distribution of the data of a simulator at parameters; made by :class:`LearnedLikelihood`.
 
     Densities and draws have gradients by the parameters. With validation, as when a target is made, data far from all
-    simulations raise ``DataError``.
+    simulations raise ``DataError``, unless ``poutine.mask`` leaves them out. A target warns if the prior of its model
+    often gives parameters outside of those that were simulated.
 
     Parameters
     ----------
@@ -180,6 +209,7 @@ class LearnedDistribution(TorchDistribution):  # type: ignore[misc]
 
     def __init__(self, likelihood: LearnedLikelihood, parameters: Tensor, validate_args: bool | None = None) -> None:
         self.likelihood, self.parameters = likelihood, parameters
+        self.arg_constraints = {"parameters": _Simulated(*(end.to(parameters) for end in likelihood.simulated_range()))}
         super().__init__(parameters.shape[:-1], likelihood.event_shape, validate_args=validate_args)
 
     @property
@@ -203,7 +233,7 @@ class LearnedDistribution(TorchDistribution):  # type: ignore[misc]
                 f"{tuple(value.shape)}"
             )
         if self._validate_args and not is_batched(value) and not value.requires_grad:
-            self.likelihood.check(value)
+            self.likelihood.check(_not_masked(value, cut))
         data = value.reshape(*value.shape[:cut], -1).to(torch.float64)
         found = _on(self.likelihood.network, data.device).log_prob(self.parameters.to(torch.float64), data)
         return found.to(self.parameters.dtype)
@@ -216,6 +246,16 @@ class LearnedDistribution(TorchDistribution):  # type: ignore[misc]
         noise = torch.randn(*shape, size, dtype=torch.float64, device=parameters.device)
         drawn = _on(self.likelihood.network, noise.device).draw(parameters.expand(*shape, parameters.shape[-1]), noise)
         return drawn.reshape(shape + self.event_shape).to(self.parameters.dtype)
+
+
+def _not_masked(value: Tensor, cut: int) -> Tensor:
+    """Return the data that no ``poutine.mask`` around the site leaves out: placeholders need not be possible data."""
+    mask = get_mask()
+    if mask is None or mask is True:
+        return value
+    shape = torch.broadcast_shapes(value.shape[:cut], torch.as_tensor(mask).shape)
+    kept = torch.as_tensor(mask, device=value.device).expand(shape)
+    return value.expand(*shape, *value.shape[cut:])[kept]
 
 
 # Simulations, those that failed among them.
@@ -237,6 +277,11 @@ class _Simulations(NamedTuple):
 def _as_model(prior: Prior) -> Callable[[], Tensor]:
     """Return a Pyro model that samples and returns a vector of parameters."""
     if isinstance(prior, torch.distributions.Distribution):
+        if not isinstance(prior, TorchDistributionMixin):
+            raise SettingsError(
+                f"the prior is a {type(prior).__name__} of torch.distributions; make it with pyro.distributions, such "
+                "as Normal(...).to_event(1)"
+            )
         if len(prior.batch_shape) or len(prior.event_shape) > 1:
             raise ShapeError(
                 f"the prior has batch shape {tuple(prior.batch_shape)} and event shape {tuple(prior.event_shape)}; "
@@ -288,9 +333,10 @@ class _Run:
     ) -> tuple[Tensor, Tensor]:
         """Return the valid rows of parameters ``(n, p)`` and their data ``(n, k)``."""
         own = torch.Generator(parameters.device)
-        own.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        seed = int(torch.randint(2**62, (), generator=generator))
+        own.manual_seed(seed)
         given = (own,) if self._takes_generator else ()
-        with global_stream(own), torch.no_grad():
+        with global_stream(own), other_streams(seed), torch.no_grad():
             if self._batched:
                 result = _as_tensor(self._simulator(parameters, *given))
                 if result is None or result.dim() == 0 or len(result) != len(parameters):
@@ -302,12 +348,16 @@ class _Run:
                 rows, data = torch.arange(len(parameters)), result
             else:
                 rows, data = self._one_by_one(parameters, given, event_shape)
+        if data.is_complex():
+            raise DataError("the simulator returns complex numbers; return torch.view_as_real of them")
         if data.dtype == torch.bool or not (data.is_floating_point()):
             raise DataError(
                 f"the simulator returns {str(data.dtype).removeprefix('torch.')}: discrete data have no density; add "
                 "noise to them, or write their likelihood in Pyro"
             )
         shape = data.shape[1:]
+        if not shape.numel():
+            raise ShapeError(f"one datum of the simulator has shape {tuple(shape)}, so that there are no data")
         if event_shape is not None and shape != event_shape:
             raise ShapeError(f"one datum of the simulator had shape {tuple(event_shape)} and now has {tuple(shape)}")
         self.event_shape = shape
@@ -323,7 +373,7 @@ class _Run:
         for row in parameters:
             try:
                 results.append(_as_tensor(self._simulator(row, *given)))
-            except (ArithmeticError, ValueError, RuntimeError) as error:
+            except Exception as error:  # of any program that it calls
                 self._count("raised an error", 1)
                 self.first_error = self.first_error or error
                 results.append(torch.empty(0))
@@ -331,7 +381,7 @@ class _Run:
         shapes = Counter(result.shape for result in results if result is not None and result.numel())
         if not shapes:
             raise DataError(
-                f"no simulation returned data{self._because()}; a simulator is called with one vector of parameters"
+                f"no simulation returned data{self.because()}; a simulator is called with one vector of parameters"
             ) from self.first_error
         shape = shapes.most_common(1)[0][0] if event_shape is None else event_shape
         self._count("another shape", sum(count for other, count in shapes.items() if other != shape))
@@ -339,14 +389,15 @@ class _Run:
             i for i, result in enumerate(results) if result is not None and result.numel() and result.shape == shape
         ]
         if not kept:
-            raise DataError(f"no simulation returned data of shape {tuple(shape)}{self._because()}")
+            raise DataError(f"no simulation returned data of shape {tuple(shape)}{self.because()}")
         return torch.tensor(kept), torch.stack([result for i in kept if (result := results[i]) is not None])
 
     def _count(self, what: str, times: int) -> None:
         if times:
             self.failures[what] += times
 
-    def _because(self) -> str:
+    def because(self) -> str:
+        """Return the first error, for a message."""
         return "" if self.first_error is None else f" ({type(self.first_error).__name__}: {self.first_error})"
 
 
@@ -361,7 +412,15 @@ def _takes_two(function: Simulator) -> bool:
 
 
 def _as_tensor(value: Any) -> Tensor | None:
-    return None if value is None else torch.as_tensor(value)
+    if value is None:
+        return None
+    try:
+        return torch.as_tensor(value)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise DataError(
+            f"the simulator returned a {type(value).__name__} that is no tensor ({error}); return one tensor of real "
+            "numbers, with a row for each vector of parameters"
+        ) from error
 
 
 def _refuse_atoms(data: Tensor) -> None:
@@ -373,6 +432,25 @@ def _refuse_atoms(data: Tensor) -> None:
                 f"number {column} of the simulated data takes one value in {most} of {len(values)} simulations, so it "
                 "has no density; add noise to it, leave it out, or write its likelihood in Pyro"
             )
+
+
+def _refuse_equations(parameters: Tensor, data: Tensor) -> None:
+    """Refuse data that lie in a plane, given the parameters: they have no density."""
+    spread = data.std(0)
+    if len(data) <= 2 * (data.shape[1] + parameters.shape[1]) or not bool(
+        spread.isfinite().all() and (spread > 0).all()
+    ):
+        return
+    known = torch.cat([torch.ones_like(parameters[:, :1]), parameters], 1)
+    data = (data - data.mean(0)) / spread
+    rest = data - known @ torch.linalg.lstsq(known, data, driver="gelsd").solution
+    values, vectors = torch.linalg.eigh(rest.T @ rest / len(rest))
+    if float(values[0]) < _FLAT:
+        involved = (vectors[:, 0].abs() > 0.01).nonzero().flatten().tolist()
+        raise DataError(
+            f"numbers {involved} of the simulated data follow from one another and the parameters by a linear equation "
+            "without noise, so they have no density; leave one of them out, or add noise"
+        )
 
 
 # What is learned.
@@ -457,12 +535,16 @@ class LearnedLikelihood:
         ShapeError
             If the last dimension is not that of the parameters of the simulator.
         """
+        return LearnedDistribution(self, self._as_parameters(parameters), validate_args)
+
+    def _as_parameters(self, parameters: Any) -> Tensor:
+        parameters = as_numbers("parameters", parameters)
         if parameters.dim() == 0 or parameters.shape[-1] != self.num_parameters:
             raise ShapeError(
                 f"the simulator has {self.num_parameters} parameters, but they have shape {tuple(parameters.shape)}; "
                 "the last dimension holds the parameters, as of torch.stack([...], -1)"
             )
-        return LearnedDistribution(self, parameters, validate_args)
+        return parameters if parameters.is_floating_point() else parameters.to(torch.get_default_dtype())
 
     def __call__(self, parameters: Tensor, validate_args: bool | None = None) -> LearnedDistribution:
         """Return :meth:`distribution`."""
@@ -486,8 +568,8 @@ class LearnedLikelihood:
         cut = data.dim() - len(self.event_shape)
         if cut < 0 or data.shape[cut:] != self.event_shape:
             raise ShapeError(f"data of shape {tuple(data.shape)} do not end in {tuple(self.event_shape)}")
-        flat = data.detach().reshape(*data.shape[:cut], -1).to(self._distances)
-        return _distances(self.network, self._simulations, flat.reshape(-1, flat.shape[-1])).reshape(data.shape[:cut])
+        flat = data.detach().reshape(-1, self.event_shape.numel()).to(self._distances)
+        return _distances(self.network, self._simulations, flat).reshape(data.shape[:cut])
 
     def check(self, data: Tensor) -> None:
         """Refuse data that are not where the simulations were; a target that is made with them calls this.
@@ -495,16 +577,18 @@ class LearnedLikelihood:
         Raises
         ------
         DataError
-            If a datum is not finite, or farther from the simulations than any of these from the others.
+            If a datum is not finite, or clearly farther from the simulations than any of these from the others.
 
         Warns
         -----
         DataWarning
-            If too many data are among the farthest.
+            If too many data are among the farthest, such as a single one that is farther than all but 1 of 500.
         """
         if not bool(data.isfinite().all()):
             raise DataError("the data hold NaN or infinite values; drop or impute them")
         distance = self._distance(data)
+        if not distance.numel():
+            return
         off = distance > _REFUSED * self._distances.max()
         if bool(off.any()):
             raise DataError(
@@ -514,17 +598,29 @@ class LearnedLikelihood:
             )
         share = max(_RARE, 1 / (1 + len(self._distances)))
         rare = int((self.surprise(data) <= share).sum())
-        if binom.sf(rare - 1, distance.numel(), share) < _SURPRISING:
+        if rare and binom.sf(rare - 1, distance.numel(), share) < _SURPRISING:
             warn_user(
                 f"{rare} of {distance.numel()} data are among the farthest {share:.1%} of simulations; simulator or "
                 "prior may be wrong, and the likelihood there is learned from few simulations: call refine",
                 DataWarning,
             )
 
-    def covers(self, parameters: Tensor) -> Tensor:
-        """Tell whether parameters ``(*batch, p)`` lie within the range of the simulated ones, ``(*batch)``, bool."""
+    def simulated_range(self) -> tuple[Tensor, Tensor]:
+        """Return the least and the largest of each simulated parameter, ``(p,)``."""
         low, high = self._simulations.parameters.aminmax(dim=0)
-        return ((parameters >= low.to(parameters)) & (parameters <= high.to(parameters))).all(-1)
+        return low, high
+
+    def covers(self, parameters: Tensor) -> Tensor:
+        """Tell whether parameters ``(*batch, p)`` lie within the range of the simulated ones, ``(*batch)``, bool.
+
+        Raises
+        ------
+        ShapeError
+            If the last dimension is not that of the parameters of the simulator.
+        """
+        parameters = self._as_parameters(parameters)
+        low, high = (end.to(parameters) for end in self.simulated_range())
+        return ((parameters >= low) & (parameters <= high)).all(-1)
 
     # -- sequential rounds ----------------------------------------------------------------------
 
@@ -563,6 +659,8 @@ class LearnedLikelihood:
             simulator.
         DataError
             If the data are far from all simulations.
+        ShapeError
+            If data or parameters have another shape.
 
         References
         ----------
@@ -575,9 +673,12 @@ class LearnedLikelihood:
         if self._simulator is None or (observed is not None and self._prior is None):
             raise SettingsError("the likelihood was loaded without its simulator and prior; pass them to load")
         generator = new_generator(seed, stream="further round of simulations")
+        if observed is not None:
+            self._distance(torch.as_tensor(observed))  # of the right shape
         if parameters is None:
             parameters = self._posterior(cast(Tensor, observed), derived_seed(seed, "posterior of a round"))
-        if parameters.dim() != 2 or parameters.shape[1] != self.num_parameters:
+        parameters = self._as_parameters(parameters)
+        if parameters.dim() != 2 or not len(parameters):
             raise ShapeError(f"parameters must have shape (m, {self.num_parameters}), not {tuple(parameters.shape)}")
         chosen = torch.randint(len(parameters), (num_simulations,), generator=generator)
         run = _Run(self._simulator, self.settings["batched"])
@@ -672,11 +773,15 @@ def _recognised(simulator: Simulator | None) -> str | None:
 
 
 def _distances(network: _Network, simulations: _Simulations, data: Tensor, leave_out: bool = False) -> Tensor:
-    """Return the mean distance of data ``(n, k)`` from the nearest simulations."""
+    """Return the mean distance of data ``(n, k)`` from the nearest simulations, in scales without correlations."""
     references = network.scaled(simulations.data[:: max(1, len(simulations.data) // _REFERENCES)][:_REFERENCES])
+    covariance = references.T.cov().reshape(2 * references.shape[1:])
+    eigenvalues, vectors = torch.linalg.eigh(covariance)
+    white = vectors * eigenvalues.clamp(min=1e-10 * float(eigenvalues.max())).rsqrt()
+    references = references @ white
     near = min(_NEIGHBOURS, len(references) - 1) + leave_out
     parts = []
-    for rows in network.scaled(data).split(1000):
+    for rows in (network.scaled(data) @ white).split(1000):
         nearest = torch.cdist(rows, references).topk(near, largest=False).values
         parts.append(nearest[:, int(leave_out) :].mean(1))
     return torch.cat(parts) if parts else data.new_zeros(0)
@@ -690,7 +795,10 @@ def _split(
     failed = sum(run.failures.values())
     if failed > _MOST_FAILURES * count:
         said = ", ".join(f"{what}: {times}" for what, times in run.failures.items())
-        raise DataError(f"{failed} of {count} simulations gave no valid data ({said}); correct the simulator or prior")
+        raise DataError(
+            f"{failed} of {count} simulations gave no valid data ({said}){run.because()}; correct the simulator or "
+            "the prior"
+        ) from run.first_error
     if failed:
         said = ", ".join(f"{what}: {times}" for what, times in run.failures.items())
         warn_user(
@@ -699,6 +807,7 @@ def _split(
             DataWarning,
         )
     _refuse_atoms(data)
+    _refuse_equations(parameters, data)
     part = torch.zeros(len(data), dtype=torch.long)
     order = torch.randperm(len(data), generator=generator)
     validation, test = int(_VALIDATION * len(data)), int(_TEST * len(data))
@@ -754,24 +863,37 @@ def _result(
 ) -> LearnedLikelihood:
     """Measure the error on held-out simulations of the last round."""
     rounds = int(simulations.round.max())
-    chosen = (simulations.part == 2) & (simulations.round == rounds)
+    last = simulations.round == rounds
     with torch.no_grad(), one_thread():
+        chosen = last & (simulations.part == 2)
+        scores = network.log_prob(simulations.parameters[chosen], simulations.data[chosen])
+        # Simulations that stopped the training are as good as others for tests of what was learned.
+        chosen = last & (simulations.part > 0)
         parameters, data = simulations.parameters[chosen], simulations.data[chosen]
-        scores = network.log_prob(parameters, data)
         noise, _ = network.noise(parameters, data)
-        uniform = torch.special.ndtr(noise).sort(0).values
+        uniform = torch.special.ndtr(noise)
+        ordered = uniform.sort(0).values
         n = len(uniform)
         steps = torch.arange(n + 1, dtype=torch.float64).unsqueeze(1) / n
-        off = torch.maximum((uniform - steps[:-1]).abs(), (steps[1:] - uniform).abs()).max()
+        off = torch.maximum((ordered - steps[:-1]).abs(), (steps[1:] - ordered).abs()).max()
+        explained, explained_by_chance = _explained(network.scaled_parameters(parameters), uniform)
         held_out = simulations.data[simulations.part > 0][:_REFERENCES]
         distances = _distances(network, simulations, held_out, leave_out=True)
     problems = []
     # By chance the distance is above this with a small probability (Dvoretzky, Kiefer and Wolfowitz).
     chance = math.sqrt(math.log(2 * noise.shape[1] / _CERTAIN) / (2 * n))
+    larger = "raise num_simulations or num_epochs, or make the network larger by hidden and num_transforms"
     if not float(off) <= chance + _MISCALIBRATED:
+        problems.append(f"held-out data are not distributed as learned, by {float(off):.3f} in probability: {larger}")
+    elif chance > _UNSEEN:
         problems.append(
-            f"held-out data are not distributed as learned, by {float(off):.3f} in probability: raise num_simulations "
-            "or num_epochs, or make the network larger by hidden and num_transforms"
+            f"too few simulations to tell: an error of {chance:.2f} in probability would not be seen in {n} held-out "
+            "ones; raise num_simulations"
+        )
+    if not explained <= explained_by_chance + _DEPENDENT:
+        problems.append(
+            f"parameters still explain {explained:.0%} of the variance of held-out noise, so the likelihood depends on "
+            f"them in another way than learned: {larger}"
         )
     failed = sum(failures.values())
     if failed > _TRUSTED_FAILURES * total:
@@ -780,7 +902,7 @@ def _result(
     found: dict[str, Any] = {
         "network": network,
         "score": float(scores.mean()),
-        "score_error": float(scores.std()) / math.sqrt(n),
+        "score_error": float(scores.std()) / math.sqrt(len(scores)),
         "calibration_error": float(off),
         "failures": dict(failures),
         "num_simulations": total,
@@ -790,6 +912,29 @@ def _result(
         "_distances": distances.sort().values,
     }
     return LearnedLikelihood(**before, **found) if isinstance(before, dict) else replace(before, **found)
+
+
+def _explained(parameters: Tensor, uniform: Tensor) -> tuple[float, float]:
+    """Return the share of the variance of noise ``(n, k)`` that parameters ``(n, p)`` explain, and that by chance.
+
+    Polynomials of the noise are compared with their means over neighbours by each parameter, each pair and all of them:
+    the mean product estimates the variance of the expectation given the parameters (Moran 1950).
+    """
+    parameters, uniform = parameters[:_COMPARED], uniform[:_COMPARED]
+    first, second = math.sqrt(12) * (uniform - 0.5), math.sqrt(5) * (6 * uniform * uniform - 6 * uniform + 1)
+    rows, columns = torch.triu_indices(k := uniform.shape[1], k, 1)
+    products = first[:, rows] * first[:, columns] if k <= _FEW else first[:, :0]
+    f = torch.cat([first, second, products], 1)
+    n, p = parameters.shape
+    groups = [(i,) for i in range(p)] + (list(combinations(range(p), 2)) if p <= _FEW else []) + [tuple(range(p))]
+    found = -math.inf
+    for group in dict.fromkeys(groups):
+        distance = torch.cdist(parameters[:, group], parameters[:, group])
+        near = distance.fill_diagonal_(math.inf).topk(_AROUND, largest=False).indices
+        around = f[near].mean(1)
+        found = max(found, float((f * around).mean(0).max()))
+    by_chance = norm.isf(_CERTAIN / (f.shape[1] * len(groups))) * math.sqrt(2 / (n * _AROUND))
+    return found, float(by_chance)
 
 
 def learn_likelihood(
@@ -816,15 +961,16 @@ def learn_likelihood(
     ----------
     simulator : callable
         ``(parameters (n, p), generator) -> data (n, *event)``, of real numbers; the generator is of the device of the
-        parameters. A simulator that takes parameters alone
-        draws from torch's global stream, which is seeded. Not finite data are left out and counted.
+        parameters. A simulator that takes parameters alone draws from the global streams of torch, NumPy
+        (``np.random``) and Python (``random``), which are seeded; one with a generator of its own is not repeatable.
+        Not finite data are left out and counted.
     prior : Distribution or callable
         Where the simulations are made: a distribution of one vector, or a Pyro model that returns the parameters, as a
         tensor or a tuple of tensors. It has to be wide enough for all parameters that a model will ask for.
     num_simulations : int, default 10,000
     batched : bool, default True
-        If false, the simulator is called as ``(parameters (p,), generator) -> data (*event)``. None, errors and data of
-        another shape than most are then left out and counted.
+        If false, the simulator is called as ``(parameters (p,), generator) -> data (*event)``. None, errors of any
+        kind and data of another shape than most are then left out and counted.
     hidden : sequence of int, default (32, 32)
         Widths of the layers of each network.
     num_transforms : int, optional
@@ -839,11 +985,14 @@ def learn_likelihood(
     Returns
     -------
     LearnedLikelihood
+        Not trusted if held-out noise, which the flow makes of data, is not normal, depends on the parameters, or there
+        are too few held-out simulations to tell: about 4,000 simulations are needed.
 
     Raises
     ------
     DataError
-        If data are discrete or hold values that repeat, or more than half of the simulations fail.
+        If data are discrete, complex or hold values that repeat, follow from one another by a linear equation, or more
+        than half of the simulations fail.
     ShapeError
         If the simulator does not return a row for each vector of parameters, or the prior is not of one vector.
     SettingsError
@@ -859,6 +1008,8 @@ def learn_likelihood(
     Papamakarios, G., Sterratt, D. C., Murray, I. (2019). Sequential neural likelihood: fast likelihood-free inference
     with autoregressive flows. AISTATS.
 
+    Moran, P. A. P. (1950). Notes on continuous stochastic phenomena. Biometrika 37, 17-23.
+
     Durkan, C., Bekasov, A., Murray, I., Papamakarios, G. (2019). Neural spline flows. NeurIPS.
 
     Examples
@@ -868,7 +1019,7 @@ def learn_likelihood(
     >>> def simulator(theta, generator):
     ...     return theta + torch.randn(theta.shape, generator=generator)
     >>> prior = dist.Normal(torch.zeros(1), 2.0).to_event(1)
-    >>> likelihood = learn_likelihood(simulator, prior, num_simulations=2000, num_epochs=20, progress=False)
+    >>> likelihood = learn_likelihood(simulator, prior, num_simulations=5000, num_epochs=20, progress=False)
     >>> abs(likelihood.score + 1.42) < 0.05 + 4 * likelihood.score_error, likelihood.trusted
     (True, True)
     """
@@ -951,7 +1102,12 @@ def rejection_abc(
     SettingsError
         If ``share`` lies outside (0, 1], or fewer than 20 data sets can be simulated.
     DataError, ShapeError
-        As :func:`learn_likelihood`.
+        As :func:`learn_likelihood`, and if observed data or summaries are not finite, or the latter not ``(m, s)``.
+
+    Warns
+    -----
+    DataWarning
+        If the observed summaries are far from those of all simulations.
 
     References
     ----------
@@ -973,6 +1129,8 @@ def rejection_abc(
     if not 0 < share <= 1:
         raise SettingsError(f"share must lie above 0 and be at most 1, not {share}")
     generator = new_generator(seed, stream="rejection")
+    if not bool(observed.isfinite().all()):
+        raise DataError("observed holds NaN or infinite values; drop or impute them")
     rows = len(observed)
     sets = num_simulations // rows
     if sets < 20:
@@ -986,11 +1144,31 @@ def rejection_abc(
     simulated = data.reshape(sets, rows, -1)
     given = observed.reshape(1, rows, -1).cpu().to(torch.float64)
     summarised = summary or _moments
-    found, wanted = summarised(simulated), summarised(given)
+    found, wanted = (_checked_summaries(summarised(x), len(x)) for x in (simulated, given))
     scale = _positive((found - found.median(0).values).abs().median(0).values)
-    distance = ((found - wanted) / scale).square().sum(1)
+    found, wanted = found / scale, wanted / scale
+    others = (
+        torch.cdist(found[:_REFERENCES], found).topk(min(_NEIGHBOURS + 1, sets), largest=False).values[:, 1:].mean(1)
+    )
+    own = torch.cdist(wanted, found).topk(min(_NEIGHBOURS, sets), largest=False).values.mean()
+    if float((others >= own).double().mean()) < _RARE:
+        warn_user(
+            "the observed summaries are farther from those of all simulations than these are from each other, so what "
+            "is kept is not near the data: correct the data or the simulator, or widen the prior",
+            DataWarning,
+        )
+    distance = (found - wanted).square().sum(1)
     kept = distance.topk(max(10, round(share * sets)), largest=False).indices
     return every.reshape(sets, rows, -1)[kept, 0].to(parameters)
+
+
+def _checked_summaries(summaries: Any, sets: int) -> Tensor:
+    if not isinstance(summaries, Tensor) or summaries.dim() != 2 or len(summaries) != sets:
+        got = tuple(summaries.shape) if isinstance(summaries, Tensor) else type(summaries).__name__
+        raise ShapeError(f"summary must return a tensor of shape ({sets}, s) for {sets} data sets, not {got}")
+    if not bool(summaries.isfinite().all()):
+        raise DataError("summary returns NaN or infinite values")
+    return summaries.to(torch.float64)
 
 
 def _moments(data: Tensor) -> Tensor:

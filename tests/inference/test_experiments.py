@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from bayeskit.errors import ModelError, SettingsError, ShapeError, UnknownNameError, UnsupportedSiteError
+from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, UnknownNameError, UnsupportedSiteError
 from bayeskit.inference.experiments import best_design, information, information_gradient
 
 DOUBLE = torch.float64
@@ -192,6 +192,7 @@ def test_the_best_design_is_found():
         ({"of": ["theta"], "about": ["theta"]}, SettingsError, "infinite"),
         ({"of": [], "about": ["y"]}, SettingsError, "of is empty"),
         ({"of": ["theta"], "about": ["y"], "num_outer": 1}, SettingsError, "num_outer"),
+        ({"of": ["theta"], "about": ["y"], "proposal": "Prior"}, UnknownNameError, "did you mean 'prior'"),
     ],
 )
 def test_bad_sites_are_named(sites, error, words):
@@ -234,3 +235,95 @@ def test_models_without_an_answer_are_refused():
         information_gradient(lambda d, x: pair(x), x, CORRELATION, of=["theta"], about=["y"], num_outer=100)
     with pytest.raises(SettingsError, match="within"):
         best_design(pair, CORRELATION, of=["theta"], about=["y"], within=(1.0, 0.0))
+
+
+def test_one_site_may_be_given_by_its_name():
+    one, several = (
+        information(pair, CORRELATION, of=x, about=y, num_outer=100) for x, y in (("theta", "y"), (["theta"], ["y"]))
+    )
+    assert one.value == several.value
+
+
+def test_data_that_are_not_finite_are_counted():
+    def logarithm(x):
+        theta = pyro.sample("theta", dist.Normal(x, 1.0))
+        pyro.sample("y", dist.Normal((theta + 1.5).log(), 1.0, validate_args=False))
+
+    with pytest.raises(DataError, match="in [0-9]+ of 500 experiments"):
+        information(logarithm, torch.zeros((), dtype=DOUBLE), of="theta", about="y", num_outer=500)
+
+
+def test_a_model_that_fails_before_its_data_says_why():
+    def part(y):
+        theta = pyro.sample("theta", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 10, subsample_size=3):
+            pyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+    with pytest.raises(ModelError, match="subsamples"):
+        information(part, torch.zeros(3), of="theta", about="y")
+
+
+def window(x):
+    theta = pyro.sample("theta", dist.Normal(torch.zeros_like(x), 1.0))
+    pyro.sample("y", dist.Uniform(theta - x, theta + x))
+
+
+def test_gradients_are_compared_with_differences():
+    def step(x):
+        theta = pyro.sample("theta", dist.Normal(torch.zeros_like(x), 1.0))
+        pyro.sample("y", dist.Normal(torch.where(theta < x, x, 0 * x), 0.2))
+
+    def scaled(x):
+        theta = pyro.sample("theta", dist.Normal(torch.zeros_like(x), x))
+        pyro.sample("y", dist.Normal(theta, 1.0))
+
+    def bounded(x):
+        theta = pyro.sample("theta", dist.Uniform(torch.zeros_like(x), x))
+        pyro.sample("y", dist.Normal(theta, 1.0))
+
+    one = torch.ones((), dtype=DOUBLE)
+    for model in (window, step):  # exact gradients are -.751 and -.312, and those found about 0 and .09
+        found = information_gradient(model, one, of="theta", about="y")
+        assert found.information.trusted and not found.trusted and "along a random direction" in found.warnings[0]
+    for model in (scaled, bounded):
+        with pytest.raises(ModelError, match="prior depends on the first argument"):
+            information_gradient(model, 2 * one, of="theta", about="y")
+    assert information_gradient(answers, QUESTIONS, of="ability", about="y").trusted
+    assert information_gradient(hierarchy_at, 1.5 * one, of="effect", about="y", seed=1).trusted
+
+
+def hierarchy_at(x):
+    mean = pyro.sample("mean", dist.Normal(torch.zeros_like(x), 1.0))
+    with pyro.plate("groups", 4):
+        effect = pyro.sample("effect", dist.Normal(mean, 1.0))
+        pyro.sample("y", dist.Normal(effect * x, 1.0))
+
+
+def slope(x):
+    theta = pyro.sample("theta", dist.Normal(0.0, 1.0))
+    pyro.sample("y", dist.Normal(theta * x.sum(), 1.0))
+
+
+def test_a_design_that_was_still_getting_better_is_not_trusted():
+    options = {"of": "theta", "about": "y", "num_outer": 100, "num_steps": 30}
+    found = best_design(slope, torch.tensor(0.5, dtype=DOUBLE), within=(0.0, 100.0), **options)
+    assert not found.trusted and "still rising" in found.warnings[0]
+    found = best_design(slope, 1.5, within=(0.0, 2.0), **options)
+    assert found.trusted and found.design == 2.0
+    found = best_design(window, torch.ones((), dtype=DOUBLE), within=(0.5, 2.0), **options)
+    assert not found.trusted and "support of the data" in found.warnings[0]
+
+
+def test_designs_and_bounds_are_of_any_library():
+    options = {"of": "theta", "about": "y", "num_outer": 50}
+    for design in (1.5, [1.5], torch.tensor(1.5, dtype=DOUBLE).numpy()):
+        assert information_gradient(slope, design, **options).gradient.shape == torch.as_tensor(design).shape
+    for design in (None, "a", torch.tensor(math.nan)):
+        with pytest.raises(DataError, match="design"):
+            information_gradient(slope, design, **options)
+    start = torch.tensor([0.5, 0.5], dtype=DOUBLE)
+    found = best_design(slope, start, within=([0.0, 0.0], [0.7, 1.0]), num_steps=20, **options)
+    assert torch.equal(found.path.amax(0), torch.tensor([0.7, 1.0], dtype=DOUBLE))
+    for within in ((2.0,), 2.0, (math.nan, 1.0), ("a", "b"), ([0.0, 0.0, 0.0], 1.0), (0.0, [1.0, 0.0])):
+        with pytest.raises(SettingsError, match="within"):
+            best_design(slope, start, within=within, **options)

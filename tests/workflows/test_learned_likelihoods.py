@@ -1,7 +1,10 @@
 """Likelihoods learned from simulators whose likelihood is known: in hierarchies, stored, refined; what is refused."""
 
 import math
+import random
+import warnings
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -187,6 +190,13 @@ def test_failed_simulations_are_counted():
     with pytest.warns(DataWarning, match="nothing"):
         found = learn_likelihood(some_fail, PLAIN, num_simulations=500, batched=False, num_epochs=3, progress=False)
     assert set(found.failures) == {"nothing", "raised an error", "another shape"} and found.event_shape == ()
+
+    def no_key(theta):
+        return {}["event"] if theta[0] < 1.5 else theta
+
+    with pytest.raises(DataError, match="KeyError: 'event'") as raised:
+        learn_likelihood(no_key, PLAIN, num_simulations=300, batched=False)
+    assert isinstance(raised.value.__cause__, KeyError)
     with pytest.raises(DataError, match="no such thing"):
         learn_likelihood(lambda theta: some_fail(theta.abs() + 9, None), PLAIN, num_simulations=200, batched=False)
     with pytest.raises(DataError, match="gave no valid data"):
@@ -201,6 +211,13 @@ def test_failed_simulations_are_counted():
         (lambda theta: theta[:, 0].clamp(min=0.0), DataError, "takes one value"),
         (lambda theta: theta[0], ShapeError, "one row"),
         (lambda theta: None, ShapeError, "nothing"),
+        (lambda theta: {"y": theta}, DataError, "returned a dict"),
+        (lambda theta: "abc", DataError, "returned a str"),
+        (lambda theta: (theta[:, 0], theta[:, 0]), DataError, "returned a tuple"),
+        (lambda theta: torch.complex(theta[:, 0], theta[:, 0]), DataError, "complex"),
+        (lambda theta: torch.zeros(len(theta), 0), ShapeError, "no data"),
+        (lambda theta: 2 * theta[:, 0], DataError, "linear equation"),
+        (lambda theta: torch.randn(len(theta), 2) @ torch.tensor([[1.0, 0, 1], [0, 1, 1]]), DataError, r"\[0, 1, 2\]"),
     ],
 )
 def test_data_without_a_density_are_refused(simulator, error, words):
@@ -213,12 +230,23 @@ def test_settings_and_priors_are_checked():
         learn_likelihood(shifted, dist.Normal(torch.zeros(2), 1.0))
     with pytest.raises(ModelError, match="must return"):
         learn_likelihood(shifted, lambda: pyro.sample("x", dist.Normal(0.0, 1.0)) and None)
+    with pytest.raises(SettingsError, match="pyro.distributions"):
+        learn_likelihood(shifted, torch.distributions.Independent(torch.distributions.Normal(torch.zeros(1), 1.0), 1))
     with pytest.raises(SettingsError, match="num_simulations"):
         learn_likelihood(shifted, PLAIN, num_simulations=10)
     with pytest.raises(SettingsError, match="share"):
         rejection_abc(shifted, PLAIN, torch.zeros(2), share=2.0)
     with pytest.raises(SettingsError, match="data sets"):
         rejection_abc(shifted, PLAIN, torch.zeros(200), num_simulations=1000)
+    with pytest.raises(DataError, match="NaN"):
+        rejection_abc(shifted, PLAIN, torch.tensor([0.0, math.nan]))
+    with pytest.raises(ShapeError, match="summary"):
+        rejection_abc(shifted, PLAIN, torch.zeros(2), summary=lambda data: 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rejection_abc(shifted, PLAIN, torch.tensor([1.0, 2.0]))
+    with pytest.warns(DataWarning, match="farther"):
+        rejection_abc(shifted, PLAIN, torch.tensor([100.0, 101.0]))
 
 
 def test_data_off_the_simulations_are_refused(small):
@@ -277,3 +305,100 @@ def test_seeds_decide(small):
     theta, y = torch.zeros(1, 1, dtype=DOUBLE), torch.zeros(1, dtype=DOUBLE)
     same, here, there = (x(theta).log_prob(y) for x in (again, small, other))
     assert torch.equal(same, here) and not torch.equal(here, there)
+
+
+def test_a_likelihood_that_depends_on_the_parameters_in_another_way_is_not_trusted():
+    def wave(theta, generator):
+        return (8 * theta[:, 0]).sin() + 0.1 * torch.randn(len(theta), generator=generator, dtype=DOUBLE)
+
+    def coupled(theta, generator):
+        first, second = torch.randn(2, len(theta), generator=generator, dtype=DOUBLE)
+        return torch.stack([first, (6 * theta[:, 0]).sin() * first + 0.3 * second], 1)
+
+    wide = dist.Uniform(torch.full((1,), -math.pi, dtype=DOUBLE), math.pi).to_event(1)
+    for simulator in (wave, coupled):  # both margins are learned well
+        found = learn_likelihood(simulator, wide, num_simulations=5000, num_epochs=12, progress=False)
+        assert found.calibration_error < 0.1 and "parameters still explain" in found.warnings[-1]
+
+
+def test_too_few_simulations_cannot_tell():
+    found = learn_likelihood(shifted, PLAIN, num_simulations=1000, num_epochs=60, progress=False)
+    assert found.calibration_error < 0.17 and not found.trusted and "too few simulations to tell" in str(found)
+
+
+def test_correlated_data_off_the_simulations_are_noticed():
+    def pair(theta, generator):
+        return theta + 0.1 * torch.randn(len(theta), 2, generator=generator, dtype=DOUBLE)
+
+    found = learn_likelihood(pair, PLAIN, num_simulations=6000, num_epochs=2, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found.check(torch.tensor([[1.0, 1.0], [3.0, 3.1], [-2.0, -2.2]]))
+    with pytest.raises(DataError, match="far from all"):
+        found.check(torch.tensor([0.5, -0.5]))  # each number by itself is nothing special
+    for off in torch.linspace(0.3, 1.0, 71):
+        datum = torch.stack([off / 2, -off / 2])
+        if float(found.surprise(datum)) <= 0.002:
+            break
+    with pytest.warns(DataWarning, match="1 of 1 data"):
+        found.check(datum)
+
+
+def at_mean(y, given, spread, mask):
+    mean = pyro.sample("mean", dist.Normal(y.new_zeros(()), spread))
+    with pyro.plate("data", len(y)), pyro.poutine.mask(mask=mask):
+        pyro.sample("y", given(mean.expand(len(y), 1)), obs=y)
+
+
+def test_a_prior_beyond_the_simulated_parameters_is_noticed(small):
+    y, every = torch.tensor([0.5, -1.0], dtype=DOUBLE), torch.ones(2, dtype=torch.bool)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bk.Target.from_pyro(at_mean, y, small, 2.0, every, compile=False)
+    with pytest.warns(DataWarning, match="the parameters of site 'y' are at [0-9]+ of 20 draws"):
+        bk.Target.from_pyro(at_mean, y, small, 30.0, every, compile=False)
+
+
+def test_masked_placeholders_are_no_data(small):
+    y, mask = torch.tensor([0.5, -1.0], dtype=DOUBLE), torch.tensor([True, False])
+    u = torch.zeros(1, 1, dtype=DOUBLE)
+    odd = torch.tensor([0.5, 1e6], dtype=DOUBLE)
+    here, there = (bk.Target.from_pyro(at_mean, x, small, 2.0, mask, compile=False).log_density(u) for x in (y, odd))
+    assert torch.equal(here, there)
+    assert bk.Target.from_pyro(at_mean, odd, small, 2.0, torch.tensor(False), compile=False).dim == 1
+    with pytest.raises(DataError, match="far from all"):
+        bk.Target.from_pyro(at_mean, odd, small, 2.0, torch.tensor([True, True]))
+
+
+def test_parameters_of_other_shapes_and_libraries(small):
+    y = torch.zeros(())
+    assert torch.equal(small([0.0]).log_prob(y), small(np.zeros(1)).log_prob(y))
+    with pytest.raises(ShapeError, match="has 1 parameters"):
+        small.covers(torch.zeros(2))
+    with pytest.raises(ShapeError, match="has 1 parameters"):
+        small([0.0, 1.0])
+    with pytest.raises(DataError, match="numbers"):
+        small("a")
+    with pytest.raises(ShapeError, match=r"\(m, 1\)"):
+        small.refine(parameters=torch.zeros(0, 1))
+    pairs = learn_likelihood(
+        lambda theta: theta + torch.randn(len(theta), 2), PLAIN, num_simulations=300, num_epochs=1, progress=False
+    )
+    with pytest.raises(ShapeError, match="do not end in"):
+        pairs.refine(torch.zeros(3, 1))
+
+
+def test_simulators_with_global_random_numbers_of_other_libraries_are_repeatable():
+    def by_numpy(theta):
+        return theta[:, 0] + torch.as_tensor(np.random.randn(len(theta)))  # noqa: NPY002
+
+    def by_python(theta):
+        return torch.tensor([float(x) + random.gauss(0, 1) for x in theta[:, 0]], dtype=DOUBLE)
+
+    before = random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    for simulator in (by_numpy, by_python):
+        one, other = (
+            learn_likelihood(simulator, PLAIN, num_simulations=300, num_epochs=1, progress=False).score for _ in "ab"
+        )
+        assert one == other
+    assert random.getstate() == before[0] and (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
