@@ -326,6 +326,11 @@ ELSEWHERE = {
         models.wide_networks.gaussian_processes.marginal_likelihood: DepthComparison VarianceFit
         models.wide_networks.kernels: InfiniteWidth Kernels
         models.sparse_networks.network: LayerPrecision SparseNetwork
+        models.sparse_networks.priors: HorseshoePrior LogUniformPrior SpikeAndSlabPrior
+        inference.unnormalised.moves: Unnormalised
+        inference.unnormalised.normaliser: LogNormaliser
+        inference.unnormalised.training: EnergyObjective NoiseContrastive RankingNoiseContrastive
+        ode.operations: FailureCount
         inference.held_out.information: ActiveUnits Information
         inference.samplers.adaptation: Adaptation AdaptationState ChEES LongestAxis
         inference.samplers.driver: Algorithm Control Outcome drive

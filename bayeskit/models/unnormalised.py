@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -198,9 +199,11 @@ class EnergyModel(nn.Module):
     ) -> EnergyModel:
         """Return a model of binary vectors with fair, independent bits as the base, which is no factor of the density.
 
-        ``dim``: at least 1.
+        ``dim``: at least 1. The base is on the device of the energy's parameters.
         """
-        half = torch.full((whole_number("dim", dim, least=1),), 0.5, dtype=dtype)
+        own = next(energy.parameters(), None) if isinstance(energy, nn.Module) else None
+        device = None if own is None else own.device
+        half = torch.full((whole_number("dim", dim, least=1),), 0.5, dtype=dtype, device=device)
         return cls(energy, Independent(Bernoulli(half), 1))
 
     @classmethod
@@ -236,6 +239,12 @@ class EnergyModel(nn.Module):
         (3.039377520649, 3.039377520649)
         """
         return cls(_ClassifierEnergy(classifier), base, tilt=tilt)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EnergyModel:
+        """Move the base with the parameters, in ``.to(device)`` and ``.double()``."""
+        super()._apply(fn, recurse)
+        self.base = _moved(self.base, fn)
+        return self
 
     def forward(self, x: Tensor, *_: Any) -> Tensor:
         """Return :meth:`log_density`; further arguments, such as classes, are ignored."""
@@ -351,6 +360,17 @@ class EnergyModel(nn.Module):
                 f"the base's type, {draws.dtype}"
             )
         return draws
+
+
+def _moved(distribution: Distribution, fn: Callable[[Tensor], Tensor]) -> Distribution:
+    """Return a distribution with a function applied to its tensors, and to those of distributions inside of it."""
+    moved = copy(distribution)
+    for name, value in vars(distribution).items():
+        if isinstance(value, Tensor):
+            setattr(moved, name, fn(value))
+        elif isinstance(value, Distribution):
+            setattr(moved, name, _moved(value, fn))
+    return moved
 
 
 def _is_normal(base: Distribution) -> bool:

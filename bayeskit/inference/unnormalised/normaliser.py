@@ -181,9 +181,11 @@ def log_normaliser(
     Examples
     --------
     >>> import torch
+    >>> from torch.distributions import Bernoulli, Independent
     >>> from bayeskit.inference.unnormalised import log_normaliser
     >>> from bayeskit.models.unnormalised import EnergyModel
-    >>> model = EnergyModel.of_bits(lambda x: -2.0 * (x[..., 1:] * x[..., :-1]).sum(-1), 8)
+    >>> base = Independent(Bernoulli(torch.full((8,), 0.5, dtype=torch.float64)), 1)
+    >>> model = EnergyModel(lambda x: -2.0 * (x[..., 1:] * x[..., :-1]).sum(-1), base)
     >>> z = log_normaliser(model, num_temperatures=20, progress=False)
     >>> abs(z.value - float(model.exact_log_normaliser())) < 4 * z.standard_error, z.trusted
     (True, True)
