@@ -171,7 +171,7 @@ def exchange_posterior(
         _Listed(model, densities, x) if exact_draws is None else _Given(model, densities, x, parameters, exact_draws)
     )
     host = new_generator(seed, stream="exchange algorithm")
-    generator = host if x.device.type == "cpu" else new_generator(seed, x.device, "exchange algorithm")
+    generator = host if x.device.type == "cpu" else new_generator(seed, x.device, "moves of exchange algorithm")
     theta = parameters.draw(chains, host).to(x)
     log_prior = parameters.log_prior(theta)
     with torch.no_grad():

@@ -203,7 +203,7 @@ def log_normaliser(
     is_finite, reason = require_normaliser(model)
     host = new_generator(seed, stream="log normaliser")
     probe = base_draws(model, min(chains, _PILOT_CHAINS), host)
-    generator = host if probe.device.type == "cpu" else new_generator(seed, probe.device, "log normaliser")
+    generator = host if probe.device.type == "cpu" else new_generator(seed, probe.device, "moves of log normaliser")
     betas = sigmoid_schedule(temperatures).tolist()
     kernel = kernel or HMC(num_steps=5, metric=base_metric(model))
     anneals = 2 if isinstance(draws, Tensor) or draws == "enumerate" else 3
