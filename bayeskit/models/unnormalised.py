@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -87,16 +87,19 @@ def lipschitz_bound(module: nn.Module) -> float | None:
     >>> round(lipschitz_bound(torch.nn.Sequential(layer, torch.nn.ReLU())), 6)
     3.0
     """
-    if isinstance(module, nn.Sequential):
-        bounds = [lipschitz_bound(part) for part in module]
+    kind = type(module)  # a subclass may compute anything
+    if kind is nn.Sequential:
+        bounds = [lipschitz_bound(part) for part in cast(nn.Sequential, module)]
         return None if None in bounds else math.prod(bound for bound in bounds if bound is not None)
-    if isinstance(module, nn.Linear):
-        return float(torch.linalg.matrix_norm(module.weight.detach(), 2))
-    if isinstance(module, nn.LeakyReLU):
-        return max(1.0, abs(module.negative_slope))
-    if isinstance(module, nn.ELU):
-        return max(1.0, abs(module.alpha))
-    return _SLOPES.get(type(module))
+    if kind is nn.Linear:
+        return float(torch.linalg.matrix_norm(cast(nn.Linear, module).weight.detach(), 2))
+    if kind is nn.LeakyReLU:
+        return max(1.0, abs(cast(nn.LeakyReLU, module).negative_slope))
+    if kind is nn.ELU:
+        return max(1.0, abs(cast(nn.ELU, module).alpha))
+    if kind is nn.Dropout and module.training:
+        return None
+    return _SLOPES.get(kind)
 
 
 # The model.

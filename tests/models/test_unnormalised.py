@@ -129,3 +129,22 @@ def test_what_is_no_model_is_refused():
         EnergyModel(lambda x: x.square().sum(-1), normal(3)).enumerate_states()
     with pytest.raises(SettingsError, match="from_classifier"):
         EnergyModel.of_bits(lambda x: x.sum(-1), 3).logits(torch.zeros(1, 3))
+
+
+def test_layers_of_ones_own_prove_nothing():
+    class Squared(nn.Sequential):
+        def forward(self, x):
+            return -super().forward(x).square().sum(-1)
+
+    energy = Squared(nn.Linear(2, 2, bias=False)).double()
+    with torch.no_grad():
+        energy[0].weight.copy_(2 * torch.eye(2))
+    base = Independent(Normal(torch.zeros(2, dtype=DOUBLE), 1.0), 1)
+    assert EnergyModel(energy, base, tilt=True).check_normaliser().is_finite is False
+
+
+def test_the_base_moves_with_the_model():
+    energy = nn.Sequential(nn.Linear(2, 1), nn.Flatten(-2))
+    model = EnergyModel(energy, Independent(Normal(torch.zeros(2), 1.0), 1), tilt=True).double()
+    x = model.base.sample((3,))
+    assert x.dtype == model.log_density(x).dtype == DOUBLE

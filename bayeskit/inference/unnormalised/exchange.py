@@ -18,7 +18,7 @@ from bayeskit.core.randomness import global_stream, new_generator, validation_ke
 from bayeskit.core.statistics import effective_sample_size, effective_within_chains, r_hat
 from bayeskit.core.texts import short_repr
 from bayeskit.errors import DataError, InitializationError, SettingsError, ShapeError
-from bayeskit.inference.unnormalised.moves import Unnormalised, require_vectors
+from bayeskit.inference.unnormalised.moves import Unnormalised, require_fixed_energy, require_vectors
 
 __all__ = ["ExactDraws", "ExchangePosterior", "exchange_posterior"]
 
@@ -170,6 +170,7 @@ def exchange_posterior(
     likelihood = (
         _Listed(model, densities, x) if exact_draws is None else _Given(model, densities, x, parameters, exact_draws)
     )
+    require_fixed_energy(model)
     host = new_generator(seed, stream="exchange algorithm")
     generator = host if x.device.type == "cpu" else new_generator(seed, x.device, "moves of exchange algorithm")
     theta = parameters.draw(chains, host).to(x)

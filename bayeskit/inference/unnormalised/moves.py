@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from bayeskit.core.randomness import global_stream, validation_kept
+from bayeskit.core.randomness import global_stream, new_generator, validation_kept
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.samplers import HMC, Metric
 from bayeskit.logdensity.compiling import Evaluation
@@ -22,6 +22,7 @@ __all__ = [
     "energy_target",
     "base_metric",
     "move",
+    "require_fixed_energy",
     "require_normaliser",
     "require_vectors",
 ]
@@ -68,8 +69,22 @@ class Unnormalised(Protocol):
         ...
 
 
+def require_fixed_energy(model: Unnormalised) -> None:
+    """Raise ModelError if the energy is random, as with dropout in training."""
+    generator = new_generator(0, stream="repeated energies")
+    x = base_draws(model, 8, generator)
+    with global_stream(generator), torch.no_grad():
+        first, second = model.log_ratio(x), model.log_ratio(x)
+    if not torch.allclose(first, second, rtol=1e-4, atol=1e-4, equal_nan=True):
+        raise ModelError(
+            "the energy is random: two calls at the same vectors differ, as with dropout. Remedy: call .eval() of the "
+            "model"
+        )
+
+
 def require_normaliser(model: Unnormalised) -> tuple[bool | None, str]:
-    """Return the check of a model's constant; ModelError if the constant is infinite."""
+    """Return the check of a model's constant; ModelError if the constant is infinite, or the energy random."""
+    require_fixed_energy(model)
     is_finite, reason = model.check_normaliser()
     if is_finite is False:
         raise ModelError(

@@ -152,12 +152,13 @@ def log_normaliser(
     Returns
     -------
     LogNormaliser
-        Not trusted if weights are heavy-tailed, or if the two sides differ by more than 4.5 standard errors.
+        Not trusted if weights are heavy-tailed, or if the two sides differ by more than 4.5 standard errors. A mode or
+        a tail that neither base nor chains reach leaves no trace: give ``draws`` that are known to be there.
 
     Raises
     ------
     ModelError
-        If the model has no finite normalising constant, as far as that can be seen.
+        If the model has no finite normalising constant, as far as that can be seen, or its energy is random.
     SettingsError
         If a setting lies outside its domain, or states cannot be listed.
     ShapeError

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, softplus
 
 from bayeskit.core.inputs import real_number, warn_user, whole_number
 from bayeskit.core.randomness import new_generator
-from bayeskit.errors import AccuracyWarning, DataError, LossError, SettingsError
+from bayeskit.errors import AccuracyWarning, DataError, LossError, ModelError, SettingsError
 from bayeskit.inference.generalized.losses import ScoreMatching
 from bayeskit.inference.objectives import Objective
 from bayeskit.inference.samplers import HMC
@@ -364,11 +364,20 @@ def _diverged(what: str) -> LossError:
 # Score matching.
 
 
+#: Parts whose slope jumps: their second derivative is zero wherever it exists.
+_KINKED = (
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Hardshrink),
+    *(nn.Softshrink, nn.Threshold, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
+)
+
+
 class ScoreMatchingObjective(EnergyObjective):
     """Score matching, for real vectors: no normalising constant, no noise, and no chains.
 
     The loss is :class:`~bayeskit.inference.generalized.losses.ScoreMatching` of the model's log density. A step costs
-    ``d`` derivatives of the gradient. Shares of distant modes hardly enter the score, so they are not learnt.
+    ``d`` derivatives of the gradient. Shares of distant modes hardly enter the score, so they are not learnt. The loss
+    is right for energies with continuous slopes and for densities that vanish at the bounds of the data: it does not
+    see the kinks of ``|x|`` or of a ReLU, and parts with kinks are refused with ``ModelError``.
 
     Parameters
     ----------
@@ -396,6 +405,12 @@ class ScoreMatchingObjective(EnergyObjective):
         if model.is_binary:
             raise SettingsError(
                 "score matching differentiates by the data, and bits have no derivative; take noise contrast"
+            )
+        parts = model.modules() if isinstance(model, nn.Module) else ()
+        if (part := next((part for part in parts if isinstance(part, _KINKED)), None)) is not None:
+            raise ModelError(
+                f"the energy has a part {type(part).__name__}, whose slope jumps where score matching does not see it; "
+                "take Softplus, SiLU or Tanh, or NoiseContrastive()"
             )
         return ScoreMatching(lambda _, rows: model.log_density(rows)).pointwise(None, x).sum()
 

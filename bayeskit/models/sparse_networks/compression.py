@@ -165,7 +165,9 @@ def _is_by_unit(between: list[nn.Module], before: _Weights, after: _Weights) -> 
     """Tell whether what is between two layers maps each unit to inputs of its own."""
     flattened = [part for part in between if isinstance(part, nn.Flatten)]
     plain = all(isinstance(part, (*_ELEMENTWISE, *_BY_CHANNEL, nn.Flatten)) for part in between)
-    if before.is_linear or not after.is_linear:
-        return plain and not flattened and before.is_linear == after.is_linear
+    if before.is_linear:  # units are the last axis, along which pools and paddings act
+        return after.is_linear and all(isinstance(part, _ELEMENTWISE) for part in between)
+    if not after.is_linear:
+        return plain and not flattened
     # Channels become blocks of features.
     return plain and len(flattened) == 1 and (flattened[0].start_dim, flattened[0].end_dim) == (1, -1)

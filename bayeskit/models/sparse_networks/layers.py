@@ -162,12 +162,12 @@ def with_stochastic_layers(
                 raise _refusal(name, part)
             continue
         if type(part) in (nn.Linear, *CONVOLUTIONS):
-            if id(part) in seen:
+            if id(part.weight) in seen:
                 raise ModelError(
-                    f"layer {name!r} is the layer {seen[id(part)]!r} again, with the same weights; give each place a "
-                    "layer of its own"
+                    f"layer {name!r} has the weights of the layer {seen[id(part.weight)]!r} again; give each place a "
+                    "layer and weights of its own"
                 )
-            seen[id(part)] = name
+            seen[id(part.weight)] = name
             _check_layer(name, part, groups)
             layer = StochasticLayer(part, name or "layer", prior, scale, groups)
             layer.train(part.training)

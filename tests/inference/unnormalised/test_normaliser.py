@@ -169,3 +169,14 @@ def test_wrong_settings_are_named():
         noise_contrastive_constant(torch.tensor([0.0, torch.inf]), torch.zeros(3))
     with pytest.raises(SettingsError, match="effective"):
         noise_contrastive_constant(torch.zeros(3), torch.zeros(3), effective=0.0)
+
+
+def test_a_random_energy_is_refused():
+    base = Independent(Normal(torch.zeros(3, dtype=DOUBLE), 1.0), 1)
+    network = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 2)).double()
+    model = EnergyModel.from_classifier(network, base)
+    state = torch.get_rng_state()
+    with pytest.raises(ModelError, match="energy is random.*eval"):
+        log_normaliser(model, num_temperatures=2, num_chains=32, progress=False)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert log_normaliser(model.eval(), num_temperatures=2, num_chains=32, progress=False).is_finite

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributions import Bernoulli, Independent, Normal
 
 from bayeskit.core.randomness import new_generator
-from bayeskit.errors import AccuracyWarning, DataError, LossError, SettingsError, ShapeError
+from bayeskit.errors import AccuracyWarning, DataError, LossError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.unnormalised import (
     NoiseContrastive,
     PersistentContrastiveDivergence,
@@ -230,3 +230,11 @@ def test_wrong_data_and_settings_are_named():
         NoiseContrastive(noise=Normal(torch.zeros(3), 1.0))
     with pytest.raises(SettingsError, match="class_weight"):
         NoiseContrastive(class_weight=-1.0)
+
+
+def test_score_matching_refuses_kinks():
+    base = Independent(Normal(torch.zeros(1, dtype=DOUBLE), 1.0), 1)
+    network = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1), nn.Flatten(-2)).double()
+    model = EnergyModel(network, base, tilt=True)
+    with pytest.raises(ModelError, match="part ReLU, whose slope jumps.*Softplus"):
+        fit_energy(model, torch.ones(3, 1, dtype=DOUBLE), objective=ScoreMatchingObjective(), num_steps=1)

@@ -37,7 +37,10 @@ def networks():
         nn.Sequential(nn.Conv2d(6, 8, 3), nn.ReLU(), nn.Flatten()),
         nn.Sequential(nn.Linear(32, 10), nn.Softplus(), nn.Linear(10, 3)),
     )
-    return {"perceptron": (perceptron, (5, 12)), "images": (images, (5, 1, 8, 8))}
+    pooled = nn.Sequential(
+        nn.Linear(12, 20), nn.Tanh(), nn.MaxPool1d(3, 1, 1), nn.Linear(20, 16), nn.AvgPool1d(2), nn.Linear(8, 3)
+    )
+    return {"perceptron": (perceptron, (5, 12)), "images": (images, (5, 1, 8, 8)), "pooled": (pooled, (5, 12))}
 
 
 def count(module):
@@ -45,7 +48,7 @@ def count(module):
 
 
 @pytest.mark.parametrize("groups", [False, True])
-@pytest.mark.parametrize("name", ["perceptron", "images"])
+@pytest.mark.parametrize("name", ["perceptron", "images", "pooled"])
 @pytest.mark.parametrize("fraction", [0.5, 0.15, 0.02])
 def test_smaller_network_has_the_same_outputs(name, groups, fraction):
     with global_stream(new_generator(2)):
@@ -55,7 +58,7 @@ def test_smaller_network_has_the_same_outputs(name, groups, fraction):
     pruned, small = network.pruned(fraction), network.compressed(fraction)
     assert (pruned(x) - small(x)).abs().max() < 1e-12
     assert count(small) <= count(pruned) == count(module)
-    assert fraction == 0.5 or count(small) < count(module)
+    assert fraction == 0.5 or name == "pooled" or count(small) < count(module)  # pools mix the units of linear layers
     assert not any(type(part).__name__ == "StochasticLayer" for part in [*pruned.modules(), *small.modules()])
     kept = sum(int(k.sum()) for k in network.kept(fraction).values())
     total = sum(k.numel() for k in network.kept().values())

@@ -250,6 +250,12 @@ def categorical(outputs):
     return dist.Categorical(logits=outputs)
 
 
+def _tied():
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.ReLU(), second)
+
+
 @pytest.mark.parametrize(
     ("module", "text"),
     [
@@ -268,7 +274,8 @@ def categorical(outputs):
         (nn.Sequential(nn.ReLU()), "no linear or convolutional layer"),
         (nn.Sequential(nn.Conv2d(1, 1, 2, padding_mode="reflect")), "ReflectionPad2d"),
         (nn.ParameterList([nn.Parameter(torch.ones(2))]), "ParameterList.*Linear, Conv1d"),
-        (nn.Sequential(*[nn.Linear(2, 2)] * 2), "is the layer '0' again"),
+        (nn.Sequential(*[nn.Linear(2, 2)] * 2), "has the weights of the layer '0' again"),
+        (_tied(), "has the weights of the layer '0' again"),
     ],
 )
 def test_modules_that_are_refused(module, text):
