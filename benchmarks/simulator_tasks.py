@@ -172,7 +172,7 @@ def by_sbi(python: str, name: str, theta: Tensor, x: Tensor, data: list[Tensor])
         flat = np.stack([y.flatten().numpy() for y in data])
         np.savez(f"{folder}/simulations.npz", theta=theta.numpy(), x=x.flatten(1).numpy(), data=flat)
         command = [python, "-c", PEER, folder, str(limit), str(NUM_DRAWS)]
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(command, check=True, capture_output=True, cwd=folder)  # sbi logs where it runs
         found = np.load(f"{folder}/drawn.npz")
         return [found[str(i)] for i in range(len(data))], float(found["seconds"])
 
