@@ -1,0 +1,74 @@
+"""The page of claims that were checked: a table and the scripts, from the headers of the scripts alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+#: What a header has beside the claim, in this order; the page of the gallery may be missing.
+FIELDS = ("Made in", "Verdict", "Number", "Page")
+MARK = "<!-- claims -->"
+
+
+class Claim(NamedTuple):
+    """One claim: the header of its script in ``docs/claims``, and the lines below."""
+
+    name: str
+    claim: str
+    made_in: str
+    verdict: str
+    number: str
+    page: str
+    code: str
+
+
+def read(path: Path) -> Claim:
+    """Return the claim of a script, which names the script where its header is not as it should be."""
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    first, _, rest = (ast.get_docstring(tree) or "").partition("\n\n")
+    fields = dict(re.findall(r"^([A-Z][a-z ]+): (.+(?:\n    .+)*)$", rest, re.MULTILINE))
+    unknown, missing = set(fields) - set(FIELDS), set(FIELDS[:3]) - set(fields)
+    if unknown or missing or "\n" in first or not first.endswith("."):
+        raise ValueError(f"{path.name}: a header is one sentence and the fields {FIELDS}; found {[first, *fields]}")
+    made_in, verdict, number, page = (re.sub(r"\s+", " ", fields.get(field, "")) for field in FIELDS)
+    if not re.fullmatch(r"holds|fails|holds if .+", verdict):
+        raise ValueError(f"{path.name}: the verdict is 'holds', 'holds if ...' or 'fails', not {verdict!r}")
+    code = "\n".join(text.splitlines()[tree.body[0].end_lineno :]).strip()
+    return Claim(path.stem, first, made_in, verdict, number, page, code)
+
+
+def read_all(folder: Path) -> list[Claim]:
+    """Return the claims of a folder in the order of their names."""
+    return [read(path) for path in sorted(folder.glob("*.py"))]
+
+
+def _row(claim: Claim) -> str:
+    page = f"[page](/gallery/{claim.page})" if claim.page else ""
+    links = ", ".join(filter(None, (f"[script](#{claim.name.replace('_', '-')})", page)))
+    return f"| {claim.claim} | {claim.made_in} | {claim.verdict} | {claim.number} | {links} |"
+
+
+def as_markdown(claims: list[Claim]) -> str:
+    """Return the table of the claims, and below it every script."""
+    counts = [sum(claim.verdict.startswith(kind) for claim in claims) for kind in ("holds", "holds if", "fails")]
+    lines = [
+        f"Of {len(claims)} claims {counts[2]} fail, {counts[1]} hold under a condition, and {counts[0] - counts[1]} hold."
+    ]
+    lines += ["", "| claim | made in | verdict | number | see |", "|---|---|---|---|---|"]
+    lines += [*map(_row, claims), "", "## The scripts", ""]
+    for claim in claims:
+        lines += [f"### {claim.name.replace('_', ' ')}", "", claim.claim, "", "```python", claim.code, "```", ""]
+    return "\n".join(lines)
+
+
+def connect(app: Any, folder: Path) -> None:
+    """Let a build write the claims of a folder where a page has the mark."""
+
+    def write(app: Any, docname: str, source: list[str]) -> None:
+        if MARK in source[0]:
+            source[0] = source[0].replace(MARK, as_markdown(read_all(folder)))
+
+    app.connect("source-read", write)
