@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 #: What a header has beside the claim, in this order; the page of the gallery may be missing.
 FIELDS = ("Made in", "Verdict", "Number", "Page")
+KINDS = ("fails", "holds", "holds if")
 MARK = "<!-- claims -->"
 
 
@@ -53,11 +54,14 @@ def _row(claim: Claim) -> str:
 
 def as_markdown(claims: list[Claim]) -> str:
     """Return the table of the claims, and below it every script."""
-    counts = [sum(claim.verdict.startswith(kind) for claim in claims) for kind in ("holds", "holds if", "fails")]
+    fail, all_hold, condition = (sum(claim.verdict.startswith(kind) for claim in claims) for kind in KINDS)
+    said = f"{fail} fail, {condition} hold under a condition, and {all_hold - condition} hold."
     lines = [
-        f"Of {len(claims)} claims {counts[2]} fail, {counts[1]} hold under a condition, and {counts[0] - counts[1]} hold."
+        f"Of {len(claims)} claims {said}",
+        "",
+        "| claim | made in | verdict | number | see |",
+        "|---|---|---|---|---|",
     ]
-    lines += ["", "| claim | made in | verdict | number | see |", "|---|---|---|---|---|"]
     lines += [*map(_row, claims), "", "## The scripts", ""]
     for claim in claims:
         lines += [f"### {claim.name.replace('_', ' ')}", "", claim.claim, "", "```python", claim.code, "```", ""]

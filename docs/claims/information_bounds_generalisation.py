@@ -2,7 +2,8 @@
 
 Made in: {cite:t}`xu2017`
 Verdict: fails
-Number: the mean of ten numbers with added noise of variance 1 has a gap of 0.200, with variance 0.01 one of 0.200; its information goes from 0.048 to 1.199 nats
+Number: the mean of ten numbers with added noise of variance 1 has a gap of 0.200, with variance 0.01 one of 0.200;
+    its information goes from 0.048 to 1.199 nats
 """
 
 import math

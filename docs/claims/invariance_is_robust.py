@@ -2,7 +2,8 @@
 
 Made in: {cite:t}`arjovsky2019`
 Verdict: fails
-Number: at a new noise variance of 100 least squares has the risk 43.4 and the invariant predictor at its penalty limit 100.0
+Number: at a new noise variance of 100 least squares has the risk 43.4 and the invariant predictor at its penalty
+    limit 100.0
 Page: evidence/invariant_causes
 """
 

@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 
 
 def log_joint(u, y=0, b=0.5):
-    """A count y ~ Poisson(exp(b + u)) with u ~ N(0, 1)."""
+    """Return the log density of a count y ~ Poisson(exp(b + u)) with u ~ N(0, 1)."""
     return y * (b + u) - math.exp(b + u) - math.lgamma(y + 1) - u * u / 2 - 0.5 * math.log(2 * math.pi)
 
 

@@ -8,7 +8,6 @@ Page: evidence/learning_to_learn
 
 import torch
 
-
 y = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=torch.float64)
 s2 = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0], dtype=torch.float64).square()
 

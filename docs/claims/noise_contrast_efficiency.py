@@ -2,7 +2,8 @@
 
 Made in: {cite:t}`gutmann2012`
 Verdict: holds
-Number: of a normal's precision its asymptotic variance is 1.482 times as large at equal shares, 1.006 times at a hundred to one
+Number: of a normal's precision its asymptotic variance is 1.482 times as large at equal shares, 1.006 times at a
+    hundred to one
 Page: sampling/models_without_a_normaliser
 """
 

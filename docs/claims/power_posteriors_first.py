@@ -1,4 +1,4 @@
-"""Power-posterior methods are the most exact way to rank trees where time does not matter, and bridge sampling comes next.
+"""Power posteriors rank trees best where time does not matter, and bridge sampling comes next.
 
 Made in: {cite:t}`fourment2020`
 Verdict: fails
