@@ -49,20 +49,16 @@ def read_all(folder: Path) -> list[Claim]:
 def _row(claim: Claim) -> str:
     page = f"[page](/gallery/{claim.page})" if claim.page else ""
     links = ", ".join(filter(None, (f"[script](#{claim.name.replace('_', '-')})", page)))
-    return f"| {claim.claim} | {claim.made_in} | {claim.verdict} | {claim.number} | {links} |"
+    cells = (claim.claim, claim.made_in, claim.verdict, claim.number, links)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def as_markdown(claims: list[Claim]) -> str:
     """Return the table of the claims, and below it every script."""
     fail, all_hold, condition = (sum(claim.verdict.startswith(kind) for claim in claims) for kind in KINDS)
     said = f"{fail} fail, {condition} hold under a condition, and {all_hold - condition} hold."
-    lines = [
-        f"Of {len(claims)} claims {said}",
-        "",
-        "| claim | made in | verdict | number | see |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [*map(_row, claims), "", "## The scripts", ""]
+    lines = [f"Of {len(claims)} claims {said}", "", "| claim | made in | verdict | number | see |"]
+    lines += ["|---|---|---|---|---|", *map(_row, claims), "", "## The scripts", ""]
     for claim in claims:
         lines += [f"### {claim.name.replace('_', ' ')}", "", claim.claim, "", "```python", claim.code, "```", ""]
     return "\n".join(lines)

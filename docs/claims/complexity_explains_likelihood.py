@@ -2,7 +2,7 @@
 
 Made in: readings of {cite:t}`serra2020`
 Verdict: fails
-Number: among handwritten digits compressed size explains the share 0.144 of the variance of a density's -log p
+Number: among handwritten digits compressed size explains the share 0.144 +- 0.021 of the variance of a density's -log p
 Page: variational_autoencoders/density_is_not_detection
 """
 
@@ -19,6 +19,7 @@ values, vectors = torch.linalg.eigh(torch.cov(x.mT, correction=0))  # probabilis
 noise = values[:-60].mean()
 model = LowRankMultivariateNormal(x.mean(0), vectors[:, -60:] * (values[-60:] - noise).sqrt(), noise.expand(784))
 size = torch.tensor([len(zlib.compress((255 * image).byte().numpy().tobytes(), 9)) for image in test]).double()
+n = len(test)
 share = float(torch.corrcoef(torch.stack([-model.log_prob(test), size]))[0, 1] ** 2)
-found = (share,)
+found = ((share, 2 * (share / n) ** 0.5 * (1 - share)),)
 assert share < 0.3

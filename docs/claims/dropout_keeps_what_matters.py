@@ -23,11 +23,11 @@ def log_alpha(z):
 
     starts = ((z, -1.0), (0.5 * z, 1.0), (0.2 * z, 3.0))
     fits = [
-        minimize(objective, start, method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-12}) for start in starts
+        minimize(objective, start, method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-11}) for start in starts
     ]
     return min(fits, key=lambda fit: fit.fun).x[1]
 
 
-threshold = brentq(lambda z: log_alpha(z) - 3.0, 1.01, 1.3, xtol=1e-5)
+threshold = brentq(lambda z: log_alpha(z) - 3.0, 1.01, 1.1, xtol=1e-4)
 found = 200 * norm.sf(threshold), threshold
 assert found[0] > 25

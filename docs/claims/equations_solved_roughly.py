@@ -1,6 +1,6 @@
 """The step of a solver matters to the path but hardly to the evidence of a model with a differential equation.
 
-Made in: practice with {cite:t}`rubanova2019`
+Made in: practice with models such as those of {cite:t}`rubanova2019`
 Verdict: fails
 Number: of a decay seen three times the log evidence is 1.6324, and 1.5817 by Euler's method with four steps a unit
 Page: sampling/predator_and_prey

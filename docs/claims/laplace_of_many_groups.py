@@ -1,6 +1,6 @@
 """Laplace's approximation is exact enough to integrate a latent normal effect out of each group.
 
-Made in: {cite:t}`margossian2020`
+Made in: readings of {cite:t}`margossian2020`
 Verdict: holds if groups are few or counts are large
 Number: of one count of zero it is 0.0078 nats too high, of a hundred such groups 0.78 nats
 Page: sampling/latent_fields_integrated_out

@@ -19,7 +19,7 @@ def by_gradients(tau2):
     loss = ((y - own).square() / (2 * s2)).sum()
     (slope,) = torch.autograd.grad(loss, anchor, create_graph=True)
     (curvature,) = torch.autograd.grad(slope, anchor)
-    return float(-slope / curvature)
+    return float((-slope / curvature).detach())
 
 
 weights = 1 / (400 + s2)

@@ -12,9 +12,9 @@ p = torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0], dtype=torch.float64).softmax(0)
 
 
 def scores(q, k):
-    """Minimise the expected loss over free scores, by gradient descent with momentum."""
+    """Minimise the expected loss over free scores, by scoring steps."""
     s = torch.zeros(5, dtype=torch.float64)
-    for _ in range(2000):  # Newton's method, each word by itself
+    for _ in range(2000):  # each word by itself
         slope = -p * (-s).sigmoid() + k * q * s.sigmoid()
         s -= slope / ((p + k * q) * s.sigmoid() * (-s).sigmoid())
     return s

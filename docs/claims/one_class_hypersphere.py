@@ -1,6 +1,6 @@
 """Drawing the codes of normal data to a point learns which data are normal.
 
-Made in: {cite:t}`ruff2020`
+Made in: readings of {cite:t}`ruff2020`
 Verdict: holds if the network cannot map all data to the point
 Number: a linear layer with an offset reaches the loss 0.0000, where a datum at ten sds has the score 0.0000 as well
 Page: variational_autoencoders/density_is_not_detection
@@ -17,10 +17,8 @@ offset = torch.zeros(2, dtype=torch.float64, requires_grad=True)
 for _ in range(300):
     loss = (x @ weight.T + offset - centre).square().sum(1).mean()
     slopes = torch.autograd.grad(loss, [weight, offset])
-    weight, offset = (
-        (p - 0.2 * slope).detach().requires_grad_() for p, slope in zip((weight, offset), slopes, strict=True)
-    )
+    weight, offset = ((p - 0.2 * s).detach().requires_grad_() for p, s in zip((weight, offset), slopes, strict=True))
 far = torch.tensor([10.0, 0.0], dtype=torch.float64)
 score = (weight @ far + offset - centre).square().sum()
-found = float(loss), float(score)
+found = loss.item(), score.item()
 assert found[0] < 1e-6 and found[1] < 1e-4  # the log determinant that a density has is missing

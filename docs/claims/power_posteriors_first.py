@@ -1,8 +1,9 @@
 """Power posteriors rank trees best where time does not matter, and bridge sampling comes next.
 
-Made in: {cite:t}`fourment2020`
+Made in: readings of {cite:t}`fourment2020`
 Verdict: fails
-Number: at equal draws bridge sampling has divergence 0.0001, path sampling 0.0096 and stepping stone 0.0126
+Number: in our recorded run at equal draws bridge sampling has divergence 0.0001, path sampling 0.0096 and stepping
+    stone 0.0126
 Page: evidence/nineteen_ways_on_primates
 """
 

@@ -12,9 +12,8 @@ import torch
 from bayeskit.core.randomness import new_generator
 
 x = torch.randn(50, 6, dtype=torch.float64, generator=new_generator(0))
-parameters = [
-    0.3 * torch.randn(*shape, dtype=torch.float64, generator=new_generator(1)) for shape in ((6, 2), (2, 6), (2,))
-]
+shapes = (6, 2), (2, 6), (2,)
+parameters = [0.3 * torch.randn(shape, dtype=torch.float64, generator=new_generator(1)) for shape in shapes]
 
 
 def gradients(beta, variance):
