@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 #: What a header has beside the claim, in this order; the page of the gallery may be missing.
 FIELDS = ("Made in", "Verdict", "Number", "Page")
 KINDS = ("fails", "holds", "holds if")
-MARK = "<!-- claims -->"
+MARKS = ("<!-- claims -->", "<!-- scripts -->")
 
 
 class Claim(NamedTuple):
@@ -53,22 +53,28 @@ def _row(claim: Claim) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def as_markdown(claims: list[Claim]) -> str:
-    """Return the table of the claims, and below it every script."""
+def table(claims: list[Claim]) -> str:
+    """Return the table of the claims, with a count of the verdicts above it."""
     fail, all_hold, condition = (sum(claim.verdict.startswith(kind) for claim in claims) for kind in KINDS)
     said = f"{fail} fail, {condition} hold under a condition, and {all_hold - condition} hold."
     lines = [f"Of {len(claims)} claims {said}", "", "| claim | made in | verdict | number | see |"]
-    lines += ["|---|---|---|---|---|", *map(_row, claims), "", "## The scripts", ""]
-    for claim in claims:
-        lines += [f"### {claim.name.replace('_', ' ')}", "", claim.claim, "", "```python", claim.code, "```", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, "|---|---|---|---|---|", *map(_row, claims)])
+
+
+def scripts(claims: list[Claim]) -> str:
+    """Return every script below a heading and its claim."""
+    return "\n".join(
+        f"### {claim.name.replace('_', ' ')}\n\n{claim.claim}\n\n```python\n{claim.code}\n```\n" for claim in claims
+    )
 
 
 def connect(app: Any, folder: Path) -> None:
-    """Let a build write the claims of a folder where a page has the mark."""
+    """Let a build write the claims of a folder where a page has the marks."""
 
     def write(app: Any, docname: str, source: list[str]) -> None:
-        if MARK in source[0]:
-            source[0] = source[0].replace(MARK, as_markdown(read_all(folder)))
+        if all(mark in source[0] for mark in MARKS):
+            claims = read_all(folder)
+            for mark, text in zip(MARKS, (table(claims), scripts(claims)), strict=True):
+                source[0] = source[0].replace(mark, text)
 
     app.connect("source-read", write)

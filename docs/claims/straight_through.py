@@ -21,6 +21,6 @@ chance = logit.sigmoid()
 one, zero = torch.tensor(1.0).double(), torch.tensor(0.0).double()
 (truth,) = torch.autograd.grad(chance * loss(one) + (1 - chance) * loss(zero), logit, retain_graph=True)
 through = [torch.autograd.grad(loss(b + chance - chance.detach()), logit, retain_graph=True)[0] for b in (one, zero)]
-mean = float(chance * through[0] + (1 - chance) * through[1])
-found = 0.45, 0.3, float(truth), mean
+mean = (chance * through[0] + (1 - chance) * through[1]).item()
+found = 0.45, 0.3, truth.item(), mean
 assert truth > 0 > mean
