@@ -2,7 +2,7 @@
 
 Made in: literature that {cite:t}`kunstner2019` review
 Verdict: holds if the model's noise is that of the data
-Number: where residuals have half the model's sd, at the minimum the traces have the ratio 0.249 +- 0.002
+Number: where residuals have half the model's sd, at the minimum the traces have the ratio 0.247 +- 0.003
 Page: wide_networks/laplace_with_the_right_fisher
 """
 

@@ -2,7 +2,7 @@
 
 Made in: readings of {cite:t}`talts2018`; the counterexample is one of {cite:t}`modrak2023`
 Verdict: fails
-Number: draws from the prior have a mean rank of 0.502 +- 0.004 of the most, and miss 0.347 nats that the data tell
+Number: draws from the prior have a mean rank of 0.500 +- 0.004 of the most, and miss 0.347 nats that the data tell
 Page: sampling/simulation_based_calibration
 """
 
