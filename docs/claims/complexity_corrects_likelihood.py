@@ -3,8 +3,7 @@
 Made in: {cite:t}`serra2020`
 Verdict: holds if strange images compress better than their density says
 Number: the chance that a strange image scores above a digit goes from 0.00 to 0.989 +- 0.003 for black ones, but
-    blurred ones
-    stay at 0.00
+    blurred ones stay at 0.00
 Page: variational_autoencoders/density_is_not_detection
 """
 
