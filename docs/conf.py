@@ -11,6 +11,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_extensions"))
 
+import claims  # noqa: E402
 import left_out  # noqa: E402
 import project_links  # noqa: E402
 import round_citations  # noqa: E402
@@ -162,5 +163,6 @@ def vendor(app):
 def setup(app):
     """Write the pages of the reference and bring what pages load."""
     write_pages(HERE / "api")
+    claims.connect(app, HERE / "claims")  # before links are taken out
     left_out.connect(app, {f"gallery/{page.group}/{page.name}": page.title for page in pages_left_out})
     app.connect("builder-inited", vendor)

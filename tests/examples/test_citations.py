@@ -15,7 +15,7 @@ def entry_keys(text):
     return re.findall(r"^@\w+\{([^,\s]+),$", text, re.MULTILINE)
 
 
-PAGES = (*(ROOT / "examples").rglob("*.py"), *(ROOT / "docs").rglob("*.md"))
+PAGES = (*(ROOT / "examples").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs" / "claims").glob("*.py"))
 PAGES = {path: cited_keys(path.read_text(encoding="utf-8")) for path in PAGES if "_build" not in path.parts}
 ENTRIES = entry_keys((ROOT / "docs" / "references.bib").read_text(encoding="utf-8"))
 

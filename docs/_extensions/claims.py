@@ -1,0 +1,80 @@
+"""The page of claims that were checked: a table and the scripts, from the headers of the scripts alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+#: What a header has beside the claim, in this order; the page of the gallery may be missing.
+FIELDS = ("Made in", "Verdict", "Number", "Page")
+KINDS = ("fails", "holds", "holds if")
+MARKS = ("<!-- claims -->", "<!-- scripts -->")
+
+
+class Claim(NamedTuple):
+    """One claim: the header of its script in ``docs/claims``, and the lines below."""
+
+    name: str
+    claim: str
+    made_in: str
+    verdict: str
+    number: str
+    page: str
+    code: str
+
+
+def read(path: Path) -> Claim:
+    """Return the claim of a script, which names the script where its header is not as it should be."""
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    first, _, rest = (ast.get_docstring(tree) or "").partition("\n\n")
+    fields = dict(re.findall(r"^([A-Z][a-z ]+): (.+(?:\n    .+)*)$", rest, re.MULTILINE))
+    unknown, missing = set(fields) - set(FIELDS), set(FIELDS[:3]) - set(fields)
+    if unknown or missing or "\n" in first or not first.endswith("."):
+        raise ValueError(f"{path.name}: a header is one sentence and the fields {FIELDS}; found {[first, *fields]}")
+    made_in, verdict, number, page = (re.sub(r"\s+", " ", fields.get(field, "")) for field in FIELDS)
+    if not re.fullmatch(r"holds|fails|holds if .+", verdict):
+        raise ValueError(f"{path.name}: the verdict is 'holds', 'holds if ...' or 'fails', not {verdict!r}")
+    code = "\n".join(text.splitlines()[tree.body[0].end_lineno :]).strip()
+    return Claim(path.stem, first, made_in, verdict, number, page, code)
+
+
+def read_all(folder: Path) -> list[Claim]:
+    """Return the claims of a folder in the order of their names."""
+    return [read(path) for path in sorted(folder.glob("*.py"))]
+
+
+def _row(claim: Claim) -> str:
+    page = f"[page](/gallery/{claim.page})" if claim.page else ""
+    links = ", ".join(filter(None, (f"[script](#{claim.name.replace('_', '-')})", page)))
+    cells = (claim.claim, claim.made_in, claim.verdict, claim.number, links)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def table(claims: list[Claim]) -> str:
+    """Return the table of the claims, with a count of the verdicts above it."""
+    fail, all_hold, condition = (sum(claim.verdict.startswith(kind) for claim in claims) for kind in KINDS)
+    said = f"{fail} fail, {condition} hold under a condition, and {all_hold - condition} hold."
+    lines = [f"Of {len(claims)} claims {said}", "", "| claim | made in | verdict | number | see |"]
+    return "\n".join([*lines, "|---|---|---|---|---|", *map(_row, claims)])
+
+
+def scripts(claims: list[Claim]) -> str:
+    """Return every script below a heading and its claim."""
+    return "\n".join(
+        f"### {claim.name.replace('_', ' ')}\n\n{claim.claim}\n\n```python\n{claim.code}\n```\n" for claim in claims
+    )
+
+
+def connect(app: Any, folder: Path) -> None:
+    """Let a build write the claims of a folder where a page has the marks."""
+
+    def write(app: Any, docname: str, source: list[str]) -> None:
+        if all(mark in source[0] for mark in MARKS):
+            claims = read_all(folder)
+            for mark, text in zip(MARKS, (table(claims), scripts(claims)), strict=True):
+                source[0] = source[0].replace(mark, text)
+
+    app.connect("source-read", write)

@@ -1,0 +1,22 @@
+"""Normalising the posterior at its maximum ranks tree topologies better than 6 of 19 ways to the marginal likelihood.
+
+Made in: readings of {cite:t}`fourment2020`
+Verdict: fails
+Number: in our recorded run it ranks better than 4 ways of our table (divergence from a long run 0.0982), nested
+    sampling among them
+Page: evidence/nineteen_ways_on_primates
+"""
+
+import re
+from pathlib import Path
+
+import bayeskit
+
+# The table of our own run, in which nested sampling has 64 live points, too few for 51 branches.
+text = (Path(bayeskit.__file__).parents[1] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+table = text.partition("## Nineteen dubious ways, again")[2]
+divergence = {name: float(value) for name, value in re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", table, re.MULTILINE)}
+maximum = divergence["maximum_posterior"]
+beaten = {name for name, value in divergence.items() if value > maximum}
+found = len(beaten), maximum
+assert beaten == {"lognormal_laplus", "harmonic_mean", "nested_sampling", "naive_monte_carlo"}
