@@ -7,15 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pyro.distributions as dist
 import torch
+from pyro.distributions.torch_distribution import MaskedDistribution
 from torch import Tensor
 from torch.distributions import Distribution, kl_divergence
 
-from bayeskit.core.inputs import as_numbers, real_number, whole_number
+from bayeskit.core.inputs import as_numbers, real_number, warn_user, whole_number
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.core.statistics import mean_error
 from bayeskit.draws import Draws
-from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
+from bayeskit.errors import AccuracyWarning, DataError, ModelError, SettingsError, ShapeError
+from bayeskit.inference.evidence.constants import check_constants
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.generalized.losses.loss import Loss, PointwiseLoss, as_data, num_data, unvalidated
 
@@ -28,8 +31,12 @@ __all__ = [
 ]
 
 _HALVINGS = 60
+#: What a divergence may lie below zero by rounding, in nats.
+_ROUNDING = 1e-3
 #: Share of the probability of failure that is spent on the Monte Carlo error of the posterior's mean loss.
 _SHARE_OF_DRAWS = 0.2
+#: Standard errors at which a number differs from zero.
+_FAR = 5.0
 
 
 def invert_binary_divergence(risk: float, budget: float) -> float:
@@ -123,7 +130,8 @@ class Certificate:
     @property
     def is_vacuous(self) -> bool:
         """Whether the bound says no more than the range of the loss."""
-        return self.bound >= self.between[1] * (1 - 1e-12)
+        low, high = self.between
+        return self.bound >= high - 1e-12 * (high - low)
 
     @property
     def trusted(self) -> bool:
@@ -309,10 +317,11 @@ def certify(
             raise SettingsError(
                 f"the loss {type(loss).__name__} is not bounded, so no certificate holds for it: one datum may cost "
                 "more than any limit; take a bounded loss, such as errors counted by a function, or a loss cut off by "
-                "clamp, with between=(smallest, largest)"
+                "clamp, with between=(smallest, largest); FunctionLoss(..., bounded=True) states that it is bounded"
             )
     low, high = _range(between)
     num_draws, given = whole_number("num_draws", num_draws, 1), as_data(data)
+    _refuse_densities(posterior, prior)
     try:
         divergence = float(torch.as_tensor(kl_divergence(posterior, prior)).sum())
     except (NotImplementedError, TypeError, AttributeError) as error:
@@ -320,12 +329,13 @@ def certify(
             f"torch knows no divergence of {type(posterior).__name__} from {type(prior).__name__}; give two "
             "distributions of one family, or compute the divergence and call pac_bayes_certificate"
         ) from error
+    divergence = divergence if divergence < -_ROUNDING else max(divergence, 0.0)
     generator = new_generator(seed, stream="certificate")
     call = loss.pointwise if isinstance(loss, PointwiseLoss) else loss
     rows = []
     with global_stream(generator), unvalidated(), torch.no_grad():
         for _ in range(num_draws):
-            each = call(posterior.sample(), given)
+            each = as_numbers("the loss", call(posterior.sample(), given))
             if tuple(each.shape) != (num_data(given),):
                 raise ShapeError(f"the loss returns {tuple(each.shape)} for {num_data(given)} data instead of (n,)")
             _check_range(each.unsqueeze(0), low, high)
@@ -333,12 +343,31 @@ def certify(
     return pac_bayes_certificate(torch.stack(rows), divergence, between=(low, high), level=level)
 
 
+def _refuse_densities(posterior: Distribution, prior: Distribution) -> None:
+    """Refuse distributions for which Pyro registers something else than a divergence."""
+    for name, distribution in (("posterior", posterior), ("prior", prior)):
+        inside: Any = distribution
+        while inside is not None:
+            if isinstance(inside, dist.Delta):
+                raise SettingsError(
+                    f"the {name} is a point (Delta), which is infinitely far from any distribution with a density; "
+                    "give it a spread, such as a normal distribution around the point"
+                )
+            if isinstance(inside, (dist.ImproperUniform, MaskedDistribution)):
+                raise SettingsError(
+                    f"the {name} has a part {type(inside).__name__}, which is no normalised distribution, so there is "
+                    "no divergence; give a proper distribution without a mask"
+                )
+            inside = getattr(inside, "base_dist", None)
+
+
 def divergence_from_prior(draws: Draws, evidence: Evidence) -> tuple[float, float]:
     r"""Return the divergence of a posterior from its prior, and its standard error, in nats.
 
     It is :math:`\mathrm{KL}(\pi(\cdot \mid x) \| \pi) = E[\log p(x \mid \theta)] - \log p(x)`, also for a
     :class:`GibbsPosterior`, whose log likelihood is minus the weighted loss. With an evidence the posterior of any
-    sampler gets a certificate, which is as good as draws and evidence are: add a few standard errors.
+    sampler gets a certificate, which is as good as draws and evidence are: add a few standard errors. The prior has to
+    be normalised. A certificate from losses at draws of a chain takes them for independent, which they are not.
 
     Parameters
     ----------
@@ -350,9 +379,15 @@ def divergence_from_prior(draws: Draws, evidence: Evidence) -> tuple[float, floa
     Raises
     ------
     SettingsError
-        If a chain is tempered.
+        If a chain is tempered, or the target has no prior of its own or one whose integral is not one.
     DataError
-        If the log likelihoods are not known, as after stochastic gradients.
+        If the log likelihoods are not known, as after stochastic gradients, or the evidence is that of another target,
+        so that the divergence is negative.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the evidence is not trusted.
 
     Examples
     --------
@@ -369,9 +404,26 @@ def divergence_from_prior(draws: Draws, evidence: Evidence) -> tuple[float, floa
         raise SettingsError("a chain is tempered; give draws at inverse temperature one")
     if not bool(draws.log_likelihood.isfinite().all()):
         raise DataError("the log likelihoods of the draws are not known or not finite; draw with all data")
-    error = float(mean_error(draws.log_likelihood))
+    if draws.target is not None:
+        if not draws.target.is_split:
+            raise SettingsError(
+                "the target is one density without a prior of its own; make it from prior and likelihood"
+            )
+        report = check_constants(draws.target)
+        distance = abs(report.log_prior_integral)
+        if report.improper or distance > _FAR * report.standard_error + _ROUNDING:
+            raise SettingsError(
+                f"the log integral of the prior is {report.log_prior_integral:.3g} instead of zero, and a divergence "
+                "needs a normalised prior; add the constant to its log density"
+            )
+    error = math.hypot(float(mean_error(draws.log_likelihood)), evidence.standard_error)
     value = float(draws.log_likelihood.mean()) - evidence.log_evidence
-    return value, math.hypot(error, evidence.standard_error)
+    if not value > -_FAR * error - _ROUNDING:
+        raise DataError(f"the divergence is {value:.4g}, below zero: evidence and draws belong to different targets")
+    if not evidence.trusted:
+        problems = "; ".join(evidence.warnings) or "it is not finite"
+        warn_user(f"the evidence is not trusted, nor is the divergence: {problems}", AccuracyWarning)
+    return value, error
 
 
 def _range(between: tuple[float, float]) -> tuple[float, float]:

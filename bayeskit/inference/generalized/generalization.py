@@ -248,11 +248,14 @@ class PathInformation:
     @property
     def promise(self) -> str:
         """What the number says, and what it does not, in words."""
+        given = (
+            " that start where they were told to, a place that must not depend on the data," if self.start == 0 else ""
+        )
         return (
-            "The mean loss of new data exceeds that of the own data by at most the bound, in expectation over data "
-            f"sets, draws and minibatches. The size of the gradients comes from one data set and {self.num_chains} "
-            "chains, so the bound is an estimate and no certificate. It grows with every step, however little the "
-            "last draw knows of the data, and is soon larger than the range of the loss."
+            f"For chains{given} the mean loss of new data exceeds that of the own data by at most the bound, in "
+            "expectation over data sets, draws and minibatches. The size of the gradients comes from one data set and "
+            f"{self.num_chains} chains, so the bound is an estimate and no certificate. It grows with every step, "
+            "however little the last draw knows of the data, and is soon larger than the range of the loss."
         )
 
     def __repr__(self) -> str:
@@ -285,7 +288,7 @@ def path_information(draws: Draws, *, between: tuple[float, float] = (0.0, 1.0))
     DrawsError
         If the run has another kernel, steps that are not recorded, or chains that diverged.
     SettingsError
-        If the range is not finite.
+        If the range is not finite, or the chains start at the anchor of control variates.
 
     References
     ----------
@@ -321,8 +324,9 @@ def path_information(draws: Draws, *, between: tuple[float, float] = (0.0, 1.0))
         raise DrawsError("a chain diverged and kept its position; lower the step size")
     temperature = draws.sample_stats["temperature"]
     by_step = draws.unconstrained.shape[-1] / 2 * temperature.mean(0).log()
-    start = settings["start_information"]
-    size: int = draws.target.num_data  # type: ignore[union-attr]
+    if settings["starts_at_anchor"]:
+        raise SettingsError("chains start at the target's anchor, a point made from the data; leave initial= out")
+    start, size = settings["start_information"], int(settings["num_data"])
     information = start + float(by_step.sum())
     if not math.isfinite(information):
         raise DataError("a gradient on the path is not finite; lower the step size")

@@ -248,7 +248,7 @@ class _ModuleDensity:
 
 
 def _estimate_sum(log_likelihood: Tensor, rows: Tensor, num_data: int, weights: Tensor | None) -> Tensor:
-    """RowEstimate the sum over all rows from the values of ``rows``."""
+    """Estimate the sum over all rows from the values of ``rows``."""
     if log_likelihood.shape != rows.shape:
         raise ModelError(
             f"log_likelihood returns shape {tuple(log_likelihood.shape)} for {len(rows)} rows instead of "
@@ -642,6 +642,8 @@ class MinibatchTarget:
         if isinstance(control, Tensor):
             if control.shape != (self.dim,):
                 raise ShapeError(f"control must be a point of shape ({self.dim},), not {tuple(control.shape)}")
+            if not bool(control.isfinite().all()):
+                raise DataError("control is a point with numbers that are not finite")
             self.anchor = control.to(self.device, self.dtype)
         probabilities = None
         if weights is not None or (self.control == "mode" and self.anchor is None):
@@ -856,7 +858,7 @@ class MinibatchTarget:
     # -- estimates --------------------------------------------------------------------------
 
     def estimate(self, u: Tensor, rows: Tensor, anchor: Tensor | None = None) -> Evaluation:
-        """RowEstimate log density and gradient from a minibatch.
+        """Estimate log density and gradient from a minibatch.
 
         Parameters
         ----------
@@ -911,7 +913,7 @@ class MinibatchTarget:
     def gradient_variance(
         self, u: Tensor, num_batches: int = 100, anchor: Tensor | None = None, *, seed: int = 0
     ) -> Tensor:
-        """RowEstimate the variance of the gradient estimate over minibatches.
+        """Estimate the variance of the gradient estimate over minibatches.
 
         Parameters
         ----------
@@ -1053,9 +1055,7 @@ class MinibatchTarget:
         on_rows = _OnRows(density, estimate, rows.to(self.device))
         # An improper prior reports itself.
         sample_prior = density.sample_prior if density.can_sample_prior or on_rows.improper_sites else None
-        target = Target(on_rows, batched=False, sample_prior=sample_prior, compile=self.compile)
-        target.loops = self._loops
-        return target
+        return Target(on_rows, batched=False, sample_prior=sample_prior, compile=self.compile, loops=self._loops)
 
     def full_target(self) -> Target:
         """Return the exact posterior, with the likelihood of all rows.

@@ -804,6 +804,13 @@ class StochasticGradientRun:
         return f"{text}, divergences: {divergences}" if divergences else text
 
 
+def _is_at(points: Tensor | None, anchor: Tensor | None) -> bool:
+    """Tell whether one of the points ``(..., d)`` is the anchor ``(d,)``."""
+    if points is None or anchor is None or points.shape[-1:] != anchor.shape:
+        return False
+    return bool((points.to(anchor) == anchor).all(-1).any())
+
+
 def _describe(settings: Any) -> str:
     """Return a text that is equal for equal settings, with tensors as digests."""
     if isinstance(settings, Tensor):
@@ -834,6 +841,8 @@ def _as_draws(run: StochasticGradientRun, outcome: Outcome) -> Draws:
         "thinning": run.thinning,
         "seed": run.seed,
         "batch_size": target.batch_size,
+        "num_data": target.num_data,
+        "starts_at_anchor": _is_at(run.initial, target.anchor),
         # Choosing one of several prior draws by the data tells at most the logarithm of their number.
         "start_information": math.log(CANDIDATES) if run.initial is None else 0.0,
         "ending": outcome.ending,

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import binom, norm
 
 import bayeskit as bk
-from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
+from bayeskit.errors import AccuracyWarning, DataError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized import (
     GibbsPosterior,
     certify,
@@ -164,3 +164,55 @@ def test_bad_distributions_and_losses_are_refused():
         certify(dist.StudentT(3.0), prior, thresholds, x)
     with pytest.raises(ShapeError, match=r"returns \(\) for 5 data"):
         certify(prior, prior, lambda m, x: (x - m).sigmoid().mean(), x)
+
+
+@pytest.mark.parametrize(
+    ("posterior", "prior", "text"),
+    [
+        (dist.Delta(torch.zeros(2)), dist.Normal(torch.zeros(2), 1.0), "a point .Delta.*give it a spread"),
+        (dist.Delta(torch.zeros(2), event_dim=1), dist.Normal(torch.zeros(2), 1.0).to_event(1), "a point .Delta"),
+        (dist.Normal(0.0, 1.0).mask(False), dist.Normal(0.0, 1.0).mask(False), "MaskedDistribution"),
+        (
+            dist.Normal(0.0, 1.0),
+            dist.ImproperUniform(torch.distributions.constraints.real, (), ()),
+            "the prior has a part ImproperUniform",
+        ),
+    ],
+)
+def test_densities_in_place_of_divergences_are_refused(posterior, prior, text):
+    with pytest.raises(SettingsError, match=text):
+        certify(posterior, prior, lambda w, x: (x > 0).double(), torch.randn(5), num_draws=2)
+
+
+def test_a_bound_at_the_end_of_a_negative_range_says_nothing():
+    assert pac_bayes_certificate(-1.5, 1e5, 100, between=(-2.0, -1.0)).is_vacuous
+    assert not pac_bayes_certificate(-1.9, 0.1, 1000, between=(-2.0, -1.0)).is_vacuous
+
+
+def test_divergences_without_a_normalised_prior_or_of_another_target_are_refused():
+    y = torch.linspace(-1, 2, 50, dtype=torch.float64)
+
+    def log_likelihood(u):
+        return -0.5 * (y - u).square().sum(-1)
+
+    def normal(u):
+        return torch.distributions.Normal(torch.zeros((), dtype=u.dtype), 1.0).log_prob(u).sum(-1)
+
+    target = bk.Target.from_functions(normal, log_likelihood, 1)
+    draws = bk.sample(target, num_samples=300, seed=0, progress=False)
+    z = bk.evidence.bridge_sampling(target, draws)
+    value, error = divergence_from_prior(draws, z)
+    exactly = 0.5 * (1 / 51 + (25 / 51) ** 2 - 1 + math.log(51))
+    assert abs(value - exactly) < 5 * error
+    with pytest.raises(DataError, match="different targets"):
+        divergence_from_prior(draws, replace(z, log_evidence=0.0))
+    with pytest.raises(DataError, match="different targets"):
+        divergence_from_prior(draws, replace(z, log_evidence=math.nan))
+    with pytest.warns(AccuracyWarning, match="not trusted.*bad"):
+        divergence_from_prior(draws, replace(z, warnings=("bad",)))
+    without = bk.Target.from_functions(lambda u: -0.5 * u.square().sum(-1), log_likelihood, 1)
+    with pytest.raises(SettingsError, match="normalised prior"):
+        divergence_from_prior(replace(draws, target=without), z)
+    whole = bk.Target.from_log_density(lambda u: normal(u) + log_likelihood(u), 1, inputs="torch")
+    with pytest.raises(SettingsError, match="without a prior of its own"):
+        divergence_from_prior(replace(draws, target=whole), z)

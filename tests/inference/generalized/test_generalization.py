@@ -10,6 +10,7 @@ import torch
 from scipy.special import digamma
 from scipy.stats import binom
 
+import bayeskit as bk
 from bayeskit.errors import DrawsError, SettingsError, ShapeError
 from bayeskit.inference.generalized import (
     Flat,
@@ -147,3 +148,18 @@ def test_paths_that_say_nothing_are_refused():
         path_information(run(y, 3), between=(0.0, math.inf))
     small, large = (path_information(run(y, 20, batch_size=b)).information for b in (2, 20))
     assert small > large  # the noise of minibatches counts as drift
+
+
+def test_a_path_from_a_point_made_of_the_data_is_refused(tmp_path):
+    y = torch.linspace(-1, 2, 50, dtype=torch.float64)
+    target = MinibatchTarget.from_functions(
+        lambda u: -0.5 * u.square().sum(), lambda u, r: -0.5 * (y[r] - u).square(), 1, 50, batch_size=5, control="mode"
+    )
+    settings = {"num_chains": 4, "num_warmup": 0, "num_samples": 5, "progress": False}
+    with pytest.raises(SettingsError, match="start at the target's anchor"):
+        path_information(sample_stochastic_gradient(target, SGLD(1e-3), initial=target.anchor, **settings))
+    start = torch.zeros(1, dtype=torch.float64)
+    draws = sample_stochastic_gradient(target, SGLD(1e-3), initial=start, **settings)
+    draws.save(tmp_path / "draws.nc")
+    assert path_information(bk.Draws.load(tmp_path / "draws.nc")).information == path_information(draws).information
+    assert "must not depend on the data" in path_information(draws).promise

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.datasets import load_diabetes
 
-from bayeskit.errors import ModelError, SettingsError, ShapeError, UnsupportedSiteError
+from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, UnsupportedSiteError
 from bayeskit.inference.samplers import (
     SGHMC,
     SGLD,
@@ -308,3 +308,32 @@ def test_what_cannot_be_controlled_is_refused():
     target = MinibatchTarget.from_pyro(mixture, Y, batch_size=2, control="mode", row_order=IndependentRows())
     value, gradient = enumerated(target, u)
     torch.testing.assert_close(gradient, target.full_target().value_and_grad(u)[1], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.filterwarnings("ignore::bayeskit.errors.SlowModelWarning")
+@pytest.mark.parametrize("options", [{"control": "mode"}, {"control": "svrg"}, {"weights": "optimal"}])
+def test_densities_that_branch_on_values_have_control(options):
+    y = torch.linspace(-1, 2, 6, dtype=torch.float64)
+
+    def branching(u, rows):
+        return -0.5 * (y[rows] - u).square() if u[0] > 0 else -0.6 * (y[rows] - u).square()
+
+    def log_prior(u):
+        return -0.5 * u.square().sum()
+
+    target = MinibatchTarget.from_functions(log_prior, branching, 1, 6, batch_size=6, **options)
+    u = torch.tensor([[0.4]], dtype=torch.float64)
+    found = target.full_target().value_and_grad(u)[0]
+    assert torch.allclose(found, log_prior(u) + branching(u[0], torch.arange(6)).sum())
+
+
+def test_an_anchor_that_is_not_finite_is_refused():
+    with pytest.raises(DataError, match="not finite"):
+        MinibatchTarget.from_functions(
+            lambda u: -0.5 * u.square().sum(),
+            lambda u, r: -0.5 * u.square().expand(len(r)),
+            1,
+            6,
+            batch_size=2,
+            control=torch.tensor([math.nan]),
+        )
