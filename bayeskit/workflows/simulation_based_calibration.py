@@ -425,24 +425,26 @@ class _Workspace:
 
         Return the unconstrained vector ``(d,)``, the target given the data, and how many data were not finite.
         """
+        simulate = self._study.simulate
         for tries in range(_MOST_SIMULATIONS):
-            if self._study.simulate is None:
+            if simulate is None:
                 latent, observed = self._replicas.simulate(generator)
                 if _are_finite(observed.values()):
                     return self.target.unconstrain(latent), self._replicas.given_observed(observed), tries
             else:
-                truth, args = self._simulated(generator)
-                if _are_finite(args):
-                    return truth, self._replicas.given_args(args), tries
+                truth, args = self._simulated(simulate, generator)
+                # Arguments may hold infinite bounds, and NaN where data are masked, so that the density decides.
+                target = self._replicas.given_args(args)
+                if _are_finite(args) or bool(target.log_density(truth).isfinite()):
+                    return truth, target, tries
         raise DataError(
             f"data were not finite in {_MOST_SIMULATIONS} simulations in turn, as where a differential equation has no "
             "solution or a scale overflows; make the prior narrower, or see what the model returns at draws from it"
         )
 
-    def _simulated(self, generator: torch.Generator) -> tuple[Tensor, tuple[Any, ...]]:
-        assert self._study.simulate is not None
+    def _simulated(self, simulate: Callable[..., Any], generator: torch.Generator) -> tuple[Tensor, tuple[Any, ...]]:
         truth = self.target.sample_prior(1, seed=generator)[0]
-        args = self._study.simulate(self.target.constrain(truth), generator)
+        args = simulate(self.target.constrain(truth), generator)
         if not isinstance(args, (tuple, list)):
             raise SettingsError(
                 f"simulate returned {type(args).__name__} and must return the arguments of the model as a tuple, such "

@@ -390,6 +390,18 @@ def test_data_that_are_never_finite_are_refused(monkeypatch):
         sbc(factor_model, Conjugate(), args=(Y,), simulate=simulate, num_replicates=20, progress=False)
 
 
+def test_simulated_arguments_may_hold_infinite_bounds():
+    def model(y, upper):
+        factor_model(torch.minimum(y, upper))
+
+    def simulate(values, generator):
+        return *simulate_normal(values, generator), torch.tensor(math.inf, dtype=torch.float64)
+
+    args = Y, torch.tensor(math.inf, dtype=torch.float64)
+    result = sbc(model, Conjugate(), args=args, simulate=simulate, num_replicates=20, progress=False)
+    assert result.num_replicates == 20 and not result.num_not_finite.any()
+
+
 def test_a_simulation_without_arguments_is_refused():
     with pytest.raises(SettingsError, match="simulate returned NoneType and must return the arguments"):
         sbc(factor_model, Conjugate(), args=(Y,), simulate=lambda *_: None, num_replicates=20, progress=False)
