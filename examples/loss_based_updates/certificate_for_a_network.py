@@ -1,6 +1,6 @@
 r"""
-A certificate for a network
-===========================
+PAC-Bayes certificate of a neural network: a bound on its error on new images
+=============================================================================
 
 **What you will learn:** how a posterior over the weights of a network gets an upper limit of its error on new images
 that holds with 95 % probability, what that limit costs, and how to obtain one that is worthless.

@@ -1,6 +1,6 @@
 r"""
-One wrong datum: which losses let it decide, and where a robust one has no posterior
-====================================================================================
+Robust generalised Bayes: beta-divergence and Stein discrepancy with an outlier
+===============================================================================
 
 **What you will learn:** how an outlier moves the posterior of a location under four losses, and how a robust posterior
 can fail to exist without a sign of it.
@@ -222,5 +222,19 @@ axes.set(xscale="log", yscale="log", xlabel="gain of the odd patient (hours)", y
 axes.legend(frameon=False)
 
 # %%
+# Try it on yours
+# ---------------
+# Replace ``x``, the model ``unit_normal`` and, for the Stein discrepancy, its score. Ask whether there is a posterior
+# before you sample it.
+#
+# .. code-block:: python
+#
+#    posterior = GibbsPosterior(prior, losses.BetaDivergence(0.5, unit_normal), x)
+#    print(propriety_check(posterior).proper, float(minimize(posterior).position))
+#
+# Look at ``worst`` of the check, the direction in which the density does not fall off, and move one datum far away to
+# see whether the mean follows. With an unknown scale take a prior that vanishes at zero. Where outliers are part of
+# what is to be predicted, model them, with heavy tails, in place of a robust loss.
+#
 # Where to go next: :doc:`newcombs_median` for losses that are not bounded and resist outliers all the same,
 # :doc:`/gallery/evidence/robust_regression` for covariates.

@@ -1,6 +1,6 @@
 r"""
-Rearrests of released prisoners: a Cox model without a model of the hazard
-==========================================================================
+Bayesian Cox regression by the partial likelihood: rearrests of released prisoners
+==================================================================================
 
 **What you will learn:** how to be Bayesian about a partial likelihood, which is a loss and no likelihood, and why its
 weight may stay one.
@@ -22,8 +22,9 @@ from matplotlib.figure import Figure
 from scipy.integrate import quad
 
 import bayeskit as bk
+from bayeskit.errors import ImproperPosteriorError
 from bayeskit.gallery import is_small
-from bayeskit.inference.generalized import GibbsPosterior, information_matrices, losses, minimize
+from bayeskit.inference.generalized import Flat, GibbsPosterior, information_matrices, losses, minimize
 from bayeskit.report import posterior_summary
 
 # %%
@@ -161,5 +162,35 @@ axes.set_xticklabels(["0.25", "0.5", "1", "2", "4"])
 axes.minorticks_off()
 
 # %%
+# A failure on purpose
+# --------------------
+# With few events a covariate may order them perfectly: here, whoever has the larger value is arrested first. The
+# partial likelihood then rises for ever with the effect. Other programs stop at some large number with a huge standard
+# error; under a flat prior there is no posterior, and the library says so. Under a proper prior there is one, but its
+# scale is that of the prior.
+
+ordered = (men, torch.tensor([3.0, 2.0, 4.0, 1.0], dtype=torch.float64), ones)
+try:
+    minimize(GibbsPosterior(Flat((1,)), loss, ordered))
+except ImproperPosteriorError as refusal:
+    print(f"refused: {refusal}")
+else:
+    raise AssertionError("a posterior was made up")
+
+# %%
+# Try it on yours
+# ---------------
+# Replace the table: covariates, times, and one for an event or zero for a censored row. Centre the covariates.
+#
+# .. code-block:: python
+#
+#    data = (x - x.mean(0), time, event)
+#    posterior = GibbsPosterior(prior, losses.CoxPartialLikelihood(), data)
+#    found = information_matrices(posterior)
+#    print(torch.linalg.eigvals(torch.linalg.solve(found.sandwich, found.posterior_covariance)).real)
+#
+# Look at these ratios: near one, the weight of one is right; far from one, hazards are not proportional or rows belong
+# together, and the weight has to be chosen. If absolute risks are wanted, and not their ratios, model the hazard.
+#
 # Where to go next: :doc:`safe_bayes_against_coverage` for losses whose weight must not stay one,
 # :doc:`newcombs_median` for how it is chosen.

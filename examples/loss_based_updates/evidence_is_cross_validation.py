@@ -1,6 +1,6 @@
 r"""
-The evidence is cross-validation
-================================
+The marginal likelihood is cross-validation: leave-p-out scores summed over all p
+=================================================================================
 
 **What you will learn:** that the log evidence is the sum of leave-p-out cross-validation scores over all p, what the
 prior has to do with it, and how to compare models by either.
@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import bayeskit as bk
+from bayeskit.errors import SettingsError
 from bayeskit.exact import radiata_pine
 from bayeskit.gallery import is_small
 from bayeskit.inference.generalized import cross_validation_evidence, enumerated_cross_validation, prequential_score
@@ -148,5 +149,32 @@ curves["adjusted density"].plot(bottom, against=curves["density"])
 bottom.set_title("log Bayes factor for the adjusted density, four orders of the planks")
 
 # %%
+# A failure on purpose
+# --------------------
+# The identity is one of all sets that can be held out, and their number doubles with each datum. For four flips they
+# are listed, for 42 planks they cannot be. This is refused; particles in some orders, as above, estimate the sum.
+
+try:
+    enumerated_cross_validation(coin_evidence, 42)
+except SettingsError as refusal:
+    print(f"refused: {refusal}")
+else:
+    raise AssertionError("four billion sets were listed")
+
+# %%
+# Try it on yours
+# ---------------
+# Replace ``target``: a Pyro model with one likelihood site in a plate, so that rows can be left out.
+#
+# .. code-block:: python
+#
+#    curve = prequential_score(target, 4, num_particles=64, num_replicates=2, seed=1)
+#    score = cross_validation_evidence(target, draws, p=[1, 2], held_out=16, seed=3)
+#    print(curve.log_evidence, curve.trusted, score.cumulative, float(score.pareto_k.max()))
+#
+# Look at the Pareto shapes and at where two models' curves part: early, the priors differ; late, the predictions do.
+# Report the evidence if the prior means something, and scores of a few left out if it does not. Rows that depend on
+# each other, as in a series, have to be left out in blocks, by ``groups``.
+#
 # Where to go next: :doc:`/gallery/evidence/chib_radiata_pine` finds this evidence by Gibbs sampling,
 # :doc:`safe_bayes_against_coverage` chooses a learning rate by predicting data one by one.

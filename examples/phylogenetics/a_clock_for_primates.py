@@ -1,6 +1,6 @@
 r"""
-A clock for primates: does DNA change at the same rate in all of them?
-======================================================================
+Molecular clock dating of primates: strict, relaxed and no clock by their evidence
+==================================================================================
 
 **What you will learn:** how to date the nodes of a tree whose root has a known age, and how the evidence tells a strict
 clock, a relaxed clock and no clock at all apart.
@@ -128,5 +128,34 @@ figure = Figure(figsize=(7, 4), layout="constrained")
 plot_time_tree(models["relaxed clock"].dated, ages, figure.subplots()).set_xlabel("million years ago")
 
 # %%
+# A failure on purpose
+# --------------------
+# Sequences have no dates. If all heights are ten times as large and the rate is a tenth, the likelihood is the same to
+# rounding: only the prior of an age or of the rate says what a million years is. Without one, heights are in
+# substitutions per site.
+
+heights, text = torch.tensor([0.03, 0.05], dtype=torch.float64), "((Homo_sapiens,Pan),Gorilla);"
+likelihoods = []
+for rate in (1.0, 0.1):
+    model = TimeTreeModel(apes, text, clock=StrictClock(rate), tree_prior=YuleTree(10.0 * rate))
+    likelihoods.append(float(model.log_likelihood(heights / rate)))
+    print(f"rate {rate}, root at {float(heights[-1]) / rate:.2f}: log likelihood {likelihoods[-1]:.9f}")
+assert abs(likelihoods[0] - likelihoods[1]) < 1e-7
+
+# %%
+# Try it on yours
+# ---------------
+# Replace the alignment and the topology, and give the root, or dated tips, an age.
+#
+# .. code-block:: python
+#
+#    model = TimeTreeModel(alignment, rooted, tree_prior=prior, clock=UncorrelatedLogNormalClock())
+#    draws = bk.sample(bk.Target.from_pyro(model), num_chains=8, num_samples=300, target_acceptance=0.95, seed=0)
+#    print(draws.summary()["r_hat"].max())
+#
+# ``Alignment.from_file`` reads sequences, ``dates`` are those of the tips. Look at R-hat of the heights, and repeat the
+# run with another prior of the age: what moves in proportion came from the prior. If the evidence prefers no clock at
+# all, do not date.
+#
 # Where to go next: :doc:`human_chimp_gorilla` asks which of the apes are neighbours, and shows what a better model of
 # substitution does to the answer.

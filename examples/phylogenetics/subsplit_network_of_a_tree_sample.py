@@ -1,6 +1,6 @@
 r"""
-A distribution over trees from a sample of trees: subsplit Bayesian networks
-============================================================================
+Subsplit Bayesian networks: tree probabilities from a posterior sample of trees
+===============================================================================
 
 **What you will learn:** how a subsplit Bayesian network turns a few hundred sampled trees into a distribution that
 gives probabilities to trees which were never sampled, and why the fit of the highest likelihood is not the nearest to
@@ -15,6 +15,7 @@ three arrangements, a third each, and there are 315 trees of eight mammals.
 """
 
 import re
+import warnings
 from ast import literal_eval
 from collections import Counter
 from importlib.util import find_spec
@@ -23,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from bayeskit.errors import AccuracyWarning
 from bayeskit.gallery import is_small
 from bayeskit.models.phylogenetics import (
     HKY85,
@@ -197,5 +199,32 @@ right.set(xlabel="posterior probability", ylabel="simple average of 200 trees")
 right.legend(frameon=False)
 
 # %%
+# A failure on purpose
+# --------------------
+# The frequencies of a sample are no distribution to compute with: a tree that was not drawn has probability zero, and
+# the divergence from the posterior is infinite, which a warning explains. The fit of the highest likelihood, by em,
+# gives such trees less than the simple average does, although it is the better fit to the sample.
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always", AccuracyWarning)
+    infinite = fits["frequencies"](sample).kl_from(posterior)
+print(f"divergence of counting: {infinite}. {caught[0].message}")
+by_em = fits["network, em"](sample).log_prob(trees).exp().numpy()
+assert np.isinf(infinite) and by_em[never].sum() < average[never].sum()
+
+# %%
+# Try it on yours
+# ---------------
+# Replace ``sample`` by trees of your own program: a file with one tree a line, its burn-in left out.
+#
+# .. code-block:: python
+#
+#    network = SubsplitBayesianNetwork.fit(sample, "simple_average")
+#    print(network.log_prob(trees[:3]).exp(), network.entropy())
+#
+# ``TreeSample.from_file`` reads such files. Look at how much probability the sampled trees have in all: if it is near
+# one the network adds little, and if it is small the sample was too short. Use a network for trees that were not drawn
+# and to propose new ones; for the splits of a well sampled posterior, frequencies are enough.
+#
 # Where to go next: :doc:`variational_phylogenetics_of_mammals` fits such a network to a posterior without a sample;
 # :doc:`four_apes_that_tie` has a posterior of three trees that agree about nothing.

@@ -1,6 +1,6 @@
 r"""
-Eight mammals without a Markov chain: variational phylogenetics
-===============================================================
+Variational Bayesian phylogenetic inference (VBPI) without a Markov chain: mammals
+==================================================================================
 
 **What you will learn:** how a subsplit Bayesian network and log-normal branch lengths are fitted to the posterior of
 trees by its lower bound, how importance weights turn the fit into an evidence with an error, and that integrals over
@@ -194,5 +194,31 @@ left.set(xlabel="step", ylabel="bound less log evidence (nats)", ylim=(-30, 3))
 plot_tree(greedy_consensus(sample), right)
 
 # %%
+# A failure on purpose
+# --------------------
+# Three steps of training. The fit is a distribution like any other, its lower bound is a bound, and its draws look like
+# trees. The weights of importance sampling tell: a few of them have nearly all the weight.
+
+hasty = variational_inference(toy, three, num_steps=3, progress=False)
+untrained = hasty.log_evidence(2000)
+print(f"log evidence after three steps {untrained.log_evidence:.3f} +- {untrained.standard_error:.3f}, not trusted:")
+print(untrained.warnings[0])
+assert not untrained.trusted
+
+# %%
+# Try it on yours
+# ---------------
+# Replace the alignment, and give a support: all trees of few groups, as here, or trees that a search has found.
+#
+# .. code-block:: python
+#
+#    posterior = variational_inference(alignment, support, substitution=substitution, num_steps=200)
+#    z = posterior.log_evidence(1000)
+#    print(z, z.trusted, posterior.lower_bound(1, 200).value)
+#
+# Look at ``z.trusted`` and at whether the bound still rises. A tree outside of the support has probability zero,
+# whatever the data say: without a good support take :func:`~bayeskit.workflows.phylogenetics.infer_topologies`, and
+# compare.
+#
 # Where to go next: :doc:`subsplit_network_of_a_tree_sample` shows what such a network makes of sampled trees,
 # :doc:`human_chimp_gorilla` how a model of evolution leads astray.

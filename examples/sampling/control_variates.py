@@ -1,6 +1,6 @@
 r"""
-Minibatches that agree
-======================
+Control variates for stochastic-gradient MCMC: less noisy minibatches
+=====================================================================
 
 **What you will learn:** how a control variate and unequal row probabilities shrink the noise of minibatch gradients
 without touching their mean, what that buys in steps, and where it makes things worse.

@@ -1,6 +1,6 @@
 r"""
-Latent fields without sampling them: lip cancer in Scotland
-===========================================================
+Laplace marginalisation of a latent Gaussian field, as in INLA: Scottish lip cancer
+===================================================================================
 
 **What you will learn:** how a field of 56 districts is integrated out, so that four parameters are left to sample, and
 how its values are drawn afterwards.
@@ -16,6 +16,7 @@ import torch
 from matplotlib.figure import Figure
 
 import bayeskit as bk
+from bayeskit.errors import ModelError
 from bayeskit.gallery import is_small
 from bayeskit.models.latent_gaussian import DiseaseMap, scottish_lip_cancer
 
@@ -93,5 +94,31 @@ ax.plot([0, 7], [0, 7], color="0.7", zorder=0)
 ax.set(xlabel="cases over expected cases", ylabel="relative rate: mean and 90 % interval")
 
 # %%
+# A failure on purpose
+# --------------------
+# Laplace's approximation is for what is nearly normal given the rest, as the field is. The scale of the field is not,
+# and without it the field has no density of its own: to integrate the scale out and keep the field is refused.
+
+try:
+    bk.marginalize(target, ["scale"])
+except ModelError as refusal:
+    print(f"refused: {refusal}")
+else:
+    raise AssertionError("the prior of the field depends on what was integrated out")
+
+# %%
+# Try it on yours
+# ---------------
+# Name the site of your Pyro model that has many coordinates and is nearly normal given all others.
+#
+# .. code-block:: python
+#
+#    marginal = bk.marginalize(target, ["field"], correct=True)
+#    draws = bk.sample(marginal, num_chains=2, num_warmup=50, num_samples=50)
+#    whole = marginal.with_latents(draws)
+#
+# Look at the warnings of ``with_latents``: with ``correct=True`` they say when the weights are too uneven for Laplace's
+# approximation to be trusted. Then, or where the conditional has several modes, sample all sites.
+#
 # Where to go next: :func:`~bayeskit.models.latent_gaussian.random_walk` and
 # :class:`~bayeskit.models.latent_gaussian.GaussianProcessModel` for series and places.

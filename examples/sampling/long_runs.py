@@ -1,6 +1,6 @@
 r"""
-Long runs: end when it is good enough, survive an interruption, choose the kernel
-=================================================================================
+Long MCMC runs in Pyro: stopping at convergence, checkpoints, time budgets and NUTS
+===================================================================================
 
 **What you will learn:** how a run ends by convergence or by a time budget, how it goes on from its checkpoint to the
 last bit, and what the No-U-Turn sampler costs.
@@ -132,5 +132,35 @@ axes.set(xlabel=r"$\tau$ (points of the test)", ylabel="posterior density", xlim
 axes.legend(frameon=False)
 
 # %%
+# A failure on purpose
+# --------------------
+# A checkpoint of another run is a trap: with another seed, other data or an edited model, what is in the file is not
+# what the call asks for. It is refused, and the file stays as it was.
+
+with tempfile.TemporaryDirectory() as folder:
+    short = settings | {"num_samples": 20, "checkpoint": Path(folder) / "state"}
+    bk.sample(target, **short)
+    try:
+        bk.sample(target, **short | {"seed": 2})
+    except bk.errors.CheckpointError as refusal:
+        print(f"refused: {str(refusal).partition(' was ')[2]}")
+    else:
+        raise AssertionError("the checkpoint of another seed was taken")
+
+# %%
+# Try it on yours
+# ---------------
+# Add a checkpoint and a rule for stopping to the call that you have; call it again, unchanged, to go on.
+#
+# .. code-block:: python
+#
+#    rule = Convergence(r_hat=1.01, effective_draws=1000)
+#    draws = bk.sample(target, num_samples=5000, stop=rule, checkpoint="state", time_budget=60)
+#    print(draws.settings["ending"], draws.summary()["r_hat"].max())
+#
+# Look at ``ending``: "converged" and "finished" are results, after a time budget the run is a part of one. Where chains
+# disagree, more draws do not help: look for several modes first. Try ``kernel=NUTS()`` where scales vary from place to
+# place, and compare effective draws by gradient.
+#
 # Where to go next: :doc:`parallel_chains` for several processes, :doc:`parallel_tempering` where there are several
 # modes, :doc:`/gallery/evidence/eight_schools_by_every_estimator` for the evidence of this model.

@@ -1,6 +1,6 @@
 r"""
-Models without a normaliser
-===========================
+Energy-based models: normalising constants, noise contrast, exchange sampling
+=============================================================================
 
 **What you will learn:** how to estimate a normalising constant from below and from above, why noise-contrastive
 estimation of it is bridge sampling, what density of inputs a classifier implies, and how to sample the posterior of

@@ -1,6 +1,6 @@
 r"""
-One network for all sample sizes
-================================
+Amortised neural posterior estimation for every sample size: Newcomb's times
+============================================================================
 
 **What you will learn:** how one network gives the posterior for any number of observations at once, how its error is
 taken away where the model has a likelihood, and how it says that it has never seen such data.
@@ -151,4 +151,10 @@ assert found[-1] < (1.0 if is_small() else 0.5) * found[0]  # small networks hav
 # Try it on yours
 # ---------------
 # ``args`` takes your model's arguments of the largest size, or a function of the size where there are covariates.
-# :func:`bayeskit.sbc` takes the network as a sampler: ``bk.sbc(model, posterior, args=...)``.
+# Look at the errors of ``posterior.correct``, where the model has a likelihood, and at a
+# :class:`~bayeskit.errors.DataError`: it says that your data are unlike all simulations. :func:`bayeskit.sbc` takes the
+# network as a sampler, ``bk.sbc(model, posterior, args=...)``. For one data set, :func:`bayeskit.sample` is quicker.
+#
+# Where to go next: :doc:`simulator_in_a_hierarchy` learns a likelihood in place of a posterior,
+# :doc:`simulation_based_calibration` checks either, :doc:`/gallery/loss_based_updates/newcombs_median` asks these times
+# for their median.

@@ -1,6 +1,6 @@
 r"""
-Past one process: groups of chains, and several models at once
-==============================================================
+Parallel MCMC: groups of chains in several processes, and models compared in parallel
+=====================================================================================
 
 **What you will learn:** how to divide chains into groups that run in processes of their own, why the draws do not
 depend on the number of processes, and how to compare models in parallel.
@@ -103,5 +103,28 @@ print(f"log Bayes factor of the adjusted density: {factor:.3f} +- {error:.3f}, e
 assert all(z.trusted for z in found.results.values()) and abs(factor - truth) < 4.5 * error
 
 # %%
+# A failure on purpose
+# --------------------
+# ``num_groups`` is no number of processes. Who sets it to that of the cores gets other draws on another machine, for
+# each group has random numbers and a warm-up of its own. Fix it once, and vary ``num_jobs``.
+
+regrouped = bk.sample(density.target(), **settings | {"num_groups": 2})
+same = torch.equal(regrouped.unconstrained, here.unconstrained)
+print(f"two groups in place of four: {'the same' if same else 'other'} draws")
+assert not same
+
+# %%
+# Try it on yours
+# ---------------
+# Add two arguments to your call. The model has to be importable in another process, as functions of a file are.
+#
+# .. code-block:: python
+#
+#    draws = bk.sample(density.target(), num_chains=16, num_groups=4, num_jobs=2)
+#    print(draws.summary()["r_hat"].max(), draws.seconds)
+#
+# Look at R-hat over all groups, and at the seconds with one job and with several: a process takes seconds to start, so
+# that small models are faster in one. Chains of one batch are cheap: first raise ``num_chains``, then ``num_jobs``.
+#
 # Where to go next: :doc:`long_runs` for runs that are interrupted, :doc:`distributed_svi` for training in several
 # processes, :doc:`/gallery/evidence/chib_radiata_pine` for the same two models by Gibbs sampling.

@@ -1,6 +1,6 @@
 r"""
-Two modes: chains that cannot cross, and temperatures that let them
-===================================================================
+Parallel tempering (replica exchange) for a bimodal posterior, and round trips
+==============================================================================
 
 **What you will learn:** how plain chains say that they disagree, how exchange between temperatures weighs the modes,
 and how to read round trips and the communication barrier.
@@ -97,5 +97,20 @@ right.plot(tempered[0, :300], "C0.", markersize=3)
 right.set(xlabel="iteration", title="one ladder's posterior, with exchange")
 
 # %%
+# Try it on yours
+# ---------------
+# Replace ``target``; any model with a prior that can be sampled will do. Take about twice as many temperatures as the
+# barrier that a first short run reports.
+#
+# .. code-block:: python
+#
+#    ladder = sample_ladder(target, 16, num_chains=64, exchange=True, seed=1)
+#    print(ladder.exchange.barrier, float(ladder.exchange.round_trips.sum()))
+#    print(evidence.stepping_stone(target, ladder))
+#
+# Look at the round trips: with fewer than a few for each ladder, the weights of the modes are hardly known. If the
+# trips do not come however many temperatures there are, the posterior may have a phase transition, and nested sampling
+# is the better choice.
+#
 # Where to go next: :doc:`tempered_ladder` reads the evidence from a ladder, :doc:`tempered_smc` carries particles
 # instead of chains.

@@ -1,6 +1,6 @@
 r"""
-Predator and prey: a differential equation in a model
-=====================================================
+Bayesian inference for an ODE in Pyro: Lotka-Volterra with hares and lynxes
+===========================================================================
 
 **What you will learn:** how to put a differential equation into a Pyro model with ``bk.ode.solve``, how to know that
 its solver does not change the evidence, and how a careless one does.
@@ -155,3 +155,6 @@ axes.legend(frameon=False)
 # Write the right-hand side for one chain, sample what it needs, and pass it as ``params``. Where rates differ by many
 # powers of ten, so that ``solve`` warns or chains are slow, take ``method="rodas5"``. Then let
 # :func:`~bayeskit.inference.evidence.tolerance_check` look at the tolerance before you believe a Bayes factor.
+#
+# Where to go next: :doc:`/gallery/variational_autoencoders/latent_differential_equation` learns the equation of many
+# series at once, :doc:`simulator_in_a_hierarchy` is for dynamics with noise, which have no likelihood.

@@ -1,6 +1,6 @@
 r"""
-Sampled softmax is biased
-=========================
+Sampled softmax is biased: an importance-weighted bound, and SUMO's correction
+==============================================================================
 
 **What you will learn:** how far a softmax over sampled classes is from the whole one, in which direction, and how SUMO
 makes its loss and its gradient unbiased.

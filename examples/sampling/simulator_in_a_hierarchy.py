@@ -1,6 +1,6 @@
 r"""
-A simulator inside a hierarchy
-==============================
+Neural likelihood estimation: a simulator inside a hierarchical Pyro model
+==========================================================================
 
 **What you will learn:** how to learn the likelihood of a simulator, put it into a hierarchical Pyro model as any other
 distribution, see how far it is off, and what happens with data that the simulator never gave.

@@ -1,6 +1,6 @@
 r"""
-A ladder from the prior to the posterior
-========================================
+Thermodynamic integration and stepping-stone sampling of the marginal likelihood
+================================================================================
 
 **What you will learn:** how one tempered run serves several estimators of the evidence, what the integral of
 thermodynamic integration looks like, and when a ladder has rungs enough.
@@ -109,5 +109,36 @@ error = math.hypot(first.standard_error, second.standard_error)
 print(f"log Bayes factor for the adjusted density: {second.log_evidence - first.log_evidence:.3f} +- {error:.3f}")
 
 # %%
+# A failure on purpose
+# --------------------
+# Five steps in place of forty. The trapezoidal rule is off by many times its standard error, which knows of draws only
+# and not of the space between rungs. The correction does not save it, and the first ratio of stepping stones rests on
+# few draws. Each says so.
+
+target = case.target()
+coarse = sample_ladder(target, 6, num_chains, seed=0, progress=False, **size)
+for method in (evidence.path_sampling, evidence.modified_path_sampling, evidence.stepping_stone):
+    z = method(target, coarse)
+    print(f"{method.__name__}: {z.log_evidence - case.log_evidence:+.2f} nats off, it says +- {z.standard_error:.2f}")
+    print(f"    {z.warnings[0] if z.warnings else 'no warning'}")
+    assert method is evidence.stepping_stone or not z.trusted
+bias = evidence.path_sampling(target, coarse)
+assert case.log_evidence - bias.log_evidence > 4.5 * bias.standard_error
+
+# %%
+# Try it on yours
+# ---------------
+# Replace ``target``. One ladder serves all three estimators, so that it costs nothing to compare them.
+#
+# .. code-block:: python
+#
+#    ladder = sample_ladder(target, num_temperatures, num_chains, seed=0)
+#    for method in (evidence.path_sampling, evidence.modified_path_sampling, evidence.stepping_stone):
+#        print(method(target, ladder))
+#
+# Look at ``trusted`` and at ``diagnostics["trapezoid_gap"]``; add temperatures until it is below the standard error. If
+# the chains at one temperature disagree, let rungs exchange their states. Where posterior draws are good already,
+# bridge sampling costs a fraction of a ladder.
+#
 # Where to go next: :doc:`parallel_tempering` lets the rungs exchange their states, :doc:`tempered_smc` climbs without
 # chains.

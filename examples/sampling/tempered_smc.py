@@ -1,6 +1,6 @@
 r"""
-Particles that find every mode
-==============================
+Sequential Monte Carlo samplers: multimodal posteriors and unbiased evidence
+============================================================================
 
 **What you will learn:** how sequential Monte Carlo weighs modes between which no chain can move, and how it estimates
 the evidence without bias.
@@ -97,5 +97,33 @@ right.plot(u[:, 0], u[:, 1], "C1.", markersize=2)
 right.set(xlabel="first number", ylabel="second number", title="particles at the end")
 
 # %%
+# A failure on purpose
+# --------------------
+# Eight replicates of eight particles. The estimate is still without bias, but a replicate whose ancestors all went to
+# one side at an early temperature cannot come back: such a replicate has lost a mode, and its draws do not show it. The
+# estimate counts its effective particles and says that there are too few.
+
+few = sample_smc(target, 8, 8, num_pilot_particles=256, ess_threshold=0.9, seed=1, progress=False)
+sides = (few.draws.values()["mean"][..., 0] > 0).double().mean(1)
+poor = smc(target, few)
+print(f"{int(((sides == 0) | (sides == 1)).sum())} of 8 replicates end with all particles in one mode")
+print(poor)
+assert not poor.trusted
+
+# %%
+# Try it on yours
+# ---------------
+# Replace ``target``; its prior has to be one that can be sampled, and wide enough to reach every mode.
+#
+# .. code-block:: python
+#
+#    run = sample_smc(target, num_particles=32, num_pilot_particles=256, ess_threshold=0.9, seed=1)
+#    z = smc(target, run)
+#    print(run, z, z.trusted, z.warnings)
+#
+# Look at ``trusted`` and at the spread of the replicates in the figure. If it is large, take more particles and a
+# higher ``ess_threshold`` before you take more replicates. With one mode, chains and bridge sampling need fewer
+# gradients.
+#
 # Where to go next: :doc:`parallel_tempering` has chains at all temperatures at once, :doc:`tempered_ladder` reads the
 # evidence from them in several ways.

@@ -1,6 +1,6 @@
 r"""
-Four Gaussian processes of one wide network
-===========================================
+NNGP and NTK: four Gaussian processes of one wide neural network
+================================================================
 
 **What you will learn:** that "the Gaussian process of a wide network" can mean four things, how they differ, and which
 of them networks follow that gradient descent has trained.
@@ -190,5 +190,31 @@ figure.supylabel("temperature (degrees C)")
 figure.axes[0].legend(fontsize="small")
 
 # %%
+# A failure on purpose
+# --------------------
+# A prior without seasons does not make them up. If the intervals of the NNGP posterior held, one month in twenty would
+# lie outside of two standard deviations, noise included. Of the months left out, many times as many do.
+
+posterior = next(one for one in months if one.name == "NNGP posterior")
+expected = (posterior.variance + NOISE).sqrt()
+away = (((celsius - centre) / spread - posterior.mean) / expected).abs()[~given]
+print(f"{int((away > 2).sum())} of {len(away)} months lie outside, the farthest {float(away.max()):.1f} deviations off")
+assert float((away > 2).double().mean()) > 0.2
+
+# %%
+# Try it on yours
+# ---------------
+# Replace ``module``, the variances of its weights, and the data; scale inputs and responses to about one.
+#
+# .. code-block:: python
+#
+#    kernel = infinite_width(module, weight_variance={"0": 2.0, "2": 16.0}, bias_variance=1.0)
+#    four = compare_gaussian_processes(kernel, x, y, x_new, noise_variance=NOISE)
+#    print(four)
+#
+# For what you believe, take the NNGP posterior, and check its intervals on data left out; for what training from random
+# weights gives, the NTK ensemble. Look at how far networks of your width are from the limit before you rely on either:
+# networks that learn features leave it.
+#
 # Where to go next: :doc:`arc_cosine_kernel_against_networks` measures how the distance falls with the width,
 # :doc:`laplace_with_the_right_fisher` asks for a posterior of a network as it is.

@@ -1,6 +1,6 @@
 r"""
-From a torch module to its Gaussian process
-===========================================
+Neural network Gaussian process (NNGP) of a torch module: depth by the evidence
+===============================================================================
 
 **What you will learn:** how a torch module that you already have becomes a model whose evidence is known, and how the
 evidence chooses the module's depth and the variances of its weights.
@@ -17,6 +17,7 @@ from scipy.stats import multivariate_normal
 from sklearn.datasets import load_diabetes
 from torch import nn
 
+from bayeskit.errors import ModelError
 from bayeskit.gallery import is_small
 from bayeskit.models.wide_networks import infinite_width, nngp_posterior
 from bayeskit.models.wide_networks.gaussian_processes import fit_depths
@@ -129,5 +130,31 @@ right.axline((0, 0), slope=1, color="grey", linewidth=1)
 right.set(xlabel="prediction with 95 % interval\n(standard deviations)", ylabel="progress (standard deviations)")
 
 # %%
+# A failure on purpose
+# --------------------
+# Not every module has a limit. Batch normalisation couples the rows of a batch, so that the covariance of two patients
+# would depend on who else is in the room. It is refused, with what to take instead.
+
+try:
+    infinite_width(nn.Sequential(nn.Linear(10, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 1)))
+except ModelError as refusal:
+    print(f"refused: {refusal}")
+else:
+    raise AssertionError("batch normalisation was taken for a kernel")
+
+# %%
+# Try it on yours
+# ---------------
+# Replace ``make_network`` by a function from a depth, or from anything else that you want to choose, to your module.
+#
+# .. code-block:: python
+#
+#    fit = fit_depths(make_network, (1,), x_train, y_train, num_starts=3, seed=0).fits[1]
+#    print(fit, fit.finished, fit.posterior.jitter)
+#
+# Look at ``finished``, at ``jitter``, which should be zero, and at intervals on data left out. A few thousand rows are
+# the limit of exact linear algebra. If the network you train does better than its Gaussian process, it learns features,
+# and the evidence of the limit says nothing of that.
+#
 # Where to go next: :doc:`arc_cosine_kernel_against_networks` asks how wide a network must be,
 # :doc:`four_gaussian_processes` what else goes by the name of its Gaussian process.

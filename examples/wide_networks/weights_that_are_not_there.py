@@ -1,6 +1,6 @@
 r"""
-Weights that are not there
-==========================
+Sparse variational networks: pruning weights by their posterior
+===============================================================
 
 **What you will learn:** how a prior that favours zero makes a network smaller, which weights it keeps though they are
 zero in truth, and what an exact answer says of the same data.
