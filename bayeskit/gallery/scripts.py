@@ -102,7 +102,7 @@ def pages() -> tuple[Page, ...]:
     --------
     >>> from bayeskit import gallery
     >>> [page.title for page in gallery.pages() if page.name == "nile_change_point"]
-    ['The Nile in 1898: whether its flow changed, when, and how often']
+    ['Bayesian change-point detection without sampling: the Nile in 1898']
     """
     return tuple(_pages(_folder()))
 

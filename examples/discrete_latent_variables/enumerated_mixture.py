@@ -1,6 +1,6 @@
 r"""
-Two species of iris in one histogram: a mixture with its labels summed out
-==========================================================================
+Gaussian mixture in Pyro with its labels summed out: two species of iris
+========================================================================
 
 **What you will learn:** how a Pyro model with a discrete site for each observation becomes a density over continuous
 variables alone, how its evidence says whether there are two components, and how the labels come back afterwards.
@@ -23,6 +23,7 @@ from scipy.stats import beta, gamma, norm
 from sklearn.datasets import load_iris
 
 import bayeskit as bk
+from bayeskit.errors import UnsupportedSiteError
 from bayeskit.gallery import is_small
 from bayeskit.inference import evidence
 from bayeskit.inference.samplers import NUTS
@@ -163,6 +164,42 @@ axes.set(xlabel="petal width (cm)", ylabel="flowers")
 axes.legend(frameon=False)
 
 # %%
+# A failure on purpose
+# --------------------
+# A discrete site that nobody said to sum out has no gradient, and Hamiltonian Monte Carlo could not move it. The model
+# is refused, with what to write.
+
+
+def unmarked(y: torch.Tensor) -> None:
+    share = pyro.sample("share", dist.Beta(2.0, 2.0))
+    with pyro.plate("flowers", len(y)):
+        label = pyro.sample("label", dist.Bernoulli(share))
+        pyro.sample("y", dist.Normal(1.5 + 0.5 * label, 0.2), obs=y)
+
+
+try:
+    bk.Target.from_pyro(unmarked, y)
+except UnsupportedSiteError as refusal:
+    print(f"refused: {refusal}")
+else:
+    raise AssertionError("a discrete site was taken for a continuous one")
+
+# %%
+# Try it on yours
+# ---------------
+# Mark the discrete sites of your model with ``infer={"enumerate": "parallel"}``, and order the components by a positive
+# difference, as here, so that they cannot swap their names.
+#
+# .. code-block:: python
+#
+#    target = bk.Target.from_pyro(two_species, y)
+#    draws = bk.sample(target, num_chains=8, kernel=NUTS(), seed=0)
+#    print(evidence.bridge_sampling(target, draws), draws.summary()["r_hat"].max())
+#
+# Look at R-hat and at the labels of single rows, which are shares of the terms of the sum. A site in a plate costs its
+# number of values; several in one row cost the product. Where that is too many, train a guide with a gradient
+# estimator.
+#
 # Where to go next: :doc:`/gallery/evidence/galaxy_mixture` asks for any number of components,
 # :doc:`hidden_states_of_growth` for labels that depend on each other, :doc:`gradients_of_choices` for choices too many
 # to sum out.

@@ -1,6 +1,6 @@
 r"""
-Calm and stormy quarters: hidden states of economic growth
-==========================================================
+Hidden Markov model with its states summed out: regimes of economic growth
+==========================================================================
 
 **What you will learn:** how to sample a hidden Markov model without sampling its states, how the evidence says whether
 there are any, and how to look at them afterwards.
@@ -132,5 +132,31 @@ figure = plot_states(probabilities, y, years, name="growth (% a quarter)")
 figure.axes[1].set_xlabel("year (state 0: calm, state 1: stormy)")
 
 # %%
+# A failure on purpose
+# --------------------
+# Without an order, states have no names. Swap them in all parameters, and the density is the same: every posterior mean
+# of such a model is an average over both names, and says nothing of either state.
+
+nameless = HiddenMarkovModel(2, GaussianEmission(mean=0.8, scale=0.8, order="none"), stay=8.0)
+values = {name: torch.tensor(value) for name, value in parameters.items()}
+swapped = {name: value.flip(0) for name, value in values.items()} | {"transition": values["transition"].flip(0, 1)}
+one_way, other_way = (float(nameless.distribution(each, y).log_prob(y)) for each in (values, swapped))
+print(f"log likelihood {one_way:.9f}, with swapped names {other_way:.9f}")
+assert abs(one_way - other_way) < 1e-9
+
+# %%
+# Try it on yours
+# ---------------
+# Replace ``y``, and choose what orders the states: their means or their scales, whichever you expect to differ.
+#
+# .. code-block:: python
+#
+#    model = HiddenMarkovModel(2, GaussianEmission(mean=0.8, scale=0.8, order="scale"), stay=8.0)
+#    draws = bk.sample(bk.Target.from_pyro(model, y), num_chains=4, initial=start, seed=0)
+#    print(draws.summary()["r_hat"].max(), model.state_probabilities(draws, y)[:3])
+#
+# Look at R-hat first: chains that start in another mode stay there, so start them at likely draws of the prior. Compare
+# numbers of states by the evidence. If states do not come back, a change-point model is simpler, and exact.
+#
 # Where to go next: :doc:`nile_change_point` has segments that do not come back, :doc:`enumerated_mixture` states
 # without a chain.

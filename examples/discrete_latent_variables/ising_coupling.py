@@ -1,6 +1,6 @@
 r"""
-How strongly do neighbours pull? The coupling of an Ising grid
-==============================================================
+Ising model on a grid: exact posterior of the coupling against pseudo-likelihood
+================================================================================
 
 **What you will learn:** how an exact partition function makes the posterior of a coupling exact, and what it costs to
 replace the likelihood by a product of conditional probabilities.
@@ -140,6 +140,21 @@ right.axhline(1, color="0.5", linewidth=1)
 right.set(xlabel="posterior probability below the truth", ylabel="density", title="all pictures")
 
 # %%
+# Try it on yours
+# ---------------
+# Replace ``spins`` by your picture of plus and minus ones, with one side of at most about fifteen.
+#
+# .. code-block:: python
+#
+#    picture = spins[0]
+#    pairs = IsingGrid.homogeneous(SIDE, SIDE, torch.ones((), dtype=torch.float64)).log_potential(picture)
+#    posterior = (pairs * couplings - grids.log_partition).softmax(0)
+#    print(posterior @ couplings)
+#
+# Look at whether the posterior ends at the edge of the prior's range. For larger grids, where the partition function
+# cannot be summed, the exchange algorithm is exact with exact draws; a pseudo-likelihood needs its intervals checked by
+# simulation, as here.
+#
 # Where to go next: :doc:`/gallery/loss_based_updates/safe_bayes_against_coverage` shortens or lengthens posteriors of
 # other objectives until they cover, :doc:`/gallery/sampling/simulation_based_calibration` checks samplers by the same
 # ranks.

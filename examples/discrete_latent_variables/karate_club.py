@@ -1,6 +1,6 @@
 r"""
-How many kinds of members has a karate club?
-============================================
+Stochastic block model: the number of blocks by evidence, in the karate club
+============================================================================
 
 **What you will learn:** how the evidence of the stochastic block model finds the number of blocks of a network, and how
 annealing says which members belong together, with errors.
@@ -10,12 +10,14 @@ instructor, member 1, and the administrator, member 34, split it in two. Do the 
 """
 
 import itertools
+import warnings
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from scipy.special import betaln, gammaln, logsumexp
 
+from bayeskit.errors import AccuracyWarning
 from bayeskit.gallery import is_small
 from bayeskit.models.discrete.block_model import (
     StochasticBlockModel,
@@ -153,5 +155,31 @@ right.set_yticks(ticks, labels, color="black", fontsize=10)
 right.set(xlabel="members, by block", ylabel="members, by block")
 
 # %%
+# A failure on purpose
+# --------------------
+# Three steps from the prior to the posterior. Of the chains, one or two happen to end in a good place and carry all of
+# the weight, and the error bar is one of the few that are left. A warning says so, and the result is not reliable.
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always", AccuracyWarning)
+    hasty = annealed_evidence(StochasticBlockModel(club.adjacency, 2), num_chains=400, num_steps=3, progress=False)
+print(f"two blocks in three steps: {hasty.log_evidence:.1f}, as above: {comparison[2].log_evidence:.1f}")
+print(caught[0].message)
+assert not hasty.reliable
+
+# %%
+# Try it on yours
+# ---------------
+# Replace the adjacency matrix: symmetric, of zeros and ones, with a zero diagonal.
+#
+# .. code-block:: python
+#
+#    found = compare_num_blocks(club.adjacency, (1, 2), num_chains=400, num_steps=60, seed=0)
+#    print(found, all(result.reliable for result in found.results.values()))
+#
+# Look at ``reliable``, and at ``co_assignment()``: who shares a block with whom does not depend on the blocks' names.
+# If a number is not reliable, raise ``num_steps``. Blocks need not be communities: for those, give edges within blocks
+# a prior of larger probabilities, ``within_prior``.
+#
 # Where to go next: :doc:`/gallery/evidence/galaxy_mixture` asks for the number of components of a mixture,
 # :doc:`matching_permutations` sums over all ways to match one set with another.

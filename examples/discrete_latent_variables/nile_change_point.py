@@ -1,6 +1,6 @@
 r"""
-The Nile in 1898: whether its flow changed, when, and how often
-===============================================================
+Bayesian change-point detection without sampling: the Nile in 1898
+==================================================================
 
 **What you will learn:** how to compare models with and without change points, and to see all places that are plausible,
 without drawing a single sample.
@@ -147,5 +147,33 @@ places.set_xlabel("year")
 numbers.set(xticks=range(6), xlim=(-0.6, 5.6))
 
 # %%
+# A failure on purpose
+# --------------------
+# One number with a slipped decimal point. Segments are normal, and a normal law cannot explain it: the wrong year
+# becomes a segment of its own, with a change before and one after. A least length of five years does not help: the
+# segment then takes four good years with it. The only remedies are to correct the year or to leave it out.
+
+wrong = flow.clone()
+wrong[60] *= 10
+misled = ChangePoints(wrong, normal, NumberOfChanges.up_to(5))
+print(f"1931 times ten: changes after {years[:-1][misled.most_probable()].tolist()}")
+held = ChangePoints(wrong, normal, NumberOfChanges.up_to(5), min_length=5)
+print(f"segments of five years at least: after {years[:-1][held.most_probable()].tolist()}")
+assert {1930, 1931} <= set(years[:-1][misled.most_probable()].tolist())
+
+# %%
+# Try it on yours
+# ---------------
+# Replace ``flow``, and say with the prior of the segments what levels and spreads are ordinary.
+#
+# .. code-block:: python
+#
+#    posterior = ChangePoints(flow, normal, NumberOfChanges.up_to(5), min_length=5)
+#    print(posterior.number_probabilities, years[:-1][posterior.most_probable()])
+#
+# Look at ``place_probabilities()``, not at the most probable places alone, and at segments of one or two data, which
+# are outliers. The number of changes depends on its prior; report it for two. For counts take ``PoissonSegments``; if
+# levels come back, take a hidden Markov model.
+#
 # Where to go next: :doc:`text_without_spaces` finds words as segments of a text, :doc:`hidden_states_of_growth` states
 # that come back.

@@ -1,6 +1,6 @@
 r"""
-Seen against done: a treatment that looks good and is not
-=========================================================
+Causal inference in Pyro: conditioning against intervention (Simpson's paradox)
+===============================================================================
 
 **What you will learn:** how a Pyro model answers three questions that look alike, about what is seen, what would be
 done and what would have been, by a sum over what was not seen; and which of them data can answer.
@@ -194,5 +194,18 @@ axes.set(xlabel="difference that the treatment makes to the probability of recov
 axes.legend(frameon=False)
 
 # %%
+# Try it on yours
+# ---------------
+# Write your model with all that is unseen as sites; sum discrete ones out, or mark them for the sampler.
+#
+# .. code-block:: python
+#
+#    seen = exact.enumerate_latents(pyro.condition(patient, {"a": torch.tensor(1.0, dtype=torch.float64)}))
+#    done = exact.enumerate_latents(pyro.do(patient, {"a": torch.tensor(1.0, dtype=torch.float64)}))
+#    print(seen.log_evidence, done.log_evidence)
+#
+# Look at whether the effect changes with what you assume of the unseen: give the common cause another strength, and run
+# again. If a cause of both treatment and outcome was not recorded at all, no sample size helps; an experiment does.
+#
 # Where to go next: :doc:`/gallery/evidence/invariant_causes` finds causes where environments differ; ChiRho, on Pyro,
 # has interventions and twin worlds for larger models, and DoWhy derives from a graph which questions data can answer.

@@ -1,6 +1,6 @@
 r"""
-Convolution, ReLU, max-pool: the exact inference of a model of images
-=====================================================================
+Convolution, ReLU and max-pooling as exact inference in a generative image model
+================================================================================
 
 **What you will learn:** which generative model a layer of a convolutional network is the exact inference of, what
 its maxima cost in place of sums, and that probabilities are right only as far as the model is.
@@ -159,6 +159,19 @@ figure.colorbar(shading, ax=figure.axes[1:], label="output")
 print(f"the picture shows a {names[causes.template[place]]}, at {causes.position[place].tolist()}")
 
 # %%
+# Try it on yours
+# ---------------
+# Replace the templates, and measure the noise of your pictures where nothing is shown.
+#
+# .. code-block:: python
+#
+#    mixture = RenderingMixture(templates, (13, 13), noise_scale=0.5, on_probability=0.8)
+#    filters, biases = mixture.weights()  # of a convolution
+#    print(mixture.log_evidence(pictures[:3]), mixture.most_probable(pictures[:3]).template)
+#
+# Look at calibration on labelled pictures: are those with probability 0.9 right in nine of ten cases? If shapes vary,
+# add templates before you believe probabilities. Where many labelled pictures exist, a trained network is better.
+#
 # Where to go next: :doc:`/gallery/wide_networks/torch_module_to_gaussian_process` finds another model in a network,
 # :doc:`matching_permutations` names digits that occur once each, :doc:`ising_coupling` sums over all pictures of a
 # grid.

@@ -1,6 +1,6 @@
 r"""
-Text without spaces: finding the words
-======================================
+Unsupervised word segmentation by dynamic programming: text without spaces
+==========================================================================
 
 **What you will learn:** how to sum over all ways to cut a text into words, how to learn the words from the text alone,
 and why likelihood needs to be told that words are short.
@@ -164,5 +164,19 @@ plot_boundaries(new.boundary_probabilities()[doubtful], "".join(unseen[doubtful]
 below.set_title(" ".join(unseen[doubtful]), fontsize="medium")
 
 # %%
+# Try it on yours
+# ---------------
+# Replace ``strings`` by your sentences without spaces, or by any sequences of letters.
+#
+# .. code-block:: python
+#
+#    text = Strings(strings, candidate_words(strings, max_length=9))
+#    fit = learn_lexicon(text, length_penalty=1.4, num_steps=100)
+#    print(fit.lexicon.words[:10], fit.lexicon.split(strings)[0])
+#
+# Look at the entropy of single sentences, which says where the lexicon is unsure. The exponent of the penalty has to be
+# chosen on some sentences whose words are known; likelihood cannot choose it. With many known words, give them to
+# ``Lexicon.from_weights`` and learn nothing.
+#
 # Where to go next: :doc:`nile_change_point` cuts a series of numbers by the same programme, :doc:`topics_as_bars` finds
 # which words go together.

@@ -1,6 +1,6 @@
 r"""
-Density is not detection
-========================
+Out-of-distribution detection by likelihood: why a density is not a detector
+============================================================================
 
 **What you will learn:** why a good density model of digits finds a black image more likely than any digit, what the
 usual repairs do, where they make it worse, and what a probability can say about strangeness at all.
@@ -180,4 +180,7 @@ below.legend(frameon=False)
 # ---------------
 # Write down what strange data might be, as a model; compare evidence, by :func:`bayeskit.evidence.compare` where it has
 # no closed form. One-class scores such as the distance from a centre are no densities, and can be had by mapping all
-# data to it. See also :doc:`held_out_likelihood` and :doc:`probabilistic_pca`.
+# data to it.
+#
+# Where to go next: :doc:`held_out_likelihood` estimates the density of such a model, :doc:`probabilistic_pca` is where
+# it is known.

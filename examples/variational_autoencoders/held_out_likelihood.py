@@ -1,6 +1,6 @@
 r"""
-Three estimates of a held-out likelihood
-========================================
+Held-out likelihood of a latent-variable model: three estimates and their failures
+==================================================================================
 
 **What you will learn:** how to tell how good a trained latent-variable model is on new data, which of three estimates
 to take, and how each of them says that it has failed.
@@ -165,5 +165,18 @@ axes.set(xlabel="held-out tumours, by their exact log likelihood", ylabel="estim
 axes.legend()
 
 # %%
+# Try it on yours
+# ---------------
+# Replace model, guide and ``test``; the model needs one plate of data.
+#
+# .. code-block:: python
+#
+#    quick = importance_sampling(vae.model, vae.guide, test, num_samples=2000)
+#    print(quick, quick.trusted, float((quick.pareto_k > 0.7).double().mean()))
+#
+# Look at ``trusted`` and at the share of data with a Pareto shape above 0.7. If it is large, take
+# ``annealed_importance_sampling``, and check some data by ``by_evidence``. Compare two models by the differences of
+# single data, not by the two means.
+#
 # Where to go next: :doc:`elbo_iwae_sumo` measures the bias of bounds, :doc:`variational_autoencoder` has no closed
 # form to compare with.

@@ -1,6 +1,6 @@
 r"""
-Irregular times: a latent differential equation
-===============================================
+Latent ODE in Pyro: a variational autoencoder for irregularly sampled time series
+=================================================================================
 
 **What you will learn:** how to train an autoencoder whose decoder is a differential equation, so that every series may
 be observed at times of its own, and what is lost by a model that does not look at the times.
@@ -190,4 +190,7 @@ for n, axes in enumerate(figure.subplots(1, 3, sharey=True)):
 # ---------------
 # Put your series on the union of their times with a mask of what is seen. A network serves as slope where no law is
 # known: :func:`~bayeskit.ode.solve` differentiates what ``f`` uses from outside. Inputs that drive the system go into
-# ``params``.
+# ``params``. Look at ``trusted`` of the held-out likelihood: where it is not, the guide misses codes.
+#
+# Where to go next: :doc:`/gallery/sampling/predator_and_prey` samples the parameters of one series,
+# :doc:`held_out_likelihood` compares estimates of such likelihoods.
