@@ -73,11 +73,12 @@ assert found - 4.5 * error > 1 / precision  # the bias is there, and is seen
 # %%
 # The bias that is left without minibatches
 # -----------------------------------------
-# With all rows in every gradient, :math:`V = 0`, the variance is still :math:`1 / (1 - \epsilon P / 4)` times the right
-# one. This is the other side of *implicit gradient regularisation* :cite:p:`barrett2021`: a step of :math:`\epsilon / 2`
-# down the slope of :math:`U = P u^2 / 2` decays like the flow of a stiffer potential, :math:`U + (\epsilon / 8) U'^2`,
-# whose curvature is :math:`P (1 + \epsilon P / 4)`. That alone would make the posterior narrower. But the noise of a
-# step is not damped within the step, so that it acts like one of temperature :math:`1 + \epsilon P / 2`.
+# With all rows in every
+# gradient, :math:`V = 0`, the variance is still :math:`1 / (1 - \epsilon P / 4)` times the right one. This is the other
+# side of *implicit gradient regularisation* :cite:p:`barrett2021`: a step of :math:`\epsilon / 2` down the slope of
+# :math:`U = P u^2 / 2` decays like the flow of a stiffer potential, :math:`U + (\epsilon / 8) U'^2`, whose curvature is
+# :math:`P (1 + \epsilon P / 4)`. That alone would make the posterior narrower. But the noise of a step is not damped
+# within the step, so that it acts like one of temperature :math:`1 + \epsilon P / 2`.
 
 whole = MinibatchTarget.from_pyro(normal_mean, y, len(y))
 for relative_step in (0.1, 0.5):
