@@ -6,7 +6,7 @@ Made in: readings of {cite:t}`higgins2017`; {cite:t}`rybkin2021` have the corres
 Verdict: fails
 Number: beta = 4 with decoder variance 0.1 and beta = 1 with variance 0.4 have gradients of ratio 4.000 in all
     parameters
-Page: variational_autoencoders/probabilistic_pca
+Page: variational_autoencoders/beta_vae_infomax
 """
 
 import torch
