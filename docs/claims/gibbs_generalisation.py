@@ -1,6 +1,8 @@
 """The expected gap of a Gibbs posterior is its symmetrised information over the inverse temperature.
 
-Made in: {cite:t}`aminian2021`
+Title: Generalisation error of the Gibbs algorithm
+Subject: Information and generalisation
+Made in: abstract of {cite:t}`aminian2021`
 Verdict: holds
 Number: at ten normal data and inverse temperature one both are 0.1333
 Page: loss_based_updates/certificate_for_a_network

@@ -1,6 +1,8 @@
 """Normalising the posterior at its maximum ranks tree topologies better than 6 of 19 ways to the marginal likelihood.
 
-Made in: readings of {cite:t}`fourment2020`
+Title: Marginal likelihood of tree topologies: posterior at its maximum
+Subject: Marginal likelihoods of trees
+Made in: summaries of {cite:t}`fourment2020`
 Verdict: fails
 Number: in our recorded run it ranks better than 4 ways of our table (divergence from a long run 0.0982), nested
     sampling among them

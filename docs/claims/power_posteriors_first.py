@@ -1,6 +1,8 @@
 """Power posteriors rank trees best where time does not matter, and bridge sampling comes next.
 
-Made in: readings of {cite:t}`fourment2020`
+Title: Power posteriors, path sampling, stepping stone and bridge sampling on trees
+Subject: Marginal likelihoods of trees
+Made in: summaries of {cite:t}`fourment2020`
 Verdict: fails
 Number: in our recorded run at equal draws bridge sampling has divergence 0.0001, path sampling 0.0096 and stepping
     stone 0.0126

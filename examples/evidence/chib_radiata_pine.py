@@ -1,6 +1,6 @@
 r"""
-Chib's method: the evidence from a Gibbs sampler, at one point
-==============================================================
+Chib's method: the marginal likelihood from a Gibbs sampler
+===========================================================
 
 **What you will learn:** how to get the evidence from the full conditionals of a Gibbs sampler, which point to evaluate
 them at, and how conditionals that are not those of the model are found out.
@@ -180,5 +180,19 @@ axes.set(xlabel="where the slope is evaluated (posterior sd from its mean)", yla
 axes.legend(frameon=False)
 
 # %%
+# Try it on yours
+# ---------------
+# Write one :class:`~bayeskit.inference.evidence.ConjugateBlock` for each step of your Gibbs sampler: the sites that it
+# draws, and a function from all other sites to their distribution. Together the blocks name every site of the model.
+#
+# .. code-block:: python
+#
+#    blocks = [ConjugateBlock("b", line), ConjugateBlock("tau", noise)]
+#    z = chib(target, blocks, seed=0)
+#    print(z, z.diagnostics["r_hat"], z.diagnostics["pareto_k"])
+#
+# Look at ``z.trusted`` and at the Pareto shape of the ordinate, which should be below 0.7. Where a full conditional has
+# no formula, or the posterior has several modes, take bridge sampling or sequential Monte Carlo.
+#
 # Where to go next: :doc:`galaxy_mixture` shows a posterior of many modes, of which Chib's method saw one;
 # :doc:`evidence_of_a_pyro_model` needs no conditionals; and :doc:`eight_schools_by_every_estimator` compares all ways.

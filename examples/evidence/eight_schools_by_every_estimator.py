@@ -1,6 +1,6 @@
 r"""
-Eight schools by every estimator
-================================
+Marginal likelihood estimators compared: eight schools by every method
+======================================================================
 
 **What you will learn:** how to compute one marginal likelihood in every way there is, how to read the verdict, and how
 to find out for yourself whether an error bar is right.
@@ -148,6 +148,18 @@ for method, reason in ways.verdict.untrusted.items():
 print(f"does not apply: {', '.join(ways.refused)}")
 
 # %%
+# A failure on purpose
+# --------------------
+# A maximum is no integral. That of the likelihood is far above the evidence, that of the posterior density depends on
+# the coordinates, and neither has an error bar. Software still reports both as evidence, with or without a penalty for
+# the number of parameters.
+
+for method in ("maximum_posterior", "maximum_likelihood"):
+    z = ways[method]
+    print(f"{method}: {z.log_evidence:.2f}, {z.log_evidence - truth:+.2f} nats off, trusted: {z.trusted}")
+    assert not z.trusted and abs(z.log_evidence - truth) > 1
+
+# %%
 # What it says
 # ------------
 # Estimates that share draws are not independent, so the verdict does not average them: the most precise of those that
@@ -186,6 +198,19 @@ axes.patches[0].set_label("95 % if errors are right")
 axes.legend(loc="lower right", frameon=False, fontsize="small")
 
 # %%
+# Try it on yours
+# ---------------
+# Replace ``target`` by your model. The budget decides how long it takes; all methods share one posterior run.
+#
+# .. code-block:: python
+#
+#    budget = evidence.Budget(num_chains=8, num_warmup=200, num_samples=500)
+#    ways = evidence.compare(target, ["bridge_sampling", "laplace_importance_sampling"], budget=budget, seed=0)
+#    print(ways.verdict)
+#
+# Look at ``ways.verdict.is_agreed`` and at ``ways.verdict.untrusted``, which has the reason of every method that
+# mistrusts itself. If only methods that share draws agree, add one that does not use chains.
+#
 # Where to go next: :doc:`harmonic_mean_of_a_normal` shows why the harmonic mean fails,
 # :doc:`nineteen_ways_on_primates` does the same on a phylogeny of 21 branches, :doc:`nested_sampling` and
 # :doc:`tempering_against_spike_and_slab` are on posteriors where most ways fail.

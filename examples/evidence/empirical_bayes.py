@@ -1,6 +1,6 @@
 r"""
-Empirical Bayes: a prior's scale by its evidence
-================================================
+Empirical Bayes: choosing a prior's scale by the marginal likelihood
+====================================================================
 
 **What you will learn:** how to choose the scale of a prior by maximising the evidence, what that costs beside a prior
 on the scale, and when it fails.
@@ -185,6 +185,19 @@ print(f"spread: the evidence is largest at {spreads[np.argmax(heights)]:.1f}, th
 assert np.argmax(heights) == 0
 
 # %%
+# Try it on yours
+# ---------------
+# Leave the scale of your prior an argument or a site of the model. With few data, sample it; with many, its maximum is
+# nearly as good and needs no chains. :func:`~bayeskit.inference.evidence.maximize` finds it without a closed form.
+#
+# .. code-block:: python
+#
+#    found = evidence.maximize(full_target, over="scale", seed=0)
+#    print(found, found.trusted, found.warnings)
+#
+# Look at the warnings: a maximum at the edge, as that of eight schools, is reported there. For a Bayes factor use the
+# evidence of the model with a prior on the scale, not the maximum.
+#
 # Where to go next: :doc:`eight_schools_by_every_estimator` has the evidence of the whole hierarchy,
 # :doc:`evidence_of_a_pyro_model` compares two regressions, :doc:`learning_to_learn` estimates a hyperparameter where
 # there is no closed form, with its standard error,

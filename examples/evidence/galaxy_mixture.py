@@ -1,5 +1,5 @@
 r"""
-How many groups of galaxies: the evidence of a mixture whose labels can switch
+Evidence of a mixture model with label switching: how many groups of galaxies?
 ==============================================================================
 
 **What you will learn:** why the evidence of a mixture from well-behaved chains can be wrong by :math:`\log K!`, what to
@@ -177,6 +177,19 @@ right.set(xlabel="number of components", xticks=sizes, ylabel="posterior probabi
 right.legend(frameon=False, loc="upper left")
 
 # %%
+# Try it on yours
+# ---------------
+# Replace ``y`` by your data, a vector or rows of vectors, and choose the numbers of components to compare.
+#
+# .. code-block:: python
+#
+#    found = compare_num_components(y, range(1, 4), budget=TemperingBudget(48, 8, 0.7), seed=0)
+#    print(found)
+#
+# Look at ``trusted`` of every number, and at how much the two estimates of each differ. For a mixture of your own, in
+# Pyro, sum the assignments out and pass its exchangeable sites to ``Labels``; an evidence from chains that never switch
+# lacks up to :math:`\log K!`.
+#
 # Where to go next: :doc:`/gallery/discrete_latent_variables/enumerated_mixture` sums assignments out of a mixture of
 # your own, :doc:`chib_radiata_pine` shows Chib's method where it is right, and
 # :doc:`tempering_against_spike_and_slab` a mode that tempering does not find.

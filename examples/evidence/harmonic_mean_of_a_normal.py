@@ -1,6 +1,6 @@
 r"""
-The harmonic mean of a normal likelihood, a way not to go
-=========================================================
+Harmonic mean estimator of the marginal likelihood: why it fails, and what to use
+=================================================================================
 
 **What you will learn:** why the harmonic mean of the likelihood over posterior draws does not give the evidence, why
 its error bar does not tell you so, what does tell you, and what to compute from the same draws instead.
@@ -193,5 +193,18 @@ axes.set(xscale="log", xlabel="standard deviation of the prior (cm)", ylabel="lo
 axes.legend()
 
 # %%
+# Try it on yours
+# ---------------
+# You have draws already? Use them, but not for a harmonic mean of the likelihood.
+#
+# .. code-block:: python
+#
+#    draws = bk.sample(target, num_chains=8, seed=0)  # or the draws that you have
+#    ways = evidence.compare(target, ["bridge_sampling", "learned_harmonic_mean"], draws=draws)
+#    print(ways.verdict, ways.verdict.untrusted)
+#
+# Look at whether both are trusted and agree. If the posterior has several modes, neither can see those that the chains
+# did not visit: take a ladder, sequential Monte Carlo or nested sampling.
+#
 # Where to go next: :doc:`eight_schools_by_every_estimator` has all estimators side by side, :doc:`empirical_bayes`
 # chooses a prior's scale by its evidence, :doc:`tempering_against_spike_and_slab` is a failure of another kind.

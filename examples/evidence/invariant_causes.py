@@ -1,6 +1,6 @@
 r"""
-Causes whose mechanism stays the same, and data where none does
-===============================================================
+Invariant causal prediction by Bayes factors: causes whose mechanism stays the same
+===================================================================================
 
 **What you will learn:** how data from several environments say which predictors are causes, by the evidence that a
 regression is the same in all of them, and what the evidence says when only a part of the mechanism stays.
@@ -197,5 +197,18 @@ for axes, result, title in zip(figure.subplots(2), (found, failed), ("same noise
     result.plot(axes).set_title(f"{title} of the response in each environment")
 
 # %%
+# Try it on yours
+# ---------------
+# Replace ``x``, ``y`` and the label of each row's environment: a site, a year, an arm of an experiment.
+#
+# .. code-block:: python
+#
+#    found = invariant_subsets(x, y, environment, names=names)
+#    print(found.best, found.trusted, found.column_probabilities)
+#
+# Look at ``found.holds("x1")``, which says how much of a mechanism is shared, and at ``found.warnings``. Environments
+# have to differ, and not by an intervention on the response itself. With more than about fifteen predictors choose some
+# first: all subsets are weighed.
+#
 # Where to go next: :doc:`/gallery/discrete_latent_variables/seen_against_done` asks what follows from an act,
 # :doc:`evidence_of_a_pyro_model` compares regressions that are no longer conjugate.

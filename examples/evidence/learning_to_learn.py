@@ -1,6 +1,6 @@
 r"""
-Learning to learn is a hierarchy
-================================
+Implicit MAML against empirical Bayes: meta-learning is a hierarchical model
+============================================================================
 
 **What you will learn:** that a start learned from many tasks is the mean of a prior, how implicit MAML and empirical
 Bayes weigh tasks, why they disagree, and what a task that is unlike all others does to either.
@@ -207,5 +207,18 @@ axes.set(xlabel="report of the first school", ylabel="estimated mean of all scho
 axes.legend()
 
 # %%
+# Try it on yours
+# ---------------
+# Replace ``schools`` by a Pyro model with a plate of tasks, and name the sites that all tasks share.
+#
+# .. code-block:: python
+#
+#    found = evidence.maximize(bk.Target.from_pyro(schools, y, s), over=["mean", "spread"], prior=True)
+#    print(found.values, found.standard_errors, found.trusted)
+#
+# Look at ``found.warnings``: they name a site without an interior maximum, and a posterior of a task that has two
+# modes. :func:`~bayeskit.inference.hypergradients.hypergradient` is for losses that are no likelihoods. With few tasks,
+# sample the shared sites instead of maximising over them.
+#
 # Where to go next: :doc:`empirical_bayes` compares the maximum of the evidence with an average over the scale,
 # :doc:`eight_schools_by_every_estimator` has the evidence of the whole hierarchy.

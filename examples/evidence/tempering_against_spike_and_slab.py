@@ -1,6 +1,6 @@
 r"""
-Tempering against a spike on a slab
-===================================
+Tempering fails at a phase transition: power posteriors miss a narrow spike
+===========================================================================
 
 **What you will learn:** how a tempered ladder whose chains all mix can miss nearly all of a posterior, which warning
 says so, and which methods find what it missed.
@@ -194,5 +194,18 @@ for z in (stopped, patient, by_importance):
     assert not z.trusted or abs(z.log_evidence - truth) < 4.5 * z.standard_error
 
 # %%
+# Try it on yours
+# ---------------
+# Run the ladder that you would run anyway, and a method that does not temper.
+#
+# .. code-block:: python
+#
+#    tempered = evidence.stepping_stone(target, ladder)
+#    other = evidence.nested_sampling(target, num_live=40, termination=1e-15)
+#    print(tempered.trusted, tempered.diagnostics["missed_share"], tempered.log_evidence - other.log_evidence)
+#
+# Look at ``missed_share``: the mass that a search found outside of what the chains visited, over what they visited. If
+# it is not small, or the two estimates differ, believe nested sampling, with more live points.
+#
 # Where to go next: :doc:`nested_sampling` shows how such a run works and is checked, :doc:`galaxy_mixture` is about
 # modes that are missed and can be counted, :doc:`/gallery/sampling/parallel_tempering` about those that exchange finds.
