@@ -85,10 +85,12 @@ def table(claims: list[Claim]) -> str:
 
 def scripts(claims: list[Claim]) -> str:
     """Return every script below its title and its claim."""
-    return "\n".join(
-        f"(claim-{claim.name.replace('_', '-')})=\n### {claim.title}\n\n{claim.claim}\n\n```python\n{claim.code}\n```\n"
-        for claim in claims
-    )
+    found = []
+    for claim in claims:
+        target = f"(claim-{claim.name.replace('_', '-')})="
+        found += [target, f"### {claim.title}", "", f"{claim.claim} (`{claim.name}.py`)", "", "```python"]
+        found += [claim.code, "```", ""]
+    return "\n".join(found)
 
 
 def connect(app: Any, folder: Path) -> None:

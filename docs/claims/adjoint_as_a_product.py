@@ -1,4 +1,4 @@
-"""The gradient of an equation's end in its parameter is the end's own gradient times the integral of df/dtheta.
+"""The gradient in a differential equation's parameter is that in its end times the integral of df/dtheta.
 
 Title: Neural ODE: the gradient is no product of two factors
 Subject: Differential equations

@@ -1,4 +1,4 @@
-"""A density model's score less the length of a compressed file is a log likelihood ratio.
+"""A density model's -log p less the length of the compressed file is a log likelihood ratio.
 
 Title: Input complexity as a likelihood ratio
 Subject: Likelihoods of images and outliers

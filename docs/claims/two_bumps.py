@@ -1,4 +1,4 @@
-"""The tangent kernel of two bumps has its maximum at x = 7, and negative values.
+"""Seen from a datum at x = 10, the tangent kernel of a sum of two bumps has its maximum at 7, and negative values.
 
 Title: Neural tangent kernel of two bumps
 Subject: Neural networks and sparse priors

@@ -1,4 +1,4 @@
-"""The vaguer the prior, the more the data speak for themselves in a test.
+"""The vaguer the prior of an effect, the more the data speak for themselves in a test of the effect.
 
 Title: Vague priors in Bayes factors: the Lindley-Bartlett paradox
 Subject: Evidence and model choice
