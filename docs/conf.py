@@ -14,6 +14,7 @@ sys.path.insert(0, str(HERE / "_extensions"))
 import claims  # noqa: E402
 import left_out  # noqa: E402
 import project_links  # noqa: E402
+import questions  # noqa: E402
 import round_citations  # noqa: E402
 from reference import write_pages  # noqa: E402
 
@@ -164,5 +165,6 @@ def setup(app):
     """Write the pages of the reference and bring what pages load."""
     write_pages(HERE / "api")
     claims.connect(app, HERE / "claims")  # before links are taken out
+    questions.connect(app, HERE / "tables" / "gallery.csv")
     left_out.connect(app, {f"gallery/{page.group}/{page.name}": page.title for page in pages_left_out})
     app.connect("builder-inited", vendor)

@@ -69,9 +69,12 @@ def test_claim_has_its_verdict_and_its_numbers(path, claims, limit):
 
 def test_there_are_thirty_claims_on_one_page(claims):
     found = claims.read_all(DOCS / "claims")
-    assert [claim.name for claim in found] == [path.stem for path in PATHS]
-    assert len(claims.table(found).splitlines()) - 4 == len(found) >= 30
-    assert len(re.findall(r"^### ", claims.scripts(found), re.MULTILINE)) == len(found)
+    assert sorted(claim.name for claim in found) == [path.stem for path in PATHS]
+    table, scripts = claims.table(found), claims.scripts(found)
+    targets = re.findall(r"\[script\]\(#([\w-]+)\)", table)
+    assert len(targets) == len(set(targets)) == len({claim.title for claim in found}) == len(found) >= 30
+    assert re.findall(r"^\(([\w-]+)\)=\n### ", scripts, re.MULTILINE) == targets
+    assert tuple(re.findall(r"^## (.+)$", table, re.MULTILINE)) == claims.SUBJECTS
     text = (DOCS / "claims.md").read_text(encoding="utf-8")
     assert all(text.count(mark) == 1 for mark in claims.MARKS)
     assert "claims" in (DOCS / "measured.md").read_text(encoding="utf-8").split()
@@ -100,8 +103,9 @@ def test_mutation_a_number_that_is_not_found_is_noticed(text, found, agree, limi
     "header",
     [
         "A claim without an end",
-        "A claim.\n\nVerdict: holds\nNumber: 1",
-        "A claim.\n\nMade in: x\nVerdict: maybe\nNumber: 1",
+        "A claim.\n\nTitle: t\nSubject: Differential equations\nVerdict: holds\nNumber: 1",
+        "A claim.\n\nTitle: t\nSubject: Differential equations\nMade in: x\nVerdict: maybe\nNumber: 1",
+        "A claim.\n\nTitle: t\nSubject: Weather\nMade in: x\nVerdict: holds\nNumber: 1",
     ],
 )
 def test_mutation_a_header_without_its_parts_is_refused(header, claims, tmp_path):
@@ -122,5 +126,5 @@ def test_every_line_that_refutes_a_misprint_is_true():
     text = (DOCS / "claims.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\| .* \| `([^`]+)` \|$", text, re.MULTILINE)
     names = {"log": math.log, "Normal": Normal, "kl": lambda p, q: float(kl_divergence(p, q)), "mixed": mixed}
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert all(eval(line, dict(names)) for line in lines)

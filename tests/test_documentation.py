@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bayeskit import __version__
+from bayeskit import __version__, gallery
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -69,3 +69,14 @@ def test_links_of_the_project_are_those_of_the_environment(environment, names):
 )
 def test_a_room_is_in_the_innermost_room_above_it(room, above):
     assert extension("reference").room_above(room, ["a", "a.b", "a.c", "x.z"]) == above
+
+
+def test_every_page_of_the_gallery_answers_a_question_and_every_module_has_one(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS / "_extensions")
+    questions, names = extension("questions"), {each.name for each in gallery.pages()}
+    asked = questions.NAMED.findall(page("questions"))
+    assert set(asked) == names and len(asked) == len(names)
+    without = sorted(room for room, pages in questions.systems().items() if not pages)
+    assert not without, f"no page of the gallery uses {without}"
+    timed = set(questions.seconds_of(DOCS / "tables" / "gallery.csv"))
+    assert timed == names, "run benchmarks/gallery_pages.py on new pages, with --save docs/tables/gallery.csv"

@@ -1,6 +1,8 @@
-"""The gradient of an equation's end in its parameter is the end's own gradient times the integral of df/dtheta.
+"""The gradient in a differential equation's parameter is that in its end times the integral of df/dtheta.
 
-Made in: introductions to {cite:t}`chen2018`
+Title: Neural ODE: the gradient is no product of two factors
+Subject: Differential equations
+Made in: derivations that take the adjoint out of the integral in equation 5 of {cite:t}`chen2018`
 Verdict: fails
 Number: of h' = theta h, with all ones, the product is 1.7183 and the gradient 2.7183
 Page: sampling/predator_and_prey

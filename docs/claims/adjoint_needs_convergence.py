@@ -1,6 +1,9 @@
 """The gradient of a neural differential equation by its adjoint assumes that the parameters have converged.
 
-Made in: introductions to {cite:t}`chen2018`, whose own text makes no such assumption
+Title: Neural ODE: the adjoint method away from convergence
+Subject: Differential equations
+Made in: readings of appendix B of {cite:t}`chen2018`, where the parameters' adjoint is zero at the end; no convergence
+    is assumed
 Verdict: fails
 Number: far from a stationary point, where the gradient is 2.7183, the adjoint's error is 0.0000
 Page: sampling/predator_and_prey

@@ -1,6 +1,9 @@
 """Schwarz's criterion tends to the log evidence as data grow.
 
-Made in: readings of {cite:t}`schwarz1978`; {cite:t}`kass1995` say when
+Title: Bayesian information criterion (BIC) and the log evidence
+Subject: Evidence and model choice
+Made in: readings of {cite:t}`schwarz1978`, whose proposition leaves a remainder that is bounded, not one that vanishes;
+    {cite:t}`kass1995` say when it is small
 Verdict: holds if the prior is worth one datum
 Number: at a million data its error is 0.000 nats under a prior of the sd of one datum, and 2.303 nats under ten times
     that sd

@@ -1,7 +1,9 @@
-"""An energy-based classifier has no loss by which to tell whether its training goes well.
+"""An energy-based classifier's likelihood cannot be normalised, so that nothing tells whether its training goes well.
 
-Made in: {cite:t}`grathwohl2020`
-Verdict: fails
+Title: Energy-based classifiers (JEM): the normaliser and the training loss
+Subject: Models without a normaliser
+Made in: section on limitations of {cite:t}`grathwohl2020`
+Verdict: holds if annealing from below and from above do not meet
 Number: of linear logits the log normaliser is 3.0394, and annealing from both sides finds 3.0396 +- 0.0041
 Page: sampling/models_without_a_normaliser
 """

@@ -1,6 +1,8 @@
-"""A density model's score less the length of a compressed file is a log likelihood ratio.
+"""A density model's -log p less the length of the compressed file is a log likelihood ratio.
 
-Made in: {cite:t}`serra2020`
+Title: Input complexity as a likelihood ratio
+Subject: Likelihoods of images and outliers
+Made in: abstract of {cite:t}`serra2020`
 Verdict: holds if the compressor's lengths are those of a probability that sums to one
 Number: with the code of Krichevsky and Trofimov, some hundred bits with thirty ones score -3.65, and with none 47.31
 Page: variational_autoencoders/density_is_not_detection

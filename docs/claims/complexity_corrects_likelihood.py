@@ -1,6 +1,8 @@
 """Subtracting their compressed size makes a density detect images that are not of its kind.
 
-Made in: {cite:t}`serra2020`
+Title: Out-of-distribution detection by likelihood less complexity
+Subject: Likelihoods of images and outliers
+Made in: abstract of {cite:t}`serra2020`
 Verdict: holds if strange images compress better than their density says
 Number: the chance that a strange image scores above a digit goes from 0.00 to 0.989 +- 0.003 for black ones, but
     blurred ones stay at 0.00

@@ -1,5 +1,7 @@
 """A classifier that mixes its density with one of the background is unsure far from the data, with a guarantee.
 
+Title: Certified low confidence far from the data (CCU)
+Subject: Likelihoods of images and outliers
 Made in: {cite:t}`meinke2020`
 Verdict: holds if the background is wider than the data's density
 Number: at distance six the confidence of ten classes is 0.1000 with background sd three, and 1.0000 with sd one half

@@ -1,6 +1,8 @@
 """Variational dropout with the rule log alpha > 3 removes the weights that are not needed.
 
-Made in: {cite:t}`molchanov2017`
+Title: Variational dropout: pruning by log alpha > 3
+Subject: Neural networks and sparse priors
+Made in: readings of {cite:t}`molchanov2017`, who measure what is removed, not what should be
 Verdict: fails
 Number: of null weights of a normal regression 29.8 % stay: the rule is a test at 1.041 standard errors
 Page: wide_networks/weights_that_are_not_there

@@ -1,6 +1,8 @@
 """Near a minimum the empirical Fisher information is the Fisher information.
 
-Made in: literature that {cite:t}`kunstner2019` review
+Title: Empirical Fisher information near a minimum
+Subject: Neural networks and sparse priors
+Made in: literature that section 4.2 of {cite:t}`kunstner2019` reviews and corrects
 Verdict: holds if the model's noise is that of the data
 Number: where residuals have half the model's sd, at the minimum the traces have the ratio 0.247 +- 0.003
 Page: wide_networks/laplace_with_the_right_fisher

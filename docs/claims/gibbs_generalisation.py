@@ -1,8 +1,10 @@
-"""The expected gap of a Gibbs posterior is its symmetrised information over the inverse temperature.
+"""A Gibbs posterior's loss of new data exceeds that of its own by its symmetrised information over its weight.
 
-Made in: {cite:t}`aminian2021`
+Title: Generalisation error of the Gibbs algorithm
+Subject: Information and generalisation
+Made in: abstract of {cite:t}`aminian2021`
 Verdict: holds
-Number: at ten normal data and inverse temperature one both are 0.1333
+Number: of a normal mean from ten data at inverse temperature one both are 0.1333
 Page: loss_based_updates/certificate_for_a_network
 """
 

@@ -1,6 +1,8 @@
 """Gradient descent with a finite step follows the flow of the loss plus step/4 times its squared slope.
 
-Made in: {cite:t}`barrett2021`
+Title: Implicit gradient regularisation of gradient descent
+Subject: Neural networks and sparse priors
+Made in: {cite:t}`barrett2021`, to first order in the step
 Verdict: holds if the step is small against the inverse curvature
 Number: of curvature one the rate is 1.0536 at step 0.1 where the corrected flow has 1.0500, but 2.558 at 0.9 where it
     has 1.450

@@ -1,6 +1,8 @@
 """The harmonic mean of the likelihood has an error that falls as one over the root of the number of draws.
 
-Made in: {cite:t}`newton1994`, who already doubt it
+Title: Harmonic mean estimator of the marginal likelihood
+Subject: Evidence and model choice
+Made in: readings of {cite:t}`newton1994`, who warn that no central limit theorem need hold
 Verdict: holds if the prior is narrower than the likelihood
 Number: with prior sd 0.8 of the likelihood's the relative variance of a draw is 0.301, from sd 1 on it is infinite
 Page: evidence/harmonic_mean_of_a_normal

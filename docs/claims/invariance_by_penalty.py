@@ -1,6 +1,8 @@
 """Invariant risk minimisation finds the invariant predictor.
 
-Made in: {cite:t}`arjovsky2019`
+Title: Invariant risk minimisation: the weight of the penalty
+Subject: Causes and related tasks
+Made in: {cite:t}`arjovsky2019`, whose penalty stands for a constraint
 Verdict: holds if the penalty is without bound
 Number: the effect's coefficient, which should be zero, is 0.342 without penalty, 0.098 at weight 100 and 0.023 at
     10,000

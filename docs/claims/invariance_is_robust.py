@@ -1,6 +1,8 @@
 """A predictor that is invariant over environments has the lower risk in an environment unlike all of them.
 
-Made in: readings of {cite:t}`arjovsky2019`
+Title: Invariant risk minimisation: risk in a new environment
+Subject: Causes and related tasks
+Made in: readings of {cite:t}`arjovsky2019`, who compare the largest risk over all environments, not that in one
 Verdict: holds if the effect's own mechanism changes
 Number: at a new noise variance of 100 the invariant predictor has the risk 100.0 and least squares over both
     environments 43.4; where the effect changes its sign, invariance has 1.00 and least squares 2.39

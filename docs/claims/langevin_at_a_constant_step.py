@@ -1,6 +1,8 @@
 """Stochastic-gradient Langevin dynamics draws from the posterior.
 
-Made in: {cite:t}`welling2011`, for steps that fall to zero
+Title: Stochastic gradient Langevin dynamics (SGLD) at a constant step
+Subject: Monte Carlo and calibration
+Made in: abstract of {cite:t}`welling2011`, for steps that fall to zero
 Verdict: holds if the step falls to zero
 Number: at a constant step of 0.5, exact gradients give a standard normal the variance 1.143; a run finds 1.140 +- 0.008
 Page: sampling/stochastic_gradient

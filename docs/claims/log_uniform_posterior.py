@@ -1,5 +1,7 @@
 """A log-uniform prior gives Bayesian inference for the weights of a network.
 
+Title: Log-uniform prior for the weights of a network: an improper posterior
+Subject: Neural networks and sparse priors
 Made in: {cite:t}`kingma2015`; refuted by {cite:t}`hron2018`
 Verdict: fails
 Number: the posterior's mass at weights larger than e grows by 0.7979 for each unit of -log e, without end

@@ -1,6 +1,8 @@
 """Meta-learning by implicit gradients is empirical Bayes in a hierarchical model.
 
-Made in: introductions to {cite:t}`rajeswaran2019`; the link is that of {cite:t}`grant2018`
+Title: Implicit MAML and empirical Bayes
+Subject: Causes and related tasks
+Made in: readings of {cite:t}`rajeswaran2019`; {cite:t}`grant2018` have the link, for another algorithm
 Verdict: fails
 Number: eight schools with sd twenty between them have the mean 8.464 by empirical Bayes and 9.235 by implicit gradients
 Page: evidence/learning_to_learn

@@ -1,6 +1,9 @@
 """Negative sampling learns the probabilities of words as noise-contrastive estimation does.
 
-Made in: introductions to {cite:t}`mikolov2013`
+Title: Negative sampling (word2vec) against noise-contrastive estimation
+Subject: Models without a normaliser
+Made in: introductions to {cite:t}`mikolov2013`, whose own text says that the property does not matter for its use;
+    {cite:t}`dyer2014` has the condition
 Verdict: holds if the noise is uniform and there are as many negative samples as words
 Number: with five negatives, the score of the commonest of five words is -1.145 where its log probability is -0.452
 Page: sampling/sampled_softmax

@@ -1,5 +1,7 @@
 """With more noise for each observation, noise-contrastive estimation becomes as exact as maximum likelihood.
 
+Title: Noise-contrastive estimation: efficiency against the amount of noise
+Subject: Models without a normaliser
 Made in: {cite:t}`gutmann2012`
 Verdict: holds
 Number: of a normal's precision its asymptotic variance is 1.482 times as large at equal shares, 1.006 times at a

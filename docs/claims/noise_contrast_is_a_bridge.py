@@ -1,6 +1,8 @@
 """Noise-contrastive estimation finds the normaliser of a density.
 
-Made in: {cite:t}`gutmann2012`
+Title: Noise-contrastive estimation is bridge sampling
+Subject: Models without a normaliser
+Made in: {cite:t}`gutmann2012`; for the constant alone, the equation is one of {cite:t}`meng1996`
 Verdict: holds
 Number: it is bridge sampling (difference 0.0000) and finds 0.563 +- 0.008 where the log normaliser is 0.5724
 Page: sampling/models_without_a_normaliser

@@ -1,6 +1,9 @@
 """Drawing the codes of normal data to a point learns which data are normal.
 
-Made in: readings of {cite:t}`ruff2020`
+Title: Deep one-class classification (Deep SVDD, Deep SAD): hypersphere collapse
+Subject: Likelihoods of images and outliers
+Made in: readings of {cite:t}`ruff2020`; propositions 1 to 3 of {cite:t}`ruff2018` say when it collapses, offsets among
+    them
 Verdict: holds if the network cannot map all data to the point
 Number: a linear layer with an offset reaches the loss 0.0000, where a datum at ten sds has the score 0.0000 as well
 Page: variational_autoencoders/density_is_not_detection

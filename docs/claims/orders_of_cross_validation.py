@@ -1,6 +1,8 @@
 """The log evidence of N data is a mean over N (N + 1) / 2 orders of the data.
 
-Made in: introductions to {cite:t}`fong2020`, whose own text has all orders
+Title: Marginal likelihood as cross-validation: number of orders
+Subject: Evidence and model choice
+Made in: introductions to {cite:t}`fong2020`, whose own identity is over all held-out sets
 Verdict: fails
 Number: of four data it is the mean of 24 orders' sums, the scores being sums over all 15 held-out sets
 Page: loss_based_updates/evidence_is_cross_validation

@@ -1,5 +1,7 @@
 """Sampled softmax gives an unbiased estimate of the log probability and of its gradient.
 
+Title: Sampled softmax: bias of the log probability
+Subject: Models without a normaliser
 Made in: introductions to {cite:t}`bengio2008`, whose own text says that the bias vanishes as samples grow
 Verdict: fails
 Number: the log normaliser of five words is low by 0.1596 nats with one sample and by 0.0276 with five: IWAE's bound

@@ -1,5 +1,7 @@
 """If the treated fare worse in the data, the treatment harms.
 
+Title: Simpson's paradox: seeing a treatment against doing it
+Subject: Causes and related tasks
 Made in: {cite:t}`pearl2009`, as the error to avoid
 Verdict: fails
 Number: with a common cause, 0.44 of the treated fare well and 0.56 of others, while doing it gives 0.60 against 0.40

@@ -1,8 +1,12 @@
 """Tangent kernels become constant with width in convolutional networks, but residual connections prevent it.
 
-Made in: readings of {cite:t}`goldblum2020`, whose own residual networks have batch normalisation too
+Title: Neural tangent kernel of convolutional and residual networks
+Subject: Neural networks and sparse priors
+Made in: readings of the abstract of {cite:t}`goldblum2020`, which names skip connections together with batch
+    normalisation
 Verdict: fails
-Number: the kernel's change in training falls with the power 0.97 +- 0.06 of the width, with a residual sum 0.92 +- 0.06
+Number: the kernel's change in training falls with the power 0.97 +- 0.06 of the width without, and 0.92 +- 0.06 with a
+    residual sum
 Page: wide_networks/torch_module_to_gaussian_process
 """
 

@@ -1,5 +1,7 @@
-"""The tangent kernel of two bumps has its maximum at x = 7, and negative values.
+"""Seen from a datum at x = 10, the tangent kernel of a sum of two bumps has its maximum at 7, and negative values.
 
+Title: Neural tangent kernel of two bumps
+Subject: Neural networks and sparse priors
 Made in: introductions to {cite:t}`jacot2018`
 Verdict: fails
 Number: for the parameters printed the maximum is at 10.0, the kernel is 0.870 of it at seven and never below 0.500

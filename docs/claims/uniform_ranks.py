@@ -1,5 +1,7 @@
 """A sampler whose ranks in simulation-based calibration are uniform draws from the posterior.
 
+Title: Simulation-based calibration: uniform ranks are not enough
+Subject: Monte Carlo and calibration
 Made in: readings of {cite:t}`talts2018`; the counterexample is one of {cite:t}`modrak2023`
 Verdict: fails
 Number: draws from the prior have a mean rank of 0.500 +- 0.004 of the most, and miss 0.347 nats that the data tell

@@ -1,9 +1,11 @@
-"""The vaguer the prior, the more the data speak for themselves in a test.
+"""The vaguer the prior of an effect, the more the data speak for themselves in a test of the effect.
 
-Made in: {cite:t}`kass1995`, as the error to avoid
+Title: Vague priors in Bayes factors: the Lindley-Bartlett paradox
+Subject: Evidence and model choice
+Made in: an error that {cite:t}`bartlett1957` shows and {cite:t}`kass1995` warn of
 Verdict: fails
-Number: an estimate at 3 standard errors from zero has the log Bayes factor 1.90 against zero with prior sd 1, and
-    -2.41 with sd 1,000
+Number: an estimate at 3 standard errors from zero has the log Bayes factor 1.90 against zero with prior sd 1, and -2.41
+    with sd 1,000
 Page: evidence/tempering_against_spike_and_slab
 """
 

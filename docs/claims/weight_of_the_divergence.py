@@ -1,10 +1,12 @@
 """The weight beta of an autoencoder's divergence does what no other setting does.
 
-Made in: readings of {cite:t}`higgins2017`
+Title: Beta-VAE: beta and the variance of the decoder
+Subject: Variational inference and discrete choices
+Made in: readings of {cite:t}`higgins2017`; {cite:t}`rybkin2021` have the correspondence for normal decoders
 Verdict: fails
 Number: beta = 4 with decoder variance 0.1 and beta = 1 with variance 0.4 have gradients of ratio 4.000 in all
     parameters
-Page: variational_autoencoders/probabilistic_pca
+Page: variational_autoencoders/beta_vae_infomax
 """
 
 import torch

@@ -1,6 +1,8 @@
-"""Gradients whitened by the empirical Fisher information have the mean squared length of the number of parameters.
+"""Whitened by the empirical Fisher information, gradients have one mean squared length, near a minimum or far from it.
 
-Made in: {cite:t}`kunstner2019`
+Title: Gradients whitened by the empirical Fisher information
+Subject: Neural networks and sparse priors
+Made in: follows from section 5 of {cite:t}`kunstner2019`: the matrix is the gradients' own second moment
 Verdict: holds
 Number: of three parameters the mean is 3.000000 wherever they are
 Page: wide_networks/laplace_with_the_right_fisher

@@ -119,7 +119,7 @@ assert abs(by_hand - enumerated) < 1e-9
 # the gap is small, share and gap are hardly known, and elsewhere they are: no one length of trajectories suits both, so
 # the No-U-Turn sampler chooses it at each step.
 
-num_chains, num_warmup, num_samples = (32, 100, 260) if is_small() else (64, 300, 1000)
+num_chains, num_warmup, num_samples = (32, 100, 600) if is_small() else (64, 300, 1000)
 draws, found = {}, {}
 for model in (one_species, two_species):
     own = bk.Target.from_pyro(model, y)

@@ -94,7 +94,7 @@ assert np.abs(hmm.state_probabilities(y[:8])[:, 1].numpy() - stormy / np.exp(ter
 # Chains begin at the likeliest four of a thousand draws from the prior. One that begins where the states differ by
 # their means, growth and recession, may stay there for hundreds of draws, though it is ten nats less likely.
 
-size = {"num_warmup": 100, "num_samples": 100} if is_small() else {"num_warmup": 500, "num_samples": 1000}
+size = {"num_warmup": 150, "num_samples": 250} if is_small() else {"num_warmup": 500, "num_samples": 1000}
 guesses = target.sample_prior(1000, seed=1)
 start = guesses[target.log_likelihood(guesses).topk(4).indices]
 draws = bk.sample(target, num_chains=4, seed=0, initial=start, progress=False, **size)

@@ -37,7 +37,7 @@ from bayeskit.models.discrete.ising import CRITICAL_COUPLING, IsingGrid, kaufman
 # the sum of the neighbours.
 
 SIDE, LARGEST = 8, 0.8
-count = 2000
+count = 6000
 couplings = LARGEST * (torch.arange(400, dtype=torch.float64) + 0.5) / 400
 grids = IsingGrid.homogeneous(SIDE, SIDE, couplings)
 

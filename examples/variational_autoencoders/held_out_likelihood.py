@@ -107,7 +107,7 @@ for name, found in ways.items():
 # The evidence lower bound trains model and guide. Then the held-out tumours: all of them by two of the ways, and a few
 # by bridge sampling, which takes seconds for each.
 
-epochs = 15 if is_small() else 200
+epochs = 40 if is_small() else 200
 adam = functools.partial(torch.optim.Adam, lr=0.01)
 bk.fit(vae.model, vae.guide, ELBO(), train, num_epochs=epochs, batch_size=50, optimizer=adam, seed=0, progress=False)
 with torch.no_grad():

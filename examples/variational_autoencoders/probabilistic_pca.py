@@ -106,7 +106,7 @@ assert max(float(slope.abs().max()) for slope in slopes) < 1e-9
 # The wines, by stochastic gradients of the evidence lower bound: the divergence of guide from prior in closed form,
 # the rest by eight codes a wine. The learning rate falls to nothing, and the noise of the gradients with it.
 
-steps = 500 if is_small() else 2500
+steps = 2000 if is_small() else 3000
 result = bk.fit(
     vae.model,
     vae.guide,

@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from bayeskit.gallery import is_small
-from bayeskit.models.wide_networks import infinite_width, last_layer_ensemble, nngp_posterior
+from bayeskit.models.wide_networks import InfiniteWidth, infinite_width, last_layer_ensemble, nngp_posterior
 from bayeskit.models.wide_networks.finite_width import fit_power_law
 
 NOISE = 0.5
@@ -104,6 +104,31 @@ for name, values, exact in (("bias", found, 0.0), ("mean square", found.square()
     value, error = float(values.mean()), float(values.std()) / len(values) ** 0.5
     print(f"four units, {name}: {value:.4f} +- {error:.4f}, exactly {exact:.4f}")
     assert abs(value - exact) < 4.5 * error
+
+# %%
+# The gradient of a random network in its *input* is a Gaussian process as well. Its covariance is the mixed derivative
+# :math:`\partial^2 K / \partial x \, \partial x'^\top`, here with the trace :math:`(\pi - \theta) / \pi`: two images
+# have gradients that agree less, the larger the angle. With each further layer they agree less still, until the
+# gradients of neighbours have nothing in common, as if they were shattered :cite:p:`balduzzi2017`.
+
+
+def gradient_agreement(kernel: InfiniteWidth, a: Tensor, b: Tensor) -> float:
+    """Return the expected scalar product of the gradients of a random network at two inputs."""
+    inner = torch.func.jacfwd(lambda a, b: kernel.nngp(a[None], b[None])[0, 0], 1)
+    return float(torch.func.jacrev(inner, 0)(a, b).trace())
+
+
+agreement = gradient_agreement(kernel, x[0], x[1])
+weights = torch.randn(20_000, 64, 4, generator=torch.Generator().manual_seed(3), dtype=x.dtype) / 8
+squares = weights.square().sum(1) * (x[0] @ weights > 0) * (x[1] @ weights > 0) / 2  # of v, the mean square is one
+found, error = float(squares.sum(1).mean()), float(squares.sum(1).std()) / 20_000**0.5
+print(f"gradients at two images: {agreement:.6f}, four units {found:.4f} +- {error:.4f}")
+assert abs(agreement - (1 - angle / math.pi)) < 1e-9 and abs(found - agreement) < 4.5 * error
+for depth in (2, 5, 10):
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(64, 64, bias=False), nn.ReLU())]
+    deep = nn.Sequential(*layers, nn.Linear(64, 1, bias=False)).double()
+    variances = {str(place): 2.0 if place else 1.0 for place in range(0, 2 * depth + 1, 2)}
+    print(f"{depth:2d} layers: {gradient_agreement(infinite_width(deep, weight_variance=variances), x[0], x[1]):.6f}")
 
 # %%
 # How do trained networks come in? Let gradient descent fit the last layer to targets with noise of their own, with a
@@ -190,5 +215,17 @@ right.set(xlabel="prediction of the kernel", ylabel="mean prediction of networks
 right.legend()
 
 # %%
+# Try it on yours
+# ---------------
+# Any module of linear and convolutional layers, activations and sums has its kernel:
+#
+# .. code-block:: python
+#
+#    kernel = infinite_width(module)
+#    posterior = nngp_posterior(kernel, x_train, y_train, noise_variance)
+#
+# Draw a few networks of your own width first and compare :math:`\hat K` with the kernel, as in the first figure: where
+# the dots stray far from the curve, as they do on the left, the limit does not describe your network.
+#
 # Where to go next: :doc:`four_gaussian_processes` trains all layers, :doc:`torch_module_to_gaussian_process` chooses a
 # depth by the evidence.

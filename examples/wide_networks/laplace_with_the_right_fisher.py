@@ -1,6 +1,6 @@
 r"""
-Laplace's approximation with the right Fisher information
-=========================================================
+Laplace approximation of a count regression: Fisher or empirical Fisher information
+===================================================================================
 
 **What you will learn:** what the Fisher information and the empirical Fisher are, why only one of them is a curvature,
 and what happens to a posterior and to training where the other is taken for it.
@@ -207,5 +207,20 @@ for ax in (left, right):
     ax.legend(fontsize="small")
 
 # %%
-# Where to go next: :doc:`four_gaussian_processes` has the posterior of a network of infinite width,
-# :doc:`/gallery/evidence/eight_schools_by_every_estimator` other ways to an evidence.
+# Try it on yours
+# ---------------
+# Train any module with a penalty on its weights, then
+#
+# .. code-block:: python
+#
+#    mode = find_parameter_mode(module, likelihood, x, y, prior_precision)
+#    posterior = laplace_posterior(mode, likelihood, x, y, prior_precision)
+#    print(posterior, posterior.distance)  # how far from a mode, in posterior standard deviations
+#    print(empirical_fisher(mode, likelihood, x, y).warnings)
+#
+# The last line says whether squared residuals are those of the model. If they are not, change the likelihood (here a
+# negative binomial) before the approximation.
+#
+# Where to go next: :doc:`empirical_fisher_fields` draws both matrices' steps in two parameters,
+# :doc:`four_gaussian_processes` has the posterior of a network of infinite
+# width, :doc:`/gallery/evidence/eight_schools_by_every_estimator` other ways to an evidence.

@@ -873,7 +873,9 @@ def _warn(run: StochasticGradientRun, outcome: Outcome, draws: Draws) -> None:
         return
     temperature = draws.sample_stats["temperature"]
     mean, error = temperature.mean(1), mean_error(temperature.unsqueeze(1))
-    hot = [chain for chain in (mean - 4 * error > _TOO_HOT).nonzero().flatten().tolist() if chain not in lost]
+    # Where a chain runs away, temperatures grow without end, and so does the error of their mean.
+    too_hot = torch.maximum(mean - 4 * error, temperature.median(1).values) > _TOO_HOT
+    hot = [chain for chain in too_hot.nonzero().flatten().tolist() if chain not in lost]
     if hot:
         _say(
             f"chains {_named(hot)} have a mean temperature up to {float(mean[hot].max()):.3g} instead of 1: drift or "

@@ -174,6 +174,13 @@ def test_a_hot_chain_is_named(target):
         sample_stochastic_gradient(target, SGLD(step), 2, 100, 300, progress=False)
 
 
+@pytest.mark.parametrize("step", [4.2, 6.0])
+def test_all_chains_that_run_away_are_named(whole, step):
+    """Their temperatures grow without end, so that the error of the mean is as large as the mean."""
+    with pytest.warns(SamplingWarning, match=r"chains \[0, 1, 2\] have a mean temperature up to"):
+        sample_stochastic_gradient(whole, SGLD(step / (1 + NUM_DATA)), 3, 20, 100, progress=False)
+
+
 def test_noise_is_not_taken_out_twice(epochs):
     with pytest.warns(SamplingWarning, match="the noise of one epoch cancels in part"):
         sample_stochastic_gradient(epochs, SGHMC(0.01, friction=8.0, gradient_noise=NOISE), 2, 5, 5, progress=False)

@@ -1,0 +1,26 @@
+"""Any pooling that does not depend on the order, such as the largest, can stand for the sum in a network on sets.
+
+Title: Max pooling in deep sets, and the number of data
+Subject: Neural networks and sparse priors
+Made in: introductions to {cite:t}`zaheer2017`, whose theorem has the sum
+Verdict: fails
+Number: two data and the same data four times have codes that differ by 0.0000 if pooled by the largest; the
+    posteriors of a normal mean have the sd 0.577 and 0.333, and a divergence of 0.216 nats
+Page: sampling/one_network_for_all_sizes
+"""
+
+import torch
+from torch.distributions import Normal, kl_divergence
+
+from bayeskit.core.randomness import new_generator
+
+few = torch.tensor([[0.7], [-0.7]], dtype=torch.float64)  # y ~ N(theta, 1), theta ~ N(0, 1)
+many = few.repeat(4, 1)
+weight, offset = torch.randn(2, 1, 64, dtype=torch.float64, generator=new_generator(0))
+largest, total = ([torch.tanh(y @ weight + offset) for y in (few, many)] for _ in range(2))
+by_largest = float((largest[0].amax(0) - largest[1].amax(0)).abs().max())
+by_sum = float((total[0].sum(0) - total[1].sum(0)).abs().max())
+posteriors = [Normal(float(y.sum()) / (1 + len(y)), (1 + len(y)) ** -0.5) for y in (few, many)]
+sds = [float(p.scale) for p in posteriors]
+found = by_largest, *sds, float(kl_divergence(posteriors[1], posteriors[0]))
+assert by_largest == 0 < by_sum
