@@ -169,5 +169,10 @@ axes.legend(frameon=False)
 # :func:`~bayeskit.inference.generalized.divergence_from_prior`, with the evidence, and for runs of SGLD
 # :func:`~bayeskit.inference.generalized.path_information`.
 #
+# .. code-block:: python
+#
+#    certificate = certify(posterior, prior, errors, ours, num_draws=500)
+#    print(certificate, certificate.trusted, certificate.promise)
+#
 # Where to go next: :doc:`safe_bayes_against_coverage` chooses the weight of a Gibbs posterior,
 # :doc:`evidence_is_cross_validation` compares models on data left out.

@@ -154,4 +154,9 @@ axes.legend(frameon=False)
 # networks. Look at ``target.gradient_variance(u)`` before and after. With 442 rows none of this is worth it:
 # :func:`bayeskit.sample`, which sees all of them, is faster and has no bias.
 #
+# .. code-block:: python
+#
+#    target = MinibatchTarget.from_pyro(regression, x, y, batch_size=20, control="mode", weights="optimal")
+#    print(target.gradient_variance(points[:4]).sum(1))
+#
 # Where to go next: :doc:`stochastic_gradient` has the kernels and the bias of a step.

@@ -182,4 +182,10 @@ for attempt in (
 # tilt=True)``. Train it by ``fit_energy``, and look at ``gap`` and ``trusted`` of ``log_normaliser`` before you compare
 # likelihoods. ``energy_target(model)`` is a target for every sampler and every estimator of the evidence.
 #
+# .. code-block:: python
+#
+#    fit_energy(moons, points, classes, num_steps=200)
+#    z = log_normaliser(moons, num_temperatures=20)
+#    print(z, z.gap, z.trusted)
+#
 # Where to go next: :doc:`/gallery/sampling/sampled_softmax` is about constants of many classes.

@@ -155,6 +155,12 @@ assert found[-1] < (1.0 if is_small() else 0.5) * found[0]  # small networks hav
 # :class:`~bayeskit.errors.DataError`: it says that your data are unlike all simulations. :func:`bayeskit.sbc` takes the
 # network as a sampler, ``bk.sbc(model, posterior, args=...)``. For one data set, :func:`bayeskit.sample` is quicker.
 #
+# .. code-block:: python
+#
+#    posterior = bk.amortize(model, (torch.zeros(66, dtype=torch.float64),), sizes=(1, 66), num_steps=400)
+#    draws, z = posterior.correct(newcomb[:8], num_draws=4000)
+#    print(draws["mean"].mean(), z.trusted)
+#
 # Where to go next: :doc:`simulator_in_a_hierarchy` learns a likelihood in place of a posterior,
 # :doc:`simulation_based_calibration` checks either, :doc:`/gallery/loss_based_updates/newcombs_median` asks these times
 # for their median.

@@ -156,5 +156,11 @@ axes.legend(frameon=False)
 # powers of ten, so that ``solve`` warns or chains are slow, take ``method="rodas5"``. Then let
 # :func:`~bayeskit.inference.evidence.tolerance_check` look at the tolerance before you believe a Bayes factor.
 #
+# .. code-block:: python
+#
+#    target = target_at(1e-6)
+#    draws = bk.sample(target, seed=1)
+#    print(evidence.tolerance_check(target_at, 1e-6, draws=draws, seed=1))
+#
 # Where to go next: :doc:`/gallery/variational_autoencoders/latent_differential_equation` learns the equation of many
 # series at once, :doc:`simulator_in_a_hierarchy` is for dynamics with noise, which have no likelihood.

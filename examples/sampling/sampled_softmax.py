@@ -130,4 +130,11 @@ assert log_odds.argmin() != 0 and not torch.allclose(log_odds.detach(), softmax.
 # ``sumo_estimate``; the loss of a datum is that minus the logit of its class. Keep some first samples, ``m`` of 10 or
 # more, for a smaller variance.
 #
+# .. code-block:: python
+#
+#    stop = tail.sample()
+#    chosen = torch.multinomial(proposal, 1 + stop, replacement=True)
+#    log_normaliser = sumo_estimate(log_weights[chosen], tail.survival(torch.arange(1, stop + 1)))
+#    print(log_normaliser - logits[0])  # the loss of a datum of the first class
+#
 # Where to go next: :doc:`/gallery/variational_autoencoders/elbo_iwae_sumo` debiases a likelihood in the same way.

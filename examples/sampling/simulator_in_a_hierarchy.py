@@ -199,4 +199,10 @@ else:
 # at a time, and a prior wide enough for all groups. Simulations that fail are counted. Look at ``likelihood.warnings``,
 # and call ``likelihood.refine(parameters=...)`` with draws from your posterior until the score no longer rises.
 #
+# .. code-block:: python
+#
+#    likelihood = learn_likelihood(simulator, prior, num_simulations=20_000)
+#    draws = bk.sample(bk.Target.from_pyro(hierarchy, y, likelihood))
+#    print(likelihood.trusted, likelihood.warnings)
+#
 # Where to go next: :doc:`simulation_based_calibration` checks a sampler with a simulator's own data.

@@ -165,4 +165,9 @@ axes.legend()
 # Take a model that you have fitted, leave out its data or give data of the planned shape, and name what you want to
 # know: ``bk.information(model, *args, of=["effect"], about=["y"])``. Look at ``gap`` and ``warnings`` before ``value``.
 #
+# .. code-block:: python
+#
+#    found = bk.information(answers, torch.tensor([-0.5, 0.5], dtype=DOUBLE), of=["threshold"], about=["answer"])
+#    print(found, found.gap, found.warnings)
+#
 # Where to go next: :doc:`/gallery/evidence/evidence_of_a_pyro_model` uses the data once they are there.

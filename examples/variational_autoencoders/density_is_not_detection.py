@@ -182,5 +182,11 @@ below.legend(frameon=False)
 # no closed form. One-class scores such as the distance from a centre are no densities, and can be had by mapping all
 # data to it.
 #
+# .. code-block:: python
+#
+#    usual, alternative = components(train), components(makers["blurred"](train))
+#    images = test[:5].double()
+#    print(alternative.log_prob(images) - usual.log_prob(images))  # log Bayes factors for blurred images
+#
 # Where to go next: :doc:`held_out_likelihood` estimates the density of such a model, :doc:`probabilistic_pca` is where
 # it is known.

@@ -194,5 +194,11 @@ for n, axes in enumerate(figure.subplots(1, 3, sharey=True)):
 # known: :func:`~bayeskit.ode.solve` differentiates what ``f`` uses from outside. Inputs that drive the system go into
 # ``params``. Look at ``trusted`` of the held-out likelihood: where it is not, the guide misses codes.
 #
+# .. code-block:: python
+#
+#    vae = new_equation()
+#    bk.fit(vae.model, vae.guide, IWAE(num_particles=5), (train, train_seen), num_epochs=5, batch_size=100)
+#    print(importance_sampling(vae.model, vae.guide, test, test_seen, num_samples=500).trusted)
+#
 # Where to go next: :doc:`/gallery/sampling/predator_and_prey` samples the parameters of one series,
 # :doc:`held_out_likelihood` compares estimates of such likelihoods.

@@ -197,5 +197,12 @@ right.set(xlabel="weights kept (dotted: the rule)", ylabel="accuracy on test ima
 # Train with the divergence annealed, look at accuracy against the fraction kept, and compare with pruning by magnitude
 # and training again, which is cheaper: ``benchmarks/sparse_networks.py`` does it.
 #
+# .. code-block:: python
+#
+#    module = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+#    network = sparsify(module, lambda f: dist.Categorical(logits=f), num_data=len(digits.train))
+#    bk.fit(network.model, network.guide, ELBO(), (digits.train, digits.train_labels), num_epochs=5, batch_size=100)
+#    print(network.compressed(), network.precision())
+#
 # Where to go next: :doc:`/gallery/discrete_latent_variables/spike_and_slab_regression` has exact inclusion
 # probabilities, :doc:`laplace_with_the_right_fisher` the posterior of a network that keeps its weights.

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import tokenize
 from pathlib import Path
 
@@ -17,6 +18,8 @@ ENVIRONMENT = os.environ | {"BAYESKIT_SMALL_EXAMPLES": "1", "OMP_NUM_THREADS": "
 ENVIRONMENT["CUDA_VISIBLE_DEVICES"] = ""  # forked processes can use no device that torch has looked for before
 HEADINGS = ("The model", "Before the data", "An exact twin", "The fit", "What it says")
 """What every page has, but for those on sampling, which teach how runs are made."""
+LAST = "Try it on yours"
+"""The heading of the last section of every page."""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,13 @@ def cells(text):
             heading = title[1]
         found.append((heading, cell))
     return found
+
+
+def code_blocks(cell):
+    """Return the code blocks of a cell's comments, which the page itself does not run."""
+    lines = [line[2:] for line in cell.splitlines() if line.startswith("#")]
+    found = re.findall(r"^\.\. code-block:: python\n((?:   .*\n|\n)+)", "\n".join([*lines, ""]), re.MULTILINE)
+    return [textwrap.dedent(block).strip() for block in found]
 
 
 def num_code_lines(text):
@@ -82,6 +92,25 @@ def test_page_is_short_and_has_its_parts(page):
     for heading in set(wanted) & {"An exact twin", "The fit"}:
         code = "".join(code for title, code in cells(text) if title == heading)
         assert re.search(r"^\s*assert ", code, re.MULTILINE), f"{heading!r} asserts nothing"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_ends_with_what_to_replace(page):
+    heading, cell = cells(page.path.read_text(encoding="utf-8"))[-1]
+    assert heading == LAST
+    assert num_code_lines(cell) or code_blocks(cell), "no code that a reader could start from"
+    for block in code_blocks(cell):
+        compile(block, f"{page.name}, {LAST}", "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_title_names_method_and_problem_in_one_line(page):
+    assert len(page.title) <= 85 and len(page.title.split()) >= 4
+
+
+def test_code_blocks_are_read_from_comments():
+    cell = "# Try it.\n#\n# .. code-block:: python\n#\n#    for x in y:\n#        print(x)\n#\n# More.\nz = 1\n"
+    assert code_blocks(cell) == ["for x in y:\n    print(x)"] and not code_blocks("# Try ``print(x)``.\n")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
