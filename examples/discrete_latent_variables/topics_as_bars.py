@@ -40,7 +40,7 @@ from bayeskit.models.discrete.topic_model import LatentDirichletAllocation, alig
 # The documents follow it but for their topics, which are the bars of a grid. Of each we see one half of the
 # words and keep the other to test what we have learnt.
 
-edge, num_documents, num_words = (2, 8, 40) if is_small() else (3, 60, 60)
+edge, num_documents, num_words = (3, 30, 60) if is_small() else (3, 60, 60)
 bars = torch.zeros(2 * edge, edge, edge, dtype=torch.float64)
 for i in range(edge):
     bars[i, i, :], bars[edge + i, :, i] = 1 / edge, 1 / edge
@@ -108,7 +108,7 @@ assert drawn.trusted and abs(drawn.log_evidence - by_hand) < 4.5 * drawn.standar
 # the topics as drawn says little. What does not depend on the order has to converge: the log likelihood, and the
 # probability of every word in every document. So have the topics, once all draws have them in one order.
 
-num_warmup, num_samples = (100, 150) if is_small() else (120, 100)
+num_warmup, num_samples = (120, 200) if is_small() else (120, 100)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", SamplingWarning)  # which is right: the chains have the topics in several orders
     draws = bk.sample(target, 4, num_warmup, num_samples, seed=0, progress=False)
