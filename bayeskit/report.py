@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import numbers
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -14,10 +15,10 @@ import numpy as np
 import torch
 
 from bayeskit.core.folders import write_atomically
-from bayeskit.core.page import Number, PageTable, measured, number, rendered
+from bayeskit.core.page import Cell, Number, PageTable, measured, number, rendered
 from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.draws import Draws
-from bayeskit.errors import BayeskitError
+from bayeskit.errors import BayeskitError, SettingsError
 from bayeskit.inference.evidence import EvidenceComparison
 from bayeskit.inference.evidence.comparison import comparison_facts, own_seconds
 from bayeskit.logdensity.target import Target
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from bayeskit.core.plots import Drawing
     from bayeskit.inference.samplers import Ladder
 
-__all__ = ["posterior_section", "posterior_summary", "versions", "write_report"]
+__all__ = ["posterior_section", "posterior_summary", "versions", "write_page", "write_report"]
 
 _MAX_PLOTTED = 12
 _MAX_COMPARED = 12  # parameters whose posterior is plotted beside the prior
@@ -151,7 +152,105 @@ def write_report(
     write_atomically(path, page.encode("utf-8"))
 
 
+def write_page(path: str | Path, *, title: str, sections: Mapping[str, Any]) -> None:
+    """Write a whole analysis as one HTML page: texts, tables and figures under headings.
+
+    The page needs no network and no other file, and can be sent. It ends with the versions of the packages.
+
+    Parameters
+    ----------
+    path : path
+        File to write; an existing file is replaced whole or not at all. Its folder must exist.
+    title : str
+        Heading of the page.
+    sections : mapping of str to content
+        By heading, in order: a text, a ``DataFrame``, a pair ``(Figure, caption)``, or a sequence of these. A text is
+        one paragraph, in which ``+-`` becomes a sign. A table shows its index unless that is a plain count of rows;
+        columns of strings are shown as they are, numbers to three digits or, from a thousand on, as whole numbers.
+
+    Raises
+    ------
+    SettingsError
+        If there are no sections, or one has something else.
+    OutputError
+        If the file cannot be written.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> import pandas as pd
+    >>> from bayeskit.report import write_page
+    >>> table = pd.DataFrame({"cost": [812.4, 2050.0]}, index=["wait", "act"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = pathlib.Path(folder) / "page.html"
+    ...     write_page(page, title="What to do", sections={"Answer": ["Wait: 812 +- 9.", table]})
+    ...     "Wait: 812 ± 9." in page.read_text(encoding="utf-8")
+    True
+    """
+    if not isinstance(sections, Mapping) or not sections:
+        raise SettingsError("sections: none is given. Remedy: give a mapping of headings to texts, tables and figures.")
+    parts = []
+    for place, (heading, content) in enumerate(sections.items(), start=1):
+        listed = list(content) if isinstance(content, Sequence) and not _is_one_item(content) else [content]
+        parts.append(
+            {"anchor": f"part-{place}", "heading": heading, "contents": [_item(str(heading), one) for one in listed]}
+        )
+    page = rendered("own_page.html", title=title, parts=parts, versions=versions())
+    write_atomically(path, page.encode("utf-8"))
+
+
 # -- contents -------------------------------------------------------------------------------
+
+
+def _is_one_item(content: Any) -> bool:
+    """Tell a text or a pair of figure and caption from a sequence of items."""
+    from matplotlib.figure import Figure
+
+    is_pair = isinstance(content, tuple) and len(content) == 2 and isinstance(content[0], Figure)
+    return isinstance(content, str) or (is_pair and isinstance(content[1], str))
+
+
+def _item(heading: str, one: Any) -> tuple[str, Any]:
+    """Return what the template `own_page.html` takes for a text, a table or a figure."""
+    import pandas as pd
+
+    from bayeskit.core.plots import Drawing
+
+    if isinstance(one, str):
+        return "text", one
+    if isinstance(one, pd.DataFrame):
+        return "table", _own_table(heading, one)
+    if _is_one_item(one):
+        figure, caption = one
+        return "figure", Drawing.of(figure, caption, caption)
+    raise SettingsError(
+        f"sections: {heading!r} has {type(one).__name__}, which a page cannot show. Remedy: give a text, a DataFrame, "
+        "or a pair (Figure, caption); of other results, their str() or to_pandas()."
+    )
+
+
+def _own_table(caption: str, frame: pd.DataFrame) -> PageTable:
+    """Return a data frame as a table; what stands first names the row."""
+    import pandas as pd
+
+    shown = frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
+    rows = []
+    for row in shown.itertuples(index=False, name=None):
+        cells = [_own_cell(value) for value in row]
+        rows.append([one.text if isinstance(one, Number) else one for one in cells[:1]] + cells[1:])
+    named = ["" if column == "index" and shown is not frame else str(column) for column in shown.columns]
+    return PageTable(caption, named, rows)
+
+
+def _own_cell(value: Any) -> Cell:
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if isinstance(value, numbers.Integral):
+        return number(int(value), "d")
+    if isinstance(value, numbers.Real):
+        real = float(value)
+        return number(real, ",.0f" if abs(real) >= 1000 else ".3g")
+    return str(value)
 
 
 def _posterior(draws: Draws) -> dict[str, Any]:

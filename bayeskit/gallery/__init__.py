@@ -7,7 +7,7 @@ requested.
 
 from bayeskit._moved import answer_to_old_names
 from bayeskit.gallery.registry import EXACT_CASES, Entry, entries, get_model, listed, names
-from bayeskit.gallery.scripts import GROUPS, Page, is_page, is_small, page, pages, run_page
+from bayeskit.gallery.scripts import GROUPS, Page, data_file, is_page, is_small, page, pages, run_page
 from bayeskit.gallery.trees import SUBSTITUTION_MODELS, check_substitution, mrbayes_block, tree_target
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Page",
     "SUBSTITUTION_MODELS",
     "check_substitution",
+    "data_file",
     "entries",
     "get_model",
     "is_page",

