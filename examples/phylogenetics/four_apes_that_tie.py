@@ -167,17 +167,12 @@ settings = {
     "BRCA1, HKY85, short": (gene, gene_model, short),
     "mitochondria, HKY85": (mitochondria, mitochondrial_model, None),
 }
+options = {"num_draws": 1500 if is_small() else 20_000, "seed": 2, "progress": False}
 results = {}
 print(f"log Bayes factors of {trees[1]}, and of {trees[2]}, against {trees[0]}")
 for name, (alignment, substitution, prior) in settings.items():
     found = results[name] = compare_topologies(
-        alignment,
-        three_trees(alignment.taxa),
-        substitution=substitution,
-        branch_length_prior=prior,
-        num_draws=1500 if is_small() else 20_000,
-        seed=2,
-        progress=False,
+        alignment, three_trees(alignment.taxa), substitution=substitution, branch_length_prior=prior, **options
     )
     factors = (found.log_evidence[1:] - found.log_evidence[0]).tolist()
     errors = torch.hypot(found.standard_error[1:], found.standard_error[0]).tolist()

@@ -139,13 +139,9 @@ for number, tree in enumerate(exact):
 # its weights can be trusted; bounds must lie below it.
 
 steps, rates = (800, (0.05, 0.03)) if is_small() else (6000, (0.02, 0.02))
+rates = LearningRates(*rates, factor=0.5, every=steps // 5)
 posterior = variational_inference(
-    alignment,
-    support,
-    substitution=substitution,
-    num_steps=steps,
-    learning_rates=LearningRates(*rates, factor=0.5, every=steps // 5),
-    progress=False,
+    alignment, support, substitution=substitution, num_steps=steps, learning_rates=rates, progress=False
 )
 evidence = posterior.log_evidence(2000 if is_small() else 5000)
 bounds = [posterior.lower_bound(count, 1000 // count) for count in (1, 10)]
@@ -199,10 +195,8 @@ plot_tree(greedy_consensus(sample), right)
 # Three steps of training. The fit is a distribution like any other, its lower bound is a bound, and its draws look like
 # trees. The weights of importance sampling tell: a few of them have nearly all the weight.
 
-hasty = variational_inference(toy, three, num_steps=3, progress=False)
-untrained = hasty.log_evidence(2000)
-print(f"log evidence after three steps {untrained.log_evidence:.3f} +- {untrained.standard_error:.3f}, not trusted:")
-print(untrained.warnings[0])
+untrained = variational_inference(toy, three, num_steps=3, progress=False).log_evidence(2000)
+print(f"after three steps, {untrained}")
 assert not untrained.trusted
 
 # %%

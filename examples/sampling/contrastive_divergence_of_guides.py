@@ -208,7 +208,8 @@ for method in ("ELBO", "VCD"):
 # is a worse one for the ELBO itself, so take the evidence bound from an ELBO guide, and draws or proposals for
 # importance sampling, which must not be too narrow, from VCD's. The gain is greatest where the divergence is, in the
 # tails; a guide of the wrong shape stays one.
-#
+
+# %%
 # Try it on yours
 # ---------------
 # Put your model and guide in place of these. The guide's draws must be differentiable, so discrete sites are refused.

@@ -103,11 +103,6 @@ def test_page_ends_with_what_to_replace(page):
         compile(block, f"{page.name}, {LAST}", "exec")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_title_names_method_and_problem_in_one_line(page):
-    assert len(page.title) <= 85 and len(page.title.split()) >= 4
-
-
 def test_code_blocks_are_read_from_comments():
     cell = "# Try it.\n#\n# .. code-block:: python\n#\n#    for x in y:\n#        print(x)\n#\n# More.\nz = 1\n"
     assert code_blocks(cell) == ["for x in y:\n    print(x)"] and not code_blocks("# Try ``print(x)``.\n")
