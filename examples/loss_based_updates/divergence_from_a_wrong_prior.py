@@ -150,7 +150,7 @@ class Normal(nn.Module):
         return pyro.sample("theta", dist.Normal(self.mean, self.log_sd.exp()))
 
 
-steps = 150 if is_small() else 1500
+steps = 150 if is_small() else 600
 print("                    mean      sd   exactly          lost   objective by draws, exactly")
 for seed, (name, (divergence, formula)) in enumerate(DIVERGENCES.items()):
     guide, bound, posterior = Normal(), GVI(divergence, num_particles=64), gibbs(CENTRE)
@@ -192,10 +192,11 @@ assert abs(answers[1] - mean) < standard_error and abs(answers[1000] - CENTRE) <
 # What it says
 # ------------
 # As the prior moves away from the data, Bayes's posterior follows it and is none the wider. The reverse divergence
-# shifts by about one standard error at most, :math:`P^{-1/2}`, and widens with the conflict, like :math:`\sqrt{\Delta}\,
-# P^{-1/4}`: cautious, and still too wide when the data are many. Renyi's does so in a strong conflict; in a mild one it
-# shifts as Bayes's does, since both charge :math:`(m - a)^2 / (2 b^2)` once :math:`s` is small. None protects the mean,
-# keeps an honest width and leaves a good prior its weight: a divergence is a choice that wants a reason, as a prior is.
+# shifts by about one standard error at most, and widens with the conflict, like :math:`\sqrt{\Delta}\, P^{-1/4}`:
+# cautious, and still too wide when the data are many. Renyi's does so in a strong conflict; in a mild one it shifts as
+# Bayes's does, since both charge :math:`(m - a)^2 / (2 b^2)` for a centre :math:`a` of the prior once :math:`s` is
+# small. None protects the mean, keeps an honest width and leaves a good prior its weight: a divergence is a choice that
+# wants a reason, as a prior is.
 
 centres = np.linspace(4.5, 5.45, 3 if is_small() else 20)
 lines = {name: np.array([best(name, a) for a in centres]) for name in DIVERGENCES}
