@@ -159,12 +159,8 @@ assert loss > 4.5 * error
 # say why: third positions evolve many times as fast as second ones.
 
 target = bk.Target.from_pyro(PartitionedTreeModel(models["own rates"], tree))
-settings = {
-    "num_chains": 4,
-    "num_warmup": 100 if is_small() else 300,
-    "num_samples": 50 if is_small() else 300,
-    "seed": 0,
-}
+budget = (2, 30, 20) if is_small() else (8, 200, 150)
+settings = dict(zip(("num_chains", "num_warmup", "num_samples"), budget, strict=True))
 draws = bk.sample(target, **settings, seed=0, progress=False)
 relative = torch.as_tensor(draws["relative_rates"])
 ratio = relative[..., 2] / relative[..., 1]
