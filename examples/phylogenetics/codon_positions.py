@@ -165,7 +165,7 @@ draws = bk.sample(target, **settings, seed=0, progress=False)
 relative = torch.as_tensor(draws["relative_rates"])
 ratio = relative[..., 2] / relative[..., 1]
 chains = ratio.mean(-1)
-print(f"third against second positions: {ratio.mean():.1f} +- {chains.std() / len(chains) ** 0.5:.1f} times as fast")
+print(f"third against second positions: {ratio.mean():.1f} +- {chains.std() / len(chains) ** 0.5:.2f} times as fast")
 assert bool((ratio > 1).all())
 figure = Figure(figsize=(8, 3.2), layout="constrained")
 left, right = figure.subplots(1, 2)
