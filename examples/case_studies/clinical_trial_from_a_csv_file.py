@@ -1,6 +1,6 @@
 r"""
-A clinical trial from a CSV file to a report: hazard ratio and restricted mean survival without a survival model
-================================================================================================================
+Clinical trial from a CSV file to a report: hazard ratio, restricted mean survival
+==================================================================================
 
 **What you will learn:** how to get posteriors of a hazard ratio and of the weeks that a treatment gains from loss
 functions in place of a survival model, how their weight is calibrated for coverage, and how to report them.
@@ -163,9 +163,8 @@ for (quantity, way), value in answers.items():
         batches = true.double().reshape(20, -1).mean(-1)
         cells.append(f"{batches.mean():.4f} +- {max(float(batches.std()) / 20**0.5, 1 / true.numel()):.4f}")
     lines.append(cells)
-summary = pd.DataFrame(
-    lines, columns=["quantity", "by", "median", "95 % interval", "helps", "halves, or gains a fifth"]
-)
+heads = ["quantity", "by", "median", "95 % interval", "helps", "halves, or gains a fifth"]
+summary = pd.DataFrame(lines, columns=heads)
 print(summary.to_string(index=False))
 
 # %%

@@ -108,7 +108,7 @@ assert drawn.trusted and abs(drawn.log_evidence - by_hand) < 4.5 * drawn.standar
 # the topics as drawn says little. What does not depend on the order has to converge: the log likelihood, and the
 # probability of every word in every document. So have the topics, once all draws have them in one order.
 
-num_warmup, num_samples = (120, 200) if is_small() else (120, 100)
+num_warmup, num_samples = 150, 400
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", SamplingWarning)  # which is right: the chains have the topics in several orders
     draws = bk.sample(target, 4, num_warmup, num_samples, seed=0, progress=False)
