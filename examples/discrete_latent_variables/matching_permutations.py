@@ -1,6 +1,6 @@
 r"""
-Ten digits, each exactly once: a posterior over permutations
-============================================================
+Posterior over permutations: matching ten digits, exactly and by relaxations
+============================================================================
 
 **What you will learn:** how the exact posterior of a matching says which pairs are certain, what it gains over deciding
 on each image alone, and how relaxed permutations approximate it where no exact answer can be had.
@@ -21,6 +21,7 @@ from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from bayeskit.distributed import global_stream
+from bayeskit.errors import SettingsError
 from bayeskit.gallery import is_small
 from bayeskit.inference.objectives import ELBO
 from bayeskit.models.discrete.permutations import (
@@ -164,5 +165,32 @@ figure.axes[0].set_ylabel("image that shows")
 figure.colorbar(image, ax=figure.axes, label="probability", shrink=0.8)
 
 # %%
+# A failure on purpose
+# --------------------
+# The sum has a term for each set of digits, and their number doubles with each image. At 24 images it is refused, with
+# what to take instead; the most probable matching alone is to be had at any size.
+
+many = NoisyMatching(centres.repeat(3, 1)[:24], sets[:3].flatten(0, 1)[:24], scale=1.0)
+try:
+    many.log_evidence()
+except SettingsError as refusal:
+    print(f"refused: {refusal}")
+else:
+    raise AssertionError("sixteen million sets were summed")
+
+# %%
+# Try it on yours
+# ---------------
+# Replace the centres and the observations, one row for each thing to be matched, in units of the noise.
+#
+# .. code-block:: python
+#
+#    matching = NoisyMatching(centres, sets[0], scale=1.0)
+#    posterior = matching.posterior()
+#    print(posterior.marginals.max(-1), matching.log_evidence())
+#
+# Look at the largest probability of each row: rows near one are matched, others have rivals, which the columns name.
+# Beyond twenty rows train a relaxation, and hold it against an exact posterior of some of the rows.
+#
 # Where to go next: :doc:`gradients_of_choices` judges relaxations of single bits, :doc:`templates_in_noise` finds
 # digits in images.

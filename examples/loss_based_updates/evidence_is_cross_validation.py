@@ -159,7 +159,7 @@ try:
 except SettingsError as refusal:
     print(f"refused: {refusal}")
 else:
-    raise AssertionError("four billion sets were listed")
+    raise AssertionError("trillions of sets were listed")
 
 # %%
 # Try it on yours

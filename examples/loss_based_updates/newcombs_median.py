@@ -162,7 +162,7 @@ axes.legend(frameon=False)
 # A failure on purpose
 # --------------------
 # How well is the median of 66 such times known? The bootstrap needs no weight. Weight one, taken as if the loss were a
-# log likelihood, promises an error of less than half of that. In microseconds it would promise another.
+# log likelihood, promises about half of that error. In microseconds it would promise another.
 
 drawn = x[torch.randint(len(x), (1000, len(x)), generator=generator)]
 by_bootstrap = float(drawn.quantile(0.5, dim=1).std())
