@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 from urllib.parse import unquote
 
 import numpy as np
+import pandas as pd
 import pyro
 import pytest
 import torch
@@ -12,12 +13,12 @@ from matplotlib.figure import Figure
 
 import bayeskit as bk
 from bayeskit.core.plots import plot_prior_and_posterior, plot_rank, plot_trace
-from bayeskit.errors import OutputError, ShapeError
+from bayeskit.errors import OutputError, SettingsError, ShapeError
 from bayeskit.inference.evidence import Evidence, EvidenceComparison, PredictiveScore
 from bayeskit.inference.evidence.plots import plot_calibration, plot_cost, plot_evidence, plot_path
 from bayeskit.inference.samplers import sample_ladder
 from bayeskit.models.phylogenetics import Alignment, Tree, TreeModel
-from bayeskit.report import posterior_summary, write_report
+from bayeskit.report import posterior_summary, write_page, write_report
 
 GOOD = Evidence("bridge_sampling", -94.083, 0.004, 8000)
 OTHER = Evidence("path_sampling", -94.090, 0.020, 9000)
@@ -239,6 +240,49 @@ def test_report_shows_the_worst_chains_first(tmp_path):
 def test_a_report_that_cannot_be_written_is_a_typed_error(tmp_path, comparison):
     with pytest.raises(OutputError, match=r"report\.html"):
         write_report(tmp_path / "missing" / "report.html", EvidenceComparison({}, None, None), title="x")
+
+
+@pytest.fixture
+def own_page(tmp_path):
+    """Return the page of an analysis with everything that it can hold, and texts that look like HTML."""
+    figure = Figure()
+    figure.subplots().plot([0, 1])
+    table = pd.DataFrame({"mean": [0.123456, 12345.6, math.nan], "n": [1, 20, 3], "ok": [True, False, True]})
+    table.index = ["<b>first</b>", "second", "third"]
+    plain = pd.DataFrame({"name": ["a", "b"], "value": [1.5, 2.5]})
+    sections = {
+        "Answer": "It is 3.2 +- 0.1.",
+        "<i>Data</i>": [table, "Read from <file>.", (figure, "A line from zero to one.")],
+        "Figure": (figure, "The same line once more, alone."),
+        "Plain": (plain, "With a text in a tuple."),
+    }
+    write_page(tmp_path / "page.html", title="A <title>", sections=sections)
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    return (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_page_of_ones_own_shows_texts_tables_and_figures(own_page):
+    page = Reader(own_page)
+    assert page.open == [] and len(page.of("table")) == 2 + 1  # with that of the versions
+    assert [attributes["alt"] for _, attributes, _ in page.of("img")] == [
+        "A line from zero to one.",
+        "The same line once more, alone.",
+    ]
+    assert "3.2 ± 0.1" in own_page and "0.123" in own_page and "12,346" in own_page and "bayeskit" in own_page
+    assert "<b>first" not in own_page and "<i>Data" not in own_page and "Read from &lt;file&gt;." in own_page
+    links = [attributes["href"].removeprefix("#") for _, attributes, _ in page.of("a")]
+    identities = {attributes["id"] for _, attributes, _ in page.elements if "id" in attributes}
+    assert set(links) <= identities and len(links) == 1 + 4 + 1
+    assert not re.search(r'(src|href)\s*=\s*"(?!data:|#)', re.sub(r'xmlns(:\w+)?="[^"]*"', "", unquote(own_page)))
+
+
+def test_a_page_refuses_what_it_cannot_show_and_writes_nothing(tmp_path):
+    for sections, said in (({}, "none is given"), ({"Draws": [torch.ones(2)]}, "'Draws' has Tensor")):
+        with pytest.raises(SettingsError, match=said):
+            write_page(tmp_path / "page.html", title="x", sections=sections)
+    with pytest.raises(OutputError, match=r"page\.html"):
+        write_page(tmp_path / "missing" / "page.html", title="x", sections={"Answer": "none"})
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_absurd_estimate_does_not_flatten_the_others():
