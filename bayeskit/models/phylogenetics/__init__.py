@@ -24,7 +24,14 @@ from bayeskit.models.phylogenetics.partitions import (
     PartitionedForestLikelihood,
     PartitionedTreeModel,
 )
-from bayeskit.models.phylogenetics.samples import TreeSample, asdsf, robinson_foulds, split_frequencies
+from bayeskit.models.phylogenetics.samples import (
+    TetrapodRuns,
+    TreeSample,
+    asdsf,
+    robinson_foulds,
+    split_frequencies,
+    tetrapods,
+)
 from bayeskit.models.phylogenetics.site_rates import FreeRates, GammaRates, InvariantSites, SiteRates
 from bayeskit.models.phylogenetics.site_sets import read_partitions
 from bayeskit.models.phylogenetics.substitution import (
@@ -92,6 +99,7 @@ __all__ = [
     "SubsplitBayesianNetwork",
     "SubstitutionModel",
     "TN93",
+    "TetrapodRuns",
     "TimeTreeModel",
     "Topologies",
     "Tree",
@@ -123,4 +131,5 @@ __all__ = [
     "robinson_foulds",
     "split_frequencies",
     "standard_characters",
+    "tetrapods",
 ]

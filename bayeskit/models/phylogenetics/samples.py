@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import os
 from abc import ABC, abstractmethod
@@ -9,6 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import resources
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, overload
@@ -44,6 +46,7 @@ __all__ = [
     "RankedTopologies",
     "SplitDeviations",
     "SplitFrequencies",
+    "TetrapodRuns",
     "TreeSample",
     "asdsf",
     "check_sample",
@@ -51,6 +54,7 @@ __all__ = [
     "normalised_weights",
     "robinson_foulds",
     "split_frequencies",
+    "tetrapods",
 ]
 
 
@@ -1201,3 +1205,55 @@ class TreeSample(RankedTopologies):
             _write_chain(path, self.topologies, self.index, self.sample_weights, self.branch_lengths)
         else:
             raise SettingsError(f"{os.fspath(path)}: unknown suffix. Remedy: use '.trprobs', '.trees' or '.t'.")
+
+
+# Tree samples that come with the package.
+
+
+class TetrapodRuns(NamedTuple):
+    """Trees of 27 tetrapods sampled by Markov chains.
+
+    Attributes
+    ----------
+    short_run : TreeSample
+        Trees of one short run.
+    long_runs : TreeSample
+        Trees of ten long runs, pooled with equal weight per run.
+    """
+
+    short_run: TreeSample
+    long_runs: TreeSample
+
+
+def tetrapods() -> TetrapodRuns:
+    """Load tree samples of 27 tetrapods, the benchmark data set DS1.
+
+    The trees were sampled by MrBayes from the posterior given ribosomal RNA under the Jukes-Cantor model, with a
+    uniform prior over topologies and exponential branch lengths of rate 10. Weights are frequencies after burn-in,
+    rounded to one in a million in each run.
+
+    Returns
+    -------
+    TetrapodRuns
+        Unrooted, without branch lengths.
+
+    References
+    ----------
+    S. B. Hedges, K. D. Moberg and L. R. Maxson (1990), Tetrapod phylogeny inferred from 18S and 28S ribosomal RNA
+    sequences and a review of the evidence for amniote relationships, Molecular Biology and Evolution 7, 607-633.
+
+    Examples
+    --------
+    >>> short_run, long_runs = tetrapods()
+    >>> long_runs
+    TreeSample(2784 trees, 2784 unrooted topologies, 27 taxa)
+    >>> short_run.weights[:2].round(3).tolist()
+    [0.277, 0.198]
+    """
+    packed = (resources.files(__package__) / "data" / "tetrapods.txt.gz").read_bytes()
+    taxa, *rows = gzip.decompress(packed).decode("ascii").splitlines()
+    names = {str(number): taxon for number, taxon in enumerate(taxa.split(), start=1)}
+    counts = np.array([row.split()[:2] for row in rows], dtype=np.float64)
+    trees = Topologies.from_trees([Tree.from_newick(row.split()[2], translate=names) for row in rows], taxa.split())
+    runs = [TreeSample.from_topologies(trees[np.flatnonzero(run)], run[run > 0] / run.sum()) for run in counts.T]
+    return TetrapodRuns(*runs)
