@@ -200,10 +200,10 @@ for seed, count in enumerate((2, 8, 32)):
 # %%
 # What it says
 # ------------
-# Here the family costs more than the encoder does: normal distributions with a choice of their own for each image still
-# leave most of the gap, and a flow, whose encoder is amortised as well, closes much of it. Which part is larger depends
-# on data and networks, so measure it before paying for a flow. A wider family is no better if the objective cannot use
-# it: without a reverse model an auxiliary guide needs many draws for what one draw does with it.
+# Here the encoder costs more than the family: the best normal distribution for each image leaves less than half of the
+# gap. A flow closes part of it although its encoder is amortised as well. Which part is larger depends on data and
+# networks, so measure it before paying for a wider family, which is no better if the objective cannot use it: without a
+# reverse model an auxiliary guide needs many draws for what one draw does with it.
 
 figure = Figure(figsize=(9, 3.4), layout="constrained")
 left, right = figure.subplots(1, 2)
