@@ -200,9 +200,9 @@ left, right = figure.subplots(1, 2)
 for k, name in enumerate(models):
     style = {"color": f"C{k}", "marker": "osD^v"[k], "label": name}
     left.plot(shares, [by_share[name, share].mean() for share in shares], **style)
-left.set(xlabel="share of pixels seen", ylabel="guide from posterior (nats)", yscale="log")
+left.set(xlabel="share of pixels seen", ylabel="guide from posterior (nats)", ylim=(0, 12))
 left.axvline(0.5, color="0.6", linestyle=":", linewidth=1)
-left.legend()
+left.legend(ncols=2, loc="upper center")
 x, mask = test[:8], seen_of_test[:8]
 fills = torch.stack([models[name].impute(x, mask, 100, seed=6).mean(0) for name in ("zero", "marginalised")])
 rows = torch.cat([torch.stack([x, torch.where(mask, x, 0.5)]), fills, expected(x, mask)[None]])
