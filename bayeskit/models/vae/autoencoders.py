@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -485,16 +485,23 @@ def hierarchical_vae(
 class MissingDataVAE(PyroModule):  # type: ignore[misc]
     """Variational autoencoder for data with entries missing at random.
 
-    Missing entries are integrated out exactly by masking the likelihood. The encoder receives zeros in their place.
+    Missing entries are integrated out exactly by masking the likelihood. The encoder receives zeros in their place, or
+    what ``inputs`` makes of data and mask.
 
     Parameters
     ----------
     vae : Autoencoder
         A :class:`~bayeskit.models.vae.VAE` or :class:`~bayeskit.models.vae.LinearVAE`; parameters are shared.
+    inputs : callable, optional
+        Function of the data with zeros in place of missing entries, and of the mask, which returns the input of the
+        encoder. A module's parameters are trained with the rest. Default: the data with zeros.
 
     References
     ----------
     Mattei, P.-A., Frellsen, J. (2019). MIWAE: deep generative modelling and imputation of incomplete data sets. ICML.
+
+    Yi, J., Lee, J., Kim, K. J., Hwang, S. J., Yang, E. (2020). Why not to use zero imputation? Correcting sparsity bias
+    in training neural networks. ICLR.
 
     Examples
     --------
@@ -504,11 +511,19 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
     >>> x = torch.tensor([[1.0, torch.nan, 0.0]])
     >>> model.impute(x, ~x.isnan(), 5, seed=0).shape
     torch.Size([5, 1, 3])
+
+    Inputs divided by the share of observed entries (sparsity normalisation):
+
+    >>> normalised = MissingDataVAE(model.vae, lambda x, mask: x / mask.to(x).mean(-1, keepdim=True).clamp_min(0.01))
+    >>> normalised.impute(x, ~x.isnan(), 5, seed=0).shape
+    torch.Size([5, 1, 3])
     """
 
-    def __init__(self, vae: Autoencoder) -> None:
+    def __init__(self, vae: Autoencoder, inputs: Callable[[Tensor, Tensor], Tensor] | None = None) -> None:
         super().__init__()
-        self.vae = vae
+        if inputs is not None and not callable(inputs):
+            raise SettingsError(f"inputs must be a function of data and mask, not {inputs!r:.80}")
+        self.vae, self.inputs = vae, inputs
 
     @pyro_method
     def model(self, x: Tensor, mask: Tensor, num_items: int | None = None) -> None:
@@ -531,7 +546,12 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
         filled = self.fill(x, mask)
         vae.check_layout(filled)
         with vae.data_plate(filled, num_items):
-            pyro.sample("z", vae.encoder(filled))
+            pyro.sample("z", self.posterior(filled, mask))
+
+    def posterior(self, x: Tensor, mask: Tensor) -> Any:
+        """Return the encoder's distribution of codes given the observed entries; arguments as of :meth:`impute`."""
+        filled = self.fill(x, mask)
+        return self.vae.encoder(filled if self.inputs is None else self.inputs(filled, mask))
 
     def fill(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the data with zeros in place of missing entries.
@@ -563,7 +583,7 @@ class MissingDataVAE(PyroModule):  # type: ignore[misc]
         filled = self.fill(x, mask)
         vae.check(filled)
         with torch.no_grad(), global_stream(new_generator(seed, stream="impute")):
-            posterior = vae.encoder(filled)
+            posterior = self.posterior(filled, mask)
             z = posterior.rsample((num_particles,))
             log_weight = vae.prior().log_prob(z) - posterior.log_prob(z)
             log_weight = log_weight + self._observed(vae.decoder(z), mask).log_prob(filled)

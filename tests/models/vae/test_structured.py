@@ -234,6 +234,30 @@ def test_nothing_missing_is_the_model_itself_and_missing_values_do_not_matter(li
     assert log_joint(model.model, x, mask) > log_joint(model.model, x, torch.ones_like(mask))
 
 
+def test_the_encoder_gets_what_inputs_make_of_data_and_mask():
+    vae = some_linear_vae(2)
+    x = torch.linspace(-2, 2, 16, dtype=torch.float64).view(4, 4).sin()
+    with_nan = x.where(MASK, math.nan)
+
+    def expected(x, mask):
+        return torch.where(mask, x, vae.decoder(vae.posterior(x, mask).mean))
+
+    best = LinearVAE.maximum_likelihood(torch.randn(50, 4, generator=new_generator(0), dtype=torch.float64), 2)
+    for inputs in (None, lambda x, mask: x / mask.to(x).mean(-1, keepdim=True).clamp_min(0.1), expected):
+        model = MissingDataVAE(vae, inputs)
+        filled = x.where(MASK, 0.0)
+        wanted = vae.encoder(filled if inputs is None else inputs(filled, MASK)).mean
+        found = poutine.trace(model.guide).get_trace(with_nan, MASK).nodes["z"]["fn"].mean
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+        torch.testing.assert_close(model.posterior(with_nan, MASK).mean, wanted, rtol=0, atol=1e-12)
+    vae = best  # whose encoder is the posterior of complete data: expectations make it that of incomplete data
+    found = MissingDataVAE(best, expected).posterior(with_nan, MASK).mean
+    torch.testing.assert_close(found, best.posterior(x, MASK).mean, rtol=0, atol=1e-12)
+    assert not torch.allclose(MissingDataVAE(best).posterior(with_nan, MASK).mean, found)
+    with pytest.raises(SettingsError, match="function of data and mask, not 'mean'"):
+        MissingDataVAE(vae, "mean")
+
+
 def z_of_imputations(num_particles, rows, size=1.0):
     """Return z values of mean and square of imputed entries against their exact conditional distribution."""
     vae = some_linear_vae(2)
