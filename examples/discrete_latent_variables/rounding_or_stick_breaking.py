@@ -119,9 +119,9 @@ assert nearer.mean() > (0 if is_small() else 4.5) * error
 # %%
 # What it says
 # ------------
-# Rounding is nearer to the posterior than stick-breaking, at little noise above all: there, stick-breaking often ends at
-# a wrong permutation, because each of its entries depends on those before. Gumbel-Sinkhorn lies between the two at little
-# noise, and is the nearest of the three where noise is large.
+# Rounding is nearer to the posterior than stick-breaking, at little noise above all: there, stick-breaking often ends
+# at a wrong permutation, because each of its entries depends on those before. Gumbel-Sinkhorn lies between the two at
+# little noise, and is the nearest of the three where noise is large.
 
 figure = Figure(figsize=(7, 3.8), layout="constrained")
 axes = figure.subplots()
@@ -138,9 +138,9 @@ axes.legend(frameon=False)
 # %%
 # A failure on purpose
 # --------------------
-# The bounds say the opposite. A bound is one of the evidence of the relaxed model, with its own prior over matrices, and
-# each relaxation has another: at large noise that of stick-breaking is far higher than that of rounding, which is nearer.
-# So relaxations cannot be chosen by their bounds, nor can numbers of centres. Exact sums end at twenty rows.
+# The bounds say the opposite. Each relaxation has its own prior over matrices, and its bound is one of the evidence of
+# that model: at large noise the bound of stick-breaking is far higher than that of rounding, which is nearer. So
+# relaxations cannot be chosen by their bounds. Exact sums end at twenty rows.
 
 by_bound = float(bound[1.2, "stick-breaking"].mean() - bound[1.2, "rounding"].mean())
 print(f"noise 1.2: the bound of stick-breaking is higher by {by_bound:.1f} nats")
