@@ -194,7 +194,6 @@ axes = figure.subplots()
 for color, name, arm in (("C0", TREATED, treated), ("black", CONTROL, ~treated)):
     times, share = kaplan_meier(weeks[arm], relapse[arm])
     axes.step(np.append(times, weeks[arm].max()), np.append(share, share[-1]), where="post", color=color, label=name)
-axes.axvline(HORIZON, color="grey", linestyle="--", linewidth=1)
 axes.set(xlabel="weeks", ylabel="share in remission", ylim=(0, 1.02))
 axes.legend(frameon=False)
 
@@ -207,7 +206,7 @@ first, gained = summary.iloc[0], summary.iloc[2]
 answer = f"The drug helps with probability {first['helps']}: hazard ratio {first['median']}, "
 answer += f"95 % interval {first['95 % interval']}, and {gained['median']} weeks gained of {HORIZON:g}."
 data = [f"{Path(FILE).name}: {len(table)} children. The pairs of the design were not used.", counts]
-sections = {"Answer": [answer, (figure, "Kaplan-Meier curves; the dashed line is the horizon.")], "Data": data}
+sections = {"Answer": [answer, (figure, "Kaplan-Meier curves: the share still in remission.")], "Data": data}
 tables = {"By loss and by model": summary, "Sensitivity of the hazard ratio": sensitivity}
 write_page(PAGE, title=f"{TREATED} against {CONTROL}", sections=sections | tables)
 print(f"the page is {PAGE}")
