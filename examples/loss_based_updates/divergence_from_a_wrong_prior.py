@@ -27,14 +27,7 @@ from torch import nn
 import bayeskit as bk
 from bayeskit.distributed import global_stream
 from bayeskit.gallery import is_small
-from bayeskit.inference.generalized import GVI, GibbsPosterior, losses
-from bayeskit.inference.generalized.variational import (
-    Alpha,
-    KullbackLeibler,
-    RenyiDivergence,
-    ReverseKullbackLeibler,
-    SquaredWasserstein,
-)
+from bayeskit.inference.generalized import GVI, GibbsPosterior, losses, variational
 
 # %%
 # The model
@@ -87,14 +80,14 @@ def kullback_leibler(m: float, s: float, a: float) -> float:
 
 
 DIVERGENCES = {
-    "Kullback-Leibler": (KullbackLeibler(), kullback_leibler),
-    "Renyi, 1/2": (RenyiDivergence(0.5), renyi),
-    "alpha, 1/2": (Alpha(0.5), lambda m, s, a: -4 * math.expm1(-renyi(m, s, a) / 2)),
+    "Kullback-Leibler": (variational.KullbackLeibler(), kullback_leibler),
+    "Renyi, 1/2": (variational.RenyiDivergence(0.5), renyi),
+    "alpha, 1/2": (variational.Alpha(0.5), lambda m, s, a: -4 * math.expm1(-renyi(m, s, a) / 2)),
     "reverse": (
-        ReverseKullbackLeibler(),
+        variational.ReverseKullbackLeibler(),
         lambda m, s, a: math.log(s / WIDTH) + (WIDTH**2 + (m - a) ** 2) / (2 * s**2) - 0.5,
     ),
-    "Wasserstein": (SquaredWasserstein(), lambda m, s, a: (m - a) ** 2 + (s - WIDTH) ** 2),
+    "Wasserstein": (variational.SquaredWasserstein(), lambda m, s, a: (m - a) ** 2 + (s - WIDTH) ** 2),
 }
 q, p = norm(4.6, 0.07), norm(CENTRE, WIDTH)
 definitions = {
@@ -126,10 +119,8 @@ def best(name: str, a: float) -> tuple[float, float, float]:
     return found.x[0], math.exp(found.x[1]), found.fun
 
 
-closed = (
-    1 / (n / sigma**2 + WIDTH**-2),
-    2 * WIDTH / (n / sigma**2 + 2),
-)  # variance of Bayes's posterior; Wasserstein's s
+# The variance of Bayes's posterior, and Wasserstein's s.
+closed = 1 / (n / sigma**2 + WIDTH**-2), 2 * WIDTH / (n / sigma**2 + 2)
 assert abs(best("Kullback-Leibler", CENTRE)[1] ** 2 / closed[0] - 1) < 1e-5
 assert abs(best("Wasserstein", CENTRE)[1] / closed[1] - 1) < 1e-5
 
@@ -222,7 +213,7 @@ assert shifts["reverse"] < 1.1 < 3 < shifts["Kullback-Leibler"]
 #
 # .. code-block:: python
 #
-#    objective = GVI(ReverseKullbackLeibler(), num_particles=64)
+#    objective = GVI(variational.ReverseKullbackLeibler(), num_particles=64)
 #    bk.fit(your_model, your_guide, objective, your_data, num_steps=2000)
 #
 # Where to go next: :doc:`martingale_posteriors` needs no prior for these data, :doc:`contaminated_location` is robust
