@@ -71,8 +71,7 @@ axes.set_yticks([3.5, 13.5], ["untrained", "digits"])
 # mean is linear in :math:`x`, so that a linear encoder has no amortisation gap.
 
 x = torch.as_tensor(load_iris().data)
-linear = LinearVAE.maximum_likelihood(x, latent_dim=2)
-aligned = LinearVAE.maximum_likelihood(x, latent_dim=2)
+linear, aligned = (LinearVAE.maximum_likelihood(x, latent_dim=2) for _ in range(2))
 turn = torch.tensor([[np.cos(np.pi / 6), -np.sin(np.pi / 6)], [np.sin(np.pi / 6), np.cos(np.pi / 6)]])
 with torch.no_grad():
     linear.decoder.weight.copy_(linear.decoder.weight @ turn)
