@@ -58,7 +58,7 @@ def written(text: str, table: Path) -> str:
     def row(match: re.Match[str]) -> str:
         return ", ".join(filter(None, (link(match[1]), seconds.get(match[1]))))
 
-    rows = [f"| `{room}` | {'; '.join(map(link, pages[:MOST]))} |" for room, pages in systems().items()]
+    rows = [f"| `{room}` | {'; '.join(map(link, pages[:MOST]))} |" for room, pages in systems().items() if pages]
     return NAMED.sub(row, text).replace(MARK, "\n".join(["| module | pages |", "|---|---|", *rows]))
 
 
