@@ -168,7 +168,8 @@ for name, (*_, start) in targets.items():
 
 for name in targets.keys() - {"far modes"}:
     exclusive, inclusive, covered = found[name, "VCD"][1] - found[name, "ELBO"][1]
-    for gain in (-inclusive, covered) if is_small() else (exclusive, -inclusive, covered):
+    assert is_small() or exclusive.median() > 0  # with few steps, neither has converged
+    for gain in (-inclusive, covered):
         assert gain.mean() > (0 if is_small() else 4.5) * gain.std() / math.sqrt(8)
 
 # %%

@@ -698,6 +698,47 @@ class NoisyGenotypes:
         probabilities = _column_probabilities(self._column_terms())
         return (probabilities @ subset_members(self.num_cells, probabilities)).mT.to(self.observed.dtype)
 
+    def conflict_free_probability(self) -> Tensor:
+        """Return the posterior probability of no conflict if all binary matrices are equally probable a priori.
+
+        The other methods assume that there is no conflict. Returns ``(*batch)``. Raises ``SettingsError`` as in
+        :meth:`log_evidence`.
+
+        Examples
+        --------
+        >>> import torch
+        >>> observed = torch.tensor([[1, 0], [0, 1], [1, 1]], dtype=torch.float64)
+        >>> NoisyGenotypes(observed, 0.0, 0.0).conflict_free_probability()
+        tensor(0., dtype=torch.float64)
+        >>> round(64 * float(NoisyGenotypes(observed, 0.5, 0.5).conflict_free_probability()), 6)  # no information
+        58.0
+        """
+        log_number = math.log(num_conflict_free(*self.observed.shape))
+        without = self.log_evidence().double() + log_number
+        return (without - torch.logaddexp(*self._entry_terms()).sum((-2, -1))).exp().to(self.observed.dtype)
+
+    def linear_probability(self) -> Tensor:
+        """Return the posterior probability that the tree has no branches, by recursion over sets of mutations.
+
+        Without branches the cells of any two mutations are nested, also if a mutation has no cells. Returns
+        ``(*batch)``. Raises ``SettingsError`` as in :meth:`log_evidence`; ``DataError`` if no conflict-free matrix is
+        possible.
+
+        Examples
+        --------
+        >>> import torch
+        >>> observed = torch.tensor([[1, 0], [0, 1]], dtype=torch.float64)
+        >>> NoisyGenotypes(observed, 0.0, 0.0).linear_probability()
+        tensor(0., dtype=torch.float64)
+        >>> NoisyGenotypes(observed, 0.5, 0.5).linear_probability()  # no information: 14 of 16 matrices
+        tensor(0.8750, dtype=torch.float64)
+        """
+        terms = self._column_terms()
+        total = log_sum_over_columns(terms)
+        _check_range(total.detach(), terms.detach())
+        _check_possible(total.detach())
+        return (_log_sum_over_chains(terms) - total).exp().to(self.observed.dtype)
+
     def sample(self, num_samples: int, *, seed: int | torch.Generator = 0) -> Tensor:
         """Draw independent matrices from the exact posterior, column by column.
 
@@ -810,6 +851,35 @@ class NoisyGenotypes:
         if not bool(((rate >= 0) & (rate < 1)).all()):
             raise SettingsError(f"{name} must lie in [0, 1), not {value}")
         return rate
+
+
+def _log_sum_over_chains(terms: Tensor) -> Tensor:
+    """Return the log sum over nested columns, ``(*batch, mutations, 2**cells)`` to ``(*batch)``."""
+    peak = terms.amax(-1, keepdim=True).clamp_min(torch.finfo(terms.dtype).min)
+    weights = (terms - peak).exp()
+    # Weights of mutations with equal columns; sums over chains of larger columns; both by bit masks of mutations.
+    equal, larger = {0: torch.ones_like(weights[..., 0, :])}, {}
+    total = equal[0]
+    for chosen in range(1, 2 ** terms.shape[-2]):
+        lowest = chosen & -chosen
+        equal[chosen] = equal[chosen ^ lowest] * weights[..., lowest.bit_length() - 1, :]
+        total, last = equal[chosen], (chosen - 1) & chosen
+        while last:
+            total = total + equal[last] * larger[chosen ^ last]
+            last = (last - 1) & chosen
+        larger[chosen] = _sums_over_larger_sets(total)
+    return total.sum(-1).log() + peak.sum((-2, -1))
+
+
+def _sums_over_larger_sets(values: Tensor) -> Tensor:
+    """Return the sum over all proper supersets of each set, ``(*batch, 2**items)``."""
+    with_itself, without = values, torch.zeros_like(values)
+    for item in range(values.shape[-1].bit_length() - 1):
+        out, whole = without.unflatten(-1, (-1, 2, 2**item)), with_itself.unflatten(-1, (-1, 2, 2**item))
+        out = torch.stack([out[..., 0, :] + whole[..., 1, :], out[..., 1, :]], dim=-2)
+        whole = torch.stack([whole.sum(-2), whole[..., 1, :]], dim=-2)
+        without, with_itself = out.flatten(-3), whole.flatten(-3)
+    return without
 
 
 def _given(terms: Tensor, columns: Tensor) -> Tensor:

@@ -445,3 +445,39 @@ LARGER = NoisyGenotypes(torch.zeros(11, 3), 0.01, 0.2)
 def test_bad_input_is_refused(call, error, said):
     with pytest.raises(error, match=said):
         call()
+
+
+def is_linear(genotypes):
+    """Say of each matrix whether the cells of any two mutations are nested, pair by pair."""
+    found = torch.ones(len(genotypes), dtype=torch.bool)
+    for first in range(genotypes.shape[-1]):
+        for second in range(first):
+            one, other = genotypes[..., first], genotypes[..., second]
+            found &= (one & ~other).any(-1).logical_not() | (other & ~one).any(-1).logical_not()
+    return found
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 3), (4, 3), (3, 4), (5, 3)])
+def test_linear_probability_is_that_of_the_list(shape):
+    observed = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(0)).double()
+    observed[0, 0] = torch.nan
+    rates = torch.tensor([0.02, 0.1, 0.0], dtype=torch.float64), torch.tensor([0.3, 0.2, 0.4], dtype=torch.float64)
+    found = NoisyGenotypes(observed, *rates).linear_probability()
+    for probability, positive, negative in zip(found, *rates, strict=True):
+        listed = NoisyGenotypes(observed, positive, negative).enumerate()
+        exact = listed.probabilities[is_linear(listed.genotypes)].sum()
+        assert abs(float(probability - exact)) < 1e-12
+
+
+def test_conflict_free_probability_is_that_of_the_list_of_all_matrices():
+    observed = torch.tensor([[1, 0, 1], [0, 1, 1], [1, 1, torch.nan]], dtype=torch.float64)
+    model = NoisyGenotypes(observed, 0.05, 0.2)
+    every = torch.cartesian_prod(*[torch.tensor([False, True])] * 9).reshape(-1, 3, 3)
+    weights = model.log_likelihood(every).softmax(0)
+    assert abs(float(model.conflict_free_probability() - weights[~has_conflict(every)].sum())) < 1e-12
+
+
+def test_linear_probability_without_a_possible_matrix_is_refused():
+    observed = torch.tensor([[1, 0], [0, 1], [1, 1]], dtype=torch.float64)
+    with pytest.raises(DataError, match="probability zero"):
+        NoisyGenotypes(observed, 0.0, 0.0).linear_probability()
