@@ -225,7 +225,7 @@ ELSEWHERE = {
     """,
     "names, texts and pages": """
         gallery.registry: Entry entries get_model listed names
-        gallery.scripts: Page is_page is_small page pages run_page
+        gallery.scripts: Page data_file is_page is_small page pages run_page
         gallery.trees: check_substitution mrbayes_block tree_target
     """,
     "from alignments, files and models to tables and reports; they call what is rehearsed": """

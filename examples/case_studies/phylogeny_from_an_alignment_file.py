@@ -105,7 +105,7 @@ def exact_evidence(kappa: float) -> float:
 
 toy = Alignment.from_sequences({name: "".join("ACGT"[b] for b in columns[:, i]) for i, name in enumerate("abc")})
 pair = {"JC69": JC69(), "K80": K80(5.0)}
-twin = average_substitution_models(toy, Tree.from_newick("(a,b,c);"), pair, num_draws=5000, progress=False)
+twin = average_substitution_models(toy, Tree.from_newick("(a,b,c);"), pair, num_draws=3000, progress=False)
 for name, kappa in (("JC69", 1.0), ("K80", 5.0)):
     found = twin.comparison.results[name]
     print(f"{name}: exactly {exact_evidence(kappa):.5f}, {found.log_evidence:.5f} +- {found.standard_error:.5f}")
@@ -121,7 +121,7 @@ chosen = average_substitution_models(alignment, start, MODELS, num_draws=1000 if
 print(chosen)
 assert not chosen.warnings
 substitution, site_rates = parse_substitution(chosen.comparison.best, alignment)
-lengths = {"num_warmup": 60, "num_samples": 100} if is_small() else {"num_warmup": 300, "num_samples": 1200}
+lengths = {"num_warmup": 30, "num_samples": 50} if is_small() else {"num_warmup": 300, "num_samples": 1200}
 search = infer_topologies(
     alignment,
     substitution=substitution,

@@ -168,3 +168,24 @@ def test_files_of_case_studies_are_in_the_package_and_others_are_refused():
         assert gallery.data_file(name).name == name and gallery.data_file(name).is_file()
     with pytest.raises(UnknownNameError, match=r"minnesota_radon\.csv"):
         gallery.data_file("minnesota_radon")
+@pytest.mark.parametrize(("name", "rows"), [("minnesota_radon.csv", 919), ("leukaemia_remission.csv", 42)])
+def test_files_of_case_studies_are_whole_and_say_where_they_are_from(name, rows):
+    path = gallery.data_file(name)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    data = [line.split(",") for line in lines if not line.startswith("#")]
+    assert any("Source:" in line for line in lines) and path.stat().st_size < 25_000
+    assert len(data) == rows + 1 and {len(row) for row in data} == {len(data[0])} and all(map(all, data))
+
+
+def test_published_counts_of_the_files():
+    trial = [line.split(",") for line in gallery.data_file("leukaemia_remission.csv").read_text().splitlines()[3:]]
+    relapses = {arm: sum(int(e) for a, _, e in trial if a == arm) for arm in ("6-MP", "placebo")}
+    weeks = {arm: sum(int(t) for a, t, _ in trial if a == arm) for arm in ("6-MP", "placebo")}
+    assert relapses == {"6-MP": 9, "placebo": 21} and weeks == {"6-MP": 359, "placebo": 182}
+    houses = [line.split(",") for line in gallery.data_file("minnesota_radon.csv").read_text().splitlines()[4:]]
+    assert len({county for county, *_ in houses}) == 85 and sum(floor == "0" for _, floor, *_ in houses) == 766
+
+
+def test_an_unknown_file_suggests_the_nearest():
+    with pytest.raises(UnknownNameError, match="did you mean 'primates.nex'"):
+        gallery.data_file("primates.nexus")
