@@ -410,26 +410,6 @@ def test_prior_and_posterior_are_densities_on_one_axis(shift, spread):
     assert inside > 0.16 or spread == 0
 
 
-def test_a_page_of_ones_own_has_its_parts_in_order_and_escapes_texts(tmp_path):
-    figure = Figure()
-    figure.subplots().plot([0, 1])
-    table = pd.DataFrame({"cost": [2050.4, 0.12345, math.nan], "n": [3, 4, 5], "ok": [True, False, True]}, list("abc"))
-    sections = {"First": ["a <b> +- 1", (figure, "A line <i>")], "Second": table, "Third": (figure, "Again")}
-    write_page(tmp_path / "page.html", title="On <x>", sections=sections)
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "<b>" not in text and "a &lt;b&gt; ± 1" in text and "On &lt;x&gt;" in text
-    assert text.index(">First</h2>") < text.index("A line &lt;i&gt;") < text.index(">Second</h2>") < text.index("Again")
-    assert text.count("<img ") == 2 and ">Versions</h2>" in text
-    rows = [
-        re.sub("<[^>]*>", "|", row) for row in re.findall(r'<tr><th scope="row">[abc]</th>.*?</tr>', text, re.DOTALL)
-    ]
-    assert [[word for word in row.split("|") if word] for row in rows] == [
-        ["a", "2,050", "3", "yes"],
-        ["b", "0.123", "4", "no"],
-        ["c", "–", "5", "yes"],
-    ]
-
-
 def test_a_table_with_a_plain_count_of_rows_is_shown_without_it(tmp_path):
     table = pd.DataFrame({"year": [1906, 1907], "share": [0.25, 0.5]})
     write_page(tmp_path / "page.html", title="t", sections={"Years": table.iloc[::-1].reset_index(drop=True)})
@@ -443,8 +423,3 @@ def test_what_a_page_cannot_show_is_refused(tmp_path, sections):
     with pytest.raises(SettingsError, match="sections: .*Remedy"):
         write_page(tmp_path / "page.html", title="t", sections=sections)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_page_in_a_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(OutputError):
-        write_page(tmp_path / "none" / "page.html", title="t", sections={"a": "b"})

@@ -24,8 +24,8 @@ from bayeskit.models.discrete.genotypes import NoisyGenotypes, conflict_free_mat
 # %%
 # The model
 # ---------
-# All :math:`2^{nm}` tables :math:`A` of :math:`n` cells and :math:`m` mutations are equally probable, and the entries of
-# :math:`A'` are read with false positives and false negatives. Two questions have exact answers,
+# All :math:`2^{nm}` tables :math:`A` of :math:`n` cells and :math:`m` mutations are equally probable, and the entries
+# of :math:`A'` are read with false positives and false negatives. Two questions have exact answers,
 #
 # .. math:: P(\text{no conflict} \mid A'), \qquad P(\text{linear} \mid A', \text{no conflict}),
 #
@@ -151,9 +151,9 @@ else:
 # %%
 # Try it on yours
 # ---------------
-# Put your table in place of the readings, at most ten cells and eight mutations, ``nan`` where nothing was read, and the
-# rates of your sequencing, or a tensor of rates to see how much they matter. Look at the probability of a line over the
-# rates that you hold possible.
+# Put your table in place of the readings, at most ten cells and eight mutations, ``nan`` where nothing was read, and
+# the rates of your sequencing, or a tensor of rates to see how much they matter. Look at the probability of a line over
+# the rates that you hold possible.
 #
 # .. code-block:: python
 #

@@ -138,8 +138,6 @@ assert fitted.noise_variance > 1.5 * NOISE and fitted.bound < largest
 # are set up rightly. With all data, conjugate gradients give exact predictions up to a tolerance, and need the
 # covariance in memory. Inducing points need less of everything, but a network's process on images has no short summary:
 # the bound says how much is lost, long before the labels do.
-# covariance in memory. Inducing points need less of everything, but a network's process on images has no short
-# summary: the bound says how much is lost, long before the labels do.
 
 figure = Figure(figsize=(8.5, 3.6), layout="constrained")
 left, right = figure.subplots(1, 2)

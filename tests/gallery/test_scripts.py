@@ -163,11 +163,6 @@ def test_every_group_has_a_header():
         assert (folder / group / "GALLERY_HEADER.rst").read_text(encoding="utf-8").startswith(gallery.GROUPS[group])
 
 
-def test_files_of_case_studies_are_in_the_package_and_others_are_refused():
-    for name in ("primates.nex", "minnesota_radon.csv", "leukaemia_remission.csv"):
-        assert gallery.data_file(name).name == name and gallery.data_file(name).is_file()
-    with pytest.raises(UnknownNameError, match=r"minnesota_radon\.csv"):
-        gallery.data_file("minnesota_radon")
 @pytest.mark.parametrize(("name", "rows"), [("minnesota_radon.csv", 919), ("leukaemia_remission.csv", 42)])
 def test_files_of_case_studies_are_whole_and_say_where_they_are_from(name, rows):
     path = gallery.data_file(name)
