@@ -144,22 +144,17 @@ estimators = {
     "relaxed (Concrete)": (ELBO(), GumbelSoftmax(0.5, num_samples=4)),
 }
 networks, found = {}, {}
-print(f"{'':20s}log likelihood of test halves   bound   loss of training")
+print(f"{'':20s}log likelihood of test halves   bound")
 for name, (objective, estimator) in estimators.items():
     network = networks[name] = new_network()
     network.gradient = estimator
     adam = functools.partial(torch.optim.Adam, lr=5e-3)
     options = {"num_steps": 20 if is_small() else 500, "batch_size": 100, "optimizer": adam, "progress": False}
-    result = bk.fit(network.model, network.guide, objective, train, seed=0, **options)
+    bk.fit(network.model, network.guide, objective, train, seed=0, **options)
     found[name] = network.exact(*test)
     value, bound = found[name]
-    print(f"{name:20s}{value.mean():11.3f} +- {value.std() / len(value) ** 0.5:.3f} {bound.mean():18.3f}", end="")
-    print(f" {float(result.losses[-14:].mean()):12.3f}")
+    print(f"{name:20s}{value.mean():11.3f} +- {value.std() / len(value) ** 0.5:.3f} {bound.mean():18.3f}")
     assert bool((bound <= value + 1e-4).all())
-
-for name in list(estimators)[1:]:
-    gain = found[name][0] - found["leave one out"][0]
-    print(f"{name} above leave one out: {gain.mean():.3f} +- {gain.std() / len(gain) ** 0.5:.3f} nats a half")
 
 # %%
 # A failure on purpose
@@ -178,7 +173,10 @@ assert is_small() or -losses.mean() > kept + 4.5 * error
 # What it says
 # ------------
 # Without a code, a network of the same width takes pixels as independent given the upper half. On new images it is
-# worse than each of the four; and its prediction is a blur, where the code commits to one digit.
+# worse than each of the four; and its prediction is a blur, where the code commits to one digit. In this one run of each
+# the relaxed codes and VIMCO gain most on new images, and draws without replacement gain least. The relaxed
+# loss could not have told: it is off by more than the two differ. The figure has upper halves as they are, and
+# below them the true half, the prediction without a code, and those of three codes drawn.
 
 with global_stream(torch.Generator().manual_seed(0)):
     plain = mlp([32, 64, 32])
@@ -188,8 +186,7 @@ with global_stream(torch.Generator().manual_seed(0)):
         optimiser.zero_grad()
         (-bits(plain(train[0][chosen])).log_prob(train[1][chosen]).mean()).backward()
         optimiser.step()
-with torch.no_grad():
-    independent = bits(plain(test[0])).log_prob(test[1]).double()
+independent = bits(plain(test[0])).log_prob(test[1]).detach().double()
 for name, (value, _) in found.items():
     gain = value - independent
     error = float(gain.std() / len(gain) ** 0.5)
@@ -205,7 +202,6 @@ axes = figure.subplots()
 plot_images(torch.cat([shown.expand(5, -1, -1), below], -1), axes)
 axes.set_yticks([10 * row + 3.5 for row in range(5)], ["digits", "no code", "code 1", "code 2", "code 3"])
 axes.tick_params(length=0)
-axes.set_title("lower halves: true, predicted without a code, and by three codes drawn", fontsize="medium")
 
 # %%
 # Try it on yours
