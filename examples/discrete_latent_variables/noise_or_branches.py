@@ -134,9 +134,9 @@ axes.legend(frameon=False)
 # %%
 # A failure on purpose
 # --------------------
-# Rates are taken as known here. With rates of zero, readings that break the rule are impossible, and an error is raised.
-# With rates that are too low every misreading is taken for evidence, so that answers scatter more from reading to
-# reading, on both sides of what the right rates say.
+# Rates are taken as known here. With rates of zero, readings that break the rule are impossible, and an error is
+# raised. With rates that are too low every misreading is taken for evidence, so that answers scatter more from reading
+# to reading, on both sides of what the right rates say.
 
 readings = misread(line, count, false_positive, false_negative, generator)
 too_low = torch.stack([NoisyGenotypes(reading, 0.02, 0.01).linear_probability() for reading in readings])
