@@ -311,7 +311,7 @@ ELSEWHERE = {
         models.phylogenetics.distributions.frequencies: SampleFrequencies Smoothed
         models.phylogenetics.site_rates: SiteRates
         models.phylogenetics.trees: Tree
-        models.phylogenetics.samples: TreeSample asdsf robinson_foulds split_frequencies
+        models.phylogenetics.samples: TetrapodRuns TreeSample asdsf robinson_foulds split_frequencies tetrapods
         models.phylogenetics.topologies: all_topologies
         models.phylogenetics.alignment_checks: check_for_search
         models.phylogenetics.codon_models: codon_frequencies

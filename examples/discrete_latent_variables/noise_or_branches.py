@@ -26,6 +26,8 @@ from bayeskit.models.discrete.genotypes import NoisyGenotypes, conflict_free_mat
 # ---------
 # All :math:`2^{nm}` tables :math:`A` of :math:`n` cells and :math:`m` mutations are equally probable, and the entries
 # of :math:`A'` are read with false positives and false negatives. Two questions have exact answers,
+# All :math:`2^{nm}` tables :math:`A` of :math:`n` cells and :math:`m` mutations are equally probable, and readings
+# :math:`A'` of the entries have false positives and false negatives. Two questions have exact answers,
 #
 # .. math:: P(\text{no conflict} \mid A'), \qquad P(\text{linear} \mid A', \text{no conflict}),
 #
@@ -134,13 +136,16 @@ axes.legend(frameon=False)
 # %%
 # A failure on purpose
 # --------------------
-# Rates are taken as known here. With rates of zero readings that break the rule are impossible, and an error is raised;
-# with rates that are too low every misreading is evidence of branches.
+# Rates are taken as known here. With rates of zero, readings that break the rule are impossible, and an error is
+# raised. With rates that are too low every misreading is taken for evidence, so that answers scatter more from reading
+# to reading, on both sides of what the right rates say.
 
 readings = misread(line, count, false_positive, false_negative, generator)
 too_low = torch.stack([NoisyGenotypes(reading, 0.02, 0.01).linear_probability() for reading in readings])
-low_error = float(too_low.std()) / math.sqrt(count)
-print(f"a line, with a false negative rate of 0.01: linear {too_low.mean():.3f} +- {low_error:.3f}")
+for rate, probabilities in ((false_negative, found["a line"][:, 1]), (0.01, too_low)):
+    error = float(probabilities.std()) / math.sqrt(count)
+    print(f"a line, false negative rate {rate}: linear {probabilities.mean():.3f} +- {error:.3f}", end=", ")
+    print(f"standard deviation over readings {probabilities.std():.3f}")
 try:
     NoisyGenotypes(readings[has_conflict(readings)][0], 0.0, 0.0).linear_probability()
 except DataError as refused:
