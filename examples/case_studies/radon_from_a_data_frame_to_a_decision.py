@@ -128,7 +128,7 @@ best = fits["floor, uranium, counties"].values()
 # A failure on purpose
 # --------------------
 # Without a hierarchy a county is judged by its own houses. In counties with two to five houses the mean of the others
-# predicts a house worse than the mean of all of Minnesota does.
+# predicts a house no better than the mean of all houses does, which knows nothing of the county.
 
 level = pd.Series((y - best["coefficients"][..., 1].mean() * x[:, 1]).numpy())  # as if measured in the basement
 houses = level.groupby(places)
