@@ -131,7 +131,7 @@ assert is_small() or gain.mean() > 0
 # A failure on purpose: labels that the images do not show
 # --------------------------------------------------------
 # The same images, and thirty labels dealt out at random. Images without labels group by what they look like, the labels
-# by nothing, and the classifier carries wrong names to all the others, sure of itself.
+# by nothing, and the classifier carries wrong names to all the others.
 
 shuffled = y.clone()
 shuffled[chosen] = y[chosen][torch.randperm(num_labelled, generator=torch.Generator().manual_seed(3))]
