@@ -24,8 +24,6 @@ from bayeskit.models.discrete.genotypes import NoisyGenotypes, conflict_free_mat
 # %%
 # The model
 # ---------
-# All :math:`2^{nm}` tables :math:`A` of :math:`n` cells and :math:`m` mutations are equally probable, and the entries
-# of :math:`A'` are read with false positives and false negatives. Two questions have exact answers,
 # All :math:`2^{nm}` tables :math:`A` of :math:`n` cells and :math:`m` mutations are equally probable, and readings
 # :math:`A'` of the entries have false positives and false negatives. Two questions have exact answers,
 #

@@ -103,7 +103,9 @@ for factor in (1.0, 0.4):
     assert abs(probability.sum() - 1) < 1e-9
     assert factor < 1 or np.abs(probability - 1 / 16).max() < 1e-9
     assert np.abs(z).max() < 4.5
-    assert found.passed == (factor == 1)
+    assert (
+        found.smallest_p_value > 1e-5 if factor == 1 else not found.passed
+    )  # a right one fails at .01 in 1 % of seeds
 
 # %%
 # The dose response
@@ -122,7 +124,7 @@ for sampler in (right, overconfident):
     small = {"adjusted": lambda p: f"{p:.3g}" if p > 1e-12 else "< 1e-12"}
     table = found.to_pandas()[columns]
     print(table.to_string(index=False, float_format=lambda x: f"{x:.3g}", formatters=small))
-assert results["right"].passed and not results["overconfident"].passed
+assert results["right"].smallest_p_value > 1e-5 and not results["overconfident"].passed
 assert is_small() or not results["overconfident"].to_pandas()["passed"].any()
 
 # %%
