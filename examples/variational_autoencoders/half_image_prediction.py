@@ -173,9 +173,9 @@ assert is_small() or -losses.mean() > kept + 4.5 * error
 # What it says
 # ------------
 # Without a code, a network of the same width takes pixels as independent given the upper half. On new images it is
-# worse than each of the four; and its prediction is a blur, where the code commits to one digit. In this one run of each
-# the relaxed codes and VIMCO gain most on new images, and draws without replacement gain least. The relaxed
-# loss could not have told: it is off by more than the two differ. The figure has upper halves as they are, and
+# worse than each of the four; and its prediction is more of a blur than that of a code. In this one run of each the
+# relaxed codes and VIMCO gain most on new images, and draws without replacement gain least. The relaxed loss could not
+# have told: it is off by more than the two differ. The figure has upper halves as they are, and
 # below them the true half, the prediction without a code, and those of three codes drawn.
 
 with global_stream(torch.Generator().manual_seed(0)):
