@@ -151,7 +151,7 @@ if share > 0.1:
 # %%
 # A failure on purpose
 # --------------------
-# Files that cannot be read as an alignment are refused with the place, and a copied sequence is reported.
+# A file that cannot be read as an alignment is refused, with the line and a remedy.
 
 bad = FOLDER / "bad.fasta"
 bad.write_text(">one\nACGT\n>two\nACG\n>three\nACGA\n>four\nACGA\n")
