@@ -179,7 +179,7 @@ for floor, words in enumerate(("basement", "first floor")):
         decision[action] = [f"{a:.0f} +- {b:.0f}" for a, b in zip(c, e, strict=True)]
     decision |= {"action": np.array(ACTIONS)[mean.argmin(0)], "test saves": mean[:2].min(0).values - mean[2]}
     decisions.append(pd.DataFrame(decision))
-result = pd.concat(decisions, ignore_index=True).sort_values("test saves", ascending=False)
+result = pd.concat(decisions, ignore_index=True).sort_values("test saves", ascending=False, ignore_index=True)
 counts = result.groupby(["floor", "action"]).size().rename("counties").reset_index()
 print(result.iloc[[0, 1, -2, -1]].to_string(index=False, float_format="%.2f"))
 
