@@ -72,7 +72,7 @@ def run(page: gallery.Page, shift: int, small: bool, folder: Path) -> tuple[floa
     """Return the CPU seconds of one run, and what went wrong, empty if nothing."""
     path, _ = script(page, shift, folder)
     environment = {name: value for name, value in os.environ.items() if name != "BAYESKIT_SMALL_EXAMPLES"}
-    environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     environment |= {"BAYESKIT_SMALL_EXAMPLES": "1"} if small else {}
     errors = path.with_suffix(".err")
     with errors.open("wb") as file:
