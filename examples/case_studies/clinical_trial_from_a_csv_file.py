@@ -214,8 +214,8 @@ print(f"the page is {PAGE}")
 # %%
 # Try it on yours
 # ---------------
-# Give your file, the names of its two arms and a horizon within both arms' follow-up; look at the weights first: one
-# that is not trusted says why. In a trial with covariates, add them as further columns of the Cox loss:
+# Give your file, with columns ``arm``, ``weeks`` and ``relapse``, the names of its two arms and a horizon within both
+# arms' follow-up. Look at the weights first: one that is not trusted says why.
 #
 # .. code-block:: python
 #
