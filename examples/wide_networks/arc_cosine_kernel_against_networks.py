@@ -146,11 +146,10 @@ assert torch.allclose(ensemble.variance(x_test), posterior.variance(x_test), rto
 
 generator = torch.Generator().manual_seed(2)
 units = hidden(x[:6], 16, 1, generator)[0]
-start = torch.randn(16, generator=generator, dtype=x.dtype)
+start = last = torch.randn(16, generator=generator, dtype=x.dtype)
 targets = y[:5] + NOISE**0.5 * torch.randn(5, generator=generator, dtype=x.dtype)
-last = start.clone()
 for _ in range(1000):
-    last -= 0.1 * (units[:5].mT @ (units[:5] @ last - targets) + NOISE * (last - start))
+    last = last - 0.1 * (units[:5].mT @ (units[:5] @ last - targets) + NOISE * (last - start))
 gram = units[:5] @ units[:5].mT + NOISE * torch.eye(5, dtype=x.dtype)
 solved = units[5] @ start + units[5] @ units[:5].mT @ torch.linalg.solve(gram, targets - units[:5] @ start)
 print(f"one network, sixth image: by gradient descent {units[5] @ last:.10f}, solved {solved:.10f}")
