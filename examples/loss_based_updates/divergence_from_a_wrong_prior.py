@@ -60,8 +60,8 @@ posterior = GibbsPosterior(dist.Normal(x.new_tensor(CENTRE), WIDTH), losses.Half
 # %%
 # Before the data
 # ---------------
-# Hutton's prior expects measurements about 4.5. One as small as the smallest of Cavendish's would not surprise it; their
-# mean is many standard deviations away.
+# Hutton's prior expects measurements about 4.5. One like the smallest of Cavendish's would not surprise it; their mean
+# is many standard deviations away.
 
 print(f"{n} measurements, mean {mean:.3f} +- {standard_error:.3f}, expected {CENTRE} +- {WIDTH}")
 away = [(v - CENTRE) / math.hypot(WIDTH, s) for v, s in ((float(x.min()), sigma), (mean, standard_error))]
@@ -157,8 +157,8 @@ for seed, (name, (divergence, formula)) in enumerate(DIVERGENCES.items()):
     with global_stream(torch.Generator().manual_seed(seed)):
         values = torch.tensor([bound.loss(posterior, guide) for _ in range(50)], dtype=torch.float64)
     error = float(values.std()) / len(values) ** 0.5
-    print(f"{name:17s} {m:.4f} {math.exp(log_sd):7.4f}   {exact_m:.4f} {exact_s:.4f}   {reached - least:.4f}", end="   ")
-    print(f"{values.mean():.3f} +- {error:.3f}, {reached:.3f}")
+    print(f"{name:17s} {m:.4f} {math.exp(log_sd):7.4f}   {exact_m:.4f} {exact_s:.4f}   {reached - least:.4f}", end="")
+    print(f"   {values.mean():.3f} +- {error:.3f}, {reached:.3f}")
     assert 0 <= reached - least + 1e-9 < (0.5 if is_small() else 0.05)
     assert abs(values.mean() - reached) < 4.5 * error + 1e-4
 

@@ -31,8 +31,8 @@ from bayeskit.report import posterior_summary
 # ---------
 # Times are :math:`a + b\, (1 + 0.8 \tanh(g z / 2))\, z` with standard normal :math:`z`, a skewed simulator whose
 # density has no closed form; with :math:`g = 0` they are normal. With the kernel :math:`k(x, y) = e^{-(x - y)^2 / 2
-# h^2}` and two independent draws :math:`Y, Y'` of the simulator, the loss is :math:`n` times an unbiased estimate of the
-# squared discrepancy,
+# h^2}` and two independent draws :math:`Y, Y'` of the simulator, the loss is :math:`n` times an unbiased estimate of
+# the squared discrepancy,
 #
 # .. math:: n\, E\, k(Y, Y') - 2 \sum_i E\, k(Y, x_i) + \frac{1}{n - 1} \sum_{i \ne j} k(x_i, x_j).
 #
@@ -162,9 +162,9 @@ assert bool((summaries["likelihood"] > 1.4 * summaries["closed form"])["sd"]["lo
 # The price
 # ---------
 # On these data the discrepancy's posterior is the narrower one, since two wrong times double the scale of the
-# likelihood's. On clean data it is the wider one. If times are :math:`N(27, 5^2)`, the variance of the least discrepancy
-# is :math:`(1 + r)^3 (1 + 2 r)^{-3/2}` times that of the mean to first order in :math:`1 / n`, with :math:`r = 5^2 / (h^2
-# + 5^2)`. The mean is efficient, so that what is above one is the variance of the difference between the two.
+# likelihood's. The price shows on clean data. If times are :math:`N(27, 5^2)`, the location of the least discrepancy has
+# :math:`(1 + r)^3 (1 + 2 r)^{-3/2}` times the variance of the mean to first order in :math:`1 / n`, with :math:`r = 5^2 /
+# (h^2 + 5^2)`. The mean is efficient, so that what is above one is the variance of the difference between the two.
 
 clean = 27 + 5 * torch.randn(40 if is_small() else 200, n, dtype=torch.float64)
 differences = minimize(closed, data=clean, start=target).position[:, 0] - clean.mean(1)
@@ -177,9 +177,10 @@ assert abs(1 + price - exact) < 4.5 * error and price > 0
 # %%
 # A failure on purpose
 # --------------------
-# The two times below zero are left out. What if six of the other 64 were all wrong, and by the same amount? The mean follows them for ever. The minimum of
-# the discrepancy is drawn away while they lie near the others, and lets them go when they are far. Robust against
-# gross errors is not robust against small ones: no method can tell a time that is wrong by a little from a right one.
+# The two times below zero are left out. What if six of the other 64 were all wrong, and by the same amount? The mean
+# follows them for ever. The minimum of the discrepancy is drawn away while they lie near the others, and lets them go
+# when they are far. Robust against gross errors is not robust against small ones: no method can tell a time that is
+# wrong by a little from a right one.
 
 places = torch.cat([torch.linspace(27, 55, 5 if is_small() else 15), torch.tensor([80.0, 200.0])]).double()
 paths: dict[str, list[float]] = {"mean": [], "least discrepancy": []}
@@ -198,10 +199,9 @@ assert shifts[worst] > 0.3 and paths["mean"][-1] > 40 and 27 < places[worst] < 8
 # %%
 # What it says
 # ------------
-# By the likelihood, the location is drawn down by two times, and the scale is doubled. The discrepancy is moved far less,
-# in closed form as from simulations. On clean normal data it costs a fifth of the variance, or a tenth of the standard
-# error, and three choices: the kernel's width, the weight, and the number of draws, whose own error is part of the
-# posterior.
+# By the likelihood, the location is drawn down by two times, and the scale is doubled. The discrepancy is moved far
+# less, in closed form as from simulations. On clean normal data it makes the variance larger by about a fifth, and asks
+# for three choices: the kernel's width, the weight, and the number of draws, whose own error is part of the posterior.
 
 figure = Figure(figsize=(7, 4), layout="constrained")
 axes = figure.subplots()
