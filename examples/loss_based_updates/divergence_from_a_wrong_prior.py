@@ -60,10 +60,12 @@ posterior = GibbsPosterior(dist.Normal(x.new_tensor(CENTRE), WIDTH), losses.Half
 # %%
 # Before the data
 # ---------------
-# Hutton's prior expects measurements about 4.5; the smallest of Cavendish's would surprise it.
+# Hutton's prior expects measurements about 4.5. One like the smallest of Cavendish's would not surprise it; their mean
+# is many standard deviations away.
 
 print(f"{n} measurements, mean {mean:.3f} +- {standard_error:.3f}, expected {CENTRE} +- {WIDTH}")
-print(f"prior and data are {(mean - CENTRE) / math.hypot(WIDTH, standard_error):.1f} standard deviations apart")
+away = [(v - CENTRE) / math.hypot(WIDTH, s) for v, s in ((float(x.min()), sigma), (mean, standard_error))]
+print(f"standard deviations above the prior: the smallest {away[0]:.1f}, the mean {away[1]:.1f}")
 
 # %%
 # An exact twin
@@ -155,10 +157,8 @@ for seed, (name, (divergence, formula)) in enumerate(DIVERGENCES.items()):
     with global_stream(torch.Generator().manual_seed(seed)):
         values = torch.tensor([bound.loss(posterior, guide) for _ in range(50)], dtype=torch.float64)
     error = float(values.std()) / len(values) ** 0.5
-    print(
-        f"{name:17s} {m:.4f} {math.exp(log_sd):7.4f}   {exact_m:.4f} {exact_s:.4f}   {reached - least:.4f}   ", end=""
-    )
-    print(f"{values.mean():.3f} +- {error:.3f}, {reached:.3f}")
+    print(f"{name:17s} {m:.4f} {math.exp(log_sd):7.4f}   {exact_m:.4f} {exact_s:.4f}   {reached - least:.4f}", end="")
+    print(f"   {values.mean():.3f} +- {error:.3f}, {reached:.3f}")
     assert 0 <= reached - least + 1e-9 < (0.5 if is_small() else 0.05)
     assert abs(values.mean() - reached) < 4.5 * error + 1e-4
 

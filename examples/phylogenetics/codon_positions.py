@@ -183,13 +183,15 @@ right.tick_params(axis="x", labelsize="small")
 # Replace the alignment, the topology, and the subsets: indices of sites from zero, or a file of NEXUS character sets or
 # of RAxML. Look at the log evidence with its error, and do not compare estimates that came with a ``SamplingWarning``:
 # with twelve primates and a model for each subset, importance sampling is not enough, and
-# ``compare_topologies(..., method="bridge_sampling")`` is the way.
+# ``compare_topologies(..., method="bridge_sampling")`` is the way. Start with own rates and all else ``linked``.
 #
 # .. code-block:: python
 #
 #    parts = Alignment.from_file("genes.nex").partitioned("partitions.txt")
 #    shares = Dirichlet(torch.ones(len(parts), dtype=torch.float64))
-#    compare_topologies(Partition(parts, HKY85(), GammaRates(), relative_rates=shares), [tree])
+#    linked = ("kappa", "base_frequencies", "shape")
+#    model = Partition(parts, HKY85(), GammaRates(), linked=linked, relative_rates=shares)
+#    compare_topologies(model, [tree])
 #
 # Where to go next: :doc:`average_of_substitution_models` averages over models of one set of sites,
 # :doc:`human_chimp_gorilla` asks the same data for the tree.

@@ -7,8 +7,9 @@ subset, how to predict from all data without a Cholesky factor, and how far from
 
 The exact posterior of a Gaussian process takes time of order :math:`n^3` for :math:`n` data. Inducing points
 :cite:p:`titsias2009` summarise the data by :math:`m < n` values, conjugate gradients :cite:p:`gardner2018` solve the
-same equations step by step. Which handwritten digits :cite:p:`alpaydin1998` are even? Fifteen hundred images are as
-many as can still be done exactly, as a check.
+same equations step by step. Which handwritten digits :cite:p:`alpaydin1998` are even? For fifteen hundred images a
+Cholesky factor is still cheap, often cheaper than its rivals, so that what they lose can be measured. They are meant
+for data of which no dense factor can be had.
 """
 
 # sphinx_gallery_thumbnail_number = -1
@@ -95,15 +96,17 @@ for method in (InducingPoints(subset), ConjugateGradients(1e-5)):
 # The fit
 # -------
 # All images, with the variances that the subset chose. Inducing points give a lower bound of the log evidence, which
-# rises with their number; conjugate gradients get as near as they are told to.
+# rises with their number. Conjugate gradients stop at a relative residual, and predictions come nearer to the exact
+# ones as it falls; here without a preconditioner, with which a dozen steps leave nothing to be seen.
 
 start = time.process_time()
 posterior = nngp_posterior(network, x[:n], y[:n], NOISE)
 mean, spread = posterior.mean(new), posterior.variance(new).sqrt()
 largest = float(posterior.log_evidence)
 print(f"exact: {time.process_time() - start:.1f} s, log evidence {largest:.2f}")
-numbers, tolerances = ((20, 60), (1e-1, 1e-3)) if is_small() else ((50, 150, 500), (1e-1, 1e-2, 1e-4))
-methods = [InducingPoints(m, seed=0) for m in numbers] + [ConjugateGradients(tolerance) for tolerance in tolerances]
+numbers, tolerances = ((20, 60), (1e-1, 1e-4)) if is_small() else ((50, 150, 500), (1e-1, 1e-2, 1e-4))
+methods = [InducingPoints(m, seed=0) for m in numbers]
+methods += [ConjugateGradients(tolerance, preconditioner_rank=0) for tolerance in tolerances]
 rows = []
 for method in methods:
     start = time.process_time()
@@ -118,7 +121,9 @@ for method in methods:
     print(f"wrong {wrong.mean():.3f} +- {error:.3f}" + ("" if found.bound is None else f", bound {found.bound:.1f}"))
 bounds = [bound for _, bound in rows if bound is not None]
 assert bounds == sorted(bounds) and bounds[-1] < largest + 1e-6
-assert rows[len(numbers) - 1][0] < rows[0][0] and rows[-1][0] < 0.05
+by_points, by_residual = [off for off, _ in rows[: len(numbers)]], [off for off, _ in rows[len(numbers) :]]
+assert by_points == sorted(by_points, reverse=True) and by_residual == sorted(by_residual, reverse=True)
+assert len(set(by_residual)) == len(tolerances) and by_residual[-1] < 0.05
 
 # %%
 # A failure on purpose
@@ -135,9 +140,10 @@ assert fitted.noise_variance > 1.5 * NOISE and fitted.bound < largest
 # What it says
 # ------------
 # The exact posterior of the subset is the touchstone: it chooses depth and variances, and shows that the other methods
-# are set up rightly. With all data, conjugate gradients give exact predictions up to a tolerance, and need the
-# covariance in memory. Inducing points need less of everything, but a network's process on images has no short summary:
-# the bound says how much is lost, long before the labels do.
+# are set up rightly. With all data, conjugate gradients come nearer to the exact predictions as the residual falls,
+# and need the covariance in memory. Inducing points need a part of it only, but a network's process on images has no
+# short summary: by hundreds of nats the bound stays below the evidence. At this size the seconds speak for neither. With :math:`n` data the dense factor costs :math:`n^3 / 3` multiplications, a step of
+# conjugate gradients :math:`n^2`, and :math:`m` inducing points :math:`n m^2`.
 
 figure = Figure(figsize=(8.5, 3.6), layout="constrained")
 left, right = figure.subplots(1, 2)
@@ -154,6 +160,8 @@ right.legend(frameon=False)
 # that a dense factor can take, then predict from all data. Double the number of inducing points until the bound stays.
 #
 # .. code-block:: python
+#
+#    from bayeskit.models.wide_networks.gaussian_processes import fit_variances
 #
 #    fit = fit_variances(infinite_width(your_module), x_subset, y_subset)
 #    law = large_regression(fit.network, x_all, y_all, fit.noise_variance, InducingPoints(500)).predict(x_new)
