@@ -1,5 +1,7 @@
 """Dropout on the inputs of an autoregressive decoder makes it use its code.
 
+Title: Dropout on decoder inputs against posterior collapse
+Subject: Variational inference and discrete choices
 Made in: {cite:t}`bowman2016`
 Verdict: holds if what is dropped tells of what follows
 Number: of two bits, of which the second repeats the first with chance 0.9, a code of one bit raises the best bound by

@@ -162,9 +162,10 @@ assert bool((summaries["likelihood"] > 1.4 * summaries["closed form"])["sd"]["lo
 # The price
 # ---------
 # On these data the discrepancy's posterior is the narrower one, since two wrong times double the scale of the
-# likelihood's. The price shows on clean data. If times are :math:`N(27, 5^2)`, the location of the least discrepancy has
-# :math:`(1 + r)^3 (1 + 2 r)^{-3/2}` times the variance of the mean to first order in :math:`1 / n`, with :math:`r = 5^2 /
-# (h^2 + 5^2)`. The mean is efficient, so that what is above one is the variance of the difference between the two.
+# likelihood's. The price shows on clean data. If times are :math:`N(27, 5^2)`, the location of the least discrepancy
+# has :math:`(1 + r)^3 (1 + 2 r)^{-3/2}` times the variance of the mean to first order in :math:`1 / n`, with :math:`r =
+# 5^2 / (h^2 + 5^2)`. The mean is efficient, so that what is above one is the variance of the difference between the
+# two.
 
 clean = 27 + 5 * torch.randn(40 if is_small() else 200, n, dtype=torch.float64)
 differences = minimize(closed, data=clean, start=target).position[:, 0] - clean.mean(1)
