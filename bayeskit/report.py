@@ -234,10 +234,10 @@ def _own_table(caption: str, frame: pd.DataFrame) -> PageTable:
     import pandas as pd
 
     shown = frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
-    rows = []
+    rows: list[list[Cell]] = []
     for row in shown.itertuples(index=False, name=None):
-        cells = [_own_cell(value) for value in row]
-        rows.append([one.text if isinstance(one, Number) else one for one in cells[:1]] + cells[1:])
+        first, *others = (_own_cell(value) for value in row)
+        rows.append([first.text if isinstance(first, Number) else first, *others])
     named = ["" if column == "index" and shown is not frame else str(column) for column in shown.columns]
     return PageTable(caption, named, rows)
 

@@ -858,7 +858,8 @@ def _log_sum_over_chains(terms: Tensor) -> Tensor:
     peak = terms.amax(-1, keepdim=True).clamp_min(torch.finfo(terms.dtype).min)
     weights = (terms - peak).exp()
     # Weights of mutations with equal columns; sums over chains of larger columns; both by bit masks of mutations.
-    equal, larger = {0: torch.ones_like(weights[..., 0, :])}, {}
+    equal: dict[int, Tensor] = {0: torch.ones_like(weights[..., 0, :])}
+    larger: dict[int, Tensor] = {}
     total = equal[0]
     for chosen in range(1, 2 ** terms.shape[-2]):
         lowest = chosen & -chosen
