@@ -3,9 +3,9 @@
 Title: Evidence as cross-validation with optimised parameters
 Subject: Evidence and model choice
 Made in: a question that readers of {cite:t}`fong2020` leave open; their own identity integrates
-Verdict: holds if the model's noise is that of the data, up to half of Euler's constant
-Number: of a normal mean the sum is low by 0.2886 nats on average, however many data; at a million data whose residuals
-    have twice the model's sd, by 20.91 nats
+Verdict: fails
+Number: with one parameter, a normal mean, the sum is low by 0.2886 nats on average, half of Euler's constant, however
+    many data, if the noise is the model's; at a million data whose residuals have twice the model's sd, by 20.91 nats
 Page: loss_based_updates/evidence_is_cross_validation
 """
 
