@@ -130,7 +130,8 @@ assert factor + 4.5 * error < 0 and 0 < same.value < 1
 # end to it: wherever the prior is flat, ten times the width costs :math:`\log 10` for each ratio.
 
 ratio = torch.tensor(1.0, dtype=torch.float64)
-priors = {name: dist.LogNormal(ratio, width * ratio) for name, width in (("usual", 1.25), ("wide", 125.0), ("wider", 1250.0))}
+widths = {"usual": 1.25, "wide": 125.0, "wider": 1250.0}
+priors = {name: dist.LogNormal(ratio, width * ratio) for name, width in widths.items()}
 pair = {name: TN93(prior, prior) for name, prior in priors.items()}
 widened = average_substitution_models(alignment, tree, pair, site_rates=GammaRates(), **options)
 loss, error = widened.comparison.log_bayes_factor("wide", "usual")
