@@ -128,10 +128,10 @@ mean, sd = (f(reference.unconstrained.flatten(0, 1), dim=0) for f in (torch.mean
 # Three runs
 # ----------
 # Minibatches that go through the data in epochs cancel part of each other's noise. Hamiltonian dynamics with friction
-# :cite:p:`chen2014` takes out what is known of the noise. All report a ``temperature``, whose mean foretells, here within
-# the errors, the factor by which variances are too large if minibatches are independent; with epochs the truth is
-# better. The errors printed are those of the runs, by the spread of their chains; that of the reference comes on top,
-# the same for all three.
+# :cite:p:`chen2014` takes out what is known of the noise. All report a ``temperature``, whose mean foretells, here
+# within the errors, the factor by which variances are too large if minibatches are independent; with epochs the truth
+# is better. The errors printed are those of the runs, by the spread of their chains; that of the reference comes on
+# top, the same for all three.
 
 batch_size = num_data // 20
 epochs = MinibatchTarget.from_pyro(logistic, x, labels, batch_size)
