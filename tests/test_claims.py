@@ -60,7 +60,7 @@ def disagreements(text, found, limit):
 def test_claim_has_its_verdict_and_its_numbers(path, claims, limit):
     claim = claims.read(path)
     assert 4 <= len([line for line in claim.code.splitlines() if line.strip()]) <= 34
-    assert re.search(r"^assert ", claim.code, re.MULTILINE), "no verdict is asserted"
+    assert re.search(r"^ *assert ", claim.code, re.MULTILINE), "no verdict is asserted"
     assert "{cite:" in claim.made_in
     assert not claim.page or (DOCS.parent / "examples" / f"{claim.page}.py").exists()
     found = runpy.run_path(str(path))["found"]
