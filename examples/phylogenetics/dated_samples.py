@@ -132,12 +132,12 @@ trio = ["A/2010", "E/2005", "I/2001"]
 a, b, c = (sequences[name] for name in trio)
 counts = [int(((p == q) & (p != r)).sum()) for p, q, r in ((a, b, c), (a, c, b), (b, c, a))]
 same, grid = int(((a == b) & (b == c)).sum()), (np.arange(100) + 0.5) / 100
-h1, gap, log_r = np.meshgrid(5 + 40 * grid, 60 * grid, -9 + 7 * grid, indexing="ij", sparse=True)
-h2 = np.maximum(h1, 9) + gap
+g1, g2, log_r = np.meshgrid(grid, grid, -9 + 7 * grid, indexing="ij", sparse=True)
+h1, h2 = 5 + 40 * g1**3, np.maximum(5 + 40 * g1**3, 9) + 60 * g2**3  # dense where a node is near a sample
 u, v, w = (np.exp(-4 / 3 * np.exp(log_r) * time) for time in (h1, h1 - 5, 2 * h2 - h1 - 9))
 two, all_three = (u * v, u * w, v * w), u * v * w
 log_p = -np.where(h1 < 9, h1 - 5 + h2 - 9, 4 + 3 * (h1 - 9) + h2 - h1) / size - (log_r - math.log(0.01)) ** 2 / 8
-log_p = log_p + same * np.log1p(3 * sum(two) + 6 * all_three)
+log_p = log_p + 2 * np.log(g1 * g2) + same * np.log1p(3 * sum(two) + 6 * all_three)
 log_p = log_p + (num_sites - same - sum(counts)) * np.log1p(2 * all_three - sum(two))
 log_p = log_p + sum(k * np.log1p(4 * e - sum(two) - 2 * all_three) for k, e in zip(counts, two, strict=True))
 of_trio = {"dates": {name: dates[name] for name in trio}, "clock": clock, "tree_prior": ConstantCoalescent(size)}
