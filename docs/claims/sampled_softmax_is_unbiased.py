@@ -19,7 +19,7 @@ log_normaliser = energy.logsumexp(0)
 
 
 def shortfall(m):
-    """Return by how much the mean over all samples of ``m`` words is below the log normaliser; the samples do not depend on the scores."""
+    """Return by how much the mean over all samples of ``m`` words is below the log normaliser."""
     words = torch.tensor(list(itertools.product(range(5), repeat=m)))
     estimate = (energy[words] - q[words].log()).logsumexp(1) - torch.tensor(float(m)).log()
     return log_normaliser - (q[words].prod(1) * estimate).sum()
