@@ -18,7 +18,8 @@ def confidence(r, background):
 
 
 found = confidence(6.0, 3.0), confidence(6.0, 0.5)
-assert found[0] < 0.11 and found[1] > 0.99
-for r in (2.0, 4.0, 6.0):
-    bound = 0.1 * (1 + 10 * norm.pdf(r) / norm.pdf(r, scale=3.0))
-    assert confidence(r, 3.0) <= bound
+assert found[0] < 0.101 and found[1] > 0.99
+bound = 0.1 * (1 + 10 * norm.pdf(6.0) / norm.pdf(6.0, scale=3.0))  # for all data beyond distance six
+beyond = [6 + k / 10 for k in range(200)]
+assert max(confidence(r, 3.0) for r in beyond) <= bound < 0.101
+assert min(confidence(r, 0.5) for r in beyond[:60]) > 0.99  # further out, both densities are zero in this arithmetic

@@ -6,7 +6,7 @@ Made in: {cite:t}`luo2020`
 Verdict: holds
 Number: a q that equals its target, through codes of noise sd 0.5, seems to diverge from it by -2.31 nats by the bound
     of 1 draw, and with sd 0.1 by -96.70; for sd 0.5, 5 draws say -0.314 +- 0.009 and SUMO 0.00 +- 0.04
-Page: variational_autoencoders/elbo_iwae_sumo
+Page: variational_autoencoders/sumo_entropy_maximisation
 """
 
 import math

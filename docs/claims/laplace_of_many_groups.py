@@ -7,6 +7,8 @@ Made in: practice since {cite:t}`tierney1986`, whose error falls with the data o
 Verdict: holds if groups are few or their counts are large
 Number: of one count of zero it is 0.0078 nats too high, of 100 such groups 0.78 nats, and of 100 groups with a
     count of 1,000 it is off by 0.008
+Number: of one count of zero it is 0.0078 nats too high, of 100 such groups 0.78 nats, and of 100
+    groups with a count of 1,000 it is off by 0.008
 Page: sampling/latent_fields_integrated_out
 """
 

@@ -4,7 +4,8 @@ Title: Marginal likelihood of tree topologies: posterior at its maximum
 Subject: Marginal likelihoods of trees
 Made in: summaries of {cite:t}`fourment2020`
 Verdict: fails
-Number: in our recorded run it ranks better than 4 ways of our table, nested sampling among them; its trees'
+Number: in one recorded run, without errors, it ranks better than 4 of the 24 other ways of our table, which has more
+    than theirs, among them nested sampling with 64 live points; its trees'
     probabilities diverge from those of a long run by 0.0982
 Page: evidence/nineteen_ways_on_primates
 """
@@ -20,5 +21,5 @@ table = text.partition("## Nineteen dubious ways, again")[2]
 divergence = {name: float(value) for name, value in re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", table, re.MULTILINE)}
 maximum = divergence["maximum_posterior"]
 beaten = {name for name, value in divergence.items() if value > maximum}
-found = len(beaten), maximum
+found = len(beaten), len(divergence) - 1, 64, maximum
 assert beaten == {"lognormal_laplus", "harmonic_mean", "nested_sampling", "naive_monte_carlo"}

@@ -7,7 +7,7 @@ Made in: readings of the abstract of {cite:t}`goldblum2020`, which names skip co
 Verdict: fails
 Number: the kernel's change in training falls with the power 0.97 +- 0.06 of the width without, and 0.92 +- 0.06 with a
     residual sum
-Page: wide_networks/torch_module_to_gaussian_process
+Page: wide_networks/does_the_tangent_kernel_stay
 """
 
 import math

@@ -2,7 +2,7 @@
 
 Title: Neural tangent kernel of two bumps
 Subject: Neural networks and sparse priors
-Made in: introductions to {cite:t}`jacot2018`
+Made in: an introduction on the web to {cite:t}`jacot2018`, "Some intuition on the neural tangent kernel"
 Verdict: fails
 Number: for the parameters printed the maximum is at 10.0, the kernel is 0.870 of it at seven and never below 0.500
 Page: wide_networks/torch_module_to_gaussian_process
