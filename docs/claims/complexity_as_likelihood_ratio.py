@@ -5,7 +5,7 @@ Subject: Likelihoods of images and outliers
 Made in: abstract of {cite:t}`serra2020`
 Verdict: holds if the compressor's lengths are those of a probability that sums to one
 Number: with the code of Krichevsky and Trofimov, some 100 bits with 30 ones score -3.65, and with none 47.31; over
-    all data of 10 bits the model's mean of 2^score is 1.000, as of a likelihood ratio, and by zlib 0.000
+    all data of 10 bits the model's mean of two to the score is 1.000, as of a likelihood ratio, and by zlib 0.000
 Page: variational_autoencoders/density_is_not_detection
 """
 

@@ -5,7 +5,6 @@ Subject: Information and generalisation
 Made in: readings of {cite:t}`xu2017`, who prove a bound from above for losses such as this, between zero and one
 Verdict: holds if a bound from above is enough
 Number: the more frequent side of 11 coins errs on new coins more often by 0.123 than on its own, where 0.693 nats give
-    the bound 0.178; if the output tells 5 of the coins as well, by 0.123, where 3.981 nats give 0.425
     the bound 0.1775; if the output tells 5 of the coins as well, by 0.123, where 3.981 nats give 0.425
 """
 

@@ -4,8 +4,8 @@ Title: Power posteriors, path sampling, stepping stone and bridge sampling on tr
 Subject: Marginal likelihoods of trees
 Made in: summaries of {cite:t}`fourment2020`
 Verdict: fails
-Number: in one recorded run at equal draws, without errors, the trees' probabilities diverge from those of a long run by 0.0001 with
-    bridge sampling, 0.0096 with path sampling and 0.0126 with the stepping stone
+Number: in one recorded run at equal draws, without errors, the trees' probabilities diverge from those of a long run
+    by 0.0001 with bridge sampling, 0.0096 with path sampling and 0.0126 with the stepping stone
 Page: evidence/nineteen_ways_on_primates
 """
 
