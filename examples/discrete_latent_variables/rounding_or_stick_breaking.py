@@ -119,9 +119,8 @@ assert nearer.mean() > (0 if is_small() else 4.5) * error
 # %%
 # What it says
 # ------------
-# Rounding is nearer to the posterior than stick-breaking, at little noise above all: there, stick-breaking often ends
-# at a wrong permutation, because each of its entries depends on those before. Gumbel-Sinkhorn lies between the two at
-# little noise, and is the nearest of the three where noise is large.
+# Over all noises together rounding is nearer to the posterior than stick-breaking, in which each entry depends on those
+# before. The figure shows each noise by itself, with errors that are too large to order all three relaxations.
 
 figure = Figure(figsize=(7, 3.8), layout="constrained")
 axes = figure.subplots()

@@ -179,9 +179,8 @@ assert is_small() or found["ELBO"][2] < found["VIMCO"][2]
 # ------------
 # An objective shapes the model, not only the guide. The ELBO pays for :math:`\mathrm{KL}(q \,\|\, p)`, so its model has
 # posteriors of nearly independent bits; that of VIMCO has posteriors from which its guide is several times as far. A
-# guide's divergence is therefore no measure of a model, and a bound says less than the likelihood that it bounds. TVO
-# with two intervals behaves as the ELBO here. Differences in likelihood of a few tenths of a nat are those of one run;
-# repeat it before you prefer a method.
+# guide's divergence is therefore no measure of a model, and a bound says less than the likelihood that it bounds. The
+# order of methods here is that of one run; repeat it before you prefer one.
 
 figure = Figure(figsize=(9, 4), layout="constrained")
 left, right = figure.subplots(1, 2, width_ratios=[1, 1.1])
@@ -203,6 +202,8 @@ right.set(xticks=[], yticks=4.5 + 10 * np.arange(len(drawn)), yticklabels=drawn)
 # layers have more than twenty bits together; then estimate it by importance sampling from the guide.
 #
 # .. code-block:: python
+#
+#    from bayeskit.inference import held_out
 #
 #    network = SigmoidBeliefNetwork([10, 30, table.shape[1]])
 #    fit(network.model, network.guide, ReweightedWakeSleep(20), table, num_epochs=100, batch_size=100)

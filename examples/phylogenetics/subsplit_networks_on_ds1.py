@@ -61,8 +61,9 @@ print(f"the most probable {np.count_nonzero(np.sort(long_runs.weights)[::-1].cum
 # %%
 # Before the data
 # ---------------
-# The trees of a sample say which splits are possible. With all options of a choice alike, such a network finds the
-# posterior's trees only by luck: there are about as many trees in its support as there are combinations of splits.
+# The trees of a sample say which subsplits are possible below each clade. A network that takes all of these for equally
+# probable spreads over every tree that they can be combined to, far more than were sampled, and hardly ever draws one
+# of the posterior's.
 
 untrained = SubsplitBayesianNetwork.from_topologies(short_run.topologies)
 drawn = SampleFrequencies.fit(untrained.sample(1000, seed=0))
@@ -130,10 +131,9 @@ assert is_small() or gain("network, EM with prior", "network, simple average")[-
 # ------------
 # How much should be shared depends on how long the run is. With a few hundred independent trees the simple average is
 # best, and EM close to counting: it gains its likelihood on the trees it has seen. Conditional clades share so much
-# that more trees do not help beyond about .6 nats. With ten thousand trees EM has caught up with the simple average,
-# and in the short run, which visited nearly every tree that matters, EM is better than both; a prior worth a thousandth
-# of the sample is good at both ends. So a chain that has converged gains little from a network, and one that has not
-# gains most from the simple average or from EM with a prior.
+# that more trees do not help beyond about .6 nats. The table's errors are those over few samples, and the short run is
+# one run. So a chain that has converged gains little from a network, and one that has not gains most from the simple
+# average or from EM with a prior.
 
 name = "network, simple average" if is_small() else "network, EM with prior"
 exact, network = posterior.log_prob(long_runs.topologies).exp(), fitted[name].log_prob(long_runs.topologies).exp()

@@ -219,6 +219,8 @@ for method in ("ELBO", "VCD"):
 #
 # .. code-block:: python
 #
+#    import bayeskit as bk
+#
 #    objective = VCD(10, num_steps=8, kernel=HMC(step_size=0.1, num_steps=5))
 #    fitted = bk.fit(model, guide, objective, data, num_steps=2000)
 #

@@ -189,9 +189,8 @@ for name in ("mean", "zero and mask"):
 # What it says
 # ------------
 # The likelihood of incomplete data is exact with any input; a poor input costs in the bound, and through the bound in
-# the decoder that is learnt. Means in place of missing entries beat zeros with or without normalisation, and
-# conditional expectations of a simple model come close to the exact answer. Where the share of missing entries varies,
-# give the encoder the mask as well.
+# the decoder that is learnt. The table says by how much on these images, where conditional expectations of a
+# simple model leave least to be lost. Where the share of missing entries varies, give the encoder the mask as well.
 
 figure = Figure(figsize=(9, 3.8), layout="constrained")
 left, right = figure.subplots(1, 2)
@@ -211,9 +210,9 @@ right.tick_params(length=0)
 # %%
 # Try it on yours
 # ---------------
-# Replace ``x`` by your matrix of real numbers; missing entries are NaN. Zeros and ones take ``likelihoods.Bernoulli()``.
-# Compare inputs by the likelihood of entries that you hide. If the chance to be missing depends on the missing value
-# itself, none of this holds.
+# Replace ``x`` by your matrix of real numbers; missing entries are NaN. Zeros and ones take
+# ``likelihoods.Bernoulli()``. Compare inputs by the likelihood of entries that you hide. If the chance to be missing
+# depends on the missing value itself, none of this holds.
 #
 # .. code-block:: python
 #

@@ -1,6 +1,6 @@
 r"""
-Gaussian-process regression on many data: inducing points, conjugate gradients and the evidence
-==============================================================================================
+Gaussian-process regression on many data: inducing points, conjugate gradients, evidence
+========================================================================================
 
 **What you will learn:** how to choose depth and variances of a wide network's Gaussian process by its evidence on a
 subset, how to predict from all data without a Cholesky factor, and how far from the exact answer that is.
