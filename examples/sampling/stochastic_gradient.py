@@ -1,6 +1,6 @@
 r"""
-A posterior from minibatches, and what it costs
-===============================================
+Stochastic-gradient MCMC (SGLD, SGHMC): a posterior from minibatches, and its bias
+==================================================================================
 
 **What you will learn:** how to sample a Pyro model from a few hundred rows at a time, by how much that makes the
 posterior too wide, and how a run measures this by itself.
