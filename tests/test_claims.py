@@ -1,5 +1,6 @@
 """Every claim of the documentation's table is recomputed, with every number that its header states."""
 
+import ast
 import importlib.util
 import math
 import re
@@ -61,6 +62,9 @@ def test_claim_has_its_verdict_and_its_numbers(path, claims, limit):
     claim = claims.read(path)
     assert 4 <= len([line for line in claim.code.splitlines() if line.strip()]) <= 34
     assert re.search(r"^ *assert ", claim.code, re.MULTILINE), "no verdict is asserted"
+    asserted = [node.test for node in ast.walk(ast.parse(claim.code)) if isinstance(node, ast.Assert)]
+    compared = [op for test in asserted for node in ast.walk(test) if isinstance(node, ast.Compare) for op in node.ops]
+    assert max(len(asserted), len(compared)) > claim.verdict.startswith("holds if"), "a condition has two sides"
     assert "{cite:" in claim.made_in
     assert not claim.page or (DOCS.parent / "examples" / f"{claim.page}.py").exists()
     found = runpy.run_path(str(path))["found"]
