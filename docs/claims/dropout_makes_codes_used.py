@@ -1,7 +1,6 @@
 """Dropout on the inputs of an autoregressive decoder makes it use its code.
 
 Title: Dropout on decoder inputs against posterior collapse
-Title: Dropout on the inputs of an autoregressive decoder: what a code gains
 Subject: Variational inference and discrete choices
 Made in: {cite:t}`bowman2016`
 Verdict: holds if what is dropped tells of what follows
