@@ -70,7 +70,7 @@ def full_conditionals(covariate: Tensor, strength: Tensor, added: float = 1.0) -
         # The prior of the two coefficients scales with tau, too: that adds one to the shape.
         return dist.Gamma(SHAPE + len(strength) / 2 + added, RATE + misfit / 2)
 
-    return [ConjugateBlock("b", line), ConjugateBlock("tau", noise)]
+    return [ConjugateBlock("b", your_line), ConjugateBlock("tau", your_noise)]
 
 
 target = bk.Target.from_pyro(regression, adjusted, strength)
@@ -187,7 +187,7 @@ axes.legend(frameon=False)
 #
 # .. code-block:: python
 #
-#    blocks = [ConjugateBlock("b", line), ConjugateBlock("tau", noise)]
+#    blocks = [ConjugateBlock("b", your_line), ConjugateBlock("tau", your_noise)]
 #    z = chib(target, blocks, seed=0)
 #    print(z, z.diagnostics["r_hat"], z.diagnostics["pareto_k"])
 #

@@ -227,6 +227,8 @@ figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", nco
 #
 # .. code-block:: python
 #
+#    import bayeskit as bk
+#
 #    posterior = bk.amortize(model, (torch.zeros(20, dtype=torch.float64),), sizes=(1, 20))
 #    draws = posterior.sample(data)
 #

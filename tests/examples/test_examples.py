@@ -1,8 +1,10 @@
 import ast
+import builtins
 import io
 import os
 import re
 import subprocess
+import symtable
 import sys
 import textwrap
 import tokenize
@@ -20,6 +22,10 @@ HEADINGS = ("The model", "Before the data", "An exact twin", "The fit", "What it
 """What every page has, but for those on sampling, which teach how runs are made."""
 LAST = "Try it on yours"
 """The heading of the last section of every page."""
+READERS = set("data model guide module likelihood prior_precision noise_variance table x y inputs outputs".split())
+READERS |= set("new_rows new_inputs new_outputs x_new x_all y_all x_subset y_subset centres observations".split())
+READERS |= set("x_labelled y_labelled x_unlabelled num_classes first second".split())
+"""What a reader has before a code block begins, beside names that begin with ``your_``."""
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +61,27 @@ def code_blocks(cell):
     lines = [line[2:] for line in cell.splitlines() if line.startswith("#")]
     found = re.findall(r"^\.\. code-block:: python\n((?:   .*\n|\n)+)", "\n".join([*lines, ""]), re.MULTILINE)
     return [textwrap.dedent(block).strip() for block in found]
+
+
+def module_names(text):
+    """Return the names that a script has at its end: imported, assigned or defined, but not inside a function."""
+    found = symtable.symtable(text, "script", "exec").get_symbols()
+    return {symbol.get_name() for symbol in found if symbol.is_imported() or symbol.is_assigned()}
+
+
+def unknown_names(block, text):
+    """Return the names that a code block uses, and that neither it, nor its page, nor the reader has."""
+    tables = [symtable.symtable(block, "block", "exec")]
+    for table in tables:
+        tables.extend(table.get_children())
+    used = {
+        symbol.get_name()
+        for table in tables
+        for symbol in table.get_symbols()
+        if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module")
+    }
+    known = module_names(block) | module_names(text) | set(dir(builtins)) | READERS
+    return {name for name in used - known if not name.startswith("your_")}
 
 
 def num_code_lines(text):
@@ -96,16 +123,33 @@ def test_page_is_short_and_has_its_parts(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_page_ends_with_what_to_replace(page):
-    heading, cell = cells(page.path.read_text(encoding="utf-8"))[-1]
+    text = page.path.read_text(encoding="utf-8")
+    heading, cell = cells(text)[-1]
     assert heading == LAST
     assert num_code_lines(cell) or code_blocks(cell), "no code that a reader could start from"
     for block in code_blocks(cell):
         compile(block, f"{page.name}, {LAST}", "exec")
+        assert not unknown_names(block, text), "names that the page does not have"
 
 
 def test_code_blocks_are_read_from_comments():
     cell = "# Try it.\n#\n# .. code-block:: python\n#\n#    for x in y:\n#        print(x)\n#\n# More.\nz = 1\n"
     assert code_blocks(cell) == ["for x in y:\n    print(x)"] and not code_blocks("# Try ``print(x)``.\n")
+
+
+@pytest.mark.parametrize(
+    ("block", "unknown"),
+    [
+        ("bk.fit(model, x)", {"bk"}),
+        ("import bayeskit as bk\nbk.fit(model, your_data)", set()),
+        ("fitted = fit(model, lambda z: local + z)", {"local"}),
+        ("def loss(z):\n    return z + scale\nprint(loss(x), [fit(row) for row in x])", {"scale"}),
+        ("held_out.waic(fit(x))", {"held_out"}),
+    ],
+)
+def test_mutation_names_of_code_blocks_that_nobody_has_are_found(block, unknown):
+    page = "from bayeskit import fit\n\ndef helper(local):\n    other = local\n    return other\n"
+    assert unknown_names(block, page) == unknown
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
