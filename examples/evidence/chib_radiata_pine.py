@@ -70,7 +70,7 @@ def full_conditionals(covariate: Tensor, strength: Tensor, added: float = 1.0) -
         # The prior of the two coefficients scales with tau, too: that adds one to the shape.
         return dist.Gamma(SHAPE + len(strength) / 2 + added, RATE + misfit / 2)
 
-    return [ConjugateBlock("b", your_line), ConjugateBlock("tau", your_noise)]
+    return [ConjugateBlock("b", line), ConjugateBlock("tau", noise)]
 
 
 target = bk.Target.from_pyro(regression, adjusted, strength)
