@@ -120,7 +120,7 @@ assert nearer.mean() > (0 if is_small() else 4.5) * error
 # What it says
 # ------------
 # Over all noises together rounding is nearer to the posterior than stick-breaking, in which each entry depends on those
-# before. The figure shows each noise by itself, with errors that are too large to order all three relaxations.
+# before. The figure shows each noise by itself, with Gumbel-Sinkhorn as the third.
 
 figure = Figure(figsize=(7, 3.8), layout="constrained")
 axes = figure.subplots()
