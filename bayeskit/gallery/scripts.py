@@ -103,7 +103,7 @@ def is_small() -> bool:
 
 
 def data_file(name: str) -> Path:
-    """Return the path of a data file that a case study begins with, for a reader to replace by his own.
+    """Return the path of a data file that a case study begins with, to be replaced by a file of one's own.
 
     Parameters
     ----------

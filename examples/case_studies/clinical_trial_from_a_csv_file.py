@@ -46,7 +46,7 @@ table = pd.read_csv(FILE, comment="#")
 assert set(table["arm"]) == {TREATED, CONTROL} and table["relapse"].isin([0, 1]).all() and (table["weeks"] > 0).all()
 treated = (table["arm"] == TREATED).to_numpy()
 weeks, relapse = table["weeks"].to_numpy(float), table["relapse"].to_numpy(float)
-counts = table.groupby("arm").agg(children=("weeks", "size"), relapses=("relapse", "sum"), longest=("weeks", "max"))
+counts = table.groupby("arm").agg(patients=("weeks", "size"), relapses=("relapse", "sum"), longest=("weeks", "max"))
 print(counts)
 assert HORIZON <= counts["longest"].min(), "no curve is known beyond its longest time"
 
@@ -205,7 +205,7 @@ axes.legend(frameon=False)
 first, gained = summary.iloc[0], summary.iloc[2]
 answer = f"The drug helps with probability {first['helps']}: hazard ratio {first['median']}, "
 answer += f"95 % interval {first['95 % interval']}, and {gained['median']} weeks gained of {HORIZON:g}."
-data = [f"{Path(FILE).name}: {len(table)} children. The pairs of the design were not used.", counts]
+data = [f"{Path(FILE).name}: {len(table)} patients. The pairs of the design were not used.", counts]
 sections = {"Answer": [answer, (figure, "Kaplan-Meier curves: the share still in remission.")], "Data": data}
 tables = {"By loss and by model": summary, "Sensitivity of the hazard ratio": sensitivity}
 write_page(PAGE, title=f"{TREATED} against {CONTROL}", sections=sections | tables)
