@@ -19,8 +19,7 @@ from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
 from bayeskit.inference.samplers.driver import Algorithm, Control, Ending, Records, drive, nothing_done, say_early
 from bayeskit.inference.samplers.hmc import choose
-from bayeskit.inference.samplers.starts import Climb, pathfinder, starting_points
-from bayeskit.logdensity.climbing import quartile_distance
+from bayeskit.inference.samplers.starts import Climb, pathfinder, scaled_starting_points, starting_points
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -154,12 +153,13 @@ class Chains:
         spent, covariance = 0, None
         if isinstance(self.initial, Climb):
             points, spent = self.initial.points(self.target, self._beta(), generator)
-        else:
+        elif self.initial is not None:
             points = starting_points(self.target, self.settings.num_chains, self._beta(), generator, self.initial)
-        if self.initial is None:
-            variance = self.adaptation.initial_variance
-            scale = quartile_distance(points) if variance is None else variance.to(points).sqrt()
-            points, covariance, spent = pathfinder(self.target, points, self._beta(), scale, generator)
+        else:
+            found = scaled_starting_points(self.target, self.settings.num_chains, self._beta(), generator)
+            points, scale, looked = found
+            points, covariance, climbed = pathfinder(self.target, points, self._beta(), scale, generator)
+            covariance, spent = scale.square() if covariance is None else covariance, looked + climbed
         state = self.adaptation.init(self.target, points, generator=generator, covariance=covariance)
         return state._replace(num_gradients=state.num_gradients + spent)
 

@@ -155,6 +155,10 @@ class Metric:
 MAX_CROSS_DIMENSION = 400
 _PRIOR_WEIGHT, _FISHER_WEIGHT = 5.0, 1.0
 _DRAWS_PER_EFFECTIVE = 3.0
+#: Variance relative to the metric, or its inverse, from which the metric is far off, and bounds of its correction.
+_FAR, _FARTHEST_COORDINATE, _FARTHEST_DIRECTION = 1e3, 1e250, 1e9
+#: Draws per dimension for which directions are corrected, and share of the mean variance added to all for rounding.
+_DRAWS_FOR_DIRECTIONS, _LITTLE = 2.5, 1e-10
 
 
 class Moments(NamedTuple):
@@ -230,16 +234,62 @@ def _agreement(draws: Tensor, slopes: Tensor, count: Tensor) -> Tensor:
     """Return the geometric mean of draws' covariance and gradients' inverse covariance, ``(g, d, d)``, float64."""
     # draws, slopes: sums of centred products, (g, d, d); count: (g, 1, 1). Both are shrunk towards the identity with
     # the weight of one draw, which keeps the previous metric if there is little information.
+    draws, slopes = draws.double(), slopes.double()
+    # Squares of gradients may overflow, and factorisations fail on infinite entries.
+    usable = (draws.isfinite() & slopes.isfinite()).all(-1).all(-1)[..., None, None]
+    draws, slopes = (torch.where(usable, x, torch.zeros_like(x)) for x in (draws, slopes))
+    unit = _far_off(draws, slopes, count)
+    if unit is not None:
+        # A metric that is wrong by orders of magnitude is not worth a draw: the covariance is estimated in a better one.
+        inverse = torch.linalg.inv(unit)
+        return unit @ _shrunk_mean(inverse @ draws @ inverse.mT, unit.mT @ slopes @ unit, count) @ unit.mT
+    return _shrunk_mean(draws, slopes, count)
+
+
+def _shrunk_mean(draws: Tensor, slopes: Tensor, count: Tensor) -> Tensor:
     identity = torch.eye(draws.shape[-1], dtype=torch.float64, device=draws.device)
     covariance, gradients = (
-        (cross.double() + _FISHER_WEIGHT * identity) / (count.double() + _FISHER_WEIGHT) for cross in (draws, slopes)
+        (cross + _FISHER_WEIGHT * identity) / (count.double() + _FISHER_WEIGHT) for cross in (draws, slopes)
     )
-    # Squares of gradients may overflow, and factorisations fail on infinite entries.
-    usable = (covariance.isfinite() & gradients.isfinite()).all(-1).all(-1)[..., None, None]
-    covariance, gradients = (torch.where(usable, x, identity) for x in (covariance, gradients))
+    return _geometric_mean(covariance, gradients)
+
+
+def _geometric_mean(covariance: Tensor, gradients: Tensor) -> Tensor:
+    """Return the geometric mean of matrices and of inverses of ``gradients``, positive definite, ``(g, d, d)`` each."""
     root, inverse = _power(gradients, 0.5), _power(gradients, -0.5)
     mean = inverse @ _power(root @ covariance @ root, 0.5) @ inverse
     return 0.5 * (mean + mean.mT)
+
+
+def _far_off(draws: Tensor, slopes: Tensor, count: Tensor) -> Tensor | None:
+    """Return factors of the covariance in coordinates and directions of a far wrong scale, ``(g, d, d)``, else None.
+
+    Other directions have the scale one. The covariance that draws and gradients agree on needs no typical draws: its
+    secants are right as soon as chains move at all.
+    """
+    across = [x.diagonal(dim1=-2, dim2=-1) for x in (draws, slopes)]
+    scale = _only_far((across[0] / across[1]).sqrt(), _FARTHEST_COORDINATE).sqrt()  # (g, d)
+    unit = torch.diag_embed(scale)
+    d = scale.shape[-1]
+    enough = count.squeeze(-1) > _DRAWS_FOR_DIRECTIONS * d  # (g, 1)
+    if bool(enough.any()):
+        outer = scale.unsqueeze(-1) * scale.unsqueeze(-2)
+        pair = []
+        for cross in (draws / outer, slopes * outer):
+            size = cross.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(cross.dtype).tiny)
+            identity = torch.eye(d, dtype=cross.dtype, device=cross.device)
+            pair.append(cross + _LITTLE * size[..., None, None] * identity)
+        values, vectors = torch.linalg.eigh(_geometric_mean(*pair))
+        stretch = torch.where(enough, _only_far(values, _FARTHEST_DIRECTION).sqrt(), 1.0)
+        unit = unit @ (vectors * stretch.unsqueeze(-2)) @ vectors.mT
+        scale = scale * stretch
+    return unit if bool((scale != 1).any()) else None
+
+
+def _only_far(ratio: Tensor, farthest: float) -> Tensor:
+    """Return variances relative to a metric, bounded, where they differ from it by orders of magnitude, else one."""
+    far = ratio.isfinite() & (ratio > 0) & ((ratio > _FAR) | (ratio < 1 / _FAR))
+    return torch.where(far, ratio.clamp(1 / farthest, farthest), 1.0)
 
 
 def _power(matrix: Tensor, exponent: float) -> Tensor:
