@@ -238,12 +238,16 @@ def _agreement(draws: Tensor, slopes: Tensor, count: Tensor) -> Tensor:
     # Squares of gradients may overflow, and factorisations fail on infinite entries.
     usable = (draws.isfinite() & slopes.isfinite()).all(-1).all(-1)[..., None, None]
     draws, slopes = (torch.where(usable, x, torch.zeros_like(x)) for x in (draws, slopes))
-    unit = _far_off(draws, slopes, count)
-    if unit is not None:
-        # A metric that is wrong by orders of magnitude is not worth a draw: the covariance is estimated in a better one.
-        inverse = torch.linalg.inv(unit)
-        return unit @ _shrunk_mean(inverse @ draws @ inverse.mT, unit.mT @ slopes @ unit, count) @ unit.mT
-    return _shrunk_mean(draws, slopes, count)
+    # A metric that is wrong by orders of magnitude is not worth a draw: coordinates and then directions that are far
+    # off are measured in a unit of their own, and the covariance is estimated in these.
+    scale = _only_far(_deviation_ratio(draws, slopes), _FARTHEST_COORDINATE).sqrt()  # (g, d)
+    outer = scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    draws, slopes = draws / outer, slopes * outer
+    directions = _far_directions(draws, slopes, count)
+    if directions is None:
+        return outer * _shrunk_mean(draws, slopes, count)
+    root, inverse = directions
+    return outer * (root @ _shrunk_mean(inverse @ draws @ inverse, root @ slopes @ root, count) @ root)
 
 
 def _shrunk_mean(draws: Tensor, slopes: Tensor, count: Tensor) -> Tensor:
@@ -261,29 +265,28 @@ def _geometric_mean(covariance: Tensor, gradients: Tensor) -> Tensor:
     return 0.5 * (mean + mean.mT)
 
 
-def _far_off(draws: Tensor, slopes: Tensor, count: Tensor) -> Tensor | None:
-    """Return factors of the covariance in coordinates and directions of a far wrong scale, ``(g, d, d)``, else None.
+def _deviation_ratio(draws: Tensor, slopes: Tensor) -> Tensor:
+    """Return the variance of each coordinate that draws and gradients agree on by themselves, ``(g, d)``."""
+    return draws.diagonal(dim1=-2, dim2=-1).sqrt() / slopes.diagonal(dim1=-2, dim2=-1).sqrt()
 
-    Other directions have the scale one. The covariance that draws and gradients agree on needs no typical draws: its
-    secants are right as soon as chains move at all.
+
+def _far_directions(draws: Tensor, slopes: Tensor, count: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the root, ``(g, d, d)``, of the covariance in directions of a far wrong scale, and its inverse.
+
+    Other directions have the scale one; None if all have. The covariance that draws and gradients agree on needs no
+    typical draws: it is a secant, right as soon as chains move at all.
     """
-    across = [x.diagonal(dim1=-2, dim2=-1) for x in (draws, slopes)]
-    scale = _only_far((across[0] / across[1]).sqrt(), _FARTHEST_COORDINATE).sqrt()  # (g, d)
-    unit = torch.diag_embed(scale)
-    d = scale.shape[-1]
+    d = draws.shape[-1]
     enough = count.squeeze(-1) > _DRAWS_FOR_DIRECTIONS * d  # (g, 1)
-    if bool(enough.any()):
-        outer = scale.unsqueeze(-1) * scale.unsqueeze(-2)
-        pair = []
-        for cross in (draws / outer, slopes * outer):
-            size = cross.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(cross.dtype).tiny)
-            identity = torch.eye(d, dtype=cross.dtype, device=cross.device)
-            pair.append(cross + _LITTLE * size[..., None, None] * identity)
-        values, vectors = torch.linalg.eigh(_geometric_mean(*pair))
-        stretch = torch.where(enough, _only_far(values, _FARTHEST_DIRECTION).sqrt(), 1.0)
-        unit = unit @ (vectors * stretch.unsqueeze(-2)) @ vectors.mT
-        scale = scale * stretch
-    return unit if bool((scale != 1).any()) else None
+    identity, pair = torch.eye(d, dtype=draws.dtype, device=draws.device), []
+    for cross in (draws, slopes):
+        size = cross.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(cross.dtype).tiny)
+        pair.append(cross + _LITTLE * size[..., None, None] * identity)
+    values, vectors = torch.linalg.eigh(_geometric_mean(*pair))
+    stretch = torch.where(enough, _only_far(values, _FARTHEST_DIRECTION).sqrt(), 1.0).unsqueeze(-2)
+    if not bool((stretch != 1).any()):
+        return None
+    return (vectors * stretch) @ vectors.mT, (vectors / stretch) @ vectors.mT
 
 
 def _only_far(ratio: Tensor, farthest: float) -> Tensor:
