@@ -25,18 +25,9 @@ from bayeskit.inference.evidence.checks import SEARCH_ERRORS, rounding_problems
 from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
 from bayeskit.inference.evidence.improper_priors import improper
 from bayeskit.inference.evidence.missed_mass import MIN_MISSING, exceeds_error, same_likelihood
-from bayeskit.inference.evidence.modes import (
-    STARTS_BESIDE_DRAWS,
-    Peak,
-    best_of,
-    divided_by_valleys,
-    find_modes,
-    is_missed,
-    num_looks,
-    starts_from_prior,
-    weigh_peak,
-)
+from bayeskit.inference.evidence.modes import STARTS_BESIDE_DRAWS, best_of, find_modes, starts_from_prior
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.peaks import Peak, divided_by_valleys, is_missed, num_looks, weigh_peak
 from bayeskit.inference.samplers.starts import prior_positions
 from bayeskit.logdensity.target import Target
 

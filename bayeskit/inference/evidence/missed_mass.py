@@ -15,14 +15,7 @@ from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import weight_effective_sample_size
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import SEARCH_ERRORS, rounding_problems
-from bayeskit.inference.evidence.modes import (
-    Peak,
-    divided_by_valleys,
-    is_missed,
-    num_looks,
-    posterior,
-    weigh_peak,
-)
+from bayeskit.inference.peaks import Peak, divided_by_valleys, is_missed, num_looks, posterior, weigh_peak
 from bayeskit.inference.samplers.smc import GRADIENTS_PER_STEP, PopulationHMC, learn_metric, num_trajectory_steps
 from bayeskit.logdensity.climbing import climb
 from bayeskit.logdensity.target import Target
