@@ -1,9 +1,12 @@
-"""Peaks: modes of a posterior with the mass about them."""
+"""Peaks: modes of a posterior with the mass about them, and all that is known of them."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 
 import scipy
 import torch
@@ -11,17 +14,22 @@ from torch import Tensor
 
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.texts import short_repr
-from bayeskit.logdensity.climbing import ClimbObjective, quartile_distance
+from bayeskit.logdensity.climbing import ClimbObjective, climb, quartile_distance
+from bayeskit.logdensity.summands import objectives_of_summands
 from bayeskit.logdensity.target import Target
 
 __all__ = [
     "BLOCK",
+    "KnownModes",
     "Peak",
+    "PeakCheck",
+    "checked",
     "divided_by_valleys",
     "is_missed",
     "negative_hessian",
     "num_looks",
     "posterior",
+    "remembered_checks",
     "weigh_peak",
 ]
 
@@ -128,6 +136,7 @@ class Peak:
     radius: float  # in standard deviations of the normal distribution about the mode
     log_mass: float  # log of prior times likelihood integrated over the ellipsoid
     relative_error: float  # standard error of the mass over the mass
+    found_by: str = "search"  # what kind of search first found it
 
     __repr__ = short_repr
 
@@ -165,3 +174,110 @@ def is_missed(expected: float, share: float, chance: float, relative_error: floa
     # ``chance`` is the standard error of ``share``. A large relative error of ``expected`` is normal on the log scale.
     lowest = expected * math.exp(-_MAX_ERRORS * relative_error)
     return expected - share > max(least, _MAX_ERRORS * difference) or lowest - share > max(least, _MAX_ERRORS * chance)
+
+
+# All that is known of the modes of a target.
+
+#: Largest number of modes that are weighed when their masses are asked for.
+_MOST_WEIGHED = 12
+
+
+class KnownModes:
+    """Modes that any search of a target has met: the starts of chains, chains, particles, proposals.
+
+    One store for a target, read by all that judges estimates of it. A mode is weighed when it is first asked for.
+    """
+
+    def __init__(self) -> None:
+        self.peaks: list[Peak] = []  # highest mass first
+        self.unweighed: list[tuple[Tensor, float]] = []  # ends (d,) without a normal approximation, and log densities
+        self.unvisited: list[Peak] = []  # in which no chain of a run has been
+        self.has_looked_at_summands = False
+        self._waiting: list[tuple[Tensor, str]] = []
+
+    @classmethod
+    def of(cls, target: Target) -> KnownModes:
+        """Return the store of a target."""
+        found: KnownModes = target.findings.setdefault("known modes", cls())
+        return found
+
+    def note(self, ends: Tensor, found_by: str) -> None:
+        """Keep ends of climbs, ``(k, d)``, that were made for another purpose."""
+        self._waiting += [(end.detach(), found_by) for end in ends]
+
+    def ends(self, target: Target) -> Tensor:
+        """Return the ends that wait to be weighed, ``(k, d)``."""
+        nothing = torch.empty(0, target.dim, dtype=target.dtype, device=target.device)
+        return torch.stack([end for end, _ in self._waiting]) if self._waiting else nothing
+
+    def weigh(self, target: Target, *, seed: int = 0) -> int:
+        """Weigh the ends that lie in no known peak, the highest first, and return evaluations."""
+        if not self._waiting:
+            return 0
+        ends = self.ends(target)
+        heights = target.log_density(ends)
+        waiting, self._waiting, spent = self._waiting, [], len(ends)
+        count = 0
+        for place in heights.nan_to_num(nan=-torch.inf).argsort(descending=True).tolist():
+            end, found_by = waiting[place]
+            if not bool(heights[place].isfinite()) or self._is_known(end) or count == _MOST_WEIGHED:
+                continue
+            count += 1
+            peak, cost = weigh_peak(target, end, seed=seed)
+            spent += cost
+            if peak is None:
+                self.unweighed.append((end, float(heights[place])))
+            else:
+                self.peaks.append(replace(peak, found_by=found_by))
+        self.peaks.sort(key=lambda peak: -peak.log_mass)
+        return spent
+
+    def climb(self, target: Target, starts: Tensor, found_by: str) -> int:
+        """Climb from each of the starts, ``(k, d)``, keep the ends, and return evaluations."""
+        starts = starts[starts.isfinite().all(-1)]
+        if not len(starts):
+            return 0
+        ends, heights, spent = climb(posterior(target), starts)
+        self.note(ends[heights.isfinite()], found_by)
+        return spent
+
+    def climb_summands(self, target: Target, starts: Tensor, max_iterations: int = 80) -> int:
+        """Climb, once for a target, single terms of its sums of exponentials, then the density; return evaluations."""
+        if self.has_looked_at_summands:
+            return 0
+        self.has_looked_at_summands, spent = True, 0
+        for objective in objectives_of_summands(target):
+            ends, _, count = climb(objective, starts, max_iterations)
+            spent += count + self.climb(target, ends, "terms of a mixture")
+        return spent
+
+    def _is_known(self, end: Tensor) -> bool:
+        return any(bool(peak.holds(end)) for peak in self.peaks) or any(
+            torch.equal(end, other) for other, _ in self.unweighed
+        )
+
+
+# Checks of estimates against peaks, made again when more peaks are known.
+
+#: Returns warnings of peaks that the draws behind an estimate miss.
+PeakCheck = Callable[[Sequence[Peak]], list[str]]
+_REMEMBERED: ContextVar[list[PeakCheck] | None] = ContextVar("checks of estimates", default=None)
+
+
+@contextmanager
+def remembered_checks() -> Iterator[list[PeakCheck]]:
+    """Collect the checks of the estimates that are made meanwhile."""
+    checks: list[PeakCheck] = []
+    token = _REMEMBERED.set(checks)
+    try:
+        yield checks
+    finally:
+        _REMEMBERED.reset(token)
+
+
+def checked(check: PeakCheck, peaks: Sequence[Peak]) -> list[str]:
+    """Return the warnings of a check, and remember it for peaks that are found later."""
+    remembered = _REMEMBERED.get()
+    if remembered is not None:
+        remembered.append(check)
+    return check(peaks)

@@ -17,6 +17,7 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.core.texts import short_repr
 from bayeskit.errors import SettingsError
+from bayeskit.inference.peaks import KnownModes
 from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
 from bayeskit.inference.samplers.driver import Algorithm, Control, Ending, Records, drive, nothing_done, say_early
 from bayeskit.inference.samplers.hmc import choose
@@ -160,8 +161,13 @@ class Chains:
         else:
             found = scaled_starting_points(self.target, self.settings.num_chains, self._beta(), generator)
             points, scale, looked = found
-            points, covariance, climbed = pathfinder(self.target, points, self._beta(), scale, generator)
+            points, covariance, climbed, ends = pathfinder(self.target, points, self._beta(), scale, generator)
             covariance, spent = scale.square() if covariance is None else covariance, looked + climbed
+            known = KnownModes.of(self.target)
+            known.note(ends, "starts")
+            # Chains start in modes that an earlier run has missed, as far as there are chains.
+            for chain, peak in enumerate(known.unvisited[: len(points) - 1]):
+                points[chain] = peak.position
         state = self.adaptation.init(self.target, points, generator=generator, covariance=covariance)
         return state._replace(num_gradients=state.num_gradients + spent)
 

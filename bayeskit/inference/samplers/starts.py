@@ -23,6 +23,7 @@ __all__ = [
     "CANDIDATES",
     "Climb",
     "Start",
+    "candidate_points",
     "local_scale",
     "pathfinder",
     "prior_positions",
@@ -154,6 +155,12 @@ def _candidates(
         raise _no_density(*(torch.cat(column) for column in zip(*terms, strict=True)))
     position, merit = (torch.cat(column, 1) for column in zip(*rounds, strict=True))
     return _Candidates(position, merit)
+
+
+def candidate_points(target: Target, count: int, generator: torch.Generator) -> Tensor:
+    """Return points from the prior and from the cube about the origin, ``(count, d)``."""
+    known = target.density.start if isinstance(target.density, Started) else None
+    return _drawn(target, count, generator, known, False)[0]
 
 
 def _drawn(
@@ -288,6 +295,7 @@ class Start(NamedTuple):
     position: Tensor  # (n, d)
     covariance: Tensor | None  # (d, d), or variances (d,) in many dimensions; None if no climb succeeded
     num_gradients: int
+    ends: Tensor  # (k, d), of the climbs
 
 
 def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, generator: torch.Generator) -> Start:
@@ -326,7 +334,8 @@ def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, gene
     ours = ours[everyone, middle]
     position = torch.where(home.unsqueeze(-1), ours, points)
     covariance = _covariance(path, chosen, whose, home, scale, generator)
-    return Start(position, covariance, spent + num_drawn + n * (_DRAWS + 1))
+    ends = path[-1].position[path[-1].value.isfinite()]
+    return Start(position, covariance, spent + num_drawn + n * (_DRAWS + 1), ends)
 
 
 def _hills(bound: Tensor, beta: Tensor, negligible: float, generator: torch.Generator) -> Tensor:
