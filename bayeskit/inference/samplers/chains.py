@@ -150,7 +150,7 @@ class Chains:
         """Iterations, warm-up included."""
         return self.adaptation.num_warmup + self.settings.num_samples
 
-    def start(self, generator: torch.Generator) -> AdaptationState:
+    def start(self, generator: torch.Generator, again: bool = False) -> AdaptationState:
         """Find starting points and a rough step size."""
         # Starting points first: an invalid start raises before minutes of compilation.
         spent, covariance = 0, None
@@ -159,8 +159,9 @@ class Chains:
         elif self.initial is not None:
             points = starting_points(self.target, self.settings.num_chains, self._beta(), generator, self.initial)
         else:
-            found = scaled_starting_points(self.target, self.settings.num_chains, self._beta(), generator)
-            points, scale, looked = found
+            points, scale, looked = scaled_starting_points(
+                self.target, self.settings.num_chains, self._beta(), generator, centre=not again
+            )
             points, covariance, climbed, ends = pathfinder(self.target, points, self._beta(), scale, generator)
             covariance, spent = scale.square() if covariance is None else covariance, looked + climbed
             known = KnownModes.of(self.target)
@@ -198,7 +199,7 @@ class Chains:
             return state
         if not bool(self.adaptation.stands_still(state).any()):
             return state
-        fresh = self.start(generator)
+        fresh = self.start(generator, again=True)
         return fresh._replace(
             restarts=state.restarts + 1,
             num_gradients=fresh.num_gradients + state.num_gradients,

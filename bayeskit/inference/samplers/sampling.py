@@ -586,6 +586,8 @@ def as_draws(target: Target, result: RunResult, beta: Tensor, kernel: Any, facts
     stats = {_ARVIZ_NAMES.get(k, k): v.movedim(0, 1).contiguous() for k, v in result.records.items()}
     step_size = result.state.step.step_size.repeat_interleave(len(beta) // len(result.state.step.step_size))
     stats["step_size"] = step_size.unsqueeze(-1).expand_as(stats["energy"]).clone()
+    if restarts := int(result.state.restarts):
+        facts = facts | {"num_restarts": restarts}
     return Draws(
         result.position.movedim(0, 1).contiguous(),
         stats.pop("log_prior"),

@@ -69,10 +69,13 @@ def starting_points(
 
 
 def scaled_starting_points(
-    target: Target, num_chains: int, beta: Tensor, generator: torch.Generator
+    target: Target, num_chains: int, beta: Tensor, generator: torch.Generator, *, centre: bool = True
 ) -> tuple[Tensor, Tensor, int]:
-    """Return starting points ``(num_chains, d)``, a scale of each coordinate ``(d,)``, and the gradients spent."""
-    found = _candidates(target, num_chains, beta, generator, of_prior=False)
+    """Return starting points ``(num_chains, d)``, a scale of each coordinate ``(d,)``, and the gradients spent.
+
+    ``centre`` tells whether the origin, or the point that the density knows, is a candidate, too.
+    """
+    found = _candidates(target, num_chains, beta, generator, of_prior=False, centre=centre)
     looks = min(-(-_LOOKS // num_chains), found.merit.shape[1])
     order = found.merit.argsort(dim=1, descending=True, stable=True)[:, :looks]
     rows, merit = torch.arange(num_chains, device=order.device), found.merit.clone()
@@ -134,14 +137,14 @@ def local_scale(target: Target, points: Tensor, beta: Tensor, columns: Tensor) -
 
 
 def _candidates(
-    target: Target, num_chains: int, beta: Tensor, generator: torch.Generator, of_prior: bool
+    target: Target, num_chains: int, beta: Tensor, generator: torch.Generator, of_prior: bool, centre: bool = True
 ) -> _Candidates:
     count, power = CANDIDATES * num_chains, beta.repeat_interleave(CANDIDATES)
     known = target.density.start if isinstance(target.density, Started) else None
     rounds, terms, have = list[_Candidates](), list[tuple[Tensor, Tensor]](), 0
     while have < num_chains and len(rounds) < _ROUNDS:
         points, drawn = _drawn(target, count, generator, known, of_prior)
-        if not rounds and not bool(drawn[0]):
+        if centre and not rounds and not bool(drawn[0]):
             points[0] = 0.0 if known is None else known
         log_prior, log_likelihood = target.evaluate(points, compiled=False)
         merit = _merit(log_prior, log_likelihood, power, drawn if target.can_sample_prior else None)
