@@ -1,0 +1,85 @@
+"""What is known of the modes of a target: one store, read by all judgements."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from scipy.stats import norm
+
+import bayeskit as bk
+from bayeskit.errors import SamplingWarning
+from bayeskit.inference import evidence
+from bayeskit.inference.peaks import KnownModes, checked, remembered_checks
+
+DOUBLE = torch.float64
+SHARE, SD, D = 0.3, 0.02, 4
+
+
+def spike():
+    """A narrow mode inside a wide one, whose slope nothing feels from outside."""
+    x = pyro.sample("x", dist.Normal(torch.zeros(D, dtype=DOUBLE), 1.0).to_event(1))
+    wide = dist.Normal(torch.tensor(-0.5, dtype=DOUBLE), 1.0).log_prob(x).sum(-1) + math.log(1 - SHARE)
+    narrow = dist.Normal(torch.tensor(0.8, dtype=DOUBLE), SD).log_prob(x).sum(-1) + math.log(SHARE)
+    pyro.factor("likelihood", torch.logaddexp(wide, narrow))
+
+
+def exact_parts():
+    parts = ((1 - SHARE, -0.5, 1.0), (SHARE, 0.8, SD))
+    return [math.log(w) + D * norm.logpdf(m, 0, math.sqrt(1 + s * s)) for w, m, s in parts]
+
+
+def test_peaks_have_the_mass_of_their_modes(limit):
+    target = bk.Target.from_pyro(spike)
+    known = KnownModes.of(target)
+    known.climb_summands(target, torch.zeros(1, D, dtype=DOUBLE))
+    known.climb(target, torch.zeros(1, D, dtype=DOUBLE), "search")
+    known.weigh(target)
+    assert [peak.found_by for peak in known.peaks] == ["terms of a mixture"] * 2
+    for peak, exact in zip(known.peaks, exact_parts(), strict=True):
+        assert abs(peak.log_mass - exact - math.log(0.9)) < limit(2) * peak.relative_error
+    assert KnownModes.of(target) is known
+    assert known.climb_summands(target, torch.zeros(1, D, dtype=DOUBLE)) == 0  # once is enough
+
+
+def test_ends_in_a_known_peak_are_not_weighed_again():
+    target = bk.exact.get("linreg10").target()
+    known = KnownModes.of(target)
+    start = torch.zeros(2, target.dim, dtype=DOUBLE)
+    known.climb(target, start, "first")
+    known.weigh(target)
+    known.climb(target, start, "second")
+    known.weigh(target)
+    assert [peak.found_by for peak in known.peaks] == ["first"]
+
+
+def test_no_method_of_a_table_trusts_itself_beside_a_mode_that_it_misses():
+    methods = ["bridge_sampling", "laplace_importance_sampling", "smc"]
+    with pytest.warns(SamplingWarning, match="no chain has been in a mode with about 3"):
+        table = evidence.compare(bk.Target.from_pyro(spike), methods, progress=False)
+    exact = float(torch.tensor(exact_parts()).logsumexp(0))
+    for z in table:
+        assert abs(z.log_evidence - exact) > 0.3  # all miss the narrow mode
+        assert not z.trusted and "a mode with a mass of 0.5" in "; ".join(z.warnings)
+    assert table.verdict.best is None
+
+
+def test_checks_are_made_again_for_peaks_that_are_found_later():
+    seen = []
+    with remembered_checks() as checks:
+        assert checked(lambda peaks: seen.append(len(peaks)) or ["missed"] * bool(peaks), []) == []
+    assert checks[0]([object()]) == ["missed"] and seen == [0, 1]
+    assert checked(lambda peaks: ["now"], []) == ["now"] and len(checks) == 1  # nothing is remembered outside
+
+
+def test_a_verdict_is_no_agreement_beside_more_mass_in_a_refused_row():
+    trusted = [evidence.Evidence(name, -10.0, 0.01, 1) for name in ("bridge_sampling", "smc")]
+
+    def verdict(log_evidence, method="nested_sampling"):
+        refused = evidence.Evidence(method, log_evidence, 0.1, 1, ("refused",))
+        return bk.inference.evidence.comparison.judge([*trusted, refused])
+
+    assert not verdict(-9.0).is_agreed
+    assert verdict(-11.0).is_agreed  # it has found less
+    assert verdict(-9.0, "harmonic_mean").is_agreed  # which is infinitely variable
