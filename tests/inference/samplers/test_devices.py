@@ -237,16 +237,16 @@ def test_nuts_looks_only_to_see_whether_any_tree_still_grows(target, metric, max
 def test_warm_up_looks_once_at_most(target, kernel, reads, metric):
     """HMC's number of leapfrogs is a loop of the host; else a kernel is made anew at each step without a look.
 
-    The ends of windows, where metrics are learnt, look once more: at the gradients so far, from which follows whether
-    to compile.
+    The ends of windows, where metrics are learnt, look at the gradients so far, from which follows whether to compile,
+    and whether the metric was far off, in coordinates and, where it is dense, in directions.
     """
     adaptation = Adaptation(kernel, 20, metric=metric)
-    ends = [*adaptation._windows()[1], 20]
-    with transfers():
+    ends = adaptation._windows()[1]
+    with transfers(1.0, 0.0):
         state = adaptation.init(target, zeros(16, 3), generator=_DeviceGenerator())
     for i in range(20):
-        *found, state = counted(adaptation, target, state)
-        assert found == [reads + (i + 1 in ends), 0]
+        *found, state = counted(adaptation, target, state, *[1.0] * (reads + 1), 0.0)
+        assert found == [reads + (i + 1 in [*ends, 20]) + (i + 1 in ends) * (1 + (metric == "dense")), 0]
 
 
 def test_exchanges_look_at_nothing(target, monkeypatch):
@@ -256,15 +256,16 @@ def test_exchanges_look_at_nothing(target, monkeypatch):
     beta, place = zeros(12), zeros(4, 4, dtype=torch.int64)
     chains = Chains(target, Adaptation(HMC(beta=beta), 20, num_groups=3, metric="diagonal"), RunSettings(12, 20, 60))
     tempering = Tempering(chains, PriorDraws(target, 4, seed=0))
-    ends = [*chains.adaptation._windows()[1], 20]
-    with transfers():
+    ends = chains.adaptation._windows()[1]
+    with transfers(1.0, 0.0):
         adapting = chains.adaptation.init(target, zeros(12, 3), generator=_DeviceGenerator())
     state = TemperingState(adapting, place, place, place[0])
     for i in range(2 * block + 1):
-        with transfers() as count:
+        with transfers(1.0, 1.0, 0.0) as count:
             state, _ = tempering.advance(state, i, _DeviceGenerator())
-        # After warm-up the kernel is tuned a last time, and kept.
-        assert count == {"reads": (i <= 20) + (i + 1 in ends), "writes": int(i % block == 0)}
+        # Whether chains stand still is asked at the end of the warm-up; after it the kernel is tuned a last time.
+        reads = (i <= 20) + 2 * (i + 1 in [*ends, 20])
+        assert count == {"reads": reads, "writes": int(i % block == 0)}
 
 
 @pytest.mark.parametrize(("num_steps", "num_moves"), [(1, 1), (3, 5)])

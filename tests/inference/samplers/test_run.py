@@ -189,7 +189,7 @@ def test_bad_starts_are_named():
 
 def test_every_chain_at_minus_infinity_is_said():
     nowhere = bk.Target.from_functions(lambda u: -u.square().sum(-1), lambda u: u.sum(-1) * 0 - torch.inf, 2)
-    with pytest.raises(InitializationError, match="density is zero at all 40 starting candidates"):
+    with pytest.raises(InitializationError, match="density is zero at all 400 starting candidates"):
         bk.sample(nowhere, progress=False)
 
 
