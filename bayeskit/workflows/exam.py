@@ -331,8 +331,10 @@ def run_generated_exam(
 
     Examples
     --------
+    >>> from bayeskit.exact.generated import BetaBernoulli, GammaPoisson
     >>> from bayeskit.workflows import run_generated_exam
-    >>> exam = run_generated_exam(2, ["naive_monte_carlo"], seed=1, progress=False)
+    >>> families = [BetaBernoulli, GammaPoisson]
+    >>> exam = run_generated_exam(2, ["naive_monte_carlo"], seed=1, progress=False, families=families)
     >>> len(exam.rows), exam.has_false_comfort
     (2, False)
     """

@@ -14,14 +14,24 @@ from scipy.stats import beta, expon, halfnorm, lognorm, multivariate_normal, mul
 from bayeskit import exact
 from bayeskit.errors import DataError, SettingsError
 from bayeskit.exact import generated
-from bayeskit.exact.generated import FAMILIES, generate, log_integral, log_integral_over_space, shrink
+from bayeskit.exact.generated import (
+    EXTREME_FAMILIES,
+    FAMILIES,
+    generate,
+    log_integral,
+    log_integral_over_space,
+    shrink,
+)
+
+#: Those of this module; the others are compared in `test_generated_extremes.py`.
+OWN = tuple(family for family in FAMILIES if family not in EXTREME_FAMILIES)
 
 # Walls, Cauchy priors and what has several coordinates are compared by other means below.
 OTHERS = ("DirichletMultinomial", "NormalRegression", "UniformWall", "CauchyStudent", "NormalGroups", "PositiveScale")
 TWO_COORDINATES = ("OrderedCuts", "SeveralCoefficients", "Autoregression", "TwoStateMarkov")
 GROUPS = ("PoissonGroups", "BetaBinomialGroups", "LocalLevel", "WishartNormal", "SinglePrecision")
 ONE_COORDINATE = [
-    family for family in FAMILIES if family.__name__ not in (*OTHERS, *TWO_COORDINATES, *GROUPS, "CorrelationPair")
+    family for family in OWN if family.__name__ not in (*OTHERS, *TWO_COORDINATES, *GROUPS, "CorrelationPair")
 ]
 
 
@@ -236,10 +246,13 @@ def test_shares_and_regressions_against_other_formulas():
 
 def test_every_problem_of_many_seeds_is_known():
     seen = set()
-    for seed in range(100):
+    for seed in range(200):
         problem = generate(seed)
         value, error = problem.log_evidence()
-        assert math.isfinite(value) and error <= generated.MAX_ERROR
+        # Bessel functions of torch are known to seven digits.
+        assert math.isfinite(value) and error <= (
+            1e-5 if isinstance(problem, generated.AngleAcrossCut) else generated.MAX_ERROR
+        )
         assert eval(repr(problem), vars(generated)) == problem  # noqa: S307  our own representation
         seen.add(type(problem))
     assert seen == set(FAMILIES)
