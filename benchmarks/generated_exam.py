@@ -1,8 +1,9 @@
 """Count on generated problems what methods and verdicts say, against answers that are computed by other means.
 
-Prints, for pairs of problems and methods at the defaults of `evidence.compare`: how many were trusted and more than four
-errors off, how many were refused though right, and the same of the verdicts; then one row for each pair that was trusted
-and wrong, or failed, with the problem that rebuilds it. Problems of a seed are those of `bayeskit exam --generated`.
+Prints, for pairs of problems and methods at the defaults of `evidence.compare`: how many were trusted and more than
+four errors off, how many were refused though right, and how many verdicts were wrong; then counts by family, and a row
+for each pair that was trusted and wrong, or failed, with the problem that rebuilds it. Problems of a seed are those of
+`bayeskit exam --generated`.
 
     python benchmarks/generated_exam.py --problems 125 --seed 1 2              # 3,000 pairs with twelve methods
     python benchmarks/generated_exam.py --families Ridge HardEdges --methods smc bridge_sampling
