@@ -7,7 +7,7 @@ for each pair that was trusted and wrong, or failed, with the problem that rebui
 
     python benchmarks/generated_exam.py --problems 125 --seed 1 2              # 3,000 pairs with twelve methods
     python benchmarks/generated_exam.py --problems 20 --families Ridge HardEdges --methods smc bridge_sampling
-    python benchmarks/generated_exam.py --problems 2 --families FiftyThousandRows --methods smc laplace_importance_sampling
+    python benchmarks/generated_exam.py --problems 2 --families FiftyThousandRows --methods smc bridge_sampling
 """
 
 from __future__ import annotations
