@@ -1,17 +1,19 @@
 """Count on generated problems what methods and verdicts say, against answers that are computed by other means.
 
 Prints, for pairs of problems and methods at the defaults of `evidence.compare`: how many were trusted and more than
-four errors off, how many were refused though right, and the same of the verdicts; then a row for each pair that was
-trusted and wrong, or failed, with the problem that rebuilds it. Problems of a seed are those of `bayeskit exam
---generated`.
+four errors off, how many were refused though right, and how many verdicts were wrong; then counts by family, and a row
+for each pair that was trusted and wrong, or failed, with the problem that rebuilds it. Problems of a seed are those of
+`bayeskit exam --generated`.
 
     python benchmarks/generated_exam.py --problems 125 --seed 1 2              # 3,000 pairs with twelve methods
-    python benchmarks/generated_exam.py --families Ridge HardEdges --methods smc bridge_sampling
+    python benchmarks/generated_exam.py --problems 20 --families Ridge HardEdges --methods smc bridge_sampling
+    python benchmarks/generated_exam.py --problems 2 --families FiftyThousandRows --methods smc bridge_sampling
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import time
 import warnings
 from collections import Counter
@@ -39,22 +41,42 @@ def kind_of(row: ExamRow) -> str:
     return REFUSED if near else "refused and wrong"
 
 
-def answer(task: tuple[int, int], methods: tuple[str, ...], families: tuple[type[exact.Family], ...]) -> dict[str, Any]:
+class TooLong(BaseException):
+    """The time for one problem is over; not an `Exception`, so that methods do not catch it."""
+
+
+def ring(number: int, frame: Any) -> None:
+    raise TooLong
+
+
+def answer(
+    task: tuple[int, int], methods: tuple[str, ...], families: tuple[type[exact.Family], ...], limit: int
+) -> dict[str, Any]:
     """Compare methods on one problem, given by its exam's seed and its number; the result is plain data."""
-    seed, number = task
-    begin, problem = time.monotonic(), exact.generate(seed * MAX_PROBLEMS + number, families)
+    signal.signal(signal.SIGALRM, ring)
+    begin, (seed, number) = time.monotonic(), task
+
+    def spent() -> float:
+        return time.monotonic() - begin
+
+    problem = exact.generate(seed * MAX_PROBLEMS + number, families)
     name, family = repr(problem), type(problem).__name__
     try:
         case = problem.case()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             own = derived_seed(seed, f"generated problem {number}")
-            table = compare(case.target(), methods, seed=own, progress=False)
-    except (BayeskitError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            signal.alarm(limit)
+            try:
+                table = compare(case.target(), methods, seed=own, progress=False)
+            finally:
+                signal.alarm(0)
+    except (BayeskitError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, TooLong) as error:
         said = f"{type(error).__name__}: {error}"
-        word = "refused as a whole" if isinstance(error, BayeskitError) else "failed"
+        known = {BayeskitError: "refused as a whole", TooLong: "too long"}
+        word = next((known[kind] for kind in known if isinstance(error, kind)), "failed")
         rows = [(method, word, said) for method in methods]
-        return {"case": name, "family": family, "rows": rows, "verdict": word, "said": said, "seconds": 0.0}
+        return {"case": name, "family": family, "rows": rows, "verdict": word, "said": said, "seconds": spent()}
     rows = [
         (row.evidence.method, kind_of(row), f"{row.evidence.log_evidence:.4f} +- {row.evidence.standard_error:.4f}")
         for row in (ExamRow(name, z, case.log_evidence, case.standard_error, LIMIT) for z in table)
@@ -62,8 +84,8 @@ def answer(task: tuple[int, int], methods: tuple[str, ...], families: tuple[type
     best, verdict = table.verdict.best, "none"
     if best is not None:
         verdict = kind_of(ExamRow(name, best, case.log_evidence, case.standard_error, LIMIT))
-    said, seconds = f"{table.verdict}; exact {case.log_evidence:.4f}", time.monotonic() - begin
-    return {"case": name, "family": family, "rows": rows, "verdict": verdict, "said": said, "seconds": seconds}
+    said = f"{table.verdict}; exact {case.log_evidence:.4f}"
+    return {"case": name, "family": family, "rows": rows, "verdict": verdict, "said": said, "seconds": spent()}
 
 
 def share(count: int, total: int) -> str:
@@ -76,15 +98,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     parser.add_argument("--methods", nargs="+", default=list(GENERATED_METHODS))
     parser.add_argument("--families", nargs="+", default=["all"], help="names, 'all', or 'extremes'")
+    parser.add_argument("--seconds", type=int, default=900, help="for all methods on one problem")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--checkpoint", help="folder for finished problems, from which a later call goes on")
     arguments = parser.parse_args()
-    known = {family.__name__: (family,) for family in exact.FAMILIES}
+    named = (*exact.FAMILIES, exact.generated.FiftyThousandRows)
+    known = {family.__name__: (family,) for family in named}
     known |= {"all": exact.FAMILIES, "extremes": exact.generated.EXTREME_FAMILIES}
     families = tuple(family for name in arguments.families for family in known[name])
     methods = tuple(method.name for method in select(arguments.methods))
     found = map_tasks(
-        partial(answer, methods=methods, families=families),
+        partial(answer, methods=methods, families=families, limit=arguments.seconds),
         [(seed, number) for seed in arguments.seed for number in range(arguments.problems)],
         num_jobs=arguments.processes,
         checkpoint=arguments.checkpoint,

@@ -273,7 +273,7 @@ def test_scale_and_noise_only_shift_the_answer():
 
 
 def test_many_rows_are_the_integral_of_the_target_in_double_precision():
-    problem = extremes.ManyRows(1, 1.0, 1.0, 0.0, 2.0, 0.5, 20_000, 3)
+    problem = extremes.FiftyThousandRows(1, 1.0, 1.0, 0.0, 2.0, 0.5, 50_000, 3)
     x, y, _, noise = problem._data()
     assert {value.dtype for value in problem.args()} == {torch.float32}
     assert (x == np.float32(x)).all() and (y == np.float32(y)).all()
@@ -285,7 +285,7 @@ def test_many_rows_are_the_integral_of_the_target_in_double_precision():
     assert problem.case().target().dtype == torch.float32 and len(repr(problem)) < 200
 
 
-@pytest.mark.parametrize("family", EXTREME_FAMILIES)
+@pytest.mark.parametrize("family", [*EXTREME_FAMILIES, extremes.FiftyThousandRows])
 def test_problems_are_determined_rebuilt_and_shrunk(family):
     for problem, same in zip(problems(family, 3), problems(family, 3), strict=True):
         assert problem == same and problem.log_evidence() == same.log_evidence()
