@@ -417,13 +417,18 @@ def log_weights_of_normal(model: Model, answer: Answer, num_draws: int) -> tuple
     """Return the same for models that are normal given the scales; coefficients are proposed about their estimates."""
     y, design, known, structure = normal_parts(model)
     k, seed = design.shape[1], zlib.crc32(model.name.encode())
-    proposal = st.multivariate_t(answer.mean[k:], 1.5 * answer.covariance[k:, k:], df=5, seed=seed)
-    log_sd, z = proposal.rvs(num_draws).reshape(num_draws, -1), np.random.default_rng(seed).normal(size=(num_draws, k))
-    log_weights = model.scale.log_density(log_sd).sum(1) - proposal.logpdf(log_sd) - st.norm.logpdf(z).sum(1)
+    random, narrow = np.random.default_rng(seed), 1.5 * answer.covariance[k:, k:]
+    # Every second draw of the log scales is wide: far from the bulk there may be narrow second modes.
+    wide = narrow + 9 * np.eye(len(narrow))
+    proposals = [st.multivariate_t(answer.mean[k:], shape, df=5, seed=random) for shape in (narrow, wide)]
+    log_sd = np.concatenate([one.rvs(num_draws // 2).reshape(num_draws // 2, -1) for one in proposals])
+    z = random.normal(size=(num_draws, k))
+    log_weights = model.scale.log_density(log_sd).sum(1) - st.norm.logpdf(z).sum(1)
+    log_weights -= np.logaddexp(*(one.logpdf(log_sd) for one in proposals)) - math.log(2)
     b = np.empty((num_draws, k))
     for rows in np.array_split(np.arange(num_draws), 20):
         # Beyond these limits the likelihood is constant or zero, and matrices are singular to rounding.
-        variance = dict(zip(model.scales, np.exp(2 * log_sd[rows].T.clip(-12, 12))[..., None, None], strict=True))
+        variance = dict(zip(model.scales, np.exp(2 * log_sd[rows].T.clip(-7, 7))[..., None, None], strict=True))
         total = known * np.eye(len(y)) + variance.get("sigma", 0) * np.eye(len(y)) + variance.get("tau", 0) * structure
         inverse = np.linalg.inv(total)
         covariance = np.linalg.inv(design.T @ inverse @ design)
