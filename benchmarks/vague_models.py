@@ -127,7 +127,7 @@ def with_bayeskit(model: Model, answer: Answer, seed: int) -> Run:
     """Sample at the defaults, estimate the evidence from the draws, and judge both."""
     arguments = [torch.as_tensor(value) for value in model.data().values()]
     begin = processor_seconds()
-    wrong, trouble, evidence, off = False, [], math.nan, math.inf
+    wrong, trouble = False, []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -148,9 +148,9 @@ def with_bayeskit(model: Model, answer: Answer, seed: int) -> Run:
         except bk.errors.BayeskitError as error:
             if model.proper or "improper" not in str(error):
                 trouble.append(f"evidence refused: {error}")
-    seconds = processor_seconds() - begin
-    r_hat = float(draws.summary()["r_hat"].max())
-    off, where = errors_off(quantities_of(draws.values(), model), answer, model.quantities())
+        seconds = processor_seconds() - begin
+        r_hat = float(draws.summary()["r_hat"].max())
+        off, where = errors_off(quantities_of(draws.values(), model), answer, model.quantities())
     if not abs(off) <= MAX_ERRORS:
         trouble.append(f"{where} {off:+.1f} errors off, R-hat {r_hat:.3f}")
     wrong |= not abs(off) <= WRONG_ERRORS and not said and r_hat <= MAX_R_HAT

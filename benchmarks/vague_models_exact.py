@@ -416,7 +416,7 @@ def log_weights_of_regressions(model: Model, answer: Answer, num_draws: int) -> 
 def log_weights_of_normal(model: Model, answer: Answer, num_draws: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the same for models that are normal given the scales; coefficients are proposed about their estimates."""
     y, design, known, structure = normal_parts(model)
-    k, seed = design.shape[1], zlib.crc32(model.name.encode())
+    k, seed, limit = design.shape[1], zlib.crc32(model.name.encode()), 12 if len(model.scales) == 1 else 7
     random, narrow = np.random.default_rng(seed), 1.5 * answer.covariance[k:, k:]
     # Every second draw of the log scales is wide: far from the bulk there may be narrow second modes.
     wide = narrow + 9 * np.eye(len(narrow))
@@ -427,8 +427,8 @@ def log_weights_of_normal(model: Model, answer: Answer, num_draws: int) -> tuple
     log_weights -= np.logaddexp(*(one.logpdf(log_sd) for one in proposals)) - math.log(2)
     b = np.empty((num_draws, k))
     for rows in np.array_split(np.arange(num_draws), 20):
-        # Beyond these limits the likelihood is constant or zero, and matrices are singular to rounding.
-        variance = dict(zip(model.scales, np.exp(2 * log_sd[rows].T.clip(-7, 7))[..., None, None], strict=True))
+        # Beyond this limit the likelihood is constant or zero, and matrices are singular to rounding.
+        variance = dict(zip(model.scales, np.exp(2 * log_sd[rows].T.clip(-limit, limit))[..., None, None], strict=True))
         total = known * np.eye(len(y)) + variance.get("sigma", 0) * np.eye(len(y)) + variance.get("tau", 0) * structure
         inverse = np.linalg.inv(total)
         covariance = np.linalg.inv(design.T @ inverse @ design)
