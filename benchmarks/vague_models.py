@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pyro  # noqa: E402
 import pyro.distributions as dist  # noqa: E402
 import torch  # noqa: E402
-from peer_process import PeerProcess  # noqa: E402
+from peer_process import PeerProcess, processor_seconds  # noqa: E402
 from vague_models_exact import DEGREES, VARIATES, Answer, Model, check, exact, exam  # noqa: E402
 
 import bayeskit as bk  # noqa: E402
@@ -127,14 +126,14 @@ def quantities_of(values: Mapping[str, torch.Tensor], model: Model) -> torch.Ten
 def with_bayeskit(model: Model, answer: Answer, seed: int) -> Run:
     """Sample at the defaults, estimate the evidence from the draws, and judge both."""
     arguments = [torch.as_tensor(value) for value in model.data().values()]
-    begin = time.process_time()
-    wrong, trouble, evidence, off = False, [], math.nan, math.inf
+    begin = processor_seconds()
+    wrong, trouble = False, []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             draws = bk.sample(pyro_model(model), *arguments, seed=seed, progress=False)
         except bk.errors.BayeskitError as error:
-            return Run("flagged", time.process_time() - begin, f"refused: {error}")
+            return Run("flagged", processor_seconds() - begin, f"refused: {error}")
         kinds = [one for one in caught if issubclass(one.category, bk.errors.BayeskitWarning)]
         said = [str(one.message) for one in kinds if not issubclass(one.category, ABOUT_SPEED)]
         try:
@@ -149,9 +148,9 @@ def with_bayeskit(model: Model, answer: Answer, seed: int) -> Run:
         except bk.errors.BayeskitError as error:
             if model.proper or "improper" not in str(error):
                 trouble.append(f"evidence refused: {error}")
-    seconds = time.process_time() - begin
-    r_hat = float(draws.summary()["r_hat"].max())
-    off, where = errors_off(quantities_of(draws.values(), model), answer, model.quantities())
+        seconds = processor_seconds() - begin
+        r_hat = float(draws.summary()["r_hat"].max())
+        off, where = errors_off(quantities_of(draws.values(), model), answer, model.quantities())
     if not abs(off) <= MAX_ERRORS:
         trouble.append(f"{where} {off:+.1f} errors off, R-hat {r_hat:.3f}")
     wrong |= not abs(off) <= WRONG_ERRORS and not said and r_hat <= MAX_R_HAT
@@ -180,7 +179,7 @@ def counts_of(runs: list[Run]) -> str:
 def worst(seeds: list[int], runs: list[Run]) -> str:
     """Return what the worst run of a model suffered from, in one short line."""
     seed, run = max(zip(seeds, runs, strict=True), key=lambda pair: WORDS.index(pair[1].word))
-    return f"  seed {seed}: {' '.join(run.trouble.split())[:160]}" if run.trouble else ""
+    return f"  seed {seed}: {' '.join(run.trouble.split())[:110]}" if run.trouble else ""
 
 
 def main() -> None:
