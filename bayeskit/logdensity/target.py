@@ -383,6 +383,21 @@ class Target:
         """Whether prior and likelihood are known apart, as they are not for :meth:`from_log_density`."""
         return not isinstance(self.density, OwnDensity)
 
+    @property
+    def has_constant_likelihood(self) -> bool:
+        """Whether the likelihood is one number, because nothing in it depends on the vector."""
+        if "constant likelihood" not in self.findings:
+            self.findings["constant likelihood"] = self.is_split and not self.loops and not self._likelihood_varies()
+        return bool(self.findings["constant likelihood"])
+
+    def _likelihood_varies(self) -> bool:
+        leaf = torch.zeros(1, self.dim, dtype=self.dtype, device=self.device, requires_grad=True)
+        try:
+            with torch.enable_grad(), process_state():
+                return bool(self._joint_of_batch(leaf)[1].requires_grad)
+        except UNTRACEABLE:
+            return True
+
     def _require_split(self, what: str) -> None:
         if not self.is_split:
             raise ModelError(f"this target has no {what} of its own, because {ONE_DENSITY}")

@@ -175,7 +175,7 @@ class Diagnostics:
         peaks = self.peaks(draws)
         last = draws if bool((draws.beta == 1).all()) else draws.select(draws.beta == 1)
         rounded, share_rounded = rounding_problems(self.target, last.unconstrained, None, z.standard_error)
-        problems = (*z.warnings, *same_likelihood(draws.log_likelihood), *rounded)
+        problems = (*z.warnings, *same_likelihood(self.target, draws.log_likelihood), *rounded)
         worst, spent = math.nan, peaks.num_evaluations
         if math.isfinite(z.log_evidence):
             outside, looks = self._mass_outside(last, z)

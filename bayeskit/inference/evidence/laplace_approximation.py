@@ -414,7 +414,7 @@ def laplace_importance_sampling(
             f"{100 * beyond:.2g} % of the posterior lies where weights are larger than all drawn weights: use bridge "
             "sampling or stepping stone"
         )
-    problems += same_likelihood(log_likelihood) + missed_draws(proposal.log_prob, draws, largest)
+    problems += same_likelihood(target, log_likelihood) + missed_draws(proposal.log_prob, draws, largest)
     return Evidence(
         "laplace_importance_sampling",
         log_z,

@@ -133,7 +133,7 @@ def naive_monte_carlo(target: Target, num_draws: int = 10_000, *, seed: int = 0)
     log_z = float(log_mean_exp(log_likelihood))
     error = with_rounding(float(independent_log_mean_exp_error(log_likelihood)), log_likelihood)
     missed, spent = missed_mass(target, prior, log_likelihood[0], log_z, error, seed=seed)
-    problems += (infinite or weight_problems(shape, effective)) + missed + same_likelihood(log_likelihood)
+    problems += (infinite or weight_problems(shape, effective)) + missed + same_likelihood(target, log_likelihood)
     return Evidence(
         "naive_monte_carlo",
         log_z,

@@ -273,8 +273,10 @@ def exceeds_error(log_terms: Tensor, num_draws: int, standard_error: float) -> b
     return float(terms.sum() - 2 * terms.square().sum().sqrt()) > standard_error
 
 
-def same_likelihood(log_likelihood: Tensor) -> list[str]:
+def same_likelihood(target: Target, log_likelihood: Tensor) -> list[str]:
     """Return a warning if nearly all draws have the same likelihood, and cannot tell where it is larger."""
+    if target.has_constant_likelihood:
+        return []  # it is larger nowhere
     middle = float(log_likelihood.median())
     rounding = 100 * torch.finfo(log_likelihood.dtype).eps * abs(middle)
     same = float(((log_likelihood - middle).abs() <= rounding).double().mean())

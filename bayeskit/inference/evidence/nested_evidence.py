@@ -106,7 +106,7 @@ def nested_sampling(
     elif run.target is not target and run.target.fingerprint() != target.fingerprint():
         raise DrawsError("the run was made on another target; pass the target that it was made on")
     simulated = run.simulate_log_evidence(_NUM_SIMULATIONS, seed=seed)
-    problems, diagnostics = _run_problems(run)
+    problems, diagnostics = _run_problems(target, run)
     climbed = 0
     if run.ending == "converged":
         problems += _hidden_peak(run)
@@ -130,7 +130,7 @@ def nested_sampling(
     )
 
 
-def _run_problems(run: NestedRun) -> tuple[list[str], dict[str, float]]:
+def _run_problems(target: Target, run: NestedRun) -> tuple[list[str], dict[str, float]]:
     """Check the ending of a run, the insertion of its new points, and its effective sample size."""
     deaths = max(1, len(run.insertion))
     diagnostics = {
@@ -142,7 +142,7 @@ def _run_problems(run: NestedRun) -> tuple[list[str], dict[str, float]]:
         "effective_draws": run.effective_draws,
         "remaining_share": run.remaining_share,
     }
-    problems = same_likelihood(run.log_likelihood)
+    problems = same_likelihood(target, run.log_likelihood)
     if run.ending != "converged":
         problems.append(
             f"the run ended early ({run.ending}), with {100 * run.remaining_share:.0f} % of the posterior in its live "

@@ -602,7 +602,7 @@ def variational_importance_sampling(
     missed, looks = missed_mass(
         target, x, log_weights, log_z, error, log_prob=proposal.log_prob, others=others, seed=seed
     )
-    problems += missed_draws(proposal.log_prob, draws, largest) + missed + same_likelihood(log_likelihood)
+    problems += missed_draws(proposal.log_prob, draws, largest) + missed + same_likelihood(target, log_likelihood)
     return Evidence(
         "variational_importance_sampling",
         log_z,
