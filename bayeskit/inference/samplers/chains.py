@@ -17,6 +17,7 @@ from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.core.texts import short_repr
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
+from bayeskit.inference.samplers.centring import Centring
 from bayeskit.inference.samplers.driver import Algorithm, Control, Ending, Records, drive, nothing_done, say_early
 from bayeskit.inference.samplers.hmc import choose
 from bayeskit.inference.samplers.starts import Climb, pathfinder, starting_points
@@ -104,6 +105,8 @@ class RunSettings:
         Name of the random stream; ``description`` by default.
     thinning : int, default 1
         Transitions for each draw that is kept, after warm-up.
+    reparameterize : bool, default False
+        Whether location-scale sites are centred as the draws of the warm-up suggest.
     """
 
     num_chains: int
@@ -115,6 +118,7 @@ class RunSettings:
     control: Control = field(default_factory=Control)
     stream: str = ""
     thinning: int = field(default=1, kw_only=True)
+    reparameterize: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         least_of = (("num_chains", 1), ("num_warmup", 0), ("num_samples", 1), ("thinning", 1), ("seed", None))
@@ -449,7 +453,8 @@ def run(
     """
     transitions = affordable("num_samples * thinning", settings.num_samples * settings.thinning)
     chains = Chains(target, replace(adaptation, num_samples=transitions), settings, initial)
-    algorithm: Algorithm = chains if prior is None else Tempering(chains, prior)
+    centring = Centring.of(chains) if settings.reparameterize and prior is None else None
+    algorithm: Algorithm = centring or (chains if prior is None else Tempering(chains, prior))
     generator = new_generator(settings.seed, target.device, settings.stream)
     outcome = drive(algorithm, settings.control, generator, target.device)
     done = outcome.records.count("position")
@@ -463,6 +468,9 @@ def run(
         exchange = (records.pop("exchange_probability"), state.round_trips)
         state = state.chains
     position = records.pop("position")
+    if centring is not None:
+        position, records["log_prior"] = centring.original(state, position, records["log_prior"])
+        state = state.chains
     gradients = int(state.num_gradients)
     return RunResult(position, records, state, gradients, outcome.seconds, outcome.ending, exchange)
 

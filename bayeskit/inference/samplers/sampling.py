@@ -310,6 +310,7 @@ def sample(
     time_budget: float | None = None,
     num_groups: int = 1,
     num_jobs: int = 1,
+    reparameterize: Literal["auto", False] = "auto",
     progress: bool = True,
 ) -> Draws: ...
 
@@ -336,6 +337,7 @@ def sample(
     time_budget: float | None = None,
     num_groups: int = 1,
     num_jobs: int = 1,
+    reparameterize: Literal["auto", False] = "auto",
     progress: bool = True,
     **kwargs: Any,
 ) -> Draws:
@@ -387,6 +389,11 @@ def sample(
     num_jobs : int, default 1
         Number of groups run in parallel, in processes or on a Dask cluster (:func:`bayeskit.parallel.map_tasks`).
         ``num_groups`` changes the draws, ``num_jobs`` does not.
+    reparameterize : "auto" or False, default "auto"
+        "auto" moves the chains in coordinates in which normal, log-normal, Student-t, Laplace, Cauchy, Gumbel and
+        logistic sites whose location or scale depends on other sites are centred as much as suits the data: chosen
+        for each element from draws of the warm-up (after Gorinova, Moore and Hoffman 2020). The draws are those of
+        the model as it is written. Models without such sites, and targets made of functions, are sampled as they are.
     progress : bool, default True
         Show a progress bar for runs longer than two seconds.
     **kwargs
@@ -459,7 +466,9 @@ def sample(
     num_samples, seed = whole_number("num_samples", num_samples, 1), whole_number("seed", seed)
     start = _starting_points(target, initial, num_chains, seed)
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
-    counts = {"seed": seed, "thinning": thinning}
+    if reparameterize not in ("auto", False):
+        raise SettingsError(f"reparameterize must be 'auto' or False, not {reparameterize!r}")
+    counts = {"seed": seed, "thinning": thinning, "reparameterize": bool(reparameterize)}
     settings = RunSettings(num_chains, num_warmup, num_samples, "posterior", stop, control, "posterior", **counts)
     target_acceptance = real_number("target_acceptance", target_acceptance, between=(0, 1))
     num_groups, num_jobs = require_groups(num_groups, num_jobs, settings.num_chains, "chains", equal=True)
