@@ -66,6 +66,10 @@ def best_centredness(x: Tensor, at: Locations) -> Tensor:
         deviation = (rest.square().mean(0)).sqrt()
         costs.append(deviation.log() + (1 - c) * log_scale.mean(0))
     cost = torch.stack(costs)
+    import os
+    k = float(os.environ.get("K","0"))
+    cost = cost - cost[0]
+    cost = cost + k*cost.median(1,keepdim=True).values
     cost = torch.where(cost.isfinite(), cost, torch.inf)
     best = cost.min(0)
     gains = cost[0] - best.values > _WORTHWHILE
@@ -156,7 +160,18 @@ class Centring:
         """Start the chains in the coordinates of the target."""
         state = self.chains.start(generator)
         position = state.kernel.position
-        return CentringState(state, torch.ones_like(position[0]), position.new_zeros(0, *position.shape), _count(0))
+        window = position.new_zeros(0, *position.shape)
+        first = CentringState(state, torch.ones_like(position[0]), window, _count(int(state.num_gradients)))
+        import os
+        if os.environ.get("B", "1") != "1":
+            return first
+        wanted = torch.ones_like(position[0])
+        for site in self.sites:
+            wanted[site.start : site.stop] = 0.0
+        noise = torch.randn(25, *position.shape, generator=generator, dtype=position.dtype, device=position.device)
+        factor = state.factor[0]
+        scaled = noise * factor if factor.dim() == 1 else noise @ factor.T
+        return self._moved_to(first, wanted, position, (position + scaled).flatten(0, 1), 0, generator)
 
     def advance(
         self, state: CentringState, iteration: int, generator: torch.Generator
@@ -207,9 +222,16 @@ class Centring:
         if torch.equal(wanted, state.centredness):
             return state
         position = kernel.position if recentred is None else recentred.to_original(kernel.position).position
+        return self._moved_to(state, wanted, position, u, iteration, generator)
+
+    def _moved_to(
+        self, state: CentringState, wanted: Tensor, position: Tensor, draws: Tensor, iteration: int, generator: torch.Generator
+    ) -> CentringState:
+        """Continue in other coordinates from positions ``(n, d)``, with draws ``(k, d)`` for a first metric."""
         new = _recentred(self.chains.target, wanted)
-        points, moved = (position, u) if new is None else (new.from_original(position), new.from_original(u))
+        points, moved = (position, draws) if new is None else (new.from_original(position), new.from_original(draws))
         moved = moved[moved.isfinite().all(-1)]
+        alive = state.chains.kernel.log_density.isfinite()
         if not bool(points[alive].isfinite().all()) or len(moved) < _LEAST_DRAWS:
             return state  # a scale that rounds to zero
         state = state._replace(centredness=wanted)
