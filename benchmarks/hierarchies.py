@@ -35,6 +35,8 @@ Moments = dict[str, tuple[float, float]]  # mean and standard deviation of each 
 
 
 class Problem(NamedTuple):
+    """A model with its data, the true moments of some quantities, and these quantities of draws."""
+
     model: Callable[..., Any]
     args: tuple[torch.Tensor, ...]
     truth: Moments
@@ -271,9 +273,7 @@ def problems() -> dict[str, Callable[[], Problem]]:
     cauchy, half = dist.HalfCauchy(5.0), dist.HalfNormal(2.0)
     sizes = np.array([1, 1, 1, 2, 2, 2, 3, 4, 5, 8, 12, 20, 30, 50, 80, 120, 200, 300, 500, 900])
     return {
-        "eight schools": lambda: one_level(
-            cauchy, stats.halfcauchy(scale=5.0), *(x.numpy() for x in schools.args[:2])
-        ),
+        "eight schools": lambda: one_level(cauchy, stats.halfcauchy(scale=5.0), *(x.numpy() for x in schools.args[:2])),
         "weak data": lambda: one_level(cauchy, stats.halfcauchy(scale=5.0), *groups(20, 0.5, 1.5, 1)),
         "strong data": lambda: one_level(cauchy, stats.halfcauchy(scale=5.0), *groups(20, 1.0, 0.1, 2)),
         "uneven data": lambda: one_level(half, stats.halfnorm(scale=2.0), *groups(20, 0.5, 2 / np.sqrt(sizes), 3)),
@@ -321,7 +321,7 @@ def main() -> None:
                         target, seed=seed, reparameterize="auto" if mode == "auto" else False, progress=False
                     )
                 seconds = time.process_time() - begin
-                summary = draws.summary(round_to=None) if False else draws.summary()
+                summary = draws.summary()
                 found = problem.quantities(draws)
                 z = {
                     f"{what} {key}": score

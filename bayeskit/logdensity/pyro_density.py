@@ -477,7 +477,7 @@ class PyroDensity:
         return self._joint_of(parts[0], self._from_parts(parts))
 
     def joint_moved(self, v: Tensor, move: Move) -> tuple[Tensor, Tensor]:
-        """Return what ``joint`` does at the vector to which ``move`` takes the coordinates ``v`` ``(dim,)``, by site."""
+        """Return what ``joint`` does at the vector to which ``move`` takes the coordinates ``v`` ``(dim,)``."""
         return self._joint_of(v, self._from_vector(v, move))
 
     def run_moved(self, v: Tensor, move: Move, enumerate_sites: bool = True) -> None:

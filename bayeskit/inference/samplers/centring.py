@@ -15,33 +15,70 @@ from bayeskit.logdensity.centring import Locations, Recentred, location_scale_si
 from bayeskit.logdensity.pyro_density import Site
 from bayeskit.logdensity.target import Target
 
-__all__ = ["Centring", "CentringState", "best_centredness"]
+__all__ = ["Centring", "CentringState", "best_centredness", "divergence"]
 
 _GRID = 21  # values of the centredness that are compared
-_WORTHWHILE = 0.05  # nats by which an element has to gain from another centredness than one
-_CHOICES = 3  # windows of the warm-up at whose ends the centredness is chosen
+_WORTHWHILE = 0.05  # nats by which an element of constant scale has to gain from another centredness than one
+_SIBLINGS = 2.0  # weight of the median cost of a site's elements, beside one of the element itself
+_WORTH_MOVING = 0.02  # nats an element, on average, by which other coordinates have to be better than those in use
+_CHOICES = 2  # windows of the warm-up at whose ends the centredness is chosen
 _LEAST_DRAWS = 40  # in a window from which it is chosen
+_AROUND = 25  # draws from the metric of the start, around each point
 
 
-def best_centredness(x: Tensor, at: Locations) -> Tensor:
-    r"""Return the centredness in [0, 1] in which draws are closest to a normal distribution, element by element.
+def divergence(x: Tensor, at: Locations, centredness: Tensor, linear: bool = True) -> Tensor:
+    r"""Return how far draws are from a normal distribution, element by element, up to terms without the centredness.
 
-    With the coordinate :math:`v_c = c m + (x - m) s^{c - 1}` the Kullback-Leibler divergence of the law of the draws
-    from a normal distribution over :math:`v_c` and the parents is, up to terms without :math:`c`, the logarithm of the
-    standard deviation of :math:`v_c` given the parents plus :math:`(1 - c) E \log s`. The deviation is that of the
-    residuals of a linear regression on :math:`m` and :math:`\log s`, because the metric takes care of linear relations.
+    With the coordinate :math:`v = c m + (x - m) s^{c - 1}` the Kullback-Leibler divergence of the law of the draws from
+    a normal distribution over :math:`v` and the parents is, up to a constant, the logarithm of the standard deviation
+    of :math:`v` given the parents plus :math:`(1 - c) E \log s`: the second term is the change of entropy.
 
     Parameters
     ----------
     x : Tensor
-        Draws of the elements, ``(k, m)``.
+        Draws of the elements of a site, ``(k, m)``.
     at : Locations
         Their locations and log scales at the same draws, ``(k, m)`` each.
+    centredness : Tensor
+        Of shape ``()`` or ``(m,)``.
+    linear : bool, default True
+        Whether the deviation is that of the residuals of a regression on :math:`m` and :math:`\log s`, as for a metric
+        that takes care of linear relations.
 
     Returns
     -------
     Tensor
-        Shape ``(m,)``; one where no other value is better by 0.05 nats.
+        Shape ``(m,)``.
+    """
+    location, log_scale = at
+    v = centredness * location + (x - location) * ((centredness - 1) * log_scale).exp()
+    rest = v - v.mean(0)
+    for feature in _orthogonal(location, log_scale) if linear else ():
+        rest = rest - (rest * feature).sum(0) * feature
+    return 0.5 * rest.square().mean(0).log() + (1 - centredness) * log_scale.mean(0)
+
+
+def best_centredness(x: Tensor, at: Locations, linear: bool = True) -> Tensor:
+    """Return the centredness in [0, 1] of each element in which draws are closest to a normal distribution.
+
+    To the :func:`divergence` of an element, which draws of a short window tell roughly, comes the median of those of
+    the site's elements with a weight of two, because siblings are often alike; what the data say clearly of an element
+    outweighs it.
+
+    Parameters
+    ----------
+    x, at, linear
+        As in :func:`divergence`.
+
+    Returns
+    -------
+    Tensor
+        Shape ``(m,)``; one for an element of constant scale unless it gains 0.05 nats.
+
+    References
+    ----------
+    Gorinova, M. I., Moore, D., Hoffman, M. D. (2020). Automatic reparameterisation of probabilistic programs. ICML,
+    PMLR 119, 3648-3657 (which maximises the evidence lower bound of a normal distribution instead).
 
     Examples
     --------
@@ -54,26 +91,18 @@ def best_centredness(x: Tensor, at: Locations) -> Tensor:
     >>> best_centredness(log_scale.exp() * noise, at), best_centredness(noise, at)  # without and with data
     (tensor([0.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
-    location, log_scale = at
-    features = _orthogonal(location, log_scale)
     grid = torch.linspace(1.0, 0.0, _GRID, dtype=x.dtype, device=x.device)
-    costs = []
-    for c in grid:
-        v = c * location + (x - location) * ((c - 1) * log_scale).exp()
-        rest = v - v.mean(0)
-        for feature in features:
-            rest = rest - (rest * feature).sum(0) * feature
-        deviation = (rest.square().mean(0)).sqrt()
-        costs.append(deviation.log() + (1 - c) * log_scale.mean(0))
-    cost = torch.stack(costs)
-    import os
-    k = float(os.environ.get("K","0"))
+    cost = torch.stack([divergence(x, at, c, linear) for c in grid])
     cost = cost - cost[0]
-    cost = cost + k*cost.median(1,keepdim=True).values
-    cost = torch.where(cost.isfinite(), cost, torch.inf)
-    best = cost.min(0)
-    gains = cost[0] - best.values > _WORTHWHILE
-    return torch.where(gains, grid[best.indices], 1.0)
+    cost = (cost + _SIBLINGS * cost.median(1, keepdim=True).values) / (1 + _SIBLINGS)
+    best = torch.where(cost.isfinite(), cost, torch.inf).min(0)
+    chosen = grid[best.indices]
+    return torch.where(_varies(at.log_scale) | (best.values < -_WORTHWHILE), chosen, 1.0)
+
+
+def _varies(log_scale: Tensor) -> Tensor:
+    """Tell which scales differ between draws, ``(k, m) -> (m,)``."""
+    return log_scale.amax(0) - log_scale.amin(0) > torch.finfo(log_scale.dtype).eps ** 0.5
 
 
 def _orthogonal(*features: Tensor) -> list[Tensor]:
@@ -123,9 +152,10 @@ class CentringState(NamedTuple):
 class Centring:
     """Chains that move in partly centred coordinates, as an algorithm for the driver.
 
-    The warm-up starts in the coordinates of the target. At the end of some of its windows, the centredness of each
-    element of the location-scale sites is chosen from the draws of the window, and the chains continue from where they
-    are in these coordinates. Records are in the coordinates of the chains; :meth:`original` takes them back.
+    The warm-up starts with sites of varying scale not centred, so that no neck of a funnel is out of reach. At the end
+    of some of its windows, the centredness of each element of the location-scale sites is chosen from the draws of
+    the window, and the chains continue from where they are in these coordinates. Records are in the coordinates of the
+    chains; :meth:`original` takes them back.
 
     Parameters
     ----------
@@ -136,7 +166,7 @@ class Centring:
 
     chains: Any
     sites: tuple[Site, ...]
-    _moved: tuple[bytes, int, Any, Recentred | None] | None = field(default=None, init=False, repr=False)
+    _last: tuple[bytes, int, Any, Recentred | None] | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def of(cls, chains: Any) -> Centring | None:
@@ -157,21 +187,24 @@ class Centring:
         return int(self.chains.num_steps)
 
     def start(self, generator: torch.Generator) -> CentringState:
-        """Start the chains in the coordinates of the target."""
+        """Start the chains, with sites of varying scale not centred: there no part of the posterior is out of reach."""
         state = self.chains.start(generator)
-        position = state.kernel.position
-        window = position.new_zeros(0, *position.shape)
-        first = CentringState(state, torch.ones_like(position[0]), window, _count(int(state.num_gradients)))
-        import os
-        if os.environ.get("B", "1") != "1":
-            return first
-        wanted = torch.ones_like(position[0])
+        position, factor = state.kernel.position, state.factor[0]
+        ones, window = torch.ones_like(position[0]), position.new_zeros(0, *position.shape)
+        first = CentringState(state, ones, window, _count(int(state.num_gradients)))
+        noise = torch.randn(_AROUND, *position.shape, generator=generator, dtype=position.dtype, device=position.device)
+        around = position + (noise * factor if factor.dim() == 1 else noise @ factor.T)
+        around = around.flatten(0, 1)
+        log_scale = locations(self.chains.target, around).log_scale
+        varies = self._in_sites(_varies(log_scale[log_scale.isfinite().all(-1)]))
+        return self._moved(first, torch.where(varies, 0.0, ones), around, 0, generator)
+
+    def _in_sites(self, of: Tensor) -> Tensor:
+        """Return which coordinates ``(d,)`` belong to the sites, among those ``of`` which something is true."""
+        inside = torch.zeros_like(of)
         for site in self.sites:
-            wanted[site.start : site.stop] = 0.0
-        noise = torch.randn(25, *position.shape, generator=generator, dtype=position.dtype, device=position.device)
-        factor = state.factor[0]
-        scaled = noise * factor if factor.dim() == 1 else noise @ factor.T
-        return self._moved_to(first, wanted, position, (position + scaled).flatten(0, 1), 0, generator)
+            inside[site.start : site.stop] = of[site.start : site.stop]
+        return inside
 
     def advance(
         self, state: CentringState, iteration: int, generator: torch.Generator
@@ -194,15 +227,16 @@ class Centring:
         # Until the next choice only: the calls that are planned decide whether a density is compiled.
         until = next((end for end in _choices(self.chains.adaptation) if end > iteration), self.num_steps)
         key = centredness.cpu().numpy().tobytes()
-        if self._moved is None or self._moved[:2] != (key, until):
-            known = self._moved is not None and self._moved[0] == key
-            recentred = self._moved[3] if known else _recentred(self.chains.target, centredness)
+        last = self._last
+        if last is None or last[:2] != (key, until):
+            known = last is not None and last[0] == key
+            recentred = last[3] if known and last is not None else _recentred(self.chains.target, centredness)
             target = self.chains.target if recentred is None else recentred.target
-            until_samples = until - self.chains.adaptation.num_warmup
-            samples = self.chains.adaptation.num_samples if until == self.num_steps else until_samples
-            adaptation = replace(self.chains.adaptation, num_samples=samples)
-            self._moved = key, until, replace(self.chains, target=target, adaptation=adaptation), recentred
-        return self._moved[2:]
+            adaptation: Adaptation = self.chains.adaptation
+            if until < self.num_steps:
+                adaptation = replace(adaptation, num_samples=until - adaptation.num_warmup)
+            last = self._last = key, until, replace(self.chains, target=target, adaptation=adaptation), recentred
+        return last[2], last[3]
 
     def _choose(
         self, state: CentringState, recentred: Recentred | None, iteration: int, generator: torch.Generator
@@ -214,24 +248,29 @@ class Centring:
             return state
         u = draws if recentred is None else recentred.to_original(draws).position
         u = u[u.isfinite().all(-1)]
-        at = locations(self.chains.target, u)
-        wanted = torch.ones_like(state.centredness)
+        at, linear = locations(self.chains.target, u), state.chains.factor.dim() == 3
+        wanted, gains = torch.ones_like(state.centredness), list[Tensor]()
         for site in self.sites:
             part = slice(site.start, site.stop)
-            wanted[part] = best_centredness(u[:, part], Locations(at.location[:, part], at.log_scale[:, part]))
+            there = Locations(at.location[:, part], at.log_scale[:, part])
+            wanted[part] = best_centredness(u[:, part], there, linear)
+            now, then = (divergence(u[:, part], there, c[part], linear) for c in (state.centredness, wanted))
+            gains.append(now - then)
+        if bool(torch.cat(gains).mean() < _WORTH_MOVING):
+            return state
+        return self._moved(state, wanted, u, iteration, generator)
+
+    def _moved(
+        self, state: CentringState, wanted: Tensor, draws: Tensor, iteration: int, generator: torch.Generator
+    ) -> CentringState:
+        """Continue in other coordinates, with draws ``(k, d)`` of the target for a first metric."""
         if torch.equal(wanted, state.centredness):
             return state
-        position = kernel.position if recentred is None else recentred.to_original(kernel.position).position
-        return self._moved_to(state, wanted, position, u, iteration, generator)
-
-    def _moved_to(
-        self, state: CentringState, wanted: Tensor, position: Tensor, draws: Tensor, iteration: int, generator: torch.Generator
-    ) -> CentringState:
-        """Continue in other coordinates from positions ``(n, d)``, with draws ``(k, d)`` for a first metric."""
-        new = _recentred(self.chains.target, wanted)
+        position, alive = state.chains.kernel.position, state.chains.kernel.log_density.isfinite()
+        old, new = (_recentred(self.chains.target, c) for c in (state.centredness, wanted))
+        position = position if old is None else old.to_original(position).position
         points, moved = (position, draws) if new is None else (new.from_original(position), new.from_original(draws))
         moved = moved[moved.isfinite().all(-1)]
-        alive = state.chains.kernel.log_density.isfinite()
         if not bool(points[alive].isfinite().all()) or len(moved) < _LEAST_DRAWS:
             return state  # a scale that rounds to zero
         state = state._replace(centredness=wanted)
@@ -274,7 +313,11 @@ class Centring:
         """Return the ending of the chains, by draws in the coordinates of the target."""
         stop = self.chains.settings.stop
         rows: Any = records
-        if stop is not None and "position" in records and not (iteration - self.chains.adaptation.num_warmup) % stop.check_every:
+        if (
+            stop is not None
+            and "position" in records
+            and not (iteration - self.chains.adaptation.num_warmup) % stop.check_every
+        ):
             position, log_prior = self.original(state, records["position"], records["log_prior"])
             rows = {**records.as_dict(), "position": position, "log_prior": log_prior}
         result: Ending | None = self.chains.ending(state.chains, iteration, rows)
