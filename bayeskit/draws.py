@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.compatibility import as_inference_data, summary, to_datasets
+from bayeskit.core.convergence import stands_still
 from bayeskit.core.folders import Schema
 from bayeskit.core.inputs import real_number, unknown_name, whole_number
 from bayeskit.core.page import result_html
 from bayeskit.core.storage import loaded_tensors, save_tensors
-from bayeskit.core.summaries import summary_table
+from bayeskit.core.summaries import summary_table, without_stillness
 from bayeskit.errors import DrawsError, ModelError, ShapeError
 from bayeskit.leave_one_out import LeaveOneOutScore, leave_one_out
 from bayeskit.logdensity.target import Target
@@ -131,7 +132,8 @@ class Draws:
         Returns
         -------
         DataFrame
-            A row for each number among the sites.
+            A row for each number among the sites. A number that never moves in a chain has no R-hat, and its effective
+            size is zero.
 
         Examples
         --------
@@ -140,9 +142,10 @@ class Draws:
         >>> draws.summary().index.tolist()
         ['p']
         """
-        if settings.keys() <= {"round_to"}:
-            return summary_table(self._posterior(), **settings)
-        return summary(self._posterior(), **settings)
+        sites, still = self._posterior(), stands_still(self.unconstrained).any(-1)
+        own = settings.keys() <= {"round_to"}
+        table = summary_table(sites, **settings) if own else summary(sites, **settings)
+        return without_stillness(table, sites, still)
 
     def thin(self, step: int) -> Draws:
         """Return every ``step``-th draw of each chain, from the last back.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,6 +17,8 @@ __all__ = [
     "MIN_EFFECTIVE_WITHIN",
     "chain_problems",
     "divergence_problems",
+    "principal_directions",
+    "stands_still",
 ]
 
 MAX_R_HAT = 1.05
@@ -22,20 +27,66 @@ MIN_EFFECTIVE = 100
 MIN_EFFECTIVE_WITHIN = 8.0
 _MAX_DIVERGING = 0.01
 _MAX_UNREACHED = 0.05  # share of the mass behind divergences
+_DIRECTIONS = 16  # longest and shortest principal directions that are looked at, each
+_DRAWS_PER_DIMENSION = 10  # from which they are known
+
+
+def stands_still(x: Tensor) -> Tensor:
+    """Tell which coordinates never move in which chain, ``(chains, draws, d) -> (chains, d)``; a chain has two draws.
+
+    R-hat is one for equal constants, and their effective size is their number: neither tells stillness.
+    """
+    if x.shape[1] < 2:
+        return torch.zeros_like(x[:, 0], dtype=torch.bool)
+    return (x == x[:, :1]).all(1)
+
+
+def principal_directions(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return draws along the longest and shortest principal directions, ``(k, chains, draws)``, and these ``(k, d)``.
+
+    Directions are in units of the standard deviations of ``x (chains, draws, d)``. Chains may agree in each coordinate
+    and stand still, or disagree, in a narrow direction. ``k`` is zero for one coordinate, and for fewer than ten draws
+    a dimension.
+    """
+    flat = x.flatten(0, 1).double()
+    n, d = flat.shape
+    deviation = flat.std(0)
+    if d == 1 or n < _DRAWS_PER_DIMENSION * d or not bool(((deviation > 0) & deviation.isfinite()).all()):
+        return x.new_zeros(0, *x.shape[:2]), x.new_zeros(0, d)
+    unit = (flat - flat.mean(0)) / deviation
+    _, vectors = torch.linalg.eigh(unit.mT @ unit)
+    if d > 2 * _DIRECTIONS:
+        vectors = torch.cat([vectors[:, :_DIRECTIONS], vectors[:, -_DIRECTIONS:]], 1)
+    return (unit @ vectors).T.reshape(-1, *x.shape[:2]).to(x), vectors.T.to(x)
 
 
 def chain_problems(
-    unconstrained: Tensor, log_density: Tensor, diverging: Tensor | None, lost: int = 0
+    unconstrained: Tensor,
+    log_density: Tensor,
+    diverging: Tensor | None,
+    lost: int = 0,
+    names: Sequence[str] = (),
 ) -> tuple[list[str], dict[str, float]]:
-    """Check chains ``(chains, draws, d)`` for disagreement, too few effective draws, and divergences.
+    """Check chains ``(chains, draws, d)`` for stillness, disagreement, too few effective draws, and divergences.
 
-    ``log_density`` and ``diverging`` are ``(chains, draws)``; ``lost`` chains were left out.
+    ``log_density`` and ``diverging`` are ``(chains, draws)``; ``lost`` chains were left out; ``names`` are those of the
+    coordinates.
     """
-    x = torch.cat([unconstrained.movedim(-1, 0), log_density.unsqueeze(0)])
+    directions, _ = principal_directions(unconstrained)
+    x = torch.cat([unconstrained.movedim(-1, 0), log_density.unsqueeze(0), directions])
     ratio = r_hat(x)
     worst = float(ratio.max())
     effective = float(effective_sample_size(x).min())
     share = 0.0 if diverging is None else float(diverging.to(torch.float64).mean())
+    still = stands_still(unconstrained)
+    if bool(still.any()):
+        place = int(still.sum(0).argmax())
+        name = repr(names[place]) if place < len(names) else f"coordinate {place}"
+        problem = (
+            f"{name} stands still in {int(still[:, place].sum())} of {len(still)} chains, which is no convergence: "
+            "bring its scale near one, narrow its prior, or pass initial="
+        )
+        return [problem], {"r_hat": math.nan, "effective_draws": 0.0, "diverging": share}
     problems = []
     # The difference of half chains depends on their effective sample size, however many chains there are.
     chance = 1 / effective_within_chains(x).clamp(min=MIN_EFFECTIVE_WITHIN)

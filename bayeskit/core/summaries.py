@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["summary_table"]
+__all__ = ["summary_table", "without_stillness"]
 
 _INTERVAL = 0.94
 _COLUMNS = "mean sd hdi_3% hdi_97% mcse_mean mcse_sd ess_bulk ess_tail r_hat".split()
@@ -30,12 +30,34 @@ def summary_table(sites: Mapping[str, Tensor], round_to: int | str | None = None
     rows, labels = [], []
     for name, value in sites.items():
         shape = value.shape[2:]
-        labels += [f"{name}[{', '.join(map(str, place))}]" if place else name for place in np.ndindex(*shape)]
+        labels += [_label(name, place) for place in np.ndindex(*shape)]
         rows.append(_statistics(value.detach().cpu().double().reshape(*value.shape[:2], -1).movedim(-1, 0).numpy()))
     table = pd.DataFrame(np.concatenate(rows) if rows else np.empty((0, len(_COLUMNS))), labels, _COLUMNS)
     if round_to in ("none", "None"):
         return table
     return table.round(_DECIMALS if round_to is None else int(round_to))
+
+
+def _label(name: str, place: Sequence[int]) -> str:
+    return f"{name}[{', '.join(map(str, place))}]" if len(place) else name
+
+
+def without_stillness(table: pd.DataFrame, sites: Mapping[str, Tensor], still: Tensor) -> pd.DataFrame:
+    """Return a summary in which numbers that stand still have no R-hat and the effective size zero.
+
+    ``still (chains,)`` are the chains in which a coordinate never moved; other constants, such as the first entry of a
+    Cholesky factor, stay as they are.
+    """
+    if not bool(still.any()):
+        return table
+    for name, value in sites.items():
+        constant = (value == value[:, :1]).all(1)[still.to(value.device)].any(0)
+        labels = [_label(name, place) for place in np.argwhere(constant.cpu().numpy()).tolist()]
+        rows = table.index.isin(labels)
+        for column in table.columns:
+            if column.startswith(("ess", "r_hat", "mcse")):
+                table.loc[rows, column] = 0.0 if column.startswith("ess") else np.nan
+    return table
 
 
 def _statistics(x: np.ndarray) -> np.ndarray:

@@ -478,6 +478,15 @@ class Target:
         """
         return self._engine.evaluator(num_vectors, num_calls, self.compile)
 
+    def untraced(self) -> Evaluator | None:
+        """Return an evaluator that runs the model anew in each call; None if it loops, or its gradient is not torch's.
+
+        Whatever changes the functions of torch for a time, such as a ``TorchFunctionMode``, changes its results.
+        """
+        if self.loops or isinstance(self.density, Evaluators):
+            return None
+        return _evaluation.with_gradient(self._joint_of_batch)
+
     @property
     def cost(self) -> Cost:
         """Nodes and bytes of the gradient graph of one vector."""

@@ -19,8 +19,8 @@ from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, belongs, finite_ch
 from bayeskit.inference.evidence.diagnostics import from_draws
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.methods import Part
-from bayeskit.inference.evidence.modes import negative_hessian
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.peaks import negative_hessian
 from bayeskit.logdensity.target import Target
 
 __all__ = [

@@ -16,6 +16,7 @@ from bayeskit.core.convergence import (
     MIN_EFFECTIVE_WITHIN,
     chain_problems,
     divergence_problems,
+    stands_still,
 )
 from bayeskit.core.statistics import effective_sample_size, effective_within_chains, mean_error, num_largest, r_hat
 from bayeskit.draws import Draws
@@ -185,9 +186,10 @@ def require_own(
 
 
 def posterior_problems(draws: Draws) -> tuple[list[str], dict[str, float]]:
-    """Check chains for disagreement, too few effective draws, and divergences."""
+    """Check chains for stillness, disagreement, too few effective draws, and divergences."""
     lost = int(draws.settings.get(_LOST_CHAINS, 0))
-    return chain_problems(draws.unconstrained, draws.log_density, draws.sample_stats.get("diverging"), lost)
+    names = () if draws.target is None else draws.target.names
+    return chain_problems(draws.unconstrained, draws.log_density, draws.sample_stats.get("diverging"), lost, names)
 
 
 def weight_problems(shape: float, effective: float) -> list[str]:
@@ -215,6 +217,13 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
     ranks = r_hat(tempered)
     worst = float(ranks.max())
     problems = []
+    still = stands_still(ladder.draws.unconstrained).unflatten(0, (levels, chains))[1:]
+    if bool(still.any()):
+        level, _, place = still.nonzero()[0].tolist()
+        problems.append(
+            f"{_coordinate(ladder.draws, place)} stands still in chains at temperature {level + 1}, which is no "
+            "convergence: narrow its prior, or bring its scale near one"
+        )
     # As for the posterior: the difference of half chains depends on their effective sample size.
     chance = 1 / effective_within_chains(tempered).clamp(min=MIN_EFFECTIVE_WITHIN)
     if not bool((ranks.square() <= (2 * MAX_R_HAT - 1) ** 2 + chance).all()):
@@ -249,6 +258,11 @@ def ladder_error(influence: Tensor, ladder: Ladder) -> float:
     if ladder.exchange is not None:
         return float(mean_error(influence.sum(0)))
     return float(mean_error(influence).square().sum().sqrt())
+
+
+def _coordinate(draws: Draws, place: int) -> str:
+    names = () if draws.target is None else draws.target.names
+    return repr(names[place]) if place < len(names) else f"coordinate {place}"
 
 
 def _centre(position: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,7 @@ from bayeskit.inference.evidence.result import Evidence, PredictiveScore
 from bayeskit.inference.evidence.shared_runs import SharedRuns
 from bayeskit.inference.evidence.tables import EstimateGroup, folded, groups_of, html_tables, text_lines
 from bayeskit.inference.marginalization import LaplaceCorrection
+from bayeskit.inference.peaks import KnownModes, Peak, PeakCheck, remembered_checks
 from bayeskit.inference.samplers import Ladder
 from bayeskit.logdensity.target import Target
 
@@ -210,7 +211,7 @@ def judge(
     gaps = [[_gap(one, other) for other in trusted] for one in trusted]
     agree = [[gap <= limit for gap in row] for row in gaps]
     place = next((i for i in range(len(trusted)) if _speaks(i, trusted, agree)), None)
-    agreed = place is not None and len(trusted) > 1
+    agreed = place is not None and len(trusted) > 1 and not _contradicted(trusted[place], results, limit)
     if place is None:
         united = [i for i in range(len(trusted)) if _united(i, agree)]
         place = max(united, key=lambda i: (sum(_comparable(i, trusted, agree)), -i))
@@ -247,6 +248,16 @@ def _united(place: int, agree: Sequence[Sequence[bool]]) -> bool:
     """Tell whether the more precise estimates that agree with this one agree with each other."""
     finer = [i for i in range(place) if agree[place][i]]
     return all(agree[i][j] for i in finer for j in finer)
+
+
+def _contradicted(best: Evidence, results: Sequence[Evidence], limit: float) -> bool:
+    """Tell whether an estimate that is not trusted has found more mass than the best one, beyond the errors of both."""
+    # Those of infinite variance lie above by themselves; others that fail miss mass, they do not invent it.
+    return any(
+        z.log_evidence > best.log_evidence and math.isfinite(z.standard_error) and _gap(z, best) > limit
+        for z in results
+        if not z.trusted and z.method in METHODS and METHODS[z.method].kind == "consistent"
+    )
 
 
 def _gap(one: Evidence, other: Evidence) -> float:
@@ -562,8 +573,9 @@ def compare(
     Returns
     -------
     EvidenceComparison
-        Each row is independent of the other selected methods. ``num_evaluations`` and ``seconds`` of a row include
-        the shared draws. Methods that do not apply are in ``refused``, predictive scores in ``scores``.
+        Each estimate is independent of the other selected methods; its judgement knows the modes that all of them have
+        found. ``num_evaluations`` and ``seconds`` of a row include the shared draws. Methods that do not apply are in
+        ``refused``, predictive scores in ``scores``.
 
     Raises
     ------
@@ -620,8 +632,14 @@ def compare(
         # The most expensive parts come first: if they fail, there is little to compare.
         if any(part in method.needs for method in applied):
             runs.part(part)
+    answers: dict[str, Evidence | PredictiveScore] = {}
+    checks: dict[str, list[PeakCheck]] = {}
     with comparison():
-        answers = {method.name: _answer(method, runs, seed) for method in applied}
+        for method in applied:
+            with remembered_checks() as checks[method.name]:
+                answers[method.name] = _answer(method, runs, seed)
+    peaks = KnownModes.of(target).peaks
+    answers = {name: _judged_again(answer, checks[name], peaks) for name, answer in answers.items()}
     correction: LaplaceCorrection | None = None
     problems: tuple[str, ...] = ()
     if any(isinstance(answer, Evidence) for answer in answers.values()):
@@ -641,6 +659,16 @@ def compare(
         dict(runs.seconds),
         constants.warnings + constants.notes,
     )
+
+
+def _judged_again(
+    answer: Evidence | PredictiveScore, checks: Sequence[PeakCheck], peaks: Sequence[Peak]
+) -> Evidence | PredictiveScore:
+    """Return an estimate with a warning if it misses a mode that another method found later."""
+    if not (isinstance(answer, Evidence) and answer.trusted):
+        return answer
+    problems = [problem for check in checks for problem in check(peaks)]
+    return replace(answer, warnings=(*answer.warnings, *problems[:1])) if problems else answer
 
 
 def _as_blocks(blocks: ConjugateBlock | Sequence[ConjugateBlock]) -> tuple[ConjugateBlock, ...]:

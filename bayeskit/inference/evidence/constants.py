@@ -15,7 +15,8 @@ from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE, SEARCH_ERRORS
 from bayeskit.inference.evidence.improper_priors import first_five
-from bayeskit.inference.evidence.modes import find_modes, negative_hessian
+from bayeskit.inference.evidence.modes import find_modes
+from bayeskit.inference.peaks import negative_hessian
 from bayeskit.logdensity.pyro_density import PyroDensity, WitnessedSite, log_integral_of_density, parts_of
 from bayeskit.logdensity.target import Target
 

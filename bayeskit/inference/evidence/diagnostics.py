@@ -25,18 +25,9 @@ from bayeskit.inference.evidence.checks import SEARCH_ERRORS, rounding_problems
 from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
 from bayeskit.inference.evidence.improper_priors import improper
 from bayeskit.inference.evidence.missed_mass import MIN_MISSING, exceeds_error, same_likelihood
-from bayeskit.inference.evidence.modes import (
-    STARTS_BESIDE_DRAWS,
-    Peak,
-    best_of,
-    divided_by_valleys,
-    find_modes,
-    is_missed,
-    num_looks,
-    starts_from_prior,
-    weigh_peak,
-)
+from bayeskit.inference.evidence.modes import STARTS_BESIDE_DRAWS, best_of, find_modes, starts_from_prior
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.peaks import KnownModes, Peak, checked, divided_by_valleys, is_missed, num_looks
 from bayeskit.inference.samplers.starts import prior_positions
 from bayeskit.logdensity.target import Target
 
@@ -46,6 +37,8 @@ __all__ = ["Diagnostics", "EvidenceFromDraws", "LOOKS", "Peaks", "WIDER", "from_
 
 #: Number of searches from prior draws, and from points separated by valleys.
 _PRIOR_STARTS, _DIVIDED_STARTS = 6, 6
+#: Number of starts from which single terms of a mixture are climbed.
+_SUMMAND_STARTS = 4
 #: Tails may extend beyond the draws by this share of their width in each coordinate.
 _MARGIN = 0.25
 #: Standard deviations of the probe distributions, in units of that of the draws, and number of probes each.
@@ -94,7 +87,7 @@ def from_draws(
 
 
 class Peaks(NamedTuple):
-    """Modes found by searches from draws and from the prior, highest first, without duplicates."""
+    """All known modes of a target, those of the largest mass first, and the evaluations of the search from draws."""
 
     found: tuple[Peak, ...]
     num_evaluations: int
@@ -166,11 +159,11 @@ class Diagnostics:
         return self.constants
 
     def peaks(self, draws: Draws) -> Peaks:
-        """Return the modes found by searches from draws, of any temperature, and from the prior."""
-        known: WeakKeyDictionary[Draws, Peaks] = self._once("peaks", WeakKeyDictionary)
-        if draws not in known:
-            known[draws] = self._search(draws)
-        return known[draws]
+        """Return all known modes, after a search from draws, of any temperature, and from the prior."""
+        searched: WeakKeyDictionary[Draws, int] = self._once("searched draws", WeakKeyDictionary)
+        if draws not in searched:
+            searched[draws] = self._search(draws)
+        return Peaks(tuple(KnownModes.of(self.target).peaks), searched[draws])
 
     def judge(self, estimate: EvidenceFromDraws) -> Evidence:
         """Return the estimate with a warning if the draws miss a part of the posterior."""
@@ -188,16 +181,23 @@ class Diagnostics:
             outside, looks = self._mass_outside(last, z)
             spent += looks
             least = min(MIN_MISSING, z.standard_error) if z.standard_error > 0 else MIN_MISSING
-            missed = []
-            for peak, looked in product(peaks.found, (last, *estimate.others)):
-                expected, share, chance, relative_error = _in_peak(peak, z, looked, estimate.known_bias)
-                worst = expected - share if math.isnan(worst) else max(worst, expected - share)
-                if is_missed(expected, share, chance, relative_error, least):
-                    missed.append(
-                        f"a mode with a mass of {expected:.3g} times the estimate has {100 * share:.2g} % of the "
-                        "draws: they miss a part of the posterior; use nested_sampling or laplace_importance_sampling"
-                    )
-            problems = (*problems, *outside, *missed[:1])
+
+            def check(peaks: Sequence[Peak]) -> list[str]:
+                nonlocal worst
+                missed = []
+                for peak, looked in product(peaks, (last, *estimate.others)):
+                    expected, share, chance, relative_error = _in_peak(peak, z, looked, estimate.known_bias)
+                    worst = expected - share if math.isnan(worst) else max(worst, expected - share)
+                    if is_missed(expected, share, chance, relative_error, least):
+                        missed.append(
+                            f"a mode with a mass of {expected:.3g} times the estimate has {100 * share:.2g} % of the "
+                            "draws: they miss a part of the posterior; use nested_sampling or "
+                            "laplace_importance_sampling"
+                        )
+                return missed[:1]
+
+            missed = checked(check, peaks.found)
+            problems = (*problems, *outside, *missed)
         return replace(
             z,
             num_evaluations=z.num_evaluations + spent,
@@ -214,12 +214,13 @@ class Diagnostics:
         ends, cost = _climbed(self.target, start)
         return _Prior(draws, ends, spent + cost)
 
-    def _search(self, draws: Draws) -> Peaks:
-        found: list[Peak] = []
-        spent = 0
+    def _search(self, draws: Draws) -> int:
+        """Search for modes from draws and from the prior, and return evaluations."""
+        known, spent = KnownModes.of(self.target), 0
         try:
             prior = self._once("prior", self._look_at_prior)
-            spent = prior.num_evaluations
+            spent += prior.num_evaluations
+            known.note(prior.ends, "prior draws")
             # The best of many draws may all belong to one mode, so one point per mode seen by posterior or prior draws
             # is added.
             x, count = draws.unconstrained.flatten(0, 1), num_looks(self.target)
@@ -227,20 +228,15 @@ class Diagnostics:
             if prior.draws is not None:
                 seen = torch.cat([seen, prior.draws.to(seen)])
             divided, looks = divided_by_valleys(self.target, seen, _DIVIDED_STARTS)
-            ends, cost = _climbed(self.target, torch.cat([best_of(draws).to(divided), divided]))
-            ends, spent = torch.cat([prior.ends.to(ends), ends]), spent + looks + cost
-            ends = ends[self.target.log_density(ends).argsort(descending=True)]
-            for end in ends:
-                if any(bool(peak.holds(end)) for peak in found):
-                    continue
-                peak, cost = weigh_peak(self.target, end, seed=self.seed)
-                spent += cost
-                if peak is not None:
-                    found.append(peak)
+            starts = torch.cat([best_of(draws).to(divided), divided])
+            ends, cost = _climbed(self.target, starts)
+            known.note(ends, "draws")
+            spent += looks + cost + known.climb_summands(self.target, starts[:_SUMMAND_STARTS])
+            spent += known.weigh(self.target, seed=self.seed)
         except SEARCH_ERRORS:
             # Draws and estimate remain valid; only this check is not available.
-            return Peaks(tuple(found), spent)
-        return Peaks(tuple(found), spent)
+            return spent
+        return spent
 
     def _mass_outside(self, draws: Draws, estimate: Evidence) -> tuple[list[str], int]:
         """Return a warning if wider normal draws find mass outside the box of the posterior draws, and evaluations."""

@@ -16,8 +16,9 @@ from bayeskit.core.page import Listed, PageTable, measured, result_html
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.texts import with_error
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence.modes import find_modes, likelihood, negative_hessian, posterior
+from bayeskit.inference.evidence.modes import find_modes, likelihood
 from bayeskit.inference.marginalization import MarginalTarget, marginalize
+from bayeskit.inference.peaks import negative_hessian, posterior
 from bayeskit.inference.samplers.starts import CANDIDATES, prior_positions, starting_points
 from bayeskit.logdensity.climbing import ClimbObjective, quartile_distance
 from bayeskit.logdensity.target import Target

@@ -45,13 +45,12 @@ from bayeskit.inference.evidence.modes import (
     find_mode,
     find_modes,
     likelihood,
-    negative_hessian,
     not_a_maximum,
-    posterior,
     posterior_of_values,
     require_draws,
 )
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.peaks import negative_hessian, posterior
 from bayeskit.logdensity.climbing import ClimbObjective
 from bayeskit.logdensity.target import Target
 

@@ -15,16 +15,8 @@ from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import weight_effective_sample_size
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import SEARCH_ERRORS, rounding_problems
-from bayeskit.inference.evidence.modes import (
-    Peak,
-    divided_by_valleys,
-    is_missed,
-    num_looks,
-    posterior,
-    weigh_peak,
-)
+from bayeskit.inference.peaks import KnownModes, Peak, PeakCheck, checked, divided_by_valleys, is_missed, num_looks
 from bayeskit.inference.samplers.smc import GRADIENTS_PER_STEP, PopulationHMC, learn_metric, num_trajectory_steps
-from bayeskit.logdensity.climbing import climb
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -36,6 +28,7 @@ __all__ = [
     "same_likelihood",
     "share_beyond",
     "unreached_by_moves",
+    "weighted_check",
     "without_infinity",
 ]
 
@@ -44,8 +37,8 @@ __all__ = [
 #: Number of mode searches from the best prior draws, from random prior draws, from draws separated by valleys, and
 #: from the draws of largest weight.
 _NUM_BEST, _NUM_SPREAD, _NUM_DIVIDED, _NUM_HEAVY = 4, 16, 12, 4
-#: Largest number of modes that are weighed.
-_MAX_PEAKS = 8
+#: Number of starts from which single terms of a mixture are climbed.
+_FOR_SUMMANDS = 4
 #: Largest share of the estimate in one draw if a search ends at a point without a normal approximation.
 _MAX_SHARE = 0.01
 #: Share of draws of equal likelihood above which all count as equal.
@@ -128,37 +121,39 @@ def _missed_peak(
     standard_error: float,
     log_prob: Callable[[Tensor], Tensor] | None,
 ) -> tuple[list[str], int]:
-    ends, heights, spent = climb(posterior(target), starts[starts.isfinite().all(-1)])
+    known = KnownModes.of(target)
+    spent = known.climb(target, starts, "proposals")
+    spent += known.climb_summands(target, starts[:_FOR_SUMMANDS]) + known.weigh(target)
+    if log_prob is not None:
+        largest = log_z + math.log(_MAX_SHARE * len(x))
+        if any(height - float(log_prob(end[None])) > largest for end, height in known.unweighed):
+            return [
+                "the posterior is high where the proposal is not: a single draw there would be "
+                f"{100 * _MAX_SHARE:.0f} % of the estimate or more; use nested_sampling or stepping_stone"
+            ], spent
+    return checked(weighted_check(x, log_weights, log_z, standard_error), known.peaks), spent
+
+
+def weighted_check(x: Tensor, log_weights: Tensor, log_z: float, standard_error: float) -> PeakCheck:
+    """Return the check whether weighted draws ``x (n, d)`` behind an estimate miss a peak."""
     weights, effective = torch.softmax(log_weights, 0), float(weight_effective_sample_size(log_weights))
     least = min(MIN_MISSING, standard_error) if standard_error > 0 else MIN_MISSING
-    seen: list[Peak] = []
-    best = heights.argsort(descending=True)[: int(heights.isfinite().sum())]
-    for end, height in zip(ends[best], heights[best], strict=True):
-        if len(seen) == _MAX_PEAKS:
-            break
-        if any(bool(peak.holds(end)) for peak in seen):
-            continue
-        peak, count = weigh_peak(target, end)
-        spent += count
-        if peak is None:
-            if log_prob is not None and float(height - log_prob(end[None])) > log_z + math.log(_MAX_SHARE * len(x)):
+
+    def check(peaks: Sequence[Peak]) -> list[str]:
+        for peak in peaks:
+            share = float(weights[peak.holds(x)].sum())
+            expected = math.exp(min(peak.log_mass - log_z, 700.0))
+            # The binomial error of the expected share, so that draws that never saw the mode do not appear certain.
+            likely = min(max(share, expected), 1.0)
+            chance = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
+            if is_missed(expected, share, chance, math.hypot(peak.relative_error, standard_error), least):
                 return [
-                    "the posterior is high where the proposal is not: a single draw there would be "
-                    f"{100 * _MAX_SHARE:.0f} % of the estimate or more; use nested_sampling or stepping_stone"
-                ], spent
-            continue
-        seen.append(peak)
-        share = float(weights[peak.holds(x)].sum())
-        expected = math.exp(min(peak.log_mass - log_z, 700.0))
-        # The binomial error of the expected share, so that draws that never saw the mode do not appear certain.
-        likely = min(max(share, expected), 1.0)
-        chance = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
-        if is_missed(expected, share, chance, math.hypot(peak.relative_error, standard_error), least):
-            return [
-                f"a mode with a mass of {expected:.3g} times the estimate has {100 * share:.2g} % of the weighted "
-                "draws, so they miss a part of the posterior: use nested_sampling or stepping_stone"
-            ], spent
-    return [], spent
+                    f"a mode with a mass of {expected:.3g} times the estimate has {100 * share:.2g} % of the weighted "
+                    "draws, so they miss a part of the posterior: use nested_sampling or stepping_stone"
+                ]
+        return []
+
+    return check
 
 
 def share_beyond(

@@ -12,8 +12,9 @@ from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence.checks import MIN_EFFECTIVE, rounding_problems, with_rounding
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.methods import Part, Parts
-from bayeskit.inference.evidence.missed_mass import same_likelihood
+from bayeskit.inference.evidence.missed_mass import same_likelihood, weighted_check
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.peaks import KnownModes, checked
 from bayeskit.inference.samplers.driver import obey
 from bayeskit.inference.samplers.nested import NestedRun, sample_nested
 from bayeskit.logdensity.target import Target
@@ -114,6 +115,10 @@ def nested_sampling(
     error = with_rounding(float(simulated.std()), finite)
     rounded, diagnostics["rounded_share"] = rounding_problems(target, run.position, run.log_weights, error)
     problems += rounded
+    known = KnownModes.of(target)
+    climbed += known.weigh(target)
+    seen = weighted_check(run.position, run.log_weights, run.log_evidence, error)
+    problems += checked(seen, known.peaks)
     return Evidence(
         "nested_sampling",
         run.log_evidence,

@@ -29,8 +29,9 @@ from bayeskit.inference.evidence.checks import (
 from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.missed_mass import missed_mass, same_likelihood, without_infinity
-from bayeskit.inference.evidence.modes import find_modes, negative_hessian
+from bayeskit.inference.evidence.modes import find_modes
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.peaks import negative_hessian
 from bayeskit.inference.samplers.starts import prior_positions
 from bayeskit.logdensity.target import Target
 

@@ -15,6 +15,7 @@ from bayeskit.core.texts import short_repr
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.hmc import HMC, HMCInfo, HMCState
 from bayeskit.inference.samplers.metric import MAX_CROSS_DIMENSION, RANK, Metric, Moments, Window
+from bayeskit.inference.samplers.starts import local_scale
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -222,6 +223,8 @@ FLOOR = 0.1  # of an acceptance rate, so that one stuck chain does not determine
 _LEAST_LENGTH = 1.75
 _FIRST_CAREFUL = 2  # first window whose divergences count; metrics of earlier windows are rough
 _MAX_DIVERGING = 1e-3  # share of a window's transitions
+_FAR = 30.0  # factor by which a window changes a scale, from which on the step size is sought anew
+_HALVINGS, _LEAPS = 12, 10  # trials of a rough step size
 _FIRST_STEPS = 8  # limit of leapfrog steps in the first window; doubles with every window
 
 
@@ -263,6 +266,8 @@ class AdaptationState(NamedTuple):
     directions: Tensor  # of a low-rank metric, (g, d, k); k is zero for other metrics
     stretch: Tensor  # along them, (g, k)
     window: Window  # draws and gradients from which directions are estimated; without slots for other metrics
+    anchor: Tensor  # (n, d): positions when the window before began, by which a chain that stands still is known
+    restarts: Tensor  # (), int64, on the host: how often the warm-up began again
 
 
 @dataclass(frozen=True)
@@ -348,7 +353,7 @@ class Adaptation:
         factor = self._first_factor(position, covariance, kind)
         state = self.kernel.init(target, position)
         metric = Metric(factor, is_dense=factor.dim() == 3)
-        step_size = self._rough_step_size(target, state, metric, generator)
+        step_size, _ = self._rough_step_size(target, state, metric, generator)
         return AdaptationState(
             kernel=state,
             iteration=torch.zeros((), dtype=torch.int64),
@@ -366,6 +371,8 @@ class Adaptation:
             directions=factor.new_zeros(g, d, rank),
             stretch=factor.new_ones(g, rank),
             window=Window.start(g, position, kind == "low_rank"),
+            anchor=position,
+            restarts=torch.zeros((), dtype=torch.int64),
         )
 
     def step(
@@ -375,8 +382,15 @@ class Adaptation:
         before, iteration = state.kernel.position, int(state.iteration)
         state, info = self.advance(target, state, self.tuned(state), generator)
         if iteration < self.num_warmup:
+            used = state.factor
             state = self._learn(state, before, info, iteration)
+            if iteration + 1 in self._windows()[1]:
+                state = self._set_going(target, state, used, generator, iteration + 1)
         return state, info
+
+    def stands_still(self, state: AdaptationState) -> Tensor:
+        """Return which coordinates of which chains have not moved for a window or more, ``(n, d)``."""
+        return (state.kernel.position == state.anchor) & _alive(state.kernel).unsqueeze(-1)
 
     def advance(
         self, target: Target, state: AdaptationState, kernel: Any, generator: torch.Generator
@@ -522,6 +536,35 @@ class Adaptation:
             window=Window.start(self.num_groups, state.kernel.position, low_rank),
         )
 
+    def _set_going(
+        self, target: Target, state: AdaptationState, used: Tensor, generator: torch.Generator, iteration: int
+    ) -> AdaptationState:
+        """Give coordinates that stand still a new scale, and a new step size where the metric was far off."""
+        still = self.stands_still(state)
+        # Chains that are stuck are known by the last window and what follows it, which may be short.
+        anchor = state.anchor if iteration == self._windows()[1][-1] else state.kernel.position
+        state = state._replace(anchor=anchor)
+        everywhere = still.reshape(self.num_groups, -1, still.shape[-1]).all(1)  # (g, d)
+        changed = _deviation(state.factor) / _deviation(used)
+        far = ((changed > _FAR) | (changed < 1 / _FAR)).any(-1) | everywhere.any(-1)  # (g,)
+        if not bool(far.any()):
+            return state
+        spent = 0
+        if bool(everywhere.any()):
+            state, spent = self._rescaled(target, state, everywhere)
+        step_size, probes = self._rough_step_size(target, state.kernel, self._metric(state), generator)
+        step_size = torch.where(far, step_size, state.step.step_size)
+        return state._replace(step=DualAveraging.start(step_size), num_gradients=state.num_gradients + spent + probes)
+
+    def _rescaled(self, target: Target, state: AdaptationState, still: Tensor) -> tuple[AdaptationState, int]:
+        """Give coordinates, ``(g, d)`` bool, the scale that the density has at the chains; also return evaluations."""
+        position, columns = state.kernel.position, still.any(0).nonzero().flatten()
+        beta = torch.as_tensor(self.kernel.beta).to(position).expand(len(position))
+        found, spent = local_scale(target, position, beta, columns)
+        scale = torch.ones_like(_deviation(state.factor))
+        scale[:, columns] = found.log().unflatten(0, (self.num_groups, -1)).median(1).values.exp()
+        return state._replace(factor=_with_scale(state.factor, scale, still)), spent
+
     # -- helpers ----------------------------------------------------------------------------
 
     def _first_factor(self, position: Tensor, covariance: Tensor | None, kind: MetricKind) -> Tensor:
@@ -568,26 +611,59 @@ class Adaptation:
             return state.step.step_size
         return state.step.step_size.repeat_interleave(state.kernel.position.shape[0] // self.num_groups)
 
-    def _rough_step_size(self, target: Target, state: HMCState, metric: Metric, generator: torch.Generator) -> Tensor:
-        """Halve the step size of each group until single leapfrog steps are accepted half the time."""
+    def _rough_step_size(
+        self, target: Target, state: HMCState, metric: Metric, generator: torch.Generator
+    ) -> tuple[Tensor, int]:
+        """Shorten the step of each group until single leapfrog steps are accepted half the time; also return gradients.
+
+        Steps are halved at first, then shortened by ever larger factors, and at last bisected.
+        """
         g = self.num_groups
         per_group = state.position.shape[0] // g
         start = torch.as_tensor(self.kernel.step_size, dtype=state.position.dtype, device=state.position.device)
         # One value per group: the chains of a group share the adaptation.
         step_size = start.expand(state.position.shape[0]).reshape(g, -1).log().mean(1).exp()
         planned = getattr(self.kernel, "planned_calls", 1)
-        for _ in range(40):
+        alive = _alive(state).reshape(g, -1).to(step_size)
+        probes = 0
+
+        def is_long(step_size: Tensor) -> Tensor:
+            nonlocal probes
+            probes += len(state.position)
             probe = HMC(
                 step_size.repeat_interleave(per_group), metric, 1.0, beta=self.kernel.beta, planned_calls=planned
             )
             _, info = probe.step(target, state, generator=generator)
-            alive = _alive(state).reshape(g, -1).to(step_size)
             rate = (alive * info.acceptance_rate.reshape(g, -1)).sum(-1) / alive.sum(-1)  # NaN if all are dead
-            small = rate < 0.5
-            if not bool(small.any()):
+            return rate < 0.5
+
+        shorter, too_long = 0.5, step_size
+        for trial in range(_HALVINGS + _LEAPS):
+            long = is_long(step_size)
+            if not bool(long.any()):
                 break
-            step_size = torch.where(small, 0.5 * step_size, step_size)
-        return step_size
+            if trial >= _HALVINGS:
+                shorter = shorter**2
+            too_long = torch.where(long, step_size, too_long)
+            step_size = torch.where(long, shorter * step_size, step_size).clamp(min=torch.finfo(step_size.dtype).tiny)
+        for _ in range(_LEAPS if shorter < 0.5 else 0):
+            middle = (too_long.log() + step_size.log()).mul(0.5).exp()
+            long = is_long(middle)
+            too_long, step_size = torch.where(long, middle, too_long), torch.where(long, step_size, middle)
+        return step_size, probes
+
+
+def _deviation(factor: Tensor) -> Tensor:
+    """Return standard deviations ``(g, d)`` of a factor ``(g, d)`` or ``(g, d, d)``."""
+    return factor if factor.dim() == 2 else factor.norm(dim=-1)
+
+
+def _with_scale(factor: Tensor, scale: Tensor, where: Tensor) -> Tensor:
+    """Return a factor in which some coordinates, ``(g, d)`` bool, are independent and have the ``scale (g, d)``."""
+    if factor.dim() == 2:
+        return torch.where(where, scale, factor)
+    apart = where.unsqueeze(-1) | where.unsqueeze(-2)
+    return torch.where(apart, torch.diag_embed(torch.where(where, scale, 0.0)), factor).contiguous()
 
 
 @cache  # asked several times in each iteration

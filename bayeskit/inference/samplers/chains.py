@@ -11,17 +11,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bayeskit.core.convergence import stands_still
 from bayeskit.core.inputs import affordable, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.core.texts import short_repr
 from bayeskit.errors import SettingsError
+from bayeskit.inference.peaks import KnownModes
 from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
 from bayeskit.inference.samplers.centring import Centring
 from bayeskit.inference.samplers.driver import Algorithm, Control, Ending, Records, drive, nothing_done, say_early
 from bayeskit.inference.samplers.hmc import choose
-from bayeskit.inference.samplers.starts import Climb, pathfinder, starting_points
-from bayeskit.logdensity.climbing import quartile_distance
+from bayeskit.inference.samplers.starts import Climb, pathfinder, scaled_starting_points, starting_points
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
 # Adaptive chains of one target, as an algorithm for the driver.
 
 _NOT_RECORDED = ("proposal", "momentum")
+_MOST_RESTARTS = 2
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Convergence:
         """Return whether draws ``(N, n, d)`` with log densities ``(N, n)`` satisfy the rule."""
         x = torch.cat([position.movedim(-1, 0), log_density.unsqueeze(0)]).transpose(-1, -2)
         good = (effective_sample_size(x) >= self.effective_draws) & (r_hat(x) <= self.r_hat)
-        return bool(good.all())
+        return bool(good.all()) and not bool(stands_still(position.movedim(0, 1)).any())
 
 
 @dataclass(frozen=True)
@@ -152,18 +154,25 @@ class Chains:
         """Iterations, warm-up included."""
         return self.adaptation.num_warmup + self.settings.num_samples
 
-    def start(self, generator: torch.Generator) -> AdaptationState:
+    def start(self, generator: torch.Generator, again: bool = False) -> AdaptationState:
         """Find starting points and a rough step size."""
         # Starting points first: an invalid start raises before minutes of compilation.
         spent, covariance = 0, None
         if isinstance(self.initial, Climb):
             points, spent = self.initial.points(self.target, self._beta(), generator)
-        else:
+        elif self.initial is not None:
             points = starting_points(self.target, self.settings.num_chains, self._beta(), generator, self.initial)
-        if self.initial is None:
-            variance = self.adaptation.initial_variance
-            scale = quartile_distance(points) if variance is None else variance.to(points).sqrt()
-            points, covariance, spent = pathfinder(self.target, points, self._beta(), scale, generator)
+        else:
+            points, scale, looked = scaled_starting_points(
+                self.target, self.settings.num_chains, self._beta(), generator, centre=not again
+            )
+            points, covariance, climbed, ends = pathfinder(self.target, points, self._beta(), scale, generator)
+            covariance, spent = scale.square() if covariance is None else covariance, looked + climbed
+            known = KnownModes.of(self.target)
+            known.note(ends, "starts")
+            # Chains start in modes that an earlier run has missed, as far as there are chains.
+            for chain, peak in enumerate(known.unvisited[: len(points) - 1]):
+                points[chain] = peak.position
         state = self.adaptation.init(self.target, points, generator=generator, covariance=covariance)
         return state._replace(num_gradients=state.num_gradients + spent)
 
@@ -171,9 +180,9 @@ class Chains:
         self, state: AdaptationState, iteration: int, generator: torch.Generator
     ) -> tuple[AdaptationState, Mapping[str, Tensor]]:
         """Run one iteration of all chains; after warm-up, also return their records."""
-        if iteration < self.adaptation.num_warmup:
+        if iteration < self._begin(state):
             state, _ = self.adaptation.step(self.target, state, generator=generator)
-            return state, {}
+            return self._again(state, generator) if iteration + 1 == self._begin(state) else state, {}
         self._tuned = self._tuned or self.adaptation.tuned(state)
         state, info = self.adaptation.advance(self.target, state, self._tuned, generator)
         for _ in range(self.settings.thinning - 1):
@@ -184,11 +193,29 @@ class Chains:
         row = {"position": kernel.position, "log_prior": kernel.log_prior, "log_likelihood": kernel.log_likelihood}
         return state, row | {k: v for k, v in info._asdict().items() if k not in _NOT_RECORDED}
 
+    def _begin(self, state: AdaptationState) -> int:
+        """Return the iteration of the first draw: after the warm-up, and after those that it repeats."""
+        return self.adaptation.num_warmup * (1 + int(state.restarts))
+
+    def _again(self, state: AdaptationState, generator: torch.Generator) -> AdaptationState:
+        """Begin the warm-up again, from other candidates, if a coordinate of a chain stands still at its end."""
+        if self.initial is not None or int(state.restarts) == _MOST_RESTARTS:
+            return state
+        if not bool(self.adaptation.stands_still(state).any()):
+            return state
+        fresh = self.start(generator, again=True)
+        return fresh._replace(
+            restarts=state.restarts + 1,
+            num_gradients=fresh.num_gradients + state.num_gradients,
+            planned_calls=state.planned_calls,
+        )
+
     def ending(self, state: AdaptationState, iteration: int, records: Records) -> Ending | None:
         """Return how the run ends after the last iteration or by the stopping rule; None to continue."""
-        if iteration >= self.num_steps:
+        done = iteration - self._begin(state)
+        if done >= self.settings.num_samples:
             return "finished"
-        stop, done = self.settings.stop, iteration - self.adaptation.num_warmup
+        stop = self.settings.stop
         if stop is None or done < stop.check_every or done % stop.check_every:
             return None
         density = records["log_prior"] + self._beta() * records["log_likelihood"]
@@ -196,7 +223,7 @@ class Chains:
 
     def note(self, state: AdaptationState, iteration: int, records: Records) -> str:
         """Return the text on the state of the run for the progress bar."""
-        phase = "warm-up" if iteration <= self.adaptation.num_warmup else "sampling"
+        phase = "sampling" if iteration > self._begin(state) else "warm-up, again" if state.restarts else "warm-up"
         text = f"{phase}, {self.settings.num_chains} chains, step {float(state.step.step_size.median()):.2g}"
         if "num_steps" in records:
             text += f", {float(records.blocks('num_steps')[-1][-1].double().mean()):.0f} leapfrogs"

@@ -7,13 +7,14 @@ import math
 import torch
 from torch import Tensor
 
+from bayeskit.core.convergence import principal_directions, stands_still
 from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.draws import Draws
 
 __all__ = ["problems"]
 
 _MAX_R_HAT = 1.05
-_ENOUGH_TO_JUDGE = 200  # draws per chain
+_ENOUGH_TO_JUDGE, _ENOUGH_TO_MOVE = 200, 20  # draws per chain
 _ENOUGH_TO_COUNT = 2000  # draws in all; effective should be a tenth of them, or 400
 _EFFECTIVE, _EFFECTIVE_SHARE = 400, 0.1
 _GATHERED = 4.0  # standard errors between the means of divergent and all draws from which a coordinate is named
@@ -23,6 +24,7 @@ _SEPARATE = 4.0  # least distance between the means of chains in different modes
 _LOST = 20.0  # log density, plus the dimension, by which a chain outside the bulk is below the highest chain
 _AT_AN_END, _NEAR = 16.0, 1e-5  # unconstrained value at which a site is at an end of its support, and tolerance
 _FEWEST = 3  # least number of coordinates of a funnel
+_MOST_NAMED = 3  # coordinates that stand still
 _LONG_TAIL, _TAIL = 3.0, 1e-3  # least ratio of the distances from the median to the quantiles of both tails
 
 
@@ -33,21 +35,51 @@ def problems(draws: Draws, max_steps: int) -> list[str]:
     x = draws.unconstrained
     alive = draws.log_density.isfinite().all(1)  # lost chains have their own warning
     x = x[alive]
+    if draws.num_draws >= _ENOUGH_TO_MOVE and (stuck := _stillness(draws, alive)) is not None:
+        return [*found, stuck]
     if len(x) < 2 or draws.num_draws < _ENOUGH_TO_JUDGE:
         return found
-    by_coordinate = x.movedim(-1, 0)
-    disagreement = r_hat(by_coordinate)
+    directions, loadings = principal_directions(x)
+    quantities = torch.cat([x.movedim(-1, 0), directions])
+    disagreement = r_hat(quantities)
     worst = int(disagreement.nan_to_num(nan=torch.inf).argmax())
+    place, name = _coordinate_of(draws, worst, loadings)
     if not float(disagreement[worst]) <= _MAX_R_HAT:
-        seen = f"the chains disagree (R-hat {float(disagreement[worst]):.2f} > {_MAX_R_HAT} for {_name(draws, worst)})"
-        cause = _of_disagreement(draws, alive, worst) or _of_slowness(draws, x, worst, max_steps)
+        seen = f"the chains disagree (R-hat {float(disagreement[worst]):.2f} > {_MAX_R_HAT} for {name})"
+        cause = _of_disagreement(draws, alive, place) or _of_slowness(draws, x, place, max_steps)
         return [*found, f"{seen} and do not sample one posterior; {cause}"]
-    effective = effective_sample_size(by_coordinate)
+    effective = effective_sample_size(quantities)
     worst, total = int(effective.argmin()), x.shape[0] * x.shape[1]
+    place, name = _coordinate_of(draws, worst, loadings)
     if total >= _ENOUGH_TO_COUNT and float(effective[worst]) < min(_EFFECTIVE, _EFFECTIVE_SHARE * total):
-        seen = f"the effective sample size of {_name(draws, worst)} is {float(effective[worst]):.0f} of {total} draws"
-        found.append(f"{seen}; {_of_slowness(draws, x, worst, max_steps)}")
+        seen = f"the effective sample size of {name} is {float(effective[worst]):.0f} of {total} draws"
+        found.append(f"{seen}; {_of_slowness(draws, x, place, max_steps)}")
     return found
+
+
+def _stillness(draws: Draws, alive: Tensor) -> str | None:
+    """Return a warning of coordinates that never moved in a chain, None if all did."""
+    still = stands_still(draws.unconstrained) & alive.unsqueeze(-1)
+    if not bool(still.any()):
+        return None
+    places = still.any(0).nonzero().flatten().tolist()
+    named = ", ".join(_name(draws, place) for place in places[:_MOST_NAMED])
+    named += f" and {len(places) - _MOST_NAMED} more" if len(places) > _MOST_NAMED else ""
+    chains = still.any(1).nonzero().flatten().tolist()
+    return (
+        f"{named} never moved in chains {chains}, so these draws are not of the posterior: the scales of the "
+        "coordinates differ by more than double precision can hold, or no proposal was accepted; narrow the prior of "
+        "a scale that is vague, bring scales near one, or pass initial= with plausible values"
+    )
+
+
+def _coordinate_of(draws: Draws, place: int, loadings: Tensor) -> tuple[int, str]:
+    """Return the coordinate of a quantity, or the one with the largest share in a direction, and a name."""
+    d = draws.unconstrained.shape[-1]
+    if place < d:
+        return place, _name(draws, place)
+    first, second = loadings[place - d].abs().topk(2).indices.tolist()
+    return first, f"a combination of {_name(draws, first)} and {_name(draws, second)}"
 
 
 def _divergences(draws: Draws) -> list[str]:

@@ -155,6 +155,10 @@ class Metric:
 MAX_CROSS_DIMENSION = 400
 _PRIOR_WEIGHT, _FISHER_WEIGHT = 5.0, 1.0
 _DRAWS_PER_EFFECTIVE = 3.0
+#: Variance relative to the metric, or its inverse, from which the metric is far off, and bounds of its correction.
+_FAR, _FARTHEST_COORDINATE, _FARTHEST_DIRECTION = 1e3, 1e250, 1e9
+#: Draws per dimension for which directions are corrected, and share of the mean variance added to all for rounding.
+_DRAWS_FOR_DIRECTIONS, _LITTLE = 2.5, 1e-10
 
 
 class Moments(NamedTuple):
@@ -230,16 +234,65 @@ def _agreement(draws: Tensor, slopes: Tensor, count: Tensor) -> Tensor:
     """Return the geometric mean of draws' covariance and gradients' inverse covariance, ``(g, d, d)``, float64."""
     # draws, slopes: sums of centred products, (g, d, d); count: (g, 1, 1). Both are shrunk towards the identity with
     # the weight of one draw, which keeps the previous metric if there is little information.
+    draws, slopes = draws.double(), slopes.double()
+    # Squares of gradients may overflow, and factorisations fail on infinite entries.
+    usable = (draws.isfinite() & slopes.isfinite()).all(-1).all(-1)[..., None, None]
+    draws, slopes = (torch.where(usable, x, torch.zeros_like(x)) for x in (draws, slopes))
+    # A metric that is wrong by orders of magnitude is not worth a draw: coordinates and then directions that are far
+    # off are measured in a unit of their own, and the covariance is estimated in these.
+    scale = _only_far(_deviation_ratio(draws, slopes), _FARTHEST_COORDINATE).sqrt()  # (g, d)
+    outer = scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    draws, slopes = draws / outer, slopes * outer
+    directions = _far_directions(draws, slopes, count)
+    if directions is None:
+        return outer * _shrunk_mean(draws, slopes, count)
+    root, inverse = directions
+    return outer * (root @ _shrunk_mean(inverse @ draws @ inverse, root @ slopes @ root, count) @ root)
+
+
+def _shrunk_mean(draws: Tensor, slopes: Tensor, count: Tensor) -> Tensor:
     identity = torch.eye(draws.shape[-1], dtype=torch.float64, device=draws.device)
     covariance, gradients = (
-        (cross.double() + _FISHER_WEIGHT * identity) / (count.double() + _FISHER_WEIGHT) for cross in (draws, slopes)
+        (cross + _FISHER_WEIGHT * identity) / (count.double() + _FISHER_WEIGHT) for cross in (draws, slopes)
     )
-    # Squares of gradients may overflow, and factorisations fail on infinite entries.
-    usable = (covariance.isfinite() & gradients.isfinite()).all(-1).all(-1)[..., None, None]
-    covariance, gradients = (torch.where(usable, x, identity) for x in (covariance, gradients))
+    return _geometric_mean(covariance, gradients)
+
+
+def _geometric_mean(covariance: Tensor, gradients: Tensor) -> Tensor:
+    """Return the geometric mean of matrices and of inverses of ``gradients``, positive definite, ``(g, d, d)`` each."""
     root, inverse = _power(gradients, 0.5), _power(gradients, -0.5)
     mean = inverse @ _power(root @ covariance @ root, 0.5) @ inverse
     return 0.5 * (mean + mean.mT)
+
+
+def _deviation_ratio(draws: Tensor, slopes: Tensor) -> Tensor:
+    """Return the variance of each coordinate that draws and gradients agree on by themselves, ``(g, d)``."""
+    return draws.diagonal(dim1=-2, dim2=-1).sqrt() / slopes.diagonal(dim1=-2, dim2=-1).sqrt()
+
+
+def _far_directions(draws: Tensor, slopes: Tensor, count: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the root, ``(g, d, d)``, of the covariance in directions of a far wrong scale, and its inverse.
+
+    Other directions have the scale one; None if all have. The covariance that draws and gradients agree on needs no
+    typical draws: it is a secant, right as soon as chains move at all.
+    """
+    d = draws.shape[-1]
+    enough = count.squeeze(-1) > _DRAWS_FOR_DIRECTIONS * d  # (g, 1)
+    identity, pair = torch.eye(d, dtype=draws.dtype, device=draws.device), []
+    for cross in (draws, slopes):
+        size = cross.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(cross.dtype).tiny)
+        pair.append(cross + _LITTLE * size[..., None, None] * identity)
+    values, vectors = torch.linalg.eigh(_geometric_mean(*pair))
+    stretch = torch.where(enough, _only_far(values, _FARTHEST_DIRECTION).sqrt(), 1.0).unsqueeze(-2)
+    if not bool((stretch != 1).any()):
+        return None
+    return (vectors * stretch) @ vectors.mT, (vectors / stretch) @ vectors.mT
+
+
+def _only_far(ratio: Tensor, farthest: float) -> Tensor:
+    """Return variances relative to a metric, bounded, where they differ from it by orders of magnitude, else one."""
+    far = ratio.isfinite() & (ratio > 0) & ((ratio > _FAR) | (ratio < 1 / _FAR))
+    return torch.where(far, ratio.clamp(1 / farthest, farthest), 1.0)
 
 
 def _power(matrix: Tensor, exponent: float) -> Tensor:

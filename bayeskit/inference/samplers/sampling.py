@@ -27,6 +27,7 @@ from bayeskit.inference.samplers.adaptation import Adaptation, MetricKind
 from bayeskit.inference.samplers.chains import Convergence, RunResult, RunSettings, run
 from bayeskit.inference.samplers.diagnosis import problems
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Ending, say_early
+from bayeskit.inference.samplers.hidden_modes import hidden_modes
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.starts import Climb, prior_positions
 from bayeskit.logdensity.target import Target
@@ -477,20 +478,24 @@ def sample(
         kernel,
         num_warmup,
         target_acceptance=target_acceptance,
-        initial_variance=prior_variance(target, seed),
         metric=metric,
     )
     facts: dict[str, object] = {"num_warmup": num_warmup, "seed": seed, "target_acceptance": target_acceptance}
     facts |= {} if thinning == 1 else {"thinning": settings.thinning}
     beta = torch.ones(num_chains, dtype=target.dtype, device=target.device)
     if num_groups == 1:
-        draws = as_draws(target, run(target, adaptation, settings, initial=start), beta, kernel, facts)
+        result = run(target, adaptation, settings, initial=start)
+        draws, planned_calls = as_draws(target, result, beta, kernel, facts), int(result.state.planned_calls)
     else:
         points = _divided(start, num_chains, num_groups, target.dim)
         groups = [Group(adaptation, num_chains // num_groups, own) for own in points]
         done = run_groups(target, groups, settings, num_jobs=num_jobs)
         draws = join_groups(target, done, beta.chunk(num_groups), kernel, facts | {"num_groups": num_groups})
-    for problem in problems(draws, adaptation.max_steps):
+        planned_calls = 1
+    found = problems(draws, adaptation.max_steps)
+    if not found and initial is None:
+        found = hidden_modes(draws, planned_calls, seed)
+    for problem in found:
         warn_user(problem, SamplingWarning)
     return draws
 
@@ -591,6 +596,8 @@ def as_draws(target: Target, result: RunResult, beta: Tensor, kernel: Any, facts
     stats = {_ARVIZ_NAMES.get(k, k): v.movedim(0, 1).contiguous() for k, v in result.records.items()}
     step_size = result.state.step.step_size.repeat_interleave(len(beta) // len(result.state.step.step_size))
     stats["step_size"] = step_size.unsqueeze(-1).expand_as(stats["energy"]).clone()
+    if restarts := int(result.state.restarts):
+        facts = facts | {"num_restarts": restarts}
     return Draws(
         result.position.movedim(0, 1).contiguous(),
         stats.pop("log_prior"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from bayeskit.core.inputs import warn_user
 from bayeskit.errors import DataError, InitializationError, InitializationWarning, ShapeError
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.logdensity.climbing import ClimbObjective, InverseHessian, Place, ascent
+from bayeskit.logdensity.climbing import ClimbObjective, InverseHessian, Place, ascent, quartile_distance
 from bayeskit.logdensity.compiling import tempered
 from bayeskit.logdensity.density import Started
 from bayeskit.logdensity.pyro_density import PyroDensity
@@ -22,67 +23,207 @@ __all__ = [
     "CANDIDATES",
     "Climb",
     "Start",
+    "candidate_points",
+    "local_scale",
     "pathfinder",
     "prior_positions",
+    "scaled_starting_points",
     "starting_points",
 ]
 
 # Starting points of chains.
 
-CANDIDATES = 10
+CANDIDATES = 10  # of each chain in a round
+_BOX = 2.0  # half the width of the cube of the candidates that are no prior draws
+_ROUNDS = 10  # at most, until as many candidates have a finite density as there are chains
+_LOOKS = 16  # candidates at least whose gradients give the first scales
+_BISECTIONS, _HALF_A_NAT = 14, 0.5  # by which the scale of a coordinate that stands still is found
+_NARROWEST, _WIDEST = 1e-6, 10.0  # first scale of a coordinate in units of the spread of the candidates
+
+
+class _Candidates(NamedTuple):
+    """Points at which chains may start; those of each chain are a row."""
+
+    position: Tensor  # (n, m, d)
+    merit: Tensor  # (n, m), minus infinity where the density is not finite
 
 
 def starting_points(
-    target: Target, num_chains: int, beta: Tensor, generator: torch.Generator, initial: Tensor | None = None
+    target: Target,
+    num_chains: int,
+    beta: Tensor,
+    generator: torch.Generator,
+    initial: Tensor | None = None,
+    *,
+    of_prior: bool = False,
 ) -> Tensor:
-    """Return a starting point for each chain, ``(num_chains, d)``, at inverse temperatures ``(num_chains,)``."""
-    # Each chain takes the best of CANDIDATES prior draws by likelihood, which is plausible and differs between chains.
-    # Where a point is known at which the density is not negligible, every second candidate is a uniform draw on
-    # [-2, 2]^d about it. Without a prior to draw from, all are, about zero if no point is known, and the chain takes
-    # the draw of highest density, or the known point where no draw has any. ``initial``, (d,) or (num_chains, d),
-    # unconstrained, replaces both. InitializationError, or DataError if all log likelihoods
-    # are NaN, if no chain has a finite density.
+    """Return a starting point for each chain, ``(num_chains, d)``, at inverse temperatures ``(num_chains,)``.
+
+    Each chain takes the best of its candidates. With ``of_prior`` these are prior draws alone, where there are any.
+    ``initial``, ``(d,)`` or ``(num_chains, d)``, unconstrained, replaces the search. InitializationError, or DataError
+    if all log likelihoods are NaN, if no candidate has a finite density.
+    """
     if initial is not None:
         return _given(target, num_chains, beta, torch.as_tensor(initial))
-    count = CANDIDATES * num_chains
-    points = prior_positions(target, count, generator)
+    return _best(_candidates(target, num_chains, beta, generator, of_prior))
+
+
+def scaled_starting_points(
+    target: Target, num_chains: int, beta: Tensor, generator: torch.Generator, *, centre: bool = True
+) -> tuple[Tensor, Tensor, int]:
+    """Return starting points ``(num_chains, d)``, a scale of each coordinate ``(d,)``, and the gradients spent.
+
+    ``centre`` tells whether the origin, or the point that the density knows, is a candidate, too.
+    """
+    found = _candidates(target, num_chains, beta, generator, of_prior=False, centre=centre)
+    looks = min(-(-_LOOKS // num_chains), found.merit.shape[1])
+    order = found.merit.argsort(dim=1, descending=True, stable=True)[:, :looks]
+    rows, merit = torch.arange(num_chains, device=order.device), found.merit.clone()
+    evaluate, points, slopes = target.evaluator(num_chains, looks), [], []
+    for place in order.T:
+        at = found.position[rows, place]
+        value = evaluate(at, beta)
+        usable = merit[rows, place].isfinite() & _can_move(at, value.log_density, value.gradient)
+        merit[rows, place] = torch.where(usable, merit[rows, place], -torch.inf)
+        points.append(at[usable])
+        slopes.append(value.gradient[usable])
+    if bool(merit.isfinite().any()):
+        found = found._replace(merit=merit)
+    spread = quartile_distance(found.position[found.merit.isfinite()])
+    return _best(found), _secant_scale(torch.cat(points), torch.cat(slopes), spread), looks * num_chains
+
+
+def _can_move(points: Tensor, log_density: Tensor, gradient: Tensor) -> Tensor:
+    """Tell at which points ``(n, d)`` the last digit of a coordinate, or of the log density, is worth less than a nat.
+
+    From other points a chain cannot make, or never accepts, a step.
+    """
+    size = (points.abs() * gradient.abs()).amax(-1).maximum(log_density.abs())
+    return log_density.isfinite() & gradient.isfinite().all(-1) & (torch.finfo(points.dtype).eps * size < 1)
+
+
+def _secant_scale(points: Tensor, slopes: Tensor, spread: Tensor) -> Tensor:
+    """Return a scale of each coordinate, ``(d,)``, from points and the gradients there, ``(k, d)`` each."""
+    # If the log density is quadratic and a coordinate independent of the others, its variance is sd(u) / sd(gradient),
+    # wherever the points lie. ``spread (d,)`` bounds the scale.
+    if len(points) < 2:
+        return spread
+    scale = (points.std(0) / slopes.std(0)).sqrt()
+    usable = scale.isfinite() & (scale > 0)
+    return torch.where(usable, scale, spread).clamp(min=_NARROWEST * spread, max=_WIDEST * spread)
+
+
+def local_scale(target: Target, points: Tensor, beta: Tensor, columns: Tensor) -> tuple[Tensor, int]:
+    """Return how far each point can move along some coordinates, ``(n, k)``, and evaluations.
+
+    The distance changes the log density by half a nat to one side or to the other; of a normal density, at its mode,
+    it is the standard deviation. It is found by bisection of its logarithm.
+    """
+    n, k = len(points), len(columns)
+    low = points.new_full((n, k), math.log(torch.finfo(points.dtype).tiny) / 2)
+    high, here = -low, _density(target, points, beta)
+    if not k:
+        return low, 0
+    direction = torch.zeros(k, points.shape[-1], dtype=points.dtype, device=points.device)
+    direction[torch.arange(k, device=points.device), columns] = 1.0
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        away = middle.exp().unsqueeze(-1) * direction  # (n, k, d)
+        both = torch.stack([points.unsqueeze(1) + away, points.unsqueeze(1) - away])
+        change = (_density(target, both, beta.unsqueeze(-1)) - here.unsqueeze(-1)).abs().amax(0)
+        far = ~(change < _HALF_A_NAT)
+        low, high = torch.where(far, low, middle), torch.where(far, middle, high)
+    return (0.5 * (low + high)).exp(), 2 * n * k * _BISECTIONS
+
+
+def _candidates(
+    target: Target, num_chains: int, beta: Tensor, generator: torch.Generator, of_prior: bool, centre: bool = True
+) -> _Candidates:
+    count, power = CANDIDATES * num_chains, beta.repeat_interleave(CANDIDATES)
     known = target.density.start if isinstance(target.density, Started) else None
-    if points is None or known is not None:
-        shape = (count, target.dim)
-        near = 4 * torch.rand(shape, dtype=target.dtype, device=generator.device, generator=generator) - 2
+    rounds, terms, have = list[_Candidates](), list[tuple[Tensor, Tensor]](), 0
+    while have < num_chains and len(rounds) < _ROUNDS:
+        points, drawn = _drawn(target, count, generator, known, of_prior)
+        if centre and not rounds and not bool(drawn[0]):
+            points[0] = 0.0 if known is None else known
+        log_prior, log_likelihood = target.evaluate(points, compiled=False)
+        merit = _merit(log_prior, log_likelihood, power, drawn if target.can_sample_prior else None)
+        terms.append((log_prior, log_likelihood))
+        rounds.append(_Candidates(points.reshape(num_chains, CANDIDATES, -1), merit.reshape(num_chains, CANDIDATES)))
+        have += int(merit.isfinite().sum())
+    if not have and known is not None:
+        position = known.to(target.device).expand(num_chains, 1, target.dim)
+        return _Candidates(position, torch.zeros_like(position[..., 0]))
+    if not have:
+        raise _no_density(*(torch.cat(column) for column in zip(*terms, strict=True)))
+    position, merit = (torch.cat(column, 1) for column in zip(*rounds, strict=True))
+    return _Candidates(position, merit)
+
+
+def candidate_points(target: Target, count: int, generator: torch.Generator) -> Tensor:
+    """Return points from the prior and from the cube about the origin, ``(count, d)``."""
+    known = target.density.start if isinstance(target.density, Started) else None
+    return _drawn(target, count, generator, known, False)[0]
+
+
+def _drawn(
+    target: Target, count: int, generator: torch.Generator, known: Tensor | None, of_prior: bool
+) -> tuple[Tensor, Tensor]:
+    """Return points ``(count, d)`` and which of them are prior draws, ``(count,)`` bool."""
+    # Every second point lies in a cube about the origin, or about a ``known`` point at which the density is not
+    # negligible: all draws of a vague prior may lie where no step in double precision leads back.
+    points = prior_positions(target, count, generator)
+    drawn = torch.full((count,), points is not None, device=target.device)
+    if points is None or known is not None or not of_prior:
+        like = {"dtype": target.dtype, "device": generator.device, "generator": generator}
+        near = _BOX * (2 * torch.rand(count, target.dim, **like) - 1)  # type: ignore[call-overload]
         near = near.to(target.device) + (0.0 if known is None else known)
-        if points is None:
-            points = near
-        else:
-            points[::2] = near[::2]
-    points = points.to(target.device)
-    log_prior, log_likelihood = target.evaluate(points, compiled=False)
-    density = tempered(log_prior, log_likelihood, beta.repeat_interleave(CANDIDATES))
-    density = density.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).reshape(num_chains, CANDIDATES)
-    # By likelihood: the density of the prior is infinitely high in the neck of a funnel.
-    merit = beta.repeat_interleave(CANDIDATES) * log_likelihood if target.can_sample_prior else density.flatten()
-    least = torch.finfo(merit.dtype).min  # above that of a draw without density
-    merit = merit.nan_to_num(nan=least, posinf=least, neginf=least).reshape(density.shape)
-    best = torch.where(density.isfinite(), merit, -torch.inf).argmax(1)
-    chosen = points.reshape(num_chains, CANDIDATES, -1)[torch.arange(num_chains), best]
-    finite = density.max(1).values.isfinite()
-    if known is not None:
-        return torch.where(finite.unsqueeze(-1), chosen, known)
-    if not bool(finite.any()):
-        if bool(log_likelihood.isnan().all()):
-            raise DataError(
-                "the log likelihood is NaN at every starting candidate; look for NaN or infinite values in the data"
-            )
-        raise InitializationError(
-            f"the density is zero at all {count} starting candidates "
-            f"(log prior {_range(log_prior)}, log likelihood {_range(log_likelihood)}); "
-            "pass initial=target.unconstrain({...}) with plausible values, or check that data and likelihood fit"
-        )
-    # A chain without a finite candidate takes one of its neighbours' candidates.
-    donors = finite.nonzero().flatten()
+        drawn[::2] = False
+        points = near if points is None else torch.where(drawn.unsqueeze(-1), points.to(near), near)
+    return points.to(target.device), drawn
+
+
+def _merit(log_prior: Tensor, log_likelihood: Tensor, beta: Tensor, drawn: Tensor | None) -> Tensor:
+    """Return by what candidates are compared, ``(k,)``; ``drawn (k,)`` are prior draws, None without a prior."""
+    density = tempered(log_prior, log_likelihood, beta)
+    merit = density
+    if drawn is not None:
+        # By likelihood: the density of the prior is infinitely high in the neck of a funnel. Points that are no prior
+        # draws lose what their prior density lacks beside that of draws.
+        least = torch.finfo(density.dtype).min  # above that of a draw without density
+        own = log_prior[drawn & log_prior.isfinite()]
+        lacking = (log_prior - own.median()).clamp(max=0.0) if len(own) else torch.zeros_like(log_prior)
+        merit = beta * log_likelihood + torch.where(drawn, 0.0, lacking)
+        merit = merit.nan_to_num(nan=least, posinf=least, neginf=least)
+    return torch.where(density.isfinite(), merit, -torch.inf)
+
+
+def _best(found: _Candidates) -> Tensor:
+    """Return the best candidate of each chain, ``(n, d)``; a chain without any takes one that no other chain takes."""
+    position, merit = found
+    best, rows = merit.argmax(1), torch.arange(len(merit), device=merit.device)
+    chosen, finite = position[rows, best], merit[rows, best].isfinite()
     lost = (~finite).nonzero().flatten()
-    chosen[lost] = chosen[donors[torch.arange(len(lost), device=donors.device) % len(donors)]]
+    if len(lost):
+        left = merit.clone()
+        left[rows, best] = -torch.inf
+        spare = left.flatten().argsort(descending=True, stable=True)[: int(left.isfinite().sum())]
+        # Where there are fewer than chains, several start at one point.
+        pool = torch.cat([position.flatten(0, 1)[spare], chosen[finite]])
+        chosen[lost] = pool[torch.arange(len(lost), device=pool.device) % len(pool)]
     return chosen
+
+
+def _no_density(log_prior: Tensor, log_likelihood: Tensor) -> DataError | InitializationError:
+    if bool(log_likelihood.isnan().all()):
+        return DataError(
+            "the log likelihood is NaN at every starting candidate; look for NaN or infinite values in the data"
+        )
+    return InitializationError(
+        f"the density is zero at all {len(log_prior)} starting candidates "
+        f"(log prior {_range(log_prior)}, log likelihood {_range(log_likelihood)}); "
+        "pass initial=target.unconstrain({...}) with plausible values, or check that data and likelihood fit"
+    )
 
 
 def prior_positions(target: Target, num_vectors: int, generator: torch.Generator) -> Tensor | None:
@@ -157,6 +298,7 @@ class Start(NamedTuple):
     position: Tensor  # (n, d)
     covariance: Tensor | None  # (d, d), or variances (d,) in many dimensions; None if no climb succeeded
     num_gradients: int
+    ends: Tensor  # (k, d), of the climbs
 
 
 def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, generator: torch.Generator) -> Start:
@@ -195,7 +337,8 @@ def pathfinder(target: Target, points: Tensor, beta: Tensor, scale: Tensor, gene
     ours = ours[everyone, middle]
     position = torch.where(home.unsqueeze(-1), ours, points)
     covariance = _covariance(path, chosen, whose, home, scale, generator)
-    return Start(position, covariance, spent + num_drawn + n * (_DRAWS + 1))
+    ends = path[-1].position[path[-1].value.isfinite()]
+    return Start(position, covariance, spent + num_drawn + n * (_DRAWS + 1), ends)
 
 
 def _hills(bound: Tensor, beta: Tensor, negligible: float, generator: torch.Generator) -> Tensor:
@@ -308,7 +451,7 @@ class Climb:
         wanted = beta.unique()
         num_chains = len(beta) // len(wanted)
         levels = self.levels[self.levels <= wanted[-1]].to(beta)
-        position = starting_points(target, num_chains, levels[:1].expand(num_chains), generator)
+        position = starting_points(target, num_chains, levels[:1].expand(num_chains), generator, of_prior=True)
         deviation = torch.ones_like(position[0]) if self.variance is None else self.variance.to(position).sqrt()
         calls = int(len(levels) * (1 + _MOVES * _LEAPFROGS))
         kernel = HMC(0.3, Metric(deviation, is_dense=False), _LEAPFROGS, planned_calls=calls)

@@ -1,0 +1,283 @@
+"""Peaks: modes of a posterior with the mass about them, and all that is known of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+import scipy
+import torch
+from torch import Tensor
+
+from bayeskit.core.randomness import new_generator
+from bayeskit.core.texts import short_repr
+from bayeskit.logdensity.climbing import ClimbObjective, climb, quartile_distance
+from bayeskit.logdensity.summands import objectives_of_summands
+from bayeskit.logdensity.target import Target
+
+__all__ = [
+    "BLOCK",
+    "KnownModes",
+    "Peak",
+    "PeakCheck",
+    "checked",
+    "divided_by_valleys",
+    "is_missed",
+    "negative_hessian",
+    "num_looks",
+    "posterior",
+    "remembered_checks",
+    "weigh_peak",
+]
+
+#: Largest number of recomputed Hessians; a step length wrong by more than this factor triggers one.
+_MAX_SCALINGS, _MAX_STEP_RATIO = 8, 30.0
+#: Number of draws examined for separate modes, batched or one by one.
+_LOOKS, _LOOKS_IN_A_LOOP = 2000, 500
+#: Relative position, from the lower of two points, at which a valley is tested, and its least depth in nats.
+_PLACE, _VALLEY = 0.35, 0.5
+#: Rows of distances per block, few enough for the processor cache.
+BLOCK = 64
+
+
+def posterior(target: Target) -> ClimbObjective:
+    """Log of prior times likelihood as a density over unconstrained space."""
+    return ClimbObjective(target.log_density, target.value_and_grad)
+
+
+def negative_hessian(target: Target, mode: Tensor, objective: ClimbObjective | None = None) -> tuple[Tensor, int]:
+    """Return the negative Hessian ``(d, d)`` of an objective, by default the log posterior, and evaluations."""
+    climbed = objective or posterior(target)
+    # Central differences of the exact gradient; each step is a small share of the coordinate's scale, estimated from
+    # the curvature along it.
+    small = torch.finfo(target.dtype).eps ** (1 / 3)
+    resolved = small**2 * mode.abs()
+    step, spent = small * mode.abs().clamp(min=1.0), 0
+    for _ in range(_MAX_SCALINGS):
+        precision = _differences(climbed, mode, step)
+        spent += 2 * target.dim * climbed.cost
+        bend = precision.diagonal().abs()
+        # A step to a non-finite density was too long; without curvature no scale is available.
+        right = torch.where(bend.isfinite(), small / bend.sqrt(), small * step)
+        right = torch.where(bend > 0, right, step) if bool(bend.isfinite().all()) else right
+        right = torch.maximum(right.clamp(max=1e3 * step), resolved)
+        wrong = (right > _MAX_STEP_RATIO * step) | (step > _MAX_STEP_RATIO * right)
+        if not bool(wrong.any()):
+            break
+        step = torch.where(wrong, right, step)
+    return precision, spent
+
+
+def _differences(climbed: ClimbObjective, mode: Tensor, step: Tensor) -> Tensor:
+    d, offsets = len(mode), torch.diag(step)
+    upper, lower = mode + offsets, mode - offsets
+    _, gradient = climbed.value_and_gradient(torch.cat([upper, lower]))
+    # The steps as rounded by the floating-point format.
+    hessian = (gradient[:d] - gradient[d:]) / (upper - lower).diagonal().unsqueeze(-1)
+    return -0.5 * (hessian + hessian.T)
+
+
+def num_looks(target: Target) -> int:
+    """Return the number of points examined for separate modes: fewer if they are evaluated one by one."""
+    return _LOOKS_IN_A_LOOP if target.loops else _LOOKS
+
+
+def divided_by_valleys(target: Target, x: Tensor, at_most: int) -> tuple[Tensor, int]:
+    """Return points of ``x (n, d)`` separated by a valley from their nearest higher neighbour, and evaluations."""
+    spent, log_density = len(x), target.log_density(x)
+    fine = log_density.isfinite() & x.isfinite().all(-1)
+    order = log_density.where(fine, -torch.inf).argsort(descending=True, stable=True)[: int(fine.sum())]
+    x, log_density = x[order], log_density[order]
+    if len(x) < 2:
+        return x, spent
+    # Within a mode with convex level sets, no point between two others is lower than both, so each visited mode keeps
+    # at least one point; the highest of all comes first.
+    nearest = _nearest_before(x / quartile_distance(x))
+    between = target.log_density(torch.lerp(x[1:], x[nearest], _PLACE)).nan_to_num(nan=-torch.inf)
+    divided = between < log_density[1:] - _VALLEY
+    return torch.cat([x[:1], x[1:][divided]])[:at_most], spent + len(x) - 1
+
+
+def _nearest_before(x: Tensor) -> Tensor:
+    """Return the index of the nearest earlier point of each point but the first, ``(n, d) -> (n - 1,)``."""
+    x = x - x.median(0).values
+    half = 0.5 * x.square().sum(-1)
+    later = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=x.device).triu()
+    nearest = []
+    for begin in range(0, len(x), BLOCK):
+        rows = x[begin : begin + BLOCK]
+        end = begin + len(rows)
+        distance = torch.addmm(half[:end], rows, x[:end].T, alpha=-1)  # half its square, less row constants
+        distance[:, begin:].masked_fill_(later[: len(rows), : len(rows)], torch.inf)
+        nearest.append(distance.argmin(1))
+    return torch.cat(nearest)[1:]
+
+
+# The ellipsoid about a mode and its posterior mass.
+
+_PEAK_DRAWS = 1000
+#: Probability of the ellipsoid under the normal approximation.
+_PEAK_SHARE = 0.9
+#: Smallest effective sample size for the mass of an ellipsoid.
+_MIN_EFFECTIVE = 30.0
+#: A missing share is reported if it exceeds so many standard errors.
+_MAX_ERRORS = 5.0
+
+
+@dataclass(frozen=True)
+class Peak:
+    """An ellipsoid about a mode, and the posterior mass in it."""
+
+    position: Tensor  # (d,), the mode, unconstrained
+    factor: Tensor  # (d, d), lower Cholesky factor of the negative Hessian there
+    radius: float  # in standard deviations of the normal distribution about the mode
+    log_mass: float  # log of prior times likelihood integrated over the ellipsoid
+    relative_error: float  # standard error of the mass over the mass
+    found_by: str = "search"  # what kind of search first found it
+
+    __repr__ = short_repr
+
+    def holds(self, x: Tensor) -> Tensor:
+        """Return whether points lie inside, ``(*batch, d) -> (*batch)``, bool."""
+        return ((x - self.position) @ self.factor).norm(dim=-1) <= self.radius
+
+
+def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | None, int]:
+    """Return the peak about ``mode (d,)`` by importance sampling, None if that fails, and evaluations."""
+    precision, spent = negative_hessian(target, mode)
+    factor, failed = torch.linalg.cholesky_ex(precision)
+    if bool(failed) or not bool(factor.isfinite().all()):
+        return None, spent
+    generator = new_generator(seed, factor.device, stream="mass of a peak")
+    like = {"dtype": factor.dtype, "device": factor.device, "generator": generator}
+    noise = torch.randn(_PEAK_DRAWS, target.dim, **like)  # type: ignore[call-overload]
+    radius = math.sqrt(2 * float(scipy.special.gammaincinv(target.dim / 2, _PEAK_SHARE)))
+    x = mode + torch.linalg.solve_triangular(factor.mT, noise.mT, upper=True).mT
+    constant = factor.diagonal().log().sum() - 0.5 * target.dim * math.log(2 * math.pi)
+    log_weight = target.log_density(x) + 0.5 * noise.square().sum(-1) - constant
+    log_weight = torch.where(noise.norm(dim=-1) <= radius, log_weight, -torch.inf)
+    log_weight = log_weight.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).to(torch.float64)
+    total = float(log_weight.logsumexp(0))
+    effective = math.exp(2 * total - float((2 * log_weight).logsumexp(0))) if math.isfinite(total) else 0.0
+    if effective < _MIN_EFFECTIVE:
+        return None, spent + _PEAK_DRAWS
+    error = math.sqrt(max(1 / effective - 1 / _PEAK_DRAWS, 1 / _PEAK_DRAWS**2))
+    return Peak(mode, factor, radius, total - math.log(_PEAK_DRAWS), error), spent + _PEAK_DRAWS
+
+
+def is_missed(expected: float, share: float, chance: float, relative_error: float, least: float) -> bool:
+    """Tell whether the ``share`` of draws in a peak is less than ``expected`` by ``least`` and beyond all errors."""
+    difference = math.hypot(chance, expected * relative_error)
+    # ``chance`` is the standard error of ``share``. A large relative error of ``expected`` is normal on the log scale.
+    lowest = expected * math.exp(-_MAX_ERRORS * relative_error)
+    return expected - share > max(least, _MAX_ERRORS * difference) or lowest - share > max(least, _MAX_ERRORS * chance)
+
+
+# All that is known of the modes of a target.
+
+#: Largest number of modes that are weighed when their masses are asked for.
+_MOST_WEIGHED = 12
+
+
+class KnownModes:
+    """Modes that any search of a target has met: the starts of chains, chains, particles, proposals.
+
+    One store for a target, read by all that judges estimates of it. A mode is weighed when it is first asked for.
+    """
+
+    def __init__(self) -> None:
+        self.peaks: list[Peak] = []  # highest mass first
+        self.unweighed: list[tuple[Tensor, float]] = []  # ends (d,) without a normal approximation, and log densities
+        self.unvisited: list[Peak] = []  # in which no chain of a run has been
+        self.has_looked_at_summands = False
+        self._waiting: list[tuple[Tensor, str]] = []
+
+    @classmethod
+    def of(cls, target: Target) -> KnownModes:
+        """Return the store of a target."""
+        found: KnownModes = target.findings.setdefault("known modes", cls())
+        return found
+
+    def note(self, ends: Tensor, found_by: str) -> None:
+        """Keep ends of climbs, ``(k, d)``, that were made for another purpose."""
+        self._waiting += [(end.detach(), found_by) for end in ends]
+
+    def ends(self, target: Target) -> Tensor:
+        """Return the ends that wait to be weighed, ``(k, d)``."""
+        nothing = torch.empty(0, target.dim, dtype=target.dtype, device=target.device)
+        return torch.stack([end for end, _ in self._waiting]) if self._waiting else nothing
+
+    def weigh(self, target: Target, *, seed: int = 0) -> int:
+        """Weigh the ends that lie in no known peak, the highest first, and return evaluations."""
+        if not self._waiting:
+            return 0
+        ends = self.ends(target)
+        heights = target.log_density(ends)
+        waiting, self._waiting, spent = self._waiting, [], len(ends)
+        count = 0
+        for place in heights.nan_to_num(nan=-torch.inf).argsort(descending=True).tolist():
+            end, found_by = waiting[place]
+            if not bool(heights[place].isfinite()) or self._is_known(end) or count == _MOST_WEIGHED:
+                continue
+            count += 1
+            peak, cost = weigh_peak(target, end, seed=seed)
+            spent += cost
+            if peak is None:
+                self.unweighed.append((end, float(heights[place])))
+            else:
+                self.peaks.append(replace(peak, found_by=found_by))
+        self.peaks.sort(key=lambda peak: -peak.log_mass)
+        return spent
+
+    def climb(self, target: Target, starts: Tensor, found_by: str) -> int:
+        """Climb from each of the starts, ``(k, d)``, keep the ends, and return evaluations."""
+        starts = starts[starts.isfinite().all(-1)]
+        if not len(starts):
+            return 0
+        ends, heights, spent = climb(posterior(target), starts)
+        self.note(ends[heights.isfinite()], found_by)
+        return spent
+
+    def climb_summands(self, target: Target, starts: Tensor, max_iterations: int = 80) -> int:
+        """Climb, once for a target, single terms of its sums of exponentials, then the density; return evaluations."""
+        if self.has_looked_at_summands:
+            return 0
+        self.has_looked_at_summands, spent = True, 0
+        for objective in objectives_of_summands(target):
+            ends, _, count = climb(objective, starts, max_iterations)
+            spent += count + self.climb(target, ends, "terms of a mixture")
+        return spent
+
+    def _is_known(self, end: Tensor) -> bool:
+        return any(bool(peak.holds(end)) for peak in self.peaks) or any(
+            torch.equal(end, other) for other, _ in self.unweighed
+        )
+
+
+# Checks of estimates against peaks, made again when more peaks are known.
+
+#: Returns warnings of peaks that the draws behind an estimate miss.
+PeakCheck = Callable[[Sequence[Peak]], list[str]]
+_REMEMBERED: ContextVar[list[PeakCheck] | None] = ContextVar("checks of estimates", default=None)
+
+
+@contextmanager
+def remembered_checks() -> Iterator[list[PeakCheck]]:
+    """Collect the checks of the estimates that are made meanwhile."""
+    checks: list[PeakCheck] = []
+    token = _REMEMBERED.set(checks)
+    try:
+        yield checks
+    finally:
+        _REMEMBERED.reset(token)
+
+
+def checked(check: PeakCheck, peaks: Sequence[Peak]) -> list[str]:
+    """Return the warnings of a check, and remember it for peaks that are found later."""
+    remembered = _REMEMBERED.get()
+    if remembered is not None:
+        remembered.append(check)
+    return check(peaks)

@@ -1,0 +1,126 @@
+"""The search for modes that no chain of a run visits, at a cost in proportion to the run's."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.randomness import new_generator, one_thread
+from bayeskit.draws import Draws
+from bayeskit.errors import BayeskitError
+from bayeskit.inference.peaks import KnownModes, Peak, posterior
+from bayeskit.inference.samplers.starts import candidate_points
+from bayeskit.logdensity.climbing import ClimbObjective, climb
+from bayeskit.logdensity.target import Target
+
+__all__ = ["hidden_modes"]
+
+_SHARE_OF_COST = 0.05  # of the run's gradients
+_CLIMB, _FEWEST = 40, 4  # gradients of a climb, and least number of climbs
+_MOST_CLIMBS = 64
+_FOR_SUMMANDS, _SUMMAND_STEPS = 8, 30  # climbs that a run can afford, from which terms of mixtures are climbed as well
+_VALLEY, _POINTS = 0.5, (0.15, 0.35, 0.5, 0.65, 0.85)  # depth in nats, and places between two points
+_LEAST_SHARE = 0.01  # of the posterior in a mode that is reported
+_NEAR = 2000  # draws among which the nearest to an end is sought
+
+
+def hidden_modes(draws: Draws, planned_calls: int, seed: int) -> list[str]:
+    """Return a warning of modes with at least 1 % of the posterior in which no chain has been.
+
+    ``planned_calls`` are those for which the run's gradient was made. Modes that are found are kept with the target,
+    and chains of a further run start there.
+    """
+    target, known = draws.target, None if draws.target is None else KnownModes.of(draws.target)
+    if target is None or known is None:
+        return []
+    try:
+        with one_thread(), torch.no_grad():
+            return _search(target, draws, known, planned_calls, seed)
+    except (BayeskitError, ArithmeticError, RuntimeError, ValueError):
+        return []  # the density fails at a distant point; the draws stand
+
+
+def _search(target: Target, draws: Draws, known: KnownModes, planned_calls: int, seed: int) -> list[str]:
+    n = draws.num_chains
+    generator = new_generator(seed, target.device, stream="modes that no chain visits")
+    count = min(int(_SHARE_OF_COST * draws.num_gradients / _CLIMB), _MOST_CLIMBS) // n * n
+    ends = [known.ends(target), *(peak.position[None] for peak in known.peaks)]
+    if count >= _FEWEST:
+        starts = candidate_points(target, count, generator)
+        reached, heights, _ = climb(_in_blocks(target, n, planned_calls), starts[starts.isfinite().all(-1)], _CLIMB)
+        known.note(reached[heights.isfinite()], "search after a run")
+        ends.append(reached[heights.isfinite()])
+        if count >= _FOR_SUMMANDS:
+            known.climb_summands(target, draws.unconstrained[:, -1], _SUMMAND_STEPS)
+            ends.append(known.ends(target))
+    apart = _behind_valleys(target, draws, torch.cat(ends))
+    if not len(apart):
+        return []
+    visited = _seen_mass(target, draws, known, seed)
+    known.weigh(target, seed=seed)
+    x = draws.unconstrained.flatten(0, 1)
+    found = [peak for peak in known.peaks if not bool(peak.holds(x).any()) and _near_any(peak, apart)]
+    if visited is None or not found:
+        return []
+    hidden = torch.tensor([peak.log_mass for peak in found], dtype=torch.float64).logsumexp(0)
+    share = float(torch.sigmoid(hidden - visited))
+    if share < _LEAST_SHARE:
+        return []
+    known.unvisited += [peak for peak in found if peak.log_mass > visited + math.log(_LEAST_SHARE)]
+    where = ", ".join(f"{name} = {value:.4g}" for name, value in _place(target, found[0]))
+    modes = "a mode" if len(found) == 1 else f"{len(found)} modes"
+    return [
+        f"no chain has been in {modes} with about {100 * share:.2g} % of the posterior, the highest at {where} "
+        "(unconstrained): sample the same target again, whose chains then start there too, and use "
+        "samplers.sample_ladder with exchange=True or samplers.sample_smc for the shares of modes"
+    ]
+
+
+def _in_blocks(target: Target, num_chains: int, planned_calls: int) -> ClimbObjective:
+    """Return the posterior by the evaluator that the run has made for its chains."""
+    evaluate = target.evaluator(num_chains, planned_calls)
+
+    def value_and_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
+        short = -len(u) % num_chains
+        padded = torch.cat([u, u[-1:].expand(short, -1)])
+        found = [evaluate(block, torch.ones_like(block[:, 0])) for block in padded.split(num_chains)]
+        value, gradient = (torch.cat([getattr(one, name) for one in found]) for name in ("log_density", "gradient"))
+        return value[: len(u)], gradient[: len(u)]
+
+    return ClimbObjective(posterior(target).value, value_and_gradient)
+
+
+def _behind_valleys(target: Target, draws: Draws, ends: Tensor) -> Tensor:
+    """Return the ends, ``(k, d)``, that a valley separates from the nearest draw."""
+    x = draws.unconstrained.flatten(0, 1)
+    x = x[torch.linspace(0, len(x) - 1, min(_NEAR, len(x)), device=x.device).round().long()]
+    ends = ends[ends.isfinite().all(-1)]
+    if not len(ends):
+        return ends
+    scale = x.std(0).clamp(min=torch.finfo(x.dtype).tiny)
+    nearest = x[torch.cdist(ends / scale, x / scale).argmin(1)]
+    places = torch.tensor(_POINTS, dtype=x.dtype, device=x.device)[:, None, None]
+    between = target.log_density(torch.lerp(nearest, ends, places)).nan_to_num(nan=-torch.inf)  # (points, k)
+    lower = torch.minimum(target.log_density(nearest), target.log_density(ends))
+    return ends[between.amin(0) < lower - _VALLEY]
+
+
+def _seen_mass(target: Target, draws: Draws, known: KnownModes, seed: int) -> float | None:
+    """Return the log of the evidence in the modes that chains visit, by the peak with most draws; None without one."""
+    x = draws.unconstrained.flatten(0, 1)
+    best = x[draws.log_density.flatten().nan_to_num(nan=-torch.inf).argmax()]
+    known.climb(target, best[None], "chains")
+    known.weigh(target, seed=seed)
+    shares = [(float(peak.holds(x).double().mean()), peak.log_mass) for peak in known.peaks]
+    share, log_mass = max(shares, default=(0.0, 0.0))
+    return log_mass - math.log(share) if share > 0 else None
+
+
+def _near_any(peak: Peak, ends: Tensor) -> bool:
+    return bool(peak.holds(ends).any())
+
+
+def _place(target: Target, peak: Peak) -> list[tuple[str, float]]:
+    return list(zip(target.names, peak.position.tolist(), strict=False))[:3]
