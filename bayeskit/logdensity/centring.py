@@ -21,7 +21,7 @@ from bayeskit.core.torch_internals import is_batched
 from bayeskit.errors import SettingsError, ShapeError
 from bayeskit.logdensity.pyro_density import Move, PyroDensity, Site
 from bayeskit.logdensity.target import Target
-from bayeskit.logdensity.tracing import UNTRACEABLE
+from bayeskit.logdensity.tracing import UNTRACEABLE, FailingApart
 
 __all__ = ["Locations", "Original", "PartlyCentred", "Recentred", "location_scale_sites", "locations"]
 
@@ -283,5 +283,13 @@ def _mapped(function: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor, target:
     flat = x.reshape(-1, target.dim)
     chunk = max(1, min(len(flat), target.cost.chunk_size(len(flat))))
     with process_state(), one_thread(), torch.no_grad():
-        parts = [torch.func.vmap(function)(rows) for rows in flat.split(chunk)]
+        parts = [_batched(function, rows) for rows in flat.split(chunk)]
     return tuple(torch.cat(part).reshape(x.shape[:-1] + part[0].shape[1:]) for part in zip(*parts, strict=True))
+
+
+def _batched(function: Callable[[Tensor], tuple[Tensor, ...]], rows: Tensor) -> tuple[Tensor, ...]:
+    try:
+        return torch.func.vmap(function)(rows)  # type: ignore[no-any-return]
+    except torch.linalg.LinAlgError:
+        with FailingApart():  # one matrix that cannot be factorised leaves the others as they are
+            return torch.func.vmap(function)(rows)  # type: ignore[no-any-return]

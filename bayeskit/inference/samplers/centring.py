@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,26 +119,6 @@ def _orthogonal(*features: Tensor) -> list[Tensor]:
     return found
 
 
-class _Chains(Protocol):
-    """Adaptive chains of a target, as in :mod:`bayeskit.inference.samplers.chains`."""
-
-    target: Target
-    adaptation: Adaptation
-    settings: Any
-
-    @property
-    def description(self) -> str: ...
-    @property
-    def num_steps(self) -> int: ...
-    def start(self, generator: torch.Generator) -> AdaptationState: ...
-    def advance(
-        self, state: AdaptationState, iteration: int, generator: torch.Generator
-    ) -> tuple[AdaptationState, Mapping[str, Tensor]]: ...
-    def ending(self, state: AdaptationState, iteration: int, records: Any) -> Ending | None: ...
-    def note(self, state: AdaptationState, iteration: int, records: Records) -> str: ...
-    def facts(self) -> dict[str, Any]: ...
-
-
 class CentringState(NamedTuple):
     """State of chains of which some coordinates are partly centred."""
 
@@ -186,18 +166,23 @@ class Centring:
         """Iterations, warm-up included."""
         return int(self.chains.num_steps)
 
-    def start(self, generator: torch.Generator) -> CentringState:
+    def start(self, generator: torch.Generator, again: bool = False) -> CentringState:
         """Start the chains, with sites of varying scale not centred: there no part of the posterior is out of reach."""
-        state = self.chains.start(generator)
+        state = self.chains.start(generator, again)
         position, factor = state.kernel.position, state.factor[0]
         ones, window = torch.ones_like(position[0]), position.new_zeros(0, *position.shape)
         first = CentringState(state, ones, window, _count(int(state.num_gradients)))
-        noise = torch.randn(_AROUND, *position.shape, generator=generator, dtype=position.dtype, device=position.device)
+        shape = (_AROUND, *position.shape)
+        noise = torch.randn(shape, generator=generator, dtype=position.dtype, device=generator.device)
+        noise = noise.to(position.device)
         around = position + (noise * factor if factor.dim() == 1 else noise @ factor.T)
         around = around.flatten(0, 1)
         log_scale = locations(self.chains.target, around).log_scale
-        varies = self._in_sites(_varies(log_scale[log_scale.isfinite().all(-1)]))
-        return self._moved(first, torch.where(varies, 0.0, ones), around, 0, generator)
+        log_scale = log_scale[log_scale.isfinite().all(-1)]
+        if not len(log_scale):
+            return first
+        varies = self._in_sites(_varies(log_scale))
+        return self._moved(first, torch.where(varies, 0.0, ones), around, generator)
 
     def _in_sites(self, of: Tensor) -> Tensor:
         """Return which coordinates ``(d,)`` belong to the sites, among those ``of`` which something is true."""
@@ -210,17 +195,28 @@ class Centring:
         self, state: CentringState, iteration: int, generator: torch.Generator
     ) -> tuple[CentringState, Mapping[str, Tensor]]:
         """Run one iteration of all chains; at the end of some windows, choose other coordinates."""
-        chains, recentred = self._at(state.centredness, iteration)
+        before = int(state.chains.iteration)  # of this warm-up, which may have begun again
+        chains, recentred = self._at(state.centredness, before)
         new, row = chains.advance(state.chains, iteration, generator)
         state, choices = state._replace(chains=new), _choices(self.chains.adaptation)
-        if iteration >= choices[-1]:
+        if self.chains.begins_again(new, iteration + 1):
+            return self._again(state, generator), row
+        if before >= choices[-1]:
             return state, row
         state = state._replace(window=torch.cat([state.window, new.kernel.position.unsqueeze(0)]))
-        if iteration + 1 in choices:
-            state = self._choose(state, recentred, iteration + 1, generator)
-        if iteration + 1 in self.chains.adaptation.window_ends:
+        if before + 1 in choices:
+            state = self._choose(state, recentred, generator)
+        if before + 1 in self.chains.adaptation.window_ends:
             state = state._replace(window=state.window[:0].clone(), before=_count(int(state.chains.num_gradients)))
         return state, row
+
+    def _again(self, state: CentringState, generator: torch.Generator) -> CentringState:
+        """Begin the warm-up again, in the coordinates in which it began."""
+        fresh, old = self.start(generator, again=True), state.chains
+        chains = fresh.chains._replace(
+            restarts=old.restarts + 1, num_gradients=fresh.chains.num_gradients + old.num_gradients
+        )
+        return fresh._replace(chains=chains, before=_count(int(chains.num_gradients)))
 
     def _at(self, centredness: Tensor, iteration: int) -> tuple[Any, Recentred | None]:
         """Return the chains in their present coordinates, and these; None for those of the target."""
@@ -235,12 +231,12 @@ class Centring:
             adaptation: Adaptation = self.chains.adaptation
             if until < self.num_steps:
                 adaptation = replace(adaptation, num_samples=until - adaptation.num_warmup)
-            last = self._last = key, until, replace(self.chains, target=target, adaptation=adaptation), recentred
+            # With a starting point they do not begin again by themselves, in these coordinates.
+            chains = replace(self.chains, target=target, adaptation=adaptation, initial=centredness)
+            last = self._last = key, until, chains, recentred
         return last[2], last[3]
 
-    def _choose(
-        self, state: CentringState, recentred: Recentred | None, iteration: int, generator: torch.Generator
-    ) -> CentringState:
+    def _choose(self, state: CentringState, recentred: Recentred | None, generator: torch.Generator) -> CentringState:
         kernel = state.chains.kernel
         alive = kernel.log_density.isfinite()
         draws = state.window[:, alive].flatten(0, 1)
@@ -258,11 +254,9 @@ class Centring:
             gains.append(now - then)
         if bool(torch.cat(gains).mean() < _WORTH_MOVING):
             return state
-        return self._moved(state, wanted, u, iteration, generator)
+        return self._moved(state, wanted, u, generator)
 
-    def _moved(
-        self, state: CentringState, wanted: Tensor, draws: Tensor, iteration: int, generator: torch.Generator
-    ) -> CentringState:
+    def _moved(self, state: CentringState, wanted: Tensor, draws: Tensor, generator: torch.Generator) -> CentringState:
         """Continue in other coordinates, with draws ``(k, d)`` of the target for a first metric."""
         if torch.equal(wanted, state.centredness):
             return state
@@ -273,9 +267,10 @@ class Centring:
         moved = moved[moved.isfinite().all(-1)]
         if not bool(points[alive].isfinite().all()) or len(moved) < _LEAST_DRAWS:
             return state  # a scale that rounds to zero
+        points = torch.where(points.isfinite(), points, position)  # of chains at zero density, which stay where they are
         state = state._replace(centredness=wanted)
-        chains, _ = self._at(wanted, iteration)
-        return state._replace(chains=self._restarted(state, chains, points, moved, iteration, generator))
+        chains, _ = self._at(wanted, int(state.chains.iteration))
+        return state._replace(chains=self._restarted(state, chains, points, moved, generator))
 
     def _restarted(
         self,
@@ -283,7 +278,6 @@ class Centring:
         chains: Any,
         points: Tensor,
         draws: Tensor,
-        iteration: int,
         generator: torch.Generator,
     ) -> AdaptationState:
         """Start the adaptation anew at points in other coordinates, with a metric from draws there."""
@@ -292,11 +286,12 @@ class Centring:
             chains.target, points, generator=generator, covariance=_rough_covariance(draws)
         )
         spent = int(old.num_gradients) - int(state.before)
-        left = adaptation.num_warmup + adaptation.num_samples - iteration
+        left = adaptation.num_warmup + adaptation.num_samples - int(old.iteration)
         planned = left * spent // (len(points) * max(1, len(state.window)))
         return new._replace(
             kernel=new.kernel._replace(iteration=old.kernel.iteration),
             iteration=old.iteration,
+            restarts=old.restarts,
             num_gradients=old.num_gradients + new.num_gradients + len(points),
             planned_calls=torch.clamp(torch.ones_like(old.planned_calls) * planned, min=1),
         )
@@ -311,17 +306,8 @@ class Centring:
 
     def ending(self, state: CentringState, iteration: int, records: Records) -> Ending | None:
         """Return the ending of the chains, by draws in the coordinates of the target."""
-        stop = self.chains.settings.stop
-        rows: Any = records
-        if (
-            stop is not None
-            and "position" in records
-            and not (iteration - self.chains.adaptation.num_warmup) % stop.check_every
-        ):
-            position, log_prior = self.original(state, records["position"], records["log_prior"])
-            rows = {**records.as_dict(), "position": position, "log_prior": log_prior}
-        result: Ending | None = self.chains.ending(state.chains, iteration, rows)
-        return result
+        ending: Ending | None = self.chains.ending(state.chains, iteration, _InOriginal(self, state, records))
+        return ending
 
     def note(self, state: CentringState, iteration: int, records: Records) -> str:
         """Return the text behind the progress bar."""
@@ -330,6 +316,25 @@ class Centring:
     def facts(self) -> dict[str, Any]:
         """Return the settings that have to be equal in a checkpoint and in the run that resumes it."""
         return {**self.chains.facts(), "reparameterize": "auto"}
+
+
+class _InOriginal:
+    """Records with positions and log priors in the coordinates of the target, which are computed when asked for."""
+
+    def __init__(self, centring: Centring, state: CentringState, records: Records) -> None:
+        self._centring, self._state, self._records = centring, state, records
+        self._found: dict[str, Tensor] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._records
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in ("position", "log_prior"):
+            return self._records[name]
+        if not self._found:
+            rows = self._centring.original(self._state, self._records["position"], self._records["log_prior"])
+            self._found = dict(zip(("position", "log_prior"), rows, strict=True))
+        return self._found[name]
 
 
 def _choices(adaptation: Adaptation) -> list[int]:
@@ -348,7 +353,8 @@ def _count(number: int) -> Tensor:
 def _rough_covariance(draws: Tensor) -> Tensor:
     """Return the covariance of draws ``(k, d)``, ``(d, d)``, its correlations shrunk; variances for few draws."""
     k, d = draws.shape
-    variance = draws.var(0).clamp(min=torch.finfo(draws.dtype).tiny)
+    variance = draws.var(0)
+    variance = torch.where(variance > 0, variance, 1.0)
     if k < 5 * d:
         return variance
     deviation = variance.sqrt()

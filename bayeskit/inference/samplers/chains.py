@@ -182,7 +182,7 @@ class Chains:
         """Run one iteration of all chains; after warm-up, also return their records."""
         if iteration < self._begin(state):
             state, _ = self.adaptation.step(self.target, state, generator=generator)
-            return self._again(state, generator) if iteration + 1 == self._begin(state) else state, {}
+            return self._again(state, generator) if self.begins_again(state, iteration + 1) else state, {}
         self._tuned = self._tuned or self.adaptation.tuned(state)
         state, info = self.adaptation.advance(self.target, state, self._tuned, generator)
         for _ in range(self.settings.thinning - 1):
@@ -197,12 +197,14 @@ class Chains:
         """Return the iteration of the first draw: after the warm-up, and after those that it repeats."""
         return self.adaptation.num_warmup * (1 + int(state.restarts))
 
+    def begins_again(self, state: AdaptationState, iteration: int) -> bool:
+        """Tell whether the warm-up, which ends before ``iteration``, leaves a coordinate of a chain standing still."""
+        if iteration != self._begin(state) or self.initial is not None or int(state.restarts) == _MOST_RESTARTS:
+            return False
+        return bool(self.adaptation.stands_still(state).any())
+
     def _again(self, state: AdaptationState, generator: torch.Generator) -> AdaptationState:
-        """Begin the warm-up again, from other candidates, if a coordinate of a chain stands still at its end."""
-        if self.initial is not None or int(state.restarts) == _MOST_RESTARTS:
-            return state
-        if not bool(self.adaptation.stands_still(state).any()):
-            return state
+        """Begin the warm-up again, from other candidates."""
         fresh = self.start(generator, again=True)
         return fresh._replace(
             restarts=state.restarts + 1,

@@ -469,9 +469,8 @@ def sample(
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
     if reparameterize not in ("auto", False):
         raise SettingsError(f"reparameterize must be 'auto' or False, not {reparameterize!r}")
-    counts = {"seed": seed, "thinning": thinning}
+    counts: dict[str, Any] = {"seed": seed, "thinning": thinning, "reparameterize": reparameterize == "auto"}
     settings = RunSettings(num_chains, num_warmup, num_samples, "posterior", stop, control, "posterior", **counts)
-    settings = replace(settings, reparameterize=bool(reparameterize))
     target_acceptance = real_number("target_acceptance", target_acceptance, between=(0, 1))
     num_groups, num_jobs = require_groups(num_groups, num_jobs, settings.num_chains, "chains", equal=True)
     adaptation = Adaptation(
