@@ -20,6 +20,8 @@ __all__ = ["Centring", "CentringState", "best_centredness", "divergence"]
 _GRID = 21  # values of the centredness that are compared
 _WORTHWHILE = 0.05  # nats by which an element of constant scale has to gain from another centredness than one
 _SIBLINGS = 2.0  # weight of the median cost of a site's elements, beside one of the element itself
+_LONG_NECK = 0.5  # standard deviation of a log scale from which on the neck of its funnel is within reach
+_SLACK = 0.1  # nats by which such an element may be worse for less centring: the neck counts beyond the draws
 _WORTH_MOVING = 0.02  # nats an element, on average, by which other coordinates have to be better than those in use
 _CHOICES = 2  # windows of the warm-up at whose ends the centredness is chosen
 _LEAST_DRAWS = 40  # in a window from which it is chosen
@@ -63,7 +65,8 @@ def best_centredness(x: Tensor, at: Locations, linear: bool = True) -> Tensor:
 
     To the :func:`divergence` of an element, which draws of a short window tell roughly, comes the median of those of
     the site's elements with a weight of two, because siblings are often alike; what the data say clearly of an element
-    outweighs it.
+    outweighs it. If a log scale has a standard deviation above 0.5, chains can reach the neck of its funnel, and the
+    least centredness within 0.1 nats of the best is taken.
 
     Parameters
     ----------
@@ -87,17 +90,21 @@ def best_centredness(x: Tensor, at: Locations, linear: bool = True) -> Tensor:
     >>> from bayeskit.logdensity.centring import Locations
     >>> generator = torch.Generator().manual_seed(0)
     >>> log_scale, noise = torch.randn(2, 1000, 1, generator=generator, dtype=torch.float64)
+    >>> log_scale = 0.4 * log_scale
     >>> at = Locations(torch.zeros_like(noise), log_scale)
     >>> weak, strong = best_centredness(log_scale.exp() * noise, at), best_centredness(noise, at)
-    >>> bool(weak < 0.1), bool(strong > 0.9)
+    >>> bool(weak < 0.2), bool(strong > 0.8)
     (True, True)
     """
     grid = torch.linspace(1.0, 0.0, _GRID, dtype=x.dtype, device=x.device)
     cost = torch.stack([divergence(x, at, c, linear) for c in grid])
     cost = cost - cost[0]
     cost = (cost + _SIBLINGS * cost.median(1, keepdim=True).values) / (1 + _SIBLINGS)
-    best = torch.where(cost.isfinite(), cost, torch.inf).min(0)
-    chosen = grid[best.indices]
+    cost = torch.where(cost.isfinite(), cost, torch.inf)
+    best = cost.min(0)
+    slack = torch.where(at.log_scale.std(0) > _LONG_NECK, _SLACK, 0.0)
+    least = len(grid) - 1 - (cost <= best.values + slack).flip(0).to(torch.uint8).argmax(0)
+    chosen = grid[least]
     return torch.where(_varies(at.log_scale) | (best.values < -_WORTHWHILE), chosen, 1.0)
 
 
@@ -268,7 +275,9 @@ class Centring:
         moved = moved[moved.isfinite().all(-1)]
         if not bool(points[alive].isfinite().all()) or len(moved) < _LEAST_DRAWS:
             return state  # a scale that rounds to zero
-        points = torch.where(points.isfinite(), points, position)  # of chains at zero density, which stay where they are
+        points = torch.where(
+            points.isfinite(), points, position
+        )  # of chains at zero density, which stay where they are
         state = state._replace(centredness=wanted)
         chains, _ = self._at(wanted, int(state.chains.iteration))
         return state._replace(chains=self._restarted(state, chains, points, moved, generator))

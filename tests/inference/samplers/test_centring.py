@@ -101,6 +101,18 @@ def test_elements_of_a_site_share_what_the_draws_say():
     assert together.std() < alone.std()
 
 
+def test_in_a_long_neck_the_least_centredness_of_those_that_are_nearly_as_good_is_taken():
+    generator = torch.Generator().manual_seed(0)
+    log_scale, noise = torch.randn(2, 4000, 1, generator=generator, dtype=torch.float64)
+    chosen = []
+    for width in (1.0, 0.4):
+        at = Locations(torch.zeros_like(noise), width * log_scale)
+        x = (0.8 * at.log_scale).exp() * noise  # the data act a little
+        chosen.append(float(best_centredness(x, at)))
+    assert chosen[0] == 0.0
+    assert abs(chosen[1] - 0.2) < 0.11
+
+
 def test_a_scale_that_is_constant_and_a_linear_location_change_nothing():
     generator = torch.Generator().manual_seed(0)
     mu = torch.randn(500, 1, generator=generator, dtype=torch.float64)
@@ -121,6 +133,7 @@ def test_weak_data_are_not_centred_and_strong_data_are(noise, low, high):
 # -- exact answers -------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:the effective sample size:bayeskit.errors.SamplingWarning")
 def test_a_centred_hierarchy_has_the_moments_of_the_quadrature(limit):
     y, noise = _data(1.5)
     truth, target = _truth(y.numpy(), noise.numpy()), bk.Target.from_pyro(hierarchy, y, noise)
