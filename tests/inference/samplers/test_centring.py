@@ -92,7 +92,7 @@ def test_the_divergence_is_the_change_of_the_kullback_leibler_divergence():
 
 def test_elements_of_a_site_share_what_the_draws_say():
     generator = torch.Generator().manual_seed(0)
-    log_scale = 0.5 * torch.randn(60, 1, generator=generator, dtype=torch.float64)
+    log_scale = 0.4 * torch.randn(60, 1, generator=generator, dtype=torch.float64)
     x = log_scale.exp() * torch.randn(60, 40, generator=generator, dtype=torch.float64)
     at = Locations(torch.zeros_like(x), log_scale.expand_as(x))
     alone = torch.cat([best_centredness(x[:, [j]], Locations(*(a[:, [j]] for a in at))) for j in range(40)])
