@@ -64,6 +64,7 @@ from bayeskit.logdensity.transforms import bijection, inside, is_misdeclared, su
 __all__ = [
     "FactorTerms",
     "LikelihoodParts",
+    "Move",
     "WitnessedSite",
     "PyroDensity",
     "Simulation",
@@ -84,6 +85,10 @@ _PROTOTYPE_DRAWS = 20
 _SELDOM = 0.1  # share of these that may leave bounds which are no domain
 #: Maximal number of prior draws in a batch, and its limits in memory; each draw runs the model on all of its data.
 _PRIOR_DRAWS_AT_ONCE, _COPIES_OF_DATA, _BYTES_AT_ONCE = 256, 10, 2**28
+
+
+#: From the coordinates that a chain has for a site, its name and its distribution, to its unconstrained coordinates.
+Move = Callable[[str, Any, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -432,16 +437,18 @@ class PyroDensity:
             returned = self.model(*self.args, **self.kwargs)
         return reader, returned
 
-    def _from_vector(self, u: Tensor) -> Supply:
+    def _from_vector(self, u: Tensor, move: Move | None = None) -> Supply:
         # In one operation: the gradient of each separate slice would be a whole vector, mostly of zeros.
-        return self._from_parts(u.split([site.stop - site.start for site in self.sites]))
+        return self._from_parts(u.split([site.stop - site.start for site in self.sites]), move)
 
-    def _from_parts(self, parts: Sequence[Tensor]) -> Supply:
+    def _from_parts(self, parts: Sequence[Tensor], move: Move | None = None) -> Supply:
         def supply(name: str, fn: Any) -> tuple[Tensor, Coordinate]:
             place = self._place(name)
             site = self.sites[place]
             transform = bijection(support_of(fn))
             x = parts[place].reshape(site.unconstrained_shape)
+            if move is not None:
+                x = move(name, fn, x)
             value = transform(x)
             if value.shape != site.shape:
                 raise UnsupportedSiteError(
@@ -468,6 +475,14 @@ class PyroDensity:
     def joint_of_parts(self, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return what ``joint`` does, from the coordinates of each site: derivatives by some leave the others out."""
         return self._joint_of(parts[0], self._from_parts(parts))
+
+    def joint_moved(self, v: Tensor, move: Move) -> tuple[Tensor, Tensor]:
+        """Return what ``joint`` does at the vector to which ``move`` takes the coordinates ``v`` ``(dim,)``."""
+        return self._joint_of(v, self._from_vector(v, move))
+
+    def run_moved(self, v: Tensor, move: Move, enumerate_sites: bool = True) -> None:
+        """Run the model only, for what ``move`` sees of the distributions of its latent sites, in model order."""
+        self._run(self._from_vector(v, move), enumerate_sites)
 
     def rounding(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return the change of log density ``()`` if rounded values move inside, and the moved sites ``(sites,)``."""

@@ -493,6 +493,10 @@ class Target:
         """
         return self._engine.evaluator(num_vectors, num_calls, self.compile)
 
+    def ready_evaluator(self, num_vectors: int) -> Evaluator:
+        """Return an evaluator that exists: the compiled one that serves ``num_vectors`` rows, or else a traced one."""
+        return self._engine.compiled(num_vectors) or self.evaluator(num_vectors)
+
     def untraced(self) -> Evaluator | None:
         """Return an evaluator that runs the model anew in each call; None if it loops, or its gradient is not torch's.
 

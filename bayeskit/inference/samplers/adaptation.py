@@ -426,6 +426,11 @@ class Adaptation:
             changes["num_steps"] = min(max(float(steps), 1.0), limit)
         return self.kernel.with_settings(planned_calls=int(state.planned_calls), **changes)
 
+    @property
+    def window_ends(self) -> list[int]:
+        """Iterations of the warm-up before which a window of draws ends."""
+        return list(self._windows()[1])
+
     # -- adaptation -------------------------------------------------------------------------
 
     def _learn(self, state: AdaptationState, before: Tensor, info: Any, iteration: int) -> AdaptationState:

@@ -19,6 +19,7 @@ from bayeskit.core.texts import short_repr
 from bayeskit.errors import SettingsError
 from bayeskit.inference.peaks import KnownModes
 from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
+from bayeskit.inference.samplers.centring import Centring
 from bayeskit.inference.samplers.driver import Algorithm, Control, Ending, Records, drive, nothing_done, say_early
 from bayeskit.inference.samplers.hmc import choose
 from bayeskit.inference.samplers.starts import Climb, pathfinder, scaled_starting_points, starting_points
@@ -106,6 +107,8 @@ class RunSettings:
         Name of the random stream; ``description`` by default.
     thinning : int, default 1
         Transitions for each draw that is kept, after warm-up.
+    reparameterize : bool, default False
+        Whether location-scale sites are centred as the draws of the warm-up suggest.
     """
 
     num_chains: int
@@ -117,6 +120,7 @@ class RunSettings:
     control: Control = field(default_factory=Control)
     stream: str = ""
     thinning: int = field(default=1, kw_only=True)
+    reparameterize: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         least_of = (("num_chains", 1), ("num_warmup", 0), ("num_samples", 1), ("thinning", 1), ("seed", None))
@@ -178,7 +182,7 @@ class Chains:
         """Run one iteration of all chains; after warm-up, also return their records."""
         if iteration < self._begin(state):
             state, _ = self.adaptation.step(self.target, state, generator=generator)
-            return self._again(state, generator) if iteration + 1 == self._begin(state) else state, {}
+            return self._again(state, generator) if self.begins_again(state, iteration + 1) else state, {}
         self._tuned = self._tuned or self.adaptation.tuned(state)
         state, info = self.adaptation.advance(self.target, state, self._tuned, generator)
         for _ in range(self.settings.thinning - 1):
@@ -193,12 +197,14 @@ class Chains:
         """Return the iteration of the first draw: after the warm-up, and after those that it repeats."""
         return self.adaptation.num_warmup * (1 + int(state.restarts))
 
+    def begins_again(self, state: AdaptationState, iteration: int) -> bool:
+        """Tell whether the warm-up, which ends before ``iteration``, leaves a coordinate of a chain standing still."""
+        if iteration != self._begin(state) or self.initial is not None or int(state.restarts) == _MOST_RESTARTS:
+            return False
+        return bool(self.adaptation.stands_still(state).any())
+
     def _again(self, state: AdaptationState, generator: torch.Generator) -> AdaptationState:
-        """Begin the warm-up again, from other candidates, if a coordinate of a chain stands still at its end."""
-        if self.initial is not None or int(state.restarts) == _MOST_RESTARTS:
-            return state
-        if not bool(self.adaptation.stands_still(state).any()):
-            return state
+        """Begin the warm-up again, from other candidates."""
         fresh = self.start(generator, again=True)
         return fresh._replace(
             restarts=state.restarts + 1,
@@ -476,7 +482,8 @@ def run(
     """
     transitions = affordable("num_samples * thinning", settings.num_samples * settings.thinning)
     chains = Chains(target, replace(adaptation, num_samples=transitions), settings, initial)
-    algorithm: Algorithm = chains if prior is None else Tempering(chains, prior)
+    centring = Centring.of(chains) if settings.reparameterize and prior is None else None
+    algorithm: Algorithm = centring or (chains if prior is None else Tempering(chains, prior))
     generator = new_generator(settings.seed, target.device, settings.stream)
     outcome = drive(algorithm, settings.control, generator, target.device)
     done = outcome.records.count("position")
@@ -490,6 +497,9 @@ def run(
         exchange = (records.pop("exchange_probability"), state.round_trips)
         state = state.chains
     position = records.pop("position")
+    if centring is not None:
+        position, records["log_prior"] = centring.original(state, position, records["log_prior"])
+        state = state.chains
     gradients = int(state.num_gradients)
     return RunResult(position, records, state, gradients, outcome.seconds, outcome.ending, exchange)
 

@@ -26,30 +26,29 @@ _LEAST_SHARE = 0.01  # of the posterior in a mode that is reported
 _NEAR = 2000  # draws among which the nearest to an end is sought
 
 
-def hidden_modes(draws: Draws, planned_calls: int, seed: int) -> list[str]:
+def hidden_modes(draws: Draws, seed: int) -> list[str]:
     """Return a warning of modes with at least 1 % of the posterior in which no chain has been.
 
-    ``planned_calls`` are those for which the run's gradient was made. Modes that are found are kept with the target,
-    and chains of a further run start there.
+    Modes that are found are kept with the target, and chains of a further run start there.
     """
     target, known = draws.target, None if draws.target is None else KnownModes.of(draws.target)
     if target is None or known is None:
         return []
     try:
         with one_thread(), torch.no_grad():
-            return _search(target, draws, known, planned_calls, seed)
+            return _search(target, draws, known, seed)
     except (BayeskitError, ArithmeticError, RuntimeError, ValueError):
         return []  # the density fails at a distant point; the draws stand
 
 
-def _search(target: Target, draws: Draws, known: KnownModes, planned_calls: int, seed: int) -> list[str]:
+def _search(target: Target, draws: Draws, known: KnownModes, seed: int) -> list[str]:
     n = draws.num_chains
     generator = new_generator(seed, target.device, stream="modes that no chain visits")
     count = min(int(_SHARE_OF_COST * draws.num_gradients / _CLIMB), _MOST_CLIMBS) // n * n
     ends = [known.ends(target), *(peak.position[None] for peak in known.peaks)]
     if count >= _FEWEST:
         starts = candidate_points(target, count, generator)
-        reached, heights, _ = climb(_in_blocks(target, n, planned_calls), starts[starts.isfinite().all(-1)], _CLIMB)
+        reached, heights, _ = climb(_in_blocks(target, n), starts[starts.isfinite().all(-1)], _CLIMB)
         known.note(reached[heights.isfinite()], "search after a run")
         ends.append(reached[heights.isfinite()])
         if count >= _FOR_SUMMANDS:
@@ -78,9 +77,9 @@ def _search(target: Target, draws: Draws, known: KnownModes, planned_calls: int,
     ]
 
 
-def _in_blocks(target: Target, num_chains: int, planned_calls: int) -> ClimbObjective:
+def _in_blocks(target: Target, num_chains: int) -> ClimbObjective:
     """Return the posterior by the evaluator that the run has made for its chains."""
-    evaluate = target.evaluator(num_chains, planned_calls)
+    evaluate = target.ready_evaluator(num_chains)
 
     def value_and_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
         short = -len(u) % num_chains

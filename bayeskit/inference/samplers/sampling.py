@@ -311,6 +311,7 @@ def sample(
     time_budget: float | None = None,
     num_groups: int = 1,
     num_jobs: int = 1,
+    reparameterize: Literal["auto", False] = "auto",
     progress: bool = True,
 ) -> Draws: ...
 
@@ -337,6 +338,7 @@ def sample(
     time_budget: float | None = None,
     num_groups: int = 1,
     num_jobs: int = 1,
+    reparameterize: Literal["auto", False] = "auto",
     progress: bool = True,
     **kwargs: Any,
 ) -> Draws:
@@ -388,6 +390,11 @@ def sample(
     num_jobs : int, default 1
         Number of groups run in parallel, in processes or on a Dask cluster (:func:`bayeskit.parallel.map_tasks`).
         ``num_groups`` changes the draws, ``num_jobs`` does not.
+    reparameterize : "auto" or False, default "auto"
+        "auto" moves the chains in coordinates in which normal, log-normal, Student-t, Laplace, Cauchy, Gumbel and
+        logistic sites whose location or scale depends on other sites are centred as much as suits the data: chosen
+        for each element from draws of the warm-up (after Gorinova, Moore and Hoffman 2020). The draws are those of
+        the model as it is written. Models without such sites, and targets made of functions, are sampled as they are.
     progress : bool, default True
         Show a progress bar for runs longer than two seconds.
     **kwargs
@@ -460,7 +467,9 @@ def sample(
     num_samples, seed = whole_number("num_samples", num_samples, 1), whole_number("seed", seed)
     start = _starting_points(target, initial, num_chains, seed)
     control = Control(checkpoint, checkpoint_seconds, time_budget, progress)
-    counts = {"seed": seed, "thinning": thinning}
+    if reparameterize not in ("auto", False):
+        raise SettingsError(f"reparameterize must be 'auto' or False, not {reparameterize!r}")
+    counts: dict[str, Any] = {"seed": seed, "thinning": thinning, "reparameterize": reparameterize == "auto"}
     settings = RunSettings(num_chains, num_warmup, num_samples, "posterior", stop, control, "posterior", **counts)
     target_acceptance = real_number("target_acceptance", target_acceptance, between=(0, 1))
     num_groups, num_jobs = require_groups(num_groups, num_jobs, settings.num_chains, "chains", equal=True)
@@ -474,17 +483,15 @@ def sample(
     facts |= {} if thinning == 1 else {"thinning": settings.thinning}
     beta = torch.ones(num_chains, dtype=target.dtype, device=target.device)
     if num_groups == 1:
-        result = run(target, adaptation, settings, initial=start)
-        draws, planned_calls = as_draws(target, result, beta, kernel, facts), int(result.state.planned_calls)
+        draws = as_draws(target, run(target, adaptation, settings, initial=start), beta, kernel, facts)
     else:
         points = _divided(start, num_chains, num_groups, target.dim)
         groups = [Group(adaptation, num_chains // num_groups, own) for own in points]
         done = run_groups(target, groups, settings, num_jobs=num_jobs)
         draws = join_groups(target, done, beta.chunk(num_groups), kernel, facts | {"num_groups": num_groups})
-        planned_calls = 1
     found = problems(draws, adaptation.max_steps)
     if not found and initial is None:
-        found = hidden_modes(draws, planned_calls, seed)
+        found = hidden_modes(draws, seed)
     for problem in found:
         warn_user(problem, SamplingWarning)
     return draws
