@@ -23,7 +23,7 @@ __all__ = [
     "KnownModes",
     "Peak",
     "PeakCheck",
-    "checked",
+    "check_peaks",
     "divided_by_valleys",
     "is_missed",
     "negative_hessian",
@@ -275,7 +275,7 @@ def remembered_checks() -> Iterator[list[PeakCheck]]:
         _REMEMBERED.reset(token)
 
 
-def checked(check: PeakCheck, peaks: Sequence[Peak]) -> list[str]:
+def check_peaks(check: PeakCheck, peaks: Sequence[Peak]) -> list[str]:
     """Return the warnings of a check, and remember it for peaks that are found later."""
     remembered = _REMEMBERED.get()
     if remembered is not None:

@@ -11,7 +11,7 @@ from scipy.stats import norm
 import bayeskit as bk
 from bayeskit.errors import SamplingWarning
 from bayeskit.inference import evidence
-from bayeskit.inference.peaks import KnownModes, checked, remembered_checks
+from bayeskit.inference.peaks import KnownModes, check_peaks, remembered_checks
 
 DOUBLE = torch.float64
 SHARE, SD, D = 0.3, 0.02, 4
@@ -68,9 +68,9 @@ def test_no_method_of_a_table_trusts_itself_beside_a_mode_that_it_misses():
 def test_checks_are_made_again_for_peaks_that_are_found_later():
     seen = []
     with remembered_checks() as checks:
-        assert checked(lambda peaks: seen.append(len(peaks)) or ["missed"] * bool(peaks), []) == []
+        assert check_peaks(lambda peaks: seen.append(len(peaks)) or ["missed"] * bool(peaks), []) == []
     assert checks[0]([object()]) == ["missed"] and seen == [0, 1]
-    assert checked(lambda peaks: ["now"], []) == ["now"] and len(checks) == 1  # nothing is remembered outside
+    assert check_peaks(lambda peaks: ["now"], []) == ["now"] and len(checks) == 1  # nothing is remembered outside
 
 
 def test_a_verdict_is_no_agreement_beside_more_mass_in_a_refused_row():

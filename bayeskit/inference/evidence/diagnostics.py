@@ -27,7 +27,7 @@ from bayeskit.inference.evidence.improper_priors import improper
 from bayeskit.inference.evidence.missed_mass import MIN_MISSING, exceeds_error, same_likelihood
 from bayeskit.inference.evidence.modes import STARTS_BESIDE_DRAWS, best_of, find_modes, starts_from_prior
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.peaks import KnownModes, Peak, checked, divided_by_valleys, is_missed, num_looks
+from bayeskit.inference.peaks import KnownModes, Peak, check_peaks, divided_by_valleys, is_missed, num_looks
 from bayeskit.inference.samplers.starts import prior_positions
 from bayeskit.logdensity.target import Target
 
@@ -196,7 +196,7 @@ class Diagnostics:
                         )
                 return missed[:1]
 
-            missed = checked(check, peaks.found)
+            missed = check_peaks(check, peaks.found)
             problems = (*problems, *outside, *missed)
         return replace(
             z,

@@ -15,7 +15,7 @@ from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import weight_effective_sample_size
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import SEARCH_ERRORS, rounding_problems
-from bayeskit.inference.peaks import KnownModes, Peak, PeakCheck, checked, divided_by_valleys, is_missed, num_looks
+from bayeskit.inference.peaks import KnownModes, Peak, PeakCheck, check_peaks, divided_by_valleys, is_missed, num_looks
 from bayeskit.inference.samplers.smc import GRADIENTS_PER_STEP, PopulationHMC, learn_metric, num_trajectory_steps
 from bayeskit.logdensity.target import Target
 
@@ -131,7 +131,7 @@ def _missed_peak(
                 "the posterior is high where the proposal is not: a single draw there would be "
                 f"{100 * _MAX_SHARE:.0f} % of the estimate or more; use nested_sampling or stepping_stone"
             ], spent
-    return checked(weighted_check(x, log_weights, log_z, standard_error), known.peaks), spent
+    return check_peaks(weighted_check(x, log_weights, log_z, standard_error), known.peaks), spent
 
 
 def weighted_check(x: Tensor, log_weights: Tensor, log_z: float, standard_error: float) -> PeakCheck:

@@ -14,7 +14,7 @@ from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.methods import Part, Parts
 from bayeskit.inference.evidence.missed_mass import same_likelihood, weighted_check
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.peaks import KnownModes, checked
+from bayeskit.inference.peaks import KnownModes, check_peaks
 from bayeskit.inference.samplers.driver import obey
 from bayeskit.inference.samplers.nested import NestedRun, sample_nested
 from bayeskit.logdensity.target import Target
@@ -118,7 +118,7 @@ def nested_sampling(
     known = KnownModes.of(target)
     climbed += known.weigh(target)
     seen = weighted_check(run.position, run.log_weights, run.log_evidence, error)
-    problems += checked(seen, known.peaks)
+    problems += check_peaks(seen, known.peaks)
     return Evidence(
         "nested_sampling",
         run.log_evidence,

@@ -371,8 +371,9 @@ def sample(
         Where chains start. Values of sites, each of the site's shape or with a leading dimension of chains; sites that
         are left out start at prior draws. Or unconstrained points, ``(d,)`` or ``(num_chains, d)``. "prior" starts
         each chain at a prior draw, "uniform" at an unconstrained point between -2 and 2. By default, "pathfinder",
-        each chain starts from the best of ten prior draws and runs Pathfinder (Zhang et al. 2022) to a draw from its
-        best normal approximation.
+        each chain starts from the best of ten candidates, every second one a prior draw and the others unconstrained
+        points between -2 and 2, and runs Pathfinder (Zhang et al. 2022) to a draw from its best normal approximation.
+        Chains also start in modes that an earlier run with this target has missed.
     thinning : int, default 1
         Every so many draws one is kept, ``num_samples`` in all.
     stop : Convergence, optional
@@ -427,9 +428,11 @@ def sample(
     Warns
     -----
     SamplingWarning
-        If transitions diverge, if R-hat exceeds 1.05 (from 200 draws per chain on), or if the effective sample size is
-        below 400 or below a tenth of the draws (from 2,000 draws on). Each warning names the coordinate, the likely
-        cause and the remedy. Also if the run ends early, or if ``num_jobs`` exceeds one with a single group.
+        If a coordinate never moves in a chain, if transitions diverge, if R-hat exceeds 1.05 (from 200 draws per chain
+        on), or if the effective sample size is below 400 or below a tenth of the draws (from 2,000 draws on), of a
+        coordinate or along a principal direction. Each warning names the coordinate, the likely cause and the remedy.
+        If there is nothing of these, and a search at 5 % of the run's cost finds a mode that no chain has visited with
+        1 % of the posterior or more. Also if the run ends early, or if ``num_jobs`` exceeds one with a single group.
 
     Examples
     --------
