@@ -218,9 +218,6 @@ MetricKind = Literal["auto", "diagonal", "dense", "low_rank"]
 _DRAWS_DENSE, _DRAWS_LOW_RANK = 2.5, 200
 _MAX_LOW_RANK_DIMENSION = 10_000  # beyond, "auto" does not store the draws of a window
 FLOOR = 0.1  # of an acceptance rate, so that one stuck chain does not determine the step size of all
-# Least trajectory length in a dense metric, a little over a quarter period of a standard normal: means are then
-# negatively correlated, squares hardly correlated, and non-normal posteriors have longer trajectories.
-_LEAST_LENGTH = 1.75
 _FIRST_CAREFUL = 2  # first window whose divergences count; metrics of earlier windows are rough
 _MAX_DIVERGING = 1e-3  # share of a window's transitions
 _FAR = 30.0  # factor by which a window changes a scale, from which on the step size is sought anew
@@ -300,6 +297,8 @@ class Adaptation:
         :class:`ChEES` by default. Ignored by kernels that end trajectories themselves.
     num_samples : int, default 0
         Number of steps after the warm-up.
+    least_length : float, default 1.75
+        Least length of a trajectory in units of a dense or low-rank metric.
 
     Notes
     -----
@@ -323,6 +322,9 @@ class Adaptation:
     metric: MetricKind = "auto"
     trajectory: TrajectoryRule = ChEES()
     num_samples: int = 0
+    # A little over a quarter period of a standard normal: means are then negatively correlated, squares hardly
+    # correlated, and non-normal posteriors have longer trajectories.
+    least_length: float = 1.75
 
     __repr__ = short_repr
 
@@ -421,7 +423,7 @@ class Adaptation:
                 limit = float(self.max_steps)
             length = state.trajectory.log_length.exp()
             if state.factor.dim() == 3 or state.stretch.shape[-1]:
-                length = length.clamp(min=_LEAST_LENGTH)
+                length = length.clamp(min=self.least_length)
             steps = (length / state.step.step_size).median()
             changes["num_steps"] = min(max(float(steps), 1.0), limit)
         return self.kernel.with_settings(planned_calls=int(state.planned_calls), **changes)

@@ -25,6 +25,8 @@ _SLACK = 0.1  # nats by which such an element may be worse for less centring: th
 _WORTH_MOVING = 0.02  # nats an element, on average, by which other coordinates have to be better than those in use
 _CHOICES = 2  # windows of the warm-up at whose ends the centredness is chosen
 _LEAST_DRAWS = 40  # in a window from which it is chosen
+# What is left of a funnel wants shorter steps, and half a period of a standard normal to be crossed.
+_REJECTED, _LEAST_LENGTH = 0.5, 3.0
 _AROUND = 25  # draws from the metric of the start, around each point
 
 
@@ -162,7 +164,11 @@ class Centring:
         if chains.adaptation.num_groups > 1 or not _choices(chains.adaptation):
             return None
         sites = location_scale_sites(chains.target)
-        return cls(chains, sites) if sites else None
+        if not sites:
+            return None
+        rejected = _REJECTED * (1 - chains.adaptation.target_acceptance)
+        adaptation = replace(chains.adaptation, target_acceptance=1 - rejected, least_length=_LEAST_LENGTH)
+        return cls(replace(chains, adaptation=adaptation), sites)
 
     @property
     def description(self) -> str:

@@ -17,6 +17,7 @@ _MAX_R_HAT = 1.05
 _ENOUGH_TO_JUDGE, _ENOUGH_TO_MOVE = 200, 20  # draws per chain
 _ENOUGH_TO_COUNT = 2000  # draws in all; effective should be a tenth of them, or 400
 _EFFECTIVE, _EFFECTIVE_SHARE = 400, 0.1
+_OUTER, _EFFECTIVE_OUTSIDE = 0.05, 100  # share of draws in a tail, and its least effective sample size
 _GATHERED = 4.0  # standard errors between the means of divergent and all draws from which a coordinate is named
 _AT_THE_LIMIT = 0.9  # share of the limit of leapfrog steps
 _FUNNEL = 0.3  # least correlation of a coordinate with the mean log step length of the others
@@ -53,8 +54,25 @@ def problems(draws: Draws, max_steps: int) -> list[str]:
     place, name = _coordinate_of(draws, worst, loadings)
     if total >= _ENOUGH_TO_COUNT and float(effective[worst]) < min(_EFFECTIVE, _EFFECTIVE_SHARE * total):
         seen = f"the effective sample size of {name} is {float(effective[worst]):.0f} of {total} draws"
-        found.append(f"{seen}; {_of_slowness(draws, x, place, max_steps)}")
-    return found
+        return [*found, f"{seen}; {_of_slowness(draws, x, place, max_steps)}"]
+    return found + _tails(draws, x, max_steps) * (total >= _ENOUGH_TO_COUNT)
+
+
+def _tails(draws: Draws, x: Tensor, max_steps: int) -> list[str]:
+    """Return a warning if the outer twentieth of a coordinate, to one side, has a small effective size."""
+    ends = (
+        x.flatten(0, 1).double().quantile(torch.tensor([_OUTER, 1 - _OUTER], dtype=torch.float64, device=x.device), 0)
+    )
+    beyond = torch.stack([x <= ends[0], x >= ends[1]]).double().permute(0, 3, 1, 2)  # (2, d, chains, draws)
+    effective = effective_sample_size(beyond)
+    worst = int(effective.argmin())
+    if not float(effective.flatten()[worst]) < _EFFECTIVE_OUTSIDE:
+        return []
+    side, place = divmod(worst, x.shape[-1])
+    return [
+        f"the {'highest' if side else 'lowest'} 5 % of {_name(draws, place)} have an effective sample size of "
+        f"{float(effective.flatten()[worst]):.0f}, so a tail is hardly known; {_of_slowness(draws, x, place, max_steps)}"
+    ]
 
 
 def _stillness(draws: Draws, alive: Tensor) -> str | None:

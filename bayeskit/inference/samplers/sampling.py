@@ -362,7 +362,8 @@ def sample(
         :class:`~bayeskit.inference.samplers.HMC` by default. Warm-up starts from its step size and adapts the metric
         and, for HMC, the number of steps; its jitter and energy limit are kept.
     target_acceptance : float, default 0.8
-        Target acceptance rate. Warm-up raises it if it finds divergences; set it closer to one if divergences remain.
+        Target acceptance rate. Half as many rejections are allowed where sites are centred automatically, and warm-up
+        raises it if it finds divergences; set it closer to one if divergences remain.
     metric : {"auto", "diagonal", "dense", "low_rank"}, default "auto"
         "auto" is dense up to 400 dimensions if the last window of warm-up has 2.5 draws per dimension, low-rank
         (variances and up to 32 directions of large correlation) up to 10,000 dimensions if it has 200 draws, and
