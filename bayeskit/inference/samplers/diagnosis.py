@@ -60,19 +60,19 @@ def problems(draws: Draws, max_steps: int) -> list[str]:
 
 def _tails(draws: Draws, x: Tensor, max_steps: int) -> list[str]:
     """Return a warning if the outer twentieth of a coordinate, to one side, has a small effective size."""
-    ends = (
-        x.flatten(0, 1).double().quantile(torch.tensor([_OUTER, 1 - _OUTER], dtype=torch.float64, device=x.device), 0)
-    )
-    beyond = torch.stack([x <= ends[0], x >= ends[1]]).double().permute(0, 3, 1, 2)  # (2, d, chains, draws)
-    effective = effective_sample_size(beyond)
+    ordered = x.flatten(0, 1).sort(0).values
+    outer = round(_OUTER * (len(ordered) - 1))
+    beyond = torch.stack([x <= ordered[outer], x >= ordered[-1 - outer]]).double().permute(0, 3, 1, 2)
+    effective = effective_sample_size(beyond).flatten()  # (2 d,)
     worst = int(effective.argmin())
-    if not float(effective.flatten()[worst]) < _EFFECTIVE_OUTSIDE:
+    if not float(effective[worst]) < _EFFECTIVE_OUTSIDE:
         return []
     side, place = divmod(worst, x.shape[-1])
-    return [
+    seen = (
         f"the {'highest' if side else 'lowest'} 5 % of {_name(draws, place)} have an effective sample size of "
-        f"{float(effective.flatten()[worst]):.0f}, so a tail is hardly known; {_of_slowness(draws, x, place, max_steps)}"
-    ]
+        f"{float(effective[worst]):.0f}, so a tail is hardly known"
+    )
+    return [f"{seen}; {_of_slowness(draws, x, place, max_steps)}"]
 
 
 def _stillness(draws: Draws, alive: Tensor) -> str | None:
