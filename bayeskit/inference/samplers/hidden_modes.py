@@ -31,12 +31,12 @@ def hidden_modes(draws: Draws, seed: int) -> list[str]:
 
     Modes that are found are kept with the target, and chains of a further run start there.
     """
-    target, known = draws.target, None if draws.target is None else KnownModes.of(draws.target)
-    if target is None or known is None:
+    target = draws.target
+    if target is None:
         return []
     try:
         with one_thread(), torch.no_grad():
-            return _search(target, draws, known, seed)
+            return _search(target, draws, KnownModes.of(target), seed)
     except (BayeskitError, ArithmeticError, RuntimeError, ValueError):
         return []  # the density fails at a distant point; the draws stand
 
@@ -60,7 +60,7 @@ def _search(target: Target, draws: Draws, known: KnownModes, seed: int) -> list[
     visited = _seen_mass(target, draws, known, seed)
     known.weigh(target, seed=seed)
     x = draws.unconstrained.flatten(0, 1)
-    found = [peak for peak in known.peaks if not bool(peak.holds(x).any()) and _near_any(peak, apart)]
+    found = [peak for peak in known.peaks if bool(peak.holds(apart).any()) and not bool(peak.holds(x).any())]
     if visited is None or not found:
         return []
     hidden = torch.tensor([peak.log_mass for peak in found], dtype=torch.float64).logsumexp(0)
@@ -115,10 +115,6 @@ def _seen_mass(target: Target, draws: Draws, known: KnownModes, seed: int) -> fl
     shares = [(float(peak.holds(x).double().mean()), peak.log_mass) for peak in known.peaks]
     share, log_mass = max(shares, default=(0.0, 0.0))
     return log_mass - math.log(share) if share > 0 else None
-
-
-def _near_any(peak: Peak, ends: Tensor) -> bool:
-    return bool(peak.holds(ends).any())
 
 
 def _place(target: Target, peak: Peak) -> list[tuple[str, float]]:
