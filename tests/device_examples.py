@@ -174,8 +174,15 @@ def numbers(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Return what differs beyond rounding among all numbers within two values."""
-    one, other = dict(numbers(expected, "")), dict(numbers(found, ""))
+    """Return what differs beyond rounding among all numbers within two values, but for counts of work.
+
+    What a judgement evaluates depends on the modes that are known of its target already, and the iterations of a bridge
+    on the last digits of its terms.
+    """
+    one, other = (
+        {key: x for key, x in numbers(value, "") if not key.endswith(("num_evaluations", "iterations"))}
+        for value in (expected, found)
+    )
     wrong = [f"{key} is there only once" for key in one.keys() ^ other.keys()]
     for key in one.keys() & other.keys():
         a, b = (x.to_dense().to(torch.complex128) for x in (one[key], other[key]))
@@ -194,7 +201,7 @@ SHORTER = {
     "inference.evidence.ladder.thermodynamic_integration": {
         "num_samples=200": "num_samples=10, num_warmup=40, num_chains=4, num_temperatures=4, max_temperatures=8"
     },
-    "inference.evidence.tolerance.tolerance_check": {"1 / 8, progress": "1 / 8, tighter_rtol=1 / 9, progress"},
+    "inference.evidence.tolerance.tolerance_check": {"1 / 8, progress": "1 / 2, tighter_rtol=1 / 3, progress"},
     "inference.samplers.ladder.Ladder": {"8, 4, 50, 20": "4, 4, 30, 10"},
     "inference.samplers.chains.Convergence": {"16, 200, 5000": "4, 20, 5", "500)": "5)"},
     "inference.samplers.ladder.sample_ladder": {"8, num_warmup=50": "4, num_chains=4, num_warmup=30"},
@@ -250,7 +257,8 @@ ELSEWHERE = {
         exact.case: ExactCase
         exact.eight_schools: eight_schools eight_schools_centered_model eight_schools_model
         exact.enumeration: EnumeratedPosterior Marginal enumerate_latents
-        exact.generated: Family generate shrink
+        exact.family: Family
+        exact.generated: generate shrink
         exact: get
         exact.linear_regression: linear_regression linear_regression_model
         exact.neals_funnel: neals_funnel neals_funnel_model

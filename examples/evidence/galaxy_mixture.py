@@ -89,7 +89,7 @@ twin = GaussianMixture(few, 3, conjugate)
 twin_target = bk.Target.from_pyro(twin)
 labels = Labels(twin_target, twin.exchangeable)
 start = twin.start(1, seed=0)[0]
-size = {"num_warmup": 80, "num_samples": 120} if is_small() else {"num_warmup": 300, "num_samples": 2000}
+size = {"num_warmup": 150, "num_samples": 400} if is_small() else {"num_warmup": 300, "num_samples": 2000}
 draws = bk.sample(twin_target, 4, seed=0, initial=start, progress=False, **size)
 z = symmetrised_bridge(draws, labels, seed=0)
 print(f"nine galaxies: one by one {exact:.4f}; {z}")

@@ -22,7 +22,13 @@ from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
 from bayeskit.inference.samplers.centring import Centring
 from bayeskit.inference.samplers.driver import Algorithm, Control, Ending, Records, drive, nothing_done, say_early
 from bayeskit.inference.samplers.hmc import choose
-from bayeskit.inference.samplers.starts import Climb, pathfinder, scaled_starting_points, starting_points
+from bayeskit.inference.samplers.starts import (
+    Climb,
+    local_scale,
+    pathfinder,
+    scaled_starting_points,
+    starting_points,
+)
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -43,6 +49,7 @@ __all__ = [
 
 _NOT_RECORDED = ("proposal", "momentum")
 _MOST_RESTARTS = 2
+_MOST_MEASURED = 200  # coordinates whose scales are measured at given starting points
 
 
 @dataclass(frozen=True)
@@ -162,6 +169,10 @@ class Chains:
             points, spent = self.initial.points(self.target, self._beta(), generator)
         elif self.initial is not None:
             points = starting_points(self.target, self.settings.num_chains, self._beta(), generator, self.initial)
+            if self.adaptation.initial_variance is None and points.shape[1] <= _MOST_MEASURED:
+                everywhere = torch.arange(points.shape[1], device=points.device)
+                scales, spent = local_scale(self.target, points, self._beta(), everywhere)
+                covariance = scales.log().median(0).values.exp().square()
         else:
             points, scale, looked = scaled_starting_points(
                 self.target, self.settings.num_chains, self._beta(), generator, centre=not again
