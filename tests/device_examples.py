@@ -201,7 +201,7 @@ SHORTER = {
     "inference.evidence.ladder.thermodynamic_integration": {
         "num_samples=200": "num_samples=10, num_warmup=40, num_chains=4, num_temperatures=4, max_temperatures=8"
     },
-    "inference.evidence.tolerance.tolerance_check": {"1 / 8, progress": "1 / 2, tighter_rtol=1 / 3, progress"},
+    "inference.evidence.tolerance.tolerance_check": {"1 / 8, progress": "1 / 8, tighter_rtol=1 / 10, progress"},
     "inference.samplers.ladder.Ladder": {"8, 4, 50, 20": "4, 4, 30, 10"},
     "inference.samplers.chains.Convergence": {"16, 200, 5000": "4, 20, 5", "500)": "5)"},
     "inference.samplers.ladder.sample_ladder": {"8, num_warmup=50": "4, num_chains=4, num_warmup=30"},
