@@ -97,8 +97,8 @@ def _row(table, name):
 
 
 def _numbers(z):
-    """All but the time, with every NaN the same."""
-    facts = vars(replace(z, seconds=0.0))
+    """All but the time and the evaluations of the judgement, which knows what others found; every NaN is the same."""
+    facts = vars(replace(z, seconds=0.0)) | {"num_evaluations": None}
     return str({name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in facts.items()})
 
 
