@@ -119,13 +119,14 @@ def test_no_false_alarm_on_independent_draws():
     assert alarms == 0
 
 
-def test_the_search_depends_on_nobody():
+def test_an_estimate_depends_on_nobody():
+    """Its judgement does: it reads all modes that are known."""
     target = two_modes()
     one, other = at_modes(target, 0.1), at_modes(target, 0.1)
     first = evidence.bridge_sampling(target, one, seed=1)
     evidence.warp_bridge_sampling(target, other, seed=5)
     second = evidence.bridge_sampling(target, other, seed=1)
-    assert first.diagnostics == second.diagnostics and first.num_evaluations == second.num_evaluations
+    assert first.log_evidence == second.log_evidence and first.trusted == second.trusted
 
 
 def test_a_density_that_cannot_be_climbed_costs_no_estimate():
