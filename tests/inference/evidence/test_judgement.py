@@ -99,6 +99,8 @@ def _row(table, name):
 def _numbers(z):
     """All but the time and the evaluations of the judgement, which knows what others found; every NaN is the same."""
     facts = vars(replace(z, seconds=0.0)) | {"num_evaluations": None}
+    if "diagnostics" in facts:  # the largest missed share is that over all modes that are known
+        facts["diagnostics"] = {name: x for name, x in facts["diagnostics"].items() if name != "missed_share"}
     return str({name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in facts.items()})
 
 
