@@ -29,6 +29,7 @@ __all__ = [
     "negative_hessian",
     "num_looks",
     "posterior",
+    "reflections",
     "remembered_checks",
     "weigh_peak",
 ]
@@ -99,6 +100,27 @@ def divided_by_valleys(target: Target, x: Tensor, at_most: int) -> tuple[Tensor,
     between = target.log_density(torch.lerp(x[1:], x[nearest], _PLACE)).nan_to_num(nan=-torch.inf)
     divided = between < log_density[1:] - _VALLEY
     return torch.cat([x[:1], x[1:][divided]])[:at_most], spent + len(x) - 1
+
+
+#: Largest number of coordinates that are reflected one by one, and nats, plus one per dimension, within which the
+#: density of a reflected point is comparable.
+_MOST_REFLECTED, _COMPARABLE = 64, 10.0
+
+
+def reflections(target: Target, x: Tensor) -> tuple[Tensor, int]:
+    """Return points ``(n, d)`` reflected in the origin or in one coordinate, and the evaluations spent.
+
+    These are at most ``n`` points of a density comparable with that of the best point. Modes often come in such pairs:
+    signs of loadings or of square roots, and the two sides of the cut of an angle.
+    """
+    d = x.shape[-1]
+    signs = -x.new_ones(1, d)
+    if 1 < d <= _MOST_REFLECTED:
+        signs = torch.cat([signs, 1 - 2 * torch.eye(d, dtype=x.dtype, device=x.device)])
+    points = (signs.unsqueeze(1) * x).flatten(0, 1)
+    height = target.log_density(torch.cat([x, points])).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
+    best = height[len(x) :].topk(min(len(x), len(points))).indices
+    return points[best[height[len(x) :][best] > height[: len(x)].max() - _COMPARABLE - d]], len(height)
 
 
 def _nearest_before(x: Tensor) -> Tensor:
@@ -178,8 +200,8 @@ def is_missed(expected: float, share: float, chance: float, relative_error: floa
 
 # All that is known of the modes of a target.
 
-#: Largest number of modes that are weighed when their masses are asked for.
-_MOST_WEIGHED = 12
+#: Largest number of modes that are weighed when their masses are asked for, and whose shares are shown.
+_MOST_WEIGHED, _MOST_SHOWN = 12, 4
 
 
 class KnownModes:
@@ -192,6 +214,7 @@ class KnownModes:
         self.peaks: list[Peak] = []  # highest mass first
         self.unweighed: list[tuple[Tensor, float]] = []  # ends (d,) without a normal approximation, and log densities
         self.unvisited: list[Peak] = []  # in which no chain of a run has been
+        self.num_searches = 0  # that ended at a point of positive density
         self.has_looked_at_summands = False
         self._waiting: list[tuple[Tensor, str]] = []
 
@@ -200,6 +223,36 @@ class KnownModes:
         """Return the store of a target."""
         found: KnownModes = target.findings.setdefault("known modes", cls())
         return found
+
+    def __repr__(self) -> str:
+        return self.summary
+
+    @property
+    def shares(self) -> list[float]:
+        """Share of each mode in the mass of all that are known, the largest first; copies of a mode count as one."""
+        apart: list[Peak] = []
+        for peak in self.peaks:
+            if not any(bool(other.holds(peak.position)) for other in apart):
+                apart.append(peak)
+        return torch.tensor([peak.log_mass for peak in apart], dtype=torch.float64).softmax(0).tolist()
+
+    @property
+    def unmet(self) -> float:
+        """Expected share of starts from which a search ends in a mode that no search has met."""
+        # The posterior mean of Boender and Rinnooy Kan (1987) for w modes met by n searches from independent starts.
+        modes, count = max(len(self.shares), 1), self.num_searches
+        return modes * (modes + 1) / (count * (count - 1)) if count > modes + 2 else 1.0
+
+    @property
+    def summary(self) -> str:
+        """What is known, in a sentence; empty before any mode has been weighed."""
+        if not self.peaks:
+            return ""
+        shares = self.shares
+        shown = ", ".join(f"{100 * share:.2g} %" for share in shares[:_MOST_SHOWN])
+        more = " and less" if len(shares) > _MOST_SHOWN else ""
+        modes = "one mode is known" if len(shares) == 1 else f"{len(shares)} modes are known, with {shown}{more} of them"
+        return f"{modes}, after {self.num_searches} searches; about {100 * self.unmet:.1g} % of starts may lead to others"
 
     def note(self, ends: Tensor, found_by: str) -> None:
         """Keep ends of climbs, ``(k, d)``, that were made for another purpose."""
@@ -216,6 +269,7 @@ class KnownModes:
             return 0
         ends = self.ends(target)
         heights = target.log_density(ends)
+        self.num_searches += int(heights.isfinite().sum())
         waiting, self._waiting, spent = self._waiting, [], len(ends)
         count = 0
         for place in heights.nan_to_num(nan=-torch.inf).argsort(descending=True).tolist():

@@ -169,7 +169,9 @@ class OwnGradient(OwnDensity):
     def _called(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the function returns for all rows, or for the only row of one that takes vectors."""
         u = rows if self.batched else rows[0]
-        value, gradient = _pair(self.function(self.given(u)))
+        # Searches ask for points far away, where numbers of NumPy overflow; what is not finite has density zero.
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            value, gradient = _pair(self.function(self.given(u)))
         value, gradient = self._returned(value, "the value"), self._returned(gradient, "the gradient")
         if value.shape != u.shape[:-1] or gradient.shape != u.shape:
             raise ShapeError(_shapes(u, value, gradient, self.batched))

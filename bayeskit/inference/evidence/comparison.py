@@ -638,8 +638,8 @@ def compare(
         for method in applied:
             with remembered_checks() as checks[method.name]:
                 answers[method.name] = _answer(method, runs, seed)
-    peaks = KnownModes.of(target).peaks
-    answers = {name: _judged_again(answer, checks[name], peaks) for name, answer in answers.items()}
+    known_modes = KnownModes.of(target)
+    answers = {name: _judged_again(answer, checks[name], known_modes.peaks) for name, answer in answers.items()}
     correction: LaplaceCorrection | None = None
     problems: tuple[str, ...] = ()
     if any(isinstance(answer, Evidence) for answer in answers.values()):
@@ -657,7 +657,7 @@ def compare(
         refused,
         {method.name: method.needs for method in applied},
         dict(runs.seconds),
-        constants.warnings + constants.notes,
+        (*constants.warnings, *constants.notes, *([known_modes.summary] if known_modes.peaks else [])),
     )
 
 

@@ -15,7 +15,16 @@ from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import weight_effective_sample_size
 from bayeskit.draws import Draws
 from bayeskit.inference.evidence.checks import SEARCH_ERRORS, rounding_problems
-from bayeskit.inference.peaks import KnownModes, Peak, PeakCheck, check_peaks, divided_by_valleys, is_missed, num_looks
+from bayeskit.inference.peaks import (
+    KnownModes,
+    Peak,
+    PeakCheck,
+    check_peaks,
+    divided_by_valleys,
+    is_missed,
+    num_looks,
+    reflections,
+)
 from bayeskit.inference.samplers.smc import GRADIENTS_PER_STEP, PopulationHMC, learn_metric, num_trajectory_steps
 from bayeskit.logdensity.target import Target
 
@@ -82,9 +91,10 @@ def missed_mass(
     # Draws that missed a mode have weights as even as if it did not exist. Mode searches therefore start at the draws
     # of largest weight and at prior draws, and the mass of each mode is compared with the weighted share of draws
     # there.
-    starts = [x[log_weights.topk(min(_NUM_HEAVY, len(x))).indices]]
+    heavy = x[log_weights.topk(min(_NUM_HEAVY, len(x))).indices]
+    mirrored, spent = reflections(target, heavy)
+    starts = [heavy, mirrored]
     problems, _ = rounding_problems(target, x, log_weights, standard_error)
-    spent = 0
     if target.can_sample_prior:
         looks = num_looks(target)
         prior = target.sample_prior(looks, seed=new_generator(seed, stream="what weighted draws missed"))

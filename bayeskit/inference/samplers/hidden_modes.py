@@ -10,7 +10,7 @@ from torch import Tensor
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError
-from bayeskit.inference.peaks import KnownModes, Peak, posterior
+from bayeskit.inference.peaks import KnownModes, Peak, posterior, reflections
 from bayeskit.inference.samplers.starts import candidate_points
 from bayeskit.logdensity.climbing import ClimbObjective, climb
 from bayeskit.logdensity.target import Target
@@ -46,14 +46,16 @@ def _search(target: Target, draws: Draws, known: KnownModes, seed: int) -> list[
     generator = new_generator(seed, target.device, stream="modes that no chain visits")
     count = min(int(_SHARE_OF_COST * draws.num_gradients / _CLIMB), _MOST_CLIMBS) // n * n
     ends = [known.ends(target), *(peak.position[None] for peak in known.peaks)]
-    if count >= _FEWEST:
-        starts = candidate_points(target, count, generator)
+    starts, _ = reflections(target, draws.unconstrained[:, -1])
+    if count >= _FEWEST and count > len(starts):
+        starts = torch.cat([starts, candidate_points(target, count - len(starts), generator)])
+    if len(starts):
         reached, heights, _ = climb(_in_blocks(target, n), starts[starts.isfinite().all(-1)], _CLIMB)
         known.note(reached[heights.isfinite()], "search after a run")
         ends.append(reached[heights.isfinite()])
-        if count >= _FOR_SUMMANDS:
-            known.climb_summands(target, draws.unconstrained[:, -1], _SUMMAND_STEPS)
-            ends.append(known.ends(target))
+    if count >= _FOR_SUMMANDS:
+        known.climb_summands(target, draws.unconstrained[:, -1], _SUMMAND_STEPS)
+        ends.append(known.ends(target))
     apart = _behind_valleys(target, draws, torch.cat(ends))
     if not len(apart):
         return []

@@ -494,7 +494,7 @@ def sample(
         done = run_groups(target, groups, settings, num_jobs=num_jobs)
         draws = join_groups(target, done, beta.chunk(num_groups), kernel, facts | {"num_groups": num_groups})
     found = problems(draws, adaptation.max_steps)
-    if not found and initial is None:
+    if not found:
         found = hidden_modes(draws, seed)
     for problem in found:
         warn_user(problem, SamplingWarning)

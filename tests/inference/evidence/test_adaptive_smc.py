@@ -82,8 +82,9 @@ def test_a_constant_moves_the_log_evidence_by_itself():
 
 
 def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch):
-    target = bk.exact.get("beta_binomial").target()
-    whole = adaptive_smc(target, seed=2, **SMALL)
+    # Each run has a target of its own: what a run has found of its target counts in the judgement of the next.
+    case = bk.exact.get("beta_binomial")
+    whole = adaptive_smc(case.target(), seed=2, **SMALL)
     advance = MODULE.AdaptivePopulations.advance
 
     def failing(self, state, iteration, generator):
@@ -96,10 +97,10 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch):
     monkeypatch.setattr(MODULE, "Control", lambda path, progress: control(path, 0.0, progress=progress))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(MODULE.AdaptivePopulations, "advance", failing)
-        adaptive_smc(target, seed=2, checkpoint=tmp_path / "run", **SMALL)
-    assert adaptive_smc(target, seed=2, checkpoint=tmp_path / "run", **SMALL) == whole
+        adaptive_smc(case.target(), seed=2, checkpoint=tmp_path / "run", **SMALL)
+    assert adaptive_smc(case.target(), seed=2, checkpoint=tmp_path / "run", **SMALL) == whole
     with pytest.raises(CheckpointError):
-        adaptive_smc(target, seed=4, checkpoint=tmp_path / "run", **SMALL)
+        adaptive_smc(case.target(), seed=4, checkpoint=tmp_path / "run", **SMALL)
 
 
 def test_every_evaluation_is_counted(monkeypatch):

@@ -259,6 +259,7 @@ def test_what_has_no_such_distribution_says_so():
 def test_a_mode_of_another_target_is_refused(estimator):
     one = torch.ones((), dtype=DOUBLE)
     target, wider = alone(dist.Gamma(3 * one, one)), alone(dist.Gamma(3 * one, one).expand([3]).to_event(1))
+    fresh, again = (alone(dist.Gamma(3 * one, one)) for _ in range(2))  # of which no search knows anything yet
     mode = PositiveDensity(target).mode()
     for other, given, error in (
         (wider, mode, ShapeError),
@@ -267,7 +268,7 @@ def test_a_mode_of_another_target_is_refused(estimator):
     ):
         with pytest.raises(error, match="mode"):
             estimator(other, mode=given)
-    own, searched = estimator(target, mode=mode), estimator(target)
+    own, searched = estimator(fresh, mode=mode), estimator(again)
     assert own.log_evidence == searched.log_evidence
     assert own.num_evaluations == searched.num_evaluations + 1  # of the look at the mode
 

@@ -123,15 +123,21 @@ def test_few_draws_are_not_judged(noise, target):
     assert problems(draws_of(sticky(noise, 0)[:, :150], target), 256) == []
 
 
+def cut_angle():
+    """An angle near pi, whose mass lies on both sides of the cut."""
+    angle = pyro.sample("angle", dist.VonMises(torch.tensor(math.pi - 0.02, dtype=DOUBLE), 300.0))
+    pyro.factor("data", 200 * (angle - math.pi).cos())
+
+
 def test_a_sampler_says_it_on_the_line_of_its_caller():
     """An angle at pi: half of the prior draws begin on the other side, and stay there."""
-
-    def model():
-        angle = pyro.sample("angle", dist.VonMises(torch.tensor(math.pi - 0.2, dtype=DOUBLE), 30.0))
-        pyro.factor("data", 20 * (angle - math.pi).cos())
-
-    target = bk.Target.from_pyro(model)
-    start = torch.tensor([[3.1], [-3.1], [3.0], [-3.0]], dtype=DOUBLE)
+    start = torch.tensor([[5.0], [-5.0], [4.8], [-4.8]], dtype=DOUBLE)
     with pytest.warns(SamplingWarning, match="'angle' is an angle, and chains are separated") as said:
-        bk.sample(target, num_warmup=50, num_samples=200, initial=start, progress=False)
+        bk.sample(bk.Target.from_pyro(cut_angle), num_warmup=50, num_samples=200, initial=start, progress=False)
     assert said[0].filename == __file__
+
+
+def test_the_other_side_of_the_cut_of_an_angle_is_found():
+    start = torch.tensor([[5.0], [5.2], [4.8], [4.9]], dtype=DOUBLE)
+    with pytest.warns(SamplingWarning, match="no chain has been in a mode .* at angle = -"):
+        bk.sample(bk.Target.from_pyro(cut_angle), num_warmup=50, num_samples=200, initial=start, progress=False)
