@@ -29,6 +29,8 @@ __all__ = [
     "negative_hessian",
     "num_looks",
     "posterior",
+    "reach",
+    "refined",
     "reflections",
     "remembered_checks",
     "weigh_peak",
@@ -36,6 +38,8 @@ __all__ = [
 
 #: Largest number of recomputed Hessians; a step length wrong by more than this factor triggers one.
 _MAX_SCALINGS, _MAX_STEP_RATIO = 8, 30.0
+#: Largest number of Newton steps after a search, and the range of their predicted gains.
+_MAX_STEPS, _STEP_GAIN = 5, (1e-10, 0.1)
 #: Number of draws examined for separate modes, batched or one by one.
 _LOOKS, _LOOKS_IN_A_LOOP = 2000, 500
 #: Relative position, from the lower of two points, at which a valley is tested, and its least depth in nats.
@@ -79,6 +83,30 @@ def _differences(climbed: ClimbObjective, mode: Tensor, step: Tensor) -> Tensor:
     # The steps as rounded by the floating-point format.
     hessian = (gradient[:d] - gradient[d:]) / (upper - lower).diagonal().unsqueeze(-1)
     return -0.5 * (hessian + hessian.T)
+
+
+def refined(target: Target, end: Tensor) -> tuple[Tensor, float, Tensor, int]:
+    """Refine a maximum by Newton's method; return ``(d,)``, value, negative Hessian ``(d, d)`` and evaluations."""
+    # Newton steps do not depend on units. They start only close to a maximum, so that other end points are reported.
+    precision, spent = negative_hessian(target, end)
+    value, gradient = (result[0] for result in target.value_and_grad(end.unsqueeze(0)))
+    spent += 1
+    for _ in range(_MAX_STEPS):
+        scale = precision.diagonal().rsqrt()
+        factor, failed = torch.linalg.cholesky_ex(scale[:, None] * precision * scale)
+        if bool(failed) or not bool(factor.isfinite().all()):
+            break
+        step = scale * torch.cholesky_solve((scale * gradient)[:, None], factor)[:, 0]
+        if not _STEP_GAIN[0] < float(step @ gradient) < _STEP_GAIN[1]:
+            break
+        reached, slope = (result[0] for result in target.value_and_grad((end + step).unsqueeze(0)))
+        spent += 1
+        if not float(reached) > float(value):
+            break
+        end, value, gradient = end + step, reached, slope
+        precision, differences = negative_hessian(target, end)
+        spent += differences
+    return end, float(value), precision, spent
 
 
 def num_looks(target: Target) -> int:
@@ -145,6 +173,8 @@ _PEAK_DRAWS = 1000
 _PEAK_SHARE = 0.9
 #: Smallest effective sample size for the mass of an ellipsoid.
 _MIN_EFFECTIVE = 30.0
+#: Steps by which the width of a mode is found, and the change of the log density there.
+_BISECTIONS, _HALF_A_NAT = 14, 0.5
 #: A missing share is reported if it exceeds so many standard errors.
 _MAX_ERRORS = 5.0
 
@@ -168,11 +198,26 @@ class Peak:
 
 
 def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | None, int]:
-    """Return the peak about ``mode (d,)`` by importance sampling, None if that fails, and evaluations."""
-    precision, spent = negative_hessian(target, mode)
-    factor, failed = torch.linalg.cholesky_ex(precision)
-    if bool(failed) or not bool(factor.isfinite().all()):
+    """Return the peak about the end ``mode (d,)`` of a search, None if its mass is unknown, and evaluations."""
+    mode, _, precision, spent = refined(target, mode)
+    if not bool(precision.isfinite().all()):
         return None, spent
+    factor, failed = torch.linalg.cholesky_ex(precision)
+    peak = None if bool(failed) else _weighed(target, mode, factor, seed)
+    spent += _PEAK_DRAWS
+    if peak is not None:
+        return peak, spent
+    # At an edge, or where the density is flatter than any normal, the curvature does not give the width.
+    _, vectors = torch.linalg.eigh(precision)
+    widths, looks = reach(target.log_density, mode[None], vectors.mT)
+    factor = torch.linalg.cholesky_ex((vectors / widths[:, 0].amax(0).square()) @ vectors.mT).L
+    return _weighed(target, mode, factor, seed), spent + looks + _PEAK_DRAWS
+
+
+def _weighed(target: Target, mode: Tensor, factor: Tensor, seed: int) -> Peak | None:
+    """Return the peak of a mode ``(d,)`` within an ellipsoid, None if draws from its normal distribution fail."""
+    if not bool(factor.isfinite().all()):
+        return None
     generator = new_generator(seed, factor.device, stream="mass of a peak")
     like = {"dtype": factor.dtype, "device": factor.device, "generator": generator}
     noise = torch.randn(_PEAK_DRAWS, target.dim, **like)  # type: ignore[call-overload]
@@ -185,9 +230,29 @@ def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | N
     total = float(log_weight.logsumexp(0))
     effective = math.exp(2 * total - float((2 * log_weight).logsumexp(0))) if math.isfinite(total) else 0.0
     if effective < _MIN_EFFECTIVE:
-        return None, spent + _PEAK_DRAWS
+        return None
     error = math.sqrt(max(1 / effective - 1 / _PEAK_DRAWS, 1 / _PEAK_DRAWS**2))
-    return Peak(mode, factor, radius, total - math.log(_PEAK_DRAWS), error), spent + _PEAK_DRAWS
+    return Peak(mode, factor, radius, total - math.log(_PEAK_DRAWS), error)
+
+
+def reach(log_density: Callable[[Tensor], Tensor], points: Tensor, directions: Tensor) -> tuple[Tensor, int]:
+    """Return how far ``points (n, d)`` can move along ``directions (k, d)`` to both sides, ``(2, n, k)``.
+
+    The distance changes the log density by half a nat; of a normal density, at its mode, it is the standard deviation.
+    It is found by bisection of its logarithm. The number of evaluations is returned as well.
+    """
+    n, k = len(points), len(directions)
+    low = points.new_full((2, n, k), math.log(torch.finfo(points.dtype).tiny) / 2)
+    if not k:
+        return low, 0
+    high, here = -low, log_density(points).unsqueeze(-1)
+    sides = directions * points.new_tensor([1.0, -1.0])[:, None, None, None]  # (2, 1, k, d)
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        change = log_density(points.unsqueeze(1) + middle.exp().unsqueeze(-1) * sides) - here
+        far = ~(change.abs() < _HALF_A_NAT)
+        low, high = torch.where(far, low, middle), torch.where(far, middle, high)
+    return (0.5 * (low + high)).exp(), 2 * n * k * _BISECTIONS
 
 
 def is_missed(expected: float, share: float, chance: float, relative_error: float, least: float) -> bool:
@@ -200,6 +265,8 @@ def is_missed(expected: float, share: float, chance: float, relative_error: floa
 
 # All that is known of the modes of a target.
 
+#: Gradients of a climb, and more for each dimension.
+_CLIMB, _CLIMB_PER_DIMENSION = 80, 4
 #: Largest number of modes that are weighed when their masses are asked for, and whose shares are shown.
 _MOST_WEIGHED, _MOST_SHOWN = 12, 4
 
@@ -251,8 +318,9 @@ class KnownModes:
         shares = self.shares
         shown = ", ".join(f"{100 * share:.2g} %" for share in shares[:_MOST_SHOWN])
         more = " and less" if len(shares) > _MOST_SHOWN else ""
-        modes = "one mode is known" if len(shares) == 1 else f"{len(shares)} modes are known, with {shown}{more} of them"
-        return f"{modes}, after {self.num_searches} searches; about {100 * self.unmet:.1g} % of starts may lead to others"
+        modes = "one mode is known" if len(shares) == 1 else f"{len(shares)} modes are known, of {shown}{more}"
+        rest = f"about {100 * self.unmet:.1g} % of starts may lead to others"
+        return f"{modes}, after {self.num_searches} searches; {rest}"
 
     def note(self, ends: Tensor, found_by: str) -> None:
         """Keep ends of climbs, ``(k, d)``, that were made for another purpose."""
@@ -291,7 +359,7 @@ class KnownModes:
         starts = starts[starts.isfinite().all(-1)]
         if not len(starts):
             return 0
-        ends, heights, spent = climb(posterior(target), starts)
+        ends, heights, spent = climb(posterior(target), starts, _CLIMB + _CLIMB_PER_DIMENSION * target.dim)
         self.note(ends[heights.isfinite()], found_by)
         return spent
 

@@ -20,12 +20,12 @@ from bayeskit.core.inputs import warn_user
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size
 from bayeskit.draws import Draws
-from bayeskit.errors import ConstantsWarning, InitializationError, SettingsError
+from bayeskit.errors import ConstantsWarning, SettingsError
 from bayeskit.inference.evidence.checks import SEARCH_ERRORS, rounding_problems
 from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
 from bayeskit.inference.evidence.improper_priors import improper
 from bayeskit.inference.evidence.missed_mass import MIN_MISSING, exceeds_error, same_likelihood
-from bayeskit.inference.evidence.modes import STARTS_BESIDE_DRAWS, best_of, find_modes, starts_from_prior
+from bayeskit.inference.evidence.modes import STARTS_BESIDE_DRAWS, best_of, starts_from_prior
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.peaks import KnownModes, Peak, check_peaks, divided_by_valleys, is_missed, num_looks
 from bayeskit.inference.samplers.starts import prior_positions
@@ -94,10 +94,9 @@ class Peaks(NamedTuple):
 
 
 class _Prior(NamedTuple):
-    """Draws ``(n, d)`` of a target's prior, if available, and end points ``(m, d)`` of searches from them."""
+    """Draws ``(n, d)`` of a target's prior, if available, and the evaluations of the searches from the prior."""
 
     draws: Tensor | None
-    ends: Tensor
     num_evaluations: int
 
 
@@ -211,8 +210,7 @@ class Diagnostics:
         draws = prior_positions(self.target, num_looks(self.target), new_generator(self.seed, stream="peaks"))
         if draws is not None:
             start = torch.cat([start, draws[:_PRIOR_STARTS].to(start)])
-        ends, cost = _climbed(self.target, start)
-        return _Prior(draws, ends, spent + cost)
+        return _Prior(draws, spent + KnownModes.of(self.target).climb(self.target, start, "prior draws"))
 
     def _search(self, draws: Draws) -> int:
         """Search for modes from draws and from the prior, and return evaluations."""
@@ -220,7 +218,6 @@ class Diagnostics:
         try:
             prior = self._once("prior", self._look_at_prior)
             spent += prior.num_evaluations
-            known.note(prior.ends, "prior draws")
             # The best of many draws may all belong to one mode, so one point per mode seen by posterior or prior draws
             # is added.
             x, count = draws.unconstrained.flatten(0, 1), num_looks(self.target)
@@ -229,9 +226,8 @@ class Diagnostics:
                 seen = torch.cat([seen, prior.draws.to(seen)])
             divided, looks = divided_by_valleys(self.target, seen, _DIVIDED_STARTS)
             starts = torch.cat([best_of(draws).to(divided), divided])
-            ends, cost = _climbed(self.target, starts)
-            known.note(ends, "draws")
-            spent += looks + cost + known.climb_summands(self.target, starts[:_SUMMAND_STARTS])
+            spent += looks + known.climb(self.target, starts, "draws")
+            spent += known.climb_summands(self.target, starts[:_SUMMAND_STARTS])
             spent += known.weigh(self.target, seed=self.seed)
         except SEARCH_ERRORS:
             # Draws and estimate remain valid; only this check is not available.
@@ -279,11 +275,3 @@ def _in_peak(peak: Peak, estimate: Evidence, draws: Draws, known_bias: float) ->
     binomial = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
     known = estimate.standard_error if math.isfinite(estimate.standard_error) else 0.0
     return expected, share, binomial, math.hypot(peak.relative_error, known)
-
-
-def _climbed(target: Target, start: Tensor) -> tuple[Tensor, int]:
-    """Return the end points of mode searches, none if all starts have density zero, and evaluations."""
-    try:
-        return find_modes(target, start=start)
-    except InitializationError:
-        return start[:0], 0

@@ -16,7 +16,7 @@ from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError
 from bayeskit.inference.evidence.checks import is_same, require_own
-from bayeskit.inference.peaks import KnownModes, negative_hessian, posterior
+from bayeskit.inference.peaks import KnownModes, posterior, refined
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
 from bayeskit.logdensity.climbing import ClimbObjective, quartile_distance
 from bayeskit.logdensity.engine import Engine
@@ -39,8 +39,6 @@ __all__ = [
 _MAX_GAIN = 1e-3
 #: Coordinates beyond this with a slope above ``_MAX_SLOPE`` are diverging to infinity.
 _FAR, _MAX_SLOPE = 30.0, 1e-3
-#: Largest number of Newton steps after a search, and the range of their predicted gains.
-_MAX_STEPS, _STEP_GAIN = 5, (1e-10, 0.1)
 #: Number of searches from prior draws in addition to the search from the best posterior draw.
 STARTS_BESIDE_DRAWS = 2
 _NOTHING = 1e300
@@ -150,33 +148,9 @@ def find_mode(target: Target, *, draws: Draws | None = None, seed: int = 0) -> M
     """
     modes, search = find_modes(target, seed=seed, draws=draws)
     KnownModes.of(target).note(modes, "search for the highest mode")
-    end, value, precision, steps = _refined(target, modes[0])
+    end, value, precision, steps = refined(target, modes[0])
     problems, probes = not_a_maximum(target, posterior(target), end, precision)
     return Mode(end, value, precision, modes[1:], search + steps + probes, tuple(problems))
-
-
-def _refined(target: Target, end: Tensor) -> tuple[Tensor, float, Tensor, int]:
-    """Refine a maximum by Newton's method; return ``(d,)``, value, negative Hessian ``(d, d)`` and evaluations."""
-    # Newton steps do not depend on units. They start only close to a maximum, so that other end points are reported.
-    precision, spent = negative_hessian(target, end)
-    value, gradient = (result[0] for result in target.value_and_grad(end.unsqueeze(0)))
-    spent += 1
-    for _ in range(_MAX_STEPS):
-        scale = precision.diagonal().rsqrt()
-        factor, failed = torch.linalg.cholesky_ex(scale[:, None] * precision * scale)
-        if bool(failed) or not bool(factor.isfinite().all()):
-            break
-        step = scale * torch.cholesky_solve((scale * gradient)[:, None], factor)[:, 0]
-        if not _STEP_GAIN[0] < float(step @ gradient) < _STEP_GAIN[1]:
-            break
-        reached, slope = (result[0] for result in target.value_and_grad((end + step).unsqueeze(0)))
-        spent += 1
-        if not float(reached) > float(value):
-            break
-        end, value, gradient = end + step, reached, slope
-        precision, differences = negative_hessian(target, end)
-        spent += differences
-    return end, float(value), precision, spent
 
 
 def find_modes(

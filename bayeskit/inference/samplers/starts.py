@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from bayeskit.core.inputs import warn_user
 from bayeskit.errors import DataError, InitializationError, InitializationWarning, ShapeError
+from bayeskit.inference.peaks import reach
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.logdensity.climbing import ClimbObjective, InverseHessian, Place, ascent, quartile_distance
@@ -37,7 +37,6 @@ CANDIDATES = 10  # of each chain in a round
 _BOX = 2.0  # half the width of the cube of the candidates that are no prior draws
 _ROUNDS = 10  # at most, until as many candidates have a finite density as there are chains
 _LOOKS = 16  # candidates at least whose gradients give the first scales
-_BISECTIONS, _HALF_A_NAT = 14, 0.5  # by which the scale of a coordinate that stands still is found
 _NARROWEST, _WIDEST = 1e-6, 10.0  # first scale of a coordinate in units of the spread of the candidates
 
 
@@ -114,26 +113,13 @@ def _secant_scale(points: Tensor, slopes: Tensor, spread: Tensor) -> Tensor:
 
 
 def local_scale(target: Target, points: Tensor, beta: Tensor, columns: Tensor) -> tuple[Tensor, int]:
-    """Return how far each point can move along some coordinates, ``(n, k)``, and evaluations.
-
-    The distance changes the log density by half a nat to one side or to the other; of a normal density, at its mode,
-    it is the standard deviation. It is found by bisection of its logarithm.
-    """
-    n, k = len(points), len(columns)
-    low = points.new_full((n, k), math.log(torch.finfo(points.dtype).tiny) / 2)
-    high, here = -low, _density(target, points, beta)
-    if not k:
-        return low, 0
-    direction = torch.zeros(k, points.shape[-1], dtype=points.dtype, device=points.device)
-    direction[torch.arange(k, device=points.device), columns] = 1.0
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        away = middle.exp().unsqueeze(-1) * direction  # (n, k, d)
-        both = torch.stack([points.unsqueeze(1) + away, points.unsqueeze(1) - away])
-        change = (_density(target, both, beta.unsqueeze(-1)) - here.unsqueeze(-1)).abs().amax(0)
-        far = ~(change < _HALF_A_NAT)
-        low, high = torch.where(far, low, middle), torch.where(far, middle, high)
-    return (0.5 * (low + high)).exp(), 2 * n * k * _BISECTIONS
+    """Return how far each point can move along some coordinates, ``(n, k)``, and evaluations."""
+    directions = torch.zeros(len(columns), points.shape[-1], dtype=points.dtype, device=points.device)
+    directions[torch.arange(len(columns), device=points.device), columns] = 1.0
+    found, spent = reach(
+        lambda u: _density(target, u, beta if u.dim() == 2 else beta.unsqueeze(-1)), points, directions
+    )
+    return found.amin(0), spent
 
 
 def _candidates(
