@@ -29,6 +29,7 @@ from bayeskit.inference.evidence.modes import STARTS_BESIDE_DRAWS, best_of, star
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.peaks import KnownModes, Peak, check_peaks, divided_by_valleys, is_missed, num_looks
 from bayeskit.inference.samplers.starts import prior_positions
+from bayeskit.inference.samplers.unseen_tails import unseen_tails
 from bayeskit.logdensity.target import Target
 
 _T = TypeVar("_T")
@@ -196,7 +197,8 @@ class Diagnostics:
                 return missed[:1]
 
             missed = check_peaks(check, peaks.found)
-            problems = (*problems, *outside, *missed)
+            tails = [tail.warning for tail in unseen_tails(last) if tail.share > z.standard_error]
+            problems = (*problems, *outside, *missed, *tails)
         return replace(
             z,
             num_evaluations=z.num_evaluations + spent,

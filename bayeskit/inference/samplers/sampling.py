@@ -30,6 +30,7 @@ from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Endi
 from bayeskit.inference.samplers.hidden_modes import hidden_modes
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.starts import Climb, prior_positions
+from bayeskit.inference.samplers.unseen_tails import unseen_tails
 from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
 
@@ -496,7 +497,7 @@ def sample(
     found = problems(draws, adaptation.max_steps)
     if not found:
         found = hidden_modes(draws, seed)
-    for problem in found:
+    for problem in (*found, *(tail.warning for tail in unseen_tails(draws))):
         warn_user(problem, SamplingWarning)
     return draws
 

@@ -1,0 +1,76 @@
+"""Posterior mass beyond the ends of the draws of a scale is said with its share."""
+
+import math
+from dataclasses import replace
+
+import pyro
+import pyro.distributions as dist
+import torch
+
+import bayeskit as bk
+from bayeskit.inference.evidence import bridge_sampling
+from bayeskit.inference.samplers.unseen_tails import unseen_tails
+
+DOUBLE = torch.float64
+BULK, HEIGHT, NEAR, FAR = 0.4, -5.0, 1.5, 9.0  # a plateau of the log scale, beside a normal bulk about zero
+D = 3
+SHARE = math.exp(HEIGHT) * (FAR - NEAR) / (math.exp(HEIGHT) * (FAR - NEAR) + BULK * math.sqrt(2 * math.pi))
+
+
+def model(height, scaled):
+    """The logarithm of a scale is normal, with a plateau far above; other variables have this scale."""
+    scale = pyro.sample("scale", dist.LogNormal(torch.zeros((), dtype=DOUBLE), 1.0))
+    log_scale = scale.log()
+    edges = torch.sigmoid((log_scale - NEAR) / 0.02).log() + torch.sigmoid((FAR - log_scale) / 0.02).log()
+    bulk = -0.5 * (log_scale / BULK) ** 2
+    pyro.factor("shape", torch.logaddexp(bulk, edges + height) - dist.Normal(0.0, 1.0).log_prob(log_scale))
+    if scaled:
+        with pyro.plate("members", D):
+            pyro.sample("x", dist.Normal(torch.zeros((), dtype=DOUBLE), scale))
+
+
+def draws_of_bulk(height, scaled, sd=BULK):
+    """Return draws of the bulk alone, as those of chains that have never met the plateau."""
+    target = bk.Target.from_pyro(model, height, scaled)
+    generator = torch.Generator().manual_seed(3)
+    u = sd * torch.randn(4, 1000, 1, generator=generator, dtype=DOUBLE)
+    if scaled:
+        u = torch.cat([u, u.exp() * torch.randn(4, 1000, D, generator=generator, dtype=DOUBLE)], -1)
+    draws = bk.sample(target, num_warmup=20, num_samples=20, reparameterize=False, progress=False)
+    log_prior, log_likelihood = target.evaluate(u)
+    return replace(
+        draws, unconstrained=u, log_prior=log_prior, log_likelihood=log_likelihood, num_gradients=20_000, target=target
+    )
+
+
+def test_a_plateau_of_a_scale_is_found_with_its_share():
+    for scaled in (False, True):
+        (found,) = unseen_tails(draws_of_bulk(HEIGHT, scaled))
+        # The density in the tail of 4,000 draws, from 60 of them, and a few points on the plateau.
+        assert abs(math.log(found.share / SHARE)) < 0.7
+        assert "'scale' is above" in found.warning
+
+
+def test_a_plateau_without_mass_is_not_mentioned():
+    assert unseen_tails(draws_of_bulk(-12.0, True)) == []
+
+
+def test_draws_that_end_too_early_are_noticed_on_both_sides():
+    """Half of the spread of the bulk: chains that were too short."""
+    (found,) = unseen_tails(draws_of_bulk(-40.0, True, sd=0.3 * BULK))
+    assert found.share > 0.01
+
+
+def test_an_estimate_from_such_draws_is_not_trusted():
+    z = bridge_sampling(draws_of_bulk(HEIGHT, False).target, draws_of_bulk(HEIGHT, False))
+    assert not z.trusted
+
+
+def test_probabilities_and_scales_are_looked_at_and_nothing_else():
+    def others():
+        pyro.sample("share", dist.Beta(torch.tensor(2.0, dtype=DOUBLE), 3.0))
+        location = pyro.sample("location", dist.Normal(torch.zeros(2, dtype=DOUBLE), 1.0).to_event(1))
+        pyro.factor("data", -location.square().sum(-1))
+
+    draws = bk.sample(others, num_samples=200, progress=False)
+    assert unseen_tails(draws) == []
