@@ -39,8 +39,12 @@ def integrate(
     beta: Tensor,
     drift: float,
     kicks: Sequence[float],
+    walled: Callable[[Tensor], bool] = lambda lowest: False,
 ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
-    """Move positions by ``drift`` steps, then momenta by a kick, once for each of the ``kicks``."""
+    """Move positions by ``drift`` steps, then momenta by a kick, once for each of the ``kicks``.
+
+    A path may end early where ``walled`` says so of its lowest log densities.
+    """
     # q, p: (n, d), whitened momenta; step, beta: (n,). Returns positions, momenta, the last evaluation, and the lowest
     # log density of the path, (n,), NaN if any is NaN.
     factor, is_dense = metric.factor, metric.is_dense
@@ -53,6 +57,8 @@ def integrate(
         evaluation = evaluate(q, beta)
         lowest = torch.minimum(lowest, evaluation.log_density)
         p = torch.addcmul(p, column, metric.to_momentum(evaluation.gradient), value=kick)
+        if walled(lowest):
+            break
     return q, p, evaluation, lowest
 
 
@@ -182,11 +188,19 @@ class HMC:
         p = torch.addcmul(noise, step, metric.to_momentum(state.gradient), value=0.5)
         start, spent, quality = p, 0, torch.ones_like(energy_before)
         # Zero densities are rare. On the host a check is cheap; elsewhere it costs more than handling them always.
+        inside, looks = state.log_density > -torch.inf, 0
+
+        def meets_wall(lowest: Tensor) -> bool:
+            nonlocal looks
+            looks += 1
+            return bool(((lowest == -torch.inf) & inside).any())
+
         walled = q.device.type != "cpu"
         if not walled:
-            spent, kicks = num_steps, [1.0] * (num_steps - 1) + [0.5]
-            q, p, evaluation, lowest = integrate(evaluate, metric, q, p, step.squeeze(-1), beta, 1.0, kicks)
-            walled = bool(((lowest == -torch.inf) & (state.log_density > -torch.inf)).any())
+            kicks = [1.0] * (num_steps - 1) + [0.5]
+            q, p, evaluation, lowest = integrate(evaluate, metric, q, p, step.squeeze(-1), beta, 1.0, kicks, meets_wall)
+            spent = looks or num_steps  # in one compiled call nobody looks
+            walled = meets_wall(lowest)
         if walled:
             q, p, evaluation, quality = self._bouncing(state, start, step, metric, evaluate, num_steps)
             spent += num_steps
