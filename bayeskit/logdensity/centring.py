@@ -255,7 +255,11 @@ class Recentred:
         self._original = target
         self.centredness = centredness.to(target.device, target.dtype)
         self._density = PartlyCentred(_pyro_density(target), self.centredness)
-        self.target = Target(self._density, compile=target.compile)
+        sample = self._sample_prior if target.can_sample_prior else None
+        self.target = Target(self._density, compile=target.compile, sample_prior=sample)
+
+    def _sample_prior(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        return self.from_original(self._original.sample_prior(num_draws, seed=generator))
 
     def to_original(self, v: Tensor) -> Original:
         """Return the original coordinates of points, ``(*batch, d)``, and the log Jacobian of the map."""

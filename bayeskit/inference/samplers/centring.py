@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bayeskit.inference.peaks import KnownModes
 from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState
 from bayeskit.inference.samplers.driver import Ending, Records
+from bayeskit.inference.samplers.starts import candidate_points, starting_points
 from bayeskit.logdensity.centring import Locations, Recentred, location_scale_sites, locations
 from bayeskit.logdensity.pyro_density import Site
 from bayeskit.logdensity.target import Target
@@ -27,7 +29,7 @@ _CHOICES = 2  # windows of the warm-up at whose ends the centredness is chosen
 _LEAST_DRAWS = 40  # in a window from which it is chosen
 # What is left of a funnel wants shorter steps, and half a period of a standard normal to be crossed.
 _REJECTED, _LEAST_LENGTH = 0.5, 3.0
-_AROUND = 25  # draws from the metric of the start, around each point
+_LOOKS = 40  # candidates at which scales are compared
 
 
 def divergence(x: Tensor, at: Locations, centredness: Tensor, linear: bool = True) -> Tensor:
@@ -182,21 +184,28 @@ class Centring:
 
     def start(self, generator: torch.Generator, again: bool = False) -> CentringState:
         """Start the chains, with sites of varying scale not centred: there no part of the posterior is out of reach."""
-        state = self.chains.start(generator, again)
-        position, factor = state.kernel.position, state.factor[0]
-        ones, window = torch.ones_like(position[0]), position.new_zeros(0, *position.shape)
-        first = CentringState(state, ones, window, _count(int(state.num_gradients)))
-        shape = (_AROUND, *position.shape)
-        noise = torch.randn(shape, generator=generator, dtype=position.dtype, device=generator.device)
-        noise = noise.to(position.device)
-        around = position + (noise * factor if factor.dim() == 1 else noise @ factor.T)
-        around = around.flatten(0, 1)
-        log_scale = locations(self.chains.target, around).log_scale
+        target = self.chains.target
+        ones = torch.ones(target.dim, dtype=target.dtype, device=target.device)
+        log_scale = locations(target, candidate_points(target, _LOOKS, generator)).log_scale
         log_scale = log_scale[log_scale.isfinite().all(-1)]
-        if not len(log_scale):
-            return first
-        varies = self._in_sites(_varies(log_scale))
-        return self._moved(first, torch.where(varies, 0.0, ones), around, generator)
+        varies = self._in_sites(_varies(log_scale)) if len(log_scale) else torch.zeros_like(ones, dtype=torch.bool)
+        centredness = torch.where(varies, 0.0, ones)
+        recentred = _recentred(target, centredness)
+        chains = self.chains
+        if recentred is not None:
+            known, there = KnownModes.of(target), KnownModes.of(recentred.target)
+            initial = chains.initial
+            if initial is not None:
+                one = torch.ones(chains.settings.num_chains, dtype=target.dtype, device=target.device)
+                initial = starting_points(target, len(one), one, generator, initial)
+                initial = recentred.from_original(initial)
+            there.unvisited = [replace(one, position=recentred.from_original(one.position)) for one in known.unvisited]
+            chains = replace(chains, target=recentred.target, initial=initial)
+        state = chains.start(generator, again)
+        if recentred is not None:
+            known.note(recentred.to_original(there.ends(recentred.target)).position, "starts")
+        window = state.kernel.position.new_zeros(0, *state.kernel.position.shape)
+        return CentringState(state, centredness, window, _count(int(state.num_gradients)))
 
     def _in_sites(self, of: Tensor) -> Tensor:
         """Return which coordinates ``(d,)`` belong to the sites, among those ``of`` which something is true."""
