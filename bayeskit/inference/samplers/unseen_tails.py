@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -20,14 +21,13 @@ from bayeskit.logdensity.target import Target
 __all__ = ["UnseenTail", "unseen_tails"]
 
 _SHARE_OF_COST = 0.05  # of the run's gradients
-_MOST_SCALES = 8  # that are looked at
+_MOST_SCALES, _MOST_MOVES = 3, 4  # of a model that is looked at, and steps by which each of the others is sought
 _AT_THE_ENDS, _SMALL = 20.0, 1e-6  # unconstrained values at which a number from zero on is known, and their ratio
 _STEPS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # beyond the ends, in standard deviations
-_INSIDE, _ABOUT = 0.01, (0.005, 0.02)  # share of draws beyond the first point, and beyond the quantiles about it
-_OUTERMOST = 0.1  # share of draws that show how the other scales change
+_TAIL, _IN_TAIL, _MOST_IN_TAIL = 0.01, 20.0, 0.1  # share of draws in the tail, how many they are at least, and most
 _NEGLIGIBLE = 8.0  # nats below the density of the first point
 _LEAST_SHARE, _LEAST_VARIANCE = 0.01, 0.1  # of the posterior, and relative to the variance of the draws
-_EXPECTED = 10.0  # times one over the number of draws: what lies beyond the last of them with probability exp(-10)
+_EXPECTED = 10.0  # times one over the number of draws: beyond the last of them lies more with probability exp(-10)
 _NEWTON, _AT_REST, _LENGTHS = 6, 0.01, (1.0, 0.5, 0.25, 0.1)
 
 
@@ -65,11 +65,9 @@ def _searched(target: Target, draws: Draws) -> list[UnseenTail]:
     left = int(_SHARE_OF_COST * draws.num_gradients)
     try:
         with one_thread(), torch.no_grad():
-            columns = _scales(target)
-            free = torch.ones(target.dim, dtype=torch.bool, device=target.device)
-            free[columns] = False
-            for column in columns:
-                found, spent = _of_scale(target, draws, column, free, left)
+            scales = _scales(target)
+            for column in scales if len(scales) <= _MOST_SCALES else ():
+                found, spent = _of_scale(target, draws, column, scales, left)
                 left -= spent
                 if found or left <= 0:
                     return found
@@ -79,63 +77,77 @@ def _searched(target: Target, draws: Draws) -> list[UnseenTail]:
 
 
 def _scales(target: Target) -> list[int]:
-    """Return the coordinates of positive numbers, those of the smallest sites first."""
+    """Return the coordinates of numbers from zero on."""
     ends = torch.full((2, target.dim), _AT_THE_ENDS, dtype=target.dtype, device=target.device)
     ends[0] = -_AT_THE_ENDS
     values, columns = target.constrain(ends), []
-    for site in sorted(target.sites, key=lambda site: site.stop - site.start):
+    for site in target.sites:
         value = values[site.name].reshape(2, -1)
         if value.shape[1] != site.stop - site.start:
             continue
         positive = (value[0] >= 0) & (value[0] < _SMALL * value[1])
         columns += [site.start + place for place in positive.nonzero().flatten().tolist()]
-    return columns[:_MOST_SCALES]
+    return columns
 
 
-def _of_scale(target: Target, draws: Draws, column: int, free: Tensor, budget: int) -> tuple[list[UnseenTail], int]:
+def _of_scale(
+    target: Target, draws: Draws, column: int, scales: list[int], budget: int
+) -> tuple[list[UnseenTail], int]:
     """Return the mass beyond the draws of one coordinate, and the gradients spent."""
     x = draws.unconstrained.flatten(0, 1)
     values = x[:, column].double()
     mean, sd, spent = float(values.mean()), float(values.std()), 0
-    if not sd > 0:
+    size = float(effective_sample_size(draws.unconstrained[..., column]).clamp(max=len(x)))
+    tail = max(_TAIL, _IN_TAIL / size) if sd > 0 and size > 0 else 1.0
+    if tail > _MOST_IN_TAIL:
         return [], 0
-    by_chance = _EXPECTED / float(effective_sample_size(draws.unconstrained[..., column]).clamp(max=len(x)))
     for side in (-1.0, 1.0):
         outward = side * values
-        inside, near, far = outward.quantile(1 - outward.new_tensor([_INSIDE, _ABOUT[1], _ABOUT[0]])).tolist()
+        order = outward.argsort(descending=True)
+        inside, near, far = (float(outward[order[int(share * len(x))]]) for share in (tail, 2 * tail, 0.5 * tail))
         if not far > near:
             continue
-        density, end = (_ABOUT[1] - _ABOUT[0]) / (far - near), x[outward.argmax()]
-        found = _profile(target, x[(outward - inside).abs().argmin()], free)
-        middle, ridge = found.log_density, _ridge(x, outward, column, free)
-        at, last, points = end, 0.0, list[tuple[float, float]]()
+        start, end = x[(outward - inside).abs().argmin()], x[order[0]]
+        around = x[order[: max(2, int(2 * tail * len(x)))]]
+        others = {place: float(around[:, place].std()) for place in scales if place != column}
+        found = _highest(target, start, others, scales)
+        here, at, path = found.log_density, found.position, list[tuple[float, float]]()
         spent += found.num_gradients
         for step in _STEPS:
-            # The other scales stay, or go on along the ridge of the outermost draws.
-            ahead = side * (step - last) * sd * ridge
-            stays = torch.where(free, at, at + ahead * (ridge == 1))
-            tried = [_profile(target, point, free) for point in (stays, at + ahead)[: 1 + bool(step)]]
-            found, last = max(tried, key=lambda one: one.log_density), step
-            at, spent = found.position, spent + sum(one.num_gradients for one in tried)
-            points.append((float(at[column]), found.log_density - middle))
-            if not points[-1][1] > -_NEGLIGIBLE or spent > budget:
+            at = at.clone()
+            at[column] = end[column] + side * step * sd
+            found = _highest(target, at, others, scales)
+            at, spent = found.position, spent + found.num_gradients
+            path.append((float(at[column]), found.log_density - here))
+            if not path[-1][1] > -_NEGLIGIBLE or spent > budget:
                 break
-        share, square = _beyond(points, mean)
-        share, square = density * share, density * square
-        if share > by_chance and (share > _LEAST_SHARE or square > _LEAST_VARIANCE * sd**2):
+        density = 1.5 * tail / (far - near)
+        share, square = (density * part for part in _beyond(path, mean))
+        if share > max(_EXPECTED / size, _LEAST_SHARE if square < _LEAST_VARIANCE * sd**2 else 0.0):
             share /= 1 + share  # of all that is known
             return [UnseenTail(share, _said(target, end, column, side, share))], spent
+        if spent > budget:
+            break
     return [], spent
 
 
-def _ridge(x: Tensor, outward: Tensor, column: int, free: Tensor) -> Tensor:
-    """Return by how much scales change with one of them among its outermost draws, ``(d,)``, zero where ``free``."""
-    some = x[outward.argsort(descending=True)[: max(2, int(_OUTERMOST * len(x)))]]
-    some = some - some.mean(0)
-    ridge = (some * some[:, column : column + 1]).sum(0) / some[:, column].square().sum()
-    ridge = torch.where(free, 0.0, ridge).nan_to_num(nan=0.0)
-    ridge[column] = 1.0
-    return ridge
+def _highest(target: Target, start: Tensor, others: Mapping[int, float], scales: list[int]) -> _Profile:
+    """Maximise over other scales, by steps of about a standard deviation, with the rest integrated out."""
+    free = torch.ones(len(start), dtype=torch.bool, device=start.device)
+    free[scales] = False
+    best = _profile(target, start, free)
+    spent = best.num_gradients
+    for place, width in others.items():
+        for move in (width, -width):
+            for _ in range(_MOST_MOVES):
+                at = best.position.clone()
+                at[place] += move
+                found = _profile(target, at, free)
+                spent += found.num_gradients
+                if not found.log_density > best.log_density:
+                    break
+                best = found
+    return best._replace(num_gradients=spent)
 
 
 def _profile(target: Target, start: Tensor, free: Tensor) -> _Profile:
