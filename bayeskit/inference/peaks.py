@@ -25,11 +25,11 @@ __all__ = [
     "PeakCheck",
     "check_peaks",
     "divided_by_valleys",
+    "half_nat_widths",
     "is_missed",
     "negative_hessian",
     "num_looks",
     "posterior",
-    "reach",
     "refined",
     "reflections",
     "remembered_checks",
@@ -209,7 +209,7 @@ def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | N
         return peak, spent
     # At an edge, or where the density is flatter than any normal, the curvature does not give the width.
     _, vectors = torch.linalg.eigh(precision)
-    widths, looks = reach(target.log_density, mode[None], vectors.mT)
+    widths, looks = half_nat_widths(target.log_density, mode[None], vectors.mT)
     factor = torch.linalg.cholesky_ex((vectors / widths[:, 0].amax(0).square()) @ vectors.mT).L
     return _weighed(target, mode, factor, seed), spent + looks + _PEAK_DRAWS
 
@@ -235,7 +235,7 @@ def _weighed(target: Target, mode: Tensor, factor: Tensor, seed: int) -> Peak | 
     return Peak(mode, factor, radius, total - math.log(_PEAK_DRAWS), error)
 
 
-def reach(log_density: Callable[[Tensor], Tensor], points: Tensor, directions: Tensor) -> tuple[Tensor, int]:
+def half_nat_widths(log_density: Callable[[Tensor], Tensor], points: Tensor, directions: Tensor) -> tuple[Tensor, int]:
     """Return how far ``points (n, d)`` can move along ``directions (k, d)`` to both sides, ``(2, n, k)``.
 
     The distance changes the log density by half a nat; of a normal density, at its mode, it is the standard deviation.

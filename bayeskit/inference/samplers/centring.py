@@ -203,7 +203,8 @@ class Centring:
             chains = replace(chains, target=recentred.target, initial=initial)
         state = chains.start(generator, again)
         if recentred is not None:
-            known.note(recentred.to_original(there.ends(recentred.target)).position, "starts")
+            ends = there.ends(recentred.target)
+            known.note(recentred.to_original(ends).position if len(ends) else ends, "starts")
         window = state.kernel.position.new_zeros(0, *state.kernel.position.shape)
         return CentringState(state, centredness, window, _count(int(state.num_gradients)))
 

@@ -495,7 +495,8 @@ def sample(
         done = run_groups(target, groups, settings, num_jobs=num_jobs)
         draws = join_groups(target, done, beta.chunk(num_groups), kernel, facts | {"num_groups": num_groups})
     found = problems(draws, adaptation.max_steps)
-    if not found:
+    # Who starts all chains at one point has chosen a mode.
+    if not found and (start is None or bool((start != start.reshape(-1, target.dim)[0]).any())):
         found = hidden_modes(draws, seed)
     for problem in (*found, *(tail.warning for tail in unseen_tails(draws))):
         warn_user(problem, SamplingWarning)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayeskit.core.inputs import warn_user
 from bayeskit.errors import DataError, InitializationError, InitializationWarning, ShapeError
-from bayeskit.inference.peaks import reach
+from bayeskit.inference.peaks import half_nat_widths
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.logdensity.climbing import ClimbObjective, InverseHessian, Place, ascent, quartile_distance
@@ -116,7 +116,7 @@ def local_scale(target: Target, points: Tensor, beta: Tensor, columns: Tensor) -
     """Return how far each point can move along some coordinates, ``(n, k)``, and evaluations."""
     directions = torch.zeros(len(columns), points.shape[-1], dtype=points.dtype, device=points.device)
     directions[torch.arange(len(columns), device=points.device), columns] = 1.0
-    found, spent = reach(
+    found, spent = half_nat_widths(
         lambda u: _density(target, u, beta if u.dim() == 2 else beta.unsqueeze(-1)), points, directions
     )
     return found.amin(0), spent
