@@ -39,11 +39,11 @@ def integrate(
     beta: Tensor,
     drift: float,
     kicks: Sequence[float],
-    walled: Callable[[Tensor], bool] = lambda lowest: False,
+    walled: Callable[[Evaluation], bool] = lambda evaluation: False,
 ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
     """Move positions by ``drift`` steps, then momenta by a kick, once for each of the ``kicks``.
 
-    A path may end early where ``walled`` says so of its lowest log densities.
+    A path may end early where ``walled`` says so of an evaluation.
     """
     # q, p: (n, d), whitened momenta; step, beta: (n,). Returns positions, momenta, the last evaluation, and the lowest
     # log density of the path, (n,), NaN if any is NaN.
@@ -57,7 +57,7 @@ def integrate(
         evaluation = evaluate(q, beta)
         lowest = torch.minimum(lowest, evaluation.log_density)
         p = torch.addcmul(p, column, metric.to_momentum(evaluation.gradient), value=kick)
-        if walled(lowest):
+        if walled(evaluation):
             break
     return q, p, evaluation, lowest
 
@@ -190,17 +190,19 @@ class HMC:
         # Zero densities are rare. On the host a check is cheap; elsewhere it costs more than handling them always.
         inside, looks = state.log_density > -torch.inf, 0
 
-        def meets_wall(lowest: Tensor) -> bool:
+        def meets_wall(there: Evaluation) -> bool:
+            # Without a finite slope it is no wall, but a path that leaves for infinity.
             nonlocal looks
             looks += 1
-            return bool(((lowest == -torch.inf) & inside).any())
+            zero = (there.log_density == -torch.inf) & inside
+            return bool(zero.any()) and bool((zero & there.gradient.isfinite().all(-1)).any())
 
         walled = q.device.type != "cpu"
         if not walled:
             kicks = [1.0] * (num_steps - 1) + [0.5]
             q, p, evaluation, lowest = integrate(evaluate, metric, q, p, step.squeeze(-1), beta, 1.0, kicks, meets_wall)
             spent = looks or num_steps  # in one compiled call nobody looks
-            walled = meets_wall(lowest)
+            walled = bool(((lowest == -torch.inf) & inside).any())
         if walled:
             q, p, evaluation, quality = self._bouncing(state, start, step, metric, evaluate, num_steps)
             spent += num_steps
