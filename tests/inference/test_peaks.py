@@ -6,12 +6,20 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from scipy.integrate import quad
 from scipy.stats import norm
 
 import bayeskit as bk
 from bayeskit.errors import SamplingWarning
 from bayeskit.inference import evidence
-from bayeskit.inference.peaks import KnownModes, check_peaks, remembered_checks
+from bayeskit.inference.peaks import (
+    KnownModes,
+    check_peaks,
+    half_nat_widths,
+    reflections,
+    remembered_checks,
+    weigh_peak,
+)
 
 DOUBLE = torch.float64
 SHARE, SD, D = 0.3, 0.02, 4
@@ -83,3 +91,50 @@ def test_a_verdict_is_no_agreement_beside_more_mass_in_a_refused_row():
     assert not verdict(-9.0).is_agreed
     assert verdict(-11.0).is_agreed  # it has found less
     assert verdict(-9.0, "harmonic_mean").is_agreed  # which is infinitely variable
+
+
+def test_reflections_of_comparable_density_are_starts():
+    signs = bk.Target.from_functions(
+        lambda u: -0.5 * u.square().sum(-1), lambda u: -10 * (u[..., 0].square() - 4).square(), 2
+    )
+    x = torch.tensor([[2.0, 0.3], [1.9, -0.2]], dtype=DOUBLE)
+    found, spent = reflections(signs, x)
+    assert len(found) == 2 and bool((found[:, 0] < 0).any()) and spent == 8
+    far = bk.Target.from_functions(lambda u: -0.5 * u.square().sum(-1), lambda u: -50 * (u - 3).square().sum(-1), 2)
+    assert len(reflections(far, torch.full((2, 2), 3.0, dtype=DOUBLE))[0]) == 0
+
+
+def test_a_flat_mode_and_one_at_an_edge_have_a_mass(limit):
+    """The integrals of exp(-x^4) and of exp(-x) from zero on, in the part of the ellipsoid where they lie."""
+    for log_density, mode, wanted in (
+        (lambda u: -(u[..., 0] ** 4), 0.0, lambda r: 2 * quad(lambda x: math.exp(-(x**4)), 0, r)[0]),
+        (lambda u: torch.where(u[..., 0] > 0, -u[..., 0], -torch.inf), 1e-9, lambda r: -math.expm1(-r)),
+    ):
+        target = bk.Target.from_functions(log_density, lambda u: 0 * u[..., 0], 1, compile=False)
+        peak, _ = weigh_peak(target, torch.tensor([mode], dtype=DOUBLE))
+        reach = peak.radius / float(peak.factor)
+        assert abs(math.expm1(peak.log_mass - math.log(wanted(reach)))) < limit(2) * peak.relative_error
+
+
+def test_widths_are_those_of_half_a_nat():
+    widths, _ = half_nat_widths(
+        lambda u: -0.5 * (u[..., 0] / 3).square() - u[..., 1].abs().where(u[..., 1] < 0.1, 1e9),
+        torch.zeros(1, 2, dtype=DOUBLE),
+        torch.eye(2, dtype=DOUBLE),
+    )
+    torch.testing.assert_close(widths[:, 0, 0], torch.full((2,), 3.0, dtype=DOUBLE), rtol=0.03, atol=0)
+    torch.testing.assert_close(widths[:, 0, 1], torch.tensor([0.1, 0.5], dtype=DOUBLE), rtol=0.03, atol=0)
+
+
+def test_what_searches_have_not_met_is_said():
+    target = bk.Target.from_pyro(spike)
+    known = KnownModes.of(target)
+    assert known.summary == "" and known.unmet == 1.0
+    known.climb_summands(target, torch.zeros(1, D, dtype=DOUBLE))
+    known.climb(target, torch.zeros(18, D, dtype=DOUBLE), "search")
+    known.weigh(target)
+    count = known.num_searches  # those from one point, and those of the terms
+    assert 20 <= count <= 22 and known.unmet == pytest.approx(2 * 3 / (count * (count - 1)))
+    wide, narrow = (math.exp(part) for part in exact_parts())
+    assert known.shares == pytest.approx([wide / (wide + narrow), narrow / (wide + narrow)], rel=0.3)
+    assert str(known).startswith("2 modes are known, of ") and str(known).endswith("% of starts may lead to others")

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from bayeskit.core.randomness import one_thread
 from bayeskit.draws import Draws
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence.diagnostics import Diagnostics, EvidenceFromDraws
@@ -85,7 +86,7 @@ def estimator(
                 if (reason := split_refusal(target, needs)) is not None:
                     raise SettingsError(f"{function.__name__} does not apply: {reason}")
             begin = time.monotonic()
-            with _asked_by(_ESTIMATOR):
+            with one_thread(), _asked_by(_ESTIMATOR):
                 found = _judged(target, function(target, *given, **named))
                 if asked_by == _NOBODY and isinstance(found, Evidence):
                     seed, progress = named.get("seed", 0), named.get("progress", True)
@@ -109,7 +110,7 @@ def estimator(
 @contextmanager
 def comparison() -> Iterator[None]:
     """Tell estimators that their target has been checked already."""
-    with _asked_by(_COMPARISON):
+    with one_thread(), _asked_by(_COMPARISON):
         yield
 
 
