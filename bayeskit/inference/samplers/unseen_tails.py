@@ -113,6 +113,8 @@ def _of_scale(
         found = _highest(target, start, others, scales)
         here, at, path = found.log_density, found.position, list[tuple[float, float]]()
         spent += found.num_gradients
+        if not math.isfinite(here):
+            continue
         for step in _STEPS:
             at = at.clone()
             at[column] = end[column] + side * step * sd
