@@ -21,6 +21,7 @@ from bayeskit.logdensity.target import Target
 __all__ = [
     "BLOCK",
     "KnownModes",
+    "MIN_MISSING",
     "Peak",
     "PeakCheck",
     "check_peaks",
@@ -175,6 +176,8 @@ _PEAK_SHARE = 0.9
 _MIN_EFFECTIVE = 30.0
 #: Steps by which the width of a mode is found, and the change of the log density there.
 _BISECTIONS, _HALF_A_NAT = 14, 0.5
+#: Smallest missing share that is reported, if it also exceeds one standard error.
+MIN_MISSING = 0.01
 #: A missing share is reported if it exceeds so many standard errors.
 _MAX_ERRORS = 5.0
 
@@ -255,11 +258,17 @@ def half_nat_widths(log_density: Callable[[Tensor], Tensor], points: Tensor, dir
     return (0.5 * (low + high)).exp(), 2 * n * k * _BISECTIONS
 
 
-def is_missed(expected: float, share: float, chance: float, relative_error: float, least: float) -> bool:
-    """Tell whether the ``share`` of draws in a peak is less than ``expected`` by ``least`` and beyond all errors."""
+def is_missed(expected: float, share: float, chance: float, relative_error: float, standard_error: float) -> bool:
+    """Tell whether the ``share`` of draws in a peak is less than ``expected``, beyond all errors and where it matters.
+
+    A peak that no draw has met matters if its mass is larger than the ``standard_error`` of the estimate.
+    """
     difference = math.hypot(chance, expected * relative_error)
+    least = min(MIN_MISSING, standard_error) if standard_error > 0 else MIN_MISSING
     # ``chance`` is the standard error of ``share``. A large relative error of ``expected`` is normal on the log scale.
     lowest = expected * math.exp(-_MAX_ERRORS * relative_error)
+    if share == 0 and 0 < standard_error < lowest:
+        return True
     return expected - share > max(least, _MAX_ERRORS * difference) or lowest - share > max(least, _MAX_ERRORS * chance)
 
 
@@ -316,7 +325,7 @@ class KnownModes:
         if not self.peaks:
             return ""
         shares = self.shares
-        shown = ", ".join(f"{100 * share:.2g} %" for share in shares[:_MOST_SHOWN])
+        shown = ", ".join(f"{100 * share:.3g} %" for share in shares[:_MOST_SHOWN])
         more = " and less" if len(shares) > _MOST_SHOWN else ""
         modes = "one mode is known" if len(shares) == 1 else f"{len(shares)} modes are known, of {shown}{more}"
         rest = f"about {100 * self.unmet:.1g} % of starts may lead to others"

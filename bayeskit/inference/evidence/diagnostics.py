@@ -24,10 +24,18 @@ from bayeskit.errors import ConstantsWarning, SettingsError
 from bayeskit.inference.evidence.checks import SEARCH_ERRORS, rounding_problems
 from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
 from bayeskit.inference.evidence.improper_priors import improper
-from bayeskit.inference.evidence.missed_mass import MIN_MISSING, exceeds_error, same_likelihood
+from bayeskit.inference.evidence.missed_mass import exceeds_error, same_likelihood
 from bayeskit.inference.evidence.modes import STARTS_BESIDE_DRAWS, best_of, starts_from_prior
 from bayeskit.inference.evidence.result import Evidence
-from bayeskit.inference.peaks import KnownModes, Peak, check_peaks, divided_by_valleys, is_missed, num_looks
+from bayeskit.inference.peaks import (
+    MIN_MISSING,
+    KnownModes,
+    Peak,
+    check_peaks,
+    divided_by_valleys,
+    is_missed,
+    num_looks,
+)
 from bayeskit.inference.samplers.starts import prior_positions
 from bayeskit.inference.samplers.unseen_tails import unseen_tails
 from bayeskit.logdensity.target import Target
@@ -180,7 +188,6 @@ class Diagnostics:
         if math.isfinite(z.log_evidence):
             outside, looks = self._mass_outside(last, z)
             spent += looks
-            least = min(MIN_MISSING, z.standard_error) if z.standard_error > 0 else MIN_MISSING
 
             def check(peaks: Sequence[Peak]) -> list[str]:
                 nonlocal worst
@@ -188,7 +195,7 @@ class Diagnostics:
                 for peak, looked in product(peaks, (last, *estimate.others)):
                     expected, share, chance, relative_error = _in_peak(peak, z, looked, estimate.known_bias)
                     worst = expected - share if math.isnan(worst) else max(worst, expected - share)
-                    if is_missed(expected, share, chance, relative_error, least):
+                    if is_missed(expected, share, chance, relative_error, z.standard_error):
                         missed.append(
                             f"a mode with a mass of {expected:.3g} times the estimate has {100 * share:.2g} % of the "
                             "draws: they miss a part of the posterior; use nested_sampling or "

@@ -29,7 +29,6 @@ from bayeskit.inference.samplers.smc import GRADIENTS_PER_STEP, PopulationHMC, l
 from bayeskit.logdensity.target import Target
 
 __all__ = [
-    "MIN_MISSING",
     "NUM_MOVED",
     "exceeds_error",
     "missed_mass",
@@ -66,8 +65,6 @@ _FEWEST_IN_TAIL = 4
 #: Probability that draws of the posterior appear not to be, and share of a standard error that a flow has to have:
 #: a few moves find only a part of what is missing.
 _FALSE_ALARM, _PART_OF_ERROR = 1e-4, 1 / 3
-#: Smallest missing share that is reported, if it also exceeds one standard error.
-MIN_MISSING = 0.01
 
 
 def missed_mass(
@@ -147,7 +144,6 @@ def _missed_peak(
 def weighted_check(x: Tensor, log_weights: Tensor, log_z: float, standard_error: float) -> PeakCheck:
     """Return the check whether weighted draws ``x (n, d)`` behind an estimate miss a peak."""
     weights, effective = torch.softmax(log_weights, 0), float(weight_effective_sample_size(log_weights))
-    least = min(MIN_MISSING, standard_error) if standard_error > 0 else MIN_MISSING
 
     def check(peaks: Sequence[Peak]) -> list[str]:
         for peak in peaks:
@@ -156,7 +152,7 @@ def weighted_check(x: Tensor, log_weights: Tensor, log_z: float, standard_error:
             # The binomial error of the expected share, so that draws that never saw the mode do not appear certain.
             likely = min(max(share, expected), 1.0)
             chance = math.sqrt(max(likely * (1 - likely), 1 / effective) / effective)
-            if is_missed(expected, share, chance, math.hypot(peak.relative_error, standard_error), least):
+            if is_missed(expected, share, chance, math.hypot(peak.relative_error, standard_error), standard_error):
                 return [
                     f"a mode with a mass of {expected:.3g} times the estimate has {100 * share:.2g} % of the weighted "
                     "draws, so they miss a part of the posterior: use nested_sampling or stepping_stone"
