@@ -82,7 +82,7 @@ def _scales(target: Target) -> list[int]:
     ends[0] = -_AT_THE_ENDS
     values, columns = target.constrain(ends), []
     for site in target.sites:
-        value = values[site.name].reshape(2, -1)
+        value = values.get(site.name, ends[:, :0]).reshape(2, -1)  # values of an own density may have other names
         if value.shape[1] != site.stop - site.start:
             continue
         positive = (value[0] >= 0) & (value[0] < _SMALL * value[1])
