@@ -74,3 +74,14 @@ def test_probabilities_and_scales_are_looked_at_and_nothing_else():
 
     draws = bk.sample(others, num_samples=200, progress=False)
     assert unseen_tails(draws) == []
+
+
+def test_values_of_an_own_density_may_have_other_names():
+    target = bk.Target.from_log_density(
+        lambda u: (-0.5 * (u * u).sum(-1), -u),
+        2,
+        names={"log_scale": (), "x": ()},
+        constrain=lambda u: {"scale": u[..., 0].exp() if isinstance(u, torch.Tensor) else 2.0 ** u[..., 0]},
+        batched=True,
+    )
+    assert unseen_tails(bk.sample(target, num_samples=300, progress=False)) == []
