@@ -31,7 +31,7 @@ __all__ = [
     "negative_hessian",
     "num_looks",
     "posterior",
-    "refined",
+    "refine_maximum",
     "reflections",
     "remembered_checks",
     "weigh_peak",
@@ -86,7 +86,7 @@ def _differences(climbed: ClimbObjective, mode: Tensor, step: Tensor) -> Tensor:
     return -0.5 * (hessian + hessian.T)
 
 
-def refined(target: Target, end: Tensor) -> tuple[Tensor, float, Tensor, int]:
+def refine_maximum(target: Target, end: Tensor) -> tuple[Tensor, float, Tensor, int]:
     """Refine a maximum by Newton's method; return ``(d,)``, value, negative Hessian ``(d, d)`` and evaluations."""
     # Newton steps do not depend on units. They start only close to a maximum, so that other end points are reported.
     precision, spent = negative_hessian(target, end)
@@ -202,7 +202,7 @@ class Peak:
 
 def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | None, int]:
     """Return the peak about the end ``mode (d,)`` of a search, None if its mass is unknown, and evaluations."""
-    mode, _, precision, spent = refined(target, mode)
+    mode, _, precision, spent = refine_maximum(target, mode)
     if not bool(precision.isfinite().all()):
         return None, spent
     factor, failed = torch.linalg.cholesky_ex(precision)

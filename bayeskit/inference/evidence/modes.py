@@ -16,7 +16,7 @@ from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, InitializationError
 from bayeskit.inference.evidence.checks import is_same, require_own
-from bayeskit.inference.peaks import KnownModes, posterior, refined
+from bayeskit.inference.peaks import KnownModes, posterior, refine_maximum
 from bayeskit.inference.samplers.starts import CANDIDATES, starting_points
 from bayeskit.logdensity.climbing import ClimbObjective, quartile_distance
 from bayeskit.logdensity.engine import Engine
@@ -148,7 +148,7 @@ def find_mode(target: Target, *, draws: Draws | None = None, seed: int = 0) -> M
     """
     modes, search = find_modes(target, seed=seed, draws=draws)
     KnownModes.of(target).note(modes, "search for the highest mode")
-    end, value, precision, steps = refined(target, modes[0])
+    end, value, precision, steps = refine_maximum(target, modes[0])
     problems, probes = not_a_maximum(target, posterior(target), end, precision)
     return Mode(end, value, precision, modes[1:], search + steps + probes, tuple(problems))
 

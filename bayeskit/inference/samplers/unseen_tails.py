@@ -16,6 +16,7 @@ from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.peaks import negative_hessian
 from bayeskit.logdensity.climbing import ClimbObjective
+from bayeskit.logdensity.own_density import OwnDensity
 from bayeskit.logdensity.target import Target
 
 __all__ = ["UnseenTail", "unseen_tails"]
@@ -53,8 +54,8 @@ def unseen_tails(draws: Draws) -> list[UnseenTail]:
     spend little time and seldom come. What they never met, R-hat and effective sizes do not show.
     """
     target = draws.target
-    if target is None:
-        return []
+    if target is None or isinstance(target.density, OwnDensity):
+        return []  # the functions of a user are asked for no values far from the draws
     known: WeakKeyDictionary[Draws, list[UnseenTail]] = target.findings.setdefault("unseen tails", WeakKeyDictionary())
     if draws not in known:
         known[draws] = _searched(target, draws)
@@ -82,7 +83,7 @@ def _scales(target: Target) -> list[int]:
     ends[0] = -_AT_THE_ENDS
     values, columns = target.constrain(ends), []
     for site in target.sites:
-        value = values.get(site.name, ends[:, :0]).reshape(2, -1)  # values of an own density may have other names
+        value = values[site.name].reshape(2, -1)
         if value.shape[1] != site.stop - site.start:
             continue
         positive = (value[0] >= 0) & (value[0] < _SMALL * value[1])

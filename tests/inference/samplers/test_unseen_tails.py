@@ -43,11 +43,12 @@ def draws_of_bulk(height, scaled, sd=BULK):
     )
 
 
-def test_a_plateau_of_a_scale_is_found_with_its_share():
+def test_a_plateau_of_a_scale_is_found_with_its_share(limit):
     for scaled in (False, True):
         (found,) = unseen_tails(draws_of_bulk(HEIGHT, scaled))
-        # The density in the tail of 4,000 draws, from 60 of them, and a few points on the plateau.
-        assert abs(math.log(found.share / SHARE)) < 0.7
+        # The density in the tail comes from 60 draws. A plateau that ends between two points counts half that piece.
+        steps = 8 * BULK
+        assert abs(math.log(found.share / SHARE)) < limit() / math.sqrt(60) + 0.5 * steps / (FAR - NEAR)
         assert "'scale' is above" in found.warning
 
 
@@ -76,12 +77,12 @@ def test_probabilities_and_scales_are_looked_at_and_nothing_else():
     assert unseen_tails(draws) == []
 
 
-def test_values_of_an_own_density_may_have_other_names():
+def test_functions_of_a_user_are_not_asked_for_distant_values():
+    def constrain(u):
+        assert float(abs(u).max()) < 15
+        return {"scale": math.exp(float(u[0]))}
+
     target = bk.Target.from_log_density(
-        lambda u: (-0.5 * (u * u).sum(-1), -u),
-        2,
-        names={"log_scale": (), "x": ()},
-        constrain=lambda u: {"scale": u[..., 0].exp() if isinstance(u, torch.Tensor) else 2.0 ** u[..., 0]},
-        batched=True,
+        lambda u: (-0.5 * float(u @ u), -u), 2, names={"log_scale": (), "x": ()}, constrain=constrain
     )
     assert unseen_tails(bk.sample(target, num_samples=300, progress=False)) == []
