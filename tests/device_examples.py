@@ -193,7 +193,7 @@ def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
 
 #: Shorter runs for examples that take long: what is replaced in their text. Numbers are compared with the host's.
 SHORTER = {
-    "models.discrete.mixtures.labels.relabel": {"4, 50, 50": "4, 20, 10"},
+    "models.discrete.mixtures.labels.relabel": {"4, 300, 100": "4, 20, 10"},
     "models.wide_networks.finite_width.ntk_drift_against_width": {"(16, 256)": "(4, 8)"},
     "models.wide_networks.gaussian_processes.marginal_likelihood.fit_depths": {
         "fit_depths(make_network, [1, 3]": "found = fit_depths(make_network, [1, 2]"

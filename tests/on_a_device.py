@@ -5,6 +5,7 @@ cases are the examples of the docstrings.
 """
 
 import dataclasses
+import inspect
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -158,6 +159,8 @@ def test_an_example_gives_the_numbers_of_the_host(name, device):
 def test_each_reason_holds_for_something_that_is_there():
     assert elsewhere().keys() <= public().keys()
     assert all(f"bayeskit.{name}" in EXAMPLES for name in SHORTER)
+    sources = {name: inspect.getsource(public()[f"bayeskit.{name}"]) for name in SHORTER}
+    assert not [(name, text) for name, texts in SHORTER.items() for text in texts if text not in sources[name]]
 
 
 def test_a_constant_left_on_the_host_is_seen(device, monkeypatch):
