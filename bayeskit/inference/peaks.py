@@ -169,7 +169,8 @@ def _nearest_before(x: Tensor) -> Tensor:
 
 # The ellipsoid about a mode and its posterior mass.
 
-_PEAK_DRAWS = 1000
+#: Draws that weigh a peak, and one whose width is known along the axes only.
+_PEAK_DRAWS, _ROUGH_PEAK_DRAWS = 1000, 10_000
 #: Probability of the ellipsoid under the normal approximation.
 _PEAK_SHARE = 0.9
 #: Smallest effective sample size for the mass of an ellipsoid.
@@ -206,7 +207,7 @@ def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | N
     if not bool(precision.isfinite().all()):
         return None, spent
     factor, failed = torch.linalg.cholesky_ex(precision)
-    peak = None if bool(failed) else _weighed(target, mode, factor, seed)
+    peak = None if bool(failed) else _weighed(target, mode, factor, _PEAK_DRAWS, seed)
     spent += _PEAK_DRAWS
     if peak is not None:
         return peak, spent
@@ -214,16 +215,16 @@ def weigh_peak(target: Target, mode: Tensor, *, seed: int = 0) -> tuple[Peak | N
     _, vectors = torch.linalg.eigh(precision)
     widths, looks = half_nat_widths(target.log_density, mode[None], vectors.mT)
     factor = torch.linalg.cholesky_ex((vectors / widths[:, 0].amax(0).square()) @ vectors.mT).L
-    return _weighed(target, mode, factor, seed), spent + looks + _PEAK_DRAWS
+    return _weighed(target, mode, factor, _ROUGH_PEAK_DRAWS, seed), spent + looks + _ROUGH_PEAK_DRAWS
 
 
-def _weighed(target: Target, mode: Tensor, factor: Tensor, seed: int) -> Peak | None:
+def _weighed(target: Target, mode: Tensor, factor: Tensor, num_draws: int, seed: int) -> Peak | None:
     """Return the peak of a mode ``(d,)`` within an ellipsoid, None if draws from its normal distribution fail."""
     if not bool(factor.isfinite().all()):
         return None
     generator = new_generator(seed, factor.device, stream="mass of a peak")
     like = {"dtype": factor.dtype, "device": factor.device, "generator": generator}
-    noise = torch.randn(_PEAK_DRAWS, target.dim, **like)  # type: ignore[call-overload]
+    noise = torch.randn(num_draws, target.dim, **like)  # type: ignore[call-overload]
     radius = math.sqrt(2 * float(scipy.special.gammaincinv(target.dim / 2, _PEAK_SHARE)))
     x = mode + torch.linalg.solve_triangular(factor.mT, noise.mT, upper=True).mT
     constant = factor.diagonal().log().sum() - 0.5 * target.dim * math.log(2 * math.pi)
@@ -234,8 +235,8 @@ def _weighed(target: Target, mode: Tensor, factor: Tensor, seed: int) -> Peak | 
     effective = math.exp(2 * total - float((2 * log_weight).logsumexp(0))) if math.isfinite(total) else 0.0
     if effective < _MIN_EFFECTIVE:
         return None
-    error = math.sqrt(max(1 / effective - 1 / _PEAK_DRAWS, 1 / _PEAK_DRAWS**2))
-    return Peak(mode, factor, radius, total - math.log(_PEAK_DRAWS), error)
+    error = math.sqrt(max(1 / effective - 1 / num_draws, 1 / num_draws**2))
+    return Peak(mode, factor, radius, total - math.log(num_draws), error)
 
 
 def half_nat_widths(log_density: Callable[[Tensor], Tensor], points: Tensor, directions: Tensor) -> tuple[Tensor, int]:
