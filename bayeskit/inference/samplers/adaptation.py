@@ -15,6 +15,7 @@ from bayeskit.core.texts import short_repr
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.hmc import HMC, HMCInfo, HMCState
 from bayeskit.inference.samplers.metric import MAX_CROSS_DIMENSION, RANK, Metric, Moments, Window
+from bayeskit.inference.samplers.scale_jumps import ScaleJumps, jump, scale_jumps, within_reach
 from bayeskit.inference.samplers.starts import local_scale
 from bayeskit.logdensity.target import Target
 
@@ -222,6 +223,7 @@ _FIRST_CAREFUL = 2  # first window whose divergences count; metrics of earlier w
 _MAX_DIVERGING = 1e-3  # share of a window's transitions
 _FAR = 30.0  # factor by which a window changes a scale, from which on the step size is sought anew
 _HALVINGS, _LEAPS = 12, 10  # trials of a rough step size
+_SHARE_OF_WARMUP = 3  # of its gradients: most that is spent on jumps, in large batches
 _FIRST_STEPS = 8  # limit of leapfrog steps in the first window; doubles with every window
 
 
@@ -265,6 +267,7 @@ class AdaptationState(NamedTuple):
     window: Window  # draws and gradients from which directions are estimated; without slots for other metrics
     anchor: Tensor  # (n, d): positions when the window before began, by which a chain that stands still is known
     restarts: Tensor  # (), int64, on the host: how often the warm-up began again
+    jumps: ScaleJumps  # of the sampling phase; empty before it, and where trajectories cross the posterior
 
 
 @dataclass(frozen=True)
@@ -375,6 +378,7 @@ class Adaptation:
             window=Window.start(g, position, kind == "low_rank"),
             anchor=position,
             restarts=torch.zeros((), dtype=torch.int64),
+            jumps=ScaleJumps.none(position),
         )
 
     def step(
@@ -400,13 +404,25 @@ class Adaptation:
         """Run one step of ``kernel``, as returned by :meth:`tuned`, without adaptation."""
         new, info = kernel.step(target, state.kernel, generator=generator)
         # Chains advance in lockstep: the longest trajectory determines the cost for all.
-        longest = info.num_steps.amax()
+        longest, spent = info.num_steps.amax(), 0
+        if len(state.jumps.column):
+            if bool(info.diverging.any()):  # jumps may visit the region in which this trajectory was inaccurate
+                is_visited, spent = within_reach(target, new, state.jumps)
+                info = info._replace(diverging=info.diverging & ~is_visited)
+            new, gradients = jump(target, kernel, new, state.jumps, generator)
+            spent += gradients
         return state._replace(
             kernel=new,
             iteration=state.iteration + 1,
-            num_gradients=state.num_gradients + longest * info.num_steps.numel(),
+            num_gradients=state.num_gradients + longest * info.num_steps.numel() + spent,
             num_calls=state.num_calls + longest,
         ), info
+
+    def with_jumps(self, target: Target, state: AdaptationState, generator: torch.Generator) -> AdaptationState:
+        """Let chains jump from now on along scales on which trajectories would take too long."""
+        budget = _SHARE_OF_WARMUP * int(state.num_gradients)
+        jumps, spent = scale_jumps(target, state.centre[0], _deviation(state.factor)[0], budget, generator)
+        return state._replace(jumps=jumps, num_gradients=state.num_gradients + spent)
 
     def planned(self, state: AdaptationState) -> Any:
         """Return the kernel with the number of remaining calls, which decides whether they are compiled."""

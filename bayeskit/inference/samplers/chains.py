@@ -194,6 +194,8 @@ class Chains:
         if iteration < self._begin(state):
             state, _ = self.adaptation.step(self.target, state, generator=generator)
             return self._again(state, generator) if self.begins_again(state, iteration + 1) else state, {}
+        if iteration == self._begin(state) and self.settings.reparameterize:
+            state = self.adaptation.with_jumps(self.target, state, generator)
         self._tuned = self._tuned or self.adaptation.tuned(state)
         state, info = self.adaptation.advance(self.target, state, self._tuned, generator)
         for _ in range(self.settings.thinning - 1):
