@@ -212,11 +212,16 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
     log_likelihood, diverging = ladder.log_likelihood, ladder.draws.sample_stats.get("diverging")
     levels, chains, count = log_likelihood.shape
     position = ladder.draws.unconstrained.reshape(levels, chains, count, -1).movedim(-1, 1)
-    # Bounded, so that a heavy-tailed prior does not count as disagreement.
     location, spread = _centre(position)
-    everything = torch.cat([((position - location) / spread).tanh(), log_likelihood.unsqueeze(1)], 1)
-    tempered = everything[1:]
-    ranks = r_hat(tempered)
+
+    def at(level: int) -> Tensor:
+        """Return positions and log likelihoods at a temperature, ``(d + 1, chains, draws)``."""
+        # Bounded, so that a heavy-tailed prior does not count as disagreement.
+        bounded = ((position[level] - location[level]) / spread[level]).tanh()
+        return torch.cat([bounded, log_likelihood[level].unsqueeze(0)])
+
+    # One temperature after the other: the draws of all together fill the memory, and each pass over it costs seconds.
+    ranks = torch.stack([r_hat(at(level)) for level in range(1, levels)])
     worst = float(ranks.max())
     problems = []
     still = stands_still(ladder.draws.unconstrained).unflatten(0, (levels, chains))[1:]
@@ -231,7 +236,8 @@ def ladder_problems(ladder: Ladder) -> tuple[list[str], dict[str, float]]:
     least = (2 * MAX_R_HAT - 1) ** 2
     apart = ~(ranks.square() <= least)
     if bool(apart.any()):
-        chance = 1 / effective_within_chains(tempered[apart]).clamp(min=MIN_EFFECTIVE_WITHIN)
+        suspects = [at(int(level) + 1)[apart[level]] for level in apart.any(1).nonzero().flatten()]
+        chance = 1 / effective_within_chains(torch.cat(suspects)).clamp(min=MIN_EFFECTIVE_WITHIN)
         apart[apart.clone()] = ~(ranks[apart].square() <= least + chance)
     if bool(apart.any()):
         problems.append(

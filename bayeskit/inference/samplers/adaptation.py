@@ -90,8 +90,14 @@ class TrajectoryRule(Protocol):
         """Learn from one step that started at ``before``, ``(n, d)``."""
         ...
 
-    def restart(self, state: TrajectoryState, correlation: Tensor | None) -> TrajectoryState:
-        """Adjust to a new metric; ``correlation (g, d, d)`` is the correlation matrix of the draws in it."""
+    def restart(
+        self, state: TrajectoryState, correlation: Tensor | None, spread: Tensor | None = None
+    ) -> TrajectoryState:
+        """Adjust to a new metric.
+
+        ``correlation (g, d, d)`` is the correlation matrix of the draws in a diagonal metric, ``spread (g, d, d)``
+        their covariance in a dense one.
+        """
         ...
 
 
@@ -164,7 +170,9 @@ class ChEES:
         log_average = torch.lerp(state.log_average, log_length, count**-0.6)
         return TrajectoryState(log_length, log_average, second, count)
 
-    def restart(self, state: TrajectoryState, correlation: Tensor | None) -> TrajectoryState:
+    def restart(
+        self, state: TrajectoryState, correlation: Tensor | None, spread: Tensor | None = None
+    ) -> TrajectoryState:
         """Restart at a quarter period of the longest axis; the criterion also has maxima at its odd multiples."""
         zero = torch.zeros_like(state.count)
         log_length = zero + math.log(math.pi / 2)
@@ -201,17 +209,20 @@ class LongestAxis:
         """Return the state unchanged."""
         return state
 
-    def restart(self, state: TrajectoryState, correlation: Tensor | None) -> TrajectoryState:
+    def restart(
+        self, state: TrajectoryState, correlation: Tensor | None, spread: Tensor | None = None
+    ) -> TrajectoryState:
         """Set the length from the longest axis, the median over groups."""
-        if correlation is None:
+        axes = correlation if spread is None else spread
+        if axes is None:
             return state
-        length = (2 * math.pi * self.share * _longest(correlation)).log()
+        length = (2 * math.pi * self.share * _longest(axes)).log()
         return state._replace(log_length=length, log_average=length)
 
 
-def _longest(correlation: Tensor) -> Tensor:
+def _longest(covariance: Tensor) -> Tensor:
     """Return the standard deviation along the longest axis, the median over groups, ``(g, d, d) -> ()``."""
-    return torch.linalg.eigvalsh(correlation)[..., -1].clamp(min=1.0).sqrt().median()
+    return torch.linalg.eigvalsh(covariance)[..., -1].clamp(min=1.0).sqrt().median()
 
 
 MetricKind = Literal["auto", "diagonal", "dense", "low_rank"]
@@ -528,11 +539,14 @@ class Adaptation:
         )
 
     def _close_window(self, state: AdaptationState) -> AdaptationState:
-        moments, correlation = state.moments, None
+        moments, correlation, spread = state.moments, None, None
         directions, stretch, low_rank = state.directions, state.stretch, bool(len(state.window.draws[0]))
         if state.factor.dim() == 3:
             # Row-major as in a restored checkpoint: products of the other layout round differently.
-            factor = (state.factor @ moments.root_with(state.slopes)).contiguous()
+            root = moments.root_with(state.slopes)
+            factor = (state.factor @ root).contiguous()
+            # In earlier windows chains that are on their way lie apart, which is no reason for long trajectories.
+            spread = moments.spread(root) if int(state.iteration) == self._windows()[1][-1] else None
             centre = state.centre + (state.factor @ moments.mean.unsqueeze(-1)).squeeze(-1)
         else:
             variance = moments.variance(state.factor.square())
@@ -546,7 +560,7 @@ class Adaptation:
             factor=factor,
             centre=centre,
             slopes=Moments.start(self.num_groups, state.slopes.mean),
-            trajectory=self.trajectory.restart(state.trajectory, correlation),
+            trajectory=self.trajectory.restart(state.trajectory, correlation, spread),
             step=DualAveraging.start(state.step.averaged),
             moments=Moments.start(self.num_groups, state.kernel.position),
             directions=directions,

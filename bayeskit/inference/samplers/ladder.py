@@ -35,6 +35,9 @@ from bayeskit.logdensity.target import Target
 __all__ = ["Exchange", "Ladder", "sample_ladder"]
 
 
+_MAX_DENSE = 128  # dimensions, beyond which the matrices of all temperatures cost more than they save
+
+
 @dataclass(frozen=True)
 class Exchange:
     """Exchange rates and round trips of parallel tempering.
@@ -253,7 +256,7 @@ def sample_ladder(
     variance = prior_variance(target, seed)
     betas = [warm.repeat_interleave(num_chains) for warm in levels[1:].tensor_split(num_groups)]
     climb = Climb(levels[1:], variance)
-    adaptations = [_adaptation(beta, num_chains, num_warmup, target_acceptance, variance) for beta in betas]
+    adaptations = [_adaptation(beta, target.dim, num_chains, num_warmup, target_acceptance, variance) for beta in betas]
     facts: dict[str, object] = {
         "num_warmup": num_warmup,
         "seed": seed,
@@ -278,7 +281,7 @@ def sample_ladder(
 
 
 def _adaptation(
-    beta: Tensor, num_chains: int, num_warmup: int, target_acceptance: float, variance: Tensor | None
+    beta: Tensor, dim: int, num_chains: int, num_warmup: int, target_acceptance: float, variance: Tensor | None
 ) -> Adaptation:
     return Adaptation(
         HMC(beta=beta),
@@ -286,8 +289,9 @@ def _adaptation(
         num_groups=len(beta) // num_chains,
         target_acceptance=target_acceptance,
         initial_variance=variance,
-        metric="diagonal",
+        metric="auto" if dim <= _MAX_DENSE else "diagonal",
         trajectory=LongestAxis(),
+        least_length=0.0,  # the rule has a least length of its own
     )
 
 

@@ -213,6 +213,17 @@ class Moments(NamedTuple):
         usable = ((failed == 0) & factor.isfinite().all(-1).all(-1))[:, None, None]
         return torch.where(usable, factor, identity).to(self.mean.dtype)
 
+    def spread(self, root: Tensor) -> Tensor:
+        """Return covariances ``(g, d, d)`` in units of ``root (g, d, d)``, less what their largest eigenvalue owes to chance."""
+        inner = torch.linalg.solve_triangular(root, self.cross, upper=False)
+        covariance = torch.linalg.solve_triangular(root, inner.mT, upper=False)
+        count = self.count.clamp(min=1).unsqueeze(-1)
+        # The largest eigenvalue of as many independent draws with the identity as covariance (Marchenko and Pastur
+        # 1967); as in `correlation`, a third of the draws counts as independent.
+        chance = (1 + (_DRAWS_PER_EFFECTIVE * root.shape[-1] / count).sqrt()).square()
+        covariance = 0.5 * (covariance + covariance.mT) / (count * chance)
+        return torch.where(covariance.isfinite().all(-1, keepdim=True).all(-2, keepdim=True), covariance, 0.0)
+
     def correlation(self) -> Tensor:
         """Return correlation matrices ``(g, d, d)``, shrunk towards the identity (Schaefer and Strimmer 2005)."""
         # The weight of the identity is the expected squared error of the correlations over their squared size, with a
