@@ -214,7 +214,7 @@ class Moments(NamedTuple):
         return torch.where(usable, factor, identity).to(self.mean.dtype)
 
     def spread(self, root: Tensor) -> Tensor:
-        """Return covariances ``(g, d, d)`` in units of ``root (g, d, d)``, less what their largest eigenvalue owes to chance."""
+        """Return covariances ``(g, d, d)`` in units of ``root (g, d, d)``, less the largest by chance."""
         inner = torch.linalg.solve_triangular(root, self.cross, upper=False)
         covariance = torch.linalg.solve_triangular(root, inner.mT, upper=False)
         count = self.count.clamp(min=1).unsqueeze(-1)
