@@ -464,6 +464,7 @@ def stepping_stone(target: Target, ladder: Ladder) -> Evidence:
 
 _MAX_ROUNDS = 4
 _MARGIN = 0.25  # target gap as a share of the tolerance, because the pilot estimates the gap roughly
+_TOLERANCE = 0.01  # nats
 _ROUGH = 1.0  # nats of discretisation error from which the temperatures are only good for another pilot
 _LITTLE = 0.25  # of the Monte Carlo error: a smaller gap adds three percent to the standard error
 
@@ -475,7 +476,8 @@ def _refined(target: Target, parts: Parts, seed: int) -> Evidence:
         ladder=parts.part(Part.LADDER),
         num_chains=spend.num_chains,
         num_warmup=spend.num_warmup,
-        num_samples=spend.num_samples,
+        # More temperatures need fewer draws at each for the same error.
+        num_samples=max(8, spend.num_samples // 2),
         seed=seed,
         progress=parts.progress,
         checkpoint=parts.file("refined"),
@@ -487,7 +489,7 @@ def thermodynamic_integration(
     target: Target,
     *,
     ladder: Ladder | None = None,
-    tolerance: float = 0.01,
+    tolerance: float | None = None,
     num_temperatures: int = 20,
     max_temperatures: int = 200,
     num_chains: int = 8,
@@ -510,8 +512,8 @@ def thermodynamic_integration(
         Has to support draws from its prior.
     ladder : Ladder, optional
         Replaces the pilot; also used for the estimate if its discretisation error is small enough.
-    tolerance : float, default 0.01
-        Largest discretisation error, in nats; a quarter of the Monte Carlo error where that is more.
+    tolerance : float, optional
+        Largest discretisation error, in nats; by default 0.01, or a quarter of the Monte Carlo error if that is more.
     num_temperatures : int, default 20
         Steps of the pilot ladder.
     max_temperatures : int, default 200
@@ -554,7 +556,8 @@ def thermodynamic_integration(
     >>> abs(z.log_evidence - case.log_evidence) < 4 * z.standard_error, abs(z.diagnostics["gap"]) < 0.01
     (True, True)
     """
-    tolerance = real_number("tolerance", tolerance, between=(0, math.inf))
+    if tolerance is not None:
+        tolerance = real_number("tolerance", tolerance, between=(0, math.inf))
     num_temperatures = whole_number("num_temperatures", num_temperatures, 4)
     max_temperatures = whole_number("max_temperatures", max_temperatures, num_temperatures)
     num_warmup, num_samples = whole_number("num_warmup", num_warmup, 0), whole_number("num_samples", num_samples, 8)
@@ -563,9 +566,6 @@ def thermodynamic_integration(
 
     def draw(number: int, levels: torch.Tensor | None, short: bool) -> Ladder:
         warmup, samples = (num_warmup // 2, max(num_samples // 4, 8)) if short else (num_warmup, num_samples)
-        if ladder is not None and levels is not None:
-            # No more draws in all than in the given ladder: more temperatures need fewer each for the same error.
-            samples = max(8, samples * min(len(ladder.beta), len(levels)) // len(levels))
         return sample_ladder(
             target,
             num_temperatures,
@@ -601,9 +601,11 @@ def _settled(path: IntegrandCurve, tolerance: float) -> bool:
     return path.first_step_holds and path.has_enough_intervals and _gap(path) <= tolerance
 
 
-def _wanted(path: IntegrandCurve, ladder: Ladder, tolerance: float) -> float:
-    """Return the largest discretisation error worth removing."""
-    return max(tolerance, _LITTLE * path.error(ladder, corrected=True)) if path.first_step_holds else tolerance
+def _wanted(path: IntegrandCurve, ladder: Ladder, tolerance: float | None) -> float:
+    """Return the largest discretisation error that may stay: the ``tolerance``, or by default a small one."""
+    if tolerance is not None:
+        return tolerance
+    return max(_TOLERANCE, _LITTLE * path.error(ladder, corrected=True)) if path.first_step_holds else _TOLERANCE
 
 
 def _gap(path: IntegrandCurve) -> float:

@@ -76,12 +76,12 @@ class SliceInfo(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Random numbers of the updates; the leading dimensions are update and chain, ``(num_steps + 1, n)``."""
+    """Random numbers of the updates; the leading dimensions are update and chain, ``(num_steps, n)``."""
 
-    brackets: Tensor  # (num_steps + 1, n, d), as vectors
+    brackets: Tensor  # (num_steps, n, d), as vectors
     levels: Tensor  # depth of the slice below the log prior
     starts: Tensor  # start of the bracket relative to the point, in bracket lengths
-    labels: Tensor
+    labels: Tensor  # (num_steps + 1, n), the last for the points that remain
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,14 +187,15 @@ class ConstrainedSlice:
         low, high = plan.starts[0], plan.starts[0] + 1
         batches = 0
         while True:
+            now = update.clamp(max=self.num_steps - 1)  # a finished chain repeats its last update in vain
             label = self._label(log_likelihood, plan.labels[update, chain])
             t = low + (high - low) * torch.rand(n, dtype=x.dtype, device=x.device, generator=generator)
-            proposal = torch.addcmul(x, t.unsqueeze(-1), plan.brackets[update, chain])
+            proposal = torch.addcmul(x, t.unsqueeze(-1), plan.brackets[now, chain])
             new_prior, new_likelihood = self._evaluate(target, proposal)
             batches += 1
 
             active = update < self.num_steps
-            on_slice = self._inside(log_prior, new_prior, plan.levels[update, chain])
+            on_slice = self._inside(log_prior, new_prior, plan.levels[now, chain])
             accept = active & on_slice & self.above(new_likelihood, label)
             x = torch.where(accept.unsqueeze(-1), proposal, x)
             log_prior = torch.where(accept, new_prior, log_prior)
@@ -207,7 +208,7 @@ class ConstrainedSlice:
             done = accept | give_up
             update = update + done
             shrinks = torch.where(done, 0, shrinks)
-            start = plan.starts[update, chain]
+            start = plan.starts[update.clamp(max=self.num_steps - 1), chain]
             low = torch.where(done, start, torch.where(t < 0, t, low))
             high = torch.where(done, start + 1, torch.where(t < 0, high, t))
             if batches % TICKS_BETWEEN_CHECKS == 0 and not bool((update < self.num_steps).any()):
@@ -221,17 +222,17 @@ class ConstrainedSlice:
         return evaluation.log_prior, evaluation.log_likelihood
 
     def _plan(self, x: Tensor, generator: torch.Generator) -> _Plan:
-        """Draw the random numbers of every update, and of one unused update for finished chains."""
-        shape = (self.num_steps + 1, x.shape[0])
+        """Draw the random numbers of every update."""
+        shape = (self.num_steps, x.shape[0])
         brackets = self._brackets(shape, generator)
         uniform = torch.rand(shape, dtype=x.dtype, device=x.device, generator=generator)
         levels = -uniform.clamp(min=torch.finfo(x.dtype).tiny).log()
         starts = -torch.rand(shape, dtype=x.dtype, device=x.device, generator=generator)
-        labels = torch.rand(shape, dtype=torch.float64, device=x.device, generator=generator)
+        labels = torch.rand(shape[0] + 1, shape[1], dtype=torch.float64, device=x.device, generator=generator)
         return _Plan(brackets, levels, starts, labels)
 
     def _brackets(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-        """Return brackets as vectors, ``(num_steps + 1, n, d)``."""
+        """Return brackets as vectors, ``(num_steps, n, d)``."""
         m, d = self.ensemble.shape
         device, n = self.ensemble.device, shape[1]
         sweeps = -(-shape[0] // d)

@@ -438,3 +438,30 @@ def test_few_divergences_count_where_chains_move_slowly():
 
     assert problems(0.0) == []
     assert len(problems(0.97)) == 1 and "move slowly" in problems(0.97)[0]
+
+
+def test_rough_temperatures_are_refined_by_a_pilot(monkeypatch, limit):
+    # A sharp normal likelihood: the eight temperatures given leave an error of more than a nat.
+    scale, made = 300.0, []
+    target = bk.Target.from_functions(
+        lambda u: (-0.5 * u.square() - 0.5 * math.log(2 * math.pi)).sum(-1),
+        lambda u: -0.5 * (scale * u).square().sum(-1),
+        4,
+        lambda n, generator: torch.randn(n, 4, generator=generator, dtype=torch.float64),
+    )
+    known = -2 * math.log1p(scale**2)
+    draw = _integration.sample_ladder
+
+    def noted(*arguments, **settings):
+        made.append(draw(*arguments, **settings))
+        return made[-1]
+
+    given = sample_ladder(target, 8, 8, 100, 200, progress=False)
+    assert abs(float(_integration.curve(target, given).gaps.sum())) > 1
+    monkeypatch.setattr(_integration, "sample_ladder", noted)
+    settings = {"num_chains": 8, "num_warmup": 100, "num_samples": 200, "progress": False}
+    z = thermodynamic_integration(target, ladder=given, **settings)
+    assert made[0].draws.num_draws == 50 and made[-1].draws.num_draws == 200
+    assert abs(z.log_evidence - known) < limit() * z.standard_error
+    # What is left of the error of the rule is small beside the Monte Carlo error, and no reason for another ladder.
+    assert abs(z.diagnostics["gap"]) <= max(0.01, 0.25 * z.diagnostics["monte_carlo_error"])

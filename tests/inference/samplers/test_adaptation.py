@@ -129,6 +129,21 @@ def test_the_longest_axis_sets_the_trajectory(limit):
     assert abs(float(z_scores(lengths, exact))) < limit(1, 7), lengths
 
 
+def test_the_longest_axis_in_a_dense_metric():
+    root = torch.tensor([[[2.0, 0.0, 0.0], [1.0, 0.5, 0.0], [-1.0, 3.0, 4.0]]], dtype=torch.float64)
+    stretched = torch.tensor([9.0, 1.0, 0.25], dtype=torch.float64)
+    rule, count = LongestAxis(), 300.0
+    moments = Moments(torch.full((1, 1), count, dtype=torch.float64), root[:, 0], count * (root * stretched) @ root.mT)
+    # Of the identity in three dimensions, known by 100 independent draws, chance makes (1 + sqrt(3 / 100))^2.
+    spread, chance = moments.spread(root), (1 + math.sqrt(0.03)) ** 2
+    assert torch.allclose(spread[0], torch.diag(stretched) / chance, atol=1e-12)
+    state = rule.restart(rule.start(root[0]), None, spread)
+    assert abs(float(state.log_length.exp()) - 0.4 * math.pi * 3 / math.sqrt(chance)) < 1e-12
+    # One that chance explains leaves the length as it was.
+    still = rule.restart(rule.start(root[0]), None, moments._replace(cross=count * root @ root.mT).spread(root))
+    assert abs(float(still.log_length.exp()) - 0.4 * math.pi) < 1e-12
+
+
 def chees_root(jitter):
     """Length where the expected gradient of ChEES is zero on a standard normal, time spread evenly within a share.
 

@@ -237,3 +237,37 @@ def test_a_ladder_without_chains_is_refused(normal_normal):
 
 def test_no_iterations_have_no_round_trips():
     assert Exchange(torch.zeros(1), torch.zeros(2), 0).round_trip_rate == 0
+
+
+def ill_conditioned(scales):
+    """Return a target with a standard normal prior, ``log L = -|S R b|^2 / 2``, and its mean log likelihoods."""
+    d = len(scales)
+    generator = torch.Generator().manual_seed(3)
+    rotation, _ = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64))
+    design = scales.unsqueeze(-1) * rotation
+
+    def log_prior(u):
+        return -0.5 * u.square().sum(-1) - 0.5 * d * math.log(2 * math.pi)
+
+    def log_likelihood(u):
+        return -0.5 * (u @ design.T).square().sum(-1)
+
+    def sample(n, generator):
+        return torch.randn(n, d, generator=generator, dtype=torch.float64)
+
+    def mean(beta):
+        return -0.5 * (scales.square() / (1 + beta.unsqueeze(-1) * scales.square())).sum(-1)
+
+    return bk.Target.from_functions(log_prior, log_likelihood, d, sample), mean
+
+
+def test_an_ill_conditioned_posterior_needs_short_trajectories(limit):
+    # Condition 1e6, and axes that are no coordinates: a diagonal metric needs hundreds of steps for each trajectory.
+    target, mean = ill_conditioned(torch.logspace(-0.5, 3, 10, dtype=torch.float64))
+    ladder = sample_ladder(target, 8, 16, 150, 100, seed=2, progress=False)
+    found, exact = ladder.log_likelihood[1:], mean(ladder.beta[1:])
+    z = (found.mean((1, 2)) - exact) / mean_error(found)
+    assert float(z.abs().max()) < limit(len(z)), z
+    # 0.4 pi in the metric takes two to three steps in ten dimensions; in early windows, in a wrong metric, more.
+    transitions = 8 * 16 * 250
+    assert ladder.num_evaluations < 10 * transitions, ladder.num_evaluations / transitions
