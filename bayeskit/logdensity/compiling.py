@@ -365,8 +365,9 @@ def num_operations(operation: Any, arguments: Sequence[Any]) -> int:
 
 def recorded(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> tuple[int, int, int]:
     """Return the number of operations behind the results, the bytes they write, and the operations inside loops."""
-    # Counted as in a traced graph without dead code, to a few operations; views of earlier tensors write nothing.
-    with _Recorder() as recorder:
+    # Counted as in a traced graph without dead code, to a few operations; views of earlier tensors write nothing, and
+    # what is made of constants alone is written once, not for each vector.
+    with _Recorder(arguments) as recorder:
         results = function(*arguments)
         return recorder.behind(results)
 
@@ -380,8 +381,9 @@ def is_view(operation: Any) -> bool:
 class _Recorder(DispatchMode):
     """Recorder of the inputs and the written bytes of each operation, below gradients and batching."""
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Iterable[Tensor]) -> None:
         super().__init__()
+        self._unknown = WeakIdKeyDictionary({x: True for x in arguments})  # tensors that depend on them, or on chance
         self._sources: list[list[int]] = []
         self._bytes: list[int] = []
         self._repeated: list[int] = []
@@ -398,7 +400,11 @@ class _Recorder(DispatchMode):
     ) -> Any:
         operation = safe(operation)
         result = operation(*args, **(kwargs or {}))
-        sources = self._makers(tree_leaves((args, kwargs)))
+        leaves = tree_leaves((args, kwargs))
+        sources = self._makers(leaves)
+        random = torch.Tag.nondeterministic_seeded in operation.tags
+        if random or any(isinstance(x, Tensor) and x in self._unknown for x in leaves):
+            self._unknown.update({x: True for x in tree_leaves(result) if isinstance(x, Tensor)})
         if isinstance(result, Tensor):
             number = self._note(sources, result)
             if is_view(operation) and self._views.issuperset(sources):
@@ -409,7 +415,7 @@ class _Recorder(DispatchMode):
             for part in tree_leaves(result):
                 if isinstance(part, Tensor):  # taking an element of a tuple counts as an operation
                     self._note([number], part)
-        if operation._schema.is_mutable or torch.Tag.nondeterministic_seeded in operation.tags:
+        if operation._schema.is_mutable or random:
             self._kept.append(number)
         return result
 
@@ -431,7 +437,8 @@ class _Recorder(DispatchMode):
         number = len(self._sources)
         self._sources.append(sources)
         self._repeated.append(0)
-        self._bytes.append(0 if result is None else result.numel() * result.dtype.itemsize)
+        written = result is not None and result in self._unknown
+        self._bytes.append(result.numel() * result.dtype.itemsize if written and result is not None else 0)
         if result is not None:
             self._made_by[result] = number
         return number
@@ -680,10 +687,14 @@ def trace_call(evaluate: Callable[..., Evaluation], *arguments: Tensor) -> Graph
 
 
 def cost(graph: GraphModule) -> Cost:
-    """Count the nodes of a graph traced for one vector and the bytes that they write."""
+    """Count the nodes of a graph traced for one vector and the bytes that they write for it."""
     num_bytes = num_nodes = 0
     given: set[Node] = set()  # inputs and their views, for which nothing is written
+    unknown: set[Node] = set()  # what depends on the vector or on chance
     for node in graph.graph.nodes:
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if node.op == "placeholder" or random or not unknown.isdisjoint(node.all_input_nodes):
+            unknown.add(node)
         schema = getattr(node.target, "_schema", None)
         if node.op != "call_function" or (schema and is_view(node.target) and given.issuperset(node.all_input_nodes)):
             given.add(node)
@@ -691,7 +702,7 @@ def cost(graph: GraphModule) -> Cost:
             continue
         num_nodes += 1
         meta = node.meta.get("tensor_meta")
-        if hasattr(meta, "shape") and node not in given:
+        if hasattr(meta, "shape") and node not in given and node in unknown:
             num_bytes += meta.shape.numel() * meta.dtype.itemsize
     return Cost(num_nodes, num_bytes)
 

@@ -45,6 +45,7 @@ from bayeskit.logdensity.pyro_runs import (
     Constants,
     Coordinate,
     DomainCheck,
+    Likelihood,
     Reader,
     Record,
     Supply,
@@ -56,6 +57,7 @@ from bayeskit.logdensity.pyro_runs import (
     tensors_in,
     unsteady,
 )
+from bayeskit.logdensity.sufficient_statistics import originals_kept
 from bayeskit.logdensity.supports import coordinate_log_density
 from bayeskit.logdensity.supports import draw_coordinates as draw_coordinate
 from bayeskit.logdensity.tracing import UNTRACEABLE
@@ -425,15 +427,20 @@ class PyroDensity:
         with globals_kept(), pyro.validation_enabled(validate), defaults(self.dtype, self.device):
             yield
 
-    def _run(self, supply: Supply, enumerate_sites: bool = True) -> dict[str, Record]:
-        return self._call(supply, enumerate_sites)[0].records
+    def _run(
+        self, supply: Supply, enumerate_sites: bool = True, likelihood: Likelihood = Likelihood.EACH
+    ) -> dict[str, Record]:
+        return self._call(supply, enumerate_sites, likelihood)[0].records
 
-    def _call(self, supply: Supply, enumerate_sites: bool = True) -> tuple[Reader, Any]:
-        reader = Reader(supply, self._constants)
+    def _call(
+        self, supply: Supply, enumerate_sites: bool = True, likelihood: Likelihood = Likelihood.EACH
+    ) -> tuple[Reader, Any]:
+        reader = Reader(supply, self._constants, likelihood=likelihood)
         enumerating = self._enumerates and enumerate_sites
         outer = EnumeratedDimensions(first_available_dim=self._first_available_dim) if enumerating else nullcontext()
         augmented = AugmentedAssignment() if self._augments else nullcontext()
-        with self._globals(validate=False), batchable_distributions(), outer, reader, augmented:
+        kept = originals_kept() if likelihood is Likelihood.SUMS else nullcontext()
+        with self._globals(validate=False), batchable_distributions(), kept, outer, reader, augmented:
             returned = self.model(*self.args, **self.kwargs)
         return reader, returned
 
@@ -500,7 +507,8 @@ class PyroDensity:
         return change, torch.stack([moved[site.name] for site in self.sites])
 
     def _joint_of(self, u: Tensor, supply: Supply) -> tuple[Tensor, Tensor]:
-        reader = self._call(supply)[0]
+        # Summed-out sites belong to rows.
+        reader = self._call(supply, likelihood=Likelihood.EACH if self._enumerates else Likelihood.SUMS)[0]
         prior, likelihood = self._joint_of_records(u, reader.records)
         for where in reader.ruled_out:
             likelihood = torch.where(where, -torch.inf, likelihood)
@@ -681,7 +689,7 @@ class PyroDensity:
 
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
         """Return the constrained values of the sites at ``u`` ``(d,)``, except those that need a summed-out site."""
-        records = self._run(self._from_vector(u))
+        records = self._run(self._from_vector(u), likelihood=Likelihood.NONE)
         shapes = self._deterministic_shapes if deterministic else {}
         return {
             r.name: r.value
@@ -699,7 +707,7 @@ class PyroDensity:
                 parts.append(coordinate.jacobian.sum())
             return value, coordinate
 
-        self._run(noted)
+        self._run(noted, likelihood=Likelihood.NONE)
         return torch.stack(parts).sum()
 
     @property
@@ -726,7 +734,7 @@ class PyroDensity:
             pieces[name] = bijection(support).inv(value).reshape(-1)
             return value, None
 
-        self._run(supply)
+        self._run(supply, likelihood=Likelihood.NONE)
         return torch.cat([pieces[s.name] for s in self.sites])
 
     def _draw(self, fn: Any, shape: tuple[int, ...] = ()) -> Tensor:
@@ -766,7 +774,7 @@ class PyroDensity:
             return value, None
 
         try:
-            self._run(supply, enumerate_sites=False)
+            self._run(supply, False, Likelihood.EACH if whole else Likelihood.NONE)
         except torch.linalg.LinAlgError:
             # If only the likelihood cannot factorise a matrix, the prior draw is still valid.
             if whole or any(site.name not in pieces for site in self.sites):
@@ -820,7 +828,7 @@ class PyroDensity:
             base[name] = self._draw(fn)
             return base[name], None
 
-        self._run(draw, enumerate_sites=False)
+        self._run(draw, False, Likelihood.NONE)
         roots: dict[str, Any] = {}
 
         # With every latent and discrete value batched, a distribution that depends on any has a batched density.
@@ -830,7 +838,7 @@ class PyroDensity:
                     roots[name] = fn
                 return batched[name], None
 
-            self._run(supply, enumerate_sites=False)
+            self._run(supply, False, Likelihood.NONE)
             return next(iter(batched.values())).sum()
 
         stacked = {name: torch.stack([value, value]) for name, value in base.items()}

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
 from inspect import getclosurevars
 from pathlib import Path
@@ -30,6 +31,7 @@ from bayeskit.core.torch_internals import without_overrides
 from bayeskit.errors import BayeskitError, DataError, ModelError, UnsupportedSiteError
 from bayeskit.logdensity.exact_probabilities import unclamped
 from bayeskit.logdensity.pyro_distributions import MaskedFill, batchable_distributions, draw_values, naming
+from bayeskit.logdensity.sufficient_statistics import sum_of_log_prob
 from bayeskit.logdensity.tracing import UNTRACEABLE
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "Coordinate",
     "DiscreteValues",
     "DomainCheck",
+    "Likelihood",
     "Reader",
     "Record",
     "Replay",
@@ -243,14 +246,27 @@ def rule_out(where: Tensor) -> Tensor:
     return where
 
 
+class Likelihood(Enum):
+    """What one run of a model records of the log probability of its observed sites."""
+
+    EACH = auto()  # that of each row
+    SUMS = auto()  # sums over some of the rows, where these need less time
+    NONE = auto()
+
+
 class Reader(Messenger):
     """Supply latent values, record log probabilities."""
 
     def __init__(
-        self, supply: Supply, constants: Constants, first_run: bool = False, admits_uniform: bool = False
+        self,
+        supply: Supply,
+        constants: Constants,
+        first_run: bool = False,
+        admits_uniform: bool = False,
+        likelihood: Likelihood = Likelihood.EACH,
     ) -> None:
         super().__init__()
-        self.supply, self.constants = supply, constants
+        self.supply, self.constants, self._likelihood = supply, constants, likelihood
         self.first_run, self._admits_uniform = first_run, admits_uniform
         self.records: dict[str, Record] = {}
         self.coordinates: dict[str, Coordinate | None] = {}
@@ -398,19 +414,28 @@ class Reader(Messenger):
             coordinate = self.coordinates.get(name)
             if coordinate is not None and coordinate.log_density is not None and (mask is None or mask is True):
                 log_prob = coordinate.log_density
-            else:
+            elif kind != "observed" or self._likelihood is not Likelihood.NONE:
                 with nullcontext() if self.first_run else _batchable(name, fn):
                     exact = kind == "observed" and name not in self.constants.relaxed
-                    seen = unclamped(fn, finite=True) if exact else fn
-                    log_prob = scale_and_mask(seen.log_prob(value), msg["scale"], mask)
+                    if exact and self._likelihood is Likelihood.SUMS and _counts_rows_once(msg):
+                        log_prob = sum_of_log_prob(fn, value)
+                    if log_prob is None:
+                        log_prob = (unclamped(fn, finite=True) if exact else fn).log_prob(value)
+                    log_prob = scale_and_mask(log_prob, msg["scale"], mask)
                 if coordinate is not None:
                     log_prob = log_prob + coordinate.jacobian
-            if self.first_run and kind == "observed":
+            if self.first_run and kind == "observed" and log_prob is not None:
                 self._refuse_outer_product(name, fn, value, log_prob)
         dim_to_id = dict(infer.get("_dim_to_id", {}))
         dim = infer.get("_enumerate_dim")
         variable = None if dim is None else dim_to_id[dim]
         self.records[name] = Record(name, kind, value, log_prob, plates, dim_to_id, variable)
+
+
+def _counts_rows_once(msg: Any) -> bool:
+    """Tell whether all rows of a site have one scale and no mask, and are not a part of those of a plate."""
+    whole = all(frame.full_size in (None, frame.size) for frame in msg["cond_indep_stack"])
+    return whole and (msg["mask"] is None or msg["mask"] is True) and getattr(msg["scale"], "ndim", 0) == 0
 
 
 def _layers(fn: Any) -> list[Any]:
