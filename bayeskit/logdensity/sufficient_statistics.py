@@ -39,7 +39,7 @@ class _Rows:
     value: Tensor
     dims: tuple[int, ...]
     dtype: torch.dtype  # of the log density
-    trials: Tensor  # of binomial counts, which may differ between rows
+    trials: Tensor  # of binomial counts
 
     def mean_in_double(self, x: Tensor) -> Tensor:
         """Return the mean over rows of a function of the data, ``(*batch)`` with one row."""
@@ -136,13 +136,6 @@ _FAMILIES: dict[Any, Callable[[Parameters, _Rows], Tensor | None]] = {
 """Mean log density of rows by their distribution, whose subclasses may have other densities."""
 
 
-#: Torch's classes, whose way to expand is also that of Pyro's; a log-normal distribution expands its normal one.
-_EXPANDED: tuple[Any, ...] = tuple(
-    getattr(torch.distributions, name)
-    for name in "Normal Exponential Gamma Poisson Bernoulli Binomial Categorical".split()
-)
-
-
 def sum_of_log_prob(fn: Any, value: Tensor) -> Tensor | None:
     """Return the log density of data, summed over the rows that certainly share all parameters.
 
@@ -157,8 +150,8 @@ def sum_of_log_prob(fn: Any, value: Tensor) -> Tensor | None:
     -------
     Tensor or None
         ``(*batch)`` with size one in place of the summed dimensions. None if nothing can be summed: for other
-        distributions, and where each parameter has memory of its own for each row, or data depend on what is batched
-        or differentiated.
+        distributions, where parameters had a number for each row before they were expanded, and where data depend on
+        what is batched or differentiated. What was expanded outside of :func:`originals_kept` counts as numbers.
     """
     base, shape = fn, fn.batch_shape + fn.event_shape
     while type(base) in _WRAPPERS:
@@ -170,12 +163,16 @@ def sum_of_log_prob(fn: Any, value: Tensor) -> Tensor | None:
     value, trials = without_idle_gradients(value), without_idle_gradients(trials)
     if any(is_wrapped(x) or x.requires_grad for x in (value, trials)):
         return None
-    shape, parameters = torch.broadcast_shapes(shape, value.shape), _parameters(base)
+    base = vars(base).get("base_dist", base)  # of a log-normal distribution
+    shape = torch.broadcast_shapes(shape, value.shape)
+    expanded, parameters = _parameters(base), _parameters(vars(base).get(_ORIGINAL, base))
     vectors = int(family is _categorical)  # dimensions of a parameter to the right of its rows
     dims = tuple(
         dim
         for dim in range(-len(shape), 0)
-        if shape[dim] > 1 and all(_is_shared(x, dim - vectors) for x in parameters.values())
+        if shape[dim] > 1
+        and all(_is_shared(x, dim - vectors) for x in parameters.values())
+        and all(_is_repeated(x, dim - vectors) for x in expanded.values())
     )
     if not dims:
         return None
@@ -187,9 +184,6 @@ def sum_of_log_prob(fn: Any, value: Tensor) -> Tensor | None:
 
 
 def _parameters(fn: Any) -> Parameters:
-    """Return the parameters of a distribution as they were before it was expanded."""
-    fn = vars(fn).get("base_dist", fn)  # of a log-normal distribution
-    fn = vars(fn).get(_ORIGINAL, fn)
     if not hasattr(fn, "_param"):
         return {name: getattr(fn, name) for name in fn.arg_constraints}
     # Probabilities or logits, of which torch computes the other on demand.
@@ -201,6 +195,11 @@ def _is_shared(parameter: Tensor, dim: int) -> bool:
     return -dim > parameter.dim() or parameter.shape[dim] == 1
 
 
+def _is_repeated(parameter: Tensor, dim: int) -> bool:
+    """Tell whether all numbers along a dimension are one in memory."""
+    return _is_shared(parameter, dim) or parameter.stride(dim) == 0
+
+
 def _remembering(expand: Callable[..., Any]) -> Callable[..., Any]:
     def expanded(self: Any, *args: Any, **kwargs: Any) -> Any:
         new = expand(self, *args, **kwargs)
@@ -210,15 +209,22 @@ def _remembering(expand: Callable[..., Any]) -> Callable[..., Any]:
     return expanded
 
 
+#: How torch's classes expand, which Pyro's share, and how they do here; a log-normal distribution expands its normal one.
+_EXPAND: dict[Any, tuple[Any, Any]] = {
+    kind: (kind.expand, _remembering(kind.expand))
+    for name in "Normal Exponential Gamma Poisson Bernoulli Binomial Categorical".split()
+    for kind in (getattr(torch.distributions, name),)
+}
+
+
 @contextmanager
 def originals_kept() -> Iterator[None]:
     """Let distributions that are expanded, as plates do, remember what they were before."""
-    # A parameter of the expanded distribution has the shape of its rows, and its gradient has one number a row.
-    before = {kind: kind.expand for kind in _EXPANDED}
-    for kind, expand in before.items():
-        kind.expand = _remembering(expand)
+    # An expanded parameter has the shape of the rows, and its gradient one number for each of them.
+    for kind, (_, ours) in _EXPAND.items():
+        kind.expand = ours
     try:
         yield
     finally:
-        for kind, expand in before.items():
-            kind.expand = expand
+        for kind, (theirs, _) in _EXPAND.items():
+            kind.expand = theirs
