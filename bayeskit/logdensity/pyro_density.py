@@ -45,9 +45,9 @@ from bayeskit.logdensity.pyro_runs import (
     Constants,
     Coordinate,
     DomainCheck,
-    Likelihood,
     Reader,
     Record,
+    RowTerms,
     Supply,
     culprit,
     dtype_and_device,
@@ -428,18 +428,18 @@ class PyroDensity:
             yield
 
     def _run(
-        self, supply: Supply, enumerate_sites: bool = True, likelihood: Likelihood = Likelihood.EACH
+        self, supply: Supply, enumerate_sites: bool = True, likelihood: RowTerms = RowTerms.EACH
     ) -> dict[str, Record]:
         return self._call(supply, enumerate_sites, likelihood)[0].records
 
     def _call(
-        self, supply: Supply, enumerate_sites: bool = True, likelihood: Likelihood = Likelihood.EACH
+        self, supply: Supply, enumerate_sites: bool = True, likelihood: RowTerms = RowTerms.EACH
     ) -> tuple[Reader, Any]:
         reader = Reader(supply, self._constants, likelihood=likelihood)
         enumerating = self._enumerates and enumerate_sites
         outer = EnumeratedDimensions(first_available_dim=self._first_available_dim) if enumerating else nullcontext()
         augmented = AugmentedAssignment() if self._augments else nullcontext()
-        kept = originals_kept() if likelihood is Likelihood.SUMS else nullcontext()
+        kept = originals_kept() if likelihood is RowTerms.SUMS else nullcontext()
         with self._globals(validate=False), batchable_distributions(), kept, outer, reader, augmented:
             returned = self.model(*self.args, **self.kwargs)
         return reader, returned
@@ -508,7 +508,7 @@ class PyroDensity:
 
     def _joint_of(self, u: Tensor, supply: Supply) -> tuple[Tensor, Tensor]:
         # Summed-out sites belong to rows.
-        reader = self._call(supply, likelihood=Likelihood.EACH if self._enumerates else Likelihood.SUMS)[0]
+        reader = self._call(supply, likelihood=RowTerms.EACH if self._enumerates else RowTerms.SUMS)[0]
         prior, likelihood = self._joint_of_records(u, reader.records)
         for where in reader.ruled_out:
             likelihood = torch.where(where, -torch.inf, likelihood)
@@ -689,7 +689,7 @@ class PyroDensity:
 
     def values(self, u: Tensor, deterministic: bool = False) -> dict[str, Tensor]:
         """Return the constrained values of the sites at ``u`` ``(d,)``, except those that need a summed-out site."""
-        records = self._run(self._from_vector(u), likelihood=Likelihood.NONE)
+        records = self._run(self._from_vector(u), likelihood=RowTerms.NONE)
         shapes = self._deterministic_shapes if deterministic else {}
         return {
             r.name: r.value
@@ -707,7 +707,7 @@ class PyroDensity:
                 parts.append(coordinate.jacobian.sum())
             return value, coordinate
 
-        self._run(noted, likelihood=Likelihood.NONE)
+        self._run(noted, likelihood=RowTerms.NONE)
         return torch.stack(parts).sum()
 
     @property
@@ -734,7 +734,7 @@ class PyroDensity:
             pieces[name] = bijection(support).inv(value).reshape(-1)
             return value, None
 
-        self._run(supply, likelihood=Likelihood.NONE)
+        self._run(supply, likelihood=RowTerms.NONE)
         return torch.cat([pieces[s.name] for s in self.sites])
 
     def _draw(self, fn: Any, shape: tuple[int, ...] = ()) -> Tensor:
@@ -774,7 +774,7 @@ class PyroDensity:
             return value, None
 
         try:
-            self._run(supply, False, Likelihood.EACH if whole else Likelihood.NONE)
+            self._run(supply, False, RowTerms.EACH if whole else RowTerms.NONE)
         except torch.linalg.LinAlgError:
             # If only the likelihood cannot factorise a matrix, the prior draw is still valid.
             if whole or any(site.name not in pieces for site in self.sites):
@@ -828,7 +828,7 @@ class PyroDensity:
             base[name] = self._draw(fn)
             return base[name], None
 
-        self._run(draw, False, Likelihood.NONE)
+        self._run(draw, False, RowTerms.NONE)
         roots: dict[str, Any] = {}
 
         # With every latent and discrete value batched, a distribution that depends on any has a batched density.
@@ -838,7 +838,7 @@ class PyroDensity:
                     roots[name] = fn
                 return batched[name], None
 
-            self._run(supply, False, Likelihood.NONE)
+            self._run(supply, False, RowTerms.NONE)
             return next(iter(batched.values())).sum()
 
         stacked = {name: torch.stack([value, value]) for name, value in base.items()}

@@ -39,7 +39,7 @@ __all__ = [
     "Coordinate",
     "DiscreteValues",
     "DomainCheck",
-    "Likelihood",
+    "RowTerms",
     "Reader",
     "Record",
     "Replay",
@@ -246,7 +246,7 @@ def rule_out(where: Tensor) -> Tensor:
     return where
 
 
-class Likelihood(Enum):
+class RowTerms(Enum):
     """What one run of a model records of the log probability of its observed sites."""
 
     EACH = auto()  # that of each row
@@ -263,7 +263,7 @@ class Reader(Messenger):
         constants: Constants,
         first_run: bool = False,
         admits_uniform: bool = False,
-        likelihood: Likelihood = Likelihood.EACH,
+        likelihood: RowTerms = RowTerms.EACH,
     ) -> None:
         super().__init__()
         self.supply, self.constants, self._likelihood = supply, constants, likelihood
@@ -414,10 +414,10 @@ class Reader(Messenger):
             coordinate = self.coordinates.get(name)
             if coordinate is not None and coordinate.log_density is not None and (mask is None or mask is True):
                 log_prob = coordinate.log_density
-            elif kind != "observed" or self._likelihood is not Likelihood.NONE:
+            elif kind != "observed" or self._likelihood is not RowTerms.NONE:
                 with nullcontext() if self.first_run else _batchable(name, fn):
                     exact = kind == "observed" and name not in self.constants.relaxed
-                    if exact and self._likelihood is Likelihood.SUMS and _counts_rows_once(msg):
+                    if exact and self._likelihood is RowTerms.SUMS and _counts_rows_once(msg):
                         log_prob = sum_of_log_prob(fn, value)
                     if log_prob is None:
                         log_prob = (unclamped(fn, finite=True) if exact else fn).log_prob(value)

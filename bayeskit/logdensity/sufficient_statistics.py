@@ -209,7 +209,7 @@ def _remembering(expand: Callable[..., Any]) -> Callable[..., Any]:
     return expanded
 
 
-#: How torch's classes expand, which Pyro's share, and how they do here; a log-normal distribution expands its normal one.
+#: How torch's classes expand, and Pyro's with them, and how they do here; a log-normal one expands its normal one.
 _EXPAND: dict[Any, tuple[Any, Any]] = {
     kind: (kind.expand, _remembering(kind.expand))
     for name in "Normal Exponential Gamma Poisson Bernoulli Binomial Categorical".split()
