@@ -50,6 +50,8 @@ __all__ = ["PrequentialEvidence", "prequential", "prequential_refusal"]
 
 _MOVE_BELOW = 0.5
 _PROBES = 4
+#: Largest number of log likelihoods, of each observation at each particle, in a comparison: 128 MiB.
+_MOST_TERMS = 2**24
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 
@@ -114,7 +116,7 @@ def _compared(target: Target, parts: Parts, seed: int) -> Evidence:
     return prequential(target, **fewer_and_larger(parts.budget.smc), seed=seed, progress=parts.progress)
 
 
-@estimator(Part.PRIOR, refuses=lambda target, parts: prequential_refusal(target), by=_compared)
+@estimator(Part.PRIOR, refuses=lambda target, parts: _refusal(target, parts), by=_compared)
 def prequential(
     target: Target,
     *,
@@ -232,6 +234,20 @@ def prequential_refusal(target: Target) -> str | None:
     except ModelError as error:
         return str(error)
     return None
+
+
+def _refusal(target: Target, parts: Parts) -> str | None:
+    """Return the reason why a comparison leaves the method out."""
+    if (reason := prequential_refusal(target)) is not None:
+        return reason
+    num_data, sizes = _Data(target, None).num_data, fewer_and_larger(parts.budget.smc)
+    num_particles = sizes["num_particles"] * sizes["num_replicates"]
+    if num_data * num_particles <= _MOST_TERMS:
+        return None
+    return (
+        f"{num_data} observations one by one, each with its log likelihood at {num_particles} particles, take more "
+        "time and memory than all other methods; call prequential(target, num_particles=...) by itself"
+    )
 
 
 class _Data:

@@ -10,8 +10,10 @@ from matplotlib.figure import Figure
 
 import bayeskit as bk
 from bayeskit.errors import ModelError, SettingsError, ShapeError
+from bayeskit.inference import evidence
 from bayeskit.inference.evidence.diagnostics import Diagnostics, Peaks
 from bayeskit.inference.evidence.prequential_evidence import PrequentialEvidence, prequential, prequential_refusal
+from bayeskit.inference.evidence.shared_runs import SharedRuns
 
 F64 = torch.float64
 TOSSES = torch.tensor([1, 1, 0, 1, 0, 1, 1, 1], dtype=F64)
@@ -154,3 +156,15 @@ def test_bad_input_is_refused():
     assert "sample_prior" in prequential_refusal(
         bk.Target.from_functions(functions.log_prior, functions.log_likelihood, 1)
     )
+
+
+def test_a_comparison_leaves_it_out_where_it_would_take_more_than_all_else():
+    def model(y):
+        mean = pyro.sample("mean", dist.Normal(y.new_tensor(0.0), 1.0))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    method = evidence.METHODS["prequential"]
+    few, many = (bk.Target.from_pyro(model, torch.zeros(n, dtype=torch.float64)) for n in (100, 10_000))
+    assert method.refusal(few, SharedRuns(few)) is None
+    assert "10000 observations" in method.refusal(many, SharedRuns(many))
