@@ -398,6 +398,10 @@ def sample(
         logistic sites whose location or scale depends on other sites are centred as much as suits the data: chosen
         for each element from draws of the warm-up (after Gorinova, Moore and Hoffman 2020). The draws are those of
         the model as it is written. Models without such sites, and targets made of functions, are sampled as they are.
+        In models of up to 64 dimensions and three scales, chains also jump along scales whose marginal distribution is
+        long for its peak, as in the neck of a funnel or under a vague prior: Metropolis' rule accepts values of all
+        coordinates that nested Laplace approximations propose in every second iteration (after Rue, Martino and Chopin
+        2009). A trajectory that diverges where such jumps lead does not count as divergent.
     progress : bool, default True
         Show a progress bar for runs longer than two seconds.
     **kwargs

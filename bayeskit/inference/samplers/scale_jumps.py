@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,148 +11,19 @@ import torch
 from torch import Tensor
 
 from bayeskit.errors import BayeskitError
-from bayeskit.inference.peaks import negative_hessian
 from bayeskit.inference.samplers.hmc import HMCState, choose
-from bayeskit.logdensity.climbing import ClimbObjective
-from bayeskit.logdensity.own_density import OwnDensity
+from bayeskit.inference.samplers.scale_profiles import Profile, follow, scales_of
 from bayeskit.logdensity.target import Target
 
-__all__ = ["MOST_SCALES", "Profile", "ScaleJumps", "jump", "positive_coordinates", "profile", "scale_jumps"]
+__all__ = ["Proposal", "ScaleJumps", "jump", "scale_jumps", "within_reach"]
 
-#: Scales of a model that are looked at.
-MOST_SCALES = 3
-_MOST_DIMENSIONS = 64  # each knot has a matrix
-_AT_THE_ENDS, _SMALL = 20.0, 1e-6  # unconstrained values at which a number from zero on is known, and their ratio
-_MOST_MOVES = 4  # steps in each direction by which the maximum over another scale is sought
-_FAR = (4.0, 12.0)  # the same where a distribution seems to end, in widths
-_NEWTON, _AT_REST, _LENGTHS = 6, 0.01, (1.0, 0.5, 0.25, 0.1, 0.01)
-_LEAST_CURVATURE = 1e-4  # of an axis of the profile, relative to the curvatures along the coordinates
-_MOST_KNOTS, _SMALLEST_STEP = 96, 1e-3  # of one scale, and in units of its width
-_FLAT, _STEEP, _FASTER = 0.5, 1.5, 1.7  # changes in nats between neighbouring knots, and the growth of steps
-_NEGLIGIBLE = 11.0  # nats below the mass of the highest segment
+_MOST_DIMENSIONS = 64  # a jump differentiates the gradient along all coordinates that are no scales
 _LONG = 12.0  # half widths of the peak between the quantiles below; a normal distribution has 6.2
 _QUANTILES = (0.001, 0.999)
 _PILOTS, _REACH = 400, math.log(30.0)  # proposals that show the mean weight, and how much larger one may be
 _EVERY = 2  # iterations of which one jumps
 _DIFFERENCE, _STEPS = 1e-3, 2  # of gradients, in widths; steps of Newton's to the maximum given the scales
 _DEGREES = 8  # of freedom of what is proposed for the other coordinates; even
-
-
-def positive_coordinates(target: Target) -> list[int]:
-    """Return the coordinates of numbers from zero on."""
-    ends = torch.full((2, target.dim), _AT_THE_ENDS, dtype=target.dtype, device=target.device)
-    ends[0] = -_AT_THE_ENDS
-    values, columns = target.constrain(ends), []
-    for site in target.sites:
-        value = values[site.name].reshape(2, -1)
-        if value.shape[1] != site.stop - site.start:
-            continue
-        positive = (value[0] >= 0) & (value[0] < _SMALL * value[1])
-        columns += [site.start + place for place in positive.nonzero().flatten().tolist()]
-    return columns
-
-
-class Profile(NamedTuple):
-    """The maximum over some coordinates, with Laplace's approximation of the integral over them."""
-
-    position: Tensor  # (d,)
-    log_density: float  # of the marginal distribution of the other coordinates
-    width: Tensor  # (d,), standard deviations given the scale of a knot; zero for coordinates that are kept
-    is_maximum: bool  # else a climb ended early or on a saddle, whose curvatures are taken as positive
-    num_gradients: int
-
-
-def profile(target: Target, start: Tensor, free: Tensor) -> Profile:
-    """Maximise over the coordinates ``free (d,)`` of ``start (d,)`` by Newton's method."""
-
-    def whole(w: Tensor) -> Tensor:
-        u = start.expand(*w.shape[:-1], -1).clone()
-        u[..., free] = w
-        return u
-
-    def value_and_gradient(w: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = target.value_and_grad(whole(w))
-        return value, gradient[..., free]
-
-    objective = ClimbObjective(lambda w: target.log_density(whole(w)), value_and_gradient)
-    w = start[free]
-    if not len(w):
-        return Profile(start, float(target.log_density(start)), torch.zeros_like(start), True, 1)
-    spent, lengths = 1, torch.tensor(_LENGTHS, dtype=start.dtype, device=start.device).unsqueeze(-1)
-    (value,), (slope,) = value_and_gradient(w[None])
-    covariance, is_maximum, half_log_det, at_rest = torch.zeros_like(w).diag(), False, math.inf, False
-    for _ in range(_NEWTON):
-        precision, looks = negative_hessian(target, w, objective)
-        spent += looks
-        if not bool(precision.isfinite().all() & slope.isfinite().all()):
-            return Profile(whole(w), -math.inf, torch.zeros_like(start), False, spent)
-        scale = precision.diagonal().abs().clamp(min=torch.finfo(w.dtype).tiny).rsqrt()
-        curvature, axes = torch.linalg.eigh(scale[:, None] * precision * scale)
-        is_maximum = bool((curvature > 0).all())
-        curvature, axes = curvature.abs().clamp(min=_LEAST_CURVATURE), scale[:, None] * axes
-        covariance = (axes / curvature) @ axes.T
-        half_log_det = float(0.5 * curvature.log().sum() - scale.log().sum())
-        step = covariance @ slope
-        at_rest = not float(step @ slope) > _AT_REST
-        if at_rest:
-            break
-        tried, slopes = value_and_gradient(w + lengths * step)
-        spent += len(tried)
-        best = int(tried.nan_to_num(nan=-torch.inf).argmax())
-        if not float(tried[best]) > float(value):
-            break
-        w, value, slope = w + lengths[best] * step, tried[best], slopes[best]
-        # Where the other coordinates are normal, one step ends at the mode, and the curvature is the same there.
-        at_rest = best == 0 and float(slope @ covariance @ slope) < _AT_REST**2
-        if at_rest:
-            break
-    height = float(value) - half_log_det + 0.5 * len(w) * math.log(2 * math.pi)
-    width = torch.zeros_like(start).masked_scatter(free, covariance.diagonal().sqrt())
-    return Profile(whole(w), height, width, is_maximum and at_rest, spent)
-
-
-def knot(target: Target, start: Tensor, column: int, widths: Mapping[int, float]) -> Profile:
-    """Return the marginal density of one scale at ``start (d,)``: all other coordinates are integrated out.
-
-    Coordinates that are no scales have a maximum, which Newton's method finds; along each of the other scales the
-    maximum of their integral is sought by steps of its width, and Laplace's approximation taken from the last three.
-    """
-    free = torch.ones(len(start), dtype=torch.bool, device=start.device)
-    free[list(widths)] = False
-    best = profile(target, start, free)
-    spent, log_density, is_maximum = best.num_gradients, 0.0, True
-    deviations = dict[int, float]()
-    for place, width in widths.items():
-        if place == column:
-            continue
-        for _ in range(_MOST_MOVES):
-            lower, upper = (profile(target, _moved(best.position, place, by), free) for by in (-width, width))
-            spent += lower.num_gradients + upper.num_gradients
-            centre, best = best, max((best, lower, upper), key=lambda one: one.log_density)
-            bend = (2 * centre.log_density - lower.log_density - upper.log_density) / width**2
-            if best is centre:
-                break
-        is_maximum &= best is centre and math.isfinite(bend) and bend > 0
-        if not is_maximum:
-            bend, centre = 1 / width**2, best
-        else:
-            shift = 0.5 * (upper.log_density - lower.log_density) / (bend * width)
-            between = profile(target, _moved(best.position, place, shift), free)
-            spent += between.num_gradients
-            best = max((best, between), key=lambda one: one.log_density)
-        deviations[place] = bend**-0.5
-        log_density += 0.5 * math.log(2 * math.pi / bend)
-    widths_here = best.width.clone()
-    for place, deviation in deviations.items():
-        widths_here[place] = deviation
-    is_maximum &= best.is_maximum
-    return Profile(best.position, best.log_density + log_density, widths_here, is_maximum, spent)
-
-
-def _moved(point: Tensor, place: int, by: float) -> Tensor:
-    point = point.clone()
-    point[place] += by
-    return point
 
 
 class ScaleJumps(NamedTuple):
@@ -189,82 +60,37 @@ def scale_jumps(
     ``centre (d,)`` and ``width (d,)`` are rough means and standard deviations; ``budget`` is a number of gradients.
     """
     found, spent = ScaleJumps.none(centre), 0
-    if target.dim > _MOST_DIMENSIONS or isinstance(target.density, OwnDensity):
-        return found, spent  # the functions of a user are asked for no values far from the draws
-    scales = positive_coordinates(target)
+    scales = scales_of(target) if target.dim <= _MOST_DIMENSIONS and not target.loops else []
     widths = {place: float(width[place]) for place in scales}
-    for column in scales if len(scales) <= MOST_SCALES else ():
+    for column in scales:
         try:
-            knots, looks = _knots(target, centre, column, widths, budget - spent)
+            knots, looks = follow(target, centre, column, widths, budget - spent)
         except (BayeskitError, ArithmeticError, RuntimeError, ValueError):
             continue  # the density fails at a distant point
         spent += looks
-        if _is_long(knots, column):
-            position, width_at, height = (
-                torch.stack(part)
-                for part in zip(
-                    *((one.position, one.width, centre.new_tensor(one.log_density)) for one in knots), strict=True
-                )
-            )
-            is_scale = torch.zeros_like(position, dtype=torch.bool)
-            is_scale[:, scales] = True
-            column_of = torch.full((len(knots),), column)
-            table = ScaleJumps(column_of, position, width_at, height - height.max(), torch.zeros_like(height), is_scale)
-            there, log_proposal = _Proposal(target, table, column).draw(centre.expand(_PILOTS, -1), generator)
-            log_weight = (target.log_density(there) - log_proposal).nan_to_num(nan=-torch.inf)
-            table = table._replace(log_weight=(log_weight.logsumexp(0) - math.log(_PILOTS)).expand(len(knots)))
-            spent += _PILOTS
-            found = ScaleJumps(*(torch.cat(pair) for pair in zip(found, table, strict=True)))
+        if not _is_long(knots, column):
+            continue
+        table = _table(knots, column, scales)
+        there, log_proposal = Proposal(target, table, column).draw(centre.expand(_PILOTS, -1), generator)
+        log_weight = (target.log_density(there) - log_proposal).nan_to_num(nan=-torch.inf)
+        table = table._replace(log_weight=(log_weight.logsumexp(0) - math.log(_PILOTS)).expand(len(knots)))
+        spent += _PILOTS * (target.dim - len(scales) + 3)
+        found = ScaleJumps(*(torch.cat(pair) for pair in zip(found, table, strict=True)))
     return found, spent
 
 
-def _knots(
-    target: Target, start: Tensor, column: int, widths: Mapping[int, float], budget: int
-) -> tuple[list[Profile], int]:
-    """Follow the marginal density of a scale in both directions until its mass is negligible.
-
-    ``widths`` are rough standard deviations of all scales.
-    """
-    width, others, spent = widths[column], {place: size for place, size in widths.items() if place != column}, 0
-
-    def at(points: list[Tensor]) -> Profile:
-        nonlocal spent
-        tried = [knot(target, point, column, widths) for point in points]
-        spent += sum(one.num_gradients for one in tried)
-        return max(tried, key=lambda one: one.log_density)
-
-    first = at([start])
-    knots, top = [first], -math.inf
-    if not (math.isfinite(first.log_density) and 0 < width < math.inf):
-        return [], spent
-    for side in (-1.0, 1.0):
-        last, step, closed = first, 0.5 * width, False
-        while len(knots) < _MOST_KNOTS and spent < budget:
-            found = at([_moved(last.position, column, side * step)])
-            change = abs(found.log_density - last.log_density)
-            if not change <= _STEEP and step > _SMALLEST_STEP * width and last.log_density > top - _NEGLIGIBLE:
-                step *= 0.5
-                continue
-            if not math.isfinite(found.log_density):
-                break
-            mass = max(found.log_density, last.log_density) + math.log(step)
-            if mass < top - _NEGLIGIBLE:
-                # Other scales may have another maximum, beyond a valley.
-                moves = [(place, sign * by * size) for place, size in others.items() for by in _FAR for sign in (-1, 1)]
-                found = at([found.position, *(_moved(found.position, *move) for move in moves)])
-                mass = found.log_density + math.log(step)
-            top, last = max(top, mass), found
-            knots.append(found)
-            closed = mass < top - _NEGLIGIBLE
-            if closed:
-                break
-            step *= _FASTER if change < _FLAT else 1.0
-        if not closed:
-            return [], spent
-    return sorted(knots, key=lambda one: float(one.position[column])), spent
+def _table(knots: Sequence[Profile], column: int, scales: Sequence[int]) -> ScaleJumps:
+    """Return the knots of a scale, without weights."""
+    position = torch.stack([one.position for one in knots])
+    height = position.new_tensor([one.log_density for one in knots])
+    is_scale = torch.zeros_like(position, dtype=torch.bool)
+    is_scale[:, list(scales)] = True
+    width = torch.stack([one.width for one in knots])
+    column_of = torch.full((len(knots),), column)
+    return ScaleJumps(column_of, position, width, height - height.max(), torch.zeros_like(height), is_scale)
 
 
-def _is_long(knots: list[Profile], column: int) -> bool:
+def _is_long(knots: Sequence[Profile], column: int) -> bool:
     """Tell whether quantiles of a marginal density lie far from each other for the width of its peak."""
     if len(knots) < 3:
         return False
@@ -300,7 +126,7 @@ def jump(
     if rest:
         return chains, 0
     columns = jumps.columns
-    proposal = _Proposal(target, jumps.along(column := columns[turn % len(columns)]), column)
+    proposal = Proposal(target, jumps.along(column := columns[turn % len(columns)]), column)
     there, log_proposal = proposal.draw(chains.position, generator)
     fresh = kernel.init(target, there)
     uniform = torch.rand(log_proposal.shape, generator=generator, dtype=there.dtype, device=there.device)
@@ -313,7 +139,7 @@ def within_reach(target: Target, chains: HMCState, jumps: ScaleJumps) -> tuple[T
     """Return which chains ``(n,)`` are where the jumps along one scale lead often enough, and gradients."""
     found, spent = torch.zeros_like(chains.log_density, dtype=torch.bool), 0
     for column in jumps.columns:
-        proposal = _Proposal(target, jumps.along(column), column)
+        proposal = Proposal(target, jumps.along(column), column)
         log_weight = chains.log_density - proposal.log_density(chains.position)
         found |= log_weight < proposal.table.log_weight[0] + _REACH
         spent += proposal.num_gradients
@@ -321,7 +147,7 @@ def within_reach(target: Target, chains: HMCState, jumps: ScaleJumps) -> tuple[T
 
 
 @dataclass
-class _Proposal:
+class Proposal:
     """Independent proposals: a scale from its knots, other scales about their maxima, and all else given the scales.
 
     Given the scales, what is no scale has Laplace's approximation, which is found anew for every value of them.

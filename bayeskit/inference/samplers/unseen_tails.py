@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,30 +13,17 @@ from bayeskit.core.randomness import one_thread
 from bayeskit.core.statistics import effective_sample_size
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError
-from bayeskit.inference.peaks import negative_hessian
-from bayeskit.logdensity.climbing import ClimbObjective
-from bayeskit.logdensity.own_density import OwnDensity
+from bayeskit.inference.samplers.scale_profiles import knot, scales_of
 from bayeskit.logdensity.target import Target
 
 __all__ = ["UnseenTail", "unseen_tails"]
 
 _SHARE_OF_COST = 0.05  # of the run's gradients
-_MOST_SCALES, _MOST_MOVES = 3, 4  # of a model that is looked at, and steps by which each of the others is sought
-_AT_THE_ENDS, _SMALL = 20.0, 1e-6  # unconstrained values at which a number from zero on is known, and their ratio
 _STEPS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # beyond the ends, in standard deviations
 _TAIL, _IN_TAIL, _MOST_IN_TAIL = 0.01, 20.0, 0.1  # share of draws in the tail, how many they are at least, and most
 _NEGLIGIBLE = 8.0  # nats below the density of the first point
 _LEAST_SHARE, _LEAST_VARIANCE = 0.01, 0.1  # of the posterior, and relative to the variance of the draws
 _EXPECTED = 10.0  # times one over the number of draws: beyond the last of them lies more with probability exp(-10)
-_NEWTON, _AT_REST, _LENGTHS = 6, 0.01, (1.0, 0.5, 0.25, 0.1)
-
-
-class _Profile(NamedTuple):
-    """The maximum over some coordinates."""
-
-    position: Tensor  # (d,)
-    log_density: float  # of the marginal distribution of the others, by Laplace's approximation
-    num_gradients: int
 
 
 class UnseenTail(NamedTuple):
@@ -54,8 +40,8 @@ def unseen_tails(draws: Draws) -> list[UnseenTail]:
     spend little time and seldom come. What they never met, R-hat and effective sizes do not show.
     """
     target = draws.target
-    if target is None or isinstance(target.density, OwnDensity):
-        return []  # the functions of a user are asked for no values far from the draws
+    if target is None:
+        return []
     known: WeakKeyDictionary[Draws, list[UnseenTail]] = target.findings.setdefault("unseen tails", WeakKeyDictionary())
     if draws not in known:
         known[draws] = _searched(target, draws)
@@ -66,8 +52,8 @@ def _searched(target: Target, draws: Draws) -> list[UnseenTail]:
     left = int(_SHARE_OF_COST * draws.num_gradients)
     try:
         with one_thread(), torch.no_grad():
-            scales = _scales(target)
-            for column in scales if len(scales) <= _MOST_SCALES else ():
+            scales = scales_of(target)
+            for column in scales:
                 found, spent = _of_scale(target, draws, column, scales, left)
                 left -= spent
                 if found or left <= 0:
@@ -75,20 +61,6 @@ def _searched(target: Target, draws: Draws) -> list[UnseenTail]:
     except (BayeskitError, ArithmeticError, RuntimeError, ValueError):
         return []  # the density fails at a distant point; the draws stand
     return []
-
-
-def _scales(target: Target) -> list[int]:
-    """Return the coordinates of numbers from zero on."""
-    ends = torch.full((2, target.dim), _AT_THE_ENDS, dtype=target.dtype, device=target.device)
-    ends[0] = -_AT_THE_ENDS
-    values, columns = target.constrain(ends), []
-    for site in target.sites:
-        value = values[site.name].reshape(2, -1)
-        if value.shape[1] != site.stop - site.start:
-            continue
-        positive = (value[0] >= 0) & (value[0] < _SMALL * value[1])
-        columns += [site.start + place for place in positive.nonzero().flatten().tolist()]
-    return columns
 
 
 def _of_scale(
@@ -110,8 +82,8 @@ def _of_scale(
             continue
         start, end = x[(outward - inside).abs().argmin()], x[order[0]]
         around = x[order[: max(2, int(2 * tail * len(x)))]]
-        others = {place: float(around[:, place].std()) for place in scales if place != column}
-        found = _highest(target, start, others, scales)
+        widths = {place: float(around[:, place].std()) for place in scales}
+        found = knot(target, start, column, widths)
         here, at, path = found.log_density, found.position, list[tuple[float, float]]()
         spent += found.num_gradients
         if not math.isfinite(here):
@@ -119,7 +91,7 @@ def _of_scale(
         for step in _STEPS:
             at = at.clone()
             at[column] = end[column] + side * step * sd
-            found = _highest(target, at, others, scales)
+            found = knot(target, at, column, widths)
             at, spent = found.position, spent + found.num_gradients
             path.append((float(at[column]), found.log_density - here))
             if not path[-1][1] > -_NEGLIGIBLE or spent > budget:
@@ -132,67 +104,6 @@ def _of_scale(
         if spent > budget:
             break
     return [], spent
-
-
-def _highest(target: Target, start: Tensor, others: Mapping[int, float], scales: list[int]) -> _Profile:
-    """Maximise over other scales, by steps of about a standard deviation, with the rest integrated out."""
-    free = torch.ones(len(start), dtype=torch.bool, device=start.device)
-    free[scales] = False
-    best = _profile(target, start, free)
-    spent = best.num_gradients
-    for place, width in others.items():
-        for move in (width, -width):
-            for _ in range(_MOST_MOVES):
-                at = best.position.clone()
-                at[place] += move
-                found = _profile(target, at, free)
-                spent += found.num_gradients
-                if not found.log_density > best.log_density:
-                    break
-                best = found
-    return best._replace(num_gradients=spent)
-
-
-def _profile(target: Target, start: Tensor, free: Tensor) -> _Profile:
-    """Maximise over the coordinates ``free (d,)`` of ``start (d,)`` by Newton's method."""
-
-    def whole(w: Tensor) -> Tensor:
-        u = start.expand(*w.shape[:-1], -1).clone()
-        u[..., free] = w
-        return u
-
-    def value_and_gradient(w: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = target.value_and_grad(whole(w))
-        return value, gradient[..., free]
-
-    objective = ClimbObjective(lambda w: target.log_density(whole(w)), value_and_gradient)
-    w = start[free]
-    if not len(w):
-        return _Profile(start, float(target.log_density(start)), 1)
-    spent, lengths = 1, torch.tensor(_LENGTHS, dtype=start.dtype, device=start.device).unsqueeze(-1)
-    (value,), (slope,) = value_and_gradient(w[None])
-    half_log_det = math.inf
-    for _ in range(_NEWTON):
-        precision, looks = negative_hessian(target, w, objective)
-        spent += looks
-        factor, failed = torch.linalg.cholesky_ex(precision)
-        if bool(failed) or not bool(factor.isfinite().all()):
-            return _Profile(whole(w), -math.inf, spent)
-        half_log_det = float(factor.diagonal().log().sum())
-        step = torch.cholesky_solve(slope.unsqueeze(-1), factor).squeeze(-1)
-        if not float(step @ slope) > _AT_REST:
-            break
-        tried, slopes = value_and_gradient(w + lengths * step)
-        spent += len(tried)
-        best = int(tried.nan_to_num(nan=-torch.inf).argmax())
-        if not float(tried[best]) > float(value):
-            break
-        w, value, slope = w + lengths[best] * step, tried[best], slopes[best]
-        # Where the other coordinates are normal, one step ends at the mode, and the curvature is the same there.
-        if best == 0 and float(torch.cholesky_solve(slope.unsqueeze(-1), factor).squeeze(-1) @ slope) < _AT_REST**2:
-            break
-    height = float(value) - half_log_det + 0.5 * len(w) * math.log(2 * math.pi)
-    return _Profile(whole(w), height, spent)
 
 
 def _beyond(points: list[tuple[float, float]], mean: float) -> tuple[float, float]:
