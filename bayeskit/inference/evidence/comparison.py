@@ -252,9 +252,13 @@ def _united(place: int, agree: Sequence[Sequence[bool]]) -> bool:
 
 def _contradicted(best: Evidence, results: Sequence[Evidence], limit: float) -> bool:
     """Tell whether an estimate that is not trusted has found more mass than the best one, beyond the errors of both."""
-    # Those of infinite variance lie above by themselves; others that fail miss mass, they do not invent it.
+    # Those of infinite variance lie above by themselves, and integrals over too few temperatures by their known error;
+    # others that fail miss mass, they do not invent it.
     return any(
-        z.log_evidence > best.log_evidence and math.isfinite(z.standard_error) and _gap(z, best) > limit
+        z.log_evidence - abs(z.diagnostics.get("remaining_gap", z.diagnostics.get("trapezoid_gap", 0.0)))
+        > best.log_evidence
+        and math.isfinite(z.standard_error)
+        and _gap(z, best) > limit
         for z in results
         if not z.trusted and z.method in METHODS and METHODS[z.method].kind == "consistent"
     )

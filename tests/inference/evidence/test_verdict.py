@@ -82,6 +82,14 @@ def test_without_a_trusted_method_there_is_no_number():
     assert "unknown" in str(verdict)
 
 
+@pytest.mark.parametrize(("gap", "is_agreed"), [(1.7, True), (0.01, False)])
+def test_an_integral_over_too_few_temperatures_contradicts_nothing_within_its_known_error(gap, is_agreed):
+    coarse = Evidence(
+        "modified_path_sampling", -93.0, 0.03, 9000, ("the ladder is too coarse",), {"remaining_gap": gap}
+    )
+    assert judge([GOOD, OTHER, coarse]).is_agreed == is_agreed
+
+
 def test_methods_on_the_same_draws_count_as_one_source():
     sources = {"bridge_sampling": "posterior", "path_sampling": "ladder", "warp": "posterior"}
     verdict = judge([GOOD, OTHER, Evidence("warp", -94.08, 0.004, 8000)], sources=sources)
