@@ -41,6 +41,7 @@ __all__ = [
 
 KEPT = 2**26  # log likelihoods, half a gigabyte; more are computed a second time
 AT_A_TIME = 2**21
+_COMPARED, _LEAST_COMPARED = 2**25, 500  # log likelihoods in a comparison, of no fewer draws
 TAILS_AT_A_TIME = 512
 _LEAST_LARGEST = 26
 _MAX_BIAS = 0.5  # standard errors
@@ -87,6 +88,13 @@ class _Terms:
             if self._kept is not None:
                 self._kept.append(log_weights)
             yield log_weights
+
+
+def _few_enough(target: Target, draws: Draws) -> Draws:
+    """Return draws for the score of a comparison: fewer where there are many observations, but not too few."""
+    total = draws.log_likelihood.numel()
+    wanted = max(_LEAST_COMPARED, _COMPARED // len(Observations(target).counts))
+    return draws.thin(max(1, total // wanted))
 
 
 def _pointwise_score(method: str, target: Target, draws: Draws, sign: float) -> PredictiveScore:
@@ -175,7 +183,12 @@ def _summed(terms: _Terms, num_draws: int) -> _Sums:
 # Conditional predictive ordinates: each observation given all others, from one set of posterior draws.
 
 
-@estimator(Part.POSTERIOR, kind="score", refuses=lambda target, parts: scores_refusal(target))
+@estimator(
+    Part.POSTERIOR,
+    kind="score",
+    refuses=lambda target, parts: scores_refusal(target),
+    by=lambda target, parts, seed: conditional_predictive_ordinates(target, _few_enough(target, parts.draws), seed=seed),
+)
 def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
     """Return the log pseudo-marginal likelihood: the sum of log densities of each observation given all others.
 
@@ -236,7 +249,12 @@ def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int 
 # Pointwise predictive density: each observation given all observations, including itself.
 
 
-@estimator(Part.POSTERIOR, kind="score", refuses=lambda target, parts: scores_refusal(target))
+@estimator(
+    Part.POSTERIOR,
+    kind="score",
+    refuses=lambda target, parts: scores_refusal(target),
+    by=lambda target, parts, seed: pointwise_predictive_density(target, _few_enough(target, parts.draws), seed=seed),
+)
 def pointwise_predictive_density(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
     """Return the log pointwise predictive density: the sum of log posterior means of each observation's likelihood.
 
