@@ -23,7 +23,7 @@ from bayeskit.inference.evidence.checks import (
     without_nan,
 )
 from bayeskit.inference.evidence.judgement import estimator
-from bayeskit.inference.evidence.methods import Part
+from bayeskit.inference.evidence.methods import Estimate, Part, Parts
 from bayeskit.inference.evidence.result import PredictiveScore
 from bayeskit.logdensity.observations import Observations
 from bayeskit.logdensity.target import Target
@@ -90,11 +90,15 @@ class _Terms:
             yield log_weights
 
 
-def _few_enough(target: Target, draws: Draws) -> Draws:
-    """Return draws for the score of a comparison: fewer where there are many observations, but not too few."""
-    total = draws.log_likelihood.numel()
-    wanted = max(_LEAST_COMPARED, _COMPARED // len(Observations(target).counts))
-    return draws.thin(max(1, total // wanted))
+def _of_fewer_draws(method: str, sign: float) -> Estimate:
+    """Return the score of a comparison, from fewer draws where there are many observations, but not too few."""
+
+    def score(target: Target, parts: Parts, seed: int) -> PredictiveScore:
+        draws = parts.part(Part.POSTERIOR)
+        wanted = max(_LEAST_COMPARED, _COMPARED // len(Observations(target).counts))
+        return _pointwise_score(method, target, draws.thin(max(1, draws.log_likelihood.numel() // wanted)), sign)
+
+    return score
 
 
 def _pointwise_score(method: str, target: Target, draws: Draws, sign: float) -> PredictiveScore:
@@ -187,7 +191,7 @@ def _summed(terms: _Terms, num_draws: int) -> _Sums:
     Part.POSTERIOR,
     kind="score",
     refuses=lambda target, parts: scores_refusal(target),
-    by=lambda target, parts, seed: conditional_predictive_ordinates(target, _few_enough(target, parts.draws), seed=seed),
+    by=_of_fewer_draws("conditional_predictive_ordinates", -1.0),
 )
 def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
     """Return the log pseudo-marginal likelihood: the sum of log densities of each observation given all others.
@@ -253,7 +257,7 @@ def conditional_predictive_ordinates(target: Target, draws: Draws, *, seed: int 
     Part.POSTERIOR,
     kind="score",
     refuses=lambda target, parts: scores_refusal(target),
-    by=lambda target, parts, seed: pointwise_predictive_density(target, _few_enough(target, parts.draws), seed=seed),
+    by=_of_fewer_draws("pointwise_predictive_density", 1.0),
 )
 def pointwise_predictive_density(target: Target, draws: Draws, *, seed: int = 0) -> PredictiveScore:
     """Return the log pointwise predictive density: the sum of log posterior means of each observation's likelihood.
