@@ -52,7 +52,6 @@ class Profile(NamedTuple):
     position: Tensor  # (d,)
     log_density: float  # of the marginal distribution of the other coordinates
     width: Tensor  # (d,), standard deviations given the scale of a knot; zero for coordinates that are kept
-    is_maximum: bool  # else a climb ended early or on a saddle, whose curvatures are taken as positive
     num_gradients: int
 
 
@@ -71,24 +70,23 @@ def _profile(target: Target, start: Tensor, free: Tensor) -> Profile:
     objective = ClimbObjective(lambda w: target.log_density(whole(w)), value_and_gradient)
     w = start[free]
     if not len(w):
-        return Profile(start, float(target.log_density(start)), torch.zeros_like(start), True, 1)
+        return Profile(start, float(target.log_density(start)), torch.zeros_like(start), 1)
     spent, lengths = 1, torch.tensor(_LENGTHS, dtype=start.dtype, device=start.device).unsqueeze(-1)
     (value,), (slope,) = value_and_gradient(w[None])
-    covariance, is_maximum, half_log_det, at_rest = torch.zeros_like(w).diag(), False, math.inf, False
+    covariance, half_log_det = torch.zeros_like(w).diag(), math.inf
     for _ in range(_NEWTON):
         precision, looks = negative_hessian(target, w, objective)
         spent += looks
         if not bool(precision.isfinite().all() & slope.isfinite().all()):
-            return Profile(whole(w), -math.inf, torch.zeros_like(start), False, spent)
+            return Profile(whole(w), -math.inf, torch.zeros_like(start), spent)
         scale = precision.diagonal().abs().clamp(min=torch.finfo(w.dtype).tiny).rsqrt()
         curvature, axes = torch.linalg.eigh(scale[:, None] * precision * scale)
-        is_maximum = bool((curvature > 0).all())
+        # On a saddle, where a climb begins or ends early, curvatures count as positive.
         curvature, axes = curvature.abs().clamp(min=_LEAST_CURVATURE), scale[:, None] * axes
         covariance = (axes / curvature) @ axes.T
         half_log_det = float(0.5 * curvature.log().sum() - scale.log().sum())
         step = covariance @ slope
-        at_rest = not float(step @ slope) > _AT_REST
-        if at_rest:
+        if not float(step @ slope) > _AT_REST:
             break
         tried, slopes = value_and_gradient(w + lengths * step)
         spent += len(tried)
@@ -97,12 +95,11 @@ def _profile(target: Target, start: Tensor, free: Tensor) -> Profile:
             break
         w, value, slope = w + lengths[best] * step, tried[best], slopes[best]
         # Where the other coordinates are normal, one step ends at the mode, and the curvature is the same there.
-        at_rest = best == 0 and float(slope @ covariance @ slope) < _AT_REST**2
-        if at_rest:
+        if best == 0 and float(slope @ covariance @ slope) < _AT_REST**2:
             break
     height = float(value) - half_log_det + 0.5 * len(w) * math.log(2 * math.pi)
     width = torch.zeros_like(start).masked_scatter(free, covariance.diagonal().sqrt())
-    return Profile(whole(w), height, width, is_maximum and at_rest, spent)
+    return Profile(whole(w), height, width, spent)
 
 
 def knot(target: Target, start: Tensor, column: int, widths: Mapping[int, float]) -> Profile:
@@ -114,8 +111,7 @@ def knot(target: Target, start: Tensor, column: int, widths: Mapping[int, float]
     free = torch.ones(len(start), dtype=torch.bool, device=start.device)
     free[list(widths)] = False
     best = _profile(target, start, free)
-    spent, log_density, is_maximum = best.num_gradients, 0.0, True
-    deviations = dict[int, float]()
+    spent, log_density, deviations = best.num_gradients, 0.0, dict[int, float]()
     for place, width in widths.items():
         if place == column:
             continue
@@ -126,9 +122,8 @@ def knot(target: Target, start: Tensor, column: int, widths: Mapping[int, float]
             bend = (2 * centre.log_density - lower.log_density - upper.log_density) / width**2
             if best is centre:
                 break
-        is_maximum &= best is centre and math.isfinite(bend) and bend > 0
-        if not is_maximum:
-            bend, centre = 1 / width**2, best
+        if not (best is centre and 0 < bend < math.inf):
+            bend = 1 / width**2
         else:
             shift = 0.5 * (upper.log_density - lower.log_density) / (bend * width)
             between = _profile(target, _moved(best.position, place, shift), free)
@@ -136,11 +131,10 @@ def knot(target: Target, start: Tensor, column: int, widths: Mapping[int, float]
             best = max((best, between), key=lambda one: one.log_density)
         deviations[place] = bend**-0.5
         log_density += 0.5 * math.log(2 * math.pi / bend)
-    widths_here = best.width.clone()
+    width_of = best.width.clone()
     for place, deviation in deviations.items():
-        widths_here[place] = deviation
-    is_maximum &= best.is_maximum
-    return Profile(best.position, best.log_density + log_density, widths_here, is_maximum, spent)
+        width_of[place] = deviation
+    return Profile(best.position, best.log_density + log_density, width_of, spent)
 
 
 def _moved(point: Tensor, place: int, by: float) -> Tensor:
