@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyro.distributions as dist
 import torch
 from pyro.distributions import ExpandedDistribution, Independent
@@ -164,7 +165,7 @@ def sum_of_log_prob(fn: Any, value: Tensor) -> Tensor | None:
     if any(is_wrapped(x) or x.requires_grad for x in (value, trials)):
         return None
     base = vars(base).get("base_dist", base)  # of a log-normal distribution
-    shape = torch.broadcast_shapes(shape, value.shape)
+    shape = np.broadcast_shapes(shape, value.shape)  # torch's imports SymPy
     expanded, parameters = _parameters(base), _parameters(vars(base).get(_ORIGINAL, base))
     vectors = int(family is _categorical)  # dimensions of a parameter to the right of its rows
     dims = tuple(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.samplers.hmc import HMCState, choose
-from bayeskit.inference.samplers.scale_profiles import Profile, follow, scales_of
+from bayeskit.inference.samplers.scale_profiles import Knot, knots_along, scales_of
 from bayeskit.logdensity.target import Target
 
 __all__ = ["Proposal", "ScaleJumps", "jump", "scale_jumps", "within_reach"]
@@ -64,7 +64,7 @@ def scale_jumps(
     widths = {place: float(width[place]) for place in scales}
     for column in scales:
         try:
-            knots, looks = follow(target, centre, column, widths, budget - spent)
+            knots, looks = knots_along(target, centre, column, widths, budget - spent)
         except (BayeskitError, ArithmeticError, RuntimeError, ValueError):
             continue  # the density fails at a distant point
         spent += looks
@@ -79,7 +79,7 @@ def scale_jumps(
     return found, spent
 
 
-def _table(knots: Sequence[Profile], column: int, scales: Sequence[int]) -> ScaleJumps:
+def _table(knots: Sequence[Knot], column: int, scales: Sequence[int]) -> ScaleJumps:
     """Return the knots of a scale, without weights."""
     position = torch.stack([one.position for one in knots])
     height = position.new_tensor([one.log_density for one in knots])
@@ -90,7 +90,7 @@ def _table(knots: Sequence[Profile], column: int, scales: Sequence[int]) -> Scal
     return ScaleJumps(column_of, position, width, height - height.max(), torch.zeros_like(height), is_scale)
 
 
-def _is_long(knots: Sequence[Profile], column: int) -> bool:
+def _is_long(knots: Sequence[Knot], column: int) -> bool:
     """Tell whether quantiles of a marginal density lie far from each other for the width of its peak."""
     if len(knots) < 3:
         return False

@@ -14,7 +14,7 @@ from bayeskit.logdensity.climbing import ClimbObjective
 from bayeskit.logdensity.own_density import OwnDensity
 from bayeskit.logdensity.target import Target
 
-__all__ = ["Profile", "follow", "knot", "scales_of"]
+__all__ = ["Knot", "knot_at", "knots_along", "scales_of"]
 
 _MOST_SCALES = 3
 _AT_THE_ENDS, _SMALL = 20.0, 1e-6  # unconstrained values at which a number from zero on is known, and their ratio
@@ -46,16 +46,17 @@ def scales_of(target: Target) -> list[int]:
     return columns if len(columns) <= _MOST_SCALES else []
 
 
-class Profile(NamedTuple):
-    """The maximum over some coordinates, with Laplace's approximation of the integral over them."""
+class Knot(NamedTuple):
+    """A point of a marginal density: the others at their maximum, and Laplace's approximation of their integral."""
 
     position: Tensor  # (d,)
-    log_density: float  # of the marginal distribution of the other coordinates
+    log_density: float  # marginal
+    log_volume: float  # what the integral over other scales adds to it
     width: Tensor  # (d,), standard deviations given the scale of a knot; zero for coordinates that are kept
     num_gradients: int
 
 
-def _profile(target: Target, start: Tensor, free: Tensor) -> Profile:
+def _profile(target: Target, start: Tensor, free: Tensor) -> Knot:
     """Maximise over the coordinates ``free (d,)`` of ``start (d,)`` by Newton's method."""
 
     def whole(w: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ def _profile(target: Target, start: Tensor, free: Tensor) -> Profile:
     objective = ClimbObjective(lambda w: target.log_density(whole(w)), value_and_gradient)
     w = start[free]
     if not len(w):
-        return Profile(start, float(target.log_density(start)), torch.zeros_like(start), 1)
+        return Knot(start, float(target.log_density(start)), 0.0, torch.zeros_like(start), 1)
     spent, lengths = 1, torch.tensor(_LENGTHS, dtype=start.dtype, device=start.device).unsqueeze(-1)
     (value,), (slope,) = value_and_gradient(w[None])
     covariance, half_log_det = torch.zeros_like(w).diag(), math.inf
@@ -78,7 +79,7 @@ def _profile(target: Target, start: Tensor, free: Tensor) -> Profile:
         precision, looks = negative_hessian(target, w, objective)
         spent += looks
         if not bool(precision.isfinite().all() & slope.isfinite().all()):
-            return Profile(whole(w), -math.inf, torch.zeros_like(start), spent)
+            return Knot(whole(w), -math.inf, 0.0, torch.zeros_like(start), spent)
         scale = precision.diagonal().abs().clamp(min=torch.finfo(w.dtype).tiny).rsqrt()
         curvature, axes = torch.linalg.eigh(scale[:, None] * precision * scale)
         # On a saddle, where a climb begins or ends early, curvatures count as positive.
@@ -99,10 +100,10 @@ def _profile(target: Target, start: Tensor, free: Tensor) -> Profile:
             break
     height = float(value) - half_log_det + 0.5 * len(w) * math.log(2 * math.pi)
     width = torch.zeros_like(start).masked_scatter(free, covariance.diagonal().sqrt())
-    return Profile(whole(w), height, width, spent)
+    return Knot(whole(w), height, 0.0, width, spent)
 
 
-def knot(target: Target, start: Tensor, column: int, widths: Mapping[int, float]) -> Profile:
+def knot_at(target: Target, start: Tensor, column: int, widths: Mapping[int, float]) -> Knot:
     """Return the marginal density of one scale at ``start (d,)``: all other coordinates are integrated out.
 
     Coordinates that are no scales have a maximum, which Newton's method finds; along each of the other scales the
@@ -111,7 +112,7 @@ def knot(target: Target, start: Tensor, column: int, widths: Mapping[int, float]
     free = torch.ones(len(start), dtype=torch.bool, device=start.device)
     free[list(widths)] = False
     best = _profile(target, start, free)
-    spent, log_density, deviations = best.num_gradients, 0.0, dict[int, float]()
+    spent, log_volume, deviations = best.num_gradients, 0.0, dict[int, float]()
     for place, width in widths.items():
         if place == column:
             continue
@@ -130,11 +131,11 @@ def knot(target: Target, start: Tensor, column: int, widths: Mapping[int, float]
             spent += between.num_gradients
             best = max((best, between), key=lambda one: one.log_density)
         deviations[place] = bend**-0.5
-        log_density += 0.5 * math.log(2 * math.pi / bend)
+        log_volume += 0.5 * math.log(2 * math.pi / bend)
     width_of = best.width.clone()
     for place, deviation in deviations.items():
         width_of[place] = deviation
-    return Profile(best.position, best.log_density + log_density, width_of, spent)
+    return Knot(best.position, best.log_density + log_volume, log_volume, width_of, spent)
 
 
 def _moved(point: Tensor, place: int, by: float) -> Tensor:
@@ -143,18 +144,18 @@ def _moved(point: Tensor, place: int, by: float) -> Tensor:
     return point
 
 
-def follow(
+def knots_along(
     target: Target, start: Tensor, column: int, widths: Mapping[int, float], budget: int
-) -> tuple[list[Profile], int]:
+) -> tuple[list[Knot], int]:
     """Follow the marginal density of a scale in both directions until its mass is negligible.
 
     ``widths`` are rough standard deviations of all scales.
     """
     width, others, spent = widths[column], {place: size for place, size in widths.items() if place != column}, 0
 
-    def at(points: list[Tensor]) -> Profile:
+    def at(points: list[Tensor]) -> Knot:
         nonlocal spent
-        tried = [knot(target, point, column, widths) for point in points]
+        tried = [knot_at(target, point, column, widths) for point in points]
         spent += sum(one.num_gradients for one in tried)
         return max(tried, key=lambda one: one.log_density)
 

@@ -13,7 +13,7 @@ from bayeskit.core.randomness import one_thread
 from bayeskit.core.statistics import effective_sample_size
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError
-from bayeskit.inference.samplers.scale_profiles import knot, scales_of
+from bayeskit.inference.samplers.scale_profiles import Knot, knot_at, scales_of
 from bayeskit.logdensity.target import Target
 
 __all__ = ["UnseenTail", "unseen_tails"]
@@ -21,6 +21,7 @@ __all__ = ["UnseenTail", "unseen_tails"]
 _SHARE_OF_COST = 0.05  # of the run's gradients
 _STEPS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # beyond the ends, in standard deviations
 _TAIL, _IN_TAIL, _MOST_IN_TAIL = 0.01, 20.0, 0.1  # share of draws in the tail, how many they are at least, and most
+_STARTS = 4  # draws from which the density of the first point is sought
 _NEGLIGIBLE = 8.0  # nats below the density of the first point
 _LEAST_SHARE, _LEAST_VARIANCE = 0.01, 0.1  # of the posterior, and relative to the variance of the draws
 _EXPECTED = 10.0  # times one over the number of draws: beyond the last of them lies more with probability exp(-10)
@@ -80,20 +81,21 @@ def _of_scale(
         inside, near, far = (float(outward[order[int(share * len(x))]]) for share in (tail, 2 * tail, 0.5 * tail))
         if not far > near:
             continue
-        start, end = x[(outward - inside).abs().argmin()], x[order[0]]
+        starts, end = x[(outward - inside).abs().argsort()[:_STARTS]], x[order[0]]
         around = x[order[: max(2, int(2 * tail * len(x)))]]
         widths = {place: float(around[:, place].std()) for place in scales}
-        found = knot(target, start, column, widths)
-        here, at, path = found.log_density, found.position, list[tuple[float, float]]()
-        spent += found.num_gradients
+        tried = [knot_at(target, start, column, widths) for start in starts]  # other scales may have several maxima
+        found = max(tried, key=_height)
+        here, at, path = _height(found), found.position, list[tuple[float, float]]()
+        spent += sum(one.num_gradients for one in tried)
         if not math.isfinite(here):
             continue
         for step in _STEPS:
             at = at.clone()
             at[column] = end[column] + side * step * sd
-            found = knot(target, at, column, widths)
+            found = knot_at(target, at, column, widths)
             at, spent = found.position, spent + found.num_gradients
-            path.append((float(at[column]), found.log_density - here))
+            path.append((float(at[column]), _height(found) - here))
             if not path[-1][1] > -_NEGLIGIBLE or spent > budget:
                 break
         density = 1.5 * tail / (far - near)
@@ -104,6 +106,11 @@ def _of_scale(
         if spent > budget:
             break
     return [], spent
+
+
+def _height(knot: Knot) -> float:
+    """Return the marginal density with other scales at their maximum, whose width is too rough far from the draws."""
+    return knot.log_density - knot.log_volume
 
 
 def _beyond(points: list[tuple[float, float]], mean: float) -> tuple[float, float]:
