@@ -176,7 +176,8 @@ def register(
         found: Evidence | PredictiveScore = function(target, **given)
         return found
 
-    method = Method(function.__name__, parts, by or estimate, kind, refuses, by is not None)
+    has_own_run = by is not None and kind != "score"  # a score of a comparison only takes fewer draws
+    method = Method(function.__name__, parts, by or estimate, kind, refuses, has_own_run)
     METHODS[method.name] = method
     for name in sorted(METHODS, key=lambda name: METHODS[name]._place):  # stable
         METHODS[name] = METHODS.pop(name)

