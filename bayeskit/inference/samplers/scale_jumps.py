@@ -60,22 +60,22 @@ def scale_jumps(
     ``centre (d,)`` and ``width (d,)`` are rough means and standard deviations; ``budget`` is a number of gradients.
     """
     found, spent = ScaleJumps.none(centre), 0
-    scales = scales_of(target) if target.dim <= _MOST_DIMENSIONS and not target.loops else []
-    widths = {place: float(width[place]) for place in scales}
-    for column in scales:
-        try:
+    try:
+        scales = scales_of(target) if target.dim <= _MOST_DIMENSIONS and not target.loops else []
+        widths = {place: float(width[place]) for place in scales}
+        for column in scales:
             knots, looks = knots_along(target, centre, column, widths, budget - spent)
-        except (BayeskitError, ArithmeticError, RuntimeError, ValueError):
-            continue  # the density fails at a distant point
-        spent += looks
-        if not _is_long(knots, column):
-            continue
-        table = _table(knots, column, scales)
-        there, log_proposal = Proposal(target, table, column).draw(centre.expand(_PILOTS, -1), generator)
-        log_weight = (target.log_density(there) - log_proposal).nan_to_num(nan=-torch.inf)
-        table = table._replace(log_weight=(log_weight.logsumexp(0) - math.log(_PILOTS)).expand(len(knots)))
-        spent += _PILOTS * (target.dim - len(scales) + 3)
-        found = ScaleJumps(*(torch.cat(pair) for pair in zip(found, table, strict=True)))
+            spent += looks
+            if not _is_long(knots, column):
+                continue
+            table = _table(knots, column, scales)
+            there, log_proposal = Proposal(target, table, column).draw(centre.expand(_PILOTS, -1), generator)
+            log_weight = (target.log_density(there) - log_proposal).nan_to_num(nan=-torch.inf)
+            table = table._replace(log_weight=(log_weight.logsumexp(0) - math.log(_PILOTS)).expand(len(knots)))
+            spent += _PILOTS * (target.dim - len(scales) + 3)
+            found = ScaleJumps(*(torch.cat(pair) for pair in zip(found, table, strict=True)))
+    except (BayeskitError, ArithmeticError, RuntimeError, ValueError):
+        pass  # the density fails at a distant point; chains move by trajectories, and by the jumps found so far
     return found, spent
 
 

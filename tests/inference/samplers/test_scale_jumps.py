@@ -209,3 +209,13 @@ def test_without_a_width_or_gradients_to_spend_there_are_no_jumps():
     for width in (0.0, math.nan, math.inf):
         assert scale_jumps(target, zero, width * one, 10**6, generator)[0].columns == []
     assert scale_jumps(target, zero, one, 0, generator)[0].columns == []
+
+
+def test_a_density_that_fails_at_distant_points_is_sampled_by_trajectories(target, monkeypatch):
+    def fails(self, u, *args, **kwargs):
+        raise RuntimeError("out of range")
+
+    monkeypatch.setattr(bk.Target, "constrain", fails)
+    generator, d = torch.Generator().manual_seed(0), 1 + D
+    found, spent = scale_jumps(target, torch.zeros(d, dtype=DOUBLE), torch.ones(d, dtype=DOUBLE), 10**6, generator)
+    assert found.columns == [] and spent == 0
