@@ -701,9 +701,10 @@ class _Writer:
             access = self._access(row) or self._looked_up(row, dtype)
             name = f"s{next(self._counter)}"
             loop, (text,) = self._each(len(row), [access])
-            self.lines.append(f"{NUMBER_TYPES[dtype]} {name} = {_NEUTRAL[operation]};")
+            # In double precision: terms are added one after the other, where torch adds them in pairs.
+            self.lines.append(f"double {name} = {_NEUTRAL[operation]};")
             loop.body.append(f"{name} = {_EXPRESSIONS[operation].format(name, text)};")
-            found.append(self._names.add(name))
+            found.append(self._names.add(f"(({NUMBER_TYPES[dtype]}){name})"))
             loop.made.add(found[-1])
         return found
 

@@ -418,3 +418,22 @@ def test_functions_of_many_numbers_are_those_of_one(name, real):
     expected = getattr(torch, name)(x.double()).to(real)
     resolution = 4 * torch.finfo(real).eps
     torch.testing.assert_close(found, expected, rtol=resolution, atol=resolution * 1e-30, equal_nan=True)
+
+
+def test_sums_of_many_terms_in_single_precision_are_right_to_their_last_digits():
+    """Thousands of terms added one after the other in single precision have an error of many units."""
+    y = torch.linspace(-2, 3, 6000, dtype=torch.float64)
+    x = torch.sin(7 * y)
+
+    def model(x, y):
+        slope = pyro.sample("slope", dist.Normal(y.new_zeros(()), 1.0))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(slope * x, 1.1), obs=y)
+
+    single, double = (bk.Target.from_pyro(model, x.to(dtype), y.to(dtype)) for dtype in (torch.float32, torch.float64))
+    u = torch.linspace(-1, 1, 40, dtype=torch.float32).unsqueeze(1)
+    evaluate = single.evaluator(len(u), 100_000)
+    assert isinstance(evaluate, NativeEvaluator)
+    found = evaluate(u, torch.ones(len(u))).log_likelihood.double()
+    expected = double.evaluate(u.double())[1]
+    assert float(((found - expected) / expected).abs().max()) < 2 * torch.finfo(torch.float32).eps

@@ -40,8 +40,8 @@ __all__ = [
 # Sums over observations of the log mean of a power of their likelihood, in bounded memory.
 
 KEPT = 2**26  # log likelihoods, half a gigabyte; more are computed a second time
-AT_A_TIME = 2**21
-_COMPARED, _LEAST_COMPARED = 2**25, 500  # log likelihoods in a comparison, of no fewer draws
+AT_A_TIME = 2**24
+_COMPARED, _LEAST_COMPARED = 2**24, 500  # log likelihoods in a comparison, of no fewer draws
 TAILS_AT_A_TIME = 512
 _LEAST_LARGEST = 26
 _MAX_BIAS = 0.5  # standard errors

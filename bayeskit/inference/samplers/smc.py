@@ -57,7 +57,6 @@ __all__ = [
     "Stage",
     "TRAJECTORY",
     "at_temperatures",
-    "bounded",
     "conditional_share",
     "count_distinct",
     "effective_share",
@@ -68,6 +67,7 @@ __all__ = [
     "resample",
     "reweighted",
     "sample_smc",
+    "standardised",
     "start_populations",
     "survivors",
     "systematic",
@@ -135,10 +135,12 @@ def systematic(log_weight: Tensor, generator: torch.Generator) -> Tensor:
     return torch.searchsorted(cumulative, points, right=True).clamp(max=n - 1)
 
 
-def bounded(x: Tensor, log_weight: Tensor, limit: float = 4.0) -> tuple[Tensor, Tensor]:
-    """Standardise ``x (n, k)`` by weighted quartiles within ``limit`` of zero; also return the scale, ``(k,)``."""
-    # Without tails every moment exists. The scale is the standard deviation of the normal distribution with these
-    # quartiles.
+_BOUND = 4.0  # standard deviations beyond which particles count as less far out, so that every moment exists
+
+
+def standardised(x: Tensor, log_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``x (n, k)`` relative to its weighted quartiles, and the scale, ``(k,)``."""
+    # The scale is the standard deviation of the normal distribution with these quartiles.
     ordered, order = x.sort(0)
     cumulative = log_weight.exp()[order].cumsum(0).mT.contiguous()
     levels = torch.arange(1, 4, dtype=cumulative.dtype, device=x.device) / 4
@@ -146,7 +148,7 @@ def bounded(x: Tensor, log_weight: Tensor, limit: float = 4.0) -> tuple[Tensor, 
     low, middle, high = ordered.gather(0, index.mT)
     scale = (high - low) / 1.349
     scale = torch.where((scale > 0) & scale.isfinite(), scale, torch.ones_like(scale))
-    return ((x - middle) / scale).clamp(-limit, limit), scale
+    return (x - middle) / scale, scale
 
 
 # Hamiltonian moves of whole populations, with stratified momenta.
@@ -708,6 +710,7 @@ def _summaries(position: Tensor, log_likelihood: Tensor) -> Tensor:
 # The pilot run of tempered sequential Monte Carlo: one population tunes every stage.
 
 _MAX_DENSE_DIMENSION = 200
+_ENOUGH = 0.25  # dimensions a particle, from which correlations are known
 _PLANNED_CALLS = 500
 
 
@@ -810,29 +813,44 @@ def num_trajectory_steps(step_size: float) -> int:
 
 
 def learn_metric(position: Tensor, log_weight: Tensor) -> Metric:
-    """Return the metric of weighted particles, ``(n, d)`` and ``(n,)``, tails cut off; dense up to 200 dimensions."""
-    # Correlations are shrunk to zero by the square of ``d`` over the effective sample size.
+    """Return the metric of weighted particles, ``(n, d)`` and ``(n,)``, tails bounded; dense up to 200 dimensions."""
     n, d = position.shape
     weight = log_weight.exp().to(position.dtype).unsqueeze(-1)
-    z, scale = bounded(position, log_weight)
-    z = z - (weight * z).sum(0)
-    deviation = (weight * z.square()).sum(0).sqrt()
-    deviation = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
+    z, scale = standardised(position, log_weight)
+    deviation = _deviation(z.clamp(-_BOUND, _BOUND), weight)
     if d > _MAX_DENSE_DIMENSION:
         return Metric(deviation * scale, False)
-    z = z / deviation
-    correlation = (weight * z).mT @ z
-    shrinkage = (d / (n * effective_share(log_weight))).square().clamp(max=1.0).to(position.dtype)
+    # A particle far out moves as a whole towards the mean of the others: bounds of its coordinates one by one, or their
+    # medians as the middle, would take it out of a narrow ridge across them.
+    z = z.nan_to_num()
+    farthest = z.abs().amax(-1, keepdim=True)
+    near = weight * (farthest <= _BOUND)
+    z = z - (near * z).sum(0) / near.sum().clamp(min=torch.finfo(z.dtype).tiny)
+    z = z * (_BOUND / farthest.clamp(min=_BOUND))
+    inside = _deviation(z, weight)
+    z = (z - (weight * z).sum(0)) / inside
+    # Correlations of few particles are shrunk to zero, those of four times the dimension are not.
+    ratio = d / (n * effective_share(log_weight))
+    shrinkage = ((ratio.square() - _ENOUGH**2) / (1 - _ENOUGH**2)).clamp(0.0, 1.0).to(position.dtype)
     identity = torch.eye(d, dtype=position.dtype, device=position.device)
-    factor, failed = torch.linalg.cholesky_ex(torch.lerp(correlation, identity, shrinkage + 1e-9))
+    rounding = d * torch.finfo(position.dtype).eps
+    factor, failed = torch.linalg.cholesky_ex(torch.lerp((weight * z).mT @ z, identity, shrinkage + rounding))
     factor = torch.where(failed == 0, factor, identity)
-    return Metric((deviation * scale).unsqueeze(-1) * factor, True)
+    # One factor for all coordinates, which keeps the ridge.
+    inside = inside * (deviation / inside).log().mean().exp()
+    return Metric((inside * scale).unsqueeze(-1) * factor, True)
+
+
+def _deviation(z: Tensor, weight: Tensor) -> Tensor:
+    """Return the standard deviation of each column of ``z (n, k)`` under weights ``(n, 1)``, one where it is zero."""
+    deviation = (weight * (z - (weight * z).sum(0)).square()).sum(0).sqrt()
+    return torch.where(deviation > 0, deviation, torch.ones_like(deviation))
 
 
 def _correlation_left(before: Tensor, after: Tensor, log_weight: Tensor) -> Tensor:
-    """Return the correlation of each column before and after, tails cut off."""
+    """Return the correlation of each column before and after, tails bounded."""
     weight = log_weight.exp().to(before.dtype).unsqueeze(-1)
-    x, y = (bounded(column, log_weight)[0] for column in (before, after))
+    x, y = (standardised(column, log_weight)[0].clamp(-_BOUND, _BOUND) for column in (before, after))
     x, y = x - (weight * x).sum(0), y - (weight * y).sum(0)
     size = ((weight * x * x).sum(0) * (weight * y * y).sum(0)).sqrt()
     return torch.where(size > 0, (weight * x * y).sum(0) / size, torch.zeros_like(size))

@@ -281,6 +281,47 @@ def test_the_metric_is_the_covariance_of_weighted_particles(limit):
     assert float(((found - expected) / size).abs().max()) * math.sqrt(effective) < limit(3)
 
 
+@pytest.mark.parametrize("tails", ["normal", "student"])
+def test_the_metric_keeps_a_ridge_whatever_lies_far_out(tails):
+    """Particles along a ridge that is 10,000 times longer than wide, turned: its width is known as well as its length.
+
+    Bounds of their eigenvalues: random matrices of independent normal numbers (Marchenko and Pastur 1967).
+    """
+    n, d = 512, 30
+    rotation = torch.linalg.qr(torch.randn(d, d, generator=new(1), dtype=F64)).Q
+    x = torch.randn(n, d, generator=new(2), dtype=F64)
+    if tails == "student":  # with three degrees of freedom, one factor for all coordinates of a particle
+        x = x / (torch.randn(n, 3, generator=new(3), dtype=F64).square().mean(1, keepdim=True)).sqrt()
+    stretch = rotation * torch.logspace(0, -4, d, dtype=F64)
+    metric = learn_metric(x @ stretch.mT, torch.full((n,), -math.log(n), dtype=F64))
+    values = torch.linalg.eigvalsh(
+        torch.linalg.inv(stretch) @ metric.factor @ metric.factor.mT @ torch.linalg.inv(stretch.mT)
+    )
+    widest = (1 + math.sqrt(d / n)) ** 2 / (1 - math.sqrt(d / n)) ** 2
+    assert float(values.max() / values.min()) < 2 * widest
+    assert 0.3 < float(values.log().mean().exp()) < 3
+
+
+def test_tempering_costs_no_more_on_a_ridge():
+    """A normal likelihood with variances over eight orders of magnitude, turned: step sizes stay long."""
+    rotation = torch.linalg.qr(torch.randn(10, 10, generator=new(1), dtype=F64)).Q
+    design = torch.logspace(-2, 2, 10, dtype=F64).unsqueeze(1) * rotation
+
+    def likelihood(u):
+        return -0.5 * ((u @ design.mT) / 0.01).square().sum(-1)
+
+    target = bk.Target.from_functions(
+        lambda u: normal(u, 0.0, 1.0),
+        likelihood,
+        dim=10,
+        sample_prior=lambda n, generator: torch.randn(n, 10, generator=generator, dtype=F64),
+    )
+    run = sample_smc(target, seed=1, **SMALL | {"num_pilot_particles": 512})
+    assert min(stage.step_size for stage in run.schedule) > 0.5
+    truth = -0.5 * float(torch.log1p((torch.logspace(-2, 2, 10, dtype=F64) / 0.01).square()).sum())
+    assert abs(score(run.log_evidence, truth)) < 6
+
+
 def test_a_learnt_schedule_serves_again(normal_normal, limit):
     first = sample_smc(normal_normal, **SMALL)
     again = sample_smc(normal_normal, seed=9, schedule=first.schedule, **SMALL)
