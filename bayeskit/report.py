@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from bayeskit.core.convergence import stands_still
 from bayeskit.core.folders import write_atomically
 from bayeskit.core.page import Cell, Number, PageTable, measured, number, rendered
 from bayeskit.core.statistics import effective_sample_size, r_hat
@@ -61,10 +62,11 @@ def posterior_summary(draws: Draws) -> pd.DataFrame:
     >>> list(posterior_summary(draws).columns)
     ['mean', 'mcse', 'sd', '5 %', '95 %', 'ess', 'r_hat']
     """
-    return _summary(*_components(draws))
+    return _summary(*_components(draws), stands_still(draws.unconstrained).any(-1))
 
 
-def _summary(names: list[str], values: torch.Tensor) -> pd.DataFrame:
+def _summary(names: list[str], values: torch.Tensor, still: torch.Tensor | None = None) -> pd.DataFrame:
+    """Return the table of components ``(k, chains, draws)``; ``still (chains,)`` as of :func:`without_stillness`."""
     import pandas as pd
 
     count = values.shape[-1]
@@ -82,7 +84,11 @@ def _summary(names: list[str], values: torch.Tensor) -> pd.DataFrame:
         "ess": ess.numpy(),
         "r_hat": r_hat(values).numpy() if count >= 4 else np.full(len(names), math.nan),
     }
-    return pd.DataFrame(columns, index=pd.Index(names, name="parameter"))
+    table = pd.DataFrame(columns, index=pd.Index(names, name="parameter"))
+    if still is not None and bool(still.any()):
+        constant = (values == values[..., :1]).all(-1)[:, still.cpu()].any(-1).numpy()
+        table.loc[constant, ["mcse", "ess", "r_hat"]] = np.nan, 0.0, np.nan
+    return table
 
 
 def write_report(
@@ -262,7 +268,7 @@ def _posterior(draws: Draws) -> dict[str, Any]:
     if diverging is not None:
         text += f", {int(diverging.sum())} of {draws.num_chains * draws.num_draws} transitions divergent"
     pictures = [*_against_the_prior(draws, labels, names, values), *_picture(draws)]
-    return posterior_section(text, names, values, labels, pictures)
+    return posterior_section(text, names, values, labels, pictures, stands_still(draws.unconstrained).any(-1))
 
 
 def posterior_section(
@@ -271,6 +277,7 @@ def posterior_section(
     values: torch.Tensor,
     labels: list[str] | None = None,
     pictures: Sequence[Drawing] = (),
+    still: torch.Tensor | None = None,
 ) -> dict[str, Any]:
     """Return what a page shows of a posterior: a text, a table, pictures and chains.
 
@@ -285,6 +292,9 @@ def posterior_section(
     labels : list of str, optional
         Longer names.
     pictures : sequence of Drawing, optional
+    still : Tensor, optional
+        Chains in which a coordinate never moves, shape `(chains,)`, bool: components that are constant there have no
+        R-hat and the effective size zero.
 
     Returns
     -------
@@ -299,7 +309,7 @@ def posterior_section(
     >>> posterior_section("A slope", ["slope"], values)["text"]
     'A slope'
     """
-    labels, summary = labels or names, _summary(names, values)
+    labels, summary = labels or names, _summary(names, values, still)
     shown = np.sort(_worst_first(summary)[:_MAX_LISTED])
     table = summary.iloc[shown]
     doubtful = [
@@ -310,7 +320,7 @@ def posterior_section(
         notes.append(f"The table has the {len(table)} of {len(summary)} parameters with the largest R-hat.")
     if doubtful and values.shape[-1] >= 4:
         more = ", ..." if len(doubtful) > 10 else ""
-        notes.append(f"Not converged, with an R-hat above 1.05: {', '.join(doubtful[:10])}{more}.")
+        notes.append(f"Not converged, with an R-hat above 1.05 or none: {', '.join(doubtful[:10])}{more}.")
     rows = [[labels[i], *_row(one)] for i, (_, one) in zip(shown, table.iterrows(), strict=True)]
     columns = ["parameter", *summary.columns]
     return {

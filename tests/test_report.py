@@ -224,6 +224,14 @@ def test_scores_and_refusals_alone_are_shown(tmp_path):
         assert "<img" not in text and 'class="headline"' not in text
 
 
+def test_a_coordinate_that_stands_still_has_no_convergence_in_the_summary(draws):
+    x = draws.unconstrained.clone()
+    x[0, :, 0] = x[0, 0, 0]
+    table = posterior_summary(replace(draws, unconstrained=x))
+    assert math.isnan(table["r_hat"].iloc[0]) and table["ess"].iloc[0] == 0 and math.isnan(table["mcse"].iloc[0])
+    assert bool((table["ess"].iloc[1:] > 0).all()) and not bool(table["r_hat"].iloc[1:].isna().any())
+
+
 def test_report_shows_the_worst_chains_first(tmp_path):
     generator = torch.Generator().manual_seed(0)
     unconstrained = torch.randn(2, 50, 20, generator=generator, dtype=torch.float64)
@@ -234,7 +242,9 @@ def test_report_shows_the_worst_chains_first(tmp_path):
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     captions = re.findall(r"<figcaption>([^,]+), R-hat", text)
     assert captions[0] == "u[13]" and len(captions) == 12
-    assert "Not converged, with an R-hat above 1.05: " in text and "<summary>9 more parameters</summary>" in text
+    assert (
+        "Not converged, with an R-hat above 1.05 or none: " in text and "<summary>9 more parameters</summary>" in text
+    )
 
 
 def test_a_report_that_cannot_be_written_is_a_typed_error(tmp_path, comparison):

@@ -19,6 +19,7 @@ __all__ = [
     "divergence_problems",
     "principal_directions",
     "stands_still",
+    "stillness_problems",
 ]
 
 MAX_R_HAT = 1.05
@@ -78,16 +79,8 @@ def chain_problems(
     worst = float(ratio.max())
     effective = float(effective_sample_size(x).min())
     share = 0.0 if diverging is None else float(diverging.to(torch.float64).mean())
-    still = stands_still(unconstrained)
-    if bool(still.any()):
-        place = int(still.sum(0).argmax())
-        name = repr(names[place]) if place < len(names) else f"coordinate {place}"
-        problem = (
-            f"{name} stands still in {int(still[:, place].sum())} of {len(still)} chains, which is no convergence: "
-            "bring its scale near one, narrow its prior, or pass initial="
-        )
-        return [problem], {"r_hat": math.nan, "effective_draws": 0.0, "diverging": share}
-    problems = []
+    if problems := stillness_problems(unconstrained, names):
+        return problems, {"r_hat": math.nan, "effective_draws": 0.0, "diverging": share}
     # The difference of half chains depends on their effective sample size, however many chains there are.
     chance = 1 / effective_within_chains(x).clamp(min=MIN_EFFECTIVE_WITHIN)
     if not bool((ratio.square() <= MAX_R_HAT**2 + chance).all()):
@@ -101,6 +94,19 @@ def chain_problems(
         problems.append(f"only {effective:.0f} effective draws: run longer chains")
     problems += divergence_problems(share, x[0].numel() * share / max(effective, 1.0))
     return problems, {"r_hat": worst, "effective_draws": effective, "diverging": share}
+
+
+def stillness_problems(unconstrained: Tensor, names: Sequence[str] = ()) -> list[str]:
+    """Return a warning if a coordinate of ``(chains, draws, d)`` stands still in a chain."""
+    still = stands_still(unconstrained)
+    if not bool(still.any()):
+        return []
+    place = int(still.sum(0).argmax())
+    name = repr(names[place]) if place < len(names) else f"coordinate {place}"
+    return [
+        f"{name} stands still in {int(still[:, place].sum())} of {len(still)} chains, which is no convergence: "
+        "bring its scale near one, narrow its prior, or pass initial="
+    ]
 
 
 def divergence_problems(share: float, unreached: float) -> list[str]:

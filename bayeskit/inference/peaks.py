@@ -279,6 +279,8 @@ def is_missed(expected: float, share: float, chance: float, relative_error: floa
 _CLIMB, _CLIMB_PER_DIMENSION = 80, 4
 #: Largest number of modes that are weighed when their masses are asked for, and whose shares are shown.
 _MOST_WEIGHED, _MOST_SHOWN = 12, 4
+#: Searches from points drawn independently of what is known; others begin where modes have been met.
+_INDEPENDENT = {"starts", "prior draws", "search after a run"}
 
 
 class KnownModes:
@@ -291,7 +293,7 @@ class KnownModes:
         self.peaks: list[Peak] = []  # highest mass first
         self.unweighed: list[tuple[Tensor, float]] = []  # ends (d,) without a normal approximation, and log densities
         self.unvisited: list[Peak] = []  # in which no chain of a run has been
-        self.num_searches = 0  # that ended at a point of positive density
+        self.num_searches = 0  # from independent starts that ended at a point of positive density
         self.has_looked_at_summands = False
         self._waiting: list[tuple[Tensor, str]] = []
 
@@ -347,7 +349,8 @@ class KnownModes:
             return 0
         ends = self.ends(target)
         heights = target.log_density(ends)
-        self.num_searches += int(heights.isfinite().sum())
+        independent = torch.tensor([found_by in _INDEPENDENT for _, found_by in self._waiting], device=heights.device)
+        self.num_searches += int((heights.isfinite() & independent).sum())
         waiting, self._waiting, spent = self._waiting, [], len(ends)
         count = 0
         for place in heights.nan_to_num(nan=-torch.inf).argsort(descending=True).tolist():

@@ -83,8 +83,11 @@ class Verdict:
     notes : tuple of str
         Remarks on the target.
     is_agreed : bool
-        True if at least two methods are trusted and `best` agrees with a majority of them, overall and among those of
-        comparable precision.
+        True if at least two methods are trusted, `best` agrees with a majority of them, overall and among those of
+        comparable precision, and no consistent method has found more mass, beyond the errors of both.
+    contradicted_by : dict of float
+        Estimates by consistent methods that are not trusted and lie above `best`, with the distance in standard errors
+        of the difference: they have found more mass.
     """
 
     best: Evidence | None
@@ -95,6 +98,7 @@ class Verdict:
     num_sources: int = 0
     notes: tuple[str, ...] = ()
     is_agreed: bool = False
+    contradicted_by: dict[str, float] = field(default_factory=dict)
 
     @property
     def log_evidence(self) -> float:
@@ -143,13 +147,16 @@ class Verdict:
         if self.best is None:
             return ""
         text = f"by {self.best.method}; {self.num_trusted} of {self.num_methods} methods trusted"
-        if not self.disagreeing and (self.is_agreed or self.num_trusted == 1):
+        if not self.disagreeing and not self.contradicted_by and (self.is_agreed or self.num_trusted == 1):
             sources = f" and use {self.num_sources} separate sets of draws" if self.num_sources > 1 else ""
             return f"{text}; they agree{sources}" if self.num_trusted > 1 else text
         away = ", ".join(f"{name} ({gap:.1f} standard errors away)" for name, gap in self.disagreeing.items())
         if self.is_agreed:
             return f"{text}; {len(self.agreeing)} of them agree; this estimate disagrees with {away}"
-        return f"{text}, but there is no agreement" + (f": this estimate disagrees with {away}" if away else "")
+        above = ", ".join(f"{name} ({gap:.1f} standard errors above)" for name, gap in self.contradicted_by.items())
+        reasons = [f"this estimate disagrees with {away}"] * bool(away)
+        reasons += [f"there is more mass by {above}, which is not trusted"] * bool(above)
+        return f"{text}, but there is no agreement" + (f": {'; '.join(reasons)}" if reasons else "")
 
 
 def judge(
@@ -211,7 +218,7 @@ def judge(
     gaps = [[_gap(one, other) for other in trusted] for one in trusted]
     agree = [[gap <= limit for gap in row] for row in gaps]
     place = next((i for i in range(len(trusted)) if _speaks(i, trusted, agree)), None)
-    agreed = place is not None and len(trusted) > 1 and not _contradicted(trusted[place], results, limit)
+    is_agreed = place is not None and len(trusted) > 1
     if place is None:
         united = [i for i in range(len(trusted)) if _united(i, agree)]
         place = max(united, key=lambda i: (sum(_comparable(i, trusted, agree)), -i))
@@ -220,12 +227,14 @@ def judge(
     agreeing = tuple(name for name in order if away[name] <= limit)
     disagreeing = {name: away[name] for name in order if away[name] > limit}
     different = {(sources or {}).get(name, name) for name in agreeing}
+    above = _above(trusted[place], results)
     return Verdict(
         trusted[place],
         agreeing,
         disagreeing,
         num_sources=len(different),
-        is_agreed=agreed,
+        is_agreed=is_agreed and not above,
+        contradicted_by={name: gap for name, gap in above.items() if name in untrusted},
         **common,  # type: ignore[arg-type]
     )
 
@@ -250,18 +259,21 @@ def _united(place: int, agree: Sequence[Sequence[bool]]) -> bool:
     return all(agree[i][j] for i in finer for j in finer)
 
 
-def _contradicted(best: Evidence, results: Sequence[Evidence], limit: float) -> bool:
-    """Tell whether an estimate that is not trusted has found more mass than the best one, beyond the errors of both."""
+def _above(best: Evidence, results: Sequence[Evidence]) -> dict[str, float]:
+    """Return the estimates that have found more mass than the best one, beyond the errors of both, trusted or not."""
     # Those of infinite variance lie above by themselves, and integrals over too few temperatures by their known error;
     # others that fail miss mass, they do not invent it.
-    return any(
-        z.log_evidence - abs(z.diagnostics.get("remaining_gap", z.diagnostics.get("trapezoid_gap", 0.0)))
-        > best.log_evidence
-        and math.isfinite(z.standard_error)
-        and _gap(z, best) > limit
+    limit = -float(scipy.special.ndtri(_FALSE_ALARM / (2 * max(1, len(results) - 1))))
+    return {
+        z.method: _gap(z, best)
         for z in results
-        if not z.trusted and z.method in METHODS and METHODS[z.method].kind == "consistent"
-    )
+        if z.method in METHODS
+        and METHODS[z.method].kind == "consistent"
+        and math.isfinite(z.standard_error)
+        and z.log_evidence - abs(z.diagnostics.get("remaining_gap", z.diagnostics.get("trapezoid_gap", 0.0)))
+        > best.log_evidence
+        and _gap(z, best) > limit
+    }
 
 
 def _gap(one: Evidence, other: Evidence) -> float:

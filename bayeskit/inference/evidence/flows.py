@@ -12,6 +12,7 @@ import scipy
 import torch
 from torch import Tensor, nn
 
+from bayeskit.core.convergence import stillness_problems
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
 from bayeskit.core.statistics import (
@@ -518,6 +519,7 @@ def flow_importance_sampling(
     above = (draws.log_prior + draws.log_likelihood).flatten() - there
     shape = shape_that_matters(log_weights, above)
     effective = float(weight_effective_sample_size(log_weights[0]))
+    problems += stillness_problems(draws.unconstrained, target.names)
     problems += weight_problems(shape, effective)
     problems += missed_draws(lambda _: there, draws, largest)
     z = Evidence(

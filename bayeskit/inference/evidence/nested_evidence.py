@@ -224,4 +224,5 @@ def _climb(run: NestedRun) -> Tensor:
         now = type(now)(*(torch.where(better.reshape(-1, *[1] * (a.dim() - 1)), a, b) for a, b in columns))
         step = torch.where(better, 1.5 * step, 0.3 * step)
         highest = torch.maximum(highest, now.log_likelihood.nan_to_num(nan=-torch.inf).max())
+    KnownModes.of(target).note(x[now.log_density.isfinite()], "nested points")
     return highest

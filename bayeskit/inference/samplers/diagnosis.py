@@ -14,7 +14,7 @@ from bayeskit.draws import Draws
 __all__ = ["problems"]
 
 _MAX_R_HAT = 1.05
-_ENOUGH_TO_JUDGE, _ENOUGH_TO_MOVE = 200, 20  # draws per chain
+_ENOUGH_TO_JUDGE, _ENOUGH_TO_MOVE, _ENOUGH_TO_COMPARE = 200, 20, 4  # draws per chain
 _ENOUGH_TO_COUNT = 2000  # draws in all; effective should be a tenth of them, or 400
 _EFFECTIVE, _EFFECTIVE_SHARE = 400, 0.1
 _OUTER, _EFFECTIVE_OUTSIDE = 0.05, 100  # share of draws in a tail, and its least effective sample size
@@ -38,7 +38,13 @@ def problems(draws: Draws, max_steps: int) -> list[str]:
     x = x[alive]
     if draws.num_draws >= _ENOUGH_TO_MOVE and (stuck := _stillness(draws, alive)) is not None:
         return [*found, stuck]
-    if len(x) < 2 or draws.num_draws < _ENOUGH_TO_JUDGE:
+    if draws.num_draws < _ENOUGH_TO_COMPARE and draws.settings.get("ending") in (None, "finished"):
+        number = f"{draws.num_draws} draws" if draws.num_draws > 1 else "one draw"
+        return [
+            *found,
+            f"{number} of each chain cannot tell whether chains agree; take num_samples=200 or more",
+        ]
+    if not len(x) or draws.num_draws < _ENOUGH_TO_JUDGE:
         return found
     directions, loadings = principal_directions(x)
     quantities = torch.cat([x.movedim(-1, 0), directions])
@@ -46,8 +52,11 @@ def problems(draws: Draws, max_steps: int) -> list[str]:
     worst = int(disagreement.nan_to_num(nan=torch.inf).argmax())
     place, name = _coordinate_of(draws, worst, loadings)
     if not float(disagreement[worst]) <= _MAX_R_HAT:
-        seen = f"the chains disagree (R-hat {float(disagreement[worst]):.2f} > {_MAX_R_HAT} for {name})"
-        cause = _of_disagreement(draws, alive, place) or _of_slowness(draws, x, place, max_steps)
+        who, cause = "the two halves of the chain", None
+        if len(x) > 1:
+            who, cause = "the chains", _of_disagreement(draws, alive, place)
+        seen = f"{who} disagree (R-hat {float(disagreement[worst]):.2f} > {_MAX_R_HAT} for {name})"
+        cause = cause or _of_slowness(draws, x, place, max_steps)
         return [*found, f"{seen} and do not sample one posterior; {cause}"]
     effective = effective_sample_size(quantities)
     worst, total = int(effective.argmin()), x.shape[0] * x.shape[1]

@@ -42,17 +42,21 @@ def hidden_modes(draws: Draws, seed: int) -> list[str]:
 
 
 def _search(target: Target, draws: Draws, known: KnownModes, seed: int) -> list[str]:
-    n = draws.num_chains
+    n, x = draws.num_chains, draws.unconstrained.flatten(0, 1)
+    known.unvisited = [peak for peak in known.unvisited if not bool(peak.holds(x).any())]
     generator = new_generator(seed, target.device, stream="modes that no chain visits")
     count = min(int(_SHARE_OF_COST * draws.num_gradients / _CLIMB), _MOST_CLIMBS) // n * n
     ends = [known.ends(target), *(peak.position[None] for peak in known.peaks)]
-    starts, _ = reflections(target, draws.unconstrained[:, -1])
-    if count >= _FEWEST and count > len(starts):
-        starts = torch.cat([starts, candidate_points(target, count - len(starts), generator)])
-    if len(starts):
-        reached, heights, _ = climb(_in_blocks(target, n), starts[starts.isfinite().all(-1)], _CLIMB)
-        known.note(reached[heights.isfinite()], "search after a run")
-        ends.append(reached[heights.isfinite()])
+    mirrored, _ = reflections(target, draws.unconstrained[:, -1])
+    fresh = mirrored[:0]
+    if count >= _FEWEST and count > len(mirrored):
+        fresh = candidate_points(target, count - len(mirrored), generator)
+    for starts, found_by in ((mirrored, "reflections of draws"), (fresh, "search after a run")):
+        starts = starts[starts.isfinite().all(-1)]
+        if len(starts):
+            reached, heights, _ = climb(_in_blocks(target, n), starts, _CLIMB)
+            known.note(reached[heights.isfinite()], found_by)
+            ends.append(reached[heights.isfinite()])
     if count >= _FOR_SUMMANDS:
         known.climb_summands(target, draws.unconstrained[:, -1], _SUMMAND_STEPS)
         ends.append(known.ends(target))
@@ -61,7 +65,6 @@ def _search(target: Target, draws: Draws, known: KnownModes, seed: int) -> list[
         return []
     visited = _seen_mass(target, draws, known, seed)
     known.weigh(target, seed=seed)
-    x = draws.unconstrained.flatten(0, 1)
     found = [peak for peak in known.peaks if bool(peak.holds(apart).any()) and not bool(peak.holds(x).any())]
     if visited is None or not found:
         return []
@@ -69,7 +72,10 @@ def _search(target: Target, draws: Draws, known: KnownModes, seed: int) -> list[
     share = float(torch.sigmoid(hidden - visited))
     if share < _LEAST_SHARE:
         return []
-    known.unvisited += [peak for peak in found if peak.log_mass > visited + math.log(_LEAST_SHARE)]
+    for peak in found:
+        is_known = any(bool(other.holds(peak.position)) for other in known.unvisited)
+        if peak.log_mass > visited + math.log(_LEAST_SHARE) and not is_known:
+            known.unvisited.append(peak)
     where = ", ".join(f"{name} = {value:.4g}" for name, value in _place(target, found[0]))
     modes = "a mode" if len(found) == 1 else f"{len(found)} modes"
     return [

@@ -23,6 +23,7 @@ from bayeskit.core.process_state import recorded_warnings
 from bayeskit.core.randomness import new_generator
 from bayeskit.draws import Draws
 from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, SettingsError, ShapeError
+from bayeskit.inference.peaks import KnownModes, Peak
 from bayeskit.inference.samplers.adaptation import Adaptation, MetricKind
 from bayeskit.inference.samplers.chains import Convergence, RunResult, RunSettings, run
 from bayeskit.inference.samplers.diagnosis import problems
@@ -274,15 +275,17 @@ class _RunGroup:
         return result, result.ending
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (self._target, self._key)
+        # What is known of a target stays behind, except where chains are to start.
+        return _arrived, (self._target, self._key, KnownModes.of(self._target).unvisited)
 
 
 _here: dict[str, _RunGroup] = {}  # the last function used in this process
 
 
-def _arrived(target: Target, key: str) -> _RunGroup:
+def _arrived(target: Target, key: str, unvisited: list[Peak]) -> _RunGroup:
     if key not in _here:
         _here.clear()
+        KnownModes.of(target).unvisited = unvisited
         _here[key] = _RunGroup(target, key)
     return _here[key]
 

@@ -82,6 +82,26 @@ def test_without_a_trusted_method_there_is_no_number():
     assert "unknown" in str(verdict)
 
 
+def test_a_lone_trusted_estimate_is_contradicted_by_a_refused_one_that_found_more_mass():
+    ladder = Evidence("stepping_stone", -93.0, 0.05, 9000, ("chains disagree: run longer",))
+    verdict = judge([GOOD, ladder, ABSURD])
+    assert verdict.best is GOOD and not verdict.is_agreed and list(verdict.contradicted_by) == ["stepping_stone"]
+    assert verdict.contradicted_by["stepping_stone"] == pytest.approx(1.083 / math.hypot(0.05, 0.004))
+    assert "there is more mass by stepping_stone (21.6 standard errors above), which is not trusted" in str(verdict)
+    missing = Evidence("stepping_stone", -95.0, 0.05, 9000, ("chains disagree: run longer",))
+    assert judge([GOOD, missing]).contradicted_by == {}
+
+
+def test_a_trusted_estimate_that_found_more_mass_leaves_no_agreement():
+    more = Evidence("smc", -93.5, 0.05, 9000)
+    others = [GOOD, OTHER, Evidence("warp_bridge_sampling", -94.08, 0.004, 8000)]
+    verdict = judge([*others, more])
+    assert verdict.best is GOOD and not verdict.is_agreed and verdict.contradicted_by == {}
+    assert "no agreement: this estimate disagrees with smc" in str(verdict)
+    less = Evidence("smc", -94.5, 0.05, 9000)
+    assert judge([*others, less]).is_agreed
+
+
 @pytest.mark.parametrize(("gap", "is_agreed"), [(1.7, True), (0.01, False)])
 def test_an_integral_over_too_few_temperatures_contradicts_nothing_within_its_known_error(gap, is_agreed):
     coarse = Evidence(

@@ -56,6 +56,20 @@ def test_good_draws_have_no_problem(noise, target):
     assert problems(draws_of(noise, target), 256) == []
 
 
+def test_the_halves_of_a_single_chain_are_compared(noise, target):
+    assert problems(draws_of(noise[:1], target), 256) == []
+    x = noise[:1].clone()
+    x[:, 250:, 1] += 2
+    (problem,) = problems(draws_of(x, target), 256)
+    assert problem.startswith("the two halves of the chain disagree (R-hat ") and "for 'scale'" in problem
+
+
+def test_too_few_draws_to_judge_are_said(noise, target):
+    (problem,) = problems(draws_of(noise[:, :2], target), 256)
+    assert problem.startswith("2 draws of each chain cannot tell whether chains agree; take num_samples=")
+    assert problems(draws_of(noise[:, :4], target), 256) == []
+
+
 def test_divergences_are_placed_where_they_gather(noise, target):
     x = noise.clone()
     deep = x[..., 1] < -1.8

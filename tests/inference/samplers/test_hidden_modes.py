@@ -1,6 +1,7 @@
 """Modes that no chain of a run visits are said, with their share, and are starts of the next run."""
 
 import math
+import pickle
 import warnings
 
 import pyro
@@ -11,6 +12,8 @@ import torch
 import bayeskit as bk
 from bayeskit.errors import SamplingWarning
 from bayeskit.inference.peaks import KnownModes
+from bayeskit.inference.samplers.hidden_modes import hidden_modes
+from bayeskit.inference.samplers.sampling import _RunGroup
 
 DOUBLE = torch.float64
 
@@ -38,9 +41,17 @@ def test_a_mode_without_a_chain_is_said_and_visited_by_the_next_run():
     assert float(draws.unconstrained.mean(-1).max()) < 2.5
     said = float(str(seen[0].message).split("about ")[1].split(" %")[0]) / 100
     assert abs(said / exact_share() - 1) < 0.3  # the peaks' masses, each known to a few per cent, and shares of draws
+    # Chains in other processes start there, too, and a mode is kept once, however often a run misses it.
+    assert len(KnownModes.of(target).unvisited) == 1
+    assert len(KnownModes.of(pickle.loads(pickle.dumps(_RunGroup(target, "a group")))._target).unvisited) == 1
+    bk.evidence.bridge_sampling(target, draws)
+    hidden_modes(draws, seed=1)
+    assert len(KnownModes.of(target).unvisited) == 1
     with pytest.warns(SamplingWarning, match="the chains disagree"):
         again = bk.sample(target, seed=0, progress=False)
     assert bool((again.unconstrained.mean(-1) > 2.5).all(1).any())
+    hidden_modes(again, seed=0)
+    assert KnownModes.of(target).unvisited == []
 
 
 def test_a_posterior_of_one_mode_has_no_hidden_one():
