@@ -1,6 +1,7 @@
 """Evidence from a flow fitted to posterior draws: right, calibrated, and aware of what the flow misses."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,6 +87,18 @@ def test_a_normal_posterior_needs_no_flow(limit):
         z = estimator(draws.target, draws, flow=flow)
         assert z.trusted and z.method == estimator.__name__
         assert abs(z.log_evidence + 3) < limit(2) * z.standard_error and 0 < z.standard_error < 0.05
+
+
+def test_a_coordinate_that_stands_still_is_named():
+    draws = normal_draws(0, shift=-3.0)
+    flow = fit_flow(draws.target, draws, max_steps=50)
+    x = draws.unconstrained.clone()
+    x[0, :, 0] = x[0, 0, 0]
+    log_prior, log_likelihood = draws.target.evaluate(x)
+    still = replace(draws, unconstrained=x, log_prior=log_prior, log_likelihood=log_likelihood)
+    for estimator in ESTIMATORS:
+        z = estimator(draws.target, still, flow=flow)
+        assert not z.trusted and any("stands still in 1 of" in warning for warning in z.warnings)
 
 
 def test_with_the_posterior_itself_the_weights_are_equal():
