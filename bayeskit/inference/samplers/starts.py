@@ -75,21 +75,25 @@ def scaled_starting_points(
     ``centre`` tells whether the origin, or the point that the density knows, is a candidate, too.
     """
     found = _candidates(target, num_chains, beta, generator, of_prior=False, centre=centre)
-    looks = min(-(-_LOOKS // num_chains), found.merit.shape[1])
-    order = found.merit.argsort(dim=1, descending=True, stable=True)[:, :looks]
+    looks, spent = min(-(-_LOOKS // num_chains), found.merit.shape[1]), 0
+    order = found.merit.argsort(dim=1, descending=True, stable=True)
     rows, merit = torch.arange(num_chains, device=order.device), found.merit.clone()
     evaluate, points, slopes = target.evaluator(num_chains, looks), [], []
-    for place in order.T:
+    lacking = torch.ones_like(rows, dtype=torch.bool)
+    for look, place in enumerate(order.T):
+        if look >= looks and not bool((lacking & merit[rows, place].isfinite()).any()):
+            break
         at = found.position[rows, place]
         value = evaluate(at, beta)
         usable = merit[rows, place].isfinite() & _can_move(at, value.log_density, value.gradient)
         merit[rows, place] = torch.where(usable, merit[rows, place], -torch.inf)
+        lacking, spent = lacking & ~usable, spent + num_chains
         points.append(at[usable])
         slopes.append(value.gradient[usable])
     if bool(merit.isfinite().any()):
         found = found._replace(merit=merit)
     spread = quartile_distance(found.position[found.merit.isfinite()])
-    return _best(found), _secant_scale(torch.cat(points), torch.cat(slopes), spread), looks * num_chains
+    return _best(found), _secant_scale(torch.cat(points), torch.cat(slopes), spread), spent
 
 
 def _can_move(points: Tensor, log_density: Tensor, gradient: Tensor) -> Tensor:

@@ -147,6 +147,20 @@ def still_half(u):
     return torch.where(u[..., 0] == 1.0, -0.5 * u.square().sum(-1), -torch.inf)
 
 
+def test_no_chain_starts_where_double_precision_cannot_move_it():
+    """Eight of ten prior draws lie where a step changes nothing, and have the highest likelihood."""
+
+    def draw(n, generator):
+        far = torch.rand(n, 1, generator=generator, dtype=DOUBLE) < 0.8
+        return torch.where(far, 1e20, 1.0) * torch.randn(n, 1, generator=generator, dtype=DOUBLE)
+
+    target = bk.Target.from_functions(lambda u: 0 * u.sum(-1), lambda u: 1e-3 * u.abs().sum(-1), 1, sample_prior=draw)
+    for num_chains in (4, 64):
+        one = torch.ones(num_chains, dtype=DOUBLE)
+        points, _, spent = scaled_starting_points(target, num_chains, one, new_generator(0))
+        assert 1e-3 * float(points.abs().max()) * torch.finfo(DOUBLE).eps < 1 and spent <= 10 * num_chains
+
+
 def test_a_coordinate_that_stands_still_is_said_and_never_trusted():
     target = bk.Target.from_functions(lambda u: -0.5 * u.square().sum(-1), still_half, 2)
     with pytest.warns(SamplingWarning, match=r"never moved in chains \[0, 1, 2, 3\]"):
