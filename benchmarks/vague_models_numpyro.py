@@ -80,6 +80,7 @@ def answer(task: dict[str, Any]) -> dict[str, Any]:
     description, key = task["model"], repr(task["model"])
     if key not in samplers:
         samplers.clear()
+        jax.clear_caches()  # compiled programs of a hundred models are more mappings than Linux allows a process
         sampler = MCMC(
             NUTS(numpyro_model(description)), num_warmup=1000, num_samples=1000, num_chains=4,
             chain_method="sequential", progress_bar=False,
