@@ -24,7 +24,7 @@ _TAIL, _IN_TAIL, _MOST_IN_TAIL = 0.01, 20.0, 0.1  # share of draws in the tail, 
 _STARTS = 4  # draws from which the density of the first point is sought
 _NEGLIGIBLE = 8.0  # nats below the density of the first point
 _LEAST_SHARE, _LEAST_VARIANCE = 0.01, 0.1  # of the posterior, and relative to the variance of the draws
-_EXPECTED = 5.0  # times one over the effective draws: beyond the last of them lies more with probability exp(-5)
+_EXPECTED = 10.0  # times one over the number of draws: beyond the last of them lies more with probability exp(-10)
 
 
 class UnseenTail(NamedTuple):
