@@ -155,7 +155,7 @@ class Verdict:
             return f"{text}; {len(self.agreeing)} of them agree; this estimate disagrees with {away}"
         above = ", ".join(f"{name} ({gap:.1f} standard errors above)" for name, gap in self.contradicted_by.items())
         reasons = [f"this estimate disagrees with {away}"] * bool(away)
-        reasons += [f"there is more mass by {above}, which is not trusted"] * bool(above)
+        reasons += [f"more mass was found, without trust, by {above}"] * bool(above)
         return f"{text}, but there is no agreement" + (f": {'; '.join(reasons)}" if reasons else "")
 
 

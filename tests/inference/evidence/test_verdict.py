@@ -87,7 +87,7 @@ def test_a_lone_trusted_estimate_is_contradicted_by_a_refused_one_that_found_mor
     verdict = judge([GOOD, ladder, ABSURD])
     assert verdict.best is GOOD and not verdict.is_agreed and list(verdict.contradicted_by) == ["stepping_stone"]
     assert verdict.contradicted_by["stepping_stone"] == pytest.approx(1.083 / math.hypot(0.05, 0.004))
-    assert "there is more mass by stepping_stone (21.6 standard errors above), which is not trusted" in str(verdict)
+    assert "more mass was found, without trust, by stepping_stone (21.6 standard errors above)" in str(verdict)
     missing = Evidence("stepping_stone", -95.0, 0.05, 9000, ("chains disagree: run longer",))
     assert judge([GOOD, missing]).contradicted_by == {}
 

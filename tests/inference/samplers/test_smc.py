@@ -302,7 +302,7 @@ def test_the_metric_keeps_a_ridge_whatever_lies_far_out(tails):
     assert 0.3 < float(values.log().mean().exp()) < 3
 
 
-def test_tempering_costs_no_more_on_a_ridge():
+def test_tempering_costs_no_more_on_a_ridge(limit):
     """A normal likelihood with variances over eight orders of magnitude, turned: step sizes stay long."""
     rotation = torch.linalg.qr(torch.randn(10, 10, generator=new(1), dtype=F64)).Q
     design = torch.logspace(-2, 2, 10, dtype=F64).unsqueeze(1) * rotation
@@ -319,7 +319,7 @@ def test_tempering_costs_no_more_on_a_ridge():
     run = sample_smc(target, seed=1, **SMALL | {"num_pilot_particles": 512})
     assert min(stage.step_size for stage in run.schedule) > 0.5
     truth = -0.5 * float(torch.log1p((torch.logspace(-2, 2, 10, dtype=F64) / 0.01).square()).sum())
-    assert abs(score(run.log_evidence, truth)) < 6
+    assert abs(score(run.log_evidence, truth)) < limit()
 
 
 def test_a_learnt_schedule_serves_again(normal_normal, limit):
