@@ -1,6 +1,7 @@
 """Vague priors at the defaults: are draws and evidence right, does the package say where not, or is it silently wrong.
 
-    python benchmarks/vague_models.py [--seeds 0 1 2 3 4] [--models mean effects-gamma ...] [--numpyro PYTHON]
+    python benchmarks/vague_models.py [--seeds 0 1 2 3 4] [--models mean effects-gamma ...]
+                                      [--numpyro PYTHON [--peer-only]]
     python benchmarks/vague_models.py --list | --check
 
 Small data of natural size, far from zero, under priors that users take for "no information": BUGS' gamma priors of
@@ -28,6 +29,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -176,10 +178,10 @@ def counts_of(runs: list[Run]) -> str:
     return "".join(f"{sum(run.word == word for run in runs):8d}" for word in WORDS) + f"{seconds:8.1f}"
 
 
-def worst(seeds: list[int], runs: list[Run]) -> str:
+def worst(name: str, seeds: list[int], runs: list[Run]) -> str:
     """Return what the worst run of a model suffered from, in one short line."""
     seed, run = max(zip(seeds, runs, strict=True), key=lambda pair: WORDS.index(pair[1].word))
-    return f"  seed {seed}: {' '.join(run.trouble.split())[:110]}" if run.trouble else ""
+    return f"  {name}, seed {seed}: {' '.join(run.trouble.split())[:110]}" if run.trouble else ""
 
 
 def main() -> None:
@@ -187,9 +189,12 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--models", nargs="+", metavar="NAME", help="names, or how names start (default: all)")
     parser.add_argument("--numpyro", metavar="PYTHON", help="interpreter of an environment that has NumPyro")
+    parser.add_argument("--peer-only", action="store_true", help="judge NumPyro alone")
     parser.add_argument("--check", action="store_true", help="check the exact answers in other ways")
     parser.add_argument("--list", action="store_true", help="print the names of the models")
     options = parser.parse_args()
+    if options.peer_only and not options.numpyro:
+        parser.error("--peer-only needs --numpyro")
     models = exam()
     if unknown := [name for name in options.models or () if not any(m.name.startswith(name) for m in models)]:
         parser.error(f"unknown models: {', '.join(unknown)}")
@@ -203,24 +208,26 @@ def main() -> None:
     if options.numpyro:
         threads = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
         peer = PeerProcess([options.numpyro, str(Path(__file__).with_name("vague_models_numpyro.py"))], threads)
-    runs: dict[str, list[Run]] = {"bayeskit": [], "NumPyro": []}
+    judges: dict[str, Callable[[Model, Answer, int], Run]] = {}
+    if not options.peer_only:
+        judges["bayeskit"] = with_bayeskit
+    if peer:
+        judges["NumPyro"] = partial(with_numpyro, peer)
+    runs: dict[str, list[Run]] = {name: [] for name in judges}
     head = "".join(f"{word:>8s}" for word in (*WORDS, "CPU s"))
-    print(f"{'bayeskit':42s}{head}" + (f"{'NumPyro':>10s}{head}" if peer else ""))
+    print(" " * 42 + "".join(f"{name:>10s}{head}" for name in judges))
     for model in models:
         answer = exact(model)
-        ours = [with_bayeskit(model, answer, seed) for seed in options.seeds]
-        runs["bayeskit"] += ours
-        row, notes = f"{model.name:42s}{counts_of(ours)}", worst(options.seeds, ours)
-        if peer:
-            theirs = [with_numpyro(peer, model, answer, seed) for seed in options.seeds]
-            runs["NumPyro"] += theirs
-            row += " " * 10 + counts_of(theirs)
-            notes += worst(options.seeds, theirs).replace("  seed", "  NumPyro, seed")
+        row, notes = f"{model.name:42s}", ""
+        for name, judge in judges.items():
+            found = [judge(model, answer, seed) for seed in options.seeds]
+            runs[name] += found
+            row += " " * 10 + counts_of(found)
+            notes += worst(name, options.seeds, found)
         print(row + notes, flush=True)
     for name, found in runs.items():
-        if found:
-            silent, right = (sum(run.word == word for run in found) for word in ("wrong", "right"))
-            print(f"{name}: wrong without a warning {silent} of {len(found)}, right {right / len(found):.1%}")
+        silent, right = (sum(run.word == word for run in found) for word in ("wrong", "right"))
+        print(f"{name}: wrong without a warning {silent} of {len(found)}, right {right / len(found):.1%}")
     if peer:
         peer.close()
 

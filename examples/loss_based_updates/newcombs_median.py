@@ -91,7 +91,7 @@ integral, first = (
 print(f"integral {integral:.12f}, by hand {mass:.12f}; mean {first / integral:.12f}, by hand {moment / mass:.12f}")
 assert abs(integral - mass) < 1e-9 * mass and abs(first / integral - moment / mass) < 1e-9
 
-draws = bk.sample(twin, 4, 100 if is_small() else 200, 150 if is_small() else 1000, seed=0, progress=False)
+draws = bk.sample(twin, 4, 100 if is_small() else 200, 300 if is_small() else 1000, seed=0, progress=False)
 row = posterior_summary(draws).loc["theta"]
 print(f"its mean by sampling: {row['mean']:.4f} +- {row['mcse']:.4f}")
 assert abs(row["mean"] - moment / mass) < 4.5 * row["mcse"]

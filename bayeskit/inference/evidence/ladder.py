@@ -60,7 +60,7 @@ __all__ = [
 
 # The mean log likelihood as a function of the inverse temperature, and its numerical integration.
 
-_MAX_GAP = 0.5  # largest bias in Monte Carlo errors; beyond, |z| exceeds 3 too often
+_MAX_GAP = 0.5  # of the standard error: what is left of a bias; beyond, |z| exceeds 3 too often
 _MIN_INTERVALS = 4  # enough to omit every second temperature
 
 
@@ -279,9 +279,10 @@ def path_sampling(target: Target, ladder: Ladder) -> Evidence:
     """Integrate the mean log likelihood over the inverse temperature by the trapezoidal rule.
 
     The bias of the rule is negative if the variance of the log likelihood decreases along the path, and does not shrink
-    with more draws. If it exceeds half of the Monte Carlo error, the estimate is not trusted;
-    :func:`modified_path_sampling` removes most of it from the same ladder. The first interval, next to the prior, uses
-    its importance ratio, because the log likelihood under a vague prior has a huge mean or none.
+    with more draws. The standard error includes its size, ``diagnostics["trapezoid_gap"]``, and the estimate is not
+    trusted if that is hardly known itself; :func:`modified_path_sampling` removes most of the bias, from the same
+    ladder. The first interval, next to the prior, uses its importance ratio, because the log likelihood under a vague
+    prior has a huge mean or none.
 
     Parameters
     ----------
@@ -317,15 +318,16 @@ def path_sampling(target: Target, ladder: Ladder) -> Evidence:
     True
     """
     path = curve(target, ladder)
-    error = path.error(ladder, corrected=False)
-    gap = float(path.corrections.sum())
-    problems = path.problems
-    if path.has_enough_intervals and not abs(gap) + path.coarse_gap() <= _MAX_GAP * error:
-        problems += (
-            f"the trapezoidal rule has an error of about {gap:+.3f}, which the standard error {error:.3f} does not "
-            "include: use modified_path_sampling or more temperatures",
-        )
-    diagnostics = path.diagnostics | {"trapezoid_gap": gap, "monte_carlo_error": error}
+    monte_carlo = error = path.error(ladder, corrected=False)
+    gap, problems = float(path.corrections.sum()), path.problems
+    if path.has_enough_intervals:
+        left = path.coarse_gap()
+        error = math.hypot(monte_carlo, abs(gap) + left)
+        if not left <= _MAX_GAP * error:
+            problems += (
+                f"the trapezoidal rule misses about {gap:+.3f}, known to {left:.3f} only: use more temperatures",
+            )
+    diagnostics = path.diagnostics | {"trapezoid_gap": gap, "monte_carlo_error": monte_carlo}
     z = Evidence("path_sampling", path.trapezoid, error, ladder.num_evaluations, problems, diagnostics)
     return from_draws(z, ladder.draws, known_bias=gap)
 

@@ -1,4 +1,4 @@
-"""Posterior mass beyond the ends of what the chains of a run have visited, along the scales of a model."""
+"""Posterior mass that the chains of a run have never met, or hardly ever, along the scales of a model."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ _SHARE_OF_COST = 0.05  # of the run's gradients
 _STEPS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # beyond the ends, in standard deviations
 _TAIL, _IN_TAIL, _MOST_IN_TAIL = 0.01, 20.0, 0.1  # share of draws in the tail, how many they are at least, and most
 _STARTS = 4  # draws from which the density of the first point is sought
-_NEGLIGIBLE = 8.0  # nats below the density of the first point
 _LEAST_SHARE, _LEAST_VARIANCE = 0.01, 0.1  # of the posterior, and relative to the variance of the draws
-_EXPECTED = 10.0  # times one over the number of draws: beyond the last of them lies more with probability exp(-10)
+_EXPECTED = 5.0  # times one over the effective draws: beyond the last of them lies more with probability exp(-5)
+_ENOUGH_TO_COUNT, _CARRY_THE_SPREAD = 2000, 30  # draws in all, and the least number of which a variance is to consist
+_REMEDY = "run longer, or integrate out what it scales by bk.marginalize"
 
 
 class UnseenTail(NamedTuple):
-    """Posterior mass where a scale is smaller or larger than in any draw."""
+    """Posterior mass where a scale is smaller or larger than in any draw, or than in all draws but a few."""
 
     share: float  # of the posterior
     warning: str
@@ -38,7 +39,9 @@ def unseen_tails(draws: Draws) -> list[UnseenTail]:
     """Return the mass beyond the smallest or the largest draws of a scale, where it matters; found once for all draws.
 
     In the neck of a funnel, or on the plateau on which a vague prior leaves a scale that the data do not need, chains
-    spend little time and seldom come. What they never met, R-hat and effective sizes do not show.
+    spend little time and seldom come. What they never met, R-hat and effective sizes do not show. The density is
+    followed to 32 standard deviations beyond the draws, across valleys. A spread that rests on a few draws, as where
+    chains came a few times, is said as well.
     """
     target = draws.target
     if target is None:
@@ -72,6 +75,14 @@ def _of_scale(
     values = x[:, column].double()
     mean, sd, spent = float(values.mean()), float(values.std()), 0
     size = float(effective_sample_size(draws.unconstrained[..., column]).clamp(max=len(x)))
+    if (few := _few_that_carry(values - mean)) is not None:
+        number, farthest = few
+        name, there = _named(target, x[farthest], column)
+        seen = (
+            f"the spread of {name} on the unconstrained scale rests on about {number} of {len(x)} draws, near "
+            f"{there:.3g}, so how much of the posterior lies there is hardly known: {_REMEDY}"
+        )
+        return [UnseenTail(number / len(x), seen)], 0
     tail = max(_TAIL, _IN_TAIL / size) if sd > 0 and size > 0 else 1.0
     if tail > _MOST_IN_TAIL:
         return [], 0
@@ -96,7 +107,7 @@ def _of_scale(
             found = knot_at(target, at, column, widths)
             at, spent = found.position, spent + found.num_gradients
             path.append((float(at[column]), _height(found) - here))
-            if not path[-1][1] > -_NEGLIGIBLE or spent > budget:
+            if spent > budget:
                 break
         density = 1.5 * tail / (far - near)
         share, square = (density * part for part in _beyond(path, mean))
@@ -106,6 +117,15 @@ def _of_scale(
         if spent > budget:
             break
     return [], spent
+
+
+def _few_that_carry(away: Tensor) -> tuple[int, int] | None:
+    """Return of how many deviations ``(n,)`` the variance consists, and the largest; None where they are enough."""
+    if len(away) < _ENOUGH_TO_COUNT:
+        return None
+    square = away.square()
+    number = float(square.sum() ** 2 / square.square().sum())
+    return (math.ceil(number), int(square.argmax())) if number < _CARRY_THE_SPREAD else None
 
 
 def _height(knot: Knot) -> float:
@@ -127,10 +147,15 @@ def _beyond(points: list[tuple[float, float]], mean: float) -> tuple[float, floa
 
 
 def _said(target: Target, end: Tensor, column: int, side: float, share: float) -> str:
-    site = next(site for site in target.sites if site.start <= column < site.stop)
-    value = float(target.constrain(end)[site.name].flatten()[column - site.start])
-    there = "below" if side < 0 else "above"
+    name, value = _named(target, end, column)
     return (
-        f"about {100 * share:.2g} % of the posterior lies where {target.names[column]!r} is {there} {value:.3g}, where "
-        "no chain has been: run longer, or integrate out what it scales by bk.marginalize"
+        f"about {100 * share:.2g} % of the posterior lies where {name} is {'below' if side < 0 else 'above'} "
+        f"{value:.3g}, where no chain has been: {_REMEDY}"
     )
+
+
+def _named(target: Target, point: Tensor, column: int) -> tuple[str, float]:
+    """Return the name of a coordinate and its value as the model has it."""
+    site = next(site for site in target.sites if site.start <= column < site.stop)
+    value = target.constrain(point)[site.name].flatten()[column - site.start]
+    return repr(target.names[column]), float(value)

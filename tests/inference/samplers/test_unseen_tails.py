@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import pyro
 import pyro.distributions as dist
@@ -14,14 +15,18 @@ from bayeskit.inference.samplers.unseen_tails import unseen_tails
 DOUBLE = torch.float64
 BULK, HEIGHT, NEAR, FAR = 0.4, -5.0, 1.5, 9.0  # a plateau of the log scale, beside a normal bulk about zero
 D = 3
-SHARE = math.exp(HEIGHT) * (FAR - NEAR) / (math.exp(HEIGHT) * (FAR - NEAR) + BULK * math.sqrt(2 * math.pi))
+BEYOND_A_VALLEY = 4.0
 
 
-def model(height, scaled):
+def share_of_plateau(near):
+    return math.exp(HEIGHT) * (FAR - near) / (math.exp(HEIGHT) * (FAR - near) + BULK * math.sqrt(2 * math.pi))
+
+
+def model(height, scaled, near):
     """The logarithm of a scale is normal, with a plateau far above; other variables have this scale."""
     scale = pyro.sample("scale", dist.LogNormal(torch.zeros((), dtype=DOUBLE), 1.0))
     log_scale = scale.log()
-    edges = torch.sigmoid((log_scale - NEAR) / 0.02).log() + torch.sigmoid((FAR - log_scale) / 0.02).log()
+    edges = torch.sigmoid((log_scale - near) / 0.02).log() + torch.sigmoid((FAR - log_scale) / 0.02).log()
     bulk = -0.5 * (log_scale / BULK) ** 2
     pyro.factor("shape", torch.logaddexp(bulk, edges + height) - dist.Normal(0.0, 1.0).log_prob(log_scale))
     if scaled:
@@ -29,9 +34,9 @@ def model(height, scaled):
             pyro.sample("x", dist.Normal(torch.zeros((), dtype=DOUBLE), scale))
 
 
-def draws_of_bulk(height, scaled, sd=BULK):
+def draws_of_bulk(height, scaled, sd=BULK, near=NEAR):
     """Return draws of the bulk alone, as those of chains that have never met the plateau."""
-    target = bk.Target.from_pyro(model, height, scaled)
+    target = bk.Target.from_pyro(model, height, scaled, near)
     generator = torch.Generator().manual_seed(3)
     u = sd * torch.randn(4, 1000, 1, generator=generator, dtype=DOUBLE)
     if scaled:
@@ -44,12 +49,23 @@ def draws_of_bulk(height, scaled, sd=BULK):
 
 
 def test_a_plateau_of_a_scale_is_found_with_its_share(limit):
-    for scaled in (False, True):
-        (found,) = unseen_tails(draws_of_bulk(HEIGHT, scaled))
+    for scaled, near in product((False, True), (NEAR, BEYOND_A_VALLEY)):
+        (found,) = unseen_tails(draws_of_bulk(HEIGHT, scaled, near=near))
         # The density in the tail comes from 60 draws. A plateau that ends between two points counts half that piece.
-        steps = 8 * BULK
-        assert abs(math.log(found.share / SHARE)) < limit() / math.sqrt(60) + 0.5 * steps / (FAR - NEAR)
+        rough = limit() / math.sqrt(60) + 0.5 * 8 * BULK / (FAR - near)
+        assert abs(math.log(found.share / share_of_plateau(near))) < rough
         assert "'scale' is above" in found.warning
+
+
+def test_a_spread_that_rests_on_a_few_draws_is_said():
+    """Chains that met the plateau three times: R-hat and effective sizes are those of the bulk."""
+    draws = draws_of_bulk(HEIGHT, True)
+    draws.unconstrained[:3, 500, 0] = 16.0
+    (found,) = unseen_tails(draws)
+    square = (draws.unconstrained[..., 0] - draws.unconstrained[..., 0].mean()).square()
+    number = math.ceil(square.sum() ** 2 / square.square().sum())
+    assert f"the spread of 'scale' on the unconstrained scale rests on about {number} of 4000 draws" in found.warning
+    assert found.share == number / 4000
 
 
 def test_a_plateau_without_mass_is_not_mentioned():
