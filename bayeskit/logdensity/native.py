@@ -107,7 +107,7 @@ _MOVES = frozenset(
     "slice_scatter diagonal_scatter".split()
 )
 _KEYWORDS = {"add": {"alpha"}, "sub": {"alpha"}, "_to_copy": {"dtype", "layout", "device"}}
-_FOLDS = {"sum": "add", "amax": "maximum", "amin": "minimum", "prod": "mul"}
+_FOLDS = {"sum": "add", "amax": "maximum", "amin": "minimum", "prod": "mul", "all": "logical_and", "any": "logical_or"}
 _RUNNING = {"cumsum": "add", "cumprod": "mul"}
 _NEUTRAL = {"add": "0", "mul": "1", "maximum": "-INFINITY", "minimum": "INFINITY"}
 
@@ -1025,22 +1025,34 @@ class _Writer:
 MAX_EVALUATIONS = 2000  # in one call, during which Ctrl-C has no effect
 
 # One row after the other. `loop` is the density of a row; `x` are positions and momenta (both changed), inverse
-# temperatures, step sizes, metric factors and kicks, then results and data. A dense factor is lower triangular.
+# temperatures, step sizes, metric factors and kicks, then results, what was met on the way, and data. A dense factor is
+# lower triangular. With `turns`, results hold the evaluation of the positions, and a step into zero density keeps it and
+# the position, and reverses the momentum.
 _INTEGRATION = """
+static void pull(const {real}* gradient, const {real}* factor, int64_t dim, int64_t dense, {real}* force) {{
+  for (int64_t i = 0; i < dim; ++i) {{
+    force[i] = dense ? 0 : factor[i] * gradient[i];
+    for (int64_t j = 0; dense && j <= i; ++j) force[j] += factor[i * dim + j] * gradient[i];
+  }}
+}}
 extern "C" void integrate(void** pointers, {real} drift, int64_t kicks, int64_t rows, int64_t dim, int64_t groups,
-                          int64_t dense, int64_t data) {{
+                          int64_t dense, int64_t turns, int64_t data) {{
   {real}** x = ({real}**)pointers;
   // Without the headers of <vector> and <algorithm>, which take a third of the compiler's time.
-  {real}* force = new {real}[dim];
+  {real} *force = new {real}[dim], *before = new {real}[2 * dim + 3];
   void** row = new void*[6 + data];  // of which the first six are set for each row
   for (int64_t i = 0; i < data; ++i) row[6 + i] = pointers[11 + i];
   for (int64_t b = 0; b < rows; ++b) {{
     {real} *q = x[0] + b * dim, *p = x[1] + b * dim, *gradient = x[9] + b * dim, *lowest = x[10] + b;
+    {real} *highest = x[10] + rows + b, *reversals = x[10] + 2 * rows + b;
     const {real} step = x[3][b], *factor = x[4] + b * groups / rows * dim * (dense ? dim : 1);
     void* own[] = {{q, x[2] + b, x[6] + b, x[7] + b, x[8] + b, gradient}};
     for (int i = 0; i < 6; ++i) row[i] = own[i];
-    *lowest = INFINITY;
+    const bool inside = turns && x[8][b] > -INFINITY;
+    if (turns) pull(gradient, factor, dim, dense, force);
     for (int64_t s = 0; s < kicks; ++s) {{
+      for (int64_t i = 0; inside && i < dim; ++i) before[i] = q[i], before[dim + i] = gradient[i];
+      for (int i = 0; inside && i < 3; ++i) before[2 * dim + i] = x[6 + i][b];
       for (int64_t i = 0; i < dim; ++i) {{
         {real} moved = dense ? 0 : factor[i] * p[i];
         for (int64_t j = 0; dense && j <= i; ++j) moved += factor[i * dim + j] * p[j];
@@ -1049,14 +1061,27 @@ extern "C" void integrate(void** pointers, {real} drift, int64_t kicks, int64_t 
       loop(row, 1, 1);
       const {real} density = x[8][b];
       if (density < *lowest || density != density) *lowest = density;
-      for (int64_t i = 0; i < dim; ++i) {{
-        force[i] = dense ? 0 : factor[i] * gradient[i];
-        for (int64_t j = 0; dense && j <= i; ++j) force[j] += factor[i * dim + j] * gradient[i];
+      if (inside && density == -INFINITY) {{
+        for (int64_t i = 0; i < dim; ++i) q[i] = before[i], gradient[i] = before[dim + i], p[i] = -p[i];
+        for (int i = 0; i < 3; ++i) x[6 + i][b] = before[2 * dim + i];
+        ++*reversals;
+      }} else {{
+        pull(gradient, factor, dim, dense, force);
+      }}
+      if (turns) {{
+        {real} energy = 0;
+        for (int64_t i = 0; i < dim; ++i) {{
+          const {real} middle = p[i] + ({real})0.5 * step * force[i];
+          energy += middle * middle;
+        }}
+        energy = ({real})0.5 * energy - x[8][b];
+        if (energy > *highest || energy != energy) *highest = energy;
       }}
       for (int64_t i = 0; i < dim; ++i) p[i] += x[5][s] * step * force[i];
     }}
   }}
   delete[] force;
+  delete[] before;
   delete[] row;
 }}
 """
@@ -1102,20 +1127,25 @@ class NativeEvaluator:
         is_dense: bool,
         drift: float,  # in steps
         kicks: Sequence[float],  # in steps, one after each drift
+        start: Evaluation | None = None,
     ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
-        """Move ``q``, ``p`` ``(n, d)``; return both, the last evaluation and the lowest log density ``(n,)``."""
+        """Move ``q``, ``p`` ``(n, d)``; return both, the last evaluation, and what was met on the way ``(3, n)``.
+
+        That is the lowest log density; and, with the evaluation of ``q`` as ``start``, the highest energy and the number
+        of steps into zero density, which reverse the momentum.
+        """
         (n, d), floating = q.shape, ctypes.c_float if q.dtype == torch.float32 else ctypes.c_double
         q, p = (x.clone(memory_format=torch.contiguous_format) for x in (q, p))
         beta, step, factor = (x.to(q.dtype).contiguous() for x in (beta, step, factor))
-        found, part, lowest = _empty(q, beta), torch.empty_like(step), None
+        found = _empty(q, beta) if start is None else _copied(start, q, beta)
+        met = step.new_tensor([torch.inf, -torch.inf, 0.0]).unsqueeze(-1).repeat(1, n)
         groups, at_once = factor.numel() // (d * d if is_dense else d), max(1, MAX_EVALUATIONS // n)
         for some in _numbers_of(tuple(kicks), q.dtype, at_once):
-            tensors = (q, p, beta, step, factor, some, *found, part)
+            tensors = (q, p, beta, step, factor, some, *found, met)
             pointers = self._pointers(*[x.data_ptr() for x in tensors], *self._data_pointers)
-            sizes = (some.shape[0], n, d, groups, is_dense, len(self._data))
+            sizes = (some.shape[0], n, d, groups, is_dense, start is not None, len(self._data))
             self._library.integrate(pointers, floating(drift), *map(ctypes.c_int64, sizes))
-            lowest = part.clone() if lowest is None else torch.minimum(lowest, part)
-        return q, p, found, torch.full_like(part, torch.inf) if lowest is None else lowest
+        return q, p, found, met
 
 
 @lru_cache(maxsize=128)
@@ -1126,6 +1156,14 @@ def _numbers_of(kicks: tuple[float, ...], dtype: torch.dtype, at_once: int) -> t
 def _empty(u: Tensor, beta: Tensor) -> Evaluation:
     log_prior, log_likelihood, log_density = (beta.new_empty(beta.shape) for _ in range(3))
     return Evaluation(log_prior, log_likelihood, log_density, u.new_empty(u.shape))
+
+
+def _copied(evaluation: Evaluation, u: Tensor, beta: Tensor) -> Evaluation:
+    """Return a copy in memory of our own, in which C++ may write."""
+    found = _empty(u, beta)
+    for copy, original in zip(found, evaluation, strict=True):
+        copy.copy_(original)
+    return found
 
 
 def over_rows(source: RowSource, dim: int, dtype: torch.dtype) -> NativeEvaluator | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,10 +47,9 @@ def integrate(
     """
     # q, p: (n, d), whitened momenta; step, beta: (n,). Returns positions, momenta, the last evaluation, and the lowest
     # log density of the path, (n,), NaN if any is NaN.
-    factor, is_dense = metric.factor, metric.is_dense
-    if isinstance(evaluate, NativeEvaluator) and metric.directions is None and evaluate.fits(q, factor, is_dense):
-        # One compiled call for the whole trajectory.
-        return evaluate.integrate(q, p, step, beta, factor, is_dense, drift, kicks)
+    if _in_one_call(evaluate, metric, q):
+        q, p, evaluation, met = evaluate.integrate(q, p, step, beta, metric.factor, metric.is_dense, drift, kicks)
+        return q, p, evaluation, met[0]
     column, lowest = step.unsqueeze(-1), torch.full_like(step, torch.inf)
     for kick in kicks:
         q = torch.addcmul(q, column, metric.to_position(p), value=drift)
@@ -60,6 +59,13 @@ def integrate(
         if walled(evaluation):
             break
     return q, p, evaluation, lowest
+
+
+def _in_one_call(evaluate: Evaluator, metric: Metric, q: Tensor) -> TypeGuard[NativeEvaluator]:
+    """Tell whether one compiled call makes a whole trajectory."""
+    if not isinstance(evaluate, NativeEvaluator) or metric.directions is not None:
+        return False
+    return evaluate.fits(q, metric.factor, metric.is_dense)
 
 
 class HMCState(NamedTuple):
@@ -197,11 +203,11 @@ class HMC:
             zero = (there.log_density == -torch.inf) & inside
             return bool(zero.any()) and bool((zero & there.gradient.isfinite().all(-1)).any())
 
-        walled = q.device.type != "cpu"
+        walled = q.device.type != "cpu" or _in_one_call(evaluate, metric, q)
         if not walled:
-            kicks = [1.0] * (num_steps - 1) + [0.5]
+            kicks = _kicks(num_steps)
             q, p, evaluation, lowest = integrate(evaluate, metric, q, p, step.squeeze(-1), beta, 1.0, kicks, meets_wall)
-            spent = looks or num_steps  # in one compiled call nobody looks
+            spent = looks
             walled = bool(((lowest == -torch.inf) & inside).any())
         if walled:
             q, p, evaluation, quality = self._bouncing(state, start, step, metric, evaluate, num_steps)
@@ -235,6 +241,12 @@ class HMC:
         beta = self._beta(q)
         force = metric.to_momentum(here.gradient)
         energy = 0.5 * (p - 0.5 * step * force).square().sum(-1) - here.log_density
+        if _in_one_call(evaluate, metric, q):
+            factor, column = metric.factor, step.squeeze(-1)
+            q, end, here, met = evaluate.integrate(
+                q, p, column, beta, factor, metric.is_dense, 1.0, _kicks(num_steps), here
+            )
+            return q, end, here, _quality(energy, torch.maximum(energy, met[1]), met[2] / num_steps)
         highest, turns = energy, torch.zeros_like(energy)
         inside = here.log_density > -torch.inf  # a chain that starts at zero density may move to positive density
         for _ in range(num_steps):
@@ -249,10 +261,7 @@ class HMC:
             end = torch.addcmul(p, step, force, value=0.5)
             highest = torch.maximum(highest, 0.5 * end.square().sum(-1) - here.log_density)
             p = torch.addcmul(p, step, force)
-        # A path that diverges into zero density and returns the same way, or only reverses, is accepted, but its
-        # integration was inaccurate.
-        quality = (energy - highest).exp().nan_to_num(nan=0.0) * (1 - turns / num_steps)
-        return q, end, here, torch.where(turns > 0, quality, 1.0)
+        return q, end, here, _quality(energy, highest, turns / num_steps)
 
     def with_settings(self, **changes: object) -> HMC:
         """Return a copy with some settings replaced."""
@@ -267,6 +276,18 @@ class HMC:
         if not isinstance(self.beta, Tensor):
             return position.new_full(position.shape[:1], self.beta)
         return self.beta.to(position).expand(position.shape[0])
+
+
+def _kicks(num_steps: int) -> list[float]:
+    return [1.0] * (num_steps - 1) + [0.5]
+
+
+def _quality(energy: Tensor, highest: Tensor, reversed_share: Tensor) -> Tensor:
+    """Return the quality of paths from their first and highest energies and their share of steps that reversed."""
+    # A path that diverges into zero density and returns the same way, or only reverses, is accepted, but its
+    # integration was inaccurate.
+    quality = (energy - highest).exp().nan_to_num(nan=0.0) * (1 - reversed_share)
+    return torch.where(reversed_share > 0, quality, 1.0)
 
 
 def require_positive_step(step_size: Tensor) -> None:

@@ -90,7 +90,7 @@ def test_walls_and_what_is_not_a_number_are_seen_on_the_way():
 
 @pytest.mark.compiler
 def test_a_step_in_compiled_rows_is_the_step_in_the_graph():
-    """The walls are met, too: the compiled path sees them and hands over to the one that turns round."""
+    """The walls are met, too."""
     q, *_ = start(torch.float64)
     q = 0.2 * q - 0.3
     kernel, ends = HMC(step_size=0.4, num_steps=5), []
@@ -102,9 +102,32 @@ def test_a_step_in_compiled_rows_is_the_step_in_the_graph():
         for _ in range(6):
             state, info = kernel.step(target, state, generator=generator)
             turned += int(info.num_steps[0] > 7)
-        assert turned
+        assert bool(turned) != compile  # in the graph, whoever meets a wall begins again
         ends.append(state.position)
     torch.testing.assert_close(*ends, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("kind", ["diagonal", "dense"])
+def test_compiled_paths_turn_round_as_those_of_the_graph(kind, monkeypatch):
+    """Chains inside, at a wall, outside, and where the density is no number; in one call and in several."""
+    target, metric = quartic(wall=1.0), metrics(torch.float64)[kind]
+    q, p, step, beta = start(torch.float64)
+    q = 0.2 * q - 0.3
+    q[1, 0], q[2, 0] = 1.5, math.nan
+    kernel = HMC(step_size=0.4, beta=beta)
+    found = []
+    for compile, most in ((False, 2000), (True, 2000), (True, 7)):
+        monkeypatch.setattr("bayeskit.logdensity.native.MAX_EVALUATIONS", most)
+        target.compile = compile
+        state = kernel.init(target, q)
+        evaluate = target._engine.evaluator(len(q), 1, compile)
+        end = kernel._bouncing(state, 5 * p, 0.4 + 0 * step.unsqueeze(-1), metric, evaluate, 6)
+        found.append((*end[:2], *end[2], end[3]))
+    assert 0.2 < float((found[0][-1] < 1).double().mean()) < 1
+    for graph, one, several in zip(*found, strict=True):
+        torch.testing.assert_close(graph, one, rtol=1e-9, atol=1e-9, equal_nan=True)
+        assert torch.equal(one.nan_to_num(nan=7.0), several.nan_to_num(nan=7.0))
 
 
 def test_halving_the_step_divides_the_error_of_the_energy_by_four():
