@@ -1026,8 +1026,8 @@ MAX_EVALUATIONS = 2000  # in one call, during which Ctrl-C has no effect
 
 # One row after the other. `loop` is the density of a row; `x` are positions and momenta (both changed), inverse
 # temperatures, step sizes, metric factors and kicks, then results, what was met on the way, and data. A dense factor is
-# lower triangular. With `turns`, results hold the evaluation of the positions, and a step into zero density keeps it and
-# the position, and reverses the momentum.
+# lower triangular. With `turns`, results hold the evaluation of the positions; a step into zero density keeps both and
+# reverses the momentum.
 _INTEGRATION = """
 static void pull(const {real}* gradient, const {real}* factor, int64_t dim, int64_t dense, {real}* force) {{
   for (int64_t i = 0; i < dim; ++i) {{
@@ -1131,8 +1131,8 @@ class NativeEvaluator:
     ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
         """Move ``q``, ``p`` ``(n, d)``; return both, the last evaluation, and what was met on the way ``(3, n)``.
 
-        That is the lowest log density; and, with the evaluation of ``q`` as ``start``, the highest energy and the number
-        of steps into zero density, which reverse the momentum.
+        That is the lowest log density; with the evaluation of ``q`` as ``start`` also the highest energy, and the
+        number of steps into zero density, which reverse the momentum.
         """
         (n, d), floating = q.shape, ctypes.c_float if q.dtype == torch.float32 else ctypes.c_double
         q, p = (x.clone(memory_format=torch.contiguous_format) for x in (q, p))
