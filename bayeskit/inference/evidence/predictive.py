@@ -170,9 +170,13 @@ def _summed(terms: _Terms, num_draws: int) -> _Sums:
     largest: Tensor | None = None
     farthest = torch.zeros(())
     for chunk in terms:
-        sums = [torch.stack([*sums, chunk.logsumexp(0)]).logsumexp(0)]
-        squares = [torch.stack([*squares, (2 * chunk).logsumexp(0)]).logsumexp(0)]
-        farthest = torch.maximum(farthest.to(chunk), chunk.abs().amax(0))
+        low, high = chunk.aminmax(dim=0)
+        farthest = torch.maximum(farthest.to(chunk), torch.maximum(low.abs(), high.abs()))
+        # One exponential of each weight serves both sums.
+        scale = high.clamp(min=torch.finfo(high.dtype).min)
+        weights = (chunk - scale).exp_()
+        sums = [torch.stack([*sums, scale + weights.sum(0).log()]).logsumexp(0)]
+        squares = [torch.stack([*squares, 2 * scale + weights.square_().sum(0).log()]).logsumexp(0)]
         # A shorter tail if the tails of all terms together exceed the memory limit.
         length = min(num_largest(num_draws), max(KEPT // chunk.shape[1], _LEAST_LARGEST))
         together = chunk if largest is None else torch.cat([largest, chunk])

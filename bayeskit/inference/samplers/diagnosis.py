@@ -18,6 +18,7 @@ _ENOUGH_TO_JUDGE, _ENOUGH_TO_MOVE, _ENOUGH_TO_COMPARE = 200, 20, 4  # draws per 
 _ENOUGH_TO_COUNT = 2000  # draws in all; effective should be a tenth of them, or 400
 _EFFECTIVE, _EFFECTIVE_SHARE = 400, 0.1
 _OUTER, _EFFECTIVE_OUTSIDE = 0.05, 100  # share of draws in a tail, and its least effective sample size
+_LEAST_ENERGY_CHANGE = 0.3  # mean squared change between draws, relative to the variance
 _GATHERED = 4.0  # standard errors between the means of divergent and all draws from which a coordinate is named
 _AT_THE_LIMIT = 0.9  # share of the limit of leapfrog steps
 _FUNNEL = 0.3  # least correlation of a coordinate with the mean log step length of the others
@@ -64,7 +65,9 @@ def problems(draws: Draws, max_steps: int) -> list[str]:
     if total >= _ENOUGH_TO_COUNT and float(effective[worst]) < min(_EFFECTIVE, _EFFECTIVE_SHARE * total):
         seen = f"the effective sample size of {name} is {float(effective[worst]):.0f} of {total} draws"
         return [*found, f"{seen}; {_of_slowness(draws, x, place, max_steps)}"]
-    return found + _tails(draws, x, max_steps) * (total >= _ENOUGH_TO_COUNT)
+    if total >= _ENOUGH_TO_COUNT:
+        found += _tails(draws, x, max_steps) or _energies(draws, alive, place, max_steps)
+    return found
 
 
 def _tails(draws: Draws, x: Tensor, max_steps: int) -> list[str]:
@@ -82,6 +85,24 @@ def _tails(draws: Draws, x: Tensor, max_steps: int) -> list[str]:
         f"{float(effective[worst]):.0f}, so a tail is hardly known"
     )
     return [f"{seen}; {_of_slowness(draws, x, place, max_steps)}"]
+
+
+def _energies(draws: Draws, alive: Tensor, worst: int, max_steps: int) -> list[str]:
+    """Return a warning if fresh momenta change little of the energy, so that chains seldom come to low densities."""
+    energy = draws.sample_stats.get("energy")
+    if energy is None:
+        return []
+    energy = energy[alive].double()
+    share = energy.diff(dim=1).square().mean(1) / energy.var(1)  # Betancourt (2016)
+    low = share < _LEAST_ENERGY_CHANGE
+    if not bool(low.any()):
+        return []
+    chains = alive.nonzero().flatten()[low.to(alive.device)].tolist()
+    seen = (
+        f"new momenta change little of the energy in chains {chains} (E-BFMI {float(share.min()):.2f} < "
+        f"{_LEAST_ENERGY_CHANGE}), so chains seldom come to the tails"
+    )
+    return [f"{seen}; {_of_slowness(draws, draws.unconstrained[alive], worst, max_steps)}"]
 
 
 def _stillness(draws: Draws, alive: Tensor) -> str | None:

@@ -439,9 +439,11 @@ def sample(
     SamplingWarning
         If a coordinate never moves in a chain, if transitions diverge, if R-hat exceeds 1.05 (from 200 draws per chain
         on), or if the effective sample size is below 400 or below a tenth of the draws (from 2,000 draws on), of a
-        coordinate or along a principal direction. Each warning names the coordinate, the likely cause and the remedy.
-        If there is nothing of these, and a search at 5 % of the run's cost finds a mode that no chain has visited with
-        1 % of the posterior or more. Also if the run ends early, or if ``num_jobs`` exceeds one with a single group.
+        coordinate or along a principal direction; if a tail of 5 % has an effective sample size below 100, or if new
+        momenta change little of the energy (E-BFMI below 0.3; Betancourt 2016). Each warning names the coordinate, the
+        likely cause and the remedy. If there is nothing of these, and a search at 5 % of the run's cost finds a mode
+        that no chain has visited with 1 % of the posterior or more. Also if the run ends early, or if ``num_jobs``
+        exceeds one with a single group.
 
     Examples
     --------

@@ -122,6 +122,15 @@ def test_slow_chains_are_told_from_funnels_and_from_trajectories_at_the_limit(no
         assert f"{how}, as in a funnel" in said and remedy in said
 
 
+def test_energies_that_hardly_change_are_said(noise, target):
+    draws = draws_of(noise, target)
+    draws.sample_stats["energy"] = noise[..., 0].square()
+    assert problems(draws, 256) == []
+    draws.sample_stats["energy"] = sticky(noise, 0)[..., 0]
+    (said,) = problems(draws, 256)
+    assert "E-BFMI 0.0" in said and "run longer" in said
+
+
 def test_slow_chains_are_told_from_long_tails(noise, target):
     x = sticky(noise, 1)
     x[..., 1] = -x[..., 1].exp()
