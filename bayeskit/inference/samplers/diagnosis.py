@@ -10,6 +10,7 @@ from torch import Tensor
 from bayeskit.core.convergence import principal_directions, stands_still
 from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.draws import Draws
+from bayeskit.errors import BayeskitError
 
 __all__ = ["problems"]
 
@@ -19,6 +20,7 @@ _ENOUGH_TO_COUNT = 2000  # draws in all; effective should be a tenth of them, or
 _EFFECTIVE, _EFFECTIVE_SHARE = 400, 0.1
 _OUTER, _EFFECTIVE_OUTSIDE = 0.05, 100  # share of draws in a tail, and its least effective sample size
 _LEAST_ENERGY_CHANGE = 0.3  # mean squared change between draws, relative to the variance
+_PROBED = 256  # points at which the density may be NaN
 _GATHERED = 4.0  # standard errors between the means of divergent and all draws from which a coordinate is named
 _AT_THE_LIMIT = 0.9  # share of the limit of leapfrog steps
 _FUNNEL = 0.3  # least correlation of a coordinate with the mean log step length of the others
@@ -139,6 +141,8 @@ def _divergences(draws: Draws) -> list[str]:
         f"{count} of {draws.num_chains * draws.num_draws} transitions diverged, so parts of the posterior may be "
         "missed; "
     )
+    if (undefined := _undefined(draws, diverging)) is not None:
+        return [seen + undefined]
     x = draws.unconstrained
     everywhere = x.flatten(0, 1)
     off = (x[diverging].mean(0) - everywhere.mean(0)) / everywhere.std(0) * math.sqrt(count)
@@ -155,6 +159,29 @@ def _divergences(draws: Draws) -> list[str]:
         "mass there, or, if it is a precision, write the variables that it scales as location + standard normal / "
         "sqrt(precision)"
     ]
+
+
+def _undefined(draws: Draws, diverging: Tensor) -> str | None:
+    """Return the place where the density is NaN, twice as far from the mean as some draws, and the remedy, or None."""
+    if draws.target is None:
+        return None
+    x, first = draws.unconstrained.flatten(0, 1), diverging.flatten()
+    centre, width = x.mean(0), x.std(0)
+    points = centre + 2 * (torch.cat([x[first], x[~first]])[:_PROBED] - centre)
+    try:
+        log_prior, log_likelihood = draws.target.evaluate(points, compiled=False)
+    except (BayeskitError, ArithmeticError, RuntimeError, ValueError):
+        return None  # a user's function fails at a distant point
+    undefined = (log_prior + log_likelihood).isnan()
+    if not bool(undefined.any()):
+        return None
+    away = ((points - centre) / width).abs()
+    place = int((away[undefined].mean(0) - away.mean(0)).nan_to_num(nan=-torch.inf).argmax())
+    part = "log prior" if bool(log_prior.isnan().any()) else "log likelihood"
+    return (
+        f"the {part} is NaN where {_name(draws, place)} is far from its mean: bound that site by its distribution, or "
+        "return -inf there by torch.where, with an argument that is defined in both branches"
+    )
 
 
 def _of_disagreement(draws: Draws, alive: Tensor, worst: int) -> str | None:

@@ -84,6 +84,17 @@ def test_divergences_are_placed_where_they_gather(noise, target):
     assert "gather" not in said and "raise target_acceptance" in said
 
 
+def test_a_density_that_is_no_number_is_named_with_its_site():
+    def half_a_disc():
+        x = pyro.sample("x", dist.Normal(torch.zeros((), dtype=DOUBLE), 1.0))
+        pyro.sample("y", dist.Normal(torch.zeros((), dtype=DOUBLE), 1.0))
+        pyro.factor("height", (1 - x.square()).sqrt().log())
+
+    with pytest.warns(bk.errors.SamplingWarning, match="the log likelihood is NaN where 'x' is far.*-inf") as caught:
+        draws = bk.sample(half_a_disc, num_samples=300, progress=False)
+    assert len(caught) == 1 and float(draws["x"].abs().max()) < 1
+
+
 def test_a_chain_that_did_not_come_home_is_told_from_a_mode(noise, target):
     x = noise.clone()
     x[2, :, 2] += 50.0
