@@ -279,8 +279,6 @@ def is_missed(expected: float, share: float, chance: float, relative_error: floa
 _CLIMB, _CLIMB_PER_DIMENSION = 80, 4
 #: Largest number of modes that are weighed when their masses are asked for, and whose shares are shown.
 _MOST_WEIGHED, _MOST_SHOWN = 12, 4
-#: Searches from points drawn independently of what is known; others begin where modes have been met.
-_INDEPENDENT = {"starts", "prior draws", "search after a run"}
 
 
 class KnownModes:
@@ -295,7 +293,7 @@ class KnownModes:
         self.unvisited: list[Peak] = []  # in which no chain of a run has been
         self.num_searches = 0  # from independent starts that ended at a point of positive density
         self.has_looked_at_summands = False
-        self._waiting: list[tuple[Tensor, str]] = []
+        self._waiting: list[tuple[Tensor, str, bool]] = []  # end, who found it, and whether by an independent search
 
     @classmethod
     def of(cls, target: Target) -> KnownModes:
@@ -334,14 +332,17 @@ class KnownModes:
         rest = f"about {100 * self.unmet:.1g} % of starts may lead to others"
         return f"{modes}, after {self.num_searches} searches; {rest}"
 
-    def note(self, ends: Tensor, found_by: str) -> None:
-        """Keep ends of climbs, ``(k, d)``, that were made for another purpose."""
-        self._waiting += [(end.detach(), found_by) for end in ends]
+    def note(self, ends: Tensor, found_by: str, *, independent: bool = False) -> None:
+        """Keep ends of climbs, ``(k, d)``, that were made for another purpose.
+
+        They are ``independent`` if the climbs began at points drawn without regard to what is known.
+        """
+        self._waiting += [(end.detach(), found_by, independent) for end in ends]
 
     def ends(self, target: Target) -> Tensor:
         """Return the ends that wait to be weighed, ``(k, d)``."""
         nothing = torch.empty(0, target.dim, dtype=target.dtype, device=target.device)
-        return torch.stack([end for end, _ in self._waiting]) if self._waiting else nothing
+        return torch.stack([end for end, *_ in self._waiting]) if self._waiting else nothing
 
     def weigh(self, target: Target, *, seed: int = 0) -> int:
         """Weigh the ends that lie in no known peak, the highest first, and return evaluations."""
@@ -349,12 +350,12 @@ class KnownModes:
             return 0
         ends = self.ends(target)
         heights = target.log_density(ends)
-        independent = torch.tensor([found_by in _INDEPENDENT for _, found_by in self._waiting], device=heights.device)
+        independent = torch.tensor([each for *_, each in self._waiting], device=heights.device)
         self.num_searches += int((heights.isfinite() & independent).sum())
         waiting, self._waiting, spent = self._waiting, [], len(ends)
         count = 0
         for place in heights.nan_to_num(nan=-torch.inf).argsort(descending=True).tolist():
-            end, found_by = waiting[place]
+            end, found_by, _ = waiting[place]
             if not bool(heights[place].isfinite()) or self._is_known(end) or count == _MOST_WEIGHED:
                 continue
             count += 1
@@ -367,13 +368,13 @@ class KnownModes:
         self.peaks.sort(key=lambda peak: -peak.log_mass)
         return spent
 
-    def climb(self, target: Target, starts: Tensor, found_by: str) -> int:
+    def climb(self, target: Target, starts: Tensor, found_by: str, *, independent: bool = False) -> int:
         """Climb from each of the starts, ``(k, d)``, keep the ends, and return evaluations."""
         starts = starts[starts.isfinite().all(-1)]
         if not len(starts):
             return 0
         ends, heights, spent = climb(posterior(target), starts, _CLIMB + _CLIMB_PER_DIMENSION * target.dim)
-        self.note(ends[heights.isfinite()], found_by)
+        self.note(ends[heights.isfinite()], found_by, independent=independent)
         return spent
 
     def climb_summands(self, target: Target, starts: Tensor, max_iterations: int = 80) -> int:

@@ -132,7 +132,7 @@ def test_what_searches_have_not_met_is_said():
     assert known.summary == "" and known.unmet == 1.0
     known.climb_summands(target, torch.zeros(1, D, dtype=DOUBLE))
     known.climb(target, torch.zeros(3, D, dtype=DOUBLE), "draws")  # which begin where a mode is known
-    known.climb(target, torch.zeros(18, D, dtype=DOUBLE), "prior draws")
+    known.climb(target, torch.zeros(18, D, dtype=DOUBLE), "prior draws", independent=True)
     known.weigh(target)
     count = known.num_searches
     assert count == 18 and known.unmet == pytest.approx(2 * 3 / (count * (count - 1)))

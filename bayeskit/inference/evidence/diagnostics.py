@@ -219,7 +219,8 @@ class Diagnostics:
         draws = prior_positions(self.target, num_looks(self.target), new_generator(self.seed, stream="peaks"))
         if draws is not None:
             start = torch.cat([start, draws[:_PRIOR_STARTS].to(start)])
-        return _Prior(draws, spent + KnownModes.of(self.target).climb(self.target, start, "prior draws"))
+        known = KnownModes.of(self.target)
+        return _Prior(draws, spent + known.climb(self.target, start, "prior draws", independent=True))
 
     def _search(self, draws: Draws) -> int:
         """Search for modes from draws and from the prior, and return evaluations."""

@@ -204,7 +204,8 @@ class Centring:
         state = chains.start(generator, again)
         if recentred is not None:
             ends = there.ends(recentred.target)
-            known.note(recentred.to_original(ends).position if len(ends) else ends, "starts")
+            ends = recentred.to_original(ends).position if len(ends) else ends
+            known.note(ends, "starts", independent=True)
         window = state.kernel.position.new_zeros(0, *state.kernel.position.shape)
         return CentringState(state, centredness, window, _count(int(state.num_gradients)))
 

@@ -180,7 +180,7 @@ class Chains:
             points, covariance, climbed, ends = pathfinder(self.target, points, self._beta(), scale, generator)
             covariance, spent = scale.square() if covariance is None else covariance, looked + climbed
             known = KnownModes.of(self.target)
-            known.note(ends, "starts")
+            known.note(ends, "starts", independent=True)
             # Chains start in modes that an earlier run has missed, as far as there are chains.
             for chain, peak in enumerate(known.unvisited[: len(points) - 1]):
                 points[chain] = peak.position

@@ -52,10 +52,10 @@ def _search(target: Target, draws: Draws, known: KnownModes, seed: int) -> list[
     if count >= _FEWEST and count > len(mirrored):
         fresh = candidate_points(target, count - len(mirrored), generator)
     for starts, found_by in ((mirrored, "reflections of draws"), (fresh, "search after a run")):
-        starts = starts[starts.isfinite().all(-1)]
-        if len(starts):
-            reached, heights, _ = climb(_in_blocks(target, n), starts, _CLIMB)
-            known.note(reached[heights.isfinite()], found_by)
+        finite = starts[starts.isfinite().all(-1)]
+        if len(finite):
+            reached, heights, _ = climb(_in_blocks(target, n), finite, _CLIMB)
+            known.note(reached[heights.isfinite()], found_by, independent=starts is fresh)
             ends.append(reached[heights.isfinite()])
     if count >= _FOR_SUMMANDS:
         known.climb_summands(target, draws.unconstrained[:, -1], _SUMMAND_STEPS)
