@@ -109,7 +109,14 @@ _MOVES = frozenset(
 _KEYWORDS = {"add": {"alpha"}, "sub": {"alpha"}, "_to_copy": {"dtype", "layout", "device"}}
 _FOLDS = {"sum": "add", "amax": "maximum", "amin": "minimum", "prod": "mul", "all": "logical_and", "any": "logical_or"}
 _RUNNING = {"cumsum": "add", "cumprod": "mul"}
-_NEUTRAL = {"add": "0", "mul": "1", "maximum": "-INFINITY", "minimum": "INFINITY"}
+_NEUTRAL = {
+    "add": "0",
+    "mul": "1",
+    "maximum": "-INFINITY",
+    "minimum": "INFINITY",
+    "logical_and": "true",
+    "logical_or": "false",
+}
 
 _LOOP = 'extern "C" void loop('
 # The flags of torch's compiler forbid vectors, because its own code writes them out.
@@ -891,7 +898,8 @@ class _Writer:
     def _fold(self, operation: str, x: _Numbers, dtype: torch.dtype) -> _Numbers:
         """Reduce the last dimension by an operation."""
         *kept, length = x.positions.shape
-        if length >= _ARRAY and dtype.is_floating_point and (math.prod(kept) < _ARRAY or length > _MAX_TERMS):
+        foldable = dtype.is_floating_point or dtype == torch.bool
+        if length >= _ARRAY and foldable and (math.prod(kept) < _ARRAY or length > _MAX_TERMS):
             if x.dtype != dtype:
                 x = self._elementwise("_to_copy", (x,), x.positions.shape, dtype)
             found = self._reduced(operation, x.positions.reshape(-1, length), dtype)
@@ -1048,7 +1056,7 @@ extern "C" void integrate(void** pointers, {real} drift, int64_t kicks, int64_t 
     const {real} step = x[3][b], *factor = x[4] + b * groups / rows * dim * (dense ? dim : 1);
     void* own[] = {{q, x[2] + b, x[6] + b, x[7] + b, x[8] + b, gradient}};
     for (int i = 0; i < 6; ++i) row[i] = own[i];
-    const bool inside = turns && x[8][b] > -INFINITY;
+    const bool inside = turns && x[10][3 * rows + b] > 0;
     if (turns) pull(gradient, factor, dim, dense, force);
     for (int64_t s = 0; s < kicks; ++s) {{
       for (int64_t i = 0; inside && i < dim; ++i) before[i] = q[i], before[dim + i] = gradient[i];
@@ -1129,16 +1137,18 @@ class NativeEvaluator:
         kicks: Sequence[float],  # in steps, one after each drift
         start: Evaluation | None = None,
     ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
-        """Move ``q``, ``p`` ``(n, d)``; return both, the last evaluation, and what was met on the way ``(3, n)``.
+        """Move ``q``, ``p`` ``(n, d)``; return both, the last evaluation, and what was met on the way ``(4, n)``.
 
         That is the lowest log density; with the evaluation of ``q`` as ``start`` also the highest energy, and the
-        number of steps into zero density, which reverse the momentum.
+        number of steps into zero density, which reverse the momentum of rows that start at a positive one (the last).
         """
         (n, d), floating = q.shape, ctypes.c_float if q.dtype == torch.float32 else ctypes.c_double
         q, p = (x.clone(memory_format=torch.contiguous_format) for x in (q, p))
         beta, step, factor = (x.to(q.dtype).contiguous() for x in (beta, step, factor))
         found = _empty(q, beta) if start is None else _copied(start, q, beta)
-        met = step.new_tensor([torch.inf, -torch.inf, 0.0]).unsqueeze(-1).repeat(1, n)
+        met = step.new_tensor([torch.inf, -torch.inf, 0.0, 0.0]).unsqueeze(-1).repeat(1, n)
+        if start is not None:
+            met[3] = start.log_density > -torch.inf
         groups, at_once = factor.numel() // (d * d if is_dense else d), max(1, MAX_EVALUATIONS // n)
         for some in _numbers_of(tuple(kicks), q.dtype, at_once):
             tensors = (q, p, beta, step, factor, some, *found, met)

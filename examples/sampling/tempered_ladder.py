@@ -73,7 +73,7 @@ axes.legend()
 
 # %%
 # The trapezoidal rule alone misses a little between the rungs, and says how much. A ladder has rungs enough if that is
-# small beside the standard error. The other two estimators do without the rule or correct it: they must agree with the
+# small beside the Monte Carlo error. The other two estimators do without the rule or correct it: they must agree with the
 # exact log evidence.
 
 print(f"exact: {case.log_evidence:.4f}")
@@ -111,9 +111,9 @@ print(f"log Bayes factor for the adjusted density: {second.log_evidence - first.
 # %%
 # A failure on purpose
 # --------------------
-# Five steps in place of forty. The trapezoidal rule is off by many times its standard error, which knows of draws only
-# and not of the space between rungs. The correction does not save it, and the first ratio of stepping stones rests on
-# few draws. Each says so.
+# Five steps in place of forty. The trapezoidal rule is off by many times its Monte Carlo error, which knows of draws
+# only and not of the space between rungs. The correction does not save it, and the first ratio of stepping stones rests
+# on few draws. Each says so.
 
 target = case.target()
 coarse = sample_ladder(target, 6, num_chains, seed=0, progress=False, **size)
@@ -123,7 +123,7 @@ for method in (evidence.path_sampling, evidence.modified_path_sampling, evidence
     print(f"    {z.warnings[0] if z.warnings else 'no warning'}")
     assert method is evidence.stepping_stone or not z.trusted
 bias = evidence.path_sampling(target, coarse)
-assert case.log_evidence - bias.log_evidence > 4.5 * bias.standard_error
+assert case.log_evidence - bias.log_evidence > 4.5 * bias.diagnostics["monte_carlo_error"]
 
 # %%
 # Try it on yours
@@ -136,9 +136,9 @@ assert case.log_evidence - bias.log_evidence > 4.5 * bias.standard_error
 #    for method in (evidence.path_sampling, evidence.modified_path_sampling, evidence.stepping_stone):
 #        print(method(target, ladder))
 #
-# Look at ``trusted`` and at ``diagnostics["trapezoid_gap"]``; add temperatures until it is below the standard error. If
-# the chains at one temperature disagree, let rungs exchange their states. Where posterior draws are good already,
-# bridge sampling costs a fraction of a ladder.
+# Look at ``trusted``; add temperatures until ``diagnostics["trapezoid_gap"]`` is below
+# ``diagnostics["monte_carlo_error"]``. If the chains at one temperature disagree, let rungs exchange their states. Where
+# posterior draws are good already, bridge sampling costs a fraction of a ladder.
 #
 # Where to go next: :doc:`parallel_tempering` lets the rungs exchange their states, :doc:`tempered_smc` climbs without
 # chains.

@@ -180,22 +180,24 @@ class Diagnostics:
         draws, z = estimate.draws, Evidence(**{f.name: getattr(estimate, f.name) for f in fields(Evidence)})
         if draws is None:
             return z
-        peaks = self.peaks(draws)
+        # A known error of a quadrature rule does not make a missed part smaller.
+        by_draws = replace(z, standard_error=z.diagnostics.get("monte_carlo_error", z.standard_error))
+        peaks, least = self.peaks(draws), by_draws.standard_error
         last = draws if bool((draws.beta == 1).all()) else draws.select(draws.beta == 1)
-        rounded, share_rounded = rounding_problems(self.target, last.unconstrained, None, z.standard_error)
+        rounded, share_rounded = rounding_problems(self.target, last.unconstrained, None, least)
         problems = (*z.warnings, *same_likelihood(self.target, draws.log_likelihood), *rounded)
         worst, spent = math.nan, peaks.num_evaluations
         if math.isfinite(z.log_evidence):
-            outside, looks = self._mass_outside(last, z)
+            outside, looks = self._mass_outside(last, by_draws)
             spent += looks
 
             def check(peaks: Sequence[Peak]) -> list[str]:
                 nonlocal worst
                 missed = []
                 for peak, looked in product(peaks, (last, *estimate.others)):
-                    expected, share, chance, relative_error = _in_peak(peak, z, looked, estimate.known_bias)
+                    expected, share, chance, relative_error = _in_peak(peak, by_draws, looked, estimate.known_bias)
                     worst = expected - share if math.isnan(worst) else max(worst, expected - share)
-                    if is_missed(expected, share, chance, relative_error, z.standard_error):
+                    if is_missed(expected, share, chance, relative_error, least):
                         missed.append(
                             f"a mode with a mass of {expected:.3g} times the estimate has {100 * share:.2g} % of the "
                             "draws: they miss a part of the posterior; use nested_sampling or "
@@ -204,7 +206,7 @@ class Diagnostics:
                 return missed[:1]
 
             missed = check_peaks(check, peaks.found)
-            tails = [tail.warning for tail in unseen_tails(last) if tail.share > z.standard_error]
+            tails = [tail.warning for tail in unseen_tails(last) if tail.share > least]
             problems = (*problems, *outside, *missed, *tails)
         return replace(
             z,

@@ -60,7 +60,7 @@ __all__ = [
 
 # The mean log likelihood as a function of the inverse temperature, and its numerical integration.
 
-_MAX_GAP = 0.5  # of the standard error: what is left of a bias; beyond, |z| exceeds 3 too often
+_MAX_GAP = 1.0  # nats, beyond which the error of the trapezoidal rule is no leading term
 _MIN_INTERVALS = 4  # enough to omit every second temperature
 
 
@@ -279,10 +279,10 @@ def path_sampling(target: Target, ladder: Ladder) -> Evidence:
     """Integrate the mean log likelihood over the inverse temperature by the trapezoidal rule.
 
     The bias of the rule is negative if the variance of the log likelihood decreases along the path, and does not shrink
-    with more draws. The standard error includes its size, ``diagnostics["trapezoid_gap"]``, and the estimate is not
-    trusted if that is hardly known itself; :func:`modified_path_sampling` removes most of the bias, from the same
-    ladder. The first interval, next to the prior, uses its importance ratio, because the log likelihood under a vague
-    prior has a huge mean or none.
+    with more draws. The standard error includes this gap, ``diagnostics["trapezoid_gap"]``. The estimate is not
+    trusted if the gap exceeds one nat or is not known to within the Monte Carlo error. From the same ladder,
+    :func:`modified_path_sampling` removes most of the bias. The first interval, next to the prior, uses its importance
+    ratio, because the log likelihood under a vague prior has a huge mean or none.
 
     Parameters
     ----------
@@ -323,9 +323,10 @@ def path_sampling(target: Target, ladder: Ladder) -> Evidence:
     if path.has_enough_intervals:
         left = path.coarse_gap()
         error = math.hypot(monte_carlo, abs(gap) + left)
-        if not left <= _MAX_GAP * error:
+        if not (left <= monte_carlo and abs(gap) <= _MAX_GAP):
             problems += (
-                f"the trapezoidal rule misses about {gap:+.3f}, known to {left:.3f} only: use more temperatures",
+                f"the trapezoidal rule misses about {gap:+.3f} nats, and this is known to within {left:.3f}: use "
+                "modified_path_sampling or more temperatures",
             )
     diagnostics = path.diagnostics | {"trapezoid_gap": gap, "monte_carlo_error": monte_carlo}
     z = Evidence("path_sampling", path.trapezoid, error, ladder.num_evaluations, problems, diagnostics)

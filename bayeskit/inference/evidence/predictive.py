@@ -173,7 +173,8 @@ def _summed(terms: _Terms, num_draws: int) -> _Sums:
         low, high = chunk.aminmax(dim=0)
         farthest = torch.maximum(farthest.to(chunk), torch.maximum(low.abs(), high.abs()))
         # One exponential of each weight serves both sums.
-        scale = high.clamp(min=torch.finfo(high.dtype).min)
+        limits = torch.finfo(high.dtype)
+        scale = high.clamp(limits.min, limits.max)
         weights = (chunk - scale).exp_()
         sums = [torch.stack([*sums, scale + weights.sum(0).log()]).logsumexp(0)]
         squares = [torch.stack([*squares, 2 * scale + weights.square_().sum(0).log()]).logsumexp(0)]

@@ -12,14 +12,14 @@ from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError
 
-__all__ = ["problems"]
+__all__ = ["problems", "tail_problems"]
 
 _MAX_R_HAT = 1.05
 _ENOUGH_TO_JUDGE, _ENOUGH_TO_MOVE, _ENOUGH_TO_COMPARE = 200, 20, 4  # draws per chain
 _ENOUGH_TO_COUNT = 2000  # draws in all; effective should be a tenth of them, or 400
 _EFFECTIVE, _EFFECTIVE_SHARE = 400, 0.1
 _OUTER, _EFFECTIVE_OUTSIDE = 0.05, 100  # share of draws in a tail, and its least effective sample size
-_LEAST_ENERGY_CHANGE = 0.3  # mean squared change between draws, relative to the variance
+_LEAST_ENERGY_CHANGE = 0.2  # mean squared change between draws, relative to the variance
 _PROBED = 256  # points at which the density may be NaN
 _GATHERED = 4.0  # standard errors between the means of divergent and all draws from which a coordinate is named
 _AT_THE_LIMIT = 0.9  # share of the limit of leapfrog steps
@@ -67,44 +67,40 @@ def problems(draws: Draws, max_steps: int) -> list[str]:
     if total >= _ENOUGH_TO_COUNT and float(effective[worst]) < min(_EFFECTIVE, _EFFECTIVE_SHARE * total):
         seen = f"the effective sample size of {name} is {float(effective[worst]):.0f} of {total} draws"
         return [*found, f"{seen}; {_of_slowness(draws, x, place, max_steps)}"]
-    if total >= _ENOUGH_TO_COUNT:
-        found += _tails(draws, x, max_steps) or _energies(draws, alive, place, max_steps)
     return found
 
 
-def _tails(draws: Draws, x: Tensor, max_steps: int) -> list[str]:
-    """Return a warning if the outer twentieth of a coordinate, to one side, has a small effective size."""
+def tail_problems(draws: Draws, max_steps: int) -> list[str]:
+    """Return a sentence about tails of draws that have no other problem, if chains seldom come there."""
+    x = draws.unconstrained[draws.log_density.isfinite().all(1)]
+    if x.shape[0] * x.shape[1] < _ENOUGH_TO_COUNT or draws.num_draws < _ENOUGH_TO_JUDGE:
+        return []
     ordered = x.flatten(0, 1).sort(0).values
     outer = round(_OUTER * (len(ordered) - 1))
     beyond = torch.stack([x <= ordered[outer], x >= ordered[-1 - outer]]).double().permute(0, 3, 1, 2)
     effective = effective_sample_size(beyond).flatten()  # (2 d,)
     worst = int(effective.argmin())
-    if not float(effective[worst]) < _EFFECTIVE_OUTSIDE:
-        return []
     side, place = divmod(worst, x.shape[-1])
-    seen = (
-        f"the {'highest' if side else 'lowest'} 5 % of {_name(draws, place)} have an effective sample size of "
-        f"{float(effective[worst]):.0f}, so a tail is hardly known"
-    )
+    if float(effective[worst]) < _EFFECTIVE_OUTSIDE:
+        seen = (
+            f"the {'highest' if side else 'lowest'} 5 % of {_name(draws, place)} have an effective sample size of "
+            f"{float(effective[worst]):.0f}, so a tail is hardly known"
+        )
+    elif (share := _energy_change(draws)) < _LEAST_ENERGY_CHANGE:
+        seen = f"new momenta change little of the energy (E-BFMI {share:.2f} < {_LEAST_ENERGY_CHANGE})"
+    else:
+        return []
     return [f"{seen}; {_of_slowness(draws, x, place, max_steps)}"]
 
 
-def _energies(draws: Draws, alive: Tensor, worst: int, max_steps: int) -> list[str]:
-    """Return a warning if fresh momenta change little of the energy, so that chains seldom come to low densities."""
+def _energy_change(draws: Draws) -> float:
+    """Return the mean squared change of the energy between draws, relative to its variance; infinite if unknown."""
+    # The fraction of missing information of Betancourt (2016), of all chains together.
     energy = draws.sample_stats.get("energy")
     if energy is None:
-        return []
-    energy = energy[alive].double()
-    share = energy.diff(dim=1).square().mean(1) / energy.var(1)  # Betancourt (2016)
-    low = share < _LEAST_ENERGY_CHANGE
-    if not bool(low.any()):
-        return []
-    chains = alive.nonzero().flatten()[low.to(alive.device)].tolist()
-    seen = (
-        f"new momenta change little of the energy in chains {chains} (E-BFMI {float(share.min()):.2f} < "
-        f"{_LEAST_ENERGY_CHANGE}), so chains seldom come to the tails"
-    )
-    return [f"{seen}; {_of_slowness(draws, draws.unconstrained[alive], worst, max_steps)}"]
+        return math.inf
+    energy = energy[draws.log_density.isfinite().all(1)].double()
+    return float(energy.diff(dim=1).square().mean() / energy.var(1).mean())
 
 
 def _stillness(draws: Draws, alive: Tensor) -> str | None:

@@ -203,11 +203,11 @@ class HMC:
             zero = (there.log_density == -torch.inf) & inside
             return bool(zero.any()) and bool((zero & there.gradient.isfinite().all(-1)).any())
 
-        walled = q.device.type != "cpu" or _in_one_call(evaluate, metric, q)
+        walled = q.device.type != "cpu"
         if not walled:
             kicks = _kicks(num_steps)
             q, p, evaluation, lowest = integrate(evaluate, metric, q, p, step.squeeze(-1), beta, 1.0, kicks, meets_wall)
-            spent = looks
+            spent = looks or num_steps  # in one compiled call nobody looks
             walled = bool(((lowest == -torch.inf) & inside).any())
         if walled:
             q, p, evaluation, quality = self._bouncing(state, start, step, metric, evaluate, num_steps)

@@ -26,7 +26,7 @@ from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, Setti
 from bayeskit.inference.peaks import KnownModes, Peak
 from bayeskit.inference.samplers.adaptation import Adaptation, MetricKind
 from bayeskit.inference.samplers.chains import Convergence, RunResult, RunSettings, run
-from bayeskit.inference.samplers.diagnosis import problems
+from bayeskit.inference.samplers.diagnosis import problems, tail_problems
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Ending, say_early
 from bayeskit.inference.samplers.hidden_modes import hidden_modes
 from bayeskit.inference.samplers.hmc import HMC
@@ -440,7 +440,7 @@ def sample(
         If a coordinate never moves in a chain, if transitions diverge, if R-hat exceeds 1.05 (from 200 draws per chain
         on), or if the effective sample size is below 400 or below a tenth of the draws (from 2,000 draws on), of a
         coordinate or along a principal direction; if a tail of 5 % has an effective sample size below 100, or if new
-        momenta change little of the energy (E-BFMI below 0.3; Betancourt 2016). Each warning names the coordinate, the
+        momenta change little of the energy (E-BFMI below 0.2; Betancourt 2016). Each warning names the coordinate, the
         likely cause and the remedy. If there is nothing of these, and a search at 5 % of the run's cost finds a mode
         that no chain has visited with 1 % of the posterior or more. Also if the run ends early, or if ``num_jobs``
         exceeds one with a single group.
@@ -504,9 +504,11 @@ def sample(
         done = run_groups(target, groups, settings, num_jobs=num_jobs)
         draws = join_groups(target, done, beta.chunk(num_groups), kernel, facts | {"num_groups": num_groups})
     found = problems(draws, adaptation.max_steps)
-    # Who starts all chains at one point has chosen a mode.
-    if not found and (start is None or bool((start != start.reshape(-1, target.dim)[0]).any())):
-        found = hidden_modes(draws, seed)
+    if not found:
+        found = tail_problems(draws, adaptation.max_steps)
+        # Who starts all chains at one point has chosen a mode.
+        if start is None or bool((start != start.reshape(-1, target.dim)[0]).any()):
+            found += hidden_modes(draws, seed)
     for problem in (*found, *(tail.warning for tail in unseen_tails(draws))):
         warn_user(problem, SamplingWarning)
     return draws

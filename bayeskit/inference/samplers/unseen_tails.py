@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -18,10 +21,11 @@ from bayeskit.logdensity.target import Target
 
 __all__ = ["UnseenTail", "unseen_tails"]
 
-_SHARE_OF_COST = 0.05  # of the run's gradients
+_SHARE_OF_COST = 0.05  # of the run's gradients, and as many again across valleys
 _STEPS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # beyond the ends, in standard deviations
 _TAIL, _IN_TAIL, _MOST_IN_TAIL = 0.01, 20.0, 0.1  # share of draws in the tail, how many they are at least, and most
 _STARTS = 4  # draws from which the density of the first point is sought
+_NEGLIGIBLE = 8.0  # nats below the density of the first point
 _LEAST_SHARE, _LEAST_VARIANCE = 0.01, 0.1  # of the posterior, and relative to the variance of the draws
 _EXPECTED = 5.0  # times one over the effective draws: beyond the last of them lies more with probability exp(-5)
 _ENOUGH_TO_COUNT, _CARRY_THE_SPREAD = 2000, 30  # draws in all, and the least number of which a variance is to consist
@@ -40,8 +44,8 @@ def unseen_tails(draws: Draws) -> list[UnseenTail]:
 
     In the neck of a funnel, or on the plateau on which a vague prior leaves a scale that the data do not need, chains
     spend little time and seldom come. What they never met, R-hat and effective sizes do not show. The density is
-    followed to 32 standard deviations beyond the draws, across valleys. A spread that rests on a few draws, as where
-    chains came a few times, is said as well.
+    followed to 32 standard deviations beyond the draws, across valleys. A warning is also given where the variance of a
+    scale comes from fewer than 30 draws.
     """
     target = draws.target
     if target is None:
@@ -53,84 +57,125 @@ def unseen_tails(draws: Draws) -> list[UnseenTail]:
 
 
 def _searched(target: Target, draws: Draws) -> list[UnseenTail]:
-    left = int(_SHARE_OF_COST * draws.num_gradients)
-    try:
-        with one_thread(), torch.no_grad():
-            scales = scales_of(target)
-            for column in scales:
-                found, spent = _of_scale(target, draws, column, scales, left)
-                left -= spent
-                if found or left <= 0:
-                    return found
-    except (BayeskitError, ArithmeticError, RuntimeError, ValueError):
-        return []  # the density fails at a distant point; the draws stand
+    left, paths = int(_SHARE_OF_COST * draws.num_gradients), list[_Path]()
+    with one_thread(), torch.no_grad():
+        scales = scales_of(target)
+        for column in scales:
+            if (few := _carried_by_few(target, draws, column)) is not None:
+                return [few]
+        for column, side in product(scales, (-1.0, 1.0)):
+            if left > 0 and (path := _Path.begun(target, draws, column, side, scales)) is not None:
+                left = path.followed(left - path.spent, across_valleys=False)
+                paths.append(path)
+                if (found := path.tail()) is not None:
+                    return [found]
+        left = int(_SHARE_OF_COST * draws.num_gradients)
+        for path in paths:
+            left = path.followed(left, across_valleys=True)
+            if (found := path.tail()) is not None:
+                return [found]
     return []
 
 
-def _of_scale(
-    target: Target, draws: Draws, column: int, scales: list[int], budget: int
-) -> tuple[list[UnseenTail], int]:
-    """Return the mass beyond the draws of one coordinate, and the gradients spent."""
+def _carried_by_few(target: Target, draws: Draws, column: int) -> UnseenTail | None:
+    """Return the mass of the draws of which the variance of a coordinate consists, if they are few."""
     x = draws.unconstrained.flatten(0, 1)
-    values = x[:, column].double()
-    mean, sd, spent = float(values.mean()), float(values.std()), 0
-    size = float(effective_sample_size(draws.unconstrained[..., column]).clamp(max=len(x)))
-    if (few := _few_that_carry(values - mean)) is not None:
-        number, farthest = few
-        name, there = _named(target, x[farthest], column)
-        seen = (
-            f"the spread of {name} on the unconstrained scale rests on about {number} of {len(x)} draws, near "
-            f"{there:.3g}, so how much of the posterior lies there is hardly known: {_REMEDY}"
-        )
-        return [UnseenTail(number / len(x), seen)], 0
-    tail = max(_TAIL, _IN_TAIL / size) if sd > 0 and size > 0 else 1.0
-    if tail > _MOST_IN_TAIL:
-        return [], 0
-    for side in (-1.0, 1.0):
+    square = (x[:, column].double() - x[:, column].double().mean()).square()
+    number = float(square.sum() ** 2 / square.square().sum())
+    if len(x) < _ENOUGH_TO_COUNT or not number < _CARRY_THE_SPREAD:
+        return None
+    name, there = _named(target, x[square.argmax()], column)
+    seen = (
+        f"the variance of {name} on the unconstrained scale comes from about {number:.0f} of {len(x)} draws, the "
+        f"farthest at {there:.3g}, so how much of the posterior lies there is hardly known: {_REMEDY}"
+    )
+    return UnseenTail(number / len(x), seen)
+
+
+@dataclass
+class _Path:
+    """Marginal densities of a scale beyond its smallest or largest draw, relative to that of a draw in the tail."""
+
+    target: Target
+    column: int
+    side: float  # -1 for small values, 1 for large ones
+    end: Tensor  # (d,), the smallest or largest draw
+    mean: float
+    sd: float
+    size: float  # effective number of draws
+    density: float  # of the draws, where the path begins
+    height: float  # log of the marginal density there, up to a constant
+    at: Tensor  # (d,), the last point
+    widths: dict[int, float]  # of all scales in the tail
+    spent: int  # gradients
+    points: list[tuple[float, float]] = field(default_factory=list)  # coordinates and log densities
+
+    @classmethod
+    def begun(cls, target: Target, draws: Draws, column: int, side: float, scales: list[int]) -> _Path | None:
+        """Return a path that begins in the tail of the draws; None where they are too few, or the density fails."""
+        x = draws.unconstrained.flatten(0, 1)
+        values = x[:, column].double()
+        mean, sd = float(values.mean()), float(values.std())
+        size = float(effective_sample_size(draws.unconstrained[..., column]).clamp(max=len(x)))
+        tail = max(_TAIL, _IN_TAIL / size) if sd > 0 and size > 0 else 1.0
+        if tail > _MOST_IN_TAIL:
+            return None
         outward = side * values
         order = outward.argsort(descending=True)
         inside, near, far = (float(outward[order[int(share * len(x))]]) for share in (tail, 2 * tail, 0.5 * tail))
         if not far > near:
-            continue
-        starts, end = x[(outward - inside).abs().argsort()[:_STARTS]], x[order[0]]
+            return None
         around = x[order[: max(2, int(2 * tail * len(x)))]]
         widths = {place: float(around[:, place].std()) for place in scales}
-        tried = [knot_at(target, start, column, widths) for start in starts]  # other scales may have several maxima
-        found = max(tried, key=_height)
-        here, at, path = _height(found), found.position, list[tuple[float, float]]()
-        spent += sum(one.num_gradients for one in tried)
-        if not math.isfinite(here):
-            continue
-        for step in _STEPS:
-            at = at.clone()
-            at[column] = end[column] + side * step * sd
-            found = knot_at(target, at, column, widths)
-            at, spent = found.position, spent + found.num_gradients
-            path.append((float(at[column]), _height(found) - here))
-            if spent > budget:
+        # Other scales may have several maxima.
+        starts = x[(outward - inside).abs().argsort()[:_STARTS]]
+        tried = [_knot(target, start, column, widths) for start in starts]
+        first = max(tried, key=_height)
+        height, spent, density = _height(first), sum(one.num_gradients for one in tried), 1.5 * tail / (far - near)
+        if not math.isfinite(height):
+            return None
+        end, at = x[order[0]], first.position
+        return cls(target, column, side, end, mean, sd, size, density, height, at, widths, spent)
+
+    def followed(self, budget: int, *, across_valleys: bool) -> int:
+        """Add points, to the first of negligible density or ``across_valleys``; return what is left of the budget."""
+        for step in _STEPS[len(self.points) :]:
+            if budget <= 0 or (self.points and not across_valleys and self.points[-1][1] < -_NEGLIGIBLE):
                 break
-        density = 1.5 * tail / (far - near)
-        share, square = (density * part for part in _beyond(path, mean))
-        if share > max(_EXPECTED / size, _LEAST_SHARE if square < _LEAST_VARIANCE * sd**2 else 0.0):
-            share /= 1 + share  # of all that is known
-            return [UnseenTail(share, _said(target, end, column, side, share))], spent
-        if spent > budget:
-            break
-    return [], spent
+            at = self.at.clone()
+            at[self.column] = self.end[self.column] + self.side * step * self.sd
+            found = _knot(self.target, at, self.column, self.widths)
+            self.at, budget = found.position, budget - found.num_gradients
+            self.points.append((float(at[self.column]), _height(found) - self.height))
+        return budget
+
+    def tail(self) -> UnseenTail | None:
+        """Return the mass beyond the draws if it matters."""
+        share, square = (self.density * part for part in _beyond(self.points, self.mean))
+        matters = share > _LEAST_SHARE or square >= _LEAST_VARIANCE * self.sd**2
+        if not (matters and share > _EXPECTED / self.size):
+            return None
+        share /= 1 + share  # of all that is known
+        name, value = _named(self.target, self.end, self.column)
+        return UnseenTail(
+            share,
+            f"about {100 * share:.2g} % of the posterior lies where {name} is {'below' if self.side < 0 else 'above'} "
+            f"{value:.3g}, where no chain has been: {_REMEDY}",
+        )
 
 
-def _few_that_carry(away: Tensor) -> tuple[int, int] | None:
-    """Return of how many deviations ``(n,)`` the variance consists, and the largest; None where they are enough."""
-    if len(away) < _ENOUGH_TO_COUNT:
-        return None
-    square = away.square()
-    number = float(square.sum() ** 2 / square.square().sum())
-    return (math.ceil(number), int(square.argmax())) if number < _CARRY_THE_SPREAD else None
+def _knot(target: Target, start: Tensor, column: int, widths: Mapping[int, float]) -> Knot:
+    """Return a knot, without density where that of the target fails at a distant point."""
+    try:
+        return knot_at(target, start, column, widths)
+    except (BayeskitError, ArithmeticError, RuntimeError, ValueError):
+        return Knot(start, -math.inf, 0.0, torch.zeros_like(start), 1)
 
 
 def _height(knot: Knot) -> float:
     """Return the marginal density with other scales at their maximum, whose width is too rough far from the draws."""
-    return knot.log_density - knot.log_volume
+    height = knot.log_density - knot.log_volume
+    return -math.inf if math.isnan(height) else height
 
 
 def _beyond(points: list[tuple[float, float]], mean: float) -> tuple[float, float]:
@@ -144,14 +189,6 @@ def _beyond(points: list[tuple[float, float]], mean: float) -> tuple[float, floa
         share += part
         square += part * min((a - mean) ** 2, (b - mean) ** 2)
     return share, square
-
-
-def _said(target: Target, end: Tensor, column: int, side: float, share: float) -> str:
-    name, value = _named(target, end, column)
-    return (
-        f"about {100 * share:.2g} % of the posterior lies where {name} is {'below' if side < 0 else 'above'} "
-        f"{value:.3g}, where no chain has been: {_REMEDY}"
-    )
 
 
 def _named(target: Target, point: Tensor, column: int) -> tuple[str, float]:

@@ -206,6 +206,14 @@ def test_a_coarse_ladder_is_owned_up_to(linear):
         assert abs(z.log_evidence - case.log_evidence) < 3 * z.standard_error or not z.trusted
 
 
+def test_a_gap_of_more_than_a_nat_is_refused_and_a_small_one_is_part_of_the_error(linear):
+    case, target = linear
+    wide, narrow = (path_sampling(target, exact_ladder(case, target, grid(steps), 0, count=128)) for steps in (8, 24))
+    assert abs(wide.diagnostics["trapezoid_gap"]) > 1 and not wide.trusted
+    assert "the trapezoidal rule misses about" in wide.warnings[0]
+    assert narrow.standard_error > abs(narrow.diagnostics["trapezoid_gap"]) > narrow.diagnostics["monte_carlo_error"]
+
+
 def test_a_constant_moves_every_estimate_by_itself(linear):
     case, target = linear
     ladder = exact_ladder(case, target, grid(20), 3)

@@ -348,6 +348,7 @@ def test_an_observation_that_some_draws_rule_out_is_said():
     draws = Draws(u, prior, likelihood.clamp(min=-1e3), torch.ones(2, dtype=torch.float64), target=target)
     score = conditional_predictive_ordinates(target, draws)
     assert not score.trusted and any("likelihood zero" in x for x in score.warnings)
+    assert score.predictive_score == -math.inf
 
 
 def test_heavy_tails_are_counted(linear):

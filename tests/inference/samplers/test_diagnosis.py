@@ -9,7 +9,7 @@ import torch
 
 import bayeskit as bk
 from bayeskit.errors import SamplingWarning
-from bayeskit.inference.samplers.diagnosis import problems
+from bayeskit.inference.samplers.diagnosis import problems, tail_problems
 
 DOUBLE = torch.float64
 
@@ -136,10 +136,20 @@ def test_slow_chains_are_told_from_funnels_and_from_trajectories_at_the_limit(no
 def test_energies_that_hardly_change_are_said(noise, target):
     draws = draws_of(noise, target)
     draws.sample_stats["energy"] = noise[..., 0].square()
-    assert problems(draws, 256) == []
+    assert problems(draws, 256) == tail_problems(draws, 256) == []
     draws.sample_stats["energy"] = sticky(noise, 0)[..., 0]
-    (said,) = problems(draws, 256)
+    (said,) = tail_problems(draws, 256)
     assert "E-BFMI 0.0" in said and "run longer" in said
+
+
+def test_tails_that_chains_seldom_visit_are_said(noise, target):
+    x = noise.clone()
+    x[:, 200:210, 1] += 6 * torch.linspace(0.9, 1.1, 10)  # each chain goes far out once
+    x[..., 1] = x[..., 1].clamp(min=-1.0)
+    assert problems(draws_of(x, target), 256) == []
+    x[:, 200:225, 1] = 6 + 0.1 * noise[:, 200:225, 1]
+    (said,) = tail_problems(draws_of(x, target), 256)
+    assert said.startswith("the highest 5 % of 'scale' have an effective sample size of")
 
 
 def test_slow_chains_are_told_from_long_tails(noise, target):

@@ -63,9 +63,24 @@ def test_a_spread_that_rests_on_a_few_draws_is_said():
     draws.unconstrained[:3, 500, 0] = 16.0
     (found,) = unseen_tails(draws)
     square = (draws.unconstrained[..., 0] - draws.unconstrained[..., 0].mean()).square()
-    number = math.ceil(square.sum() ** 2 / square.square().sum())
-    assert f"the spread of 'scale' on the unconstrained scale rests on about {number} of 4000 draws" in found.warning
+    number = float(square.sum() ** 2 / square.square().sum())
+    assert f"the variance of 'scale' on the unconstrained scale comes from about {number:.0f} of" in found.warning
     assert found.share == number / 4000
+
+
+def test_a_density_that_is_no_number_far_away_hides_no_tail():
+    for failing in (False, True):
+        draws = draws_of_bulk(HEIGHT, False)
+        density = draws.target.log_density
+
+        def broken(u, density=density, failing=failing):
+            if failing and float(u.max()) > FAR + 1:
+                raise ValueError("no density there")
+            return torch.where(u[..., 0] > FAR + 1, math.nan, density(u))
+
+        draws.target.log_density = broken
+        (found,) = unseen_tails(draws)
+        assert abs(math.log(found.share / share_of_plateau(NEAR))) < 1
 
 
 def test_a_plateau_without_mass_is_not_mentioned():
