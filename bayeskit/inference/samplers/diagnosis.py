@@ -11,6 +11,8 @@ from bayeskit.core.convergence import principal_directions, stands_still
 from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError
+from bayeskit.inference.samplers.scale_profiles import scales_of
+from bayeskit.inference.samplers.unseen_tails import unseen_tails
 
 __all__ = ["problems", "tail_problems"]
 
@@ -20,6 +22,7 @@ _ENOUGH_TO_COUNT = 2000  # draws in all; effective should be a tenth of them, or
 _EFFECTIVE, _EFFECTIVE_SHARE = 400, 0.1
 _OUTER, _EFFECTIVE_OUTSIDE = 0.05, 100  # share of draws in a tail, and its least effective sample size
 _LEAST_ENERGY_CHANGE = 0.2  # mean squared change between draws, relative to the variance
+_RARE = 1e-3  # share of transitions
 _PROBED = 256  # points at which the density may be NaN
 _GATHERED = 4.0  # standard errors between the means of divergent and all draws from which a coordinate is named
 _AT_THE_LIMIT = 0.9  # share of the limit of leapfrog steps
@@ -131,7 +134,7 @@ def _coordinate_of(draws: Draws, place: int, loadings: Tensor) -> tuple[int, str
 def _divergences(draws: Draws) -> list[str]:
     diverging = draws.sample_stats["diverging"].bool()
     count = int(diverging.sum())
-    if not count:
+    if not count or _are_harmless(draws, count):
         return []
     seen = (
         f"{count} of {draws.num_chains * draws.num_draws} transitions diverged, so parts of the posterior may be "
@@ -155,6 +158,16 @@ def _divergences(draws: Draws) -> list[str]:
         "mass there, or, if it is a precision, write the variables that it scales as location + standard normal / "
         "sqrt(precision)"
     ]
+
+
+def _are_harmless(draws: Draws, count: int) -> bool:
+    """Tell whether divergences are rare, and the scales of the model have no mass where no chain has been."""
+    # A step into a wall such as exp(u) diverges now and then, wherever it starts. What divergences warn of, a neck that
+    # chains cannot enter, lies at an end of a scale, beyond which the density has been followed.
+    if draws.target is None or count > _RARE * draws.num_chains * draws.num_draws:
+        return False
+    scales, neck = scales_of(draws.target), _neck(draws.unconstrained)
+    return bool(scales) and (neck is None or neck[0] in scales) and not unseen_tails(draws)
 
 
 def _undefined(draws: Draws, diverging: Tensor) -> str | None:

@@ -437,14 +437,15 @@ def sample(
     Warns
     -----
     SamplingWarning
-        If a coordinate never moves in a chain, if transitions diverge, if R-hat exceeds 1.05 (from 200 draws per chain
-        on), or if the effective sample size is below 400 or below a tenth of the draws (from 2,000 draws on), of a
-        coordinate or along a principal direction; if a tail of 5 % has an effective sample size below 100, or if new
-        momenta change little of the energy (E-BFMI below 0.2; Betancourt 2016). Each warning names the coordinate, the
-        likely cause and the remedy. If coordinates, R-hat and sizes are right, and a search at 5 % of the run's cost
-        finds a mode that no chain has visited with 1 % of the posterior or more. If mass that matters lies where a
-        scale is smaller or larger than in any draw, or if its variance comes from fewer than 30 draws. Also if the run
-        ends early, or if ``num_jobs`` exceeds one with a single group.
+        If a coordinate never moves in a chain, if transitions diverge (more than one in a thousand, in a model whose
+        scales have no mass beyond the draws), if R-hat exceeds 1.05 (from 200 draws per chain on), or if the effective
+        sample size is below 400 or below a tenth of the draws (from 2,000 draws on), of a coordinate or along a
+        principal direction; if a tail of 5 % has an effective sample size below 100, or if new momenta change little of
+        the energy (E-BFMI below 0.2; Betancourt 2016). Each warning names the coordinate, the likely cause and the
+        remedy. If coordinates, R-hat and sizes are right, and a search at 5 % of the run's cost finds a mode that no
+        chain has visited with 1 % of the posterior or more. If mass that matters lies where a scale is smaller or
+        larger than in any draw, or if its variance comes from fewer than 30 draws. Also if the run ends early, or if
+        ``num_jobs`` exceeds one with a single group.
 
     Examples
     --------

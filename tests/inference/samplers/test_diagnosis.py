@@ -84,6 +84,22 @@ def test_divergences_are_placed_where_they_gather(noise, target):
     assert "gather" not in said and "raise target_acceptance" in said
 
 
+def test_a_rare_divergence_counts_unless_the_scales_of_the_model_are_known_to_their_ends():
+    def spread(of_scale):
+        scale = pyro.sample("scale", of_scale)
+        with pyro.plate("data", 8):
+            y = torch.tensor([1.2, -0.7, 2.1, 0.3, -1.4, 0.8, 1.9, -0.2], dtype=DOUBLE)
+            pyro.sample("y", dist.Normal(0.0, abs(scale)), obs=y)
+
+    zero = torch.zeros((), dtype=DOUBLE)
+    for of_scale, allowed in ((dist.LogNormal(zero, 1.0), 4), (dist.Normal(zero + 8, 1.0), 0)):
+        draws = bk.sample(bk.Target.from_pyro(spread, of_scale), seed=1, progress=False)
+        assert not bool(draws.sample_stats["diverging"].any())
+        for count in (1, 4, 5):
+            draws.sample_stats["diverging"][1, :count] = True
+            assert bool(problems(draws, 256)) == (count > allowed)
+
+
 def test_a_density_that_is_no_number_is_named_with_its_site():
     def half_a_disc():
         x = pyro.sample("x", dist.Normal(torch.zeros((), dtype=DOUBLE), 1.0))
