@@ -60,7 +60,7 @@ __all__ = [
 
 # The mean log likelihood as a function of the inverse temperature, and its numerical integration.
 
-_MAX_GAP = 1.0  # nats, beyond which the error of the trapezoidal rule is no leading term
+_MAX_GAP = 1.0  # nats: a larger error of the integration says that the temperatures are too few
 _MIN_INTERVALS = 4  # enough to omit every second temperature
 
 
@@ -280,9 +280,9 @@ def path_sampling(target: Target, ladder: Ladder) -> Evidence:
 
     The bias of the rule is negative if the variance of the log likelihood decreases along the path, and does not shrink
     with more draws. The standard error includes this gap, ``diagnostics["trapezoid_gap"]``. The estimate is not
-    trusted if the gap exceeds one nat or is not known to within the Monte Carlo error. From the same ladder,
-    :func:`modified_path_sampling` removes most of the bias. The first interval, next to the prior, uses its importance
-    ratio, because the log likelihood under a vague prior has a huge mean or none.
+    trusted if the gap may exceed one nat. :func:`modified_path_sampling` removes most of the bias, from the same
+    ladder. The first interval, next to the prior, uses its importance ratio, because the log likelihood under a vague
+    prior has a huge mean or none.
 
     Parameters
     ----------
@@ -323,7 +323,7 @@ def path_sampling(target: Target, ladder: Ladder) -> Evidence:
     if path.has_enough_intervals:
         left = path.coarse_gap()
         error = math.hypot(monte_carlo, abs(gap) + left)
-        if not (left <= monte_carlo and abs(gap) <= _MAX_GAP):
+        if not abs(gap) + left <= _MAX_GAP:
             problems += (
                 f"the trapezoidal rule misses about {gap:+.3f} nats, and this is known to within {left:.3f}: use "
                 "modified_path_sampling or more temperatures",
@@ -342,7 +342,9 @@ def modified_path_sampling(target: Target, ladder: Ladder) -> Evidence:
 
     The derivative of the integrand is the variance of the log likelihood, which gives the leading error of the
     trapezoidal rule: ``h ** 2 * v / 12`` for an interval of width ``h`` over which the variance changes by ``v``. The
-    first interval, next to the prior, uses its importance ratio, which needs no moments.
+    standard error includes what this correction may leave, ``diagnostics["remaining_gap"]``, by the difference to every
+    second temperature; the estimate is not trusted if that exceeds one nat. The first interval, next to the prior, uses
+    its importance ratio, which needs no moments.
 
     Parameters
     ----------
@@ -376,12 +378,15 @@ def modified_path_sampling(target: Target, ladder: Ladder) -> Evidence:
     True
     """
     path = curve(target, ladder)
-    error = path.error(ladder, corrected=True)
+    monte_carlo = error = path.error(ladder, corrected=True)
     correction, left = float(path.corrections.sum()), path.coarse_gap()
     problems = path.problems
-    if path.has_enough_intervals and not left <= error:
-        problems += (f"the ladder is too coarse (gap {left:.3f} after correction): use more temperatures",)
-    diagnostics = path.diagnostics | {"trapezoid_gap": correction, "remaining_gap": left, "monte_carlo_error": error}
+    if path.has_enough_intervals:
+        error = math.hypot(monte_carlo, left)
+        if not left <= _MAX_GAP:
+            problems += (f"the ladder is too coarse (gap {left:.3f} nats after correction): use more temperatures",)
+    diagnostics = path.diagnostics | {"trapezoid_gap": correction, "remaining_gap": left}
+    diagnostics["monte_carlo_error"] = monte_carlo
     value = path.trapezoid + correction
     z = Evidence("modified_path_sampling", value, error, ladder.num_evaluations, problems, diagnostics)
     return from_draws(z, ladder.draws)

@@ -28,6 +28,7 @@ _STARTS = 4  # draws from which the density of the first point is sought
 _NEGLIGIBLE = 8.0  # nats below the density of the first point
 _LEAST_SHARE, _LEAST_VARIANCE = 0.01, 0.1  # of the posterior, and relative to the variance of the draws
 _EXPECTED = 5.0  # times one over the effective draws: beyond the last of them lies more with probability exp(-5)
+_ENOUGH_FOR_A_SIZE = 4  # draws per chain
 _ENOUGH_TO_COUNT, _CARRY_THE_SPREAD = 2000, 30  # draws in all, and the least number of which a variance is to consist
 _REMEDY = "run longer, or integrate out what it scales by bk.marginalize"
 
@@ -58,6 +59,8 @@ def unseen_tails(draws: Draws) -> list[UnseenTail]:
 
 def _searched(target: Target, draws: Draws) -> list[UnseenTail]:
     left, paths = int(_SHARE_OF_COST * draws.num_gradients), list[_Path]()
+    if draws.num_draws < _ENOUGH_FOR_A_SIZE or draws.log_density.numel() < _IN_TAIL / _MOST_IN_TAIL:
+        return []
     with one_thread(), torch.no_grad():
         scales = scales_of(target)
         for column in scales:

@@ -68,6 +68,19 @@ def test_a_spread_that_rests_on_a_few_draws_is_said():
     assert found.share == number / 4000
 
 
+def test_too_few_draws_to_have_tails_are_no_error():
+    draws = draws_of_bulk(HEIGHT, True)
+    for count in (1, 2, 3, 49):
+        short = replace(
+            draws,
+            unconstrained=draws.unconstrained[:, :count],
+            log_prior=draws.log_prior[:, :count],
+            log_likelihood=draws.log_likelihood[:, :count],
+            sample_stats={},
+        )
+        assert unseen_tails(short) == []
+
+
 def test_a_density_that_is_no_number_far_away_hides_no_tail():
     for failing in (False, True):
         draws = draws_of_bulk(HEIGHT, False)
