@@ -27,7 +27,9 @@ _TAIL, _IN_TAIL, _MOST_IN_TAIL = 0.01, 20.0, 0.1  # share of draws in the tail, 
 _STARTS = 4  # draws from which the density of the first point is sought
 _NEGLIGIBLE = 8.0  # nats below the density of the first point
 _LEAST_SHARE, _LEAST_VARIANCE = 0.01, 0.1  # of the posterior, and relative to the variance of the draws
-_EXPECTED = 5.0  # times one over the effective draws: beyond the last of them lies more with probability exp(-5)
+# Effective draws expected beyond the last of them: there are five or more with probability exp(-5). The density in the
+# tail of a small run is rough, so that more must be expected.
+_EXPECTED, _EXPECTED_OF_FEW, _ENOUGH_FOR_A_TAIL = 5.0, 10.0, 1000
 _ENOUGH_FOR_A_SIZE = 4  # draws per chain
 _ENOUGH_TO_COUNT, _CARRY_THE_SPREAD = 2000, 30  # draws in all, and the least number of which a variance is to consist
 _REMEDY = "run longer, or integrate out what it scales by bk.marginalize"
@@ -156,7 +158,8 @@ class _Path:
         """Return the mass beyond the draws if it matters."""
         share, square = (self.density * part for part in _beyond(self.points, self.mean))
         matters = share > _LEAST_SHARE or square >= _LEAST_VARIANCE * self.sd**2
-        if not (matters and share > _EXPECTED / self.size):
+        expected = _EXPECTED if self.size >= _ENOUGH_FOR_A_TAIL else _EXPECTED_OF_FEW
+        if not (matters and share > expected / self.size):
             return None
         share /= 1 + share  # of all that is known
         name, value = _named(self.target, self.end, self.column)
