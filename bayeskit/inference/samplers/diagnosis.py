@@ -14,7 +14,7 @@ from bayeskit.errors import BayeskitError
 from bayeskit.inference.samplers.scale_profiles import scales_of
 from bayeskit.inference.samplers.unseen_tails import unseen_tails
 
-__all__ = ["problems", "tail_problems"]
+__all__ = ["problems", "problems_in_tails"]
 
 _MAX_R_HAT = 1.05
 _ENOUGH_TO_JUDGE, _ENOUGH_TO_MOVE, _ENOUGH_TO_COMPARE = 200, 20, 4  # draws per chain
@@ -73,7 +73,7 @@ def problems(draws: Draws, max_steps: int) -> list[str]:
     return found
 
 
-def tail_problems(draws: Draws, max_steps: int) -> list[str]:
+def problems_in_tails(draws: Draws, max_steps: int) -> list[str]:
     """Return a sentence about tails of draws that have no other problem, if chains seldom come there."""
     x = draws.unconstrained[draws.log_density.isfinite().all(1)]
     if x.shape[0] * x.shape[1] < _ENOUGH_TO_COUNT or draws.num_draws < _ENOUGH_TO_JUDGE:

@@ -26,7 +26,7 @@ from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, Setti
 from bayeskit.inference.peaks import KnownModes, Peak
 from bayeskit.inference.samplers.adaptation import Adaptation, MetricKind
 from bayeskit.inference.samplers.chains import Convergence, RunResult, RunSettings, run
-from bayeskit.inference.samplers.diagnosis import problems, tail_problems
+from bayeskit.inference.samplers.diagnosis import problems, problems_in_tails
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, Ending, say_early
 from bayeskit.inference.samplers.hidden_modes import hidden_modes
 from bayeskit.inference.samplers.hmc import HMC
@@ -507,7 +507,7 @@ def sample(
         draws = join_groups(target, done, beta.chunk(num_groups), kernel, facts | {"num_groups": num_groups})
     found = problems(draws, adaptation.max_steps)
     if not found:
-        found = tail_problems(draws, adaptation.max_steps)
+        found = problems_in_tails(draws, adaptation.max_steps)
         # Who starts all chains at one point has chosen a mode.
         if start is None or bool((start != start.reshape(-1, target.dim)[0]).any()):
             found += hidden_modes(draws, seed)

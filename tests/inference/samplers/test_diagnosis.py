@@ -9,7 +9,7 @@ import torch
 
 import bayeskit as bk
 from bayeskit.errors import SamplingWarning
-from bayeskit.inference.samplers.diagnosis import problems, tail_problems
+from bayeskit.inference.samplers.diagnosis import problems, problems_in_tails
 
 DOUBLE = torch.float64
 
@@ -152,9 +152,9 @@ def test_slow_chains_are_told_from_funnels_and_from_trajectories_at_the_limit(no
 def test_energies_that_hardly_change_are_said(noise, target):
     draws = draws_of(noise, target)
     draws.sample_stats["energy"] = noise[..., 0].square()
-    assert problems(draws, 256) == tail_problems(draws, 256) == []
+    assert problems(draws, 256) == problems_in_tails(draws, 256) == []
     draws.sample_stats["energy"] = sticky(noise, 0)[..., 0]
-    (said,) = tail_problems(draws, 256)
+    (said,) = problems_in_tails(draws, 256)
     assert "E-BFMI 0.0" in said and "run longer" in said
 
 
@@ -164,7 +164,7 @@ def test_tails_that_chains_seldom_visit_are_said(noise, target):
     x[..., 1] = x[..., 1].clamp(min=-1.0)
     assert problems(draws_of(x, target), 256) == []
     x[:, 200:225, 1] = 6 + 0.1 * noise[:, 200:225, 1]
-    (said,) = tail_problems(draws_of(x, target), 256)
+    (said,) = problems_in_tails(draws_of(x, target), 256)
     assert said.startswith("the highest 5 % of 'scale' have an effective sample size of")
 
 
