@@ -73,8 +73,8 @@ axes.legend()
 
 # %%
 # The trapezoidal rule alone misses a little between the rungs, and says how much. A ladder has rungs enough if that is
-# small beside the Monte Carlo error. The other two estimators do without the rule or correct it: they must agree with the
-# exact log evidence.
+# small beside the Monte Carlo error. The other two estimators do without the rule or correct it: they must agree with
+# the exact log evidence.
 
 print(f"exact: {case.log_evidence:.4f}")
 plain = evidence.path_sampling(target, ladder)
@@ -137,8 +137,8 @@ assert case.log_evidence - bias.log_evidence > 4.5 * bias.diagnostics["monte_car
 #        print(method(target, ladder))
 #
 # Look at ``trusted``; add temperatures until ``diagnostics["trapezoid_gap"]`` is below
-# ``diagnostics["monte_carlo_error"]``. If the chains at one temperature disagree, let rungs exchange their states. Where
-# posterior draws are good already, bridge sampling costs a fraction of a ladder.
+# ``diagnostics["monte_carlo_error"]``. If the chains at one temperature disagree, let rungs exchange their states.
+# Where posterior draws are good already, bridge sampling costs a fraction of a ladder.
 #
 # Where to go next: :doc:`parallel_tempering` lets the rungs exchange their states, :doc:`tempered_smc` climbs without
 # chains.
