@@ -12,7 +12,7 @@ from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.samplers.scale_profiles import scales_of
-from bayeskit.inference.samplers.unseen_tails import unseen_tails
+from bayeskit.inference.samplers.unseen_tails import scales_are_known
 
 __all__ = ["problems", "problems_in_tails"]
 
@@ -166,8 +166,8 @@ def _are_harmless(draws: Draws, count: int) -> bool:
     # chains cannot enter, lies at an end of a scale, beyond which the density has been followed.
     if draws.target is None or count > _RARE * draws.num_chains * draws.num_draws:
         return False
-    scales, neck = scales_of(draws.target), _neck(draws.unconstrained)
-    return bool(scales) and (neck is None or neck[0] in scales) and not unseen_tails(draws)
+    neck = _neck(draws.unconstrained)
+    return (neck is None or neck[0] in scales_of(draws.target)) and scales_are_known(draws)
 
 
 def _undefined(draws: Draws, diverging: Tensor) -> str | None:

@@ -19,7 +19,7 @@ from bayeskit.errors import BayeskitError
 from bayeskit.inference.samplers.scale_profiles import Knot, knot_at, scales_of
 from bayeskit.logdensity.target import Target
 
-__all__ = ["UnseenTail", "unseen_tails"]
+__all__ = ["UnseenTail", "scales_are_known", "unseen_tails"]
 
 _SHARE_OF_COST = 0.05  # of the run's gradients, and as many again across valleys
 _STEPS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # beyond the ends, in standard deviations
@@ -50,36 +50,45 @@ def unseen_tails(draws: Draws) -> list[UnseenTail]:
     followed to 32 standard deviations beyond the draws, across valleys. A warning is also given where the variance of a
     scale comes from fewer than 30 draws.
     """
-    target = draws.target
-    if target is None:
-        return []
-    known: WeakKeyDictionary[Draws, list[UnseenTail]] = target.findings.setdefault("unseen tails", WeakKeyDictionary())
+    return [] if draws.target is None else _search(draws.target, draws)[0]
+
+
+def scales_are_known(draws: Draws) -> bool:
+    """Tell whether the model has scales, and all were followed beyond the draws without finding mass that matters."""
+    return draws.target is not None and _search(draws.target, draws) == ([], True)
+
+
+def _search(target: Target, draws: Draws) -> tuple[list[UnseenTail], bool]:
+    known: WeakKeyDictionary[Draws, tuple[list[UnseenTail], bool]]
+    known = target.findings.setdefault("unseen tails", WeakKeyDictionary())
     if draws not in known:
         known[draws] = _searched(target, draws)
     return known[draws]
 
 
-def _searched(target: Target, draws: Draws) -> list[UnseenTail]:
+def _searched(target: Target, draws: Draws) -> tuple[list[UnseenTail], bool]:
+    """Return what was found, and whether every scale was followed to negligible densities on both sides."""
     left, paths = int(_SHARE_OF_COST * draws.num_gradients), list[_Path]()
     if draws.num_draws < _ENOUGH_FOR_A_SIZE or draws.log_density.numel() < _IN_TAIL / _MOST_IN_TAIL:
-        return []
+        return [], False
     with one_thread(), torch.no_grad():
         scales = scales_of(target)
         for column in scales:
             if (few := _carried_by_few(target, draws, column)) is not None:
-                return [few]
+                return [few], False
         for column, side in product(scales, (-1.0, 1.0)):
             if left > 0 and (path := _Path.begun(target, draws, column, side, scales)) is not None:
                 left = path.followed(left - path.spent, across_valleys=False)
                 paths.append(path)
                 if (found := path.tail()) is not None:
-                    return [found]
+                    return [found], False
+        is_complete = bool(scales) and len(paths) == 2 * len(scales) and all(path.has_ended for path in paths)
         left = int(_SHARE_OF_COST * draws.num_gradients)
         for path in paths:
             left = path.followed(left, across_valleys=True)
             if (found := path.tail()) is not None:
-                return [found]
-    return []
+                return [found], False
+    return [], is_complete
 
 
 def _carried_by_few(target: Target, draws: Draws, column: int) -> UnseenTail | None:
@@ -142,10 +151,15 @@ class _Path:
         end, at = x[order[0]], first.position
         return cls(target, column, side, end, mean, sd, size, density, height, at, widths, spent)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the density has become negligible."""
+        return bool(self.points) and self.points[-1][1] < -_NEGLIGIBLE
+
     def followed(self, budget: int, *, across_valleys: bool) -> int:
         """Add points, to the first of negligible density or ``across_valleys``; return what is left of the budget."""
         for step in _STEPS[len(self.points) :]:
-            if budget <= 0 or (self.points and not across_valleys and self.points[-1][1] < -_NEGLIGIBLE):
+            if budget <= 0 or (self.has_ended and not across_valleys):
                 break
             at = self.at.clone()
             at[self.column] = self.end[self.column] + self.side * step * self.sd
