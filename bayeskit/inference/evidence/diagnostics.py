@@ -206,8 +206,10 @@ class Diagnostics:
                 return missed[:1]
 
             missed = check_peaks(check, peaks.found)
-            tails = [tail.warning for tail in unseen_tails(last) if tail.share > least]
-            problems = (*problems, *outside, *missed, *tails)
+            tails = unseen_tails(last)
+            spent += tails.num_gradients
+            seen = [tail.warning for tail in tails.found if tail.share > least]
+            problems = (*problems, *outside, *missed, *seen)
         return replace(
             z,
             num_evaluations=z.num_evaluations + spent,

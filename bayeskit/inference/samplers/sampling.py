@@ -511,7 +511,7 @@ def sample(
         # Who starts all chains at one point has chosen a mode.
         if start is None or bool((start != start.reshape(-1, target.dim)[0]).any()):
             found += hidden_modes(draws, seed)
-    for problem in (*found, *(tail.warning for tail in unseen_tails(draws))):
+    for problem in (*found, *(tail.warning for tail in unseen_tails(draws).found)):
         warn_user(problem, SamplingWarning)
     return draws
 

@@ -19,7 +19,7 @@ from bayeskit.errors import BayeskitError
 from bayeskit.inference.samplers.scale_profiles import Knot, knot_at, scales_of
 from bayeskit.logdensity.target import Target
 
-__all__ = ["UnseenTail", "scales_are_known", "unseen_tails"]
+__all__ = ["TailSearch", "UnseenTail", "scales_are_known", "unseen_tails"]
 
 _SHARE_OF_COST = 0.05  # of the run's gradients, and as many again across valleys
 _STEPS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # beyond the ends, in standard deviations
@@ -42,7 +42,15 @@ class UnseenTail(NamedTuple):
     warning: str
 
 
-def unseen_tails(draws: Draws) -> list[UnseenTail]:
+class TailSearch(NamedTuple):
+    """What a search beyond the draws of each scale has found."""
+
+    found: list[UnseenTail]
+    is_complete: bool  # whether the model has scales, and each was followed to negligible densities on both sides
+    num_gradients: int
+
+
+def unseen_tails(draws: Draws) -> TailSearch:
     """Return the mass beyond the smallest or the largest draws of a scale, where it matters; found once for all draws.
 
     In the neck of a funnel, or on the plateau on which a vague prior leaves a scale that the data do not need, chains
@@ -50,45 +58,44 @@ def unseen_tails(draws: Draws) -> list[UnseenTail]:
     followed to 32 standard deviations beyond the draws, across valleys. A warning is also given where the variance of a
     scale comes from fewer than 30 draws.
     """
-    return [] if draws.target is None else _search(draws.target, draws)[0]
+    if draws.target is None:
+        return TailSearch([], False, 0)
+    known: WeakKeyDictionary[Draws, TailSearch]
+    known = draws.target.findings.setdefault("unseen tails", WeakKeyDictionary())
+    if draws not in known:
+        known[draws] = _searched(draws.target, draws)
+    return known[draws]
 
 
 def scales_are_known(draws: Draws) -> bool:
     """Tell whether the model has scales, and all were followed beyond the draws without finding mass that matters."""
-    return draws.target is not None and _search(draws.target, draws) == ([], True)
+    tails = unseen_tails(draws)
+    return tails.is_complete and not tails.found
 
 
-def _search(target: Target, draws: Draws) -> tuple[list[UnseenTail], bool]:
-    known: WeakKeyDictionary[Draws, tuple[list[UnseenTail], bool]]
-    known = target.findings.setdefault("unseen tails", WeakKeyDictionary())
-    if draws not in known:
-        known[draws] = _searched(target, draws)
-    return known[draws]
-
-
-def _searched(target: Target, draws: Draws) -> tuple[list[UnseenTail], bool]:
-    """Return what was found, and whether every scale was followed to negligible densities on both sides."""
-    left, paths = int(_SHARE_OF_COST * draws.num_gradients), list[_Path]()
+def _searched(target: Target, draws: Draws) -> TailSearch:
+    budget, paths = int(_SHARE_OF_COST * draws.num_gradients), list[_Path]()
     if draws.num_draws < _ENOUGH_FOR_A_SIZE or draws.log_density.numel() < _IN_TAIL / _MOST_IN_TAIL:
-        return [], False
+        return TailSearch([], False, 0)
     with one_thread(), torch.no_grad():
         scales = scales_of(target)
         for column in scales:
             if (few := _carried_by_few(target, draws, column)) is not None:
-                return [few], False
+                return TailSearch([few], False, 0)
         for column, side in product(scales, (-1.0, 1.0)):
+            left = budget - _spent(paths)
             if left > 0 and (path := _Path.begun(target, draws, column, side, scales)) is not None:
-                left = path.followed(left - path.spent, across_valleys=False)
                 paths.append(path)
+                path.follow(left - path.spent, across_valleys=False)
                 if (found := path.tail()) is not None:
-                    return [found], False
+                    return TailSearch([found], False, _spent(paths))
         is_complete = bool(scales) and len(paths) == 2 * len(scales) and all(path.has_ended for path in paths)
-        left = int(_SHARE_OF_COST * draws.num_gradients)
+        budget += _spent(paths)
         for path in paths:
-            left = path.followed(left, across_valleys=True)
+            path.follow(budget - _spent(paths), across_valleys=True)
             if (found := path.tail()) is not None:
-                return [found], False
-    return [], is_complete
+                return TailSearch([found], False, _spent(paths))
+    return TailSearch([], is_complete, _spent(paths))
 
 
 def _carried_by_few(target: Target, draws: Draws, column: int) -> UnseenTail | None:
@@ -126,7 +133,7 @@ class _Path:
 
     @classmethod
     def begun(cls, target: Target, draws: Draws, column: int, side: float, scales: list[int]) -> _Path | None:
-        """Return a path that begins in the tail of the draws; None where they are too few, or the density fails."""
+        """Return a path that begins in the tail of the draws; None where they are too few."""
         x = draws.unconstrained.flatten(0, 1)
         values = x[:, column].double()
         mean, sd = float(values.mean()), float(values.std())
@@ -146,8 +153,6 @@ class _Path:
         tried = [_knot(target, start, column, widths) for start in starts]
         first = max(tried, key=_height)
         height, spent, density = _height(first), sum(one.num_gradients for one in tried), 1.5 * tail / (far - near)
-        if not math.isfinite(height):
-            return None
         end, at = x[order[0]], first.position
         return cls(target, column, side, end, mean, sd, size, density, height, at, widths, spent)
 
@@ -156,17 +161,18 @@ class _Path:
         """Whether the density has become negligible."""
         return bool(self.points) and self.points[-1][1] < -_NEGLIGIBLE
 
-    def followed(self, budget: int, *, across_valleys: bool) -> int:
-        """Add points, to the first of negligible density or ``across_valleys``; return what is left of the budget."""
+    def follow(self, budget: int, *, across_valleys: bool) -> None:
+        """Add points, to the first of negligible density or ``across_valleys``, while gradients are left."""
+        last = self.spent + budget if math.isfinite(self.height) else -math.inf
         for step in _STEPS[len(self.points) :]:
-            if budget <= 0 or (self.has_ended and not across_valleys):
+            if self.spent >= last or (self.has_ended and not across_valleys):
                 break
             at = self.at.clone()
             at[self.column] = self.end[self.column] + self.side * step * self.sd
             found = _knot(self.target, at, self.column, self.widths)
-            self.at, budget = found.position, budget - found.num_gradients
+            self.at = found.position
+            self.spent += found.num_gradients
             self.points.append((float(at[self.column]), _height(found) - self.height))
-        return budget
 
     def tail(self) -> UnseenTail | None:
         """Return the mass beyond the draws if it matters."""
@@ -182,6 +188,10 @@ class _Path:
             f"about {100 * share:.2g} % of the posterior lies where {name} is {'below' if self.side < 0 else 'above'} "
             f"{value:.3g}, where no chain has been: {_REMEDY}",
         )
+
+
+def _spent(paths: list[_Path]) -> int:
+    return sum(path.spent for path in paths)
 
 
 def _knot(target: Target, start: Tensor, column: int, widths: Mapping[int, float]) -> Knot:

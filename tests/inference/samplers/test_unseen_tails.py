@@ -50,7 +50,7 @@ def draws_of_bulk(height, scaled, sd=BULK, near=NEAR):
 
 def test_a_plateau_of_a_scale_is_found_with_its_share(limit):
     for scaled, near in product((False, True), (NEAR, BEYOND_A_VALLEY)):
-        (found,) = unseen_tails(draws_of_bulk(HEIGHT, scaled, near=near))
+        (found,) = unseen_tails(draws_of_bulk(HEIGHT, scaled, near=near)).found
         # The density in the tail comes from 60 draws. A plateau that ends between two points counts half that piece.
         rough = limit() / math.sqrt(60) + 0.5 * 8 * BULK / (FAR - near)
         assert abs(math.log(found.share / share_of_plateau(near))) < rough
@@ -61,7 +61,7 @@ def test_a_spread_that_rests_on_a_few_draws_is_said():
     """Chains that met the plateau three times: R-hat and effective sizes are those of the bulk."""
     draws = draws_of_bulk(HEIGHT, True)
     draws.unconstrained[:3, 500, 0] = 16.0
-    (found,) = unseen_tails(draws)
+    (found,) = unseen_tails(draws).found
     square = (draws.unconstrained[..., 0] - draws.unconstrained[..., 0].mean()).square()
     number = float(square.sum() ** 2 / square.square().sum())
     assert f"the variance of 'scale' on the unconstrained scale comes from about {number:.0f} of" in found.warning
@@ -78,7 +78,7 @@ def test_too_few_draws_to_have_tails_are_no_error():
             log_likelihood=draws.log_likelihood[:, :count],
             sample_stats={},
         )
-        assert unseen_tails(short) == []
+        assert unseen_tails(short).found == []
 
 
 def test_a_density_that_is_no_number_far_away_hides_no_tail():
@@ -92,17 +92,17 @@ def test_a_density_that_is_no_number_far_away_hides_no_tail():
             return torch.where(u[..., 0] > FAR + 1, math.nan, density(u))
 
         draws.target.log_density = broken
-        (found,) = unseen_tails(draws)
+        (found,) = unseen_tails(draws).found
         assert abs(math.log(found.share / share_of_plateau(NEAR))) < 1
 
 
 def test_a_plateau_without_mass_is_not_mentioned():
-    assert unseen_tails(draws_of_bulk(-12.0, True)) == []
+    assert unseen_tails(draws_of_bulk(-12.0, True)).found == []
 
 
 def test_draws_that_end_too_early_are_noticed_on_both_sides():
     """Half of the spread of the bulk: chains that were too short."""
-    (found,) = unseen_tails(draws_of_bulk(-40.0, True, sd=0.3 * BULK))
+    (found,) = unseen_tails(draws_of_bulk(-40.0, True, sd=0.3 * BULK)).found
     assert found.share > 0.01
 
 
@@ -118,7 +118,7 @@ def test_probabilities_and_scales_are_looked_at_and_nothing_else():
         pyro.factor("data", -location.square().sum(-1))
 
     draws = bk.sample(others, num_samples=200, progress=False)
-    assert unseen_tails(draws) == []
+    assert unseen_tails(draws).found == []
 
 
 def test_functions_of_a_user_are_not_asked_for_distant_values():
@@ -129,4 +129,4 @@ def test_functions_of_a_user_are_not_asked_for_distant_values():
     target = bk.Target.from_log_density(
         lambda u: (-0.5 * float(u @ u), -u), 2, names={"log_scale": (), "x": ()}, constrain=constrain
     )
-    assert unseen_tails(bk.sample(target, num_samples=300, progress=False)) == []
+    assert unseen_tails(bk.sample(target, num_samples=300, progress=False)).found == []
