@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from bayeskit._lazy import imported_when_used
-from bayeskit._moved import answer_to_old_paths
 from bayeskit.core.signatures import install
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ __all__ = [
     "scan",
 ]
 
-answer_to_old_paths()
 install()
 
 __getattr__ = imported_when_used(

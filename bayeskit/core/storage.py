@@ -19,7 +19,6 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from bayeskit._moved import present_names
 from bayeskit.core.folders import (
     Schema,
     as_output_folder,
@@ -224,8 +223,7 @@ def decode(node: Any, tensors: Mapping[str, Tensor], types: Mapping[str, type]) 
         case {"tuple": items}:
             return tuple(decode(v, tensors, types) for v in items)
         case {"type": name, "fields": fields}:
-            kind = next((types[known] for known in (name, *present_names(name)) if known in types), None)
-            if kind is None:
+            if (kind := types.get(name)) is None:
                 raise CheckpointError(f"a stored result is of type {name}; name this type in result_types to load it")
             return kind(**{k: decode(v, tensors, types) for k, v in fields.items()})
     raise CheckpointError(f"a stored result has an unknown part: {str(node)[:80]}; delete the folder to start anew")

@@ -5,7 +5,6 @@ package. The pages of the gallery are scripts, each about one idea. Heavy packag
 requested.
 """
 
-from bayeskit._moved import answer_to_old_names
 from bayeskit.gallery.registry import EXACT_CASES, Entry, entries, get_model, listed, names
 from bayeskit.gallery.scripts import GROUPS, Page, data_file, is_page, is_small, page, pages, run_page
 from bayeskit.gallery.trees import SUBSTITUTION_MODELS, check_substitution, mrbayes_block, tree_target
@@ -30,5 +29,3 @@ __all__ = [
     "run_page",
     "tree_target",
 ]
-
-__getattr__ = answer_to_old_names(__name__)

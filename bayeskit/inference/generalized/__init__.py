@@ -1,6 +1,5 @@
 """Generalized Bayesian inference, with a loss in place of the negative log likelihood."""
 
-from bayeskit._moved import answer_to_old_names
 from bayeskit.inference.generalized import calibrate, losses
 from bayeskit.inference.generalized import variational as divergences
 from bayeskit.inference.generalized.bootstrap import loss_likelihood_bootstrap, posterior_bootstrap
@@ -134,5 +133,3 @@ __all__ = [
     "replicate_posteriors",
     "residual_mismatch",
 ]
-
-__getattr__ = answer_to_old_names(__name__)

@@ -13,7 +13,6 @@ from pyro.distributions import Delta
 from torch import Tensor
 from torch.distributions import LowRankMultivariateNormal, MultivariateNormal, Normal
 
-from bayeskit._moved import answer_to_old_names
 from bayeskit.core.inputs import real_number
 from bayeskit.errors import GuideError, SettingsError
 from bayeskit.inference.objectives.drawing import Particles, Site, unwrapped
@@ -31,8 +30,6 @@ __all__ = [
     "ReverseKullbackLeibler",
     "SquaredWasserstein",
 ]
-
-__getattr__ = answer_to_old_names(__name__)
 
 # Divergences between guide and prior.
 

@@ -1,6 +1,5 @@
 """Gradient estimators of expectations over discrete variables, as draws of weighted points."""
 
-from bayeskit._moved import answer_to_old_names
 from bayeskit.inference.gradients.comparison import GradientComparison, GradientStatistics, compare_estimators
 from bayeskit.inference.gradients.estimator import Enumeration, GradientEstimator, Table, WeightedPoints
 from bayeskit.inference.gradients.relaxed import (
@@ -61,5 +60,3 @@ __all__ = [
     "space_of",
     "stochastic_beam_search",
 ]
-
-__getattr__ = answer_to_old_names(__name__)

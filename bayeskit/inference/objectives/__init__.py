@@ -1,6 +1,5 @@
 """Training objectives for a Pyro model and guide: bounds and divergences."""
 
-from bayeskit._moved import answer_to_old_names
 from bayeskit.inference.objectives.constrained import GECO, InfoVAE, LogLikelihoodConstraint, MeanSquaredError
 from bayeskit.inference.objectives.evidence_lower_bound import (
     ELBO,
@@ -48,5 +47,3 @@ __all__ = [
     "infomax_weight",
     "sumo_estimate",
 ]
-
-__getattr__ = answer_to_old_names(__name__)

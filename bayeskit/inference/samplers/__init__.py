@@ -1,6 +1,5 @@
 """Samplers: init/step kernels for a batch of chains, and the loop that runs them."""
 
-from bayeskit._moved import answer_to_old_names
 from bayeskit.inference.samplers.adaptation import Adaptation, AdaptationState, ChEES, LongestAxis
 from bayeskit.inference.samplers.chains import Chains, Convergence, RunSettings, run
 from bayeskit.inference.samplers.driver import Algorithm, Control, Outcome, drive
@@ -68,5 +67,3 @@ __all__ = [
     "sample_stochastic_gradient",
     "sample_with_pyro",
 ]
-
-__getattr__ = answer_to_old_names(__name__)

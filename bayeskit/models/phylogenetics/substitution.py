@@ -15,7 +15,6 @@ import torch
 from pyro.distributions import Dirichlet, LogNormal, TorchDistribution
 from torch import Tensor
 
-from bayeskit._moved import answer_to_old_names
 from bayeskit.errors import AlignmentError, SettingsError, ShapeError
 from bayeskit.models.phylogenetics.alignments import Alignment
 from bayeskit.models.phylogenetics.data_types import DNA, DataType, standard_characters
@@ -1161,6 +1160,3 @@ class _FromEigenvectors(torch.autograd.Function):
             "The model has only first derivatives with respect to its parameters. Remedy: use finite differences of "
             "its gradient."
         )
-
-
-__getattr__ = answer_to_old_names(__name__)

@@ -8,11 +8,7 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid
 
-from bayeskit._moved import answer_to_old_names
-
 __all__ = ["DiscretizedLogisticMixture", "Shape"]
-
-__getattr__ = answer_to_old_names(__name__)
 
 Shape = torch.Size | list[int] | tuple[int, ...]
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.func import vjp
 from torch.nn import functional
 
-from bayeskit._moved import answer_to_old_names
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import BayeskitError, ModelError, SettingsError
@@ -53,8 +52,6 @@ __all__ = [
     "hermite",
     "monomial",
 ]
-
-__getattr__ = answer_to_old_names(__name__)
 
 # Interface of activation functions: moments under normal distributions.
 

@@ -16,7 +16,6 @@ from scipy.sparse.linalg import LinearOperator, cg
 from torch import Tensor, nn
 from torch.func import vjp
 
-from bayeskit._moved import answer_to_old_names
 from bayeskit.core.inputs import real_number, warn_user, whole_number
 from bayeskit.core.plots import BLUE, ORANGE, VERMILION
 from bayeskit.core.randomness import new_generator
@@ -67,8 +66,6 @@ __all__ = [
     "log_likelihood_gradient",
     "natural_gradient",
 ]
-
-__getattr__ = answer_to_old_names(__name__)
 
 
 # A network as a function of its parameter vector, with derivatives.

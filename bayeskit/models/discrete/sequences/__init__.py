@@ -4,7 +4,6 @@ Dynamic programming over segments or states, in any :class:`Semiring`, gives log
 draws, counts, expectations and entropies.
 """
 
-from bayeskit._moved import answer_to_old_names
 from bayeskit.models.discrete.sequences.chains import Counting, Expectation, LogSum, MaxWeight, Semiring
 from bayeskit.models.discrete.sequences.change_points import (
     ChangePointPrior,
@@ -68,5 +67,3 @@ __all__ = [
     "plot_change_points",
     "plot_states",
 ]
-
-__getattr__ = answer_to_old_names(__name__)

@@ -5,10 +5,9 @@ The exact posterior is :func:`~bayeskit.models.wide_networks.nngp_posterior`.
 :class:`GPyTorchKernel` and :func:`large_regression` require GPyTorch, which is imported on first use.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bayeskit._moved import answer_to_old_names
+from bayeskit._lazy import imported_when_used
 from bayeskit.models.wide_networks.gaussian_processes.marginal_likelihood import (
     DepthComparison,
     VarianceFit,
@@ -26,14 +25,6 @@ if TYPE_CHECKING:
         large_regression,
     )
 
-LAZY = {
-    "ConjugateGradients": "large_data",
-    "GPyTorchKernel": "gpytorch_kernel",
-    "InducingPoints": "large_data",
-    "LargeRegression": "large_data",
-    "large_regression": "large_data",
-}
-
 __all__ = [
     "ClassificationModel",
     "ConjugateGradients",
@@ -49,9 +40,13 @@ __all__ = [
     "large_regression",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import names that need GPyTorch on first use."""
-    if name not in LAZY:
-        return answer_to_old_names(__name__)(name)
-    return getattr(importlib.import_module(f"{__name__}.{LAZY[name]}"), name)
+__getattr__ = imported_when_used(
+    "bayeskit.models.wide_networks.gaussian_processes",
+    {
+        "ConjugateGradients": "bayeskit.models.wide_networks.gaussian_processes.large_data",
+        "GPyTorchKernel": "bayeskit.models.wide_networks.gaussian_processes.gpytorch_kernel",
+        "InducingPoints": "bayeskit.models.wide_networks.gaussian_processes.large_data",
+        "LargeRegression": "bayeskit.models.wide_networks.gaussian_processes.large_data",
+        "large_regression": "bayeskit.models.wide_networks.gaussian_processes.large_data",
+    },
+)
