@@ -17,7 +17,15 @@ from typing import Any, NamedTuple
 
 import pyro
 import torch
-from pyro.distributions import Delta, ExpandedDistribution, ImproperUniform, Independent, MaskedDistribution, Uniform
+from pyro.distributions import (
+    Delta,
+    ExpandedDistribution,
+    ImproperUniform,
+    Independent,
+    MaskedDistribution,
+    Uniform,
+    Unit,
+)
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK, effectful
@@ -32,7 +40,7 @@ from bayeskit.errors import BayeskitError, DataError, ModelError, UnsupportedSit
 from bayeskit.logdensity.exact_probabilities import unclamped
 from bayeskit.logdensity.pyro_distributions import MaskedFill, batchable_distributions, draw_values, naming
 from bayeskit.logdensity.sufficient_statistics import sum_of_log_prob
-from bayeskit.logdensity.tracing import UNTRACEABLE
+from bayeskit.logdensity.tracing import UNTRACEABLE, is_traced
 
 __all__ = [
     "Constants",
@@ -48,6 +56,7 @@ __all__ = [
     "SupplyDiscrete",
     "UNIT_MASS",
     "base_of",
+    "check_plates",
     "choices_of",
     "culprit",
     "dtype_and_device",
@@ -173,7 +182,7 @@ def dtype_and_device(
             found = tensor.dtype if found is None else torch.promote_types(found, tensor.dtype)
     if tensors and (device is None or device.type == "cpu"):
         device = next((t.device for t in tensors if t.device.type != "cpu"), tensors[0].device)
-    return found or torch.get_default_dtype(), device or torch.device("cpu")
+    return found or torch.float64, device or torch.device("cpu")
 
 
 # One run of a Pyro model: supply the values of its latent sites, record the log probability of each site.
@@ -211,6 +220,7 @@ class Constants:
     indices: dict[str, tuple[Any, Tensor]] = field(default_factory=dict)  # of each plate, iterable in traces and plain
     looped: set[str] = field(default_factory=set)  # plates that the model loops over
     improper: set[str] = field(default_factory=set)  # sites whose prior does not integrate to one
+    real: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # observed whole numbers, and as real numbers
     relaxed: set[str] = field(default_factory=set)  # discrete observed sites whose data are not whole numbers
 
 
@@ -335,17 +345,18 @@ class Reader(Messenger):
         if flat or left_out or (msg["mask"] is False and not is_enumerated(msg)):
             self.constants.improper.add(name)
 
-    def _refuse_outer_product(self, name: str, fn: Any, value: Any, log_prob: Tensor) -> None:
-        """Refuse data of shape (n, 1) where (n,) is meant: every observation would be paired with every mean."""
-        if any(record.kind == "enumerated" for record in self.records.values()):
-            return  # enumerated values are broadcast against all observations on purpose
-        data = tuple(value.shape[: value.dim() - fn.event_dim])
-        if log_prob.numel() > max(math.prod(data), math.prod(fn.batch_shape)):
-            raise DataError(
-                f"observed site {name!r} has data of shape {data}, but its distribution has batch shape "
-                f"{tuple(fn.batch_shape)}; together they broadcast to {tuple(log_prob.shape)}. Remedy: reshape the "
-                "data, for example by squeeze(-1)"
-            )
+    def _as_real(self, name: str, fn: Any, value: Tensor) -> Tensor:
+        """Return data of whole numbers in the precision of the model, once for all runs."""
+        # Functions of whole numbers, such as lgamma, have torch's default precision. Distributions of users may index
+        # by their data.
+        if value.is_floating_point() or not type(_innermost(fn)).__module__.startswith(("torch.", "pyro.")):
+            return value
+        before, real = self.constants.real.get(name, (None, value))
+        if before is not value:
+            real = value.to(torch.get_default_dtype())
+            if not is_traced():
+                self.constants.real[name] = value, real
+        return real
 
     def outside_of_support(self) -> str:
         """Return a message on data outside the support of the last site, or ""; torch would print all of the data."""
@@ -397,11 +408,14 @@ class Reader(Messenger):
         if is_deterministic(msg):
             kind = "deterministic"
         else:
+            if self.first_run:
+                check_plates(msg)
             kind = "observed" if msg["is_observed"] else "enumerated" if is_enumerated(msg) else "latent"
             if (
                 self.first_run
                 and kind == "observed"
                 and fn.support.is_discrete
+                and value.is_floating_point()
                 and bool((value != value.round()).any())
             ):
                 self.constants.relaxed.add(name)
@@ -417,19 +431,52 @@ class Reader(Messenger):
             elif kind != "observed" or self._likelihood is not RowTerms.NONE:
                 with nullcontext() if self.first_run else _batchable(name, fn):
                     exact = kind == "observed" and name not in self.constants.relaxed
+                    given = self._as_real(name, fn, value) if kind == "observed" else value
                     if exact and self._likelihood is RowTerms.SUMS and _counts_rows_once(msg):
-                        log_prob = sum_of_log_prob(fn, value)
+                        log_prob = sum_of_log_prob(fn, given)
                     if log_prob is None:
-                        log_prob = (unclamped(fn, finite=True) if exact else fn).log_prob(value)
+                        log_prob = (unclamped(fn, finite=True) if exact else fn).log_prob(given)
                     log_prob = scale_and_mask(log_prob, msg["scale"], mask)
                 if coordinate is not None:
                     log_prob = log_prob + coordinate.jacobian
-            if self.first_run and kind == "observed" and log_prob is not None:
-                self._refuse_outer_product(name, fn, value, log_prob)
         dim_to_id = dict(infer.get("_dim_to_id", {}))
         dim = infer.get("_enumerate_dim")
         variable = None if dim is None else dim_to_id[dim]
         self.records[name] = Record(name, kind, value, log_prob, plates, dim_to_id, variable)
+
+
+def check_plates(msg: Any) -> None:
+    """Raise ``ModelError`` for a batch dimension of a site that belongs to no plate, as Pyro does in its own training.
+
+    A column ``(n, 1)`` where a vector ``(n,)`` is meant would pair each observation with each mean.
+    """
+    name, fn, value = msg["name"], msg["fn"], msg["value"]
+    shapes = {"batch shape": tuple(fn.batch_shape)}
+    if isinstance(value, Tensor) and msg["is_observed"]:
+        shapes["data of shape"] = tuple(value.shape[: value.dim() - fn.event_dim])
+    shapes |= {
+        f"a {what} of shape": tuple(msg[what].shape) for what in ("mask", "scale") if hasattr(msg[what], "shape")
+    }
+    try:
+        whole = torch.broadcast_shapes(*shapes.values())
+    except RuntimeError:
+        return  # torch says so where the density is computed
+    plates = {frame.dim: frame for frame in msg["cond_indep_stack"] if frame.vectorized}
+    undeclared = [dim for dim in range(-len(whole), 0) if whole[dim] != 1 and dim not in plates]
+    if not undeclared:
+        return
+    inside = ", ".join(f"{frame.name!r} of size {frame.size} at dimension {dim}" for dim, frame in plates.items())
+    if isinstance(_innermost(fn), Unit):
+        remedy = "sum the factor over it, or put the factor inside a pyro.plate"
+    elif any(whole[dim] == frame.size for dim in undeclared for frame in plates.values()):
+        remedy = "give columns (n, 1), outputs of layers too, as vectors (n,), by .squeeze(-1)"
+    else:
+        remedy = "declare it by .to_event(1) or pyro.plate, or give columns (n, 1) as vectors (n,) by .squeeze(-1)"
+    raise ModelError(
+        f"site {name!r} has {', '.join(f'{what} {shape}' for what, shape in shapes.items() if shape)}, and is inside "
+        f"{f'plate {inside}' if plates else 'no plate'}, so dimension {undeclared[-1]} of size {whole[undeclared[-1]]} "
+        f"is outside every plate. Remedy: {remedy}"
+    )
 
 
 def _counts_rows_once(msg: Any) -> bool:
@@ -567,6 +614,8 @@ class Replay(Messenger):
         if name in self.names:
             raise ModelError(f"two sites are named {name!r}; give each its own name")
         self.names.add(name)
+        if self.eager:
+            check_plates(msg)
         if msg["is_observed"] or isinstance(base_of(fn), Delta):
             log_prob = unclamped(fn).log_prob(msg["value"])
             log_prob = scale_and_mask(log_prob, msg["scale"], msg["mask"]).sum().to(torch.float64)

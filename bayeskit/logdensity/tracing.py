@@ -126,14 +126,34 @@ class _Tracer(DispatchMode):
             return operation(*args, **(kwargs or {}))
         if operation is torch.ops.aten.lift_fresh.default:  # an in-place operation would change the graph's constant
             operation = torch.ops.aten.lift_fresh_copy.default
-        node = self.graph.call_function(operation, *tree_map(self._argument, (args, dict(kwargs or {}))))
         # A failed factorisation of the example is no error of the graph.
         result = None if operation is _CHECK else operation(*args, **(kwargs or {}))
+        args, kwargs = self._explicit(operation, args, dict(kwargs or {}), result)
+        node = self.graph.call_function(operation, *tree_map(self._argument, (args, kwargs)))
         unknown = unknown or torch.Tag.nondeterministic_seeded in operation.tags
         if unknown and operation._schema.is_mutable:
             self._changed |= {_memory(x): x for x in _tensors_in(result) or tensors}
         self._note(result, node, unknown)
         return result
+
+    def _explicit(
+        self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments that give ``result`` whatever torch's default dtype is when the graph runs."""
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            return args, kwargs
+        tensors = _tensors_in((args, kwargs))
+        if any(argument.name == "dtype" for argument in operation._schema.arguments):
+            return args, kwargs if tensors else kwargs | {"dtype": result.dtype}
+        if not tensors or any(x.is_floating_point() for x in tensors) or operation._schema.is_mutable:
+            return args, kwargs
+        # Functions of whole numbers have the default dtype.
+        to = torch.ops.aten._to_copy.default
+        args, kwargs = tree_map(
+            lambda x: self.__torch_dispatch__(to, (), (x,), {"dtype": result.dtype}) if isinstance(x, Tensor) else x,
+            (args, kwargs),
+        )
+        return args, kwargs
 
     def node_of(self, tensor: Tensor) -> Node:
         """Return the node of a tensor; a tensor made elsewhere becomes a constant."""

@@ -34,6 +34,7 @@ from bayeskit.inference.gradients import VIMCO, GradientEstimator, ScoreFunction
 from bayeskit.inference.gradients.space import unwrapped
 from bayeskit.logdensity.enumeration import EnumeratedDimensions, Factor, align, pack, sum_product
 from bayeskit.logdensity.pyro_distributions import MendedDraws
+from bayeskit.logdensity.pyro_runs import check_plates
 from bayeskit.logdensity.transforms import support_of
 
 __all__ = [
@@ -958,8 +959,8 @@ def plate_nesting(
         replayed = _Values(sites, drawn, compatibility)(model)
         model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
     for trace in (guide_trace, model_trace):
-        for name, site in _samples(trace).items():
-            _check_batch(name, site)
+        for site in _samples(trace).values():
+            check_plates(site)
     frames = [
         frame
         for trace in (guide_trace, model_trace)
@@ -975,20 +976,6 @@ def _check_plate_names(frames: Iterable[Any], own: Iterable[int]) -> None:
     """Raise ModelError for a plate with the reserved particle name outside the dimensions ``own``."""
     if any(frame.name == PARTICLES and frame.dim not in own for frame in frames):
         raise ModelError(f"the name of plate {PARTICLES!r} is taken by the plate of the particles; rename the plate")
-
-
-def _check_batch(name: str, site: Site) -> None:
-    """Raise ModelError for batch dimensions outside all plates; they could be confused with particles."""
-    declared = {frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
-    shapes = {"batch": tuple(site["fn"].batch_shape)}
-    shapes |= {what: tuple(site[what].shape) for what in ("mask", "scale") if isinstance(site[what], Tensor)}
-    for what, shape in shapes.items():
-        if loose := [dim for dim in range(-len(shape), 0) if shape[dim] > 1 and dim not in declared]:
-            of = "a batch dimension" if what == "batch" else f"a {what} with a dimension"
-            raise ModelError(
-                f"site {name!r} has {of} ({loose[-1]}, of size {shape[loose[-1]]}) outside every plate; "
-                "declare it with pyro.plate" + (" or .to_event" if what == "batch" else "")
-            )
 
 
 def run_particles(
