@@ -34,6 +34,7 @@ __all__ = [
     "MissingPackageError",
     "ModelError",
     "OutputError",
+    "PrecisionWarning",
     "SamplingWarning",
     "SettingsError",
     "ShapeError",
@@ -206,6 +207,10 @@ class SamplingWarning(BayeskitWarning):
 
 class AccuracyWarning(BayeskitWarning):
     """A number may be off by more than rounding; the message says by how much and what helps."""
+
+
+class PrecisionWarning(BayeskitWarning):
+    """A model is computed in single precision, because its data are."""
 
 
 class JitterWarning(BayeskitWarning):

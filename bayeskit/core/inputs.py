@@ -22,6 +22,8 @@ __all__ = [
     "affordable",
     "arrays_as_tensors",
     "as_numbers",
+    "in_precision",
+    "labels_of",
     "lists_as_tensors",
     "real_number",
     "unknown_name",
@@ -97,8 +99,14 @@ def unknown_name(what: str, name: str, known: Collection[str]) -> UnknownNameErr
 # Data from users: tensors, arrays, lists, columns of tables.
 
 
+_WHOLE = "int8 int16 int32 uint8 uint16 uint32 uint64".split()  # what becomes 64 bits wide
+
+
 def as_numbers(name: str, value: Any) -> Tensor:
-    """Return data of any library as a tensor, and tensors as they are; raise ``DataError`` if not numbers."""
+    """Return data of any library as a tensor, and tensors as they are; raise ``DataError`` if not numbers.
+
+    Whole numbers become 64 bits wide. Categories become their codes. Missing numbers, and masked elements, are NaN.
+    """
     import numpy as np
     import torch
 
@@ -106,31 +114,94 @@ def as_numbers(name: str, value: Any) -> Tensor:
         return value
     remedy = "give a tensor, an array or a list of numbers"
     try:
-        array = np.asarray(value)
+        array = _as_array(name, value)
         if array.dtype == object and array.ndim:  # columns of several types, or with None for missing values
             array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(f"{name} cannot be read as numbers ({error}); {remedy}") from error
+    if array.dtype.kind in "mM":
+        raise DataError(
+            f"{name} holds dates or times ({array.dtype.name}), not numbers; {remedy}, such as the days since the first"
+        )
     if array.dtype.kind not in "biuf" or array.dtype == np.longdouble:
         raise DataError(f"{name} is {_kind(value, array)}, not numbers; {remedy}")
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise DataError(f"{name} has {array.max()}, above the whole numbers of torch; give a tensor of real numbers")
-    if array.dtype.kind == "u" and array.dtype != np.uint8:
+    if array.dtype.kind in "iu":
         array = array.astype(np.int64)
     return torch.from_numpy(np.array(array, order="C", copy=True, dtype=array.dtype.newbyteorder("=")))
 
 
-def arrays_as_tensors(data: Any) -> Any:
-    """Return arguments of a model with arrays and columns of tables as tensors, and everything else as it is."""
+def _as_array(name: str, value: Any) -> np.ndarray:
+    """Return data of NumPy, pandas, polars or Python as an array, with NaN for what is missing."""
     import numpy as np
 
+    if isinstance(value, np.ma.MaskedArray):
+        missing = np.ma.getmaskarray(value)
+        return np.where(missing, np.nan, value.data) if missing.any() else value.data
+    if (labels := labels_of(value)) is not None:
+        place = {label: code for code, label in enumerate(labels)}
+        codes = np.asarray([place.get(label, -1) for label in value], dtype=np.int64)
+        if (missing := codes < 0).any():
+            raise DataError(
+                f"{name} has {int(missing.sum())} missing categories, the first in row {int(missing.argmax())}; leave "
+                "out these rows, or make missing a category of its own"
+            )
+        return codes
+    nullable = getattr(getattr(value, "dtype", None), "numpy_dtype", None)  # of pandas
+    if nullable is not None and nullable.kind in "biuf":
+        missing = value.isna()
+        return value.to_numpy(dtype=float, na_value=np.nan) if missing.any() else value.to_numpy(dtype=nullable)
+    return np.asarray(value)
+
+
+def labels_of(value: Any) -> tuple[Any, ...] | None:
+    """Return the categories of a column of pandas or polars in the order of their codes; None if it has none."""
+    dtype = getattr(value, "dtype", None)
+    kind = type(dtype).__name__
+    if kind in ("CategoricalDtype", "Enum"):
+        return tuple(dtype.categories)  # type: ignore[union-attr]
+    return tuple(sorted(set(value) - {None})) if kind == "Categorical" else None
+
+
+def arrays_as_tensors(data: Any, name: str = "data") -> Any:
+    """Return an argument of a model with arrays, columns and data frames as tensors, and everything else as it is.
+
+    Whole numbers become 64 bits wide: torch takes ``uint8`` for a mask.
+    """
+    import numpy as np
+    import torch
+
+    from bayeskit.core.frames import as_frame, is_frame
+
+    if isinstance(data, torch.Tensor):
+        return data.long() if str(data.dtype).removeprefix("torch.") in _WHOLE else data
+    if is_frame(data):
+        return as_frame(name, data)
     # An array that meets a tensor in arithmetic loses the gradient silently.
-    if isinstance(data, (np.ndarray, np.number)) or hasattr(data, "to_numpy"):
-        try:
-            return as_numbers("data", data)
-        except DataError:
-            return data  # of strings, for example
-    return _within(arrays_as_tensors, data)
+    if labels_of(data) is not None:
+        return as_numbers(name, data)
+    if isinstance(data, (np.ndarray, np.number, np.bool_)) or hasattr(data, "to_numpy"):
+        array = np.asarray(data)
+        if array.dtype.kind in "OUST" and any(isinstance(item, (str, bytes)) for item in array.flat):
+            return data  # names, which the model may use
+        return as_numbers(name, data)
+    return _within(lambda item: arrays_as_tensors(item, name), data)
+
+
+def in_precision(data: Any, dtype: torch.dtype) -> Any:
+    """Return an argument of a model with tensors of real numbers in a dtype, and everything else as it is."""
+    import torch
+
+    from bayeskit.core.frames import Frame
+
+    if isinstance(data, Frame):
+        return data.converted(lambda column: in_precision(column, dtype))
+    if isinstance(data, torch.Tensor):
+        return data.to(dtype) if data.is_floating_point() else data
+    return _within(lambda item: in_precision(item, dtype), data)
 
 
 def lists_as_tensors(data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Any:

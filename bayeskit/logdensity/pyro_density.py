@@ -19,11 +19,20 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
-from bayeskit.core.inputs import arrays_as_tensors, lists_as_tensors, warn_user
+from bayeskit.core.frames import Frame
+from bayeskit.core.inputs import arrays_as_tensors, in_precision, lists_as_tensors, warn_user
 from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import defaults, global_stream
 from bayeskit.core.torch_internals import is_batched
-from bayeskit.errors import DataError, DataWarning, ModelError, SettingsError, ShapeError, UnsupportedSiteError
+from bayeskit.errors import (
+    DataError,
+    DataWarning,
+    ModelError,
+    PrecisionWarning,
+    SettingsError,
+    ShapeError,
+    UnsupportedSiteError,
+)
 from bayeskit.logdensity.enumeration import (
     EnumeratedDimensions,
     Factor,
@@ -84,6 +93,7 @@ __all__ = [
 # vector, so ``torch.func.vmap`` and ``make_fx`` can take it.
 
 _PROTOTYPE_DRAWS = 20
+_SURE = 5  # draws at which an infinite argument leaves no density
 _SELDOM = 0.1  # share of these that may leave bounds which are no domain
 #: Maximal number of prior draws in a batch, and its limits in memory; each draw runs the model on all of its data.
 _PRIOR_DRAWS_AT_ONCE, _COPIES_OF_DATA, _BYTES_AT_ONCE = 256, 10, 2**28
@@ -162,6 +172,37 @@ def _lists_as_tensors(
     )
 
 
+def _names_of_arguments(model: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
+    """Return what to call the positional arguments of a model in messages."""
+    try:
+        parameters = [
+            p for p in signature(model).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+    except (TypeError, ValueError):
+        parameters = []
+    return [
+        f"argument {parameters[place].name!r}" if place < len(parameters) else f"argument {place}"
+        for place in range(len(args))
+    ]
+
+
+def _where(bad: Tensor, what: str) -> str:
+    """Return how many elements of data ``(rows, columns)`` or ``(rows,)`` are bad, and the place of the first."""
+    first = bad.nonzero()[0].tolist()
+    place = " and ".join(f"{axis} {number}" for axis, number in zip(("row", "column"), first, strict=False))
+    if len(first) > 2:
+        place = f"index {tuple(first)}"
+    return f"holds {int(bad.sum())} {what}, the first in {place}" if first else f"is {what}"
+
+
+def _breaks(x: Tensor, log_prob: Tensor) -> bool:
+    """Tell whether a row of data that is infinite has a log density that is not finite."""
+    if x.dim() == 0 or log_prob.dim() == 0 or len(x) != log_prob.shape[-1]:
+        return False
+    rows = x.isinf().reshape(len(x), -1).any(-1)
+    return bool((~log_prob.isfinite()).reshape(-1, len(x)).any(0)[rows].any())
+
+
 class PyroDensity:
     """A Pyro model with its arguments as a density over one unconstrained vector ``(d,)``."""
 
@@ -178,11 +219,11 @@ class PyroDensity:
                 "For plain densities use Target.from_functions"
             )
         self.model = model
-        self._takes_tables = any(hasattr(x, "columns") for x in (*args, *kwargs.values()))
-        self.args, self.kwargs = arrays_as_tensors(args), arrays_as_tensors(kwargs)
-        self.dtype, self.device = dtype_and_device(
-            (model, self.args, self.kwargs), of_lists=_lists_as_tensors(self.args, self.kwargs)
-        )
+        names = _names_of_arguments(model, args)
+        given = tuple(arrays_as_tensors(value, name) for name, value in zip(names, args, strict=True))
+        named = {name: arrays_as_tensors(value, f"argument {name!r}") for name, value in kwargs.items()}
+        self.dtype, self.device = dtype_and_device((model, given, named), of_lists=_lists_as_tensors(given, named))
+        self.args, self.kwargs = in_precision(given, self.dtype), in_precision(named, self.dtype)
         self._first_available_dim = -1
         self._enumerates = self._augments = False
         records, drawn = self._first_prototype(generator)
@@ -192,8 +233,16 @@ class PyroDensity:
         if (dtype, device) != (self.dtype, self.device):
             # Data or prior parameters inside the model set dtype and device of its constants; the model runs again.
             self.dtype, self.device = dtype, device
+            self.args, self.kwargs = in_precision(self.args, dtype), in_precision(self.kwargs, dtype)
             records, drawn = self._prototype(generator)
+        if self.dtype != torch.float64:
+            warn_user(
+                "the model is computed in single precision, as its data are; pass them in double precision, for "
+                "example by .double(), if rounding matters",
+                PrecisionWarning,
+            )
         self._check(records)
+        self._explain_infinite_arguments(records, lambda: self._prototype(generator))
         depth = max((-f.dim for r in records.values() for f in r.plates), default=0)
         self._enumerates = any(r.kind == "enumerated" for r in records.values())
         self._first_available_dim = -1 - depth
@@ -340,10 +389,6 @@ class PyroDensity:
                 or str(error)
                 or "the model calls a function that is not implemented, such as the density of a distribution"
             )
-            if self._takes_tables:
-                what += (
-                    "; a data frame reaches the model as one tensor (rows, columns): pass columns, such as table['x']"
-                )
             raise ModelError(f"running the model once failed {place}{culprit(error)}: {what}") from error
         self._augments |= augmented.seen
         return reader.records, drawn
@@ -360,6 +405,8 @@ class PyroDensity:
                 "the model has no observed site and no pyro.factor, so its likelihood is empty; "
                 "pass obs=data to at least one pyro.sample"
             )
+        if all(r.log_prob is not None and not r.log_prob.numel() for r in observed):
+            raise DataError("all plates of the observed sites have size zero; give at least one observation")
         if any(r.log_prob.isnan().any() for r in observed if r.log_prob is not None):
             self._explain_nan_arguments()
         if any(r.kind == "enumerated" for r in records.values()):
@@ -384,15 +431,35 @@ class PyroDensity:
     def _explain_nan_arguments(self) -> None:
         if self._constants.observed:
             return  # NaN in the arguments is then masked as missing, and not the cause of the error
-        named = [(f"argument {i}", a) for i, a in enumerate(self.args)]
-        named += [(f"argument {k!r}", a) for k, a in self.kwargs.items()]
-        for label, value in named:
-            if isinstance(value, Tensor) and value.is_floating_point() and value.isnan().any():
-                first = tuple(value.isnan().nonzero()[0].tolist())
-                raise DataError(
-                    f"{label} of the model holds {int(value.isnan().sum())} NaN, the first at index {first}; "
-                    "drop or impute missing data"
-                )
+        for label, value in self._named_tensors():
+            if value.isnan().any():
+                raise DataError(f"{label} of the model {_where(value.isnan(), 'NaN')}; drop or impute missing data")
+
+    def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield names and values of the arguments, and of columns of data frames, that are tensors of real numbers."""
+        pairs = [
+            *zip(_names_of_arguments(self.model, self.args), self.args, strict=True),
+            *((f"argument {name!r}", value) for name, value in self.kwargs.items()),
+        ]
+        for label, value in pairs:
+            columns = value.columns.items() if isinstance(value, Frame) else [("", value)]
+            for column, x in columns:
+                if isinstance(x, Tensor) and x.is_floating_point():
+                    yield f"column {column!r} of {label}" if column else label, x
+
+    def _explain_infinite_arguments(self, records: Mapping[str, Record], again: Callable[[], Any]) -> None:
+        """Raise ``DataError`` if rows of an infinite argument have no density at several draws from the prior."""
+        infinite = [(label, x) for label, x in self._named_tensors() if x.isinf().any()]
+        for _ in range(_SURE if infinite else 0):
+            broken = [r.log_prob for r in records.values() if r.kind == "observed" and r.log_prob is not None]
+            infinite = [(label, x) for label, x in infinite if any(_breaks(x, log_prob) for log_prob in broken)]
+            if infinite:
+                records = again()[0]
+        for label, x in infinite:
+            raise DataError(
+                f"{label} of the model {_where(x.isinf(), 'infinite values')}, and the likelihood is zero or undefined "
+                "there; correct these rows, or leave them out"
+            )
 
     def _layout(self, records: dict[str, Record], drawn: dict[str, Any]) -> tuple[Site, ...]:
         sites, start = [], 0

@@ -14,7 +14,17 @@ from typing import Any
 import pyro
 import pyro.infer.reparam.stable
 import torch
-from pyro.distributions import Categorical, DirichletMultinomial, ImproperUniform, OrderedLogistic, Poisson
+from pyro.distributions import (
+    Categorical,
+    DirichletMultinomial,
+    ImproperUniform,
+    MultivariateNormal,
+    NanMaskedMultivariateNormal,
+    NanMaskedNormal,
+    Normal,
+    OrderedLogistic,
+    Poisson,
+)
 from pyro.distributions.distribution import COERCIONS
 from pyro.distributions.stable import RADIUS
 from pyro.ops.tensor_utils import safe_cholesky
@@ -28,6 +38,7 @@ from bayeskit.logdensity.tracing import UNTRACEABLE
 from bayeskit.logdensity.transforms import bijection
 
 __all__ = [
+    "MISSING_ALLOWED",
     "AugmentedAssignment",
     "MaskedFill",
     "MendedDraws",
@@ -204,7 +215,31 @@ def _coerce(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if cls in (Poisson, DirichletMultinomial) and kwargs.get("is_sparse"):
         # Sparse evaluation picks the counts above zero by their values; the dense density is the same.
         return cls(*args, **{**kwargs, "is_sparse": False})
-    return None
+    return _WITH_GAPS[cls](*args, **kwargs) if cls in _WITH_GAPS else None
+
+
+class _NormalWithGaps(NanMaskedNormal):
+    """Normal data of which some are NaN, without assignments to elements."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        missing = value.isnan()
+        return Normal.log_prob(self, value.masked_fill(missing, 0.0)).masked_fill(missing, 0.0)
+
+
+class _MultivariateNormalWithGaps(NanMaskedMultivariateNormal):
+    """Multivariate normal data of which some elements are NaN, without a loop over the patterns of these."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        # Missing elements become independent standard normal variables, at zero, whose density is taken away again.
+        missing = value.isnan()
+        known = ~(missing.unsqueeze(-1) | missing.unsqueeze(-2))
+        covariance = torch.where(known, self.covariance_matrix, torch.eye(value.shape[-1], dtype=value.dtype))
+        of_all = MultivariateNormal(torch.where(missing, 0.0, self.loc), covariance, validate_args=False)
+        return of_all.log_prob(value.masked_fill(missing, 0.0)) + 0.5 * math.log(2 * math.pi) * missing.sum(-1)
+
+
+MISSING_ALLOWED = (NanMaskedNormal, NanMaskedMultivariateNormal)
+_WITH_GAPS = {NanMaskedNormal: _NormalWithGaps, NanMaskedMultivariateNormal: _MultivariateNormalWithGaps}
 
 
 def _ordered_logistic(predictor: Tensor, cutpoints: Tensor, validate_args: bool | None = None) -> OrderedLogistic:

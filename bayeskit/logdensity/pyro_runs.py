@@ -27,18 +27,27 @@ from pyro.distributions import (
     Unit,
 )
 from pyro.distributions.util import scale_and_mask
+from pyro.poutine.indep_messenger import IndepMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK, effectful
-from pyro.poutine.subsample_messenger import _Subsample
+from pyro.poutine.subsample_messenger import SubsampleMessenger, _Subsample
 from torch import Tensor
 from torch.distributions import constraints
 
+from bayeskit.core.frames import Frame
 from bayeskit.core.inputs import as_numbers
+from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import defaults, global_stream, new_generator, validation_kept
 from bayeskit.core.torch_internals import without_overrides
 from bayeskit.errors import BayeskitError, DataError, ModelError, UnsupportedSiteError
 from bayeskit.logdensity.exact_probabilities import unclamped
-from bayeskit.logdensity.pyro_distributions import MaskedFill, batchable_distributions, draw_values, naming
+from bayeskit.logdensity.pyro_distributions import (
+    MISSING_ALLOWED,
+    MaskedFill,
+    batchable_distributions,
+    draw_values,
+    naming,
+)
 from bayeskit.logdensity.sufficient_statistics import sum_of_log_prob
 from bayeskit.logdensity.tracing import UNTRACEABLE, is_traced
 
@@ -97,19 +106,38 @@ def place_of(error: Exception) -> str:
 def globals_kept() -> Iterator[None]:
     """Restore Pyro's handlers, plates and parameters and torch's validation, however a model ends."""
     # Ctrl-C while a plate is entered or left would leave it allocated, and later plates of its name would fail.
-    with validation_kept():
+    with validation_kept(), _empty_plates():
         store = pyro.get_param_store()
         names, handlers, plates = set(store.keys()), list(_PYRO_STACK), list(_DIM_ALLOCATOR._stack)
         try:
             yield
-        except ZeroDivisionError as error:
-            if "size cannot be zero" not in str(error):  # Pyro's words
-                raise
-            raise DataError("a plate of the model has size zero; give at least one observation") from error
         finally:
             _PYRO_STACK[:], _DIM_ALLOCATOR._stack[:] = handlers, plates
             for name in set(store.keys()) - names:
                 del store[name]
+
+
+@contextmanager
+def _empty_plates() -> Iterator[None]:
+    """Let models have plates of size zero, as that of the censored where nobody was; Pyro refuses them."""
+    begin, process = IndepMessenger.__init__, SubsampleMessenger._process_message
+
+    def any_size(self: Any, name: str, size: Any, dim: int | None = None, device: str | None = None) -> None:
+        begin(self, name, size or 1, dim, device)
+        self.size = size
+
+    def unscaled(self: Any, msg: Any) -> None:
+        if self.size == 0:  # the scale would be the number of rows over that of a minibatch
+            IndepMessenger._process_message(self, msg)
+        else:
+            process(self, msg)
+
+    with process_state():
+        IndepMessenger.__init__, SubsampleMessenger._process_message = any_size, unscaled
+        try:
+            yield
+        finally:
+            IndepMessenger.__init__, SubsampleMessenger._process_message = begin, process
 
 
 @contextmanager
@@ -137,7 +165,9 @@ def tensors_in(data: Any) -> list[Tensor]:
     seen: set[int] = set()
 
     def visit(item: Any) -> None:
-        if isinstance(item, Tensor):
+        if isinstance(item, Frame):
+            tensors.extend(item.tensors)
+        elif isinstance(item, Tensor):
             tensors.append(item)
         elif id(item) in seen:
             return
@@ -172,14 +202,15 @@ def dtype_and_device(
 ) -> tuple[torch.dtype, torch.device]:
     """Find the dtype and device of the floating tensors inside ``data`` and the functions in it.
 
-    Where there is none, lists of numbers decide, which are given as tensors.
+    Where there is none, lists of numbers decide, which are given as tensors. Half precision counts as single.
     """
     tensors = tensors_in(data)
     floating = [t for t in tensors if t.is_floating_point()] or tensors_in(of_lists)
     found = dtype
     for tensor in floating:
-        if tensor.dtype in (torch.float32, torch.float64):
-            found = tensor.dtype if found is None else torch.promote_types(found, tensor.dtype)
+        if tensor.is_floating_point():
+            wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+            found = wide if found is None else torch.promote_types(found, wide)
     if tensors and (device is None or device.type == "cpu"):
         device = next((t.device for t in tensors if t.device.type != "cpu"), tensors[0].device)
     return found or torch.float64, device or torch.device("cpu")
@@ -381,7 +412,7 @@ class Reader(Messenger):
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return
         bad = value.isnan()
-        if not bad.any():
+        if not bad.any() or isinstance(_innermost(fn), MISSING_ALLOWED):
             return
         event = bad.flatten(bad.dim() - fn.event_dim).any(-1) if fn.event_dim else bad
         for mask in (msg["mask"], getattr(fn, "_mask", None)):
@@ -390,7 +421,7 @@ class Reader(Messenger):
             first = tuple(bad.nonzero()[0].tolist())
             raise DataError(
                 f"observed site {name!r} holds {int(bad.sum())} NaN, the first at index {first}; "
-                "drop or impute missing data, or mask them with poutine.mask"
+                "drop or impute missing data, mask them with poutine.mask, or give them a NanMaskedNormal"
             )
         self.constants.observed[name] = torch.where(bad, draw_values(fn).to(value.dtype), value)
 

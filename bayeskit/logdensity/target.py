@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import arrays_as_tensors, unknown_name, warn_user
+from bayeskit.core.inputs import arrays_as_tensors, in_precision, unknown_name, warn_user
 from bayeskit.core.process_state import process_state
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
@@ -601,7 +601,9 @@ class Target:
         for name in redraw:
             if name not in (known := [site.name for site in self.sites]):
                 raise unknown_name("latent site", name, known)
-        given = (arrays_as_tensors(args), arrays_as_tensors(kwargs)) if args or kwargs else (None, None)
+        given = (None, None)
+        if args or kwargs:
+            given = tuple(in_precision(arrays_as_tensors(data, "an argument"), self.dtype) for data in (args, kwargs))
 
         def one(row: Tensor) -> dict[str, Tensor]:
             return density.predict(density.values(row, False), redraw, *given)

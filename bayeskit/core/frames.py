@@ -1,0 +1,133 @@
+"""Data frames and columns of pandas and polars as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayeskit.core.inputs import as_numbers, labels_of
+from bayeskit.errors import DataError
+
+__all__ = ["Frame", "as_frame", "is_frame"]
+
+
+def is_frame(value: Any) -> bool:
+    """Tell whether a value is a data frame of pandas or polars."""
+    return hasattr(value, "columns") and hasattr(value, "to_numpy")
+
+
+class Frame(Tensor):
+    """A data frame as a model receives it: a matrix ``(rows, columns)`` whose columns have names.
+
+    ``frame["x"]`` and ``frame.x`` are columns ``(rows,)``, ``frame[["x", "z"]]`` a matrix of two; all else is as for
+    any tensor. A column that holds no numbers is refused where it is used, by its name.
+    """
+
+    columns: dict[str, Tensor | DataError]
+    labels: dict[str, tuple[Any, ...]]  # of columns that hold categories, in the order of their codes
+
+    @staticmethod
+    def of(columns: Mapping[str, Tensor | DataError], labels: Mapping[str, tuple[Any, ...]]) -> Frame:
+        """Make a frame of columns; those that cannot be read are errors."""
+        numbers = [column for column in columns.values() if isinstance(column, Tensor)]
+        frame = torch.stack(_of_one_dtype(numbers), -1).as_subclass(Frame)
+        frame.columns, frame.labels = dict(columns), dict(labels)
+        return frame
+
+    def converted(self, convert: Any) -> Frame:
+        """Return the frame with a function applied to its columns."""
+        columns = {name: convert(x) if isinstance(x, Tensor) else x for name, x in self.columns.items()}
+        changed = any(new is not self.columns[name] for name, new in columns.items())
+        return Frame.of(columns, self.labels) if changed else self
+
+    def __getitem__(self, key: Any) -> Tensor:  # type: ignore[override]
+        if isinstance(key, str):
+            return self._column(key)
+        if isinstance(key, list) and key and all(isinstance(name, str) for name in key):
+            return torch.stack(_of_one_dtype([self._column(name) for name in key]), -1)
+        return super().__getitem__(key)
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name in self.__dict__.get("columns", ()):
+            return self._column(name)
+        raise AttributeError(f"a data frame has no column {name!r}")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.columns if isinstance(name, str) else super().__contains__(name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Frame:
+        return self.converted(torch.clone)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return Frame.of, (self.columns, self.labels)
+
+    def _column(self, name: str) -> Tensor:
+        if name not in self.columns:
+            raise DataError(f"the data frame has no column {name!r}; it has {', '.join(map(repr, self.columns))}")
+        column = self.columns[name]
+        if isinstance(column, DataError):
+            raise column
+        return column
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The columns that hold numbers."""
+        return [column for column in self.columns.values() if isinstance(column, Tensor)]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Compute with the matrix of all columns."""
+        frames = list[Frame]()
+
+        def matrix(value: Any) -> Any:
+            if isinstance(value, Frame):
+                frames.append(value)
+                return value.as_subclass(Tensor)
+            return type(value)(map(matrix, value)) if type(value) in (list, tuple) else value
+
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*map(matrix, args), **{name: matrix(value) for name, value in (kwargs or {}).items()})
+        refused = [column for frame in frames for column in vars(frame).get("columns", {}).values()]
+        for column in refused if isinstance(result, Tensor) else ():
+            if isinstance(column, DataError):
+                raise column
+        return result
+
+
+def _of_one_dtype(columns: list[Tensor]) -> list[Tensor]:
+    """Return columns in one dtype, that of real numbers if there are several."""
+    dtypes = {column.dtype for column in columns}
+    if len(dtypes) <= 1:
+        return columns
+    real = [dtype for dtype in dtypes if dtype.is_floating_point]
+    common = torch.float64 if not real or torch.float64 in real else torch.float32
+    return [column.to(common) for column in columns]
+
+
+def as_frame(name: str, value: Any) -> Frame:
+    """Return a data frame as tensors; raise ``DataError`` for columns without names, or of one name."""
+    names = list(value.columns)
+    if unnamed := [column for column in names if not isinstance(column, str)]:
+        raise DataError(
+            f"{name} is a data frame whose columns are called {', '.join(map(str, unnamed[:4]))}, which a tensor would "
+            "take for rows; give the columns names, or pass a matrix, by .to_numpy()"
+        )
+    if twice := sorted({column for column in names if names.count(column) > 1}):
+        raise DataError(f"{name} is a data frame with several columns called {twice[0]!r}; give each its own name")
+    if not names or not len(value):
+        raise DataError(f"{name} is a data frame without {'rows' if names else 'columns'}; give at least one")
+    columns: dict[str, Tensor | DataError] = {}
+    labels = {}
+    for column in names:
+        try:
+            columns[column] = as_numbers(f"column {column!r} of {name}", value[column])
+        except DataError as error:
+            columns[column] = error
+        if (categories := labels_of(value[column])) is not None:
+            labels[column] = categories
+    if all(isinstance(column, DataError) for column in columns.values()):
+        raise next(column for column in columns.values() if isinstance(column, DataError))
+    return Frame.of(columns, labels)
