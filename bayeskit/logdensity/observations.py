@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from bayeskit.core.randomness import new_generator, one_thread
-from bayeskit.errors import ModelError
+from bayeskit.errors import DataError, ModelError
 from bayeskit.logdensity.pyro_density import FactorTerms, PyroDensity, likelihood_parts
 from bayeskit.logdensity.target import Target
 
-__all__ = ["LossModel", "Observations", "SITE_REMEDY", "check_terms_add_up"]
+__all__ = ["LossModel", "Observations", "SITE_REMEDY", "check_same_data", "check_terms_add_up"]
 
 
 @runtime_checkable
@@ -67,6 +67,48 @@ class Observations:
                 terms[name] = each
                 counts[name] = torch.ones(each.shape[1:].numel(), dtype=torch.float64, device=u.device)
         return terms, counts
+
+
+def check_same_data(targets: Mapping[str, Target]) -> None:
+    """Raise ``DataError`` if models have different data; the names of sites and the order of values are free.
+
+    Data in other units, such as logarithms, are the same where a factor that depends on no parameter stands beside
+    them: the Jacobian of the transformation. Models whose likelihood has factors only are not looked at.
+    """
+    known = [(name, values, target) for name, target in targets.items() if len(values := _values(target))]
+    for name, values, target in known[1:]:
+        first, expected, other = known[0]
+        both = f"models {first!r} and {name!r} have different data"
+        if len(values) != len(expected):
+            raise DataError(
+                f"{both}: {len(expected)} and {len(values)} observed values; fit both to the same rows, or pass "
+                "same_data=True if they are the same data all the same"
+            )
+        single = torch.float32 in (target.dtype, other.dtype)
+        if values.allclose(expected, rtol=1e-6 if single else 1e-12, atol=0.0):
+            continue
+        if not (_has_jacobian(target) or _has_jacobian(other)):
+            off = int((values - expected).abs().argmax())
+            raise DataError(
+                f"{both}: in order of size, value {off + 1} of {len(values)} is "
+                f"{float(expected[off]):.6g} and {float(values[off]):.6g}. If one has transformed data, add the log "
+                "Jacobian of the transformation, such as pyro.factor('jacobian', -log_y.sum()) beside data log_y; or "
+                "pass same_data=True if they are the same data all the same"
+            )
+
+
+def _values(target: Target) -> Tensor:
+    """Return all observed values in order of size, ``(n,)``, in double precision."""
+    density = target.density
+    given = density.data_as_given().values() if isinstance(density, PyroDensity) else ()
+    values = torch.cat([torch.zeros(0, dtype=torch.float64), *(x.flatten() for x in given)])
+    return values[~values.isnan()].sort().values
+
+
+def _has_jacobian(target: Target) -> bool:
+    density = target.density
+    generator = new_generator(1, stream="value of a factor")
+    return isinstance(density, PyroDensity) and bool(density.constant_factors(generator))
 
 
 def _together(terms: dict[str, Tensor]) -> Tensor:

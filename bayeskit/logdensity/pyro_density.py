@@ -295,6 +295,16 @@ class PyroDensity:
         """Return the plate along each dimension of each site's value, None where there is none."""
         return self._dimensions
 
+    def data_as_given(self) -> dict[str, Tensor]:
+        """Return the data of each observed site that is no factor, in double precision, NaN where masked or missing."""
+        return self._constants.given
+
+    def constant_factors(self, generator: torch.Generator) -> tuple[str, ...]:
+        """Return the factors that have one value at two draws from the prior, such as the Jacobian of the data."""
+        first, again = self._constants.factors, copy.copy(self)
+        again._prototype(generator)
+        return tuple(name for name, value in again._constants.factors.items() if bool(value == first.get(name)))
+
     def named_data(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the data of the observed sites, and the tensors among the arguments that are not these data."""
         observed = dict(zip(self.observed_sites, self.data, strict=False))

@@ -248,6 +248,8 @@ class Constants:
 
     params: dict[str, Tensor] = field(default_factory=dict)
     observed: dict[str, Tensor] = field(default_factory=dict)  # masked NaN replaced by draws
+    given: dict[str, Tensor] = field(default_factory=dict)  # data of each site in double precision, NaN where masked
+    factors: dict[str, Tensor] = field(default_factory=dict)  # sum of each factor at one draw from the prior, ()
     indices: dict[str, tuple[Any, Tensor]] = field(default_factory=dict)  # of each plate, iterable in traces and plain
     looped: set[str] = field(default_factory=set)  # plates that the model loops over
     improper: set[str] = field(default_factory=set)  # sites whose prior does not integrate to one
@@ -350,6 +352,7 @@ class Reader(Messenger):
             if not isinstance(msg["value"], Tensor) and not is_deterministic(msg):
                 msg["value"] = as_numbers(f"the data of observed site {name!r}", msg["value"])
             if self.first_run and not is_deterministic(msg):
+                self._note_data(msg)
                 self._hide_masked_nan(msg)
             msg["value"] = self.constants.observed.get(name, msg["value"])
             self._seen = name, msg["fn"], msg["value"]
@@ -405,6 +408,19 @@ class Reader(Messenger):
                     f"index {first}; correct the data, or choose a distribution with another support"
                 )
         return ""
+
+    def _note_data(self, msg: Any) -> None:
+        """Keep the data of a site as they are given, or the value of a factor."""
+        name, fn, value = msg["name"], msg["fn"], msg["value"]
+        if isinstance(_innermost(fn), Unit):
+            self.constants.factors[name] = fn.log_prob(value).detach().sum()
+            return
+        value = value.detach().to("cpu", torch.float64)
+        for mask in (msg["mask"], getattr(fn, "_mask", None)):
+            if mask is not None:
+                kept = torch.as_tensor(mask).cpu()
+                value = value.masked_fill(~kept.reshape(*kept.shape, *[1] * fn.event_dim), torch.nan)
+        self.constants.given[name] = value
 
     def _hide_masked_nan(self, msg: Any) -> None:
         """Replace masked NaN by draws, because NaN times a mask of zero is NaN in the gradient."""

@@ -23,6 +23,7 @@ from bayeskit.errors import SamplingWarning, SettingsError, UnknownNameError
 from bayeskit.inference.evidence import Budget, Evidence, EvidenceComparison, compare
 from bayeskit.inference.evidence.methods import Method, Part, select
 from bayeskit.inference.evidence.shared_runs import SharedRuns
+from bayeskit.logdensity.observations import check_same_data
 from bayeskit.logdensity.target import Target
 from bayeskit.parallel import map_tasks
 
@@ -433,6 +434,7 @@ def compare_models(
     num_jobs: int = 1,
     checkpoint: str | Path | None = None,
     prior_probabilities: Mapping[str, float] | None = None,
+    same_data: bool = False,
     progress: bool = True,
 ) -> ModelComparison:
     """Estimate the evidence of each model, and compute Bayes factors and posterior probabilities.
@@ -456,6 +458,10 @@ def compare_models(
         ignores global variables of a callable: pass data by closure or ``functools.partial``.
     prior_probabilities : mapping of str to float, optional
         Nonnegative weights by model, normalised to sum to one; equal by default.
+    same_data : bool, default False
+        Whether you know that the models have the same data, so that observed values are not compared. By default they
+        are, whatever the names of sites and the order of values: models of ``y`` and of ``log(y)`` have different data,
+        unless one has the log Jacobian as a factor.
     progress : bool, default True
 
     Returns
@@ -468,6 +474,8 @@ def compare_models(
         If there are fewer than two models, a model is neither Target nor callable, or the names in
         ``prior_probabilities`` are not those of the models; if the method gives no log evidence or does not apply to
         one of the models.
+    DataError
+        If the models have different data.
     UnknownNameError
         If there is no such method.
     CheckpointError
@@ -501,6 +509,8 @@ def compare_models(
     way = select([method])[0]
     chosen = way.name
     _check_method(way, models)
+    if not same_data:
+        check_same_data({name: _built(name, model) for name, model in models.items()})
     spend = Budget() if budget is None else budget
     folder = None if checkpoint is None else Path(checkpoint)
     seed, jobs = whole_number("seed", seed), whole_number("num_jobs", num_jobs, 1)
