@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from bayeskit._lazy import imported_when_used
-from bayeskit.core.signatures import install
 
 if TYPE_CHECKING:
     from bayeskit import errors, exact, ode
@@ -47,8 +46,6 @@ __all__ = [
     "sbc",
     "scan",
 ]
-
-install()
 
 __getattr__ = imported_when_used(
     "bayeskit",

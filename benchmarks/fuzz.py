@@ -36,7 +36,7 @@ LIMIT = 4 * 2**30
 """Bytes that a process may have."""
 
 CASES_OF_A_WORKER = 400
-SOURCES = ("fuzz_files", "fuzz_calls")
+SOURCES = ("fuzz_files",)
 COLUMNS = ("cases", "fine", "foreign exceptions", "hangs", "growth", "changed numbers", "not covered")
 
 
@@ -193,9 +193,8 @@ def main() -> None:
     cases = [(*kind, options.seed * 10**6 + i) for kind in kinds for i in range(numbers[kind])]
     failures = run(cases, options.workers)
     table: dict[str, Counter[str]] = {}
-    for (source, kind, _), failure in zip(cases, failures, strict=True):
-        room = kind.rpartition(".")[0] if source == "fuzz_calls" else kind
-        table.setdefault(room, Counter()).update(["cases", _column(failure)])
+    for (_, kind, _), failure in zip(cases, failures, strict=True):
+        table.setdefault(kind, Counter()).update(["cases", _column(failure)])
     table["all"] = sum(table.values(), Counter())
     print(f"{'kind':<42}" + "".join(f"{column:>19}" for column in COLUMNS))
     for room, row in table.items():

@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +16,13 @@ from bayeskit.errors import DataError, SettingsError, UnknownNameError
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
     from torch import Tensor
 
 __all__ = [
     "affordable",
-    "arrays_as_tensors",
     "as_numbers",
-    "in_precision",
+    "check_memory",
     "labels_of",
-    "lists_as_tensors",
     "real_number",
     "unknown_name",
     "warn_user",
@@ -35,6 +33,9 @@ __all__ = [
 
 #: Number of names beyond which an error with a suggestion does not list them, and of suggestions.
 _MANY, _NEAREST = 8, 3
+
+#: Bytes of a number in double precision.
+_BYTES = 8
 
 #: Steps that take a year at three microseconds each.
 _MOST_STEPS = 10**13
@@ -70,6 +71,24 @@ def affordable(name: str, steps: int) -> int:
     return steps
 
 
+def check_memory(name: str, count: int, each: int = _BYTES) -> None:
+    """Raise ``SettingsError`` if so many things, of so many bytes each, do not fit into the memory of the machine."""
+    if count * each > _memory():
+        raise SettingsError(
+            f"{name}={count:.3g} needs at least {count * each / 1e9:,.0f} GB, and this machine has "
+            f"{_memory() / 1e9:,.0f} GB; ask for fewer"
+        )
+
+
+@cache
+def _memory() -> float:
+    """Return the bytes of memory of the machine, or infinity where that is not known."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return float("inf")
+
+
 def real_number(name: str, value: Any, between: tuple[float, float] | None = None) -> float:
     """Return a number of any library as ``float``; raise ``SettingsError`` for others, and outside ``between``."""
     where = "" if between is None else f" in ({between[0]:g}, {between[1]:g})"
@@ -97,9 +116,6 @@ def unknown_name(what: str, name: str, known: Collection[str]) -> UnknownNameErr
 
 
 # Data from users: tensors, arrays, lists, columns of tables.
-
-
-_WHOLE = "int8 int16 int32 uint8 uint16 uint32 uint64".split()  # what becomes 64 bits wide
 
 
 def as_numbers(name: str, value: Any) -> Tensor:
@@ -164,69 +180,6 @@ def labels_of(value: Any) -> tuple[Any, ...] | None:
     if kind in ("CategoricalDtype", "Enum"):
         return tuple(dtype.categories)  # type: ignore[union-attr]
     return tuple(sorted(set(value) - {None})) if kind == "Categorical" else None
-
-
-def arrays_as_tensors(data: Any, name: str = "data") -> Any:
-    """Return an argument of a model with arrays, columns and data frames as tensors, and everything else as it is.
-
-    Whole numbers become 64 bits wide: torch takes ``uint8`` for a mask.
-    """
-    import numpy as np
-    import torch
-
-    from bayeskit.core.frames import as_frame, is_frame
-
-    if isinstance(data, torch.Tensor):
-        return data.long() if str(data.dtype).removeprefix("torch.") in _WHOLE else data
-    if is_frame(data):
-        return as_frame(name, data)
-    # An array that meets a tensor in arithmetic loses the gradient silently.
-    if labels_of(data) is not None:
-        return as_numbers(name, data)
-    if isinstance(data, (np.ndarray, np.number, np.bool_)) or hasattr(data, "to_numpy"):
-        array = np.asarray(data)
-        if array.dtype.kind in "OUST" and any(isinstance(item, (str, bytes)) for item in array.flat):
-            return data  # names, which the model may use
-        return as_numbers(name, data)
-    return _within(lambda item: arrays_as_tensors(item, name), data)
-
-
-def in_precision(data: Any, dtype: torch.dtype) -> Any:
-    """Return an argument of a model with tensors of real numbers in a dtype, and everything else as it is."""
-    import torch
-
-    from bayeskit.core.frames import Frame
-
-    if isinstance(data, Frame):
-        return data.converted(lambda column: in_precision(column, dtype))
-    if isinstance(data, torch.Tensor):
-        return data.to(dtype) if data.is_floating_point() else data
-    return _within(lambda item: in_precision(item, dtype), data)
-
-
-def lists_as_tensors(data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Any:
-    """Return an argument of a model with lists of numbers, nested ones too, as tensors.
-
-    Those of real numbers are in double precision, or of a ``dtype``.
-    """
-    if isinstance(data, (list, tuple)) and data:
-        try:
-            numbers = as_numbers("data", data)
-            return numbers.to(device, dtype if numbers.is_floating_point() else None)
-        except DataError:
-            pass
-    return _within(lambda item: lists_as_tensors(item, dtype, device), data)
-
-
-def _within(function: Any, data: Any) -> Any:
-    """Apply a function to the items of plain containers; an unchanged container is returned itself."""
-    if type(data) is dict:
-        changed: Any = {key: function(value) for key, value in data.items()}
-        return data if all(changed[key] is data[key] for key in data) else changed
-    if type(data) in (list, tuple):
-        changed = type(data)(function(value) for value in data)
-        return data if all(new is old for new, old in zip(changed, data, strict=True)) else changed
-    return data
 
 
 def _kind(value: Any, array: np.ndarray) -> str:

@@ -10,8 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import whole_number
-from bayeskit.core.signatures import check_memory
+from bayeskit.core.inputs import check_memory, whole_number
 from bayeskit.core.texts import short_repr
 from bayeskit.errors import InitializationError, SettingsError, ShapeError
 

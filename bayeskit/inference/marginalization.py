@@ -13,11 +13,10 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import unknown_name, whole_number
+from bayeskit.core.inputs import check_memory, unknown_name, whole_number
 from bayeskit.core.process_state import process_state
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator, one_thread
-from bayeskit.core.signatures import check_memory
 from bayeskit.core.torch_internals import gradient_and_rest, standard_gamma
 from bayeskit.draws import Draws
 from bayeskit.errors import AccuracyWarning, BayeskitError, DrawsError, InitializationError, ModelError, SettingsError

@@ -19,8 +19,8 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
-from bayeskit.core.frames import Frame
-from bayeskit.core.inputs import arrays_as_tensors, in_precision, lists_as_tensors, warn_user
+from bayeskit.core.arguments import Frame, arrays_as_tensors, in_precision, lists_as_tensors
+from bayeskit.core.inputs import warn_user
 from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import defaults, global_stream
 from bayeskit.core.torch_internals import is_batched

@@ -34,7 +34,7 @@ from pyro.poutine.subsample_messenger import SubsampleMessenger, _Subsample
 from torch import Tensor
 from torch.distributions import constraints
 
-from bayeskit.core.frames import Frame
+from bayeskit.core.arguments import Frame
 from bayeskit.core.inputs import as_numbers
 from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import defaults, global_stream, new_generator, validation_kept
@@ -121,6 +121,7 @@ def globals_kept() -> Iterator[None]:
 def _empty_plates() -> Iterator[None]:
     """Let models have plates of size zero, as that of the censored where nobody was; Pyro refuses them."""
     begin, process = IndepMessenger.__init__, SubsampleMessenger._process_message
+    exchanged = {(IndepMessenger, "__init__"): begin, (SubsampleMessenger, "_process_message"): process}
 
     def any_size(self: Any, name: str, size: Any, dim: int | None = None, device: str | None = None) -> None:
         begin(self, name, size or 1, dim, device)
@@ -133,11 +134,13 @@ def _empty_plates() -> Iterator[None]:
             process(self, msg)
 
     with process_state():
-        IndepMessenger.__init__, SubsampleMessenger._process_message = any_size, unscaled
+        for (kind, name), ours in zip(exchanged, (any_size, unscaled), strict=True):
+            setattr(kind, name, ours)
         try:
             yield
         finally:
-            IndepMessenger.__init__, SubsampleMessenger._process_message = begin, process
+            for (kind, name), theirs in exchanged.items():
+                setattr(kind, name, theirs)
 
 
 @contextmanager

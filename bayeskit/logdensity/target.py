@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import arrays_as_tensors, in_precision, unknown_name, warn_user
+from bayeskit.core.arguments import arrays_as_tensors, in_precision
+from bayeskit.core.inputs import unknown_name, warn_user
 from bayeskit.core.process_state import process_state
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread

@@ -11,7 +11,7 @@ from scipy.integrate import quad
 from scipy.stats import kstwo, norm, poisson
 
 import bayeskit as bk
-from bayeskit.core import signatures
+from bayeskit.core import inputs
 from bayeskit.errors import (
     AccuracyWarning,
     DrawsError,
@@ -628,7 +628,7 @@ def test_functions_loops_and_methods_are_refused(normal_normal):
 
 def test_a_hessian_beyond_the_memory_is_refused_before_it_is_made(monkeypatch):
     target = bk.Target.from_pyro(counted, HEIGHTS.abs().round())
-    monkeypatch.setattr(signatures, "_memory", lambda: 300.0)
+    monkeypatch.setattr(inputs, "_memory", lambda: 300.0)
     with pytest.raises(SettingsError, match="Hessian of 'effect' has 5 x 5 entries"):
         bk.marginalize(target, ["effect"])
 

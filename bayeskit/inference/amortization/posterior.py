@@ -17,8 +17,9 @@ import torch
 from pyro.distributions import Delta, TorchDistribution, constraints
 from torch import Tensor, nn
 
+from bayeskit.core.arguments import arrays_as_tensors, lists_as_tensors
 from bayeskit.core.folders import Schema
-from bayeskit.core.inputs import arrays_as_tensors, lists_as_tensors, real_number, unknown_name, whole_number
+from bayeskit.core.inputs import real_number, unknown_name, whole_number
 from bayeskit.core.randomness import derived_seed, global_stream, new_generator, one_thread
 from bayeskit.core.statistics import (
     log_mean_exp,

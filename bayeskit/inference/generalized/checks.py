@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.inputs import check_memory, real_number, whole_number
 from bayeskit.core.randomness import new_generator
-from bayeskit.core.signatures import check_memory
 from bayeskit.errors import DataError, ImproperPosteriorError, SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, num_data, taken
 from bayeskit.inference.generalized.minimizer import InformationMatrices, information_matrices

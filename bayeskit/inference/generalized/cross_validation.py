@@ -15,11 +15,10 @@ from scipy.stats import norm
 from scipy.stats import t as student
 from torch import Tensor
 
-from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.core.inputs import check_memory, real_number, whole_number
 from bayeskit.core.plots import CHAIN_COLOURS, GREY
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import new_generator
-from bayeskit.core.signatures import check_memory
 from bayeskit.core.statistics import mean_error, pareto_smoothed, replicates_log_mean_error
 from bayeskit.core.texts import with_error
 from bayeskit.draws import Draws

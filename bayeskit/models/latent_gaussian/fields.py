@@ -13,8 +13,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from bayeskit.core.inputs import as_numbers, whole_number
-from bayeskit.core.signatures import check_memory
+from bayeskit.core.inputs import as_numbers, check_memory, whole_number
 from bayeskit.errors import DataError, SettingsError, ShapeError
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 
 from bayeskit.core.flows import zuko
-from bayeskit.core.signatures import check_memory
+from bayeskit.core.inputs import check_memory
 from bayeskit.errors import SettingsError
 from bayeskit.models.vae.autoencoders import VAE, features
 from bayeskit.models.vae.distributions import Shape

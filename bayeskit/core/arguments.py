@@ -1,20 +1,23 @@
-"""Data frames and columns of pandas and polars as tensors."""
+"""Arguments of models as tensors: arrays, lists, columns and data frames of pandas and polars."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bayeskit.core.inputs import as_numbers, labels_of
 from bayeskit.errors import DataError
 
-__all__ = ["Frame", "as_frame", "is_frame"]
+__all__ = ["Frame", "arrays_as_tensors", "in_precision", "lists_as_tensors"]
+
+_WHOLE = "int8 int16 int32 uint8 uint16 uint32 uint64".split()  # what becomes 64 bits wide
 
 
-def is_frame(value: Any) -> bool:
+def _is_frame(value: Any) -> bool:
     """Tell whether a value is a data frame of pandas or polars."""
     return hasattr(value, "columns") and hasattr(value, "to_numpy")
 
@@ -107,7 +110,7 @@ def _of_one_dtype(columns: list[Tensor]) -> list[Tensor]:
     return [column.to(common) for column in columns]
 
 
-def as_frame(name: str, value: Any) -> Frame:
+def _as_frame(name: str, value: Any) -> Frame:
     """Return a data frame as tensors; raise ``DataError`` for columns without names, or of one name."""
     names = list(value.columns)
     if unnamed := [column for column in names if not isinstance(column, str)]:
@@ -131,3 +134,57 @@ def as_frame(name: str, value: Any) -> Frame:
     if all(isinstance(column, DataError) for column in columns.values()):
         raise next(column for column in columns.values() if isinstance(column, DataError))
     return Frame.of(columns, labels)
+
+
+def arrays_as_tensors(data: Any, name: str = "data") -> Any:
+    """Return an argument of a model with arrays, columns and data frames as tensors, and everything else as it is.
+
+    Whole numbers become 64 bits wide: torch takes ``uint8`` for a mask.
+    """
+    if isinstance(data, torch.Tensor):
+        return data.long() if str(data.dtype).removeprefix("torch.") in _WHOLE else data
+    if _is_frame(data):
+        return _as_frame(name, data)
+    # An array that meets a tensor in arithmetic loses the gradient silently.
+    if labels_of(data) is not None:
+        return as_numbers(name, data)
+    if isinstance(data, (np.ndarray, np.number, np.bool_)) or hasattr(data, "to_numpy"):
+        array = np.asarray(data)
+        if array.dtype.kind in "OUST" and any(isinstance(item, (str, bytes)) for item in array.flat):
+            return data  # names, which the model may use
+        return as_numbers(name, data)
+    return _within(lambda item: arrays_as_tensors(item, name), data)
+
+
+def in_precision(data: Any, dtype: torch.dtype) -> Any:
+    """Return an argument of a model with tensors of real numbers in a dtype, and everything else as it is."""
+    if isinstance(data, Frame):
+        return data.converted(lambda column: in_precision(column, dtype))
+    if isinstance(data, torch.Tensor):
+        return data.to(dtype) if data.is_floating_point() else data
+    return _within(lambda item: in_precision(item, dtype), data)
+
+
+def lists_as_tensors(data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Any:
+    """Return an argument of a model with lists of numbers, nested ones too, as tensors.
+
+    Those of real numbers are in double precision, or of a ``dtype``.
+    """
+    if isinstance(data, (list, tuple)) and data:
+        try:
+            numbers = as_numbers("data", data)
+            return numbers.to(device, dtype if numbers.is_floating_point() else None)
+        except DataError:
+            pass
+    return _within(lambda item: lists_as_tensors(item, dtype, device), data)
+
+
+def _within(function: Any, data: Any) -> Any:
+    """Apply a function to the items of plain containers; an unchanged container is returned itself."""
+    if type(data) is dict:
+        changed: Any = {key: function(value) for key, value in data.items()}
+        return data if all(changed[key] is data[key] for key in data) else changed
+    if type(data) in (list, tuple):
+        changed = type(data)(function(value) for value in data)
+        return data if all(new is old for new, old in zip(changed, data, strict=True)) else changed
+    return data
