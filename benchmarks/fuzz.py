@@ -1,15 +1,14 @@
-"""Damaged files and wild settings, thousands of them: which end in foreign exceptions, hang, or take the memory.
+"""Damaged files, thousands of them: which end in foreign exceptions, hang, or take the memory.
 
-python benchmarks/fuzz.py --cases 10000 --seed 1 [--kinds calls alignments ...] [--out FILE]
+python benchmarks/fuzz.py --cases 10000 --seed 1 [--kinds alignments ...] [--out FILE]
 
 Cases run in worker processes, which are killed where a case takes more than ten seconds. ``--kinds`` takes names of
-kinds, their beginnings, ``files`` and ``calls``.
+kinds and their beginnings.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import multiprocessing
 import os
@@ -19,7 +18,8 @@ import time
 from collections import Counter
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+
+import fuzz_files
 
 __all__ = ["main", "run"]
 
@@ -36,7 +36,6 @@ LIMIT = 4 * 2**30
 """Bytes that a process may have."""
 
 CASES_OF_A_WORKER = 400
-SOURCES = ("fuzz_files",)
 COLUMNS = ("cases", "fine", "foreign exceptions", "hangs", "growth", "changed numbers", "not covered")
 
 
@@ -61,14 +60,13 @@ def _work(channel: Connection) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         while True:
-            source, kind, seed = channel.recv()
-            module = importlib.import_module(source)
+            kind, seed = channel.recv()
             fresh, before = kind not in known, _memory()
             known.add(kind)
             try:
-                failure = module.run_case(kind, seed, Path(folder))
+                failure = fuzz_files.run_case(kind, seed, Path(folder))
                 if failure is not None:
-                    failure = module.shrink(kind, seed, Path(folder))
+                    failure = fuzz_files.shrink(kind, seed, Path(folder))
             except Exception as error:
                 failure = f"{kind}, seed {seed}: {type(error).__name__}: {error}"
             grown = _memory() - before
@@ -98,12 +96,11 @@ class _Worker:
         self.process.start()
         self.done, self.known, self.case = 0, set(), None
 
-    def give(self, case: tuple[str, str, int], now: float) -> None:
+    def give(self, case: tuple[str, int], now: float) -> None:
         self.case, self.done = case, self.done + 1
-        is_valid = getattr(importlib.import_module(case[0]), "is_valid", lambda *_: False)
-        self.limit = START_SECONDS if case[1] not in self.known or is_valid(*case[1:]) else SECONDS
+        self.limit = SECONDS if case[0] in self.known else START_SECONDS
         self.since, self.before = now, self.processor_seconds()
-        self.known.add(case[1])
+        self.known.add(case[0])
         self.channel.send(case)
 
     def is_late(self, now: float) -> bool:
@@ -124,9 +121,9 @@ class _Worker:
         self.process.join()
 
 
-def run(cases: list[tuple[str, str, int]], workers: int = 1) -> list[str | None]:
-    """Run cases, each a module, a kind and a seed, in processes; return how each fails, or ``None``."""
-    results: dict[tuple[str, str, int], str | None] = {}
+def run(cases: list[tuple[str, int]], workers: int = 1) -> list[str | None]:
+    """Run cases, each a kind and a seed, in processes; return how each fails, or ``None``."""
+    results: dict[tuple[str, int], str | None] = {}
     said = 0
     waiting = list(reversed(cases))
     team = [_Worker() for _ in range(workers)]
@@ -147,7 +144,7 @@ def run(cases: list[tuple[str, str, int]], workers: int = 1) -> list[str | None]
             for place, worker in enumerate(team):
                 if worker.case is None:
                     continue
-                source, kind, seed = worker.case
+                kind, seed = worker.case
                 died = False
                 if worker.channel in ready:
                     try:
@@ -157,8 +154,7 @@ def run(cases: list[tuple[str, str, int]], workers: int = 1) -> list[str | None]
                 if worker.case is not None and (died or not worker.process.is_alive()):
                     results[worker.case] = f"{kind}, seed {seed}: the process died"
                 elif worker.case is not None and worker.is_late(time.monotonic()):
-                    plan = getattr(importlib.import_module(source), "_plan", lambda *_: "")(kind, seed)
-                    results[worker.case] = f"{kind}, seed {seed}: hang {plan}"
+                    results[worker.case] = f"{kind}, seed {seed}: hang"
                 else:
                     continue
                 worker.stop()
@@ -174,26 +170,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kinds", nargs="*", default=["files", "calls"])
+    parser.add_argument("--kinds", nargs="*", default=[""])
     parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 1, 1))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    kinds: list[tuple[str, str]] = []
-    for source in SOURCES:
-        try:
-            module: Any = importlib.import_module(source)
-        except ImportError as error:
-            print(f"{source} cannot be imported ({error}); its cases are left out")
-            continue
-        wanted = tuple(options.kinds)
-        everything = source.removeprefix("fuzz_") in wanted
-        kinds += [(source, kind) for kind in module.KINDS if everything or kind.startswith(wanted)]
+    kinds = [kind for kind in fuzz_files.KINDS if kind.startswith(tuple(options.kinds))]
     # Cases of a kind follow each other, because its valid call or file is made once in a process.
     numbers = Counter(kinds[i % len(kinds)] for i in range(options.cases)) if kinds else Counter()
-    cases = [(*kind, options.seed * 10**6 + i) for kind in kinds for i in range(numbers[kind])]
+    cases = [(kind, options.seed * 10**6 + i) for kind in kinds for i in range(numbers[kind])]
     failures = run(cases, options.workers)
     table: dict[str, Counter[str]] = {}
-    for (_, kind, _), failure in zip(cases, failures, strict=True):
+    for (kind, _), failure in zip(cases, failures, strict=True):
         table.setdefault(kind, Counter()).update(["cases", _column(failure)])
     table["all"] = sum(table.values(), Counter())
     print(f"{'kind':<42}" + "".join(f"{column:>19}" for column in COLUMNS))
