@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayeskit.core.functions_of_users import line_of, words_of
 from bayeskit.core.inputs import warn_user, whole_number
 from bayeskit.core.randomness import new_generator, validation_kept
 from bayeskit.errors import (
@@ -161,7 +162,7 @@ class OwnGradient(OwnDensity):
         if not self._failed:
             self._failed = True
             warn_user(
-                f"the log density raises {type(error).__name__} at some points ({first_line(error)}), which count as "
+                f"the log density fails at some points{line_of(error)} ({words_of(error)}), which count as "
                 "points of density zero. Remedy: return minus infinity there, or correct the function",
                 AccuracyWarning,
             )
@@ -365,7 +366,7 @@ def _first_answer(density: OwnDensity, candidates: Tensor) -> Any:
             if left and isinstance(error, _FAILURES):
                 continue
             raise ModelError(
-                f"the function raises {type(error).__name__} ({first_line(error)}) for "
+                f"the function fails{line_of(error)} ({words_of(error)}) for "
                 f"{'a matrix of shape' if density.batched else 'a vector of shape'} {tuple(attempt.shape)}. Remedy: "
                 'pass inputs="torch" if it takes tensors, batched according to its argument, and start= if it is '
                 "defined in a small region only"

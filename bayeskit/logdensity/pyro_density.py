@@ -20,11 +20,13 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
 from bayeskit.core.arguments import Frame, arrays_as_tensors, in_precision, lists_as_tensors
+from bayeskit.core.functions_of_users import line_of, words_of
 from bayeskit.core.inputs import warn_user
 from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import defaults, global_stream
 from bayeskit.core.torch_internals import is_batched
 from bayeskit.errors import (
+    BayeskitError,
     DataError,
     DataWarning,
     ModelError,
@@ -58,7 +60,6 @@ from bayeskit.logdensity.pyro_runs import (
     Record,
     RowTerms,
     Supply,
-    culprit,
     dtype_and_device,
     globals_kept,
     is_deterministic,
@@ -383,23 +384,21 @@ class PyroDensity:
         try:
             with global_stream(generator), self._globals(validate=True), reader, augmented:
                 self.model(*self.args, **self.kwargs)
-        except ModelError:
+        except BayeskitError:
             raise
-        except UNTRACEABLE as error:
-            if isinstance(error, DataError):
-                raise
+        except Exception as error:
             for name, fn in drawn.items():
-                _refuse_discrete(name, fn, culprit(error))
+                _refuse_discrete(name, fn, line_of(error))
             self._explain_nan_arguments()
             if reader.last is None and isinstance(error, TypeError):
                 self._explain_call()
             place = "before its first site" if reader.last is None else f"at or after site {reader.last!r}"
             what = (
                 reader.outside_of_support()
-                or str(error)
+                or (words_of(error) if str(error) else "")
                 or "the model calls a function that is not implemented, such as the density of a distribution"
             )
-            raise ModelError(f"running the model once failed {place}{culprit(error)}: {what}") from error
+            raise ModelError(f"running the model once failed {place}{line_of(error)}: {what}") from error
         self._augments |= augmented.seen
         return reader.records, drawn
 
@@ -887,7 +886,7 @@ class PyroDensity:
                 rows = [self.prior_vector({}) for _ in range(num_draws)]
             except torch.linalg.LinAlgError as error:
                 raise ModelError(
-                    f"a draw from the prior gives a matrix that cannot be factorised{culprit(error)}, and a later site "
+                    f"a draw from the prior gives a matrix that cannot be factorised{line_of(error)}, and a later site "
                     "needs it; choose a prior with less mass near singular matrices, or add a small number to the "
                     "diagonal"
                 ) from error

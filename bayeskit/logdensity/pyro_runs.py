@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from inspect import getclosurevars
-from pathlib import Path
-from traceback import extract_tb
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -35,6 +33,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from bayeskit.core.arguments import Frame
+from bayeskit.core.functions_of_users import is_of_a_library, line_of, words_of
 from bayeskit.core.inputs import as_numbers
 from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import defaults, global_stream, new_generator, validation_kept
@@ -67,7 +66,6 @@ __all__ = [
     "base_of",
     "check_plates",
     "choices_of",
-    "culprit",
     "dtype_and_device",
     "globals_kept",
     "is_deterministic",
@@ -83,23 +81,10 @@ __all__ = [
 # Facts about a model beside its sites: dtype and device of its data, places of errors.
 
 
-def culprit(error: Exception) -> str:
-    """Quote the user's line that failed, because a distribution is built before its site has a name."""
-    for frame in reversed(extract_tb(error.__traceback__)):
-        if not _is_of_a_library(frame.filename):
-            return f", in line {frame.lineno} of {frame.name} ({frame.line})"
-    return ""
-
-
-def _is_of_a_library(filename: str) -> bool:
-    """Tell whether a file belongs to torch, Pyro or this folder; bayeskit's models count as the user's code."""
-    return filename.startswith((*torch.__path__, *pyro.__path__, str(Path(__file__).parent)))
-
-
 def place_of(error: Exception) -> str:
     """Return the site and distribution whose density failed, or else the user's own line."""
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("at site ")]
-    return f" {notes[0]}" if notes else culprit(error)
+    return f" {notes[0]}" if notes else line_of(error)
 
 
 @contextmanager
@@ -751,11 +736,11 @@ class ReplayedModel:
         try:
             with self._globals(), replay:
                 self._model(*self._args, **self._kwargs)
-        except ModelError:
+        except BayeskitError:
             raise
-        except UNTRACEABLE as error:
+        except Exception as error:
             place = "before its first site" if replay.last is None else f"at or after site {replay.last!r}"
-            raise ModelError(f"running the model failed {place}{culprit(error)}: {error}") from error
+            raise ModelError(f"running the model failed {place}{line_of(error)}: {words_of(error)}") from error
         return replay
 
     def run_batch(self, values: Mapping[str, Tensor], choices: Mapping[str, DiscreteValues]) -> tuple[Tensor, Tensor]:
@@ -835,6 +820,6 @@ class DomainCheck(Messenger):
 def _place() -> str:
     """Return the line of the model that a messenger is called from."""
     frame: Any = sys._getframe(1)
-    while frame is not None and _is_of_a_library(frame.f_code.co_filename):
+    while frame is not None and is_of_a_library(frame.f_code.co_filename):
         frame = frame.f_back
     return "" if frame is None else f", in line {frame.f_lineno} of {frame.f_code.co_name}"

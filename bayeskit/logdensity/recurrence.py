@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
+from bayeskit.core.functions_of_users import lines_named
 from bayeskit.core.process_state import process_state
 from bayeskit.core.torch_internals import (
     batching_level,
@@ -502,7 +503,8 @@ def scan(step: Step, state: Any, inputs: Any = None, length: int | None = None) 
     state = _as_tensors("state", state)
     inputs = _as_tensors("inputs", inputs)
     times = _length(inputs, length)
-    run = _Run(step, state, _at(inputs, 0) if times else _nothing(inputs))
+    with lines_named("the step"):
+        run = _Run(step, state, _at(inputs, 0) if times else _nothing(inputs))
     if times == 0:
         return state, _map(lambda leaf: _as_tensor(leaf).new_empty(0, *_as_tensor(leaf).shape), run.found[1])
     if times > 1:

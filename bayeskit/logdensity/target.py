@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.arguments import arrays_as_tensors, in_precision
+from bayeskit.core.functions_of_users import lines_named, words_of
 from bayeskit.core.inputs import unknown_name, warn_user
 from bayeskit.core.process_state import process_state
 from bayeskit.core.progress import progress_bar
@@ -257,7 +258,8 @@ class Target:
         device = torch.device(device)
         probe = torch.zeros(2, dim, dtype=dtype, device=device)
         for name, function in (("log_prior", log_prior), ("log_likelihood", log_likelihood)):
-            shape = tuple(torch.as_tensor(function(probe)).shape)
+            with lines_named(name):
+                shape = tuple(torch.as_tensor(function(probe)).shape)
             if shape != (2,):
                 raise ShapeError(
                     f"{name} maps (2, {dim}) to {shape} instead of (2,); sum over the last dimension only, "
@@ -636,7 +638,7 @@ class Target:
         except UNTRACEABLE as error:
             if isinstance(error, BayeskitError):
                 raise
-            raise ModelError(f"the model fails with these arguments{place_of(error)}: {error}") from error
+            raise ModelError(f"the model fails with these arguments{place_of(error)}: {words_of(error)}") from error
 
     def discrete_probabilities(self, u: Tensor) -> dict[str, Tensor]:
         """Return the posterior probabilities of the values of each summed-out site, given parameters and data.

@@ -11,6 +11,7 @@ import torch
 from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor
 
+from bayeskit.core.functions_of_users import line_of, words_of
 from bayeskit.core.inputs import real_number, unknown_name, warn_user, whole_number
 from bayeskit.core.process_state import process_state
 from bayeskit.core.torch_internals import (
@@ -36,7 +37,7 @@ from bayeskit.logdensity.compiling import has_compiler, library_of
 from bayeskit.logdensity.pyro_runs import rule_out
 from bayeskit.logdensity.recurrence import NoSites, program_text
 from bayeskit.logdensity.target import Target
-from bayeskit.logdensity.tracing import Program, Tape, UncheckedFactors, first_line
+from bayeskit.logdensity.tracing import Program, Tape, UncheckedFactors
 from bayeskit.ode.methods import METHODS, pull, step
 from bayeskit.ode.native import solution_gradient_source, solution_source
 from bayeskit.ode.operations import FailureCount, counted, ode, ode_gradient
@@ -296,7 +297,7 @@ def _recorded(
     except Exception as error:
         shapes = ", ".join(str(tuple(x.shape)) for x in given[2:])
         raise ModelError(
-            f"f raises {type(error).__name__} ({first_line(error)}) for one chain: t of shape (), y of shape "
+            f"f fails{line_of(error)} ({words_of(error)}) for one chain: t of shape (), y of shape "
             f"{tuple(given[1].shape)} and params of shape {shapes or 'none'}. Remedy: write f for one chain, such as "
             "with y[..., 0]; params that begin with the batch of y0 have a row for each chain"
         ) from error

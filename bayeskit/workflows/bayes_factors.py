@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from bayeskit.core.folders import write_csv
+from bayeskit.core.functions_of_users import lines_named
 from bayeskit.core.inputs import real_number, warn_user, whole_number
 from bayeskit.core.page import Listed, PageTable, measured, result_html
 from bayeskit.core.randomness import derived_seed
@@ -584,13 +586,17 @@ def _check_method(method: Method, models: Mapping[str, Target | Callable[[], Tar
 
 
 def _built(name: str, model: Target | Callable[[], Target]) -> Target:
+    if isinstance(model, Target):
+        return model
     try:
-        target = model if isinstance(model, Target) else model()
+        inspect.signature(model).bind()
     except TypeError as error:
         raise SettingsError(
             f"the callable of model {name!r} cannot be called without arguments ({error}); for a Pyro model, give "
             "Target.from_pyro(model, ...)"
         ) from error
+    with lines_named(f"the callable of model {name!r}"):
+        target = model()
     if not isinstance(target, Target):
         raise SettingsError(f"the callable of model {name!r} returned a {type(target).__name__}, not a Target")
     return target

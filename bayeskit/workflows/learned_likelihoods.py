@@ -26,6 +26,7 @@ from torch.nn.functional import silu
 
 from bayeskit.core.flows import zuko
 from bayeskit.core.folders import Schema
+from bayeskit.core.functions_of_users import lines_named
 from bayeskit.core.inputs import as_numbers, real_number, warn_user, whole_number
 from bayeskit.core.randomness import derived_seed, global_stream, new_generator, one_thread, other_streams
 from bayeskit.core.storage import digest, loaded_tensors, save_tensors
@@ -338,7 +339,8 @@ class _Run:
         given = (own,) if self._takes_generator else ()
         with global_stream(own), other_streams(seed), torch.no_grad():
             if self._batched:
-                result = _as_tensor(self._simulator(parameters, *given))
+                with lines_named("the simulator"):
+                    result = _as_tensor(self._simulator(parameters, *given))
                 if result is None or result.dim() == 0 or len(result) != len(parameters):
                     got = "nothing" if result is None else f"shape {tuple(result.shape)}"
                     raise ShapeError(

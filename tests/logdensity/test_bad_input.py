@@ -162,7 +162,7 @@ BAD = {
     "missing covariate": (
         lambda: Target.from_pyro(covariate, HOLES, Y),
         DataError,
-        r"argument 0 of the model holds 2 NaN, the first at index \(1,\)",
+        "argument 'x' of the model holds 2 NaN, the first in row 1",
     ),
     "missing keyword": (
         lambda: Target.from_pyro(covariate, x=HOLES, y=Y),
@@ -174,7 +174,7 @@ BAD = {
     "undeclared": (
         lambda: Target.from_pyro(undeclared, Y),
         ModelError,
-        r"'mean' has a batch dimension.*to_event",
+        "'mean' has batch shape.*outside every plate.*to_event",
     ),
     "moving support": (
         lambda: Target.from_pyro(moving_support, Y),
@@ -271,7 +271,7 @@ def test_bad_input_gets_a_typed_error_with_place_and_remedy(name):
 
 
 def test_a_plate_without_data_is_named():
-    with pytest.raises(DataError, match="a plate of the model has size zero"):
+    with pytest.raises(DataError, match="all plates of the observed sites have size zero"):
         Target.from_pyro(counts, torch.zeros(0))
 
 
@@ -280,10 +280,11 @@ def test_data_of_another_shape_do_not_meet_every_mean():
 
     def model(x, y):
         b = pyro.sample("b", dist.Normal(torch.zeros(2, dtype=x.dtype), 1.0).to_event(1))
-        pyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
 
     assert Target.from_pyro(model, x, y).dim == 2
-    with pytest.raises(DataError, match=r"'y' has data of shape \(6, 1\).*squeeze"):
+    with pytest.raises(ModelError, match=r"'y' has batch shape \(6,\), data of shape \(6, 1\).*squeeze"):
         Target.from_pyro(model, x, y[:, None])
 
 

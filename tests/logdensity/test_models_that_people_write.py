@@ -346,7 +346,7 @@ def test_flat_priors_can_be_sampled_and_have_no_evidence(limit):
         evidence.bridge_sampling(target, draws)
 
 
-def test_a_data_frame_is_a_matrix_or_an_error_that_says_how():
+def test_a_data_frame_is_a_matrix_whose_columns_have_names():
     table = pd.DataFrame({"x": [0.0, 1.0, 2.0], "z": [1.0, 0.0, 1.0]})
     y = torch.tensor([0.5, 1.5, 2.5], dtype=torch.float64)
 
@@ -363,8 +363,8 @@ def test_a_data_frame_is_a_matrix_or_an_error_that_says_how():
     u = torch.tensor([[0.3, -0.2]], dtype=torch.float64)
     matrix = bk.Target.from_pyro(linear, torch.tensor(table.to_numpy()), y, compile=False)
     assert torch.equal(bk.Target.from_pyro(linear, table, y, compile=False).log_density(u), matrix.log_density(u))
-    with pytest.raises(ModelError, match=r"one tensor \(rows, columns\): pass columns, such as table\['x'\]"):
-        bk.Target.from_pyro(by_name, table, y)
+    column = bk.Target.from_pyro(by_name, table["x"].rename("slope").to_frame().rename(columns={"slope": "x"}), y)
+    assert torch.equal(column.log_density(u[:, :1]), bk.Target.from_pyro(by_name, table, y).log_density(u[:, :1]))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from bayeskit.core.functions_of_users import line_of, lines_named
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.process_state import process_state
 from bayeskit.errors import LossError, ModelError
@@ -33,7 +34,7 @@ from bayeskit.inference.objectives.drawing import (
     run_particles,
     stacked,
 )
-from bayeskit.logdensity.pyro_runs import culprit, own_words
+from bayeskit.logdensity.pyro_runs import own_words
 
 __all__ = ["Draw", "Objective", "log_mean_weight", "not_finite_as_loss_error", "with_gradient_of"]
 
@@ -63,7 +64,7 @@ class Draw:
         self.last: Particles | None = None  # most recent particles
         self._subsample = _SameSubsample()
         if math.isinf(objective.max_plate_nesting):
-            with own_words():
+            with lines_named("the model or the guide"), own_words():
                 objective.max_plate_nesting = plate_nesting(model, guide, args, kwargs, objective.compatibility)
 
     def __call__(
@@ -286,7 +287,7 @@ def not_finite_as_loss_error() -> Iterator[None]:
             raise
         what = frame.f_locals.get("param", "value")
         raise LossError(
-            f"the loss is not finite: the {what} of {type(frame.f_locals['self']).__name__}{culprit(error)} is "
+            f"the loss is not finite: the {what} of {type(frame.f_locals['self']).__name__}{line_of(error)} is "
             f"{float(value.detach()[~good][0])}; lower the learning rate, or look at the data and parameters on which "
             "it depends"
         ) from error

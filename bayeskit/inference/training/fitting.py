@@ -33,6 +33,7 @@ from torch.utils import _pytree
 from bayeskit.core.compatibility import as_inference_data, to_datasets
 from bayeskit.core.compiler_cache import compiler_cache
 from bayeskit.core.folders import Schema
+from bayeskit.core.functions_of_users import lines_named
 from bayeskit.core.inputs import as_numbers, real_number, warn_user, whole_number
 from bayeskit.core.plots import BLUE, ORANGE, SKY
 from bayeskit.core.process_state import process_state
@@ -799,10 +800,11 @@ class _Learner(nn.Module):
             objective.reset()
         before, learnt = self.copied_buffers(), self.learnt()
         try:
-            with torch.no_grad():
+            # Later steps may raise what a user throws on purpose.
+            with torch.no_grad(), lines_named("the model or the guide"):
                 self(*first.args, **first.kwargs)
         except (ValueError, LossError) as error:
-            foreign = isinstance(error, LossError) or not isinstance(error, BayeskitError)
+            foreign = isinstance(error, LossError) or not isinstance(error.__cause__ or error, BayeskitError)
             if not foreign or not (where := _not_finite(first)):
                 raise
             raise DataError(f"{where}; leave such rows out, or mask them in the model") from error
