@@ -102,7 +102,7 @@ def test_whole_numbers_and_booleans_are_real_numbers():
         exact = ChangePoints(counts.double(), PoissonSegments(1.0, 1.0), UP_TO)
         assert (found.log_evidence.dtype, float(found.log_evidence)) == (torch.float64, float(exact.log_evidence))
         torch.testing.assert_close(chain().log_prob(x), chain().log_prob(counts.double()), rtol=0, atol=0)
-        torch.testing.assert_close(density(x), density(counts.float()), rtol=0, atol=0)
+        torch.testing.assert_close(density(x), density(counts.double()), rtol=0, atol=0)
     flips = HiddenMarkov(double([0.0, 0.0]), STAY, dist.Bernoulli(double([0.2, 0.6])), 5)
     torch.testing.assert_close(flips.log_prob(counts.bool()), flips.log_prob(counts.double()), rtol=0, atol=0)
     assert Segmentations(torch.zeros(3, 2, dtype=torch.int64)).log_normalizer().dtype == torch.get_default_dtype()

@@ -1,0 +1,273 @@
+"""The form of data does not change a density: precision, whole numbers, columns, gaps, empty plates."""
+
+import math
+import warnings
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import bayeskit as bk
+from bayeskit.errors import DataError, ModelError, PrecisionWarning
+
+F64 = torch.float64
+WIDTHS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool, torch.float32, F64]
+COINS = torch.tensor([1, 0, 1, 1, 0, 1])
+
+
+def _distributions(rate, share):
+    """Return distributions of which zeros and ones are data."""
+    two, cut = torch.stack([share, 1 - share], -1), torch.tensor([0.0])
+    return {
+        "bernoulli": dist.Bernoulli(share),
+        "logits": dist.Bernoulli(logits=rate),
+        "beta_binomial": dist.BetaBinomial(rate, 2.0, 3),
+        "binomial": dist.Binomial(4, share),
+        "categorical": dist.Categorical(two),
+        "exponential": dist.Exponential(rate),
+        "gamma_poisson": dist.GammaPoisson(rate, 0.7),
+        "geometric": dist.Geometric(share),
+        "laplace": dist.Laplace(rate, 0.7),
+        "logistic": dist.Logistic(rate, 0.7),
+        "negative_binomial": dist.NegativeBinomial(rate, 0.3),
+        "normal": dist.Normal(rate, 0.7),
+        "ordered_logistic": dist.OrderedLogistic(rate, cut),
+        "poisson": dist.Poisson(rate),
+        "student": dist.StudentT(3.0, rate, 0.7),
+        "uniform": dist.Uniform(-1.0, 2.0 + rate),
+        "zero_inflated_poisson": dist.ZeroInflatedPoisson(rate, gate=share),
+        "zero_inflated_binomial": dist.ZeroInflatedNegativeBinomial(rate, probs=share, gate=0.2 * share),
+    }
+
+
+VECTORS = {
+    "one_hot": lambda share: dist.OneHotCategorical(torch.stack([share, 1 - share], -1)),
+    "multinomial": lambda share: dist.Multinomial(1, torch.stack([share, 1 - share], -1)),
+    "dirichlet_multinomial": lambda share: dist.DirichletMultinomial(torch.stack([share, 2 * share], -1), 1),
+}
+
+
+def everything(x):
+    rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+    share = pyro.sample("share", dist.Beta(2.0, 2.0))
+    with pyro.plate("rows", len(x)):
+        for name, fn in _distributions(rate, share).items():
+            pyro.sample(name, fn, obs=x)
+        for name, made in VECTORS.items():
+            pyro.sample(name, made(share), obs=torch.stack([x, 1 - x.long()], -1))
+    pyro.factor("arithmetic", (x * rate).sum() + (x / 3 + share).log().sum() + torch.lgamma(x + 2.0).sum())
+
+
+def _by_pyro(x, u):
+    """Return the log density of each vector by Pyro's own distributions, in double precision."""
+    values = bk.Target.from_pyro(everything, x).constrain(u)
+    total = []
+    for rate, share in zip(values["rate"], values["share"], strict=True):
+        parts = [dist.Gamma(2.0, 1.0).log_prob(rate) + rate.log(), dist.Beta(2.0, 2.0).log_prob(share)]
+        parts += [(share * (1 - share)).log()]
+        parts += [fn.log_prob(x).sum() for fn in _distributions(rate, share).values()]
+        parts += [made(share).log_prob(torch.stack([x, 1 - x], -1)).sum() for made in VECTORS.values()]
+        parts += [(x * rate).sum() + (x / 3 + share).log().sum() + torch.lgamma(x + 2.0).sum()]
+        total.append(sum(parts))
+    return torch.stack(total)
+
+
+@pytest.fixture(autouse=True)
+def _default_dtype(request):
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("compile", "default"), [(False, F64), pytest.param(True, torch.float32, marks=pytest.mark.compiler)]
+)
+def test_every_width_of_number_gives_the_same_density(compile, default):
+    u = torch.randn(3, 2, dtype=F64, generator=torch.Generator().manual_seed(1))
+    torch.set_default_dtype(F64)
+    expected = _by_pyro(COINS.to(F64), u)
+    torch.set_default_dtype(default)
+    for width in WIDTHS:
+        target = bk.Target.from_pyro(everything, COINS.to(width), compile=compile)
+        torch.set_default_dtype(F64 if default == torch.float32 else torch.float32)  # between the calls
+        found = u.to(target.dtype)
+        near = 1e-9 if target.dtype == F64 else 2e-5
+        for value in (target.log_density(found), target.value_and_grad(found)[0]):
+            torch.testing.assert_close(value.to(F64), expected, rtol=near, atol=near)
+        many = found.repeat(500, 1)  # in chunks
+        torch.testing.assert_close(target.value_and_grad(many)[0].to(F64), expected.repeat(500), rtol=near, atol=near)
+        pointwise = sum(x.reshape(len(x), -1).sum(1) for x in target.pointwise_log_likelihood(found).values())
+        torch.testing.assert_close(pointwise, target.log_likelihood(found), rtol=near, atol=near)
+        assert target.dtype == (torch.float32 if width == torch.float32 else F64)
+        torch.set_default_dtype(default)
+
+
+def counts(y, hours):
+    rate = pyro.sample("rate", dist.Gamma(3.0, 1e-4))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Poisson(rate * hours), obs=y)
+
+
+def test_whole_numbers_alone_do_not_make_a_model_single():
+    y = torch.tensor([50_123, 49_870], dtype=torch.int32)
+    target = bk.Target.from_pyro(counts, y, 2)
+    u = torch.tensor([[10.1]], dtype=F64)
+    assert target.dtype == F64
+    rate = u.exp()
+    expected = (y.double() * (2 * rate).log() - 2 * rate - torch.lgamma(y.double() + 1)).sum()
+    assert float(target.log_likelihood(u)) == pytest.approx(float(expected), rel=1e-13)
+    assert float(target.value_and_grad(u)[0] - target.log_prior(u)) == pytest.approx(float(expected), rel=1e-13)
+
+
+def test_single_precision_is_said_and_is_that_of_the_whole_model():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(PrecisionWarning, match="computed in single precision"):
+            bk.Target.from_pyro(counts, torch.tensor([3, 4]), torch.ones(2, dtype=torch.float32))
+        target = bk.Target.from_pyro(counts, torch.tensor([3, 4]), np.ones(2))
+        mixed = bk.Target.from_pyro(counts, torch.tensor([3.0, 4.0], dtype=torch.float32), np.ones(2))
+    u = torch.tensor([[1.0]], dtype=F64)
+    assert torch.equal(target.log_density(u), mixed.log_density(u))
+
+
+def line(x, y):
+    intercept, slope = (pyro.sample(name, dist.Normal(0.0, 3.0)) for name in ("intercept", "slope"))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Normal(intercept + slope * x, 0.7), obs=y)
+
+
+X, Y = torch.linspace(-1.0, 1.0, 6, dtype=F64), torch.linspace(0.0, 2.0, 6, dtype=F64) ** 2
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: bk.Target.from_pyro(line, X[:, None], Y), r"'y' has batch shape \(6, 6\), data of shape \(6,\).*sque"),
+        (lambda: bk.Target.from_pyro(line, X, Y[:, None]), r"'y' has batch shape \(6,\), data of shape \(6, 1\).*sque"),
+        (lambda: bk.sample(line, X[:, None], Y[:, None], progress=False), "'y' has batch shape .*'rows' of size 6"),
+        (lambda: bk.prior_predictive(line, X[:, None], Y), "outside every plate"),
+        (lambda: bk.amortize(line, (X[:, None], Y), sizes=(1, 6), num_steps=1, progress=False), "outside every plate"),
+        (lambda: bk.information(line, X[:, None], Y, of="slope", about="y"), "outside every plate"),
+        (lambda: bk.Target.from_pyro(_coefficients, X, Y), r"'b' has batch shape \(2, 1\), and is inside no plate"),
+        (lambda: bk.Target.from_pyro(_masked, X, Y), r"'y' .*a mask of shape \(6, 1\)"),
+        (lambda: bk.Target.from_pyro(_summed, X, Y), "'y' has batch shape .*outside every plate"),
+        (lambda: bk.Target.from_pyro(_factor, X, Y), "'loss' .*sum the factor over it, or put the factor inside"),
+        (lambda: bk.exact.enumerate_latents(_coins, Y[:, None].bool()), "outside every plate"),
+    ],
+)
+def test_a_dimension_outside_every_plate_is_refused_at_every_door(call, said):
+    with pytest.raises(ModelError, match=said):
+        call()
+
+
+def _coefficients(x, y):
+    b = pyro.sample("b", dist.Normal(0.0, 1.0).expand([2, 1]))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Normal((torch.stack([x, x], -1) @ b).squeeze(-1), 1.0), obs=y)
+
+
+def _masked(x, y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(y)), pyro.poutine.mask(mask=(y > 0)[:, None]):
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def _summed(x, y):
+    shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(y)):
+        z = pyro.sample("z", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+        pyro.sample("y", dist.Normal(shift + z + x[:, None], 1.0), obs=y)
+
+
+def _factor(x, y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    pyro.factor("loss", -(y - mean).square())
+
+
+def _coins(y):
+    share = 0.2 + 0.6 * pyro.sample("fair", dist.Bernoulli(torch.tensor(0.5)))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Bernoulli(share), obs=y.double())
+
+
+def test_infinite_covariates_are_named_with_row_and_column():
+    table = pd.DataFrame({"x": X.numpy(), "z": [0.0, 1.0, np.inf, 3.0, 4.0, 5.0]})
+
+    def model(table, y):
+        b = pyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(table @ b, 1.0), obs=y)
+
+    with pytest.raises(
+        DataError, match="column 'z' of argument 'table' of the model holds 1 infinite values, .* row 2"
+    ):
+        bk.Target.from_pyro(model, table, Y)
+    with pytest.raises(DataError, match="argument 'table' .* infinite values, the first in row 2 and column 1"):
+        bk.Target.from_pyro(model, torch.tensor(table.to_numpy()), Y)
+
+    def bounded(upper, y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)):
+            pyro.factor("y", dist.Normal(mean, 1.0).cdf(upper).log() + dist.Normal(mean, 1.0).log_prob(y))
+
+    assert bk.Target.from_pyro(bounded, torch.full((6,), math.inf, dtype=F64), Y).dim == 1
+
+
+GAPS = torch.tensor([[0.1, 0.2, 3.4], [0.5, 0.1, math.nan], [math.nan, 0.5, math.nan], [math.nan] * 3], dtype=F64)
+COVARIANCE = torch.tensor([[1.0, 0.3, 0.1], [0.3, 2.0, 0.2], [0.1, 0.2, 1.5]], dtype=F64)
+
+
+def test_multivariate_normal_data_with_gaps():
+    def model(y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.NanMaskedMultivariateNormal(mean, COVARIANCE), obs=y)
+
+    target = bk.Target.from_pyro(model, GAPS)
+    u = torch.randn(4, 3, dtype=F64, generator=torch.Generator().manual_seed(2))
+    wanted = torch.stack([dist.NanMaskedMultivariateNormal(mean, COVARIANCE).log_prob(GAPS).sum() for mean in u])
+    assert not target.loops
+    torch.testing.assert_close(target.log_likelihood(u), wanted)
+    value, gradient = target.value_and_grad(u)
+    torch.testing.assert_close(value, target.log_density(u))
+    leaf = u.clone().requires_grad_(True)
+    total = sum(dist.NanMaskedMultivariateNormal(mean, COVARIANCE).log_prob(GAPS).sum() for mean in leaf)
+    torch.testing.assert_close(gradient, torch.autograd.grad(total, leaf)[0] - u)
+
+
+def test_masked_arrays_are_data_with_gaps():
+    def model(y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.NanMaskedNormal(mean, 1.0), obs=y)
+
+    gaps = np.ma.array([1.0, 9.0, 0.3], mask=[False, True, False])
+    u = torch.zeros(2, 1, dtype=F64)
+    whole = bk.Target.from_pyro(model, torch.tensor([1.0, 0.3], dtype=F64))
+    target = bk.Target.from_pyro(model, gaps)
+    for found, expected in zip(target.value_and_grad(u), whole.value_and_grad(u), strict=True):
+        torch.testing.assert_close(found, expected)
+
+    def plain(y):
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(pyro.sample("mean", dist.Normal(0.0, 1.0).expand([1])), 1.0), obs=y)
+
+    with pytest.raises(DataError, match="'y' holds 1 NaN, the first at index .* or give them a NanMaskedNormal"):
+        bk.Target.from_pyro(plain, gaps)
+
+
+def test_an_empty_plate_beside_data_is_no_error():
+    def survival(times, censored):
+        rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+        with pyro.plate("seen", len(times)):
+            pyro.sample("times", dist.Exponential(rate), obs=times)
+        with pyro.plate("censored", len(censored)):
+            pyro.factor("survived", -rate * censored)
+
+    u = torch.tensor([[0.3], [-0.2]], dtype=F64)
+    none = bk.Target.from_pyro(survival, torch.tensor([1.0, 2.0], dtype=F64), torch.zeros(0, dtype=F64))
+    zero = bk.Target.from_pyro(survival, torch.tensor([1.0, 2.0], dtype=F64), torch.zeros(1, dtype=F64))
+    for found, expected in zip(none.value_and_grad(u), zero.value_and_grad(u), strict=True):
+        torch.testing.assert_close(found, expected)
