@@ -50,26 +50,35 @@ VECTORS = {
 }
 
 
-def everything(x):
+FEW = ("binomial", "categorical", "ordered_logistic", "poisson")  # of a graph that is soon compiled
+
+
+def everything(x, names):
     rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
     share = pyro.sample("share", dist.Beta(2.0, 2.0))
     with pyro.plate("rows", len(x)):
-        for name, fn in _distributions(rate, share).items():
-            pyro.sample(name, fn, obs=x)
-        for name, made in VECTORS.items():
+        for name in names:
+            if name not in VECTORS:
+                pyro.sample(name, _distributions(rate, share)[name], obs=x)
+                continue
+            made = VECTORS[name]
             pyro.sample(name, made(share), obs=torch.stack([x, 1 - x.long()], -1))
     pyro.factor("arithmetic", (x * rate).sum() + (x / 3 + share).log().sum() + torch.lgamma(x + 2.0).sum())
 
 
-def _by_pyro(x, u):
+def _by_pyro(x, names, u):
     """Return the log density of each vector by Pyro's own distributions, in double precision."""
-    values = bk.Target.from_pyro(everything, x).constrain(u)
+    values = bk.Target.from_pyro(everything, x, names).constrain(u)
     total = []
     for rate, share in zip(values["rate"], values["share"], strict=True):
         parts = [dist.Gamma(2.0, 1.0).log_prob(rate) + rate.log(), dist.Beta(2.0, 2.0).log_prob(share)]
         parts += [(share * (1 - share)).log()]
-        parts += [fn.log_prob(x).sum() for fn in _distributions(rate, share).values()]
-        parts += [made(share).log_prob(torch.stack([x, 1 - x], -1)).sum() for made in VECTORS.values()]
+        both = torch.stack([x, 1 - x], -1)
+        for name in names:
+            one = name in VECTORS
+            parts += [
+                (VECTORS[name](share) if one else _distributions(rate, share)[name]).log_prob(both if one else x).sum()
+            ]
         parts += [(x * rate).sum() + (x / 3 + share).log().sum() + torch.lgamma(x + 2.0).sum()]
         total.append(sum(parts))
     return torch.stack(total)
@@ -87,10 +96,11 @@ def _default_dtype(request):
 def test_every_width_of_number_gives_the_same_density(compile, default):
     u = torch.randn(3, 2, dtype=F64, generator=torch.Generator().manual_seed(1))
     torch.set_default_dtype(F64)
-    expected = _by_pyro(COINS.to(F64), u)
+    names = FEW if compile else [*_distributions(torch.ones(()), torch.tensor(0.5)), *VECTORS]
+    expected = _by_pyro(COINS.to(F64), names, u)
     torch.set_default_dtype(default)
     for width in WIDTHS:
-        target = bk.Target.from_pyro(everything, COINS.to(width), compile=compile)
+        target = bk.Target.from_pyro(everything, COINS.to(width), names, compile=compile)
         torch.set_default_dtype(F64 if default == torch.float32 else torch.float32)  # between the calls
         found = u.to(target.dtype)
         near = 1e-9 if target.dtype == F64 else 2e-5
@@ -200,9 +210,7 @@ def test_infinite_covariates_are_named_with_row_and_column():
         with pyro.plate("rows", len(y)):
             pyro.sample("y", dist.Normal(table @ b, 1.0), obs=y)
 
-    with pytest.raises(
-        DataError, match="column 'z' of argument 'table' of the model holds 1 infinite values, .* row 2"
-    ):
+    with pytest.raises(DataError, match="column 'z' of argument 'table' .* 1 infinite values, .* row 2"):
         bk.Target.from_pyro(model, table, Y)
     with pytest.raises(DataError, match="argument 'table' .* infinite values, the first in row 2 and column 1"):
         bk.Target.from_pyro(model, torch.tensor(table.to_numpy()), Y)
