@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from inspect import getclosurevars
+from itertools import zip_longest
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -492,13 +493,11 @@ def check_plates(msg: Any) -> None:
     shapes |= {
         f"a {what} of shape": tuple(msg[what].shape) for what in ("mask", "scale") if hasattr(msg[what], "shape")
     }
-    try:
-        whole = torch.broadcast_shapes(*shapes.values())
-    except RuntimeError:
-        return  # torch says so where the density is computed
+    sizes = [set(sizes) - {1} for sizes in zip_longest(*map(reversed, shapes.values()), fillvalue=1)]
+    whole = [max(size, default=1) for size in reversed(sizes)]  # torch.broadcast_shapes takes a second to import
     plates = {frame.dim: frame for frame in msg["cond_indep_stack"] if frame.vectorized}
     undeclared = [dim for dim in range(-len(whole), 0) if whole[dim] != 1 and dim not in plates]
-    if not undeclared:
+    if not undeclared or any(len(size) > 1 for size in sizes):  # torch refuses several sizes by itself
         return
     inside = ", ".join(f"{frame.name!r} of size {frame.size} at dimension {dim}" for dim, frame in plates.items())
     if isinstance(_innermost(fn), Unit):
