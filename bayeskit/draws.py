@@ -20,7 +20,7 @@ from bayeskit.core.page import result_html
 from bayeskit.core.storage import loaded_tensors, save_tensors
 from bayeskit.core.summaries import summary_table, without_stillness
 from bayeskit.errors import DrawsError, ModelError, ShapeError
-from bayeskit.leave_one_out import LeaveOneOutScore, leave_one_out
+from bayeskit.leave_one_out import Groups, LeaveOneOutScore, leave_one_out
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ class Draws:
         found = self._whole.predictive(self.unconstrained, *args, seed=seed, redraw=redraw, **kwargs)
         return replace(self, predictions=found) if args or kwargs else replace(self, posterior_predictive=found)
 
-    def loo(self, *, by: str | Sequence[Any] | Tensor | None = None, moment_matching: bool = True) -> LeaveOneOutScore:
+    def loo(self, *, by: Groups | None = None, moment_matching: bool = True) -> LeaveOneOutScore:
         """Return leave-one-out cross-validation: the log predictive density of each datum given all others.
 
         The draws are weighted by the inverse likelihood of the datum, with Pareto-smoothed weights. For a datum that
@@ -278,9 +278,12 @@ class Draws:
 
         Parameters
         ----------
-        by : str, sequence or Tensor, optional
+        by : str, sequence, Tensor or mapping, optional
             What is left out together: the name of a plate of the observations, whose members are then left out with all
-            that is observed of them, or a number for the group of each datum. By default each datum alone.
+            that is observed of them, or a label for the group of each datum, for several sites as ``{site: labels}``.
+            By default each datum alone; sites that share all of their plates, such as several outcomes of a row, are
+            one datum. Where labels are summed out, the plate of the labels has to be named, and the sum is exact. A
+            factor outside of every plate, such as a prior of latent values or a soft sum to zero, stays.
         moment_matching : bool, default True
 
         Returns

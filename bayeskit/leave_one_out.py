@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bayeskit.core.convergence import MAX_PARETO_SHAPE, chain_problems
-from bayeskit.core.inputs import as_numbers, unknown_name
+from bayeskit.core.inputs import unknown_name
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.statistics import log_mean_exp, mean_error, pareto_smoothed
 from bayeskit.errors import DrawsError, ModelError, ShapeError
-from bayeskit.logdensity.observations import Observations
+from bayeskit.logdensity.observations import Observations, check_values, observed_values
+from bayeskit.logdensity.pyro_density import PyroDensity
 from bayeskit.logdensity.target import Target
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["AffineMaps", "LeaveOneOutScore", "LeftOut", "WideMaps", "leave_one_out"]
+__all__ = ["AffineMaps", "Groups", "LeaveOneOutScore", "LeftOut", "WideMaps", "leave_one_out"]
+
+#: Name of a plate, the group of each datum, or the groups of the data of each site.
+Groups = str | Sequence[Any] | Tensor | Mapping[str, Any]
 
 _MIN_DRAWS = 8
 _AT_A_TIME = 2**22  # numbers of one temporary
@@ -68,6 +73,8 @@ class LeaveOneOutScore:
         Evaluations of the likelihood.
     warnings : tuple of str
         Problems found by the diagnostics, each with its remedy.
+    data : Tensor or None
+        Observed values in the order of the model, by which :meth:`difference` knows that two models have the same data.
 
     Examples
     --------
@@ -92,6 +99,7 @@ class LeaveOneOutScore:
     sites: dict[str, dict[str, int]]
     num_evaluations: int
     warnings: tuple[str, ...] = ()
+    data: Tensor | None = None
 
     @property
     def trusted(self) -> bool:
@@ -102,6 +110,45 @@ class LeaveOneOutScore:
     def matched(self) -> Tensor:
         """Whether the draws were moved for a datum, ``(n,)``."""
         return self.pareto_k != self.pareto_k_before
+
+    def difference(self, other: LeaveOneOutScore, *, same_data: bool = False) -> tuple[float, float]:
+        """Return by how much ``elpd`` exceeds that of another model of the same data, and the standard error of that.
+
+        Parameters
+        ----------
+        other : LeaveOneOutScore
+            Of another model.
+        same_data : bool, default False
+            Whether you know that the data are the same, in the same order, so that observed values are not compared.
+
+        Returns
+        -------
+        tuple of float
+            Difference in nats, and its standard error, from the variation of the differences over data.
+
+        Raises
+        ------
+        DataError
+            If the models have other data, or the same in another order.
+        ShapeError
+            If they do not have the same number of terms.
+
+        Examples
+        --------
+        >>> import bayeskit as bk
+        >>> scores = [bk.sample(bk.exact.radiata_pine(name).target(), progress=False).loo() for name in ("x", "z")]
+        >>> difference, error = scores[1].difference(scores[0])
+        >>> difference > 2 * error > 0
+        True
+        """
+        if len(self.pointwise) != len(other.pointwise):
+            raise ShapeError(f"the scores have {len(self.pointwise)} and {len(other.pointwise)} terms")
+        if not same_data and self.data is not None and other.data is not None:
+            check_values("the two scores", self.data, other.data)
+        each, counts = self.pointwise - other.pointwise, self.counts
+        total, number = float(counts @ each), float(counts.sum())
+        variance = float(counts @ (each - total / number).square()) / max(number - 1, 1)
+        return total, math.sqrt(number * variance)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row per datum: its site and place, ``elpd``, ``monte_carlo_error`` and both Pareto ``k``."""
@@ -202,7 +249,7 @@ def leave_one_out(
     *,
     log_density: Tensor | None = None,
     diverging: Tensor | None = None,
-    by: str | Sequence[Any] | Tensor | None = None,
+    by: Groups | None = None,
     moment_matching: bool = True,
 ) -> LeaveOneOutScore:
     """Return the log predictive density of each datum given all others, from posterior draws.
@@ -297,7 +344,12 @@ def leave_one_out(
         problems.append(_doubt(data.sites, doubtful, found.shape, float(counts.sum()), threshold, moment_matching))
     raised = log_mean_exp(each.unsqueeze(-1)) - found.elpd
     typical = float(raised[counts > 0].median())
-    if typical > _OWN_PARAMETERS:
+    if len(each) == 1:
+        problems.append(
+            "all data are one term, such as a multivariate normal distribution of all rows, so that without it the "
+            "prior alone is left: give rows terms of their own, or compare evidences"
+        )
+    elif typical > _OWN_PARAMETERS:
         problems.append(
             f"a datum determines {typical:.2f} effective parameters by itself (the median over data, above "
             f"{_OWN_PARAMETERS}), so that draws may miss where they are without it, and Pareto k may not show it: "
@@ -324,6 +376,7 @@ def leave_one_out(
         sites=data.sites,
         num_evaluations=data.num_evaluations,
         warnings=tuple(problems),
+        data=observed_values(target),
     )
 
 
@@ -346,30 +399,56 @@ def _doubt(
 class LeftOut:
     """The data of a target, which are left out one by one or in groups."""
 
-    def __init__(self, target: Target, by: str | Sequence[Any] | Tensor | None = None) -> None:
+    def __init__(self, target: Target, by: Groups | None = None) -> None:
         self.target = target
-        self._observations = Observations(target)
+        density = target.density
+        plate = by if isinstance(by, str) and isinstance(density, PyroDensity) and density.sums_out else None
+        self._observations = Observations(target, plate=plate, keep_factors=True)
         self.num_evaluations = 0
         dimensions = target.dimensions()
         self.sites = {
-            site: _named(site, shape, dimensions.get(site, ())) for site, shape in self._observations.shapes.items()
+            site: _named(site, shape, dimensions.get(site, ()) if plate is None else (plate,))
+            for site, shape in self._observations.shapes.items()
         }
         self.counts = self._observations.counts
         self._group: Tensor | None = None
-        if by is not None:
+        if by is None:
+            self._join_rows()
+        elif plate is None:
             name, group = (by, _by_plate(by, self.sites)) if isinstance(by, str) else ("group", self._by_labels(by))
-            size = int(group.max()) + 1
             self._group = group.to(target.device)
+            size = int(group.max()) + 1
             self.sites, self.counts = {name: {name: size}}, self.counts.new_ones(size)
 
+    def _join_rows(self) -> None:
+        """Let sites that share all of their plates, such as several outcomes of a row, be one datum."""
+        rows: dict[tuple[str, ...], list[str]] = {}
+        for site, sizes in self.sites.items():
+            own = not sizes or any(name.startswith(f"{site}_dim_") for name in sizes)
+            rows.setdefault((site,) if own else tuple(sizes), []).append(site)
+        if len(rows) == len(self.sites) or not bool((self.counts == 1).all()):
+            return
+        begin, places, joined = 0, dict[str, Tensor](), dict[str, dict[str, int]]()
+        for members in rows.values():
+            size = math.prod(self.sites[members[0]].values())
+            places |= dict.fromkeys(members, begin + torch.arange(size))
+            joined[", ".join(members)] = self.sites[members[0]]
+            begin += size
+        self._group = torch.cat([places[site] for site in self.sites]).to(self.target.device)
+        self.sites, self.counts = joined, self.counts.new_ones(begin)
+
     def _by_labels(self, labels: Any) -> Tensor:
-        given, size = as_numbers("by", labels), len(self.counts)
+        if isinstance(labels, Mapping):
+            if odd := labels.keys() ^ self.sites.keys():
+                raise unknown_name("observed site, or by= lacks the site", min(odd), list(self.sites))
+            labels = np.concatenate([np.asarray(labels[site]).reshape(-1) for site in self.sites])
+        given, size = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels), len(self.counts)
         if given.shape != (size,):
             raise ShapeError(
-                f"by must be the name of a plate or {size} numbers, the group of each datum, not numbers of shape "
-                f"{tuple(given.shape)}"
+                f"by must be the name of a plate or {size} labels, the group of each datum, not labels of shape "
+                f"{given.shape}"
             )
-        return given.unique(return_inverse=True)[1]
+        return torch.from_numpy(np.unique(given, return_inverse=True)[1])
 
     def log_likelihood(self, u: Tensor) -> Tensor:
         """Return the log likelihood of each datum or group, ``(m, d) -> (m, n)``, in float64."""
@@ -391,7 +470,7 @@ class LeftOut:
         each = self.log_likelihood(u)
         times = self.counts.expand_as(each).scatter_add(1, index, -torch.ones_like(index, dtype=each.dtype))
         # A likelihood of zero does not count where its datum is left out.
-        rest = torch.where(times == 0, 0.0, times * each).sum(1)
+        rest = torch.where(times == 0, 0.0, times * each).sum(1) + self._observations.log_of_kept(u)
         return self.target.log_prior(u).to(each.dtype) + rest, each.gather(1, index).squeeze(1)
 
 

@@ -13,7 +13,15 @@ from bayeskit.errors import DataError, ModelError
 from bayeskit.logdensity.pyro_density import FactorTerms, PyroDensity, likelihood_parts
 from bayeskit.logdensity.target import Target
 
-__all__ = ["LossModel", "Observations", "SITE_REMEDY", "check_same_data", "check_terms_add_up"]
+__all__ = [
+    "LossModel",
+    "Observations",
+    "SITE_REMEDY",
+    "check_same_data",
+    "check_terms_add_up",
+    "check_values",
+    "observed_values",
+]
 
 
 @runtime_checkable
@@ -30,12 +38,16 @@ SITE_REMEDY = "give every part of the likelihood its own site"
 
 
 class Observations:
-    """The data of a target and the log likelihood of each; ModelError unless it is a sum of known log densities."""
+    """The data of a target and the log likelihood of each; ModelError unless it is a sum of known log densities.
 
-    def __init__(self, target: Target) -> None:
+    With a ``plate`` of a model that sums discrete sites out, the data are the elements of the plate. With
+    ``keep_factors`` a factor outside of every plate is no datum beside sites with data: it stays, as part of the prior.
+    """
+
+    def __init__(self, target: Target, *, plate: str | None = None, keep_factors: bool = False) -> None:
         _refuse_loss(target)
-        self._target = target
-        self._factors, self._model = _factors(target)
+        self._target, self._plate = target, plate
+        self._factors, self._model, self.kept = _factors(target, keep_factors)
         density = target.density
         self._all_are_factors = isinstance(density, PyroDensity) and set(density.observed_sites) == set(self._factors)
         generator = new_generator(0, stream="probes of the likelihood")
@@ -47,14 +59,23 @@ class Observations:
         # Number of observations per term, (n,), float64: equal observations, such as sites of one alignment pattern,
         # can share a term.
         self.counts = torch.cat(list(counts.values()))
-        check_terms_add_up(_together(terms) @ self.counts, target.log_likelihood(probe), SITE_REMEDY)
+        total = _together(terms) @ self.counts + self.log_of_kept(probe)
+        check_terms_add_up(total, target.log_likelihood(probe), SITE_REMEDY)
 
     def log_likelihood(self, u: Tensor) -> Tensor:
         """Return the log likelihood of one observation of each term, ``(m, d) -> (m, n)``, float64."""
         return _together(self._evaluate(u)[0])
 
+    def log_of_kept(self, u: Tensor) -> Tensor:
+        """Return the sum of the factors that are no data, ``(m, d) -> (m,)``, float64."""
+        each = self._target.pointwise_log_likelihood(u) if self.kept else {}
+        return sum((each[name].to(torch.float64) for name in self.kept), u.new_zeros(len(u), dtype=torch.float64))
+
     def _evaluate(self, u: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return terms ``(m, *shape)`` and counts ``(n,)`` by site."""
+        if self._plate is not None:
+            each = self._target.log_likelihood_by_plate(u, self._plate)
+            return {self._plate: each}, {self._plate: each.new_ones(each.shape[1], dtype=torch.float64)}
         terms, counts = {}, {}
         if self._model is not None:
             with one_thread():
@@ -63,7 +84,7 @@ class Observations:
                 terms[name], counts[name] = found[name][0], found[name][1].to(u.device, torch.float64)
         others = {} if self._all_are_factors else self._target.pointwise_log_likelihood(u)
         for name, each in others.items():
-            if name not in self._factors:
+            if name not in (*self._factors, *self.kept):
                 terms[name] = each
                 counts[name] = torch.ones(each.shape[1:].numel(), dtype=torch.float64, device=u.device)
         return terms, counts
@@ -75,34 +96,39 @@ def check_same_data(targets: Mapping[str, Target]) -> None:
     Data in other units, such as logarithms, are the same where a factor that depends on no parameter stands beside
     them: the Jacobian of the transformation. Models whose likelihood has factors only are not looked at.
     """
-    known = [(name, values, target) for name, target in targets.items() if len(values := _values(target))]
+    known = [(name, values, target) for name, target in targets.items() if len(values := observed_values(target))]
     for name, values, target in known[1:]:
         first, expected, other = known[0]
-        both = f"models {first!r} and {name!r} have different data"
-        if len(values) != len(expected):
-            raise DataError(
-                f"{both}: {len(expected)} and {len(values)} observed values; fit both to the same rows, or pass "
-                "same_data=True if they are the same data all the same"
-            )
-        single = torch.float32 in (target.dtype, other.dtype)
-        if values.allclose(expected, rtol=1e-6 if single else 1e-12, atol=0.0):
-            continue
-        if not (_has_jacobian(target) or _has_jacobian(other)):
-            off = int((values - expected).abs().argmax())
-            raise DataError(
-                f"{both}: in order of size, value {off + 1} of {len(values)} is "
-                f"{float(expected[off]):.6g} and {float(values[off]):.6g}. If one has transformed data, add the log "
-                "Jacobian of the transformation, such as pyro.factor('jacobian', -log_y.sum()) beside data log_y; or "
-                "pass same_data=True if they are the same data all the same"
-            )
+        try:
+            check_values(f"models {first!r} and {name!r}", expected.sort().values, values.sort().values)
+        except DataError:
+            if len(values) != len(expected) or not (_has_jacobian(target) or _has_jacobian(other)):
+                raise
 
 
-def _values(target: Target) -> Tensor:
-    """Return all observed values in order of size, ``(n,)``, in double precision."""
+def check_values(what: str, first: Tensor, second: Tensor) -> None:
+    """Raise ``DataError`` if observed values ``(n,)`` of two models are not the same, up to single precision."""
+    if len(first) != len(second):
+        raise DataError(
+            f"{what} have different data: {len(first)} and {len(second)} observed values; fit both to the same rows, "
+            "or pass same_data=True if they are the same data all the same"
+        )
+    if not first.allclose(second, rtol=1e-6, atol=0.0):
+        place = int((first - second).abs().argmax())
+        raise DataError(
+            f"{what} have different data: value {place + 1} of {len(first)} is {float(first[place]):.6g} and "
+            f"{float(second[place]):.6g}. If one has transformed data, add the log Jacobian of the transformation, "
+            "such as pyro.factor('jacobian', -log_y.sum()) beside data log_y; or pass same_data=True if they are the same "
+            "data all the same"
+        )
+
+
+def observed_values(target: Target) -> Tensor:
+    """Return all observed values, ``(n,)``, in double precision; none where only factors are known."""
     density = target.density
     given = density.data_as_given().values() if isinstance(density, PyroDensity) else ()
     values = torch.cat([torch.zeros(0, dtype=torch.float64), *(x.flatten() for x in given)])
-    return values[~values.isnan()].sort().values
+    return values[~values.isnan()]
 
 
 def _has_jacobian(target: Target) -> bool:
@@ -115,22 +141,27 @@ def _together(terms: dict[str, Tensor]) -> Tensor:
     return torch.cat([x.reshape(len(x), -1) for x in terms.values()], -1).to(torch.float64)
 
 
-def _factors(target: Target) -> tuple[tuple[str, ...], FactorTerms | None]:
-    """Return the factors of a Pyro model and the model with their terms; ModelError if a part is not pointwise."""
+def _factors(target: Target, keep: bool) -> tuple[tuple[str, ...], FactorTerms | None, tuple[str, ...]]:
+    """Return the factors of a Pyro model, the model with their terms, and those to ``keep``, which are no data.
+
+    Raise ModelError if a part is not pointwise.
+    """
     if not isinstance(target.density, PyroDensity):
-        return (), None
+        return (), None, ()
     parts = likelihood_parts(target.density)
     if parts.scaled:
         raise ModelError(
             f"{_quoted(parts.scaled)} is scaled by poutine.scale, so its terms are powers of predictive densities; "
             "remove the scale, and repeat observations that occur more than once"
         )
+    if parts.factors and parts.model is None and keep and set(target.density.observed_sites) > set(parts.factors):
+        return (), None, parts.factors
     if parts.factors and parts.model is None:
         raise ModelError(
             f"the factor {_quoted(parts.factors)} is one term for all data, so single observations cannot be scored; "
             "replace it by pyro.sample(..., obs=data) in a plate, or give the model a method factor_terms"
         )
-    return parts.factors, parts.model if parts.factors else None
+    return parts.factors, parts.model if parts.factors else None, ()
 
 
 def _refuse_loss(target: Target) -> None:

@@ -724,9 +724,11 @@ class PyroDensity:
             joined, variables, coupled = couplings(packed, name, self.observed_sites, home)
             if coupled or any(factor.plates != mine.plates for factor in joined):
                 sites = ", ".join(sorted(repr(names[v]) for v in variables))
+                plates = dict.fromkeys(frame.name for v in variables for frame in records[names[v]].plates)
+                remedy = f"; leave out groups of them, as by={next(iter(plates))!r}" if plates else ""
                 raise ModelError(
                     f"the observations of site {name!r} are coupled by the summed-out sites {sites}, "
-                    "so they have no pointwise log likelihood"
+                    f"so they have no pointwise log likelihood{remedy}"
                 )
             order = tuple(f.name for f in sorted(records[name].plates, key=lambda f: f.dim))
             result[name] = align(eliminate(joined, mine.plates, home), order)
@@ -734,6 +736,30 @@ class PyroDensity:
                 # Summed-out sites have their probability given the continuous sites that depend on them.
                 result[name] = result[name] - align(eliminate(joined[1:], mine.plates, home), order)
         return result
+
+    def by_plate(self, u: Tensor, plate: str) -> Tensor:
+        """Return the log likelihood of all observations in each element of a plate ``(size,)``, at one vector ``u``."""
+        records = self._run(self._from_vector(u))
+        for record in records.values():
+            concerned = record.kind in ("observed", "enumerated") and record.log_prob is not None
+            if concerned and all(frame.name != plate for frame in record.plates):
+                raise ModelError(
+                    f"site {record.name!r} is outside of plate {plate!r}, so that the elements of the plate are "
+                    "coupled or leave observations out; move the site into the plate, or leave out by another plate"
+                )
+        labelled, home, names = self._factors(records)
+        inside = [(kind, factor) for kind, factor in labelled if kind != "latent" or factor.variables]
+        result = sum_product([factor for _, factor in inside], home, names, keep=(plate,))
+        if any(kind == "latent" for kind, _ in inside):
+            # Continuous sites that depend on summed-out ones belong to the prior, with the sum over these.
+            prior = [factor for kind, factor in inside if kind != "observed"]
+            result = result - sum_product(prior, home, names, keep=(plate,))
+        return result
+
+    @property
+    def sums_out(self) -> bool:
+        """Whether the model has discrete sites that are summed out."""
+        return self._enumerates
 
     def discrete(self, u: Tensor, draw: bool) -> dict[str, Tensor]:
         """Draw the summed-out sites given ``u`` ``(d,)`` and the data, or return the probabilities of their values."""

@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -460,6 +460,22 @@ class Target:
             observed site of its own.
         """
         return self._map(self.density.pointwise, self._checked(u))
+
+    def log_likelihood_by_plate(self, u: Tensor, plate: str) -> Tensor:
+        """Return the log likelihood of all observations in each element of a plate, ``(*batch, d) -> (*batch, size)``.
+
+        Discrete sites are summed out within each element.
+
+        Raises
+        ------
+        ModelError
+            If an observed or summed-out site is outside of the plate, or the target is not made from a Pyro model.
+        """
+        density = self.density
+        if not isinstance(density, PyroDensity):
+            raise ModelError("plates are known of a Pyro model only, and this target was made from functions")
+        found = self._map(lambda row: {plate: density.by_plate(row, plate)}, self._checked(u))
+        return cast(Tensor, found[plate])
 
     def value_and_grad(self, u: Tensor, beta: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
         """Return the tempered log density and its gradient, ``(*batch, d) -> (*batch), (*batch, d)``.

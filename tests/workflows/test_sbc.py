@@ -274,8 +274,10 @@ def test_arguments_share_a_graph_too_where_their_shapes_agree():
 
 
 def test_counts_beyond_single_precision_get_a_graph_of_their_own():
+    zero = torch.zeros((), dtype=torch.float32)
+
     def model(count):
-        rate = pyro.sample("rate", dist.Normal(torch.zeros(()), 1.0))
+        rate = pyro.sample("rate", dist.Normal(zero, 1.0))
         pyro.sample("count", dist.Poisson(rate.exp()), obs=count)
 
     target = bk.Target.from_pyro(model, torch.tensor(3))
@@ -290,7 +292,7 @@ def test_counts_beyond_single_precision_get_a_graph_of_their_own():
 def test_data_without_a_plate_keep_their_shape():
     def model(y):
         mean = pyro.sample("mean", dist.Normal(y.new_zeros(()), 1.0))
-        pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+        pyro.sample("y", dist.Normal(mean, 1.0).expand([len(y)]).to_event(1), obs=y)
 
     observed = Replicas(bk.Target.from_pyro(model, Y), 1).simulate(new_generator(0)).observed
     assert observed["y"].shape == (NUM_DATA,) and len(observed["y"].unique()) == NUM_DATA

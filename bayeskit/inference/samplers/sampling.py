@@ -22,7 +22,7 @@ from bayeskit.core.inputs import real_number, unknown_name, warn_user, whole_num
 from bayeskit.core.process_state import recorded_warnings
 from bayeskit.core.randomness import new_generator
 from bayeskit.draws import Draws
-from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, SettingsError, ShapeError
+from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, SettingsError, ShapeError, UnknownNameError
 from bayeskit.inference.peaks import KnownModes, Peak
 from bayeskit.inference.samplers.adaptation import Adaptation, MetricKind
 from bayeskit.inference.samplers.chains import Convergence, RunResult, RunSettings, run
@@ -534,12 +534,37 @@ def _refuse_misspelt_settings(model: Callable[..., Any], kwargs: Mapping[str, An
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
         return
     for name in kwargs.keys() - {parameter.name for parameter in taken}:
+        if name in _ELSEWHERE:
+            raise _called_otherwise(name)
         if difflib.get_close_matches(name, _settings(), 1, 0.8):
             raise unknown_name("argument of the model or setting of sample", name, _settings())
 
 
+#: Settings by the names that they have in PyMC, NumPyro, Pyro, Stan and emcee.
+_ELSEWHERE = (
+    dict.fromkeys(("draws", "num_draws", "iter_sampling", "nsteps"), "num_samples")
+    | dict.fromkeys(("tune", "warmup", "warmup_steps", "iter_warmup", "burn_in", "burnin"), "num_warmup")
+    | dict.fromkeys(("chains", "nwalkers"), "num_chains")
+    | dict.fromkeys(("cores", "parallel_chains", "num_cores", "n_jobs"), "num_groups and num_jobs")
+    | dict.fromkeys(("target_accept", "target_accept_prob", "adapt_delta"), "target_acceptance")
+    | dict.fromkeys(("random_seed", "rng_key", "random_state"), "seed")
+    | dict.fromkeys(("init", "inits", "initvals", "initial_params", "init_params"), "initial")
+    | dict.fromkeys(("progressbar", "progress_bar", "show_progress"), "progress")
+    | dict.fromkeys(("thin",), "thinning")
+    | dict.fromkeys(("step", "nuts_sampler"), "kernel")
+    | dict.fromkeys(("max_treedepth", "max_tree_depth"), "kernel=NUTS(max_depth=...)")
+    | dict.fromkeys(("coords", "dims", "idata_kwargs"), "draws.to_arviz(coords=..., dims=...)")
+)
+
+
+def _called_otherwise(name: str) -> UnknownNameError:
+    return UnknownNameError(f"sample has no setting {name!r}; what other packages call so is {_ELSEWHERE[name]} here")
+
+
 def _by_position(args: tuple[Any, ...], kwargs: Mapping[str, Any], counts: dict[str, int]) -> list[int]:
     """Return the counts of chains, warm-up and draws, given by position or by name; a typed error for anything else."""
+    if known := kwargs.keys() & _ELSEWHERE:
+        raise _called_otherwise(min(known))
     if kwargs:
         raise unknown_name("setting of sample with a Target", next(iter(kwargs)), _settings())
     if len(args) > len(counts):

@@ -246,6 +246,23 @@ def test_a_kernel_that_is_none_is_refused(kernel):
         bk.sample(exact.get("beta_binomial").target(), kernel=kernel, progress=False)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("draws", "num_samples"), ("tune", "num_warmup"), ("chains", "num_chains"), ("cores", "num_groups and num_jobs")]
+    + [("target_accept", "target_acceptance"), ("coords", r"draws\.to_arviz\(coords=")],
+)
+def test_words_of_other_packages_are_answered_with_ours(theirs, ours):
+    def model(y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    y = torch.zeros(3, dtype=torch.float64)
+    for target in ((model, y), (bk.Target.from_pyro(model, y),)):
+        with pytest.raises(UnknownNameError, match=f"no setting '{theirs}'; what other packages call so is {ours}"):
+            bk.sample(*target, **{theirs: 2})
+
+
 def test_wrong_objects_are_named():
     target = exact.get("beta_binomial").target()
     with pytest.raises(SettingsError, match="takes a Target or a Pyro model"):
