@@ -118,8 +118,8 @@ def check_values(what: str, first: Tensor, second: Tensor) -> None:
         raise DataError(
             f"{what} have different data: value {place + 1} of {len(first)} is {float(first[place]):.6g} and "
             f"{float(second[place]):.6g}. If one has transformed data, add the log Jacobian of the transformation, "
-            "such as pyro.factor('jacobian', -log_y.sum()) beside data log_y; or pass same_data=True if they are the same "
-            "data all the same"
+            "such as pyro.factor('jacobian', -log_y.sum()) beside data log_y; or pass same_data=True if they are "
+            "the same data all the same"
         )
 
 

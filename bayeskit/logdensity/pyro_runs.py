@@ -408,7 +408,7 @@ class Reader(Messenger):
         for mask in (msg["mask"], getattr(fn, "_mask", None)):
             if mask is not None:
                 kept = torch.as_tensor(mask).cpu()
-                value = value.masked_fill(~kept.reshape(*kept.shape, *[1] * fn.event_dim), torch.nan)
+                value = value.masked_fill(~kept[(..., *[None] * fn.event_dim)], torch.nan)
         self.constants.given[name] = value
 
     def _hide_masked_nan(self, msg: Any) -> None:
@@ -821,4 +821,5 @@ def _place() -> str:
     frame: Any = sys._getframe(1)
     while frame is not None and is_of_a_library(frame.f_code.co_filename):
         frame = frame.f_back
-    return "" if frame is None else f", in line {frame.f_lineno} of {frame.f_code.co_name}"
+    code = None if frame is None else frame.f_code
+    return "" if code is None else f" in {code.co_filename}, line {frame.f_lineno}, in {code.co_name}"

@@ -320,7 +320,7 @@ def unlike():
         (subsampled, ModelError, "plate 'data' subsamples"),
         (scaled, ModelError, "'z' is scaled"),
         (undefined, ModelError, "site 'f' is nan at z = 1.0"),
-        (broken, ModelError, "at or after site 'z', in line .* of broken"),
+        (broken, ModelError, "at or after site 'z' in .*, line .*, in broken"),
         (twice, ModelError, "two sites are named 'z'"),
         (3, ModelError, "a Pyro model is a callable"),
     ],

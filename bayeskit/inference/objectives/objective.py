@@ -20,7 +20,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from bayeskit.core.functions_of_users import line_of, lines_named
+from bayeskit.core.functions_of_users import line_of
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.process_state import process_state
 from bayeskit.errors import LossError, ModelError
@@ -64,7 +64,7 @@ class Draw:
         self.last: Particles | None = None  # most recent particles
         self._subsample = _SameSubsample()
         if math.isinf(objective.max_plate_nesting):
-            with lines_named("the model or the guide"), own_words():
+            with own_words():
                 objective.max_plate_nesting = plate_nesting(model, guide, args, kwargs, objective.compatibility)
 
     def __call__(
