@@ -74,4 +74,4 @@ __getattr__ = imported_when_used(
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
