@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayeskit.core.inputs import as_numbers
 from bayeskit.core.randomness import new_generator
 from bayeskit.errors import MissingPackageError, SettingsError, ShapeError
 from bayeskit.models.vae.generative_model import Autoencoder
@@ -126,6 +127,7 @@ def binarize(images: Tensor, *, seed: int = 0) -> Tensor:
     >>> binarize(torch.tensor([0.0, 1.0]))
     tensor([0., 1.])
     """
+    images = as_numbers("images", images)
     check_unit_interval(images, "a Bernoulli probability")
     uniform = torch.rand(images.shape, generator=new_generator(seed, stream="binarize"))
     return (uniform.to(images.device) < images).to(images.dtype)
