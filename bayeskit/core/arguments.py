@@ -120,8 +120,8 @@ def _as_frame(name: str, value: Any) -> Frame:
         )
     if twice := sorted({column for column in names if names.count(column) > 1}):
         raise DataError(f"{name} is a data frame with several columns called {twice[0]!r}; give each its own name")
-    if not names or not len(value):
-        raise DataError(f"{name} is a data frame without {'rows' if names else 'columns'}; give at least one")
+    if not names:
+        raise DataError(f"{name} is a data frame without columns; give at least one")
     columns: dict[str, Tensor | DataError] = {}
     labels = {}
     for column in names:
@@ -170,7 +170,7 @@ def lists_as_tensors(data: Any, dtype: torch.dtype | None = None, device: torch.
 
     Those of real numbers are in double precision, or of a ``dtype``.
     """
-    if isinstance(data, (list, tuple)) and data:
+    if isinstance(data, list) or (isinstance(data, tuple) and data):
         try:
             numbers = as_numbers("data", data)
             return numbers.to(device, dtype if numbers.is_floating_point() else None)

@@ -79,7 +79,7 @@ def test_categories_keep_their_labels():
         (np.array([3], "m8[s]"), "argument 'x' holds dates or times"),
         (pd.DataFrame(np.ones((2, 2))), r"columns are called 0, 1, which a tensor would take for rows; .* \.to_numpy"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "several columns called 'a'"),
-        (pd.DataFrame({"a": []}), "without rows"),
+        (pd.DataFrame(), "without columns"),
         (pd.DataFrame({"a": ["p"], "b": ["q"]}), "column 'a' of argument 'x' cannot be read as numbers"),
     ],
 )
