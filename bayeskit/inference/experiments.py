@@ -574,7 +574,8 @@ def information_gradient(
     return climb.gradient(climb.start, num_outer, new_generator(seed, stream="design"), checked=True)
 
 
-def _design(design: Tensor) -> Tensor:
+def _design(design: Any) -> Tensor:
+    design = as_numbers("the design", design)
     if not design.is_floating_point() or not design.numel():
         raise ShapeError(f"the design must be a tensor of at least one real number, not {design}")
     if not bool(design.isfinite().all()):
