@@ -228,7 +228,7 @@ def test_data_without_a_density_are_refused(simulator, error, words):
 def test_settings_and_priors_are_checked():
     with pytest.raises(ShapeError, match="to_event"):
         learn_likelihood(shifted, dist.Normal(torch.zeros(2), 1.0))
-    with pytest.raises(ModelError, match="must return"):
+    with pytest.raises(ShapeError, match="must return"):
         learn_likelihood(shifted, lambda: pyro.sample("x", dist.Normal(0.0, 1.0)) and None)
     with pytest.raises(SettingsError, match="pyro.distributions"):
         learn_likelihood(shifted, torch.distributions.Independent(torch.distributions.Normal(torch.zeros(1), 1.0), 1))
