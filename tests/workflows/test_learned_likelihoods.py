@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.errors import CheckpointError, DataError, DataWarning, ModelError, SettingsError, ShapeError
+from bayeskit.errors import CheckpointError, DataError, DataWarning, SettingsError, ShapeError
 from bayeskit.workflows import LearnedLikelihood, learn_likelihood, rejection_abc
 
 DOUBLE = torch.float64
