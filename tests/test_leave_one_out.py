@@ -206,7 +206,7 @@ def test_groups_by_plate_and_by_number(limit):
         draws.loo(by="time")
     with pytest.raises(UnknownNameError, match="'plce'.*did you mean 'place'"):
         draws.loo(by="plce")
-    with pytest.raises(ShapeError, match="18 numbers"):
+    with pytest.raises(ShapeError, match="18 labels"):
         draws.loo(by=[0, 1])
 
 

@@ -191,6 +191,9 @@ class GECO(Objective):
             raise SettingsError(f"constraint must be callable, such as MeanSquaredError(site, 0.1), not {constraint!r}")
         if not 0 <= smoothing < 1:
             raise SettingsError(f"smoothing must lie in [0, 1), not {smoothing}")
+        if len(bounds) != 2:
+            raise SettingsError(f"bounds must be a least and a largest multiplier, not {bounds}")
+        bounds = (real_number("bounds", bounds[0]), real_number("bounds", bounds[1]))
         if not 0 < bounds[0] <= multiplier <= bounds[1]:
             raise SettingsError(
                 f"the multiplier must be positive and within its bounds, not {multiplier} with bounds {bounds}"

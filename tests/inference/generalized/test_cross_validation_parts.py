@@ -162,7 +162,8 @@ def test_an_observation_without_a_plate_is_one_datum():
         mean = pyro.sample("mean", dist.Normal(0.0, PRIOR_VARIANCE**0.5))
         pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
         if many is not None:
-            pyro.sample("many", dist.Normal(mean, 1.0).expand([2, 3]).to_event(1), obs=many)
+            with pyro.plate("pairs", 2):
+                pyro.sample("many", dist.Normal(mean, 1.0).expand([2, 3]).to_event(1), obs=many)
 
     u = torch.tensor([[0.5], [1.0]], dtype=torch.float64)
     data = WeightedData(bk.Target.from_pyro(location, NORMAL[0], None))

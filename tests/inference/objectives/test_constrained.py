@@ -230,7 +230,7 @@ def test_a_function_may_be_the_constraint_in_single_precision_and_minibatches(ki
         (lambda: GECO(abs, rate=0.0), "rate"),
         (lambda: GECO(abs, multiplier=0.0), "multiplier"),
         (lambda: GECO(abs, bounds=(2.0, 3.0)), "bounds"),
-        (lambda: GECO(abs, bounds=[[], [[]]]), "bounds must be 2 values, each item a number"),
+        (lambda: GECO(abs, bounds=[[], [[]]]), "bounds must be a number"),
         (lambda: GECO(abs, 0), "num_particles"),
         (lambda: MeanSquaredError("x", 0.0), "tolerance"),
     ],
