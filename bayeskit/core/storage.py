@@ -285,7 +285,6 @@ def _parts(value: Any, inner: Callable[[Any], str]) -> list[str]:
     if isinstance(value, (type, BuiltinFunctionType)):
         return []
     if isinstance(value, FunctionType):
-        value = getattr(value, "__wrapped__", value) if hasattr(value, "checks_arguments") else value
         return [
             inner(value.__defaults__),
             inner(value.__kwdefaults__),

@@ -72,7 +72,7 @@ def test_the_estimate_of_the_likelihood_is_unbiased(case, initial, limit):
 
 
 def test_a_schedule_that_ends_too_early_is_noticed(monkeypatch, limit):
-    module = annealed_importance_sampling.__wrapped__.__globals__
+    module = annealed_importance_sampling.__globals__
     monkeypatch.setitem(module, "sigmoid_schedule", lambda count: 0.8 * sigmoid_schedule(count))
     assert abs(relative_bias("normal", initial="prior", **SMALL)) > limit()
 
