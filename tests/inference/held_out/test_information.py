@@ -139,9 +139,7 @@ def many_variances(num_seeds=60):
 def test_means_by_draws_are_corrected_for_their_noise(monkeypatch, limit):
     assert float(many_variances().abs().max()) < limit(3)
     uncorrected = active_units.__globals__["_variance"]
-    monkeypatch.setitem(
-        active_units.__globals__, "_variance", lambda m: (m.mean(0).var(0), uncorrected(m)[1])
-    )
+    monkeypatch.setitem(active_units.__globals__, "_variance", lambda m: (m.mean(0).var(0), uncorrected(m)[1]))
     assert float(many_variances().abs().max()) > limit(3)
 
 
