@@ -188,7 +188,8 @@ def test_locations_are_those_of_the_parents():
 
 def constant(y):
     x = pyro.sample("x", dist.Normal(torch.zeros(3), 2.0).to_event(1))
-    pyro.sample("y", dist.Normal(x.sum(), 1.0), obs=y)
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Normal(x.sum(), 1.0), obs=y)
 
 
 def of_a_discrete_site(y):
