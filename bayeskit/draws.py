@@ -283,7 +283,8 @@ class Draws:
             that is observed of them, or a label for the group of each datum, for several sites as ``{site: labels}``.
             By default each datum alone; sites that share all of their plates, such as several outcomes of a row, are
             one datum. Where labels are summed out, the plate of the labels has to be named, and the sum is exact. A
-            factor outside of every plate, such as a prior of latent values or a soft sum to zero, stays.
+            factor outside of every plate, such as a prior of latent values or a soft sum to zero, stays, and a warning
+            says so.
         moment_matching : bool, default True
 
         Returns

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.convergence import MAX_PARETO_SHAPE, chain_problems
-from bayeskit.core.inputs import unknown_name
+from bayeskit.core.inputs import unknown_name, warn_user
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.statistics import log_mean_exp, mean_error, pareto_smoothed
-from bayeskit.errors import DrawsError, ModelError, ShapeError
+from bayeskit.errors import DataWarning, DrawsError, ModelError, ShapeError
 from bayeskit.logdensity.observations import Observations, check_values, observed_values
 from bayeskit.logdensity.pyro_density import PyroDensity
 from bayeskit.logdensity.target import Target
@@ -404,6 +404,13 @@ class LeftOut:
         density = target.density
         plate = by if isinstance(by, str) and isinstance(density, PyroDensity) and density.sums_out else None
         self._observations = Observations(target, plate=plate, keep_factors=True)
+        if kept := self._observations.kept:
+            # Whether a factor holds data, if only by their number, cannot be seen.
+            warn_user(
+                f"the factor {', '.join(map(repr, kept))} is outside of every plate and counts as a part of the prior, "
+                "which stays whatever is left out; if it depends on data, put a term for each row into their plate",
+                DataWarning,
+            )
         self.num_evaluations = 0
         dimensions = target.dimensions()
         self.sites = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.errors import DataError, ModelError, ShapeError, UnknownNameError
+from bayeskit.errors import DataError, DataWarning, ModelError, ShapeError, UnknownNameError
 
 F64 = torch.float64
 GRID = torch.linspace(-8.0, 8.0, 20_001, dtype=F64).unsqueeze(-1)
@@ -79,6 +79,7 @@ def test_a_mixture_has_its_rows_with_and_without_by(limit):
         agrees(scored(_mixture, Y, by=by)[0], exact, limit)
 
 
+@pytest.mark.filterwarnings("ignore:the factor:bayeskit.errors.DataWarning")
 def test_a_factor_of_latent_values_belongs_to_the_prior(limit):
     def model(y):
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
@@ -92,6 +93,7 @@ def test_a_factor_of_latent_values_belongs_to_the_prior(limit):
     assert len(score.pointwise) == len(Y)
 
 
+@pytest.mark.filterwarnings("ignore:the factor:bayeskit.errors.DataWarning")
 def test_a_conditional_autoregression_is_a_prior(limit):
     first, second = torch.tensor([0, 1, 2]), torch.tensor([1, 2, 3])
 
@@ -205,3 +207,15 @@ def test_scores_of_other_data_have_no_difference():
     assert one.difference(other, same_data=True)[0] > 0
     with pytest.raises(ShapeError, match="6 and 5 terms"):
         one.difference(fewer)
+
+
+def test_a_factor_that_stays_is_said():
+    def truncated(y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+        pyro.factor("truncation", -len(y) * dist.Normal(0.0, 1.0).cdf(mean).log())
+
+    draws = bk.sample(truncated, Y.abs(), num_samples=200, progress=False)
+    with pytest.warns(DataWarning, match="'truncation' is outside of every plate .* if it depends on data"):
+        draws.loo()

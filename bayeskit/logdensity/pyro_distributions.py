@@ -233,7 +233,7 @@ class _MultivariateNormalWithGaps(NanMaskedMultivariateNormal):
         # Missing elements become independent standard normal variables, at zero, whose density is taken away again.
         missing = value.isnan()
         known = ~(missing.unsqueeze(-1) | missing.unsqueeze(-2))
-        covariance = torch.where(known, self.covariance_matrix, torch.eye(value.shape[-1], dtype=value.dtype))
+        covariance = torch.where(known, self.covariance_matrix, torch.eye(value.shape[-1]).to(value))
         of_all = MultivariateNormal(torch.where(missing, 0.0, self.loc), covariance, validate_args=False)
         return of_all.log_prob(value.masked_fill(missing, 0.0)) + 0.5 * math.log(2 * math.pi) * missing.sum(-1)
 

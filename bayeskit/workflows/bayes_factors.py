@@ -445,7 +445,8 @@ def compare_models(
     ----------
     models : mapping of str to Target or callable
         By name, at least two models of the same data. A callable takes no argument and returns the Target. It is
-        called in the process that estimates the model, and beforehand if the method does not apply to every target.
+        called in the process that estimates the model, and beforehand unless ``same_data``, or if the method does not
+        apply to every target.
     method : str, default "bridge_sampling"
         Name of a function in :mod:`bayeskit.inference.evidence`.
     budget : Budget, optional
