@@ -239,7 +239,12 @@ def test_modes_at_zero_and_far_from_one(prior, size, off, dtype, limit):
 
 def test_curvature_that_is_no_more_than_rounding_is_none():
     """In single precision a gradient over a coordinate of .03 has steps that look like a mode inside."""
-    target = alone(dist.HalfNormal(torch.full((2,), 100.0)).to_event(1))
+
+    def model(scale):
+        pyro.factor("likelihood", 0 * pyro.sample("x", dist.HalfNormal(scale).to_event(1)).sum())
+
+    target = bk.Target.from_pyro(model, torch.full((2,), 100.0), compile=False)
+    assert target.dtype == torch.float32
     mode = PositiveDensity(target).mode()
     mode = mode._replace(position=torch.full((2,), 0.03), second=torch.full((2,), -0.007))
     assert abs(gamma_laplus(target, mode=mode).log_evidence) < 0.3
