@@ -62,6 +62,28 @@ def test_labels_that_are_summed_out_are_left_out_with_their_item(limit):
         bk.sample(target, num_samples=100, progress=False).loo(by="annotator")
 
 
+def _dawid_skene(y, seen):
+    """Two kinds of errors of annotators, who have not seen every item."""
+    right = [pyro.sample(name, dist.Beta(4.0, 2.0)) for name in ("specificity", "sensitivity")]
+    with pyro.plate("item", y.shape[0], dim=-2):
+        label = pyro.sample("label", dist.Bernoulli(0.4), infer={"enumerate": "parallel"})
+        with pyro.plate("annotator", y.shape[1], dim=-1), pyro.poutine.mask(mask=seen):
+            pyro.sample("y", dist.Bernoulli(torch.where(label > 0, right[1], 1 - right[0])), obs=y)
+
+
+def test_items_of_dawid_and_skene(limit):
+    seen = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 1, 1], [1, 0, 1], [1, 1, 1]]).bool()
+    middles = (torch.arange(400, dtype=F64) + 0.5) / 400
+    specificity, sensitivity = (x.reshape(-1, 1, 1) for x in torch.meshgrid(middles, middles, indexing="ij"))
+    terms = []
+    for share, one in ((0.4, sensitivity), (0.6, 1 - specificity)):
+        each = torch.where(ITEMS > 0, one, 1 - one).log()
+        terms.append((each * seen).sum(-1) + math.log(share))
+    log_prior = sum(3 * x.log() + (1 - x).log() for x in (specificity, sensitivity)).flatten()
+    score, _ = scored(_dawid_skene, ITEMS, seen, by="item")
+    agrees(score, by_quadrature(log_prior, torch.stack(terms).logsumexp(0)), limit)
+
+
 Y = torch.tensor([0.3, -0.5, 1.2, 0.1, 2.0, -0.7], dtype=F64)
 
 

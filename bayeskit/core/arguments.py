@@ -12,7 +12,7 @@ from torch import Tensor
 from bayeskit.core.inputs import as_numbers, labels_of
 from bayeskit.errors import DataError
 
-__all__ = ["Frame", "arrays_as_tensors", "in_precision", "lists_as_tensors"]
+__all__ = ["Frame", "arrays_as_tensors", "categories_in", "in_precision", "lists_as_tensors"]
 
 _WHOLE = "int8 int16 int32 uint8 uint16 uint32 uint64".split()  # what becomes 64 bits wide
 
@@ -30,28 +30,33 @@ class Frame(Tensor):
     """
 
     columns: dict[str, Tensor | DataError]
-    labels: dict[str, tuple[Any, ...]]  # of columns that hold categories, in the order of their codes
 
     @staticmethod
-    def of(columns: Mapping[str, Tensor | DataError], labels: Mapping[str, tuple[Any, ...]]) -> Frame:
+    def of(columns: Mapping[str, Tensor | DataError]) -> Frame:
         """Make a frame of columns; those that cannot be read are errors."""
         numbers = [column for column in columns.values() if isinstance(column, Tensor)]
         frame = torch.stack(_of_one_dtype(numbers), -1).as_subclass(Frame)
-        frame.columns, frame.labels = dict(columns), dict(labels)
+        frame.columns = dict(columns)
         return frame
 
     def converted(self, convert: Any) -> Frame:
         """Return the frame with a function applied to its columns."""
         columns = {name: convert(x) if isinstance(x, Tensor) else x for name, x in self.columns.items()}
         changed = any(new is not self.columns[name] for name, new in columns.items())
-        return Frame.of(columns, self.labels) if changed else self
+        return Frame.of(columns) if changed else self
 
     def __getitem__(self, key: Any) -> Tensor:  # type: ignore[override]
         if isinstance(key, str):
             return self._column(key)
         if isinstance(key, list) and key and all(isinstance(name, str) for name in key):
             return torch.stack(_of_one_dtype([self._column(name) for name in key]), -1)
+        if isinstance(key, slice) or (isinstance(key, Tensor) and key.dim() == 1):
+            return self.converted(lambda column: column[key])  # rows
         return super().__getitem__(key)
+
+    def to(self, *args: Any, **kwargs: Any) -> Frame:
+        """Return the frame with its columns elsewhere or in another dtype, as ``Tensor.to``."""
+        return self.converted(lambda column: column.to(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Tensor:
         if name in self.__dict__.get("columns", ()):
@@ -65,7 +70,7 @@ class Frame(Tensor):
         return self.converted(torch.clone)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return Frame.of, (self.columns, self.labels)
+        return Frame.of, (self.columns,)
 
     def _column(self, name: str) -> Tensor:
         if name not in self.columns:
@@ -123,17 +128,27 @@ def _as_frame(name: str, value: Any) -> Frame:
     if not names:
         raise DataError(f"{name} is a data frame without columns; give at least one")
     columns: dict[str, Tensor | DataError] = {}
-    labels = {}
     for column in names:
         try:
             columns[column] = as_numbers(f"column {column!r} of {name}", value[column])
         except DataError as error:
             columns[column] = error
-        if (categories := labels_of(value[column])) is not None:
-            labels[column] = categories
     if all(isinstance(column, DataError) for column in columns.values()):
         raise next(column for column in columns.values() if isinstance(column, DataError))
-    return Frame.of(columns, labels)
+    return Frame.of(columns)
+
+
+def categories_in(arguments: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Return the labels of categories, in the order of their codes, by argument, or by key or column within one."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, value in arguments.items():
+        if isinstance(value, Mapping):
+            found |= categories_in(value)
+        elif _is_frame(value):
+            found |= categories_in({column: value[column] for column in value.columns})
+        elif (labels := labels_of(value)) is not None:
+            found[name] = labels
+    return found
 
 
 def arrays_as_tensors(data: Any, name: str = "data") -> Any:

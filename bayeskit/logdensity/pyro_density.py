@@ -19,7 +19,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
-from bayeskit.core.arguments import Frame, arrays_as_tensors, in_precision, lists_as_tensors
+from bayeskit.core.arguments import Frame, arrays_as_tensors, categories_in, in_precision, lists_as_tensors
 from bayeskit.core.functions_of_users import line_of, words_of
 from bayeskit.core.inputs import warn_user
 from bayeskit.core.process_state import process_state
@@ -223,6 +223,8 @@ class PyroDensity:
         names = _names_of_arguments(model, args)
         given = tuple(arrays_as_tensors(value, name) for name, value in zip(names, args, strict=True))
         named = {name: arrays_as_tensors(value, f"argument {name!r}") for name, value in kwargs.items()}
+        by_name = dict(zip((name.removeprefix("argument ").strip("'") for name in names), args, strict=True))
+        self.categories = categories_in(by_name | kwargs)
         self.dtype, self.device = dtype_and_device((model, given, named), of_lists=_lists_as_tensors(given, named))
         self.args, self.kwargs = in_precision(given, self.dtype), in_precision(named, self.dtype)
         self._first_available_dim = -1

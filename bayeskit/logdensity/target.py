@@ -905,6 +905,14 @@ class Target:
         """A readable name for each unconstrained coordinate, such as ``theta[2]``."""
         return names_of(self.sites)
 
+    @property
+    def categories(self) -> dict[str, tuple[Any, ...]]:
+        """Labels of the categories among the model's arguments, in the order of their codes.
+
+        Keys are the names of arguments, or of columns and keys where an argument is a frame or a mapping.
+        """
+        return dict(self.density.categories) if isinstance(self.density, PyroDensity) else {}
+
     def fingerprint(self) -> str:
         """Return a digest of the model's sites, its data, and its density at two fixed points.
 

@@ -7,9 +7,12 @@ import cloudpickle
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 
+import bayeskit as bk
 from bayeskit.core.arguments import arrays_as_tensors, in_precision
 from bayeskit.core.inputs import labels_of
 from bayeskit.errors import DataError
@@ -68,6 +71,17 @@ def test_categories_keep_their_labels():
     assert labels_of(pl.Series(LETTERS, dtype=pl.Categorical)) == ("a", "b")
     assert labels_of(np.array([1])) is None and labels_of([1]) is None
 
+    def model(county, table, more=None):
+        with pyro.plate("counties", 2):
+            mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(county)):
+            pyro.sample("y", dist.Normal(mean[county] + mean[more["b"]], 1.0), obs=table["y"])
+
+    counties, b = (pd.Series(LETTERS, dtype="category").cat.rename_categories(names) for names in (["A", "B"], [3, 4]))
+    table = pd.DataFrame({"y": [1.0, 2.0, 3.0], "floor": counties})
+    target = bk.Target.from_pyro(model, counties, table, more={"b": b})
+    assert target.categories == {"county": ("A", "B"), "floor": ("A", "B"), "b": (3, 4)}
+
 
 @pytest.mark.parametrize(
     ("value", "said"),
@@ -97,6 +111,12 @@ def test_a_frame_is_a_matrix_with_names(library):
     weights = torch.tensor([1.0, 10.0], dtype=torch.float64)
     assert (frame @ weights).tolist() == [31.0, 42.0] and type(frame * 2) is torch.Tensor
     assert frame[["n", "x"]].tolist() == [[3.0, 1.0], [4.0, 2.0]] and frame[0].tolist() == [1.0, 3.0]
+    rows = frame[torch.tensor([1, 0])]
+    assert (
+        rows["n"].tolist() == [4, 3]
+        and frame[1:].x.tolist() == [2.0]
+        and frame.to(torch.float32).n.dtype == torch.float32
+    )
     for again in (copy.deepcopy(frame), pickle.loads(cloudpickle.dumps(frame))):
         assert again["n"].dtype == torch.int64 and torch.equal(again + 0, frame + 0)
     assert in_precision(frame, torch.float32).x.dtype == torch.float32

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils import _pytree
 
+from bayeskit.core.arguments import arrays_as_tensors
 from bayeskit.core.compatibility import as_inference_data, to_datasets
 from bayeskit.core.compiler_cache import compiler_cache
 from bayeskit.core.folders import Schema
@@ -57,6 +58,7 @@ from bayeskit.inference.objectives.drawing import GRADIENT, plate_nesting, rows_
 from bayeskit.inference.objectives.objective import Objective, not_finite_as_loss_error
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, nothing_done, save_or_warn, say_early
 from bayeskit.logdensity.pyro_distributions import MendedDraws
+from bayeskit.logdensity.pyro_runs import check_plates
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -626,7 +628,7 @@ class Given(Batches):
             if value is None:
                 raise DataError(f"batch {position} of the data is None; give a tensor, a tuple or a mapping")
             if position >= start:
-                yield _as_batch(_tensors(value))
+                yield _as_batch(arrays_as_tensors(value))
 
     def all(self) -> Iterator[Batch]:
         """Yield the batches with a fixed random seed."""
@@ -659,20 +661,11 @@ class Nothing(Batches):
         return "none"
 
 
-def _tensors(data: Any) -> Any:
-    """Return arrays, also in a tuple or mapping, as tensors."""
-    if isinstance(data, tuple):
-        return tuple(_tensors(x) for x in data)
-    if isinstance(data, Mapping):
-        return {name: _tensors(x) for name, x in data.items()}
-    return as_numbers("data", data) if hasattr(data, "__array__") and not isinstance(data, Tensor) else data
-
-
 def as_batches(data: Any, batch_size: int | None, ranks: Ranks, seed: int) -> Batches:
     """Return the minibatches of a user's data; DataError if it is neither tensors nor an iterable of batches."""
     if data is None:
         return Nothing()
-    data = _tensors(data)
+    data = arrays_as_tensors(data)
     if isinstance(data, list) and data and isinstance(data[0], (bool, int, float)):
         data = as_numbers("data", data)
     columns = data if isinstance(data, tuple) else data.values() if isinstance(data, Mapping) else (data,)
@@ -802,6 +795,9 @@ class _Learner(nn.Module):
         try:
             # Later steps may raise what a user throws on purpose.
             with torch.no_grad(), lines_named("the model or the guide"):
+                # Full data size of a plate that rescales minibatches, or None; whether a latent site lies outside all
+                # plates.
+                self.whole, self.has_global_latents = self._plates(first)
                 self(*first.args, **first.kwargs)
         except (ValueError, LossError) as error:
             foreign = isinstance(error, LossError) or not isinstance(error.__cause__ or error, BayeskitError)
@@ -810,8 +806,6 @@ class _Learner(nn.Module):
             raise DataError(f"{where}; leave such rows out, or mask them in the model") from error
         self.load_buffers(before)
         self.load_learnt(learnt)
-        # Full data size of a plate that rescales minibatches, or None; whether a latent site lies outside all plates.
-        self.whole, self.has_global_latents = self._plates(first)
         if not self.trained():
             raise SettingsError(
                 "model and guide have no parameters to train; use modules, pyro.module or pyro.param, and check "
@@ -930,7 +924,11 @@ class _Learner(nn.Module):
             trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*batch.args, **batch.kwargs)
         if not isinstance(objective, Objective):
             _refuse_marks(drawn, objective)
-        sites = [s for s in prune_subsample_sites(trace).nodes.values() if s["type"] == "sample"]
+        of_guide, sites = (
+            [s for s in prune_subsample_sites(t).nodes.values() if s["type"] == "sample"] for t in (drawn, trace)
+        )
+        for site in (*of_guide, *sites):
+            check_plates(site)
         frames = [f for s in sites for f in s["cond_indep_stack"]]
         whole = max((f.full_size for f in frames if f.full_size and f.full_size > f.size), default=None)
         return whole, any(not s["cond_indep_stack"] for s in sites if not s["is_observed"])

@@ -1,13 +1,14 @@
 """What a first user of ``fit`` gives it: arrays, classes, data with holes; and what there is to read afterwards."""
 
 import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from pyro.nn import PyroModule, PyroParam
 
-from bayeskit.errors import DataError, GuideError, SettingsError
+from bayeskit.errors import DataError, GuideError, ModelError, SettingsError
 from bayeskit.inference.objectives import ELBO, IWAE
 from bayeskit.inference.training import fit
 
@@ -36,6 +37,35 @@ def test_arrays_and_lists_are_data():
         assert torch.equal(run(data).losses, expected)
     batches = [DATA[:2].numpy(), DATA[2:].numpy()]
     assert torch.equal(run(batches).losses, run([DATA[:2], DATA[2:]]).losses)
+
+
+def test_frames_are_data():
+    """Minibatches are rows of all columns."""
+    frame = pd.DataFrame({"name": list("abcd"), "x": DATA.numpy()})
+
+    def of_frame(function):
+        return lambda data: function(data["x"])
+
+    for size in (None, 2):
+        expected = run(DATA, batch_size=size).losses
+        found = fit(
+            of_frame(model), of_frame(guide), ELBO(), frame, num_steps=3, batch_size=size, progress=False
+        ).losses
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("objective", [ELBO(), IWAE(3), pyro.infer.Trace_ELBO()], ids=lambda o: type(o).__name__)
+def test_columns_in_model_or_guide_are_named(objective):
+    assert len(run(DATA, objective).losses) == 3  # what the objective has found out of a first model does not matter
+    with pytest.raises(ModelError, match=r"site 'z' has batch shape \(4, 4\), .*by .squeeze"):
+        run(DATA[:, None], objective)
+
+    def of_column(x):
+        with pyro.plate("data", len(x)):
+            pyro.sample("z", dist.Normal(pyro.param("shift", x.new_tensor(0.5)) * x[:, None], 1.0))
+
+    with pytest.raises(ModelError, match=r"site 'z' has batch shape \(4, 4\), .*'data' of size 4 at dimension -1"):
+        fit(model, of_column, objective, DATA, num_steps=3, progress=False)
 
 
 def test_values_are_those_that_the_guide_sees():
