@@ -22,28 +22,51 @@ def _distributions(rate, share):
     """Return distributions of which zeros and ones are data."""
     two, cut = torch.stack([share, 1 - share], -1), torch.tensor([0.0])
     return {
+        "asymmetric_laplace": dist.AsymmetricLaplace(rate, 0.7, 1.3),
         "bernoulli": dist.Bernoulli(share),
         "logits": dist.Bernoulli(logits=rate),
         "beta_binomial": dist.BetaBinomial(rate, 2.0, 3),
         "binomial": dist.Binomial(4, share),
         "categorical": dist.Categorical(two),
+        "cauchy": dist.Cauchy(rate, 0.7),
         "exponential": dist.Exponential(rate),
         "gamma_poisson": dist.GammaPoisson(rate, 0.7),
         "geometric": dist.Geometric(share),
+        "gumbel": dist.Gumbel(rate, 0.7),
+        "half_cauchy": dist.HalfCauchy(rate),
+        "half_normal": dist.HalfNormal(rate),
         "laplace": dist.Laplace(rate, 0.7),
         "logistic": dist.Logistic(rate, 0.7),
         "negative_binomial": dist.NegativeBinomial(rate, 0.3),
+        "mixture": dist.MixtureSameFamily(dist.Categorical(two), dist.Normal(torch.stack([rate, -rate], -1), 0.7)),
         "normal": dist.Normal(rate, 0.7),
         "ordered_logistic": dist.OrderedLogistic(rate, cut),
         "poisson": dist.Poisson(rate),
+        "soft_laplace": dist.SoftLaplace(rate, 0.7),
         "student": dist.StudentT(3.0, rate, 0.7),
         "uniform": dist.Uniform(-1.0, 2.0 + rate),
+        "von_mises": dist.VonMises(share, rate),
         "zero_inflated_poisson": dist.ZeroInflatedPoisson(rate, gate=share),
         "zero_inflated_binomial": dist.ZeroInflatedNegativeBinomial(rate, probs=share, gate=0.2 * share),
     }
 
 
+def _positive(rate):
+    """Return distributions of which ones and twos are data."""
+    return {
+        "chi_squared": dist.Chi2(rate),
+        "gamma": dist.Gamma(rate, 0.7),
+        "inverse_gamma": dist.InverseGamma(rate, 0.7),
+        "log_normal": dist.LogNormal(rate, 0.7),
+        "pareto": dist.Pareto(0.5, rate),
+        "snedecor": dist.FisherSnedecor(rate, 2.0),
+        "weibull": dist.Weibull(rate, 1.3),
+    }
+
+
 VECTORS = {
+    "multivariate_normal": lambda share: dist.MultivariateNormal(share.unsqueeze(-1).expand(2), torch.eye(2) + 0.3),
+    "multivariate_student": lambda share: dist.MultivariateStudentT(3.0, share.unsqueeze(-1).expand(2), torch.eye(2)),
     "one_hot": lambda share: dist.OneHotCategorical(torch.stack([share, 1 - share], -1)),
     "multinomial": lambda share: dist.Multinomial(1, torch.stack([share, 1 - share], -1)),
     "dirichlet_multinomial": lambda share: dist.DirichletMultinomial(torch.stack([share, 2 * share], -1), 1),
@@ -53,16 +76,27 @@ VECTORS = {
 FEW = ("binomial", "categorical", "ordered_logistic", "poisson")  # of a graph that is soon compiled
 
 
+ALL = [*_distributions(torch.ones(()), torch.tensor(0.5)), *_positive(torch.ones(())), *VECTORS]
+
+
+def _made(name, rate, share):
+    if name in VECTORS:
+        return VECTORS[name](share)
+    return (_distributions(rate, share) | _positive(rate))[name]
+
+
+def _data_of(name, x):
+    if name in VECTORS:
+        return torch.stack([x, 1 - x.long()], -1)
+    return x + 1 if name in _positive(torch.ones(())) else x
+
+
 def everything(x, names):
     rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
     share = pyro.sample("share", dist.Beta(2.0, 2.0))
     with pyro.plate("rows", len(x)):
         for name in names:
-            if name not in VECTORS:
-                pyro.sample(name, _distributions(rate, share)[name], obs=x)
-                continue
-            made = VECTORS[name]
-            pyro.sample(name, made(share), obs=torch.stack([x, 1 - x.long()], -1))
+            pyro.sample(name, _made(name, rate, share), obs=_data_of(name, x))
     pyro.factor("arithmetic", (x * rate).sum() + (x / 3 + share).log().sum() + torch.lgamma(x + 2.0).sum())
 
 
@@ -73,12 +107,8 @@ def _by_pyro(x, names, u):
     for rate, share in zip(values["rate"], values["share"], strict=True):
         parts = [dist.Gamma(2.0, 1.0).log_prob(rate) + rate.log(), dist.Beta(2.0, 2.0).log_prob(share)]
         parts += [(share * (1 - share)).log()]
-        both = torch.stack([x, 1 - x], -1)
         for name in names:
-            one = name in VECTORS
-            parts += [
-                (VECTORS[name](share) if one else _distributions(rate, share)[name]).log_prob(both if one else x).sum()
-            ]
+            parts += [_made(name, rate, share).log_prob(_data_of(name, x).to(x.dtype)).sum()]
         parts += [(x * rate).sum() + (x / 3 + share).log().sum() + torch.lgamma(x + 2.0).sum()]
         total.append(sum(parts))
     return torch.stack(total)
@@ -91,15 +121,20 @@ def _default_dtype(request):
 
 
 @pytest.mark.parametrize(
-    ("compile", "default"), [(False, F64), pytest.param(True, torch.float32, marks=pytest.mark.compiler)]
+    ("compile", "default", "names", "widths"),
+    [
+        (False, F64, ALL, (torch.int64, torch.bool, torch.float32, F64)),  # narrower ones become 64 bits wide
+        (False, torch.float32, FEW, WIDTHS),
+        pytest.param(True, torch.float32, FEW, WIDTHS, marks=pytest.mark.compiler),
+    ],
+    ids=["all", "few", "compiled"],
 )
-def test_every_width_of_number_gives_the_same_density(compile, default):
+def test_every_width_of_number_gives_the_same_density(compile, default, names, widths):
     u = torch.randn(3, 2, dtype=F64, generator=torch.Generator().manual_seed(1))
     torch.set_default_dtype(F64)
-    names = FEW if compile else [*_distributions(torch.ones(()), torch.tensor(0.5)), *VECTORS]
     expected = _by_pyro(COINS.to(F64), names, u)
     torch.set_default_dtype(default)
-    for width in WIDTHS:
+    for width in widths:
         target = bk.Target.from_pyro(everything, COINS.to(width), names, compile=compile)
         torch.set_default_dtype(F64 if default == torch.float32 else torch.float32)  # between the calls
         found = u.to(target.dtype)
