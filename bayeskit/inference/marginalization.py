@@ -34,7 +34,7 @@ from bayeskit.logdensity.compiling import (
 )
 from bayeskit.logdensity.engine import Compile, Engine, Evaluators
 from bayeskit.logdensity.pyro_density import PyroDensity, Site
-from bayeskit.logdensity.target import Target
+from bayeskit.logdensity.target import Target, require_target
 from bayeskit.logdensity.tracing import (
     UNTRACEABLE,
     FailingApart,
@@ -409,7 +409,7 @@ def marginalize(
     """
     if method != "laplace":
         raise SettingsError(f"method must be 'laplace', not {method!r}")
-    density = target.density
+    density = require_target(target).density
     if not isinstance(density, PyroDensity):
         raise ModelError(
             "only a target of a Pyro model has sites that can be integrated out one by one; use Target.from_pyro"

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
 from bayeskit.core.functions_of_users import lines_named
+from bayeskit.core.inputs import whole_number
 from bayeskit.core.process_state import process_state
 from bayeskit.core.torch_internals import (
     batching_level,
@@ -698,7 +699,7 @@ def _length(inputs: Any, length: int | None) -> int:
     if None in sizes:
         raise ShapeError("an input of a scan has no time dimension; make time its first dimension")
     if length is not None:
-        sizes.add(length)
+        sizes.add(whole_number("length", length, least=0))
     if not sizes:
         raise SettingsError("a scan has neither inputs nor a length; pass inputs or length=")
     if len(sizes) > 1:

@@ -39,7 +39,7 @@ from bayeskit.logdensity.pyro_density import PyroDensity, Site
 from bayeskit.logdensity.pyro_runs import place_of
 from bayeskit.logdensity.tracing import UNTRACEABLE, FailingApart, first_line
 
-__all__ = ["Evaluation", "PriorSampler", "Site", "Target", "can_be_batched"]
+__all__ = ["Evaluation", "PriorSampler", "Site", "Target", "can_be_batched", "require_target"]
 
 
 _DRAWN_TOGETHER = 1000  # vectors at which data or discrete sites are drawn in one batch
@@ -65,6 +65,15 @@ def can_be_batched(density: PyroDensity, probe: Tensor) -> bool:
         )
         return False
     return True
+
+
+def require_target(value: Any) -> Target:
+    """Return a target as it is; raise ``SettingsError`` for anything else, such as a model."""
+    if isinstance(value, Target):
+        return value
+    raise SettingsError(
+        f"a Target is needed, not a {type(value).__name__}; make one by bk.Target.from_pyro(model, *args)"
+    )
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:

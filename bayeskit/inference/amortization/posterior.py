@@ -676,7 +676,7 @@ def _sizes_and_encoding(
     sizes: tuple[int, int] | None, encoding: Encoding | None, has_function_of_size: bool
 ) -> tuple[tuple[int, int] | None, Encoding]:
     if sizes is not None:
-        if len(sizes) != 2:
+        if not isinstance(sizes, (tuple, list)) or len(sizes) != 2:
             raise SettingsError(f"sizes must be (smallest, largest), not {sizes}")
         sizes = (whole_number("sizes[0]", sizes[0], least=1), whole_number("sizes[1]", sizes[1], least=1))
         if sizes[1] < sizes[0]:
@@ -829,6 +829,10 @@ def amortize(
     patience = None if patience is None else whole_number("patience", patience, least=1)
     names: tuple[str, ...] = (observed,) if isinstance(observed, str) else tuple(observed)
     if not callable(args):
+        if not isinstance(args, (tuple, list)):
+            raise SettingsError(
+                f"args must be a tuple of the model's arguments, such as (x,), not {type(args).__name__}"
+            )
         args = tuple(lists_as_tensors(arrays_as_tensors(value)) for value in args)
     if names:
         model, args, names = _conditioned(model, names, args, sizes, seed)

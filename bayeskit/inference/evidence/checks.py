@@ -22,7 +22,7 @@ from bayeskit.core.statistics import effective_sample_size, effective_within_cha
 from bayeskit.draws import Draws
 from bayeskit.errors import BayeskitError, DrawsError, SettingsError, ShapeError
 from bayeskit.inference.samplers import Ladder
-from bayeskit.logdensity.target import Target
+from bayeskit.logdensity.target import Target, require_target
 
 __all__ = [
     "MAX_PARETO_SHAPE",
@@ -134,8 +134,7 @@ NO_PRIOR_DRAWS = (
 
 def belongs(draws: Draws, target: Target, *, posterior: bool = True) -> None:
     """Raise DrawsError for draws that are too short, of another target or, if ``posterior``, tempered."""
-    if not isinstance(target, Target):
-        raise SettingsError(f"a Target is needed, not a {type(target).__name__}; make one by Target.from_pyro")
+    require_target(target)
     if not isinstance(draws, Draws):
         raise DrawsError(f"draws must be Draws, such as bk.sample(target) returns, not a {type(draws).__name__}")
     if draws.num_draws < MIN_DRAWS:

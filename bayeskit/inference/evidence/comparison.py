@@ -31,7 +31,7 @@ from bayeskit.inference.evidence.tables import EstimateGroup, folded, groups_of,
 from bayeskit.inference.marginalization import LaplaceCorrection
 from bayeskit.inference.peaks import KnownModes, Peak, PeakCheck, remembered_checks
 from bayeskit.inference.samplers import Ladder
-from bayeskit.logdensity.target import Target
+from bayeskit.logdensity.target import Target, require_target
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -624,8 +624,7 @@ def compare(
     >>> abs(table["bridge_sampling"].log_evidence - case.log_evidence) < 0.05, table.verdict.is_agreed
     (True, True)
     """
-    if not isinstance(target, Target):
-        raise SettingsError(f"compare works on a Target, not a {type(target).__name__}; make one by Target.from_pyro")
+    require_target(target)
     chosen, seed = select(methods), whole_number("seed", seed)
     if not chosen:
         raise SettingsError("methods is empty; give names, or 'all'")

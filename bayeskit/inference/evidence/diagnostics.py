@@ -38,7 +38,7 @@ from bayeskit.inference.peaks import (
 )
 from bayeskit.inference.samplers.starts import prior_positions
 from bayeskit.inference.samplers.unseen_tails import unseen_tails
-from bayeskit.logdensity.target import Target
+from bayeskit.logdensity.target import Target, require_target
 
 _T = TypeVar("_T")
 
@@ -128,9 +128,7 @@ class Diagnostics:
     """
 
     def __init__(self, target: Target, *, seed: int = 0) -> None:
-        if not isinstance(target, Target):
-            raise SettingsError(f"a Target is needed, not a {type(target).__name__}; make one by Target.from_pyro")
-        self.target, self.seed = target, seed
+        self.target, self.seed = require_target(target), seed
 
     def _once(self, name: str, make: Callable[[], _T]) -> _T:
         """Return a stored result, or compute and store it."""

@@ -22,7 +22,7 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import mean_error, pareto_smoothed, replicates_log_mean_error
 from bayeskit.core.texts import with_error
 from bayeskit.draws import Draws
-from bayeskit.errors import BayeskitError, DataError, InitializationError, ModelError, SettingsError, ShapeError
+from bayeskit.errors import BayeskitError, DataError, InitializationError, SettingsError, ShapeError
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, belongs, posterior_problems
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.metric import Metric
@@ -41,7 +41,7 @@ from bayeskit.inference.samplers.smc import (
 )
 from bayeskit.logdensity.combinators import Weighted
 from bayeskit.logdensity.observations import SITE_REMEDY, check_terms_add_up
-from bayeskit.logdensity.target import Target
+from bayeskit.logdensity.target import Target, require_target
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,9 +119,7 @@ class WeightedData:
     """Data of a target that can be left out one by one; observations of equal ``groups`` number are one datum."""
 
     def __init__(self, target: Target, groups: Tensor | None = None) -> None:
-        if not isinstance(target, Target):
-            raise ModelError(f"cross-validation needs a Target, not {type(target).__name__}")
-        self.target = target
+        self.target = require_target(target)
         generator = new_generator(0, stream="probes of the likelihood")
         probe = torch.randn(_PROBES, target.dim, generator=generator, dtype=torch.float64).to(target.dtype)
         probe = probe.to(target.device)

@@ -368,7 +368,7 @@ def test_targets_without_pointwise_likelihood():
     posterior = GibbsPosterior(dist.Normal(0.0, 1.0), losses.Absolute(), NORMAL, pooling="max")
     with pytest.raises(ModelError, match="not a sum over data"):
         cross_validation_evidence(posterior)
-    with pytest.raises(ModelError, match="needs a Target"):
+    with pytest.raises(SettingsError, match="a Target is needed"):
         cross_validation_evidence(location)
 
 
