@@ -89,18 +89,22 @@ def _memory() -> float:
         return float("inf")
 
 
-def real_number(name: str, value: Any, between: tuple[float, float] | None = None) -> float:
-    """Return a number of any library as ``float``; raise ``SettingsError`` for others, and outside ``between``."""
-    where = "" if between is None else f" in ({between[0]:g}, {between[1]:g})"
+def real_number(name: str, value: Any, domain: str = "") -> float:
+    """Return a number of any library as ``float``; raise ``SettingsError`` for others, and outside of a domain.
+
+    The domain is an interval such as ``"(0, 1]"``, without its ends where they have round brackets.
+    """
     try:
-        number = None if isinstance(value, (bool, str, bytes)) else float(value)
+        number = None if isinstance(value, (bool, str, bytes)) else float(getattr(value, "detach", lambda: value)())
     except (OverflowError, TypeError, ValueError, RuntimeError):
         number = None
     if number is None:
-        raise SettingsError(f"{name} must be a number{where}, not {value!r}")
-    # Both ends are excluded.
-    if between is not None and not between[0] < number < between[1]:
-        raise SettingsError(f"{name} must lie{where}, not {number:g}")
+        raise SettingsError(f"{name} must be a number{f' in {domain}' if domain else ''}, not {value!r}")
+    if domain:
+        low, high = map(float, domain[1:-1].split(","))
+        above = low < number or (domain[0] == "[" and low == number)
+        if not (above and (number < high or (domain[-1] == "]" and number == high))):
+            raise SettingsError(f"{name} must lie in {domain}, not {number:g}")
     return number
 
 

@@ -799,7 +799,7 @@ def best_design(
     """
     of, about = _checked(num_outer, num_inner, of, about)
     whole_number("num_steps", num_steps, least=2)
-    learning_rate = real_number("learning_rate", learning_rate, between=(0, math.inf))
+    learning_rate = real_number("learning_rate", learning_rate, "(0, inf)")
     start_at = _design(design)
     bounds = (-math.inf, math.inf) if within is None else _bounds(within, start_at)
     climb = _Climb(model, args, of, about, num_inner, start_at, seed, bounds)

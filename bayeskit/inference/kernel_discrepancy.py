@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bayeskit.errors import SettingsError, ShapeError
+from bayeskit.core.inputs import real_number
+from bayeskit.errors import ShapeError
 
 __all__ = ["InverseMultiquadric", "Kernel", "RadialBasis", "maximum_mean_discrepancy"]
 
@@ -45,8 +46,8 @@ class RadialBasis:
     bandwidth: float | None = None
 
     def __post_init__(self) -> None:
-        if self.bandwidth is not None and not self.bandwidth > 0:
-            raise SettingsError(f"bandwidth must be positive, not {self.bandwidth}")
+        if self.bandwidth is not None:
+            real_number("bandwidth", self.bandwidth, "(0, inf)")
 
     def __call__(self, squared_distance: Tensor, typical: Tensor) -> Tensor:
         """Return the kernel, of the shape of ``squared_distance``."""
@@ -77,8 +78,8 @@ class InverseMultiquadric:
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        if self.scale is not None and not self.scale > 0:
-            raise SettingsError(f"scale must be positive, not {self.scale}")
+        if self.scale is not None:
+            real_number("scale", self.scale, "(0, inf)")
 
     def __call__(self, squared_distance: Tensor, typical: Tensor) -> Tensor:
         """Return the kernel, of the shape of ``squared_distance``."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayeskit.core.arguments import arrays_as_tensors, in_precision
 from bayeskit.core.functions_of_users import lines_named, words_of
-from bayeskit.core.inputs import unknown_name, warn_user
+from bayeskit.core.inputs import unknown_name, warn_user, whole_number
 from bayeskit.core.process_state import process_state
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
@@ -262,8 +262,7 @@ class Target:
         >>> target.value_and_grad(torch.zeros(4, 2, dtype=torch.float64))[1].shape
         torch.Size([4, 2])
         """
-        if dim < 1:
-            raise SettingsError(f"dim must be at least 1, not {dim}")
+        dim = whole_number("dim", dim, least=1)
         device = torch.device(device)
         probe = torch.zeros(2, dim, dtype=dtype, device=device)
         for name, function in (("log_prior", log_prior), ("log_likelihood", log_likelihood)):
@@ -789,8 +788,7 @@ class Target:
         SettingsError
             If ``num_draws`` is less than one, functions came without ``sample_prior``, or a prior is flat or masked.
         """
-        if num_draws < 1:
-            raise SettingsError(f"num_draws must be at least 1, not {num_draws}")
+        num_draws = whole_number("num_draws", num_draws, least=1)
         generator = new_generator(seed, stream="prior")
         if not self.is_split:
             raise SettingsError(f"this target cannot draw from its prior, because {ONE_DENSITY}")

@@ -248,8 +248,8 @@ def _parameter(x: Any, y0: Tensor) -> Tensor:
 def _settings(method: str, rtol: float, atol: float | None, max_steps: int) -> tuple[float, float, float]:
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
-    absolute = 0.0 if atol is None else real_number("atol", atol, (0.0, float("inf")))
-    return real_number("rtol", rtol, (0.0, 1.0)), absolute, float(whole_number("max_steps", max_steps, 1))
+    absolute = 0.0 if atol is None else real_number("atol", atol, "(0, inf)")
+    return real_number("rtol", rtol, "(0, 1)"), absolute, float(whole_number("max_steps", max_steps, 1))
 
 
 def _grid(times: Tensor, y0: Tensor) -> tuple[Tensor, Tensor | None]:

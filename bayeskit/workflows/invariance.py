@@ -79,7 +79,7 @@ class RegressionPrior:
 
     def __post_init__(self) -> None:
         for name in ("coefficient_sd", "noise_shape", "noise_scale"):
-            object.__setattr__(self, name, real_number(name, getattr(self, name), (1e-6, 1e6)))
+            object.__setattr__(self, name, real_number(name, getattr(self, name), "(1e-6, 1e6)"))
 
 
 @dataclass(frozen=True)

@@ -1127,9 +1127,7 @@ def rejection_abc(
     >>> kept.shape, bool((kept.mean() - 2.2 / 3).abs() < 0.3)
     (torch.Size([100, 1]), True)
     """
-    share = real_number("share", share)
-    if not 0 < share <= 1:
-        raise SettingsError(f"share must lie above 0 and be at most 1, not {share}")
+    share = real_number("share", share, "(0, 1]")
     generator = new_generator(seed, stream="rejection")
     if not bool(observed.isfinite().all()):
         raise DataError("observed holds NaN or infinite values; drop or impute them")

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.page import Listed, frame_table, result_html
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size
@@ -314,12 +315,9 @@ def sbc(
     >>> sorted(result.ranks), result.passed
     (['log_likelihood', 'mean'], True)
     """
-    if num_replicates < MIN_REPLICATES:
-        raise SettingsError(f"num_replicates must be at least {MIN_REPLICATES}, not {num_replicates}")
-    if num_draws < 3:
-        raise SettingsError(f"num_draws must be at least 3, not {num_draws}")
-    if not 0 < significance < 1:
-        raise SettingsError(f"significance must lie in (0, 1), not {significance}")
+    num_replicates = whole_number("num_replicates", num_replicates, least=MIN_REPLICATES)
+    num_draws = whole_number("num_draws", num_draws, least=3)
+    significance = real_number("significance", significance, "(0, 1)")
     if not isinstance(args, tuple):
         raise SettingsError(f"args must be a tuple such as (data,), not a {type(args).__name__}")
     for name, function in (("sampler", sampler), ("simulate", simulate)):

@@ -15,7 +15,7 @@ from bayeskit.errors import SettingsError
 
 @pytest.mark.parametrize("value", [0.75, np.float32(0.75), torch.tensor(0.75), torch.tensor([0.75]), Fraction(3, 4)])
 def test_numbers_of_any_library_become_pythons_own(value):
-    number = real_number("share", value, between=(0, 1))
+    number = real_number("share", value, "(0, 1)")
     assert type(number) is float and number == 0.75
 
 
@@ -27,7 +27,7 @@ def test_without_limits_every_number_is_fine():
 @pytest.mark.parametrize("value", ["0.8", b"0.8", None, True, [0.8], 0.8j, torch.tensor([0.1, 0.2])])
 def test_what_is_no_number_is_named(value):
     with pytest.raises(SettingsError, match=r"share must be a number in \(0, 1\), not "):
-        real_number("share", value, between=(0, 1))
+        real_number("share", value, "(0, 1)")
     with pytest.raises(SettingsError, match="share must be a number, not "):
         real_number("share", value)
 
@@ -35,7 +35,19 @@ def test_what_is_no_number_is_named(value):
 @pytest.mark.parametrize("value", [0, 1.0, -0.1, math.inf, math.nan])
 def test_numbers_beyond_the_limits_are_refused(value):
     with pytest.raises(SettingsError, match=r"share must lie in \(0, 1\), not "):
-        real_number("share", value, between=(0, 1))
+        real_number("share", value, "(0, 1)")
+
+
+@pytest.mark.parametrize(("domain", "ends"), [("[0, 1)", [0]), ("(0, 1]", [1]), ("[0, 1]", [0, 1]), ("(0, 1)", [])])
+def test_square_brackets_include_an_end(domain, ends):
+    for value in (0, 1):
+        if value in ends:
+            assert real_number("share", value, domain) == value
+        else:
+            with pytest.raises(SettingsError, match="share must lie in "):
+                real_number("share", value, domain)
+    parameter = torch.nn.Parameter(torch.tensor(0.5))
+    assert real_number("share", parameter, domain) == 0.5 and real_number("steps", math.inf, "[1, inf]") == math.inf
 
 
 def test_words_are_refused_before_any_work():

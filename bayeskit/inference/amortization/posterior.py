@@ -825,7 +825,7 @@ def amortize(
     num_steps = whole_number("num_steps", num_steps, least=1)
     batch_size = whole_number("batch_size", batch_size, least=2)
     num_transforms = whole_number("num_transforms", num_transforms, least=1)
-    learning_rate = real_number("learning_rate", learning_rate, (0.0, math.inf))
+    learning_rate = real_number("learning_rate", learning_rate, "(0, inf)")
     patience = None if patience is None else whole_number("patience", patience, least=1)
     names: tuple[str, ...] = (observed,) if isinstance(observed, str) else tuple(observed)
     if not callable(args):

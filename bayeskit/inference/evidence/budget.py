@@ -162,7 +162,7 @@ class Budget:
                 raise SettingsError(f"{part} must be a {kind.__name__}, not a {type(value).__name__}")
             own = {field: words[word] for word, (where, field) in _WORDS.items() if where == part and word in words}
             object.__setattr__(self, part, kind(**_checked(part, asdict(kind() if value is None else value) | own)))
-        acceptance = real_number("target_acceptance", target_acceptance, between=(0, 1))
+        acceptance = real_number("target_acceptance", target_acceptance, "(0, 1)")
         object.__setattr__(self, "target_acceptance", acceptance)
 
     def __getattr__(self, name: str) -> Any:
@@ -190,7 +190,7 @@ def _checked(part: str, values: dict[str, Any]) -> dict[str, Any]:
         if word in LEAST:
             found[field] = whole_number(word, number, LEAST[word])
         elif word == "termination":
-            found[field] = real_number(word, number, between=(0, 1))
+            found[field] = real_number(word, number, "(0, 1)")
         elif not isinstance(number, bool):
             raise SettingsError(f"{word} must be True or False, not {number!r}")
         else:

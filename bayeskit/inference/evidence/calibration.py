@@ -285,9 +285,7 @@ def calibrate(
             raise SettingsError(
                 f"autoregressive draws exist only for the exact case {_NORMAL_CASE} and methods on posterior draws"
             )
-        correlation = real_number("correlation", correlation)
-        if not 0 <= correlation < 1:
-            raise SettingsError(f"correlation must lie in [0, 1), not {correlation}")
+        correlation = real_number("correlation", correlation, "[0, 1)")
     pays, fingerprint = num_replicates >= _COMPILE_FROM, target.fingerprint()
     seeds = _seeds(seed, num_replicates)
     tasks = [_Replicate(known, fingerprint, names, budget, correlation, one, pays) for one in seeds]

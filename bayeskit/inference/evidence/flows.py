@@ -646,9 +646,7 @@ def learned_harmonic_mean(
     """
     belongs(draws, target)
     if temperature is not None:
-        temperature = real_number("temperature", temperature)
-        if not 0 < temperature <= 1:
-            raise SettingsError(f"temperature must lie above 0 and be at most 1, not {temperature}")
+        temperature = real_number("temperature", temperature, "(0, 1]")
     draws = finite_chains(draws)
     _, second = _halves(draws, target.dim)
     flow = fit_flow(target, draws, seed=seed) if flow is None else _check_flow(flow, target)

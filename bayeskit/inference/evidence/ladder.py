@@ -565,7 +565,7 @@ def thermodynamic_integration(
     (True, True)
     """
     if tolerance is not None:
-        tolerance = real_number("tolerance", tolerance, between=(0, math.inf))
+        tolerance = real_number("tolerance", tolerance, "(0, inf)")
     num_temperatures = whole_number("num_temperatures", num_temperatures, 4)
     max_temperatures = whole_number("max_temperatures", max_temperatures, num_temperatures)
     num_warmup, num_samples = whole_number("num_warmup", num_warmup, 0), whole_number("num_samples", num_samples, 8)

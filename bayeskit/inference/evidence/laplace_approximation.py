@@ -370,7 +370,7 @@ def laplace_importance_sampling(
     """
     num_draws = whole_number("num_draws", num_draws, least=2)
     if degrees_of_freedom is not None:
-        degrees_of_freedom = real_number("degrees_of_freedom", degrees_of_freedom, (2, math.inf))
+        degrees_of_freedom = real_number("degrees_of_freedom", degrees_of_freedom, "(2, inf)")
     require_draws(draws, target)
     mode = mode or find_mode(target, seed=seed, draws=draws)
     spent = mode.require(target) + mode.num_evaluations + (0 if draws is None else draws.num_gradients)

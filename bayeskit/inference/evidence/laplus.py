@@ -777,8 +777,7 @@ def gamma_laplus_importance_sampling(
     True
     """
     num_draws, tail_share = whole_number("num_draws", num_draws, least=2), real_number("tail_share", tail_share)
-    if not 0 <= tail_share < 1:
-        raise SettingsError(f"tail_share must be at least 0 and below 1, not {tail_share!r}")
+    tail_share = real_number("tail_share", tail_share, "[0, 1)")
     density = PositiveDensity(target)
     mode, looked = density.own(mode, seed=seed)
     fit = _gamma_family(density, mode)

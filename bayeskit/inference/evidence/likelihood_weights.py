@@ -259,7 +259,7 @@ def stabilised_harmonic_mean(target: Target, draws: Draws, *, delta: float = 0.0
     >>> z.trusted
     False
     """
-    delta = real_number("delta", delta, between=(0, 1))
+    delta = real_number("delta", delta, "(0, 1)")
     belongs(draws, target)
     finite = finite_chains(draws)
     log_likelihood = finite.log_likelihood.to(torch.float64)

@@ -192,7 +192,7 @@ def prequential(
     """
     num_particles = whole_number("num_particles", num_particles, 8)
     num_replicates = whole_number("num_replicates", num_replicates, 2)
-    ess_threshold = real_number("ess_threshold", ess_threshold, between=(0, 1))
+    ess_threshold = real_number("ess_threshold", ess_threshold, "(0, 1)")
     seed = whole_number("seed", seed)
     generator = new_generator(seed, target.device, stream="prequential")
     with one_thread(), torch.no_grad():

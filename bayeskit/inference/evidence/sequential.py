@@ -392,7 +392,7 @@ class AdaptivePopulations:
     def __post_init__(self) -> None:
         for name, least in (("num_particles", 2), ("num_replicates", 2), ("seed", None)):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
-        threshold = real_number("ess_threshold", self.ess_threshold, between=(0, 1))
+        threshold = real_number("ess_threshold", self.ess_threshold, "(0, 1)")
         object.__setattr__(self, "ess_threshold", threshold)
 
     def facts(self) -> dict[str, Any]:

@@ -141,8 +141,8 @@ def tolerance_check(
     >>> check.trusted, 0 < -check.difference < 1
     (False, True)
     """
-    rtol = real_number("rtol", rtol, (0.0, math.inf))
-    tighter = rtol * _TIGHTER if tighter_rtol is None else real_number("tighter_rtol", tighter_rtol, (0.0, rtol))
+    rtol = real_number("rtol", rtol, "(0, inf)")
+    tighter = rtol * _TIGHTER if tighter_rtol is None else real_number("tighter_rtol", tighter_rtol, f"(0, {rtol!r})")
     target, other = (_made(target_factory, tolerance) for tolerance in (rtol, tighter))
     if target.dim != other.dim:
         raise ShapeError(

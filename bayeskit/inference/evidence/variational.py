@@ -17,7 +17,7 @@ from bayeskit.core.statistics import log_mean_exp, pareto_shape, weight_effectiv
 from bayeskit.core.texts import short_repr
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.draws import Draws
-from bayeskit.errors import InitializationError, SettingsError
+from bayeskit.errors import InitializationError
 from bayeskit.inference.evidence.checks import (
     belongs,
     missed_draws,
@@ -239,7 +239,7 @@ def fit_mean_field(target: Target, *, tolerance: float = 0.01, max_draws: int = 
     >>> q.problems, q.bound < case.log_evidence
     ((), True)
     """
-    tolerance = real_number("tolerance", tolerance, (0.0, math.inf))
+    tolerance = real_number("tolerance", tolerance, "(0, inf)")
     max_draws = whole_number("max_draws", max_draws, least=2)
     generator = new_generator(seed, stream="mean field")
     count = _power_of_two(min(max(_MIN_DRAWS, 4 * target.dim), _MAX_START_DRAWS))
@@ -565,9 +565,7 @@ def variational_importance_sampling(
     (True, True)
     """
     num_draws = whole_number("num_draws", num_draws, least=2)
-    tail_share = real_number("tail_share", tail_share)
-    if not 0 <= tail_share < 1:
-        raise SettingsError(f"tail_share must be at least 0 and below 1, not {tail_share!r}")
+    tail_share = real_number("tail_share", tail_share, "[0, 1)")
     # At least one draw comes from the normal distributions, so the mixture is complete.
     num_tail_draws = min(round(tail_share * num_draws), num_draws - 1)
     if draws is not None:

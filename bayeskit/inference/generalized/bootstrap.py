@@ -101,7 +101,7 @@ def loss_likelihood_bootstrap(
     """
     count = whole_number("num_draws", num_draws, least=1)
     check_pooling(posterior)
-    shape = real_number("concentration", concentration, between=(0.0, math.inf))
+    shape = real_number("concentration", concentration, "(0, inf)")
     generator = new_generator(seed, stream="loss-likelihood bootstrap")
     begin, n, found = time.monotonic(), posterior.num_data, []
     first = minimize(posterior, prior_weight=prior_weight, seed=seed).position
@@ -244,9 +244,7 @@ def posterior_bootstrap(
     extra = whole_number("num_pseudo_samples", num_pseudo_samples, least=1)
     restarts = whole_number("num_restarts", num_restarts, least=0)
     check_pooling(posterior)
-    c = real_number("concentration", concentration)
-    if not 0 <= c < math.inf:
-        raise SettingsError(f"concentration must be at least zero and finite, not {c}")
+    c = real_number("concentration", concentration, "[0, inf)")
     if c > 0 and centring is None:
         raise SettingsError("a positive concentration needs a centring model for pseudo-samples; give centring=")
     generator = new_generator(seed, stream="posterior bootstrap")

@@ -268,7 +268,7 @@ def _as_grid(posterior: GibbsPosterior, grid: Sequence[float] | Tensor | None) -
         # If ``I`` is a multiple of ``J``, this is the weight of information matching; it needs no inverse.
         centre = torch.trace(hessian) / torch.trace(found.gradient_covariance)
         return centre * 2.0 ** torch.arange(-_OCTAVES, _OCTAVES + 1, dtype=posterior.dtype, device=posterior.device)
-    values = [real_number("grid", x, between=(0.0, float("inf"))) for x in grid]
+    values = [real_number("grid", x, "(0, inf)") for x in grid]
     if len(set(values)) < 2:
         raise SettingsError("grid must have at least two different weights")
     return torch.tensor(sorted(set(values)), dtype=posterior.dtype, device=posterior.device)
@@ -951,7 +951,7 @@ def posterior_coverage(
     >>> 0.15 < chosen.weight < 0.4  # one over the variance, in the limit
     True
     """
-    level = real_number("level", level, between=(0.0, 1.0))
+    level = real_number("level", level, "(0, 1)")
     num_replicates = whole_number("num_replicates", num_replicates, least=20)
     _check_replicates(level, num_replicates)
     number = None if functional is None else as_functional(posterior, functional)

@@ -68,11 +68,7 @@ def invert_binary_divergence(risk: float, budget: float) -> float:
     >>> round(invert_binary_divergence(0.0, 0.1), 6)  # 1 - exp(-0.1)
     0.095163
     """
-    risk, budget = real_number("risk", risk), real_number("budget", budget)
-    if not 0 <= risk <= 1:
-        raise SettingsError(f"risk must lie in [0, 1], not {risk:g}")
-    if not budget >= 0:
-        raise SettingsError(f"budget must not be negative, not {budget:g}")
+    risk, budget = real_number("risk", risk, "[0, 1]"), real_number("budget", budget, "[0, inf]")
     low, high = risk, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -228,7 +224,7 @@ def pac_bayes_certificate(
     0.5193
     """
     low, high = _range(between)
-    level = real_number("level", level, between=(0.0, 1.0))
+    level = real_number("level", level, "(0, 1)")
     divergence = real_number("divergence", divergence)
     if not 0 <= divergence < math.inf:
         raise SettingsError(f"divergence must be finite and not negative, not {divergence:g}")

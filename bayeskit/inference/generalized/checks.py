@@ -573,7 +573,7 @@ def residual_mismatch(
       smallest 0.333, 95 % intervals cover 48.6 %: 1 theta[1]
       largest  1.000, 95 % intervals cover 95.0 %: 1 theta[0]
     """
-    level = real_number("level", level, between=(0.0, 1.0))
+    level = real_number("level", level, "(0, 1)")
     found = information_matrices(posterior) if found is None else found
     ours = found.posterior_covariance / posterior.weight if covariance is None else covariance.to(found.position)
     if tuple(ours.shape) != (posterior.dim, posterior.dim):

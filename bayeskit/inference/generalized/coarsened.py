@@ -51,9 +51,7 @@ def coarsening_weight(alpha: float, num_data: int) -> float:
     0.25
     """
     n = whole_number("num_data", num_data, least=1)
-    alpha = real_number("alpha", alpha)
-    if not alpha > 0:
-        raise SettingsError(f"alpha must be positive, not {alpha}")
+    alpha = real_number("alpha", alpha, "(0, inf]")
     return 1.0 if math.isinf(alpha) else alpha / (alpha + n)
 
 

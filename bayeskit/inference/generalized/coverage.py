@@ -565,7 +565,7 @@ def _corrected(exact: Tensor, event: Tensor, approximate: Tensor, linear: Tensor
 def _as_weight(weight: float | Tensor, like: Tensor) -> Tensor:
     """Return the learning rate of each replicate; SettingsError unless positive."""
     if not isinstance(weight, Tensor) or weight.dim() == 0:
-        return torch.full_like(like, real_number("weight", weight, between=(0.0, math.inf)))
+        return torch.full_like(like, real_number("weight", weight, "(0, inf)"))
     if weight.shape != like.shape:
         raise ShapeError(f"weight must be a number or ({len(like)},), not {tuple(weight.shape)}")
     if not bool(((weight > 0) & weight.isfinite()).all()):
@@ -817,7 +817,7 @@ def _levels(levels: Sequence[float]) -> tuple[float, ...]:
         given = tuple(levels)
     except TypeError as error:
         raise SettingsError(f"levels must be several numbers in (0, 1), such as (0.5, 0.95), not {levels!r}") from error
-    return tuple(real_number("level", level, between=(0.0, 1.0)) for level in given)
+    return tuple(real_number("level", level, "(0, 1)") for level in given)
 
 
 def _truth(posterior: GibbsPosterior, simulate: Simulate, truth: Any, generator: torch.Generator) -> Tensor:

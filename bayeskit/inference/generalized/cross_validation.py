@@ -365,7 +365,7 @@ class Carriage:
 
     def __post_init__(self) -> None:
         for name in ("ess_threshold", "move_below", "target_acceptance"):
-            object.__setattr__(self, name, real_number(name, getattr(self, name), between=(0, 1)))
+            object.__setattr__(self, name, real_number(name, getattr(self, name), "(0, 1)"))
         object.__setattr__(self, "num_moves", whole_number("num_moves", self.num_moves, 1))
 
     def carry(

@@ -281,7 +281,7 @@ def beta_posterior(prior: Any, outcomes: Tensor, weight: float = 1.0, weights: T
     """
     if not isinstance(prior, torch.distributions.Beta) or prior.batch_shape:
         raise SettingsError(f"the prior must be Beta(a, b) with numbers a and b, not {prior!r:.80}")
-    rate = real_number("weight", weight, between=(0.0, math.inf))
+    rate = real_number("weight", weight, "(0, inf)")
     wrong = (outcomes != 0) & (outcomes != 1)
     if outcomes.dim() != 1 or bool(wrong.any()):
         which = "" if outcomes.dim() != 1 else f", unlike datum {int(wrong.nonzero()[0])}"
@@ -375,7 +375,7 @@ class GridPosterior:
         SettingsError, ShapeError
             If ``level`` is not in (0, 1), or grid values are not scalars.
         """
-        level = real_number("level", level, between=(0.0, 1.0))
+        level = real_number("level", level, "(0, 1)")
         if self.values.dim() != 1:
             raise ShapeError(f"values of shape {tuple(self.values.shape[1:])} have no order, so no quantiles")
         values, order = self.values.sort()
@@ -445,7 +445,7 @@ def grid_posterior(
     data = as_data(data)
     loss = as_loss(loss)
     pooling = as_pooling(pooling, loss)
-    weight = real_number("weight", weight, between=(0.0, float("inf")))
+    weight = real_number("weight", weight, "(0, inf)")
     values = _as_grid(grid, data)
     empty = GridPosterior(values, _as_masses(log_prior, values, data), 0.0, loss, weight, pooling)
     return _enumerated(empty, data)

@@ -257,8 +257,7 @@ def normal_location(scale: float) -> Callable[[Tensor], Distribution]:
     >>> normal_location(2.0)(torch.zeros(3, 1)).scale
     tensor([2., 2., 2.])
     """
-    if not 0 < scale < math.inf:
-        raise SettingsError(f"scale must be positive, not {scale}")
+    scale = real_number("scale", scale, "(0, inf)")
     return lambda mean: torch.distributions.Normal(mean[:, 0], torch.full_like(mean[:, 0], scale))
 
 
@@ -357,7 +356,7 @@ class CopulaUpdate(Predictive):
         if isinstance(self.correlation, str) and self.correlation != "prequential":
             raise SettingsError(f'correlation must lie between 0 and 1 or be "prequential", not {self.correlation!r}')
         if self.correlation != "prequential":
-            real_number("correlation", self.correlation, between=(0.0, 1.0))
+            real_number("correlation", self.correlation, "(0, 1)")
         whole_number("num_points", self.num_points, least=10)
         whole_number("num_permutations", self.num_permutations, least=1)
 

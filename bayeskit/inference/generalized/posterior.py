@@ -262,7 +262,7 @@ class GibbsPosterior(Target):
         seed: int = 0,
     ) -> None:
         self.data: Data = as_data(data)
-        self.weight = real_number("weight", weight, between=(0.0, float("inf")))
+        self.weight = real_number("weight", weight, "(0, inf)")
         self.loss = as_loss(loss)
         self.pooling = as_pooling(pooling, self.loss)
         self.num_data = num_data(self.data)

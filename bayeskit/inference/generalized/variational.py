@@ -75,7 +75,7 @@ class Divergence(ABC):
     adds_up: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weight", real_number("weight", self.weight, between=(0.0, math.inf)))
+        object.__setattr__(self, "weight", real_number("weight", self.weight, "(0, inf)"))
 
     @abstractmethod
     def between(self, guide: NormalLaw, prior: NormalLaw) -> Tensor:
@@ -179,7 +179,7 @@ class RenyiDivergence(Divergence):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "alpha", real_number("alpha", self.alpha, between=(0.0, math.inf)))
+        object.__setattr__(self, "alpha", real_number("alpha", self.alpha, "(0, inf)"))
 
     def between(self, guide: NormalLaw, prior: NormalLaw) -> Tensor:
         """Return the weighted divergence between normal distributions, scalar."""
@@ -225,7 +225,7 @@ class Alpha(Divergence):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "alpha", real_number("alpha", self.alpha, between=(0.0, math.inf)))
+        object.__setattr__(self, "alpha", real_number("alpha", self.alpha, "(0, inf)"))
         if self.alpha == 1:
             raise SettingsError("alpha of Alpha must not be one; use KullbackLeibler() instead")
 

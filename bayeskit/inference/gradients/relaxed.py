@@ -78,7 +78,7 @@ class ExponentialDecay:
 
     def __post_init__(self) -> None:
         for name in ("rate", "start", "end"):
-            real_number(name, getattr(self, name), between=(0.0, math.inf))
+            real_number(name, getattr(self, name), "(0, inf)")
         if self.end > self.start:
             raise SettingsError(f"end must be at most start, not {self.end} above {self.start}")
 
@@ -155,7 +155,7 @@ def _present(temperature: Temperature) -> float | Tensor:
 
 
 def _positive(temperature: float | Tensor) -> None:
-    value = real_number("temperature", temperature.detach() if isinstance(temperature, Tensor) else temperature)
+    value = real_number("temperature", temperature)
     if not 0 < value < math.inf:
         raise SettingsError(
             f"the temperature must be above zero and finite, not {value:g}; without a relaxation there is no path: use "
@@ -341,9 +341,7 @@ class Tunable(DrawsEstimator):
         _check_temperature(self.temperature)
         if isinstance(self.scale, Tensor) and self.scale.dim():
             raise SettingsError(f"the scale has shape {tuple(self.scale.shape)}; give a number or a scalar tensor")
-        number = real_number("scale", self.scale.detach() if isinstance(self.scale, Tensor) else self.scale)
-        if not math.isfinite(number):
-            raise SettingsError(f"the scale must be finite, not {number}")
+        real_number("scale", self.scale, "(-inf, inf)")
         super().__post_init__()
 
     def num_evaluations(self, space: Space) -> int:

@@ -87,8 +87,7 @@ class MovingAverage(nn.Module):
 
     def __init__(self, decay: float = 0.9) -> None:
         super().__init__()
-        if not 0 <= real_number("decay", decay) < 1:
-            raise SettingsError(f"decay must lie in [0, 1), not {decay}; 0.9 remembers some ten draws")
+        decay = real_number("decay", decay, "[0, 1)")
         self.decay = decay
         self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
         self.register_buffer("num_draws", torch.zeros((), dtype=torch.int64))

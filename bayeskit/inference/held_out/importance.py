@@ -13,11 +13,12 @@ import pyro
 import torch
 from torch import Tensor
 
+from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, validation_kept
 from bayeskit.core.statistics import pareto_shape
 from bayeskit.core.texts import with_error
-from bayeskit.errors import DataError, ModelError, SettingsError
+from bayeskit.errors import DataError, ModelError
 from bayeskit.inference.objectives.drawing import Compatibility, Layout, Particles, plate_nesting, run_particles
 
 if TYPE_CHECKING:
@@ -155,14 +156,13 @@ def _refuse_scales(particles: Particles) -> None:
 def positive(**settings: int | None) -> None:
     """Raise SettingsError for settings that are not positive integers; None is allowed."""
     for name, value in settings.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise SettingsError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if value is not None:
+            whole_number(name, value, least=1)
 
 
 def require_acceptance(target_acceptance: float) -> None:
     """Raise SettingsError for an acceptance rate outside (0, 1)."""
-    if not 0 < target_acceptance < 1:
-        raise SettingsError(f"target_acceptance must lie between 0 and 1, not {target_acceptance}")
+    real_number("target_acceptance", target_acceptance, "(0, 1)")
 
 
 # HeldOut: the log likelihood of each held-out observation, with its error.

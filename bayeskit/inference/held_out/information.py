@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bayeskit.core.inputs import real_number
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.core.texts import short_repr, with_error
 from bayeskit.errors import DataError, GuideError, SettingsError
@@ -134,8 +135,7 @@ def active_units(
     positive(num_samples=num_samples)
     if num_samples < 2:
         raise SettingsError("num_samples must be at least 2: the error of a mean is estimated from several draws")
-    if not threshold > 0:
-        raise SettingsError(f"threshold must be positive, not {threshold}")
+    threshold = real_number("threshold", threshold, "(0, inf)")
     # The guide also serves as the model, so that functions for runs of both accept it alone.
     with global_stream(new_generator(seed, stream="active units")):
         data = Minibatches.of(guide, guide, args, None, data_plate)

@@ -59,7 +59,7 @@ class MeanSquaredError:
     summed: bool = False
 
     def __post_init__(self) -> None:
-        real_number("tolerance", self.tolerance, between=(0.0, math.inf))
+        real_number("tolerance", self.tolerance, "(0, inf)")
 
     def __call__(self, particles: Particles) -> Tensor:
         """Return the error minus the tolerance, ``(K, *batch)``."""
@@ -189,8 +189,7 @@ class GECO(Objective):
         super().__init__(num_particles, max_plate_nesting=max_plate_nesting, data_plate=data_plate)
         if not callable(constraint):
             raise SettingsError(f"constraint must be callable, such as MeanSquaredError(site, 0.1), not {constraint!r}")
-        if not 0 <= smoothing < 1:
-            raise SettingsError(f"smoothing must lie in [0, 1), not {smoothing}")
+        smoothing = real_number("smoothing", smoothing, "[0, 1)")
         if len(bounds) != 2:
             raise SettingsError(f"bounds must be a least and a largest multiplier, not {bounds}")
         bounds = (real_number("bounds", bounds[0]), real_number("bounds", bounds[1]))
@@ -199,7 +198,7 @@ class GECO(Objective):
                 f"the multiplier must be positive and within its bounds, not {multiplier} with bounds {bounds}"
             )
         self.constraint, self.smoothing, self.bounds = constraint, smoothing, bounds
-        self.rate = real_number("rate", rate, between=(0.0, math.inf))
+        self.rate = real_number("rate", rate, "(0, inf)")
         self.analytic_kl = analytic_kl
         self._first_multiplier = float(multiplier)
         self.reset()

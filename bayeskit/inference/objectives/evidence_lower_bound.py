@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.inputs import real_number, whole_number
-from bayeskit.errors import SettingsError
 from bayeskit.inference.objectives.drawing import Particles
 from bayeskit.inference.objectives.objective import Draw, Objective, with_gradient_of
 
@@ -177,9 +176,9 @@ class ELBO(Objective):
             data_plate=data_plate,
         )
         if not isinstance(kl_weight, WeightSchedule):
-            kl_weight = _not_negative("kl_weight", kl_weight)
+            kl_weight = real_number("kl_weight", kl_weight, "[0, inf]")
         self.analytic_kl, self.kl_weight = analytic_kl, kl_weight
-        self.free_bits = _not_negative("free_bits", free_bits)
+        self.free_bits = real_number("free_bits", free_bits, "[0, inf]")
         self.num_steps = 0
 
     def estimate(self, draw: Draw) -> Tensor:
@@ -236,13 +235,7 @@ def infomax_weight(information: float) -> float:
     >>> infomax_weight(1.0)
     0.5
     """
-    return 1 / (1 + _not_negative("information", information))
-
-
-def _not_negative(name: str, value: float) -> float:
-    if not (number := real_number(name, value)) >= 0:
-        raise SettingsError(f"{name} must not be negative, not {number}")
-    return number
+    return 1 / (1 + real_number("information", information, "[0, inf]"))
 
 
 # The evidence lower bound with a gradient that is zero on every draw if the guide is exact.

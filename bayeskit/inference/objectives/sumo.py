@@ -314,7 +314,7 @@ class SUMO(Objective):
         data_plate: str | None = None,
     ) -> None:
         minimum_particles = whole_number("minimum_particles", minimum_particles, least=1)
-        centre = real_number("centre", centre, between=(-math.inf, math.inf))
+        centre = real_number("centre", centre, "(-inf, inf)")
         super().__init__(
             minimum_particles,
             max_plate_nesting=max_plate_nesting,

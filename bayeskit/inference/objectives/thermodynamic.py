@@ -56,7 +56,7 @@ class LogUniform:
 
     def __post_init__(self) -> None:
         whole_number("num_intervals", self.num_intervals, least=1)
-        real_number("smallest", self.smallest, between=(0.0, 1.0))
+        real_number("smallest", self.smallest, "(0, 1)")
 
     def __call__(self, log_weight: Tensor) -> Tensor:
         """Return the inverse temperatures, independent of the weights."""

@@ -124,10 +124,9 @@ class VCD(Objective):
         data_plate: str | None = None,
     ) -> None:
         super().__init__(num_particles, max_plate_nesting=max_plate_nesting, data_plate=data_plate)
-        if target_acceptance is not None and not 0 < target_acceptance < 1:
-            raise SettingsError(f"target_acceptance must lie between 0 and 1, or be None, not {target_acceptance}")
-        if not 0 <= decay < 1:
-            raise SettingsError(f"decay must lie in [0, 1), not {decay}")
+        if target_acceptance is not None:
+            target_acceptance = real_number("target_acceptance", target_acceptance, "(0, 1)")
+        decay = real_number("decay", decay, "[0, 1)")
         self.kernel: LatentKernel = HMC(step_size=0.1, num_steps=5) if kernel is None else kernel
         if target_acceptance is not None and not _has_step_size(self.kernel):
             raise SettingsError(
@@ -135,7 +134,7 @@ class VCD(Objective):
                 "give target_acceptance=None"
             )
         self.num_steps, self.target_acceptance = whole_number("num_steps", num_steps, least=0), target_acceptance
-        self.adaptation_rate = real_number("adaptation_rate", adaptation_rate, between=(0.0, float("inf")))
+        self.adaptation_rate = real_number("adaptation_rate", adaptation_rate, "(0, inf)")
         self.decay = float(decay)
         self.reset()
 

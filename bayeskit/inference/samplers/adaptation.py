@@ -135,10 +135,8 @@ class ChEES:
     cost_exponent: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise SettingsError(f"learning_rate must be positive, not {self.learning_rate}")
-        if not 0 <= self.cost_exponent <= 1:
-            raise SettingsError(f"cost_exponent must lie in [0, 1], not {self.cost_exponent}")
+        real_number("learning_rate", self.learning_rate, "(0, inf)")
+        real_number("cost_exponent", self.cost_exponent, "[0, 1]")
 
     def start(self, like: Tensor) -> TrajectoryState:
         """Start at a quarter period of a standard normal distribution."""
@@ -347,7 +345,7 @@ class Adaptation:
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
         if self.num_warmup < 20:
             raise SettingsError(f"num_warmup must be at least 20 to tune step size and metric, not {self.num_warmup}")
-        acceptance = real_number("target_acceptance", self.target_acceptance, between=(0, 1))
+        acceptance = real_number("target_acceptance", self.target_acceptance, "(0, 1)")
         object.__setattr__(self, "target_acceptance", acceptance)
         if self.metric not in get_args(MetricKind):
             kinds = ", ".join(map(repr, get_args(MetricKind)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.convergence import stands_still
-from bayeskit.core.inputs import affordable, whole_number
+from bayeskit.core.inputs import affordable, real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.core.texts import short_repr
@@ -82,8 +81,7 @@ class Convergence:
     def __post_init__(self) -> None:
         if not self.r_hat > 1:
             raise SettingsError(f"r_hat must be above 1, not {self.r_hat}")
-        if not 0 < self.effective_draws < math.inf:
-            raise SettingsError(f"effective_draws must be positive and finite, not {self.effective_draws}")
+        real_number("effective_draws", self.effective_draws, "(0, inf)")
         object.__setattr__(self, "check_every", whole_number("check_every", self.check_every, 8))
 
     def reached(self, position: Tensor, log_density: Tensor) -> bool:

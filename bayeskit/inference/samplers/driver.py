@@ -19,7 +19,7 @@ from bayeskit.core.inputs import real_number, warn_user, whole_number
 from bayeskit.core.progress import Stopped, progress_bar, watching
 from bayeskit.core.randomness import one_thread
 from bayeskit.core.storage import loaded_tensors, save_tensors
-from bayeskit.errors import BudgetError, CheckpointError, OutputError, SamplingWarning, SettingsError, ShapeError
+from bayeskit.errors import BudgetError, CheckpointError, OutputError, SamplingWarning, ShapeError
 
 __all__ = [
     "Algorithm",
@@ -196,13 +196,11 @@ class Control:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "checkpoint_seconds", real_number("checkpoint_seconds", self.checkpoint_seconds))
+        object.__setattr__(
+            self, "checkpoint_seconds", real_number("checkpoint_seconds", self.checkpoint_seconds, "[0, inf]")
+        )
         if self.time_budget is not None:
-            object.__setattr__(self, "time_budget", real_number("time_budget", self.time_budget))
-        if not self.checkpoint_seconds >= 0:
-            raise SettingsError(f"checkpoint_seconds must not be negative, not {self.checkpoint_seconds}")
-        if self.time_budget is not None and not self.time_budget > 0:
-            raise SettingsError(f"time_budget must be positive, not {self.time_budget}")
+            object.__setattr__(self, "time_budget", real_number("time_budget", self.time_budget, "(0, inf]"))
 
 
 class Algorithm(Protocol):

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeGuard, TypeVar
 import torch
 from torch import Tensor
 
+from bayeskit.core.inputs import real_number
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.logdensity.compiling import Evaluation, Evaluator
@@ -149,14 +150,10 @@ class HMC:
             require_positive_step(torch.as_tensor(self.step_size))
         if not isinstance(self.beta, Tensor):
             require_temperature(torch.as_tensor(self.beta))
-        if not 0 <= self.num_steps_jitter <= 1:
-            raise SettingsError(f"num_steps_jitter must lie in [0, 1], not {self.num_steps_jitter}")
-        if not 0 <= self.step_size_jitter < 1:
-            raise SettingsError(f"step_size_jitter must lie in [0, 1), not {self.step_size_jitter}")
-        if not self.max_energy_error > 0:
-            raise SettingsError(f"max_energy_error must be positive, not {self.max_energy_error}")
-        if not 1 <= self.num_steps < math.inf:
-            raise SettingsError(f"num_steps must be at least 1, not {self.num_steps}")
+        real_number("num_steps_jitter", self.num_steps_jitter, "[0, 1]")
+        real_number("step_size_jitter", self.step_size_jitter, "[0, 1)")
+        real_number("max_energy_error", self.max_energy_error, "(0, inf)")
+        real_number("num_steps", self.num_steps, "[1, inf)")
 
     def init(self, target: Target, position: Tensor) -> HMCState:
         """Evaluate the density at ``position``, shape ``(n, d)``.

@@ -239,7 +239,7 @@ def sample_ladder(
     levels = _levels(num_temperatures, beta).to(target.dtype).to(target.device)
     num_chains, num_warmup = whole_number("num_chains", num_chains, 1), whole_number("num_warmup", num_warmup, 0)
     num_samples, seed = whole_number("num_samples", num_samples, 1), whole_number("seed", seed)
-    target_acceptance = real_number("target_acceptance", target_acceptance, between=(0, 1))
+    target_acceptance = real_number("target_acceptance", target_acceptance, "(0, 1)")
     num_groups, num_jobs = require_groups(num_groups, num_jobs, len(levels) - 1, "temperatures")
     if exchange and num_groups > 1:
         raise SettingsError(

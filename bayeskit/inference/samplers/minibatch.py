@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from bayeskit.core.inputs import as_numbers, warn_user
+from bayeskit.core.inputs import as_numbers, warn_user, whole_number
 from bayeskit.core.randomness import new_generator, validation_kept
 from bayeskit.core.texts import short_repr
 from bayeskit.core.torch_internals import gradient_and_rest
@@ -139,8 +139,7 @@ class _FunctionDensity:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        if dim < 1:
-            raise SettingsError(f"dim must be at least 1, not {dim}")
+        dim = whole_number("dim", dim, least=1)
         _check_batch_size(batch_size, num_data)
         shape = torch.Size((dim,))
         self.sites: tuple[Site, ...] = (Site("u", shape, shape, 0, dim),)
@@ -929,8 +928,7 @@ class MinibatchTarget:
         Tensor
             Shape ``(n, d)``. Its mean over ``n`` can serve as ``gradient_noise`` of the kernels.
         """
-        if num_batches < 2:
-            raise SettingsError(f"num_batches must be at least 2, not {num_batches}")
+        num_batches = whole_number("num_batches", num_batches, least=2)
         generator = new_generator(seed, self.device, "gradient variance")
         moving = self._anchors(len(u), anchor)
         u = u.to(self.device, self.dtype)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.compatibility import as_inference_data
-from bayeskit.core.inputs import whole_number
+from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
@@ -159,12 +159,10 @@ class ConstrainedSlice:
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        if self.num_steps < 1:
-            raise SettingsError(f"num_steps must be at least 1, not {self.num_steps}")
-        if not (self.width > 0 and self.pair_width > 0):
-            raise SettingsError(f"width and pair_width must be positive, not {self.width} and {self.pair_width}")
-        if not 0 <= self.pair_share <= 1:
-            raise SettingsError(f"pair_share must lie in [0, 1], not {self.pair_share}")
+        whole_number("num_steps", self.num_steps, least=1)
+        real_number("width", self.width, "(0, inf)")
+        real_number("pair_width", self.pair_width, "(0, inf)")
+        real_number("pair_share", self.pair_share, "[0, 1]")
         if self.ensemble.dim() != 2 or self.ensemble.shape[0] < 2:
             raise ShapeError(
                 f"the ensemble must hold at least two points, shape (m, d), and has shape {tuple(self.ensemble.shape)}"
@@ -435,8 +433,7 @@ class NestedRun:
         SettingsError
             If ``num_simulations`` is below 2.
         """
-        if num_simulations < 2:
-            raise SettingsError(f"num_simulations must be at least 2, not {num_simulations}")
+        num_simulations = whole_number("num_simulations", num_simulations, least=2)
         generator = new_generator(seed, self.live_counts.device, stream="simulated volumes")
         parts = []
         for first in range(0, num_simulations, _SIMULATIONS_AT_ONCE):
@@ -501,9 +498,10 @@ class NestedRun:
         SettingsError
             If ``num_draws`` or ``num_chains`` is below 1.
         """
-        if num_chains < 1 or (num_draws is not None and num_draws < 1):
-            raise SettingsError(f"num_draws and num_chains must be at least 1, not {num_draws} and {num_chains}")
-        count = num_draws or max(1, int(self.effective_draws) // num_chains)
+        num_chains = whole_number("num_chains", num_chains, least=1)
+        count = max(1, int(self.effective_draws) // num_chains)
+        if num_draws is not None:
+            count = whole_number("num_draws", num_draws, least=1)
         total = num_chains * count
         generator = new_generator(seed, self.live_counts.device, stream="nested resampling")
         like = {"dtype": torch.float64, "device": generator.device, "generator": generator}
@@ -622,8 +620,7 @@ class NestedSampler:
             raise SettingsError(
                 f"num_delete must be at least 2 and below num_live={self.num_live}, not {self.num_delete}"
             )
-        if not 0 < self.termination < 1:
-            raise SettingsError(f"termination must lie between 0 and 1, not {self.termination}")
+        real_number("termination", self.termination, "(0, 1)")
 
     @property
     def description(self) -> str:

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from bayeskit.core.inputs import real_number
 from bayeskit.core.randomness import one_thread, validation_kept
-from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.hmc import HMCState, require_positive_step, require_temperature
 from bayeskit.inference.samplers.metric import Metric
 from bayeskit.logdensity.compiling import Evaluation, compile_with_inductor, has_compiler, settle
@@ -527,10 +527,8 @@ class NUTS:
             require_positive_step(torch.as_tensor(self.step_size))
         if not isinstance(self.beta, Tensor):
             require_temperature(torch.as_tensor(self.beta))
-        if not 1 <= self.max_depth <= 20:
-            raise SettingsError(f"max_depth must lie in [1, 20], not {self.max_depth}")
-        if not self.max_energy_error > 0:
-            raise SettingsError(f"max_energy_error must be positive, not {self.max_energy_error}")
+        real_number("max_depth", self.max_depth, "[1, 20]")
+        real_number("max_energy_error", self.max_energy_error, "(0, inf)")
 
     def init(self, target: Target, position: Tensor) -> HMCState:
         """Evaluate the density at ``position``, shape ``(n, d)``.

@@ -124,7 +124,7 @@ def sample_with_pyro(
         whole_number("num_warmup", num_warmup, 0),
         whole_number("num_samples", num_samples, 1),
         whole_number("seed", seed),
-        real_number("target_acceptance", target_acceptance, between=(0, 1)),
+        real_number("target_acceptance", target_acceptance, "(0, 1)"),
         whole_number("max_depth", max_depth, 1),
         initial,
     )

@@ -487,7 +487,7 @@ def sample(
         raise SettingsError(f"reparameterize must be 'auto' or False, not {reparameterize!r}")
     counts: dict[str, Any] = {"seed": seed, "thinning": thinning, "reparameterize": reparameterize == "auto"}
     settings = RunSettings(num_chains, num_warmup, num_samples, "posterior", stop, control, "posterior", **counts)
-    target_acceptance = real_number("target_acceptance", target_acceptance, between=(0, 1))
+    target_acceptance = real_number("target_acceptance", target_acceptance, "(0, 1)")
     num_groups, num_jobs = require_groups(num_groups, num_jobs, settings.num_chains, "chains", equal=True)
     adaptation = Adaptation(
         kernel,

@@ -242,14 +242,10 @@ class PopulationHMC:
     planned_calls: int = 1
 
     def __post_init__(self) -> None:
-        if not self.step_size > 0:
-            raise SettingsError(f"step_size must be positive, not {self.step_size}")
-        if self.num_steps < 1:
-            raise SettingsError(f"num_steps must be at least 1, not {self.num_steps}")
-        if not 0 <= self.beta <= 1:
-            raise SettingsError(f"beta must lie in [0, 1], not {self.beta}")
-        if not 0 <= self.step_size_jitter < 1:
-            raise SettingsError(f"step_size_jitter must lie in [0, 1), not {self.step_size_jitter}")
+        real_number("step_size", self.step_size, "(0, inf)")
+        whole_number("num_steps", self.num_steps, least=1)
+        real_number("beta", self.beta, "[0, 1]")
+        real_number("step_size_jitter", self.step_size_jitter, "[0, 1)")
 
     def init(self, target: HasEvaluator, position: Tensor) -> MoveState:
         """Evaluate the density at ``position``, shape ``(n, d)``; a NaN likelihood counts as zero."""
@@ -450,10 +446,8 @@ class Stage:
     planned_calls: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.beta <= 1:
-            raise SettingsError(f"a stage's inverse temperature must lie in (0, 1], not {self.beta}")
-        if self.num_moves < 1:
-            raise SettingsError(f"num_moves must be at least 1, not {self.num_moves}")
+        real_number("beta", self.beta, "(0, 1]")
+        whole_number("num_moves", self.num_moves, least=1)
         self.kernel()  # checks the rest
 
     @property
@@ -610,7 +604,7 @@ class PopulationMoves:
 
     def __post_init__(self) -> None:
         for name in ("max_correlation", "target_acceptance"):
-            object.__setattr__(self, name, real_number(name, getattr(self, name), between=(0, 1)))
+            object.__setattr__(self, name, real_number(name, getattr(self, name), "(0, 1)"))
         object.__setattr__(self, "max_moves", whole_number("max_moves", self.max_moves, 1))
 
     def run(
@@ -744,7 +738,7 @@ class Pilot:
                                     ("seed", "seed", None)):  # fmt: skip
             object.__setattr__(self, name, whole_number(called, getattr(self, name), least))
         for name in ("ess_threshold", "max_correlation", "target_acceptance"):
-            object.__setattr__(self, name, real_number(name, getattr(self, name), between=(0, 1)))
+            object.__setattr__(self, name, real_number(name, getattr(self, name), "(0, 1)"))
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint must agree on."""

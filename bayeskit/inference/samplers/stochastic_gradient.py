@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import affordable, warn_user, whole_number
+from bayeskit.core.inputs import affordable, real_number, warn_user, whole_number
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import mean_error
 from bayeskit.draws import Draws
@@ -117,10 +117,9 @@ class Polynomial:
     gamma: float = 0.55
 
     def __post_init__(self) -> None:
-        if not (self.a > 0 and self.b > 0):
-            raise SettingsError(f"a and b must be positive, not {self.a} and {self.b}")
-        if not 0 < self.gamma <= 1:
-            raise SettingsError(f"gamma must lie in (0, 1], not {self.gamma}")
+        real_number("a", self.a, "(0, inf)")
+        real_number("b", self.b, "(0, inf)")
+        real_number("gamma", self.gamma, "(0, 1]")
 
     def at(self, iteration: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the step size at ``iteration``."""
@@ -328,10 +327,8 @@ class PreconditionedSGLD:
 
     def __post_init__(self) -> None:
         _as_schedule(self.step_size)
-        if not 0 < self.decay <= 1:
-            raise SettingsError(f"decay must lie in (0, 1], not {self.decay}")
-        if not self.regularization > 0:
-            raise SettingsError(f"regularization must be positive, not {self.regularization}")
+        real_number("decay", self.decay, "(0, 1]")
+        real_number("regularization", self.regularization, "(0, inf)")
 
     def init(self, target: MinibatchTarget, position: Tensor, *, generator: torch.Generator) -> PreconditionedSGLDState:
         """Estimate the density at ``position``, shape ``(n, d)``."""
@@ -475,8 +472,7 @@ class SGHMC:
     planned_calls: int = 1
 
     def __post_init__(self) -> None:
-        if not self.friction > 0:
-            raise SettingsError(f"friction must be positive, not {self.friction}")
+        real_number("friction", self.friction, "(0, inf)")
         noise = torch.as_tensor(self.gradient_noise)
         if not bool((noise >= 0).all()):
             raise SettingsError("gradient_noise is a variance and must not be negative")

@@ -1548,8 +1548,8 @@ def fit(
     """
     if (num_epochs is None) == (num_steps is None):
         raise SettingsError("give exactly one of num_epochs and num_steps")
-    if gradient_clipping is not None and not gradient_clipping > 0:
-        raise SettingsError(f"gradient_clipping must be positive, not {gradient_clipping}")
+    if gradient_clipping is not None:
+        gradient_clipping = real_number("gradient_clipping", gradient_clipping, "(0, inf)")
     if precision not in ("float32", "bfloat16"):
         raise SettingsError(f'precision must be "float32" or "bfloat16", not {precision!r}')
     if patience is not None and validation is None:

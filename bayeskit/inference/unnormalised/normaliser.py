@@ -12,7 +12,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from bayeskit.core.inputs import whole_number
+from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.progress import Bar, progress_bar
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import independent_log_mean_exp_error, pareto_shape, weight_effective_sample_size
@@ -436,9 +436,7 @@ def noise_contrastive_constant(
             "ratios must be finite at draws of the model, finite or minus infinity at the noise, and at least two "
             "each; noise has to cover the model"
         )
-    worth = float(len(a)) if effective is None else float(effective)
-    if not worth > 0:
-        raise SettingsError(f"effective must be positive, not {effective}")
+    worth = float(len(a)) if effective is None else real_number("effective", effective, "(0, inf)")
     odds = math.log(worth / len(b))
 
     def slope(constant: float) -> float:

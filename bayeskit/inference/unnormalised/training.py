@@ -66,9 +66,7 @@ class EnergyObjective(Objective):
 
     def __init__(self, class_weight: float = 1.0) -> None:
         super().__init__(max_plate_nesting=0)
-        self.class_weight = real_number("class_weight", class_weight)
-        if not 0 <= self.class_weight < math.inf:
-            raise SettingsError(f"class_weight must be at least 0 and finite, not {class_weight}")
+        self.class_weight = real_number("class_weight", class_weight, "[0, inf)")
 
     @abstractmethod
     def of_inputs(self, model: Unnormalised, x: Tensor) -> Tensor:
@@ -293,7 +291,7 @@ class PersistentContrastiveDivergence(EnergyObjective):
         super().__init__(class_weight)
         self.num_chains = whole_number("num_chains", num_chains, least=2)
         self.num_moves = whole_number("num_moves", num_moves, least=1)
-        self.kernel, self.max_gap = kernel, real_number("max_gap", max_gap, between=(0.0, math.inf))
+        self.kernel, self.max_gap = kernel, real_number("max_gap", max_gap, "(0, inf)")
         self.reset()
 
     @property
@@ -504,7 +502,7 @@ def fit_energy(
     if y is not None:
         with_classes: Any = model
         with_classes.logits(x[:1])
-    learning_rate = real_number("learning_rate", learning_rate, between=(0.0, math.inf))
+    learning_rate = real_number("learning_rate", learning_rate, "(0, inf)")
     fitted = fit(
         model,
         _no_latents,

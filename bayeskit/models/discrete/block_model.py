@@ -259,7 +259,7 @@ class StochasticBlockModel:
     ) -> None:
         self.adjacency = adjacency = _check_adjacency(adjacency)
         self.num_blocks = whole_number("num_blocks", num_blocks, least=1)
-        self.concentration = real_number("concentration", concentration, between=(0.0, float("inf")))
+        self.concentration = real_number("concentration", concentration, "(0, inf)")
         self.within_prior = _check_prior("within_prior", within_prior)
         self.between_prior = _check_prior("between_prior", between_prior)
         same = torch.eye(self.num_blocks, dtype=torch.bool, device=adjacency.device)
@@ -498,8 +498,7 @@ def _check_prior(name: str, prior: tuple[float, float]) -> tuple[float, float]:
         first, second = prior
     except (TypeError, ValueError) as error:
         raise SettingsError(f"{name} must be the two parameters of a Beta distribution, not {prior!r}") from error
-    positive = (0.0, float("inf"))
-    return real_number(f"{name}[0]", first, positive), real_number(f"{name}[1]", second, positive)
+    return real_number(f"{name}[0]", first, "(0, inf)"), real_number(f"{name}[1]", second, "(0, inf)")
 
 
 # Evidence of a block model by annealed importance sampling.

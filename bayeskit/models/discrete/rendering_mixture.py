@@ -97,8 +97,8 @@ class RenderingMixture:
             raise ShapeError(f"templates of {height} by {width} do not fit into images of shape {image_shape}")
         self.templates = templates
         self.image_shape = image_shape
-        self.noise_scale = real_number("noise_scale", noise_scale, between=(0, math.inf))
-        self.on_probability = real_number("on_probability", on_probability, between=(0, 1))
+        self.noise_scale = real_number("noise_scale", noise_scale, "(0, inf)")
+        self.on_probability = real_number("on_probability", on_probability, "(0, 1)")
         #: Numbers of rows and columns of positions.
         self.positions = image_shape[0] - height + 1, image_shape[1] - width + 1
 

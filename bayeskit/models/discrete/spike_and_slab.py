@@ -273,7 +273,7 @@ class SubsetPosterior:
 
     def _intervals(self, design: Tensor, noise: float, probability: float) -> Tensor:
         """Return intervals of ``design @ coefficients`` plus ``noise`` times the noise variance, ``(m, 2)``."""
-        tail = 0.5 * (1 - real_number("probability", probability, between=(0, 1)))
+        tail = 0.5 * (1 - real_number("probability", probability, "(0, 1)"))
         probabilities, order = self.probabilities.sort(descending=True)
         kept = int((probabilities.cumsum(0) < 1 - _LEFT_OUT).sum()) + 1
         chosen = order[:kept]
@@ -378,7 +378,7 @@ class IndependentInclusion:
     probability: float = 0.5
 
     def __post_init__(self) -> None:
-        real_number("probability", self.probability, between=(0, 1))
+        real_number("probability", self.probability, "(0, 1)")
 
     def log_prob(self, inclusion: Tensor) -> Tensor:
         """Return log probabilities of inclusion indicators: ``(*batch, p)`` to ``(*batch)``."""
@@ -414,8 +414,8 @@ class BetaBinomialInclusion:
     beta: float = 1.0
 
     def __post_init__(self) -> None:
-        real_number("alpha", self.alpha, between=(0, math.inf))
-        real_number("beta", self.beta, between=(0, math.inf))
+        real_number("alpha", self.alpha, "(0, inf)")
+        real_number("beta", self.beta, "(0, inf)")
 
     def log_prob(self, inclusion: Tensor) -> Tensor:
         """Return log probabilities of inclusion indicators: ``(*batch, p)`` to ``(*batch)``."""
@@ -488,7 +488,7 @@ class SpikeAndSlabRegression:
 
     def __post_init__(self) -> None:
         for name in ("slab_scale", "intercept_scale", "noise_shape", "noise_rate"):
-            real_number(name, getattr(self, name), between=(0, math.inf))
+            real_number(name, getattr(self, name), "(0, inf)")
         if not isinstance(self.inclusion, InclusionPrior):
             raise SettingsError(
                 f"inclusion is {self.inclusion!r}, not a prior of subsets; use for example IndependentInclusion(0.5)"

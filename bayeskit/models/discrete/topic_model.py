@@ -74,8 +74,8 @@ class LatentDirichletAllocation:
     ) -> None:
         self.num_topics = whole_number("num_topics", num_topics, 1)
         self.num_words = whole_number("num_words", num_words, 2)
-        self.concentration = real_number("concentration", concentration, between=(0, torch.inf))
-        self.word_concentration = real_number("word_concentration", word_concentration, between=(0, torch.inf))
+        self.concentration = real_number("concentration", concentration, "(0, inf)")
+        self.word_concentration = real_number("word_concentration", word_concentration, "(0, inf)")
 
     def model(self, counts: Tensor) -> None:
         """Pyro model with continuous sites ``topics``, ``(num_topics, num_words)``, and ``proportions``.

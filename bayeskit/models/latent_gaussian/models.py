@@ -96,8 +96,8 @@ class GaussianProcessModel:
         self.likelihood, self.kernel = _callable("likelihood", likelihood), _callable("kernel", kernel)
         self.scale = scale
         self.length = PCLength(_SHORT * largest, _SHARE, places.shape[1]) if length is None else length
-        self.intercept_scale = real_number("intercept_scale", intercept_scale, between=(0, torch.inf))
-        self.jitter = _not_negative("jitter", jitter)
+        self.intercept_scale = real_number("intercept_scale", intercept_scale, "(0, inf)")
+        self.jitter = real_number("jitter", jitter, "[0, inf)")
 
     def __call__(self) -> None:
         """Run the model."""
@@ -166,8 +166,8 @@ class RandomWalkModel:
         self.likelihood, self.scale = _callable("likelihood", likelihood), scale
         self.covariance = walk_covariance(self.order, len(self.y)).to(self.y)
         self.line = torch.linspace(-1, 1, len(self.y)).to(self.y).unsqueeze(1) if self.order == 2 else None
-        self.intercept_scale = real_number("intercept_scale", intercept_scale, between=(0, torch.inf))
-        self.coefficient_scale = real_number("coefficient_scale", coefficient_scale, between=(0, torch.inf))
+        self.intercept_scale = real_number("intercept_scale", intercept_scale, "(0, inf)")
+        self.coefficient_scale = real_number("coefficient_scale", coefficient_scale, "(0, inf)")
 
     def __call__(self) -> None:
         """Run the model."""
@@ -255,8 +255,8 @@ class DiseaseMap:
         self.scale = scale
         eigenvalues = self.graph.eigenvalues.to(self.counts)
         self.proportion = PCProportion(eigenvalues) if proportion is None else proportion
-        self.intercept_scale = real_number("intercept_scale", intercept_scale, between=(0, torch.inf))
-        self.coefficient_scale = real_number("coefficient_scale", coefficient_scale, between=(0, torch.inf))
+        self.intercept_scale = real_number("intercept_scale", intercept_scale, "(0, inf)")
+        self.coefficient_scale = real_number("coefficient_scale", coefficient_scale, "(0, inf)")
         self.likelihood = PoissonLikelihood(self.expected.log())
 
     def __call__(self) -> None:
@@ -328,8 +328,8 @@ class RandomEffects:
         self.num_groups = int(self.groups.max()) + 1
         self.x = None if x is None else _columns("x", x, self.y)
         self.likelihood, self.scale = _callable("likelihood", likelihood), scale
-        self.intercept_scale = real_number("intercept_scale", intercept_scale, between=(0, torch.inf))
-        self.coefficient_scale = real_number("coefficient_scale", coefficient_scale, between=(0, torch.inf))
+        self.intercept_scale = real_number("intercept_scale", intercept_scale, "(0, inf)")
+        self.coefficient_scale = real_number("coefficient_scale", coefficient_scale, "(0, inf)")
 
     def __call__(self) -> None:
         """Run the model."""
@@ -384,10 +384,3 @@ def _callable(name: str, value: Any) -> Any:
     if isinstance(value, type) or not callable(value):
         raise SettingsError(f"{name} is {value!r:.80}; give a function or an object that can be called")
     return value
-
-
-def _not_negative(name: str, value: Any) -> float:
-    number = real_number(name, value)
-    if not 0 <= number < torch.inf:
-        raise SettingsError(f"{name} must be finite and not negative, not {number:g}")
-    return number

@@ -65,8 +65,8 @@ class PCScale:
     probability: float
 
     def __post_init__(self) -> None:
-        real_number("upper", self.upper, between=(0, math.inf))
-        real_number("probability", self.probability, between=(0, 1))
+        real_number("upper", self.upper, "(0, inf)")
+        real_number("probability", self.probability, "(0, 1)")
 
     def __call__(self) -> Any:
         """Return the exponential distribution."""
@@ -111,8 +111,8 @@ class PCLength:
     dimension: int = 1
 
     def __post_init__(self) -> None:
-        real_number("lower", self.lower, between=(0, math.inf))
-        real_number("probability", self.probability, between=(0, 1))
+        real_number("lower", self.lower, "(0, inf)")
+        real_number("probability", self.probability, "(0, 1)")
         whole_number("dimension", self.dimension, 1)
 
     def __call__(self) -> Any:
@@ -174,8 +174,8 @@ class PCProportion(dist.TorchDistribution):  # type: ignore[misc]
         probability: float = 2 / 3,
         validate_args: bool | None = None,
     ) -> None:
-        real_number("upper", upper, between=(0, 1))
-        real_number("probability", probability, between=(0, 1))
+        real_number("upper", upper, "(0, 1)")
+        real_number("probability", probability, "(0, 1)")
         eigenvalues = eigenvalues.to(torch.result_type(eigenvalues, 1.0))
         near = math.sqrt(torch.finfo(eigenvalues.dtype).eps)
         if not (float(eigenvalues.min()) > -near and bool((eigenvalues.abs() < near).any())):

@@ -146,9 +146,7 @@ class SparseNetwork(nn.Module):
         """
         if fraction is None:
             return {layer.name: layer.weights.is_kept() for layer in self.layers}
-        fraction = real_number("fraction", fraction)
-        if not 0 < fraction <= 1:
-            raise SettingsError(f"fraction must lie in (0, 1], not {fraction:g}")
+        fraction = real_number("fraction", fraction, "(0, 1]")
         importance = {layer.name: layer.weights.importance() for layer in self.layers}
         joint = torch.cat([value.flatten() for value in importance.values()])
         number = max(1, round(fraction * len(joint)))
@@ -165,7 +163,7 @@ class SparseNetwork(nn.Module):
         :math:`s / 2` nats a weight. ``fraction``: as in :meth:`kept`. Raises ``SettingsError`` if ``share`` is not
         positive.
         """
-        share = real_number("share", share, between=(0, math.inf))
+        share = real_number("share", share, "(0, inf)")
         result, kept = {}, self.kept(fraction)
         for layer in self.layers:
             mean, variance = (m[kept[layer.name]] for m in layer.weights.moments())
@@ -330,6 +328,6 @@ def sparsify(
         raise SettingsError(f"likelihood must be a function from outputs to a distribution, not {likelihood!r:.80}")
     if isinstance(deterministic, str):
         raise SettingsError(f"deterministic must be a collection of names, such as [{deterministic!r}]")
-    scale = real_number("initial_scale", initial_scale, between=(0, math.inf))
+    scale = real_number("initial_scale", initial_scale, "(0, inf)")
     network, layers = with_stochastic_layers(module, settings, scale, groups, deterministic)
     return SparseNetwork(network, layers, likelihood, whole_number("num_data", num_data, 1), settings, draws)

@@ -102,7 +102,7 @@ class HorseshoePrior:
     threshold: float = 3.0
 
     def __post_init__(self) -> None:
-        real_number("scale", self.scale, between=(0, math.inf))
+        real_number("scale", self.scale, "(0, inf)")
         real_number("threshold", self.threshold)
 
 
@@ -144,9 +144,9 @@ class SpikeAndSlabPrior:
     threshold: float = 0.5
 
     def __post_init__(self) -> None:
-        real_number("probability", self.probability, between=(0, 1))
-        real_number("scale", self.scale, between=(0, math.inf))
-        real_number("threshold", self.threshold, between=(0, 1))
+        real_number("probability", self.probability, "(0, 1)")
+        real_number("scale", self.scale, "(0, inf)")
+        real_number("threshold", self.threshold, "(0, 1)")
 
 
 WeightPrior = LogUniformPrior | HorseshoePrior | SpikeAndSlabPrior

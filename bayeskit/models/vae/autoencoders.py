@@ -13,6 +13,7 @@ from pyro.distributions import is_validation_enabled
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
+from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import global_stream, new_generator
 from bayeskit.errors import DataError, SettingsError, ShapeError
 from bayeskit.models.vae.generative_model import Autoencoder, GenerativeModel, check_last_dim
@@ -652,10 +653,8 @@ class SemiSupervisedVAE(GenerativeModel):
     ) -> None:
         super().__init__((data_dim,), likelihood)
         check_sizes(latent_dim)
-        if num_classes < 2:
-            raise SettingsError(f"num_classes must be at least 2, not {num_classes}")
-        if not classification_weight >= 0:
-            raise SettingsError(f"classification_weight must be at least 0, not {classification_weight}")
+        num_classes = whole_number("num_classes", num_classes, least=2)
+        classification_weight = real_number("classification_weight", classification_weight, "[0, inf)")
         self.latent_dim, self.num_classes = latent_dim, num_classes
         self.classification_weight = classification_weight
         self.classifier, self.encoder, self.decoder = classifier, encoder, decoder

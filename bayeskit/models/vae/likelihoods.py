@@ -9,7 +9,8 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
-from bayeskit.errors import DataError, SettingsError
+from bayeskit.core.inputs import real_number, whole_number
+from bayeskit.errors import DataError
 from bayeskit.models.vae.distributions import DiscretizedLogisticMixture as _DiscretizedLogistic
 
 __all__ = [
@@ -97,8 +98,7 @@ class Gaussian(Likelihood):
 
     def __init__(self, scale: float = 1.0, *, learn: bool = True) -> None:
         super().__init__()
-        if not scale > 0:
-            raise SettingsError(f"scale must be positive, not {scale}")
+        scale = real_number("scale", scale, "(0, inf)")
         value = torch.tensor(float(scale)).log()
         if learn:
             self.log_scale = nn.Parameter(value)
@@ -135,8 +135,7 @@ class HeteroscedasticGaussian(Likelihood):
 
     def __init__(self, smallest_scale: float = 1e-3) -> None:
         super().__init__()
-        if not smallest_scale > 0:
-            raise SettingsError(f"smallest_scale must be positive, not {smallest_scale}")
+        smallest_scale = real_number("smallest_scale", smallest_scale, "(0, inf)")
         self.smallest_scale = smallest_scale
 
     def entries(self, *parameters: Tensor) -> Any:
@@ -170,10 +169,8 @@ class DiscretizedLogistic(Likelihood):
 
     def __init__(self, num_levels: int = 256, num_components: int = 1) -> None:
         super().__init__()
-        if num_levels < 2:
-            raise SettingsError(f"num_levels must be at least 2, not {num_levels}")
-        if num_components < 1:
-            raise SettingsError(f"num_components must be at least 1, not {num_components}")
+        num_levels = whole_number("num_levels", num_levels, least=2)
+        num_components = whole_number("num_components", num_components, least=1)
         self.num_levels, self.num_components = num_levels, num_components
         self.num_parameters = 2 if num_components == 1 else 3 * num_components
 

@@ -362,7 +362,7 @@ class GaussianOutputs(_Independent):
     variance: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "variance", real_number("variance", self.variance, between=(0, math.inf)))
+        object.__setattr__(self, "variance", real_number("variance", self.variance, "(0, inf)"))
 
     def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log density of each observation, ``(n,)``."""
@@ -1534,7 +1534,7 @@ def laplace_posterior(
     curvature = gauss_newton_of(network, likelihood, x, y)
     system = _factorised(curvature, prior)
     distance = _newton_step(curvature, system, likelihood, y, prior)[1]
-    if not distance <= real_number("tolerance", tolerance, between=(0, math.inf)):
+    if not distance <= real_number("tolerance", tolerance, "(0, inf)"):
         raise ModelError(
             f"the module is not at a mode of this posterior: the length of a Newton step is {distance:.3g} posterior "
             f"standard deviations, more than {tolerance:g}; train the module further with the same likelihood and "

@@ -80,7 +80,7 @@ def descent_rate(learning_rate: float | None, largest: Callable[[], float]) -> f
     """Return the learning rate, by default half of one over the largest eigenvalue of the kernel."""
     if learning_rate is None:
         return 0.5 / float(largest())
-    return real_number("learning_rate", learning_rate, between=(0.0, math.inf))
+    return real_number("learning_rate", learning_rate, "(0, inf)")
 
 
 def largest_eigenvalue(kernel: Tensor) -> float:

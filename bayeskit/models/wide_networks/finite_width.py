@@ -1354,7 +1354,7 @@ def kernel_regime(
     if not isinstance(x, Tensor) or x.dim() < 2 or len(x) < 2:
         raise ShapeError("x must have at least two inputs, (n, ...), because the bias is measured for pairs")
     width = None if width is None else whole_number("width", width, least=1)
-    tolerance = real_number("tolerance", tolerance, between=(0.0, math.inf))
+    tolerance = real_number("tolerance", tolerance, "(0, inf)")
     num_networks = whole_number("num_networks", num_networks, least=2)
     (moments,) = _kernel_moments(kernel, x, [width], num_networks, "ntk", seed, num_jobs, progress)
     bias, fluctuation = _bias(moments), _fluctuation(moments)

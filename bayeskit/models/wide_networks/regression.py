@@ -71,14 +71,6 @@ _ROUNDING = 10  # rounding error of a zero eigenvalue, in machine precisions of 
 _INACCURATE = 0.25  # power of the machine precision: relative error of a mean above which to warn
 
 
-def _not_negative(name: str, value: float | Tensor) -> float:
-    """Return a number, or raise a ``SettingsError`` if it is negative."""
-    number = real_number(name, value.detach() if isinstance(value, Tensor) else value)
-    if not number >= 0:
-        raise SettingsError(f"{name} must not be negative, but is {value!r}")
-    return number
-
-
 def _check_finite_matrix(matrix: Tensor, name: str) -> None:
     """Raise a ``DataError`` if a kernel matrix is not finite."""
     if not bool(torch.isfinite(matrix.detach()).all()):
@@ -137,7 +129,7 @@ def needed_jitter(
         # The computed value of a zero eigenvalue may be negative or positive, by the rounding error.
         allowed = max(precision**0.5 * scale, 2 * rounding)
     else:
-        allowed = _not_negative("max_jitter", max_jitter) * scale
+        allowed = real_number("max_jitter", max_jitter, "[0, inf]") * scale
     if not missing <= allowed or scale <= 0:
         raise KernelError(
             f"the {name} matrix of the training inputs is not positive definite to working precision: its smallest "
@@ -678,7 +670,7 @@ def ntk_posterior(
 def _posterior(
     prior: str, kernel: Matrix, x: Tensor, y: Tensor, noise_variance: float | Tensor, max_jitter: float | None
 ) -> Posterior:
-    number = _not_negative("noise_variance", noise_variance)
+    number = real_number("noise_variance", noise_variance, "[0, inf]")
     y = check_targets(x, y)
     matrix = _check_kernel(kernel(x), x, y, prior)
     noise = noise_variance if isinstance(noise_variance, Tensor) else number
@@ -790,8 +782,8 @@ class GradientFlow:
     time: float = math.inf
 
     def __post_init__(self) -> None:
-        real_number("learning_rate", self.learning_rate, between=(0.0, math.inf))
-        _not_negative("time", self.time)
+        real_number("learning_rate", self.learning_rate, "(0, inf)")
+        real_number("time", self.time, "[0, inf]")
 
     def learned(self, curvature: Tensor) -> Tensor:
         """Return the fraction of the error removed in directions with these curvatures of the loss, ``(n,)``."""
@@ -829,7 +821,7 @@ class GradientDescent:
     num_steps: int
 
     def __post_init__(self) -> None:
-        real_number("learning_rate", self.learning_rate, between=(0.0, math.inf))
+        real_number("learning_rate", self.learning_rate, "(0, inf)")
         whole_number("num_steps", self.num_steps, least=0)
 
     def learned(self, curvature: Tensor) -> Tensor:
@@ -869,7 +861,7 @@ def mean_squares_rate(learning_rate: float, y: Tensor) -> float:
     >>> mean_squares_rate(0.5, torch.zeros(5, 2))
     0.1
     """
-    return 2 * real_number("learning_rate", learning_rate, between=(0.0, math.inf)) / y.numel()
+    return 2 * real_number("learning_rate", learning_rate, "(0, inf)") / y.numel()
 
 
 def relative_ridge(diagonal: Tensor, share: float) -> float:
@@ -887,7 +879,7 @@ def relative_ridge(diagonal: Tensor, share: float) -> float:
     >>> relative_ridge(torch.tensor([1.0, 3.0]), 0.01)
     0.02
     """
-    return _not_negative("share", share) * float(diagonal.mean())
+    return real_number("share", share, "[0, inf]") * float(diagonal.mean())
 
 
 # Ridge regression with the tangent kernel: a point estimate without a variance.
@@ -1006,7 +998,7 @@ def ntk_regression(
     >>> fitted.mean(torch.tensor([1]))
     tensor([2.], dtype=torch.float64)
     """
-    ridge = _not_negative("ridge", ridge)
+    ridge = real_number("ridge", ridge, "[0, inf]")
     refuse_module(kernel)
     return _regression(kernel, x, y, ridge, max_jitter)
 
@@ -1333,7 +1325,7 @@ def _ensemble(
     target_noise: float,
     max_jitter: float | None,
 ) -> Ensemble:
-    ridge, target_noise = _not_negative("ridge", ridge), _not_negative("target_noise", target_noise)
+    ridge, target_noise = real_number("ridge", ridge, "[0, inf]"), real_number("target_noise", target_noise, "[0, inf]")
     refuse_module(kernel)
     y = check_targets(x, y)
     nngp, ntk = (kernel.nngp(x), None) if last_layer else both(kernel, x)

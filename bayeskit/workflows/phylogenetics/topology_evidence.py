@@ -130,7 +130,7 @@ def topology_evidence(
             "search: the mass of the topologies and its error need two runs or more. Remedy: give the result of "
             "infer_topologies(alignment, num_runs=2)."
         )
-    level = real_number("level", level, between=(0, 1))
+    level = real_number("level", level, "(0, 1)")
     most = whole_number("most", most, 1)
     sample = search.sample
     chosen = sample.topologies[sample.credible_set(level)[:most]]

@@ -968,7 +968,7 @@ def infer_topologies(
     num_samples, seed = whole_number("num_samples", num_samples, _LEAST_DRAWS), whole_number("seed", seed)
     num_jobs = whole_number("num_jobs", num_jobs, 1)
     if stop is not None:
-        stop = real_number("stop", stop, between=(0, 1))
+        stop = real_number("stop", stop, "(0, 1)")
         if num_runs < 2:
             raise SettingsError("stop compares runs. Remedy: use num_runs=2 or more, or leave stop=None.")
     if dtype not in (torch.float64, torch.float32):

@@ -184,8 +184,7 @@ class LogNormalLengths:
 
     def __post_init__(self) -> None:
         real_number("location", self.location)
-        if not real_number("scale", self.scale) > 0:
-            raise SettingsError(f"scale must be positive, not {self.scale}")
+        real_number("scale", self.scale, "(0, inf)")
 
     def start(self, num_features: int, generator: torch.Generator) -> Tensor:
         """Return the initial parameters: all zero, relative to `location` and `scale`."""
@@ -278,8 +277,7 @@ class FlowLengths:
 
     def __post_init__(self) -> None:
         real_number("location", self.location)
-        if not real_number("scale", self.scale) > 0:
-            raise SettingsError(f"scale must be positive, not {self.scale}")
+        real_number("scale", self.scale, "(0, inf)")
         for name, least in (("context", 1), ("bins", 2), ("hidden", 1)):
             whole_number(name, getattr(self, name), least)
 

@@ -254,7 +254,7 @@ class BetaDivergence(PointwiseLoss):
     bounded = True
 
     def __post_init__(self) -> None:
-        real_number("beta", self.beta, between=(0.0, float("inf")))
+        real_number("beta", self.beta, "(0, inf)")
 
     def pointwise(self, parameter: Any, data: Data) -> Tensor:
         """Return the loss of each datum, ``(n,)``."""
@@ -320,7 +320,7 @@ class GammaDivergence(PointwiseLoss):
     bounded = True
 
     def __post_init__(self) -> None:
-        real_number("gamma", self.gamma, between=(0.0, float("inf")))
+        real_number("gamma", self.gamma, "(0, inf)")
 
     def pointwise(self, parameter: Any, data: Data) -> Tensor:
         """Return the loss of each datum, ``(n,)``."""
@@ -399,7 +399,7 @@ class KernelDensity(DensityEstimate):
     num_nodes: int = 16
 
     def __post_init__(self) -> None:
-        real_number("bandwidth", self.bandwidth, between=(0.0, math.inf))
+        real_number("bandwidth", self.bandwidth, "(0, inf)")
         whole_number("num_nodes", self.num_nodes, least=1)
 
     def __call__(self, x: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -470,7 +470,7 @@ class AlphaDivergence(Loss):
     bounded = True
 
     def __post_init__(self) -> None:
-        real_number("alpha", self.alpha, between=(0.0, 1.0))
+        real_number("alpha", self.alpha, "(0, 1)")
         if not isinstance(self.estimate, DensityEstimate):
             raise SettingsError(f"estimate must be EmpiricalMass() or KernelDensity(...), not {self.estimate!r:.80}")
 

@@ -209,7 +209,7 @@ class Huber(PredictionLoss):
     predict: Predictor | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        real_number("threshold", self.threshold, between=(0.0, float("inf")))
+        real_number("threshold", self.threshold, "(0, inf)")
 
     def of(self, outcome: Tensor, prediction: Tensor) -> Tensor:
         """Return the loss, entry by entry."""
@@ -253,7 +253,7 @@ class Pinball(PredictionLoss):
     predict: Predictor | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        real_number("level", self.level, between=(0.0, 1.0))
+        real_number("level", self.level, "(0, 1)")
 
     def of(self, outcome: Tensor, prediction: Tensor) -> Tensor:
         """Return the loss, entry by entry."""

@@ -66,8 +66,8 @@ class GeneralInverseMultiquadric:
     exponent: float = 0.5
 
     def __post_init__(self) -> None:
-        real_number("bandwidth", self.bandwidth, between=(0.0, float("inf")))
-        real_number("exponent", self.exponent, between=(0.0, float("inf")))
+        real_number("bandwidth", self.bandwidth, "(0, inf)")
+        real_number("exponent", self.exponent, "(0, inf)")
 
     def __call__(self, squared_distance: Tensor, typical: Tensor) -> Tensor:
         """Return the kernel, with the shape of ``squared_distance``."""

@@ -41,7 +41,7 @@ def predictive_density(
     mean, low, high : Tensor
         Shape ``(m,)`` each.
     """
-    level = real_number("level", level, between=(0, 1))
+    level = real_number("level", level, "(0, 1)")
     density = mixture.log_density(values, x).exp().reshape(-1, len(x))
     low, high = density.quantile(density.new_tensor([(1 - level) / 2, (1 + level) / 2]), 0)
     return density.mean(0), low, high

@@ -73,7 +73,7 @@ class NoisyMatching:
         finite_values("observations", observations)
         dtype = torch.promote_types(centres.dtype, observations.dtype)
         self.centres, self.observations = centres.to(dtype), observations.to(dtype)
-        self.scale = real_number("scale", scale, between=(0.0, math.inf))
+        self.scale = real_number("scale", scale, "(0, inf)")
         self.size = centres.shape[-2]
 
     @classmethod

@@ -153,7 +153,7 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
         log_scores = as_real("log_scores", log_scores)
         size = check_possible("log_scores", log_scores)
         self.log_scores = log_scores
-        self.temperature = real_number("temperature", temperature, between=(0.0, math.inf))
+        self.temperature = real_number("temperature", temperature, "(0, inf)")
         self.num_iterations = whole_number("num_iterations", num_iterations, least=1)
         super().__init__(log_scores.shape[:-2], torch.Size([size, size]), validate_args=False)
 
@@ -194,7 +194,7 @@ class GumbelSinkhorn(TorchDistribution):  # type: ignore[misc]
         positive; default ``temperature``. Raises ``SettingsError`` if ``prior_temperature`` is not positive.
         """
         prior = self.temperature if prior_temperature is None else prior_temperature
-        ratio = real_number("prior_temperature", prior, between=(0.0, math.inf)) / self.temperature
+        ratio = real_number("prior_temperature", prior, "(0, inf)") / self.temperature
         # Gumbel distributions with scales 1 / tau and 1 / tau_0: the ratio of scales is tau_0 / tau.
         constant = -math.log(ratio) + _EULER * (ratio - 1) - 1
         impossible = self.log_scores == -math.inf
@@ -271,9 +271,7 @@ class RoundedPermutation(TorchDistribution):  # type: ignore[misc]
 
     def __init__(self, loc: Tensor, scale: Tensor, temperature: float = 1.0) -> None:
         check_square("loc", loc)
-        self.temperature = real_number("temperature", temperature)
-        if not 0 < self.temperature <= 1:
-            raise SettingsError(f"temperature must lie in (0, 1], not {self.temperature:g}")
+        self.temperature = real_number("temperature", temperature, "(0, 1]")
         self.loc, self.scale = _checked_normal(loc, scale)
         super().__init__(self.loc.shape[:-2], self.loc.shape[-2:], validate_args=False)
 
@@ -396,7 +394,7 @@ class StickBreakingTransform(Transform):
         if cache_size not in (0, 1):
             raise SettingsError(f"cache_size must be 0 or 1, not {cache_size}")
         super().__init__(cache_size=cache_size)
-        self.temperature = real_number("temperature", temperature, between=(0.0, math.inf))
+        self.temperature = real_number("temperature", temperature, "(0, inf)")
         self._latest: tuple[Tensor, Tensor] | None = None
 
     def __eq__(self, other: object) -> bool:
@@ -685,8 +683,6 @@ class SequentialPermutation(TorchDistribution):  # type: ignore[misc]
 
 # Trainable relaxations: guides for models with a latent permutation.
 
-_POSITIVE = (0.0, math.inf)
-
 
 class Relaxation(PyroModule):  # type: ignore[misc]
     """Base class of variational distributions over relaxed permutations, usable as Pyro guides.
@@ -711,7 +707,7 @@ class Relaxation(PyroModule):  # type: ignore[misc]
             raise SettingsError(f"shape is {shape!r}; give (*batch, n), such as (6,) for permutations of six elements")
         self.size = whole_number("shape[-1]", shape[-1], least=2)
         self.batch_shape = torch.Size(whole_number("shape", length, least=1) for length in shape[:-1])
-        self.temperature = real_number("temperature", temperature, between=_POSITIVE)
+        self.temperature = real_number("temperature", temperature, "(0, inf)")
 
     @abstractmethod
     def prior(self) -> TorchDistribution:
@@ -778,7 +774,7 @@ class StickBreakingRelaxation(Relaxation):
         super().__init__(shape, temperature)
         start = torch.special.ndtri(SequentialPermutation.near_uniform(self.size, dtype).logits.sigmoid())
         self.register_buffer("prior_loc", start)
-        log_scale = math.log(real_number("scale", scale, between=_POSITIVE))
+        log_scale = math.log(real_number("scale", scale, "(0, inf)"))
         self.loc, self.log_scale = self._parameter(start), self._parameter(torch.full_like(start, log_scale))
 
     def prior(self) -> TorchDistribution:
@@ -842,13 +838,12 @@ class RoundingRelaxation(Relaxation):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(shape, temperature)
-        if self.temperature > 1:
-            raise SettingsError(f"temperature must lie in (0, 1], not {self.temperature:g}")
-        self.prior_scale = real_number("prior_scale", prior_scale, between=_POSITIVE)
+        real_number("temperature", temperature, "(0, 1]")
+        self.prior_scale = real_number("prior_scale", prior_scale, "(0, inf)")
         scales = (0.001, _greatest_scale(self.size)) if scales is None else scales
         if not isinstance(scales, (tuple, list)) or len(scales) != 2:
             raise SettingsError(f"scales are {scales!r}; give minimum and maximum, such as (0.001, 0.5)")
-        least, greatest = (real_number("scales", bound, between=_POSITIVE) for bound in scales)
+        least, greatest = (real_number("scales", bound, "(0, inf)") for bound in scales)
         if not least < greatest:
             raise SettingsError(f"scales are ({least:g}, {greatest:g}); the second must be greater")
         self.scales = (least, greatest)
@@ -914,7 +909,7 @@ class GumbelSinkhornRelaxation(Relaxation):
     ) -> None:
         super().__init__(shape, temperature)
         wide = self.temperature if prior_temperature is None else prior_temperature
-        self.prior_temperature = real_number("prior_temperature", wide, between=_POSITIVE)
+        self.prior_temperature = real_number("prior_temperature", wide, "(0, inf)")
         self.num_iterations = whole_number("num_iterations", num_iterations, least=1)
         self.log_scores = self._parameter(torch.zeros(self.size, self.size, dtype=dtype))
 

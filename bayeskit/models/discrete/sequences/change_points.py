@@ -84,9 +84,9 @@ class NormalSegments:
     rate: float
 
     def __post_init__(self) -> None:
-        real_number("mean", self.mean, (-math.inf, math.inf))
+        real_number("mean", self.mean, "(-inf, inf)")
         for name in ("precision", "shape", "rate"):
-            real_number(name, getattr(self, name), (0.0, math.inf))
+            real_number(name, getattr(self, name), "(0, inf)")
 
     def log_marginals(self, x: Tensor, max_length: int) -> Tensor:
         """Return the log marginal likelihood of every segment, ``(n, max_length)``.
@@ -139,7 +139,7 @@ class PoissonSegments:
 
     def __post_init__(self) -> None:
         for name in ("shape", "rate"):
-            real_number(name, getattr(self, name), (0.0, math.inf))
+            real_number(name, getattr(self, name), "(0, inf)")
 
     def log_marginals(self, x: Tensor, max_length: int) -> Tensor:
         """Return the log marginal likelihood of every segment, ``(n, max_length)``.
@@ -317,7 +317,7 @@ class NegativeBinomialLengths:
     most: int | None = None
 
     def __post_init__(self) -> None:
-        real_number("probability", self.probability, (0.0, 1.0))
+        real_number("probability", self.probability, "(0, 1)")
         whole_number("successes", self.successes, least=1)
         if self.most is not None:
             whole_number("most", self.most, least=0)

@@ -380,8 +380,6 @@ def _checked_states(initial: Tensor, transition: Tensor, emission: Any, duration
 
 # A Pyro model: a hidden Markov model with priors on its parameters.
 
-_POSITIVE = (0.0, math.inf)
-
 
 class Emission(Protocol):
     """Emission part of the Pyro model: samples the emission parameters from their priors."""
@@ -470,9 +468,9 @@ class GaussianEmission:
     order: Literal["mean", "scale", "none"] = "mean"
 
     def __post_init__(self) -> None:
-        real_number("mean", self.mean, (-math.inf, math.inf))
+        real_number("mean", self.mean, "(-inf, inf)")
         for name in ("mean_scale", "scale", "scale_spread"):
-            real_number(name, getattr(self, name), _POSITIVE)
+            real_number(name, getattr(self, name), "(0, inf)")
         if self.order not in ("mean", "scale", "none"):
             raise SettingsError(f"order must be 'mean', 'scale' or 'none', not {self.order!r}")
 
@@ -507,7 +505,7 @@ class CategoricalEmission:
 
     def __post_init__(self) -> None:
         whole_number("num_categories", self.num_categories, least=2)
-        real_number("concentration", self.concentration, _POSITIVE)
+        real_number("concentration", self.concentration, "(0, inf)")
 
     def __call__(self, num_states: int, like: Tensor) -> dist.Categorical:
         """Draw the probabilities of categories."""
@@ -617,11 +615,9 @@ class HiddenMarkovModel:
                 "function that draws the parameters and returns a distribution"
             )
         self.emission, self.parallel = emission, parallel
-        self.initial_concentration = real_number("initial_concentration", initial_concentration, _POSITIVE)
-        self.transition_concentration = real_number("transition_concentration", transition_concentration, _POSITIVE)
-        self.stay = real_number("stay", stay, (-math.inf, math.inf))
-        if self.stay < 0:
-            raise SettingsError(f"stay must be at least 0, not {self.stay:g}")
+        self.initial_concentration = real_number("initial_concentration", initial_concentration, "(0, inf)")
+        self.transition_concentration = real_number("transition_concentration", transition_concentration, "(0, inf)")
+        self.stay = real_number("stay", stay, "[0, inf)")
 
     def __repr__(self) -> str:
         emission = getattr(self.emission, "__name__", None) or repr(self.emission)

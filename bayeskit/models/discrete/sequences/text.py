@@ -409,8 +409,6 @@ class SegmentedText:
 
 # Estimation of a lexicon from strings without word boundaries.
 
-_POSITIVE = (0.0, math.inf)
-
 
 class LearnedLexicon(NamedTuple):
     """Result of :func:`learn_lexicon`.
@@ -522,13 +520,12 @@ def learn_lexicon(
     """
     if not isinstance(text, Strings):
         raise SettingsError(f"text is {text!r:.80}; give Strings(strings, candidate_words(strings, max_length=...))")
-    concentration = real_number("concentration", concentration, _POSITIVE)
+    concentration = real_number("concentration", concentration, "(0, inf)")
     if concentration < 1:
         raise SettingsError(f"concentration must be at least 1, not {concentration:g}: there is no mode below")
     if length_penalty is not None:
-        length_penalty = real_number("length_penalty", length_penalty, _POSITIVE)
-    if real_number("tolerance", tolerance, (-math.inf, math.inf)) < 0:
-        raise SettingsError(f"tolerance must be at least 0, not {tolerance:g}")
+        length_penalty = real_number("length_penalty", length_penalty, "(0, inf)")
+    tolerance = real_number("tolerance", tolerance, "[0, inf)")
     num_steps = whole_number("num_steps", num_steps, least=1)
     word_lengths = torch.tensor([len(word) for word in text.segments], dtype=torch.float64)
     penalty = torch.zeros_like(word_lengths) if length_penalty is None else word_lengths**length_penalty

@@ -60,7 +60,7 @@ class ConjugateGradients:
     preconditioner_rank: int = 100
 
     def __post_init__(self) -> None:
-        real_number("tolerance", self.tolerance, between=(0, 1))
+        real_number("tolerance", self.tolerance, "(0, 1)")
         whole_number("max_iterations", self.max_iterations, least=1)
         whole_number("preconditioner_rank", self.preconditioner_rank, least=0)
 
@@ -99,7 +99,7 @@ class InducingPoints:
     def __post_init__(self) -> None:
         whole_number("num_points", self.num_points, least=1)
         whole_number("num_steps", self.num_steps, least=0)
-        real_number("learning_rate", self.learning_rate, between=(0, float("inf")))
+        real_number("learning_rate", self.learning_rate, "(0, inf)")
 
 
 class _Model(gpytorch.models.ExactGP):
@@ -197,7 +197,7 @@ def large_regression(
     2.0
     """
     method = ConjugateGradients() if method is None else method
-    noise_variance = real_number("noise_variance", noise_variance, between=(0, float("inf")))
+    noise_variance = real_number("noise_variance", noise_variance, "(0, inf)")
     check_vectors(x, "x")
     y = one_target(x, y)
     kernel = copy.deepcopy(network) if isinstance(network, GPyTorchKernel) else GPyTorchKernel(network)

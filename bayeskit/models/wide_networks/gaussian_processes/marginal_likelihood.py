@@ -284,11 +284,11 @@ def fit_variances(
     y = one_target(x, y)
     num_starts = whole_number("num_starts", num_starts, least=1)
     max_iterations = whole_number("max_iterations", max_iterations, least=1)
-    spread = real_number("spread", spread, between=(0, float("inf")))
+    spread = real_number("spread", spread, "(0, inf)")
     if time_budget is not None:
-        time_budget = real_number("time_budget", time_budget, between=(0, float("inf")))
+        time_budget = real_number("time_budget", time_budget, "(0, inf)")
     if noise_variance is not None:
-        noise_variance = real_number("noise_variance", noise_variance, between=(-1e-300, float("inf")))
+        noise_variance = real_number("noise_variance", noise_variance, "[0, inf)")
     elif not bool((y != 0).any()):
         raise DataError("y is zero everywhere, so the noise variance cannot be estimated; give noise_variance")
     _check_mean(y)

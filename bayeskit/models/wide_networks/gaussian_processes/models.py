@@ -402,9 +402,9 @@ class RegressionModel(PyroModule):
         input_shape: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        noise_variance = real_number("noise_variance", noise_variance, between=(0, float("inf")))
+        noise_variance = real_number("noise_variance", noise_variance, "(0, inf)")
         self.kernel = _as_kernel(kernel, spread, tied, covariance, input_shape)
-        self.jitter = real_number("jitter", jitter, between=(-1e-300, 1))
+        self.jitter = real_number("jitter", jitter, "[0, 1)")
         median = torch.tensor(noise_variance, dtype=torch.float64)
         self.noise_variance = PyroSample(partial(_log_normal, median, spread))
 
@@ -588,7 +588,7 @@ class ClassificationModel(PyroModule):
         super().__init__()
         self.kernel = _as_kernel(kernel, spread, tied, covariance, input_shape)
         self.num_classes = whole_number("num_classes", num_classes, least=2)
-        self.jitter = real_number("jitter", jitter, between=(-1e-300, 1))
+        self.jitter = real_number("jitter", jitter, "[0, 1)")
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
         """Run the model: sample labels, or condition on them.

@@ -123,7 +123,7 @@ def positive_number(name: str, value: object) -> object:
         if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter) and not bool((value > 0).all()):
             raise SettingsError(f"{name} must be positive, not {value!r}")
         return value
-    return torch.tensor(real_number(name, value, between=(0, float("inf"))), dtype=torch.float64)
+    return torch.tensor(real_number(name, value, "(0, inf)"), dtype=torch.float64)
 
 
 def check_covariance(covariance: str) -> str:
