@@ -919,7 +919,7 @@ class _Learner(nn.Module):
 
     def _plates(self, batch: Batch) -> tuple[int | None, bool]:
         model, guide, objective = self._call
-        with poutine.block(), torch.no_grad():
+        with poutine.block(), torch.no_grad(), not_finite_as_loss_error():
             drawn = poutine.trace(guide).get_trace(*batch.args, **batch.kwargs)
             trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*batch.args, **batch.kwargs)
         if not isinstance(objective, Objective):
