@@ -446,7 +446,7 @@ class Stage:
     planned_calls: int = 1
 
     def __post_init__(self) -> None:
-        real_number("beta", self.beta, "(0, 1]")
+        real_number("a stage's inverse temperature", self.beta, "(0, 1]")
         whole_number("num_moves", self.num_moves, least=1)
         self.kernel()  # checks the rest
 

@@ -198,5 +198,5 @@ def test_what_it_cannot_do_is_refused():
         with pytest.raises(SettingsError, match="alpha must be at most 1"):
             InfoVAE(alpha, weight)
     for kernel in (RadialBasis, InverseMultiquadric):
-        with pytest.raises(SettingsError, match="must be positive"):
+        with pytest.raises(SettingsError, match="must lie in"):
             kernel(0.0)

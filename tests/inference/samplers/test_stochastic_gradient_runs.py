@@ -234,7 +234,7 @@ def test_a_target_without_minibatches_is_refused():
         (lambda: SGHMC(0.1, friction=1.0, gradient_noise=30.0), "no noise is left"),
         (lambda: SGHMC(0.1, gradient_noise=-1.0), "must not be negative"),
         (lambda: Constant(torch.tensor([0.1, -0.1])), "positive"),
-        (lambda: Polynomial(0.0), "a and b"),
+        (lambda: Polynomial(0.0), "a must lie in"),
         (lambda: Polynomial(0.1, gamma=1.5), "gamma"),
         (lambda: SGLD(0.1).stationary_variance(40.0), "below 4"),
         (lambda: SGLD(Polynomial(0.1)).stationary_variance(1.0), "constant step"),

@@ -329,7 +329,7 @@ def test_a_global_latent_variable_without_a_scaling_plate_is_warned_of():
         ({"num_epochs": 0}, SettingsError, "num_epochs must be at least 1"),
         ({"batch_size": 25}, SettingsError, "batch_size must be"),
         ({"batch_size": 2.5}, SettingsError, "batch_size must be a whole number"),
-        ({"gradient_clipping": 0.0}, SettingsError, "gradient_clipping must be positive"),
+        ({"gradient_clipping": 0.0}, SettingsError, "gradient_clipping must lie in"),
         ({"precision": "float16"}, SettingsError, "precision must be"),
         ({"patience": 3}, SettingsError, "validation"),
         ({"optimizer": torch.optim.LBFGS}, SettingsError, "needs no closure"),
