@@ -19,9 +19,9 @@ from pathlib import Path
 
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.trusted_folders import is_own_file, make_private, own_folders
-from bayeskit.errors import CompilationWarning
+from bayeskit.errors import CompilationWarning, ModelError
 
-__all__ = ["FLAGS", "compiler", "load_library", "load_or_warn"]
+__all__ = ["FLAGS", "compiler", "load_library", "load_or_warn", "raise_for_status"]
 
 #: Flags of every library, which uses all vector instructions of this processor.
 FLAGS = ("-O3", "-shared", "-fPIC", *(() if sys.platform == "darwin" else ("-march=native",)))
@@ -89,6 +89,14 @@ def load_or_warn(
         stacklevel=_level_of_caller(),
     )
     return None
+
+
+def raise_for_status(status: int, what: str) -> None:
+    """Raise the error of a call of compiled code on ``what`` that has not returned 0."""
+    if status == 2:
+        raise ModelError(f"compiled code cannot go on with {what}: all weights of a choice are NaN or zero")
+    if status:
+        raise MemoryError(f"compiled code had too little memory for {what}")
 
 
 def _level_of_caller() -> int:

@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from bayeskit.core.compiler_cache import compiler_cache
 from bayeskit.core.inputs import warn_user
-from bayeskit.core.libraries import FLAGS, compiler, load_library
+from bayeskit.core.libraries import FLAGS, compiler, load_library, raise_for_status
 from bayeskit.core.process_state import process_state
 from bayeskit.core.progress import look
 from bayeskit.core.randomness import one_thread, validation_kept
@@ -305,7 +305,10 @@ def call_library(library: Any, given: Sequence[Tensor], made: Sequence[Tensor], 
     """Call the function ``loop`` that :mod:`bayeskit.logdensity.native` has written."""
     given = [x.contiguous() for x in given]
     pointers = (ctypes.c_void_p * (len(given) + len(made)))(*(x.data_ptr() for x in (*given, *made)))
-    library.loop(pointers, ctypes.c_int64(times), ctypes.c_int64(max(batch, 1)))
+    space = torch.empty(library.space, dtype=torch.uint8)
+    sizes = ctypes.c_int64(times), ctypes.c_int64(max(batch, 1))
+    status = library.loop(pointers, *sizes, ctypes.c_void_p(space.data_ptr()))
+    raise_for_status(status, "the steps of a differential equation, which its gradient keeps")
 
 
 @lru_cache(maxsize=128)
@@ -328,7 +331,10 @@ def library_of(source: str) -> Any:
     """Return the library of C++ source, compiled here or by another process; None if compilation fails."""
     look()  # Ctrl-C at a terminal also ends the compiler, which is not a compilation failure
     try:
-        return load_library("density", {"density.cpp": source}, _CPP_FLAGS)
+        library: Any = load_library("density", {"density.cpp": source}, _CPP_FLAGS)
+        library.space_of_loop.restype = ctypes.c_int64
+        library.space = library.space_of_loop()
+        return library
     except (OSError, subprocess.SubprocessError) as error:
         look()
         reason = first_line(getattr(error, "stderr", None) or error)

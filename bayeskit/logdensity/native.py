@@ -20,6 +20,7 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
+from bayeskit.core.libraries import raise_for_status
 from bayeskit.core.torch_internals import (
     OpOverload,
     core_aten_decompositions,
@@ -51,7 +52,7 @@ _MAX_LINES = 200_000  # more lines take a compiler more than ten seconds
 #: Size from which a tensor is an array and its operations are loops; maximal number of loops of one operation; maximal
 #: length of the sums of arrays that are written term by term.
 _ARRAY, _MAX_LOOPS, _MAX_TERMS = 24, 64, 64
-_ON_STACK = 32_768  # numbers of all arrays on the stack; further arrays are static
+_ON_STACK = 32_768  # numbers of all arrays on the stack; further arrays are in memory that the caller gives
 _MAX_PRODUCT = 20_000  # terms of a matrix product, beyond which a library is faster
 #: Names in C++.
 NUMBER_TYPES = {
@@ -118,7 +119,10 @@ _NEUTRAL = {
     "logical_or": "false",
 }
 
-_LOOP = 'extern "C" void loop('
+#: Functions of C++ that compute whole numbers in double precision.
+_OF_REAL_NUMBERS = frozenset("pow fmod floor ceil trunc round".split())
+
+_LOOP = 'extern "C" int loop('
 # The flags of torch's compiler forbid vectors, because its own code writes them out.
 _VECTORS = '#pragma GCC optimize("tree-loop-vectorize")'
 # Recurrence up to 10, then the asymptotic series with an error below 1e-17; reflection below zero.
@@ -151,7 +155,7 @@ def loop_source(
     num_states: int,
     num_inputs: int,
 ) -> str:
-    """Return C++ ``loop(void** pointers, int64_t times, int64_t batch)`` over ``step``, or "" if it is unsuited."""
+    """Return C++ of a ``loop`` over ``step``, see :func:`batch_source`, or "" if it is unsuited."""
     # Pointers: operands, then states of all times; dimensions are times, batch and the tensor's own.
     if not _are_suited(operands):
         return ""
@@ -247,22 +251,35 @@ def row_source(
         stored += writer.stored(f"r{q}", numbers)
     first = len(operands) + len(like)
     lines += [f"{_kind(x)} d{k} = ({_kind(x)})pointers[{first + k}];" for k, x in enumerate(writer.data)]
-    return RowSource(batch_source([*lines, *writer.lines, *stored], writer.functions), tuple(writer.data))
+    text = batch_source([*lines, *writer.lines, *stored], writer.functions, writer.space)
+    return RowSource(text, tuple(writer.data))
 
 
-def function_source(name: str, function: Callable[..., tuple[Tensor, ...]], operands: Sequence[Tensor]) -> str:
-    """Return a C++ structure whose static ``call(operands, results)`` takes an array a tensor, or "" if unsuited."""
+class FunctionSource(NamedTuple):
+    """A C++ structure whose static ``call(space, operands, results)`` takes an array a tensor, and the bytes of space.
+
+    The call returns 0, or 1 where memory was not enough.
+    """
+
+    text: str
+    space: int
+
+
+def function_source(
+    name: str, function: Callable[..., tuple[Tensor, ...]], operands: Sequence[Tensor]
+) -> FunctionSource | None:
+    """Return the C++ of a function, or None if it is unsuited."""
     if not _are_suited(operands):
-        return ""
+        return None
     writer = _Writer()
     found = writer.made(function, operands, [writer.row(f"x{place}", x) for place, x in enumerate(operands)])
     if found is None:
-        return ""
+        return None
     stored = [line for q, numbers in enumerate(found) for line in writer.stored(f"r{q}", numbers)]
     arguments = [f"{_kind(x)} x{place}" for place, x in enumerate(operands)]
     arguments += [f"{NUMBER_TYPES[numbers.dtype]}* r{q}" for q, numbers in enumerate(found)]
-    body = [f"static void call({', '.join(arguments)}) {{", *writer.lines, *stored, "}"]
-    return "\n".join([f"struct {name} {{", *writer.functions, *body, "};"])
+    body = [f"static int call({', '.join(['char* space', *arguments])}) {{", *writer.lines, *stored, "return 0;", "}"]
+    return FunctionSource("\n".join([f"struct {name} {{", *writer.functions, *body, "};"]), writer.space)
 
 
 def _kind(x: Tensor) -> str:
@@ -288,20 +305,27 @@ def _vector_functions() -> str:
     return "\n".join(["namespace simd {", *declared, "}"])
 
 
-def batch_source(lines: Sequence[str], functions: Sequence[str] = ()) -> str:
-    """Return the C++ ``loop(void** pointers, int64_t times, int64_t batch)`` that runs ``lines`` for each ``b``."""
+def batch_source(lines: Sequence[str], functions: Sequence[str] = (), space: int = 0) -> str:
+    """Return the C++ ``loop(void** pointers, int64_t times, int64_t batch, char* space)``, ``lines`` for each ``b``.
+
+    It returns 0, or 1 where memory was not enough. ``space_of_loop`` tells how many bytes of ``space`` it needs.
+    """
     return "\n".join(
         [
             _VECTORS,
             "#include <cmath>",
             "#include <cstdint>",
+            "#include <cstdlib>",
             _vector_functions(),
             *([_DIGAMMA] if "digamma(" in "\n".join([*functions, *lines]) else []),
             *functions,
-            f"{_LOOP}void** pointers, int64_t times, int64_t batch) {{",
+            f'extern "C" int64_t space_of_loop() {{ return {space}; }}',
+            f"{_LOOP}void** pointers, int64_t times, int64_t batch, char* space) {{",
             "for (int64_t b = 0; b < batch; ++b) {",
             *lines,
-            "}}",
+            "}",
+            "return 0;",
+            "}",
             "",
         ]
     )
@@ -372,7 +396,7 @@ class _Frame:
         once = {name for name, count in Counter(names).items() if count == 1}
         declared = re.compile(r"(?:const )?\w+ ([xc]\d+_\d+) = ")
         kept = [line for line in lines if (m := declared.match(line)) is None or m[1] not in once]
-        return batch_source(kept, self._writer.functions)
+        return batch_source(kept, self._writer.functions, self._writer.space)
 
 
 class _Numbers:
@@ -484,6 +508,7 @@ class _Writer:
         self.data: list[Tensor] = []  # constants passed at each call instead of written, if ``takes_data``
         self._takes_data = takes_data
         self.functions: list[str] = []  # loops that are called, as C++
+        self.space = 0  # bytes of arrays that are not on the stack
         self._names = _Names()
         self._loop: _Loop | None = None
         self._counter, self._on_stack = count(), 0
@@ -577,10 +602,17 @@ class _Writer:
     def _empty(self, size: int, dtype: torch.dtype) -> tuple[str, int]:
         """Declare an array; return its name and first position."""
         name = f"w{next(self._counter)}"
-        self._on_stack += size
-        kept = "static thread_local " if self._on_stack > _ON_STACK else ""
-        self.lines.append(f"{kept}{NUMBER_TYPES[dtype]} {name}[{size}];")
+        self._declare(name, size, dtype)
         return name, self._names.add(name, size)
+
+    def _declare(self, name: str, size: int, dtype: torch.dtype) -> None:
+        """Declare an array on the stack, or in the caller's memory where the stack is full."""
+        kind, self._on_stack = NUMBER_TYPES[dtype], self._on_stack + size
+        if self._on_stack <= _ON_STACK:
+            self.lines.append(f"{kind} {name}[{max(size, 1)}];")
+        else:
+            self.lines.append(f"{kind}* __restrict__ {name} = ({kind}*)(space + {self.space});")
+            self.space += size * dtype.itemsize + -size * dtype.itemsize % 64
 
     @staticmethod
     def _text(value: float | bool, dtype: torch.dtype) -> str:
@@ -824,11 +856,15 @@ class _Writer:
         return tree_map_only(Tensor, lambda x: _Numbers(x, dtype), found)
 
     def _elementwise(self, name: str, args: Sequence[Any], shape: torch.Size, dtype: torch.dtype) -> _Numbers:
+        # Operands have the dtype of the result, but for comparisons, whose operands have one of their own.
         tensors = [x for x in args[name == "where" :] if isinstance(x, _Numbers)]
-        common = reduce(torch.promote_types, [x.dtype for x in tensors]) if tensors else dtype
-        common = dtype if dtype.is_floating_point else common
-        if not common.is_floating_point and any(isinstance(x, float) for x in args):
-            common = torch.float64
+        common = dtype
+        if dtype == torch.bool and tensors:
+            common = reduce(torch.promote_types, [x.dtype for x in tensors])
+            if not common.is_floating_point and any(isinstance(x, float) for x in args):
+                common = torch.float64
+        if not dtype.is_floating_point and name in _OF_REAL_NUMBERS:
+            raise _NoNativeCode
         if name == "pow" and args[1] in (2, 0.5, 1):
             x = args[0]
             if args[1] == 2:
@@ -875,7 +911,7 @@ class _Writer:
         number, found = len(self.lines), []
         name = f"loop{number}"
         self._close()
-        self.functions.append(f"static void {name}({source[source.index(_LOOP) + len(_LOOP) :]}")
+        self.functions.append(f"static int {name}({source[source.index(_LOOP) + len(_LOOP) :]}")
         for place, x in enumerate(given):
             array, positions = f"{NUMBER_TYPES[x.dtype]} a{number}_{place}", x.positions.reshape(-1)
             label, start, size = self._names.of(int(positions[0])) if len(positions) else ("", 0, 0)
@@ -887,12 +923,15 @@ class _Writer:
                 self.lines.append(f"const {array}[] = {{{', '.join(self.values(x)) or '0'}}};")
         for place, (shape, dtype) in enumerate(made, len(given)):
             size = math.prod(shape)
-            self.lines.append(f"{NUMBER_TYPES[dtype]} a{number}_{place}[{max(size, 1)}] = {{}};")
+            array = f"a{number}_{place}"
+            self._declare(array, size, dtype)
+            self.lines.append(f"for (int64_t i = 0; i < {size}; ++i) {array}[i] = 0;")
             start = self._names.add(f"a{number}_{place}", max(size, 1))
             found.append(_Numbers(start + torch.arange(size).reshape(shape), dtype))
         arrays = ", ".join(f"(void*)a{number}_{place}" for place in range(len(given) + len(made)))
         self.lines.append(f"void* a{number}[] = {{{arrays}}};")
-        self.lines.append(f"{name}(a{number}, {times}, {max(batch, 1)});")
+        self.lines.append(f"if ({name}(a{number}, {times}, {max(batch, 1)}, space + {self.space})) return 1;")
+        self.space += int(source.partition("space_of_loop() { return ")[2].partition(";")[0])
         return found
 
     def _fold(self, operation: str, x: _Numbers, dtype: torch.dtype) -> _Numbers:
@@ -1043,12 +1082,12 @@ static void pull(const {real}* gradient, const {real}* factor, int64_t dim, int6
     for (int64_t j = 0; dense && j <= i; ++j) force[j] += factor[i * dim + j] * gradient[i];
   }}
 }}
-extern "C" void integrate(void** pointers, {real} drift, int64_t kicks, int64_t rows, int64_t dim, int64_t groups,
-                          int64_t dense, int64_t turns, int64_t data) {{
+extern "C" int integrate(void** pointers, {real} drift, int64_t kicks, int64_t rows, int64_t dim, int64_t groups,
+                         int64_t dense, int64_t turns, int64_t data, char* space) {{
   {real}** x = ({real}**)pointers;
-  // Without the headers of <vector> and <algorithm>, which take a third of the compiler's time.
-  {real} *force = new {real}[dim], *before = new {real}[2 * dim + 3];
-  void** row = new void*[6 + data];  // of which the first six are set for each row
+  void** row = (void**)space;  // of which the first six are set for each row
+  {real} *force = ({real}*)(row + 6 + data), *before = force + dim;
+  space += (6 + data + 3 * dim + 3) * 8;
   for (int64_t i = 0; i < data; ++i) row[6 + i] = pointers[11 + i];
   for (int64_t b = 0; b < rows; ++b) {{
     {real} *q = x[0] + b * dim, *p = x[1] + b * dim, *gradient = x[9] + b * dim, *lowest = x[10] + b;
@@ -1066,7 +1105,7 @@ extern "C" void integrate(void** pointers, {real} drift, int64_t kicks, int64_t 
         for (int64_t j = 0; dense && j <= i; ++j) moved += factor[i * dim + j] * p[j];
         q[i] += drift * step * moved;
       }}
-      loop(row, 1, 1);
+      if (loop(row, 1, 1, space)) return 1;
       const {real} density = x[8][b];
       if (density < *lowest || density != density) *lowest = density;
       if (inside && density == -INFINITY) {{
@@ -1088,9 +1127,7 @@ extern "C" void integrate(void** pointers, {real} drift, int64_t kicks, int64_t 
       for (int64_t i = 0; i < dim; ++i) p[i] += x[5][s] * step * force[i];
     }}
   }}
-  delete[] force;
-  delete[] before;
-  delete[] row;
+  return 0;
 }}
 """
 
@@ -1149,12 +1186,15 @@ class NativeEvaluator:
         met = step.new_tensor([torch.inf, -torch.inf, 0.0, 0.0]).unsqueeze(-1).repeat(1, n)
         if start is not None:
             met[3] = start.log_density > -torch.inf
+        space = torch.empty(8 * (6 + len(self._data) + 3 * d + 3) + self._library.space, dtype=torch.uint8)
+        address = ctypes.c_void_p(space.data_ptr())
         groups, at_once = factor.numel() // (d * d if is_dense else d), max(1, MAX_EVALUATIONS // n)
         for some in _numbers_of(tuple(kicks), q.dtype, at_once):
             tensors = (q, p, beta, step, factor, some, *found, met)
             pointers = self._pointers(*[x.data_ptr() for x in tensors], *self._data_pointers)
             sizes = (some.shape[0], n, d, groups, is_dense, start is not None, len(self._data))
-            self._library.integrate(pointers, floating(drift), *map(ctypes.c_int64, sizes))
+            status = self._library.integrate(pointers, floating(drift), *map(ctypes.c_int64, sizes), address)
+            raise_for_status(status, "the steps of a differential equation")
         return q, p, found, met
 
 

@@ -12,7 +12,7 @@ from bayeskit.ode.methods import Slope, SteppingMethod, bend, jacobian, pull
 
 __all__ = ["solution_gradient_source", "solution_source"]
 
-_ON_STACK = 1024  # numbers of a gradient, beyond which it is on the heap
+_ON_STACK = 8192  # numbers of all arrays of a chain, beyond which they are in the caller's memory
 
 # Explicit Runge-Kutta methods. `k` are the slopes of the stages, of which the first is given.
 _EXPLICIT = """
@@ -39,7 +39,6 @@ auto renew = [&](real* k) { for (int64_t i = 0; i < dim; ++i) k[i] = k[(stages -
 """
 _EXPLICIT_BACK = """
 auto pull_back = [&](real t, real h, const real* y, const real* k, real* later) {
-  real bar[kept], point[dim], part[dim];
   for (int64_t s = 0; s + 1 < stages; ++s)
     for (int64_t i = 0; i < dim; ++i) bar[s * dim + i] = h * a[stages - 1][s] * later[i];
   for (int64_t s = stages - 2; s >= 0; --s) {
@@ -56,8 +55,6 @@ auto pull_back = [&](real t, real h, const real* y, const real* k, real* later) 
 # Rosenbrock methods: `k` are the solutions u of (I / (h gamma) - J) u = rhs, found from one factorisation a step.
 _IMPLICIT = """
 constexpr int64_t kept = stages * dim;
-real system[dim * dim], slant[dim];
-int64_t pivots[dim];
 auto factorise = [&](real t, real h, const real* y) {
   jacobian_at(t, y, system, slant);
   // NaN where a derivative is infinite, which would end all change.
@@ -126,7 +123,7 @@ auto solve_transposed = [&](real* x) {
   for (int64_t i = dim - 1; i >= 0; --i) swapped(x, i);
 };
 auto pull_back = [&](real t, real h, const real* y, const real* k, real* later) {
-  real bar[kept], point[dim], part[dim], of_state[dim * dim] = {}, of_time[dim] = {};
+  for (int64_t i = 0; i < dim * dim; ++i) of_state[i] = of_time[i % dim] = 0;
   factorise(t, h, y);
   for (int64_t s = 0; s < stages; ++s)
     for (int64_t i = 0; i < dim; ++i) bar[s * dim + i] = (s + 1 < stages ? a[stages - 1][s] : 1) * later[i];
@@ -153,7 +150,7 @@ auto pull_back = [&](real t, real h, const real* y, const real* k, real* later) 
 # `atol`, the tolerance of a component is relative to its peak, but at least the rounding error of the largest one.
 _DRIVER = """
 const real* grid = (const real*)pointers[0];
-real state[dim], next[dim], error[dim], peak[dim], reached[dim], k[kept], *tape = nullptr;
+real* tape = nullptr;
 int64_t done = 1, steps = 0, room = 0;
 bool failed = false, is_late = false;
 real t = 0, h = 0, before = 1e-4;
@@ -189,7 +186,7 @@ if (times > 1) {
   h = most <= 1e-15 && h < 1e-6 ? real(1e-6) : h;
   h = h < 100 * first ? h : 100 * first;
 }
-for (int64_t tries = 0; done < times; ++tries) {
+for (int64_t tries = 0; done < times && !is_short_of_memory; ++tries) {
   const real origin = grid[done - 1], left = grid[done] - origin - t;
   const real later = h >= left ? t + left : t + (2 * h > left ? left / 2 : h), step = h >= left ? left : later - t;
   failed = tries == most_steps || !(later > t);
@@ -231,6 +228,7 @@ real* path = (real*)pointers[{result}] + b * times * dim;
 auto arrived = [&](int64_t place, const real* y) {{ for (int64_t i = 0; i < dim; ++i) path[place * dim + i] = y[i]; }};
 auto record = [](real, real, int64_t) {{}};
 {driver}
+if (is_short_of_memory) return 1;
 for (int64_t i = 0; failed && i < times * dim; ++i) path[i] = NAN;
 """
 _GRADIENT = """
@@ -238,14 +236,15 @@ const real* cotangent = (const real*)pointers[{cotangent}] + b * times * dim;
 constexpr int64_t width = 3 + dim + kept;
 auto arrived = [](int64_t, const real*) {{}};
 {driver}
-real later[dim] = {{}};
-for (int64_t n = steps - 1; !failed && n >= 0; --n) {{
+for (int64_t i = 0; i < dim; ++i) later[i] = 0;
+for (int64_t n = steps - 1; !failed && !is_short_of_memory && n >= 0; --n) {{
   const real* row = tape + n * width;
   if (row[2] >= 0)
     for (int64_t i = 0; i < dim; ++i) later[i] += cotangent[(int64_t)row[2] * dim + i];
   pull_back(row[0], row[1], row + 3, row + 3 + dim, later);
 }}
-delete[] tape;
+std::free(tape);
+if (is_short_of_memory) return 1;
 for (int64_t i = 0; i < dim; ++i) later[i] += cotangent[i];
 bool is_used = false;  // a solution that failed has no gradient where it is used, and elsewhere zero
 for (int64_t i = 0; i < times * dim; ++i) is_used |= cotangent[i] != 0;
@@ -255,9 +254,11 @@ _RECORD = """
 auto record = [&](real t, real h, int64_t place) {
   if (steps == room) {
     room = room ? 2 * room : 64;
-    real* larger = new real[room * width];
-    for (int64_t i = 0; i < steps * width; ++i) larger[i] = tape[i];
-    delete[] tape;
+    real* larger = (real*)std::realloc(tape, room * width * sizeof(real));
+    if (!larger) {
+      is_short_of_memory = true;
+      return;
+    }
     tape = larger;
   }
   real* row = tape + steps++ * width;
@@ -276,11 +277,11 @@ def solution_source(
     settings: tuple[float, float, float],
 ) -> str:
     """Return C++ of the solution, or "" if the slope has an operation that cannot be written."""
-    head = _head(method, slope, examples, batched, settings, None)
+    head, space = _head(method, slope, examples, batched, settings, None)
     if not head:
         return ""
     body = _SOLUTION.format(result=len(examples), driver=_DRIVER)
-    return batch_source([head, _IMPLICIT if method.is_implicit else _EXPLICIT, body])
+    return batch_source([head, _IMPLICIT if method.is_implicit else _EXPLICIT, body], space=space)
 
 
 def solution_gradient_source(
@@ -293,7 +294,7 @@ def solution_gradient_source(
 ) -> str:
     """Return C++ of the gradients by the ``wanted`` operands, or ""."""
     moving = [place for place in wanted if place > 1]
-    head = _head(method, slope, examples, batched, settings, moving)
+    head, space = _head(method, slope, examples, batched, settings, moving)
     if not head:
         return ""
     results, count = [], len(examples) + 1
@@ -302,14 +303,12 @@ def solution_gradient_source(
         target = f"((real*)pointers[{count + q}] + {f'b * {size}' if batched[place] else '0'})"
         value = "later[i]" if place == 1 else f"total{place}[i]"
         results.append(f"for (int64_t i = 0; i < {size}; ++i) {target}[i] += failed && is_used ? NAN : {value};")
-        if place > 1 and size > _ON_STACK:
-            results.append(f"delete[] total{place}; delete[] own{place};")
     # The record stands inside the driver's text, after the variables that it uses.
     before, after = _DRIVER.split("arrived(0, state);")
     driver = f"{before}{_RECORD}{after}"
     forward, back = (_IMPLICIT, _IMPLICIT_BACK) if method.is_implicit else (_EXPLICIT, _EXPLICIT_BACK)
     body = _GRADIENT.format(cotangent=len(examples), driver=driver, results="\n".join(results))
-    return batch_source([head, forward, back, body])
+    return batch_source([head, forward, back, body], space=space)
 
 
 def _head(
@@ -319,8 +318,8 @@ def _head(
     batched: Sequence[bool],
     settings: tuple[float, float, float],
     moving: Sequence[int] | None,  # None without gradients
-) -> str:
-    """Return the generated functions and the coefficients, with functions that fill in the other operands."""
+) -> tuple[str, int]:
+    """Return the generated functions, which fill in the other operands, coefficients and arrays, and bytes of space."""
     t, y, *others = examples
     dim, real, table = len(y), NUMBER_TYPES[y.dtype], method.table
     functions = [function_source("slope", lambda *x: slope(*x), examples)]
@@ -332,8 +331,9 @@ def _head(
         if method.is_implicit:
             given = [*examples, y.new_zeros(dim, dim), later]
             functions.append(function_source("bend", lambda t, *x: bend(slope, places, t, *x), given))
-    if not all(functions):
-        return ""
+    written = [function for function in functions if function is not None]
+    if len(written) < len(functions):
+        return "", 0
     operands = "".join(f", x{place}" for place in range(2, len(examples)))
     lines = [
         f"typedef {real} real;",
@@ -344,25 +344,52 @@ def _head(
         _array("c", [table.nodes]),
         _array("e", [table.errors]),
         _array("a", table.stages, len(table.nodes)),
-        *functions,
+        *(function.text for function in written),
     ]
     for place, x in enumerate(others, 2):
         offset = f"b * {x.numel()}" if batched[place] else "0"
         lines.append(
             f"const {NUMBER_TYPES[x.dtype]}* x{place} = (const {NUMBER_TYPES[x.dtype]}*)pointers[{place}] + {offset};"
         )
-    lines.append(f"auto slope_at = [&](real t, const real* y, real* out) {{ slope::call(&t, y{operands}, out); }};")
+    arrays, space = _arrays(method, examples, moving)
+    lines += [*arrays, "bool is_short_of_memory = false;", f"char* const rest = space + {space};"]
+    call = f"is_short_of_memory |= slope::call(rest, &t, y{operands}, out);"
+    lines.append(f"auto slope_at = [&](real t, const real* y, real* out) {{ {call} }};")
     if method.is_implicit:
         lines += [
             _array("slants", [table.slants]),
             _array("couplings", table.couplings, len(table.nodes)),
             "auto jacobian_at = [&](real t, const real* y, real* by_state, real* by_time) {",
-            f"jacobian::call(&t, y{operands}, by_state, by_time);",
+            f"is_short_of_memory |= jacobian::call(rest, &t, y{operands}, by_state, by_time);",
             "};",
         ]
     if moving is not None:
         lines += _pulls(method, examples, moving, operands)
-    return "\n".join(lines)
+    return "\n".join(lines), space + max(function.space for function in written)
+
+
+def _arrays(method: SteppingMethod, examples: Sequence[Tensor], moving: Sequence[int] | None) -> tuple[list[str], int]:
+    """Return the declarations of the arrays of a chain, and the bytes of those that are in the caller's memory."""
+    y = examples[1]
+    dim, real = len(y), NUMBER_TYPES[y.dtype]
+    kept = dim * len(method.table.nodes)
+    sizes = dict.fromkeys(("state", "next", "error", "peak", "reached"), dim) | {"k": kept}
+    if method.is_implicit:
+        sizes |= {"system": dim * dim, "slant": dim, "pivots": dim}
+    if moving is not None:
+        sizes |= {"bar": kept, "point": dim, "part": dim, "later": dim}
+        sizes |= {f"{name}{place}": examples[place].numel() for place in moving for name in ("total", "own")}
+        if method.is_implicit:
+            sizes |= {"of_state": dim * dim, "of_time": dim}
+    on_stack, space, lines = sum(sizes.values()) <= _ON_STACK, 0, list[str]()
+    for name, size in sizes.items():
+        kind = "int64_t" if name == "pivots" else real
+        if on_stack:
+            lines.append(f"{kind} {name}[{max(size, 1)}];")
+        else:
+            lines.append(f"{kind}* const {name} = ({kind}*)(space + {space});")
+            space += 8 * size
+    return lines, space
 
 
 def _pulls(method: SteppingMethod, examples: Sequence[Tensor], moving: Sequence[int], operands: str) -> list[str]:
@@ -370,21 +397,18 @@ def _pulls(method: SteppingMethod, examples: Sequence[Tensor], moving: Sequence[
     lines, own, added = [], "", ""
     for place in moving:
         size = examples[place].numel()
-        if size > _ON_STACK:
-            lines.append(f"real *total{place} = new real[{size}](), *own{place} = new real[{size}];")
-        else:
-            lines.append(f"real total{place}[{max(size, 1)}] = {{}}, own{place}[{max(size, 1)}];")
+        lines.append(f"for (int64_t j = 0; j < {size}; ++j) total{place}[j] = 0;")
         own += f", own{place}"
         added += f"for (int64_t j = 0; j < {size}; ++j) total{place}[j] += own{place}[j];\n"
     lines += [
         "auto pull_at = [&](real t, const real* y, const real* later, real* out) {",
-        f"pull::call(&t, y{operands}, later, out{own});",
+        f"is_short_of_memory |= pull::call(rest, &t, y{operands}, later, out{own});",
         f"{added}}};",
     ]
     if method.is_implicit:
         lines += [
             "auto bend_at = [&](real t, const real* y, const real* of_state, const real* of_time, real* out) {",
-            f"bend::call(&t, y{operands}, of_state, of_time, out{own});",
+            f"is_short_of_memory |= bend::call(rest, &t, y{operands}, of_state, of_time, out{own});",
             f"{added}}};",
         ]
     return lines

@@ -315,5 +315,13 @@ template <class Real, template <class> class Kind> void run(const Task &task) {
 
 extern "C" {
 std::int64_t size_of_task() { return sizeof(Task); }
-void prune(const Task *task) { run<REAL, KIND>(*task); }  // each combination takes the compiler more than a second
+// 0, or 1 where memory is not enough. Each combination takes the compiler more than a second.
+int prune(const Task *task) {
+    try {
+        run<REAL, KIND>(*task);
+    } catch (...) {
+        return 1;
+    }
+    return 0;
+}
 }

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayeskit.core.libraries import FLAGS, load_or_warn
+from bayeskit.core.libraries import FLAGS, load_or_warn, raise_for_status
 from bayeskit.errors import OutputError
 from bayeskit.models.phylogenetics.pruning.passes import root_rows
 from bayeskit.models.phylogenetics.pruning.plan import CODE_BASE, PruningPlan
@@ -164,7 +164,9 @@ def _prune(
     library = _functions(inputs.dtype, "Matrices" if inputs.dim() == 5 else "Uniform", frequencies.shape[-1])
     if library is None:  # after the other kind was made
         raise OutputError("the likelihood of trees can no longer be compiled; is the disk full?")
-    library.prune(ctypes.byref(task))
+    raise_for_status(
+        library.prune(ctypes.byref(task)), f"the likelihood of {topologies} trees of {num_patterns} patterns"
+    )
     return list(results.values())
 
 

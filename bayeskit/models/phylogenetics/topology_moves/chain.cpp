@@ -25,6 +25,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <vector>
 
@@ -75,6 +76,9 @@ struct Call {
 enum Move { LENGTH, EXCHANGE, LIKELIHOOD_REGRAFT, PARSIMONY_REGRAFT, NEAR_REGRAFT, REJOIN, SCALE, INDEPENDENT, MOVES };
 
 // The generator xoshiro256++ of D. Blackman and S. Vigna (2021).
+// Thrown where no choice has a weight above zero.
+struct NoChoice {};
+
 struct Random {
     std::uint64_t s[4];
     static std::uint64_t turned(std::uint64_t x, int k) { return (x << k) | (x >> (64 - k)); }
@@ -99,6 +103,7 @@ struct Random {
         const double largest = *std::max_element(logs.begin(), logs.end());
         double total = 0;
         for (double one : logs) total += std::exp(one - largest);
+        if (!(total > 0)) throw NoChoice();
         double left = total * uniform();
         Int place = 0;
         for (; place + 1 < Int(logs.size()); ++place)
@@ -134,7 +139,8 @@ struct Aligned {
         if (wanted <= size) return;
         std::free(data);
         data = static_cast<Real *>(std::aligned_alloc(64, (wanted * sizeof(Real) + 63) / 64 * 64));
-        size = wanted;
+        size = data ? wanted : 0;
+        if (!data) throw std::bad_alloc();
     }
 };
 
@@ -1457,15 +1463,41 @@ class Chain : Tree {
     }
 };
 
+// 0, or what has kept a call from its end: 1 too little memory, 2 no finite weight.
+template <class Work> int status_of(const Work &work) {
+    try {
+        work();
+    } catch (const NoChoice &) {
+        return 2;
+    } catch (...) {
+        return 1;
+    }
+    return 0;
+}
+
+template <class Made, class From> void *made(const From *from) {
+    try {
+        return new Made(*from);
+    } catch (...) {
+        return nullptr;
+    }
+}
+
 }  // namespace
 
 extern "C" {
 std::int64_t size_of_call() { return sizeof(Call); }
-void *make_chain(const Data *data) { return new Chain(*data); }
+void *make_chain(const Data *data) { return made<Chain>(data); }
 void delete_chain(void *chain) { delete static_cast<Chain *>(chain); }
-void run_chain(void *chain, Call *call) { static_cast<Chain *>(chain)->run(*call); }
-void draw_tree(void *chain, Call *call) { static_cast<Chain *>(chain)->draw(*call); }
-void *make_reference(const Sample *sample) { return new Reference(*sample); }
+int run_chain(void *chain, Call *call) {
+    return status_of([&] { static_cast<Chain *>(chain)->run(*call); });
+}
+int draw_tree(void *chain, Call *call) {
+    return status_of([&] { static_cast<Chain *>(chain)->draw(*call); });
+}
+void *make_reference(const Sample *sample) { return made<Reference>(sample); }
 void delete_reference(void *reference) { delete static_cast<Reference *>(reference); }
-void grow_tree(void *chain, Call *call) { static_cast<Chain *>(chain)->grow(*call); }
+int grow_tree(void *chain, Call *call) {
+    return status_of([&] { static_cast<Chain *>(chain)->grow(*call); });
+}
 }

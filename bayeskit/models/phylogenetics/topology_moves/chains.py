@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bayeskit.core.libraries import FLAGS, load_or_warn
+from bayeskit.core.libraries import FLAGS, load_or_warn, raise_for_status
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.models.phylogenetics import clades
 from bayeskit.models.phylogenetics.topologies import Topologies
@@ -366,9 +366,10 @@ class CompiledChains(TreeChains):
         of_parts = (len(self.sizes), self.sizes.ctypes.data)
         of_splits = (len(self.constraints), self.constraints.ctypes.data)
         data = _Data(*self.masks.shape, self.masks.ctypes.data, self.weights.ctypes.data, *of_parts, *of_splits)
-        self._chains = [ctypes.c_void_p(library.make_chain(ctypes.byref(data))) for _ in range(self.num_chains)]
-        for chain in self._chains:
-            finalize(self, library.delete_chain, chain)
+        self._chains = list[ctypes.c_void_p]()
+        for _ in range(self.num_chains):
+            self._chains.append(_made(library.make_chain(ctypes.byref(data))))
+            finalize(self, library.delete_chain, self._chains[-1])
 
     def run(
         self,
@@ -405,7 +406,7 @@ class CompiledChains(TreeChains):
             others = (float(reference.shape[-1]), float(reference.rate[-1]))
             limits = (len(self.constraints), self.constraints.ctypes.data)
             sample = _Sample(*sizes, bits, shape, rate, *others, parent, child, count, *limits)
-            pointer = ctypes.c_void_p(self._library.make_reference(ctypes.byref(sample)))
+            pointer = _made(self._library.make_reference(ctypes.byref(sample)))
             self._reference = (reference, pointer, finalize(self, self._library.delete_reference, pointer))
         return self._reference[1]
 
@@ -440,7 +441,7 @@ class CompiledChains(TreeChains):
             share = 0.0 if pointer is None else 1 - powers[chain]
             path = (powers[chain], pointer, share, density)
             call = _Call(*places, *path, *prior, shares.data_ptr(), counts[chain], splits)
-            function(self._chains[chain], ctypes.byref(call))
+            raise_for_status(function(self._chains[chain], ctypes.byref(call)), "chains over tree topologies")
 
         if self.num_threads == 1:
             for chain in chains:
@@ -449,6 +450,12 @@ class CompiledChains(TreeChains):
             with ThreadPoolExecutor(self.num_threads) as pool:
                 list(pool.map(one, chains))
         return trees
+
+
+def _made(address: int | None) -> ctypes.c_void_p:
+    """Return the pointer to what compiled code has made; raise ``MemoryError`` if it is null."""
+    raise_for_status(int(address is None), "chains over tree topologies")
+    return ctypes.c_void_p(address)
 
 
 def topologies_of(taxa: Sequence[str], splits: Tensor) -> tuple[Topologies, np.ndarray]:
