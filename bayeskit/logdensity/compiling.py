@@ -48,6 +48,7 @@ __all__ = [
     "Evaluator",
     "Joint",
     "MAX_COMPILE_SECONDS",
+    "SPACE",
     "call_library",
     "compile_graph",
     "compile_with_inductor",
@@ -64,6 +65,7 @@ __all__ = [
     "recorded",
     "run_natively",
     "settle",
+    "space_of",
     "tempered",
     "trace_call",
     "trace_density",
@@ -321,9 +323,17 @@ def function_of_text(program: str) -> Callable[..., list[Tensor]]:
     return function
 
 
+#: How C++ begins to say what memory it takes from its caller.
+SPACE = "constexpr int64_t space_of_loop"
+
 #: Flags of generated code, which has the same digits with any vectors, as no products are fused with sums; of C++14,
 #: whose <cmath> takes half of the time to read.
 _CPP_FLAGS = (*FLAGS, "-std=c++14", "-DNDEBUG", "-ffp-contract=off")
+
+
+def space_of(source: str) -> int:
+    """Return the bytes of memory that the C++ of a loop takes from its caller."""
+    return int(source.partition(f"{SPACE} = ")[2].partition(";")[0] or 0)
 
 
 @lru_cache(maxsize=128)
@@ -332,8 +342,7 @@ def library_of(source: str) -> Any:
     look()  # Ctrl-C at a terminal also ends the compiler, which is not a compilation failure
     try:
         library: Any = load_library("density", {"density.cpp": source}, _CPP_FLAGS)
-        library.space_of_loop.restype = ctypes.c_int64
-        library.space = library.space_of_loop()
+        library.space = space_of(source)
         return library
     except (OSError, subprocess.SubprocessError) as error:
         look()

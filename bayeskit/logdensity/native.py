@@ -31,7 +31,7 @@ from bayeskit.core.torch_internals import (
     tree_unflatten,
 )
 from bayeskit.errors import ShapeError
-from bayeskit.logdensity.compiling import Evaluation, call_library, is_view, library_of
+from bayeskit.logdensity.compiling import SPACE, Evaluation, call_library, is_view, library_of, space_of
 from bayeskit.logdensity.tracing import UNTRACEABLE
 
 __all__ = [
@@ -308,7 +308,7 @@ def _vector_functions() -> str:
 def batch_source(lines: Sequence[str], functions: Sequence[str] = (), space: int = 0) -> str:
     """Return the C++ ``loop(void** pointers, int64_t times, int64_t batch, char* space)``, ``lines`` for each ``b``.
 
-    It returns 0, or 1 where memory was not enough. ``space_of_loop`` tells how many bytes of ``space`` it needs.
+    It returns 0, or 1 where memory was not enough. The text begins with the bytes of ``space`` that it needs.
     """
     return "\n".join(
         [
@@ -319,7 +319,7 @@ def batch_source(lines: Sequence[str], functions: Sequence[str] = (), space: int
             _vector_functions(),
             *([_DIGAMMA] if "digamma(" in "\n".join([*functions, *lines]) else []),
             *functions,
-            f'extern "C" int64_t space_of_loop() {{ return {space}; }}',
+            f"{SPACE} = {space};",
             f"{_LOOP}void** pointers, int64_t times, int64_t batch, char* space) {{",
             "for (int64_t b = 0; b < batch; ++b) {",
             *lines,
@@ -931,7 +931,7 @@ class _Writer:
         arrays = ", ".join(f"(void*)a{number}_{place}" for place in range(len(given) + len(made)))
         self.lines.append(f"void* a{number}[] = {{{arrays}}};")
         self.lines.append(f"if ({name}(a{number}, {times}, {max(batch, 1)}, space + {self.space})) return 1;")
-        self.space += int(source.partition("space_of_loop() { return ")[2].partition(";")[0])
+        self.space += space_of(source)
         return found
 
     def _fold(self, operation: str, x: _Numbers, dtype: torch.dtype) -> _Numbers:

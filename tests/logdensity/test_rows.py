@@ -14,7 +14,7 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.logdensity import engine as _engine
 from bayeskit.logdensity import native
-from bayeskit.logdensity.compiling import library_of
+from bayeskit.logdensity.compiling import library_of, space_of
 from bayeskit.logdensity.native import NativeEvaluator, row_source
 from bayeskit.logdensity.tracing import fail_apart, traced
 
@@ -34,9 +34,9 @@ def compiled_together(sources):
     parts = []
     for k, text in enumerate(texts):
         own = [line for line in text.splitlines() if line not in included]
-        parts += [f"namespace part{k} {{", *(line.replace("void loop(", f"void loop_{k}(") for line in own), "}"]
+        parts += [f"namespace part{k} {{", *(line.replace("int loop(", f"int loop_{k}(") for line in own), "}"]
     library = library_of("\n".join([*included, *parts, ""]))
-    return {text: SimpleNamespace(loop=library[f"loop_{k}"]) for k, text in enumerate(texts)}
+    return {text: SimpleNamespace(loop=library[f"loop_{k}"], space=space_of(text)) for k, text in enumerate(texts)}
 
 
 def assert_close(found, expected, dtype):
@@ -297,7 +297,7 @@ def test_loops_are_called_from_the_rows(dtype):
             pyro.sample("y", dist.Normal(0.0, variance.sqrt()), obs=y[1:])
 
     target = bk.Target.from_pyro(model, compile=True)
-    assert target._engine.cost.num_repeated and "static void loop" in target._engine._row_source().text
+    assert target._engine.cost.num_repeated and "static int loop" in target._engine._row_source().text
     u = torch.randn(5, 2, generator=torch.Generator().manual_seed(2)).to(dtype)
     beta = torch.linspace(0, 1, 5, dtype=dtype)
     found, expected = (target._engine.evaluator(5, 1, compile)(u, beta) for compile in (True, False))

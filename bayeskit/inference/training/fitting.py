@@ -23,6 +23,7 @@ import pyro
 import torch
 import torch.distributed as dist
 from pyro import poutine
+from pyro.distributions.util import scale_and_mask
 from pyro.nn import PyroModule
 from pyro.optim import PyroOptim
 from pyro.poutine.util import prune_subsample_sites
@@ -680,7 +681,8 @@ def as_batches(data: Any, batch_size: int | None, ranks: Ranks, seed: int) -> Ba
 
 # States of optimisers and schedules as tensors and JSON, and the checkpoint of a training run.
 
-_SCHEMA = Schema("a checkpoint of training", 2)
+_SCHEMA = Schema("a checkpoint of training", 3)
+_ROUNDING = 1e-4  # of log densities in single precision on several machines
 
 
 def _encode(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
@@ -761,14 +763,28 @@ def _compare_settings(path: str | Path, saved: Mapping[str, Any], settings: Mapp
         if saved.get(name) == settings.get(name):
             continue
         if name in ("model", "data"):
-            raise CheckpointError(
-                f"{path} is a checkpoint of {'another model' if name == 'model' else 'other data'}; give another path "
-                "or move it away"
-            )
+            place = _difference(saved.get(name), settings.get(name))
+            if place is not None:
+                raise CheckpointError(
+                    f"{path} is a checkpoint of {'another model' if name == 'model' else 'other data'}{place}; give "
+                    "another path or move it away"
+                )
+            continue
         raise CheckpointError(
             f"{path} was written with {name}={saved.get(name)!r}, this run has {name}={settings.get(name)!r}; resume "
             "with the same settings, or give another path"
         )
+
+
+def _difference(saved: Any, now: Any, name: str = "") -> str | None:
+    """Return where two fingerprints differ by more than the rounding of other machines, or None."""
+    if isinstance(saved, dict) and isinstance(now, dict):
+        differences = (_difference(saved.get(key), now.get(key), key) for key in dict.fromkeys([*saved, *now]))
+        return next((place for place in differences if place is not None), None)
+    if isinstance(saved, float) and isinstance(now, float):
+        same = math.isclose(saved, now, rel_tol=_ROUNDING, abs_tol=_ROUNDING) or saved != saved and now != now
+        return None if same else f": {name} has the log density {saved:.6g} there and {now:.6g} here"
+    return None if saved == now else f": {name} is {saved!r:.60} there and {now!r:.60} here" if name else ""
 
 
 # Model, guide and objective as one module whose call returns the loss.
@@ -911,11 +927,53 @@ class _Learner(nn.Module):
         around = [m for function in self._call[:2] for part in named_modules(function).values() for m in part.modules()]
         return [*self.modules(), *around]
 
-    def fingerprint(self) -> str:
-        """Return a digest of names, shapes and types of parameters and buffers."""
-        tensors = {**self.trained(), **self.buffers_by_name()}
-        lines = [f"{name} {tuple(x.shape)} {x.dtype}" for name, x in tensors.items()]
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    def fingerprint(self, batch: Batch) -> dict[str, Any]:
+        """Return shapes of parameters and buffers, and log densities of all sites where training does not lead.
+
+        Parameters, and buffers that a run changes, have values from a seed, so that a run and the run that resumes it
+        have one fingerprint; what else the densities depend on belongs to the model.
+        """
+        trained, buffers = self.trained(), self.copied_buffers()
+        tensors = {**trained, **self.buffers_by_name()}
+        before, learnt = {name: x.detach().clone() for name, x in trained.items()}, self.learnt()
+        generator = new_generator(0, stream="fingerprint of model and guide")
+        try:
+            self._densities(batch)
+            changed = {name: x for name, x in self.copied_buffers().items() if not torch.equal(x, buffers[name])}
+            self.load_buffers(buffers)
+            seeded = {
+                name: (0.1 * torch.randn(x.shape, generator=generator, dtype=torch.float64)).to(x)
+                for name, x in sorted({**before, **changed}.items())
+                if x.is_floating_point()
+            }
+            _write({**trained, **self.buffers_by_name()}, seeded)
+            densities = self._densities(batch)
+        finally:
+            _write(trained, before)
+            self.load_buffers(buffers)
+            self.load_learnt(learnt)
+        shapes = {name: f"{tuple(x.shape)} {x.dtype}" for name, x in tensors.items()}
+        return {"parameters": shapes, "log densities": densities}
+
+    def _densities(self, batch: Batch) -> dict[str, Any]:
+        """Return the log density of each site of guide and model, as far as a run at any parameters gets."""
+        model, guide, _ = self._call
+        found: dict[str, Any] = {}
+        stream = global_stream(new_generator(0, stream="draws of the fingerprint of model and guide"))
+        try:
+            with poutine.block(), torch.no_grad(), stream, MendedDraws():
+                drawn = poutine.trace(guide).get_trace(*batch.args, **batch.kwargs)
+                trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*batch.args, **batch.kwargs)
+                for what, one in (("guide", drawn), ("model", trace)):
+                    for name, site in prune_subsample_sites(one).nodes.items():
+                        if site["type"] == "sample":
+                            fn: Any = site["fn"]
+                            terms = scale_and_mask(fn.log_prob(site["value"]), site["scale"], site["mask"])
+                            total = float(torch.as_tensor(terms).double().sum())
+                            found[f"site {name!r} of the {what}"] = total if math.isfinite(total) else repr(total)
+        except Exception as error:  # such as parameters outside of a domain; up to there the sites are known
+            found["the end of a run"] = type(error).__name__
+        return found
 
     def _plates(self, batch: Batch) -> tuple[int | None, bool]:
         model, guide, objective = self._call
@@ -1359,9 +1417,9 @@ class _Run:
         if self.control.checkpoint is None:
             return {}
         defaults = {n: v for n, v in self.optimizer.defaults.items() if not isinstance(v, Tensor)}
-        plan = self.plan
+        plan, device = self.plan, next(iter(self.parameters.values())).device
         settings = {
-            "model": self.learner.fingerprint(),
+            "model": self.learner.fingerprint(next(self.batches.all()).to(device)),
             "data": self.batches.fingerprint(),
             "objective": _objective_settings(objective),
             "optimizer": [type(self.optimizer).__name__, setting_as_json(defaults)],
@@ -1376,7 +1434,7 @@ class _Run:
             "precision": plan.precision,
             "processes": self.ranks.world_size,
             "torch": torch.__version__,
-            "device": next(iter(self.parameters.values())).device.type,
+            "device": device.type,
         }
         settings_as_read: dict[str, Any] = json.loads(json.dumps(settings))
         return settings_as_read
