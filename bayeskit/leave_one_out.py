@@ -15,7 +15,7 @@ from bayeskit.core.convergence import MAX_PARETO_SHAPE, chain_problems
 from bayeskit.core.inputs import unknown_name, warn_user
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.statistics import log_mean_exp, mean_error, pareto_smoothed
-from bayeskit.errors import DataWarning, DrawsError, ModelError, ShapeError
+from bayeskit.errors import DataError, DataWarning, DrawsError, ModelError, ShapeError, UnknownNameError
 from bayeskit.logdensity.observations import Observations, check_values, observed_values
 from bayeskit.logdensity.pyro_density import PyroDensity
 from bayeskit.logdensity.target import Target
@@ -75,6 +75,10 @@ class LeaveOneOutScore:
         Problems found by the diagnostics, each with its remedy.
     data : Tensor or None
         Observed values in the order of the model, by which :meth:`difference` knows that two models have the same data.
+    groups : tuple
+        Labels of the groups, in the order of ``pointwise``, if they were given by labels.
+    members : Tensor or None
+        Group of each term of the likelihood, ``(terms,)``; None where each is one by itself.
 
     Examples
     --------
@@ -100,6 +104,8 @@ class LeaveOneOutScore:
     num_evaluations: int
     warnings: tuple[str, ...] = ()
     data: Tensor | None = None
+    groups: tuple[Any, ...] = ()
+    members: Tensor | None = None
 
     @property
     def trusted(self) -> bool:
@@ -129,7 +135,7 @@ class LeaveOneOutScore:
         Raises
         ------
         DataError
-            If the models have other data, or the same in another order.
+            If the models have other data, the same in another order, or in other groups.
         ShapeError
             If they do not have the same number of terms.
 
@@ -145,10 +151,28 @@ class LeaveOneOutScore:
             raise ShapeError(f"the scores have {len(self.pointwise)} and {len(other.pointwise)} terms")
         if not same_data and self.data is not None and other.data is not None:
             check_values("the two scores", self.data, other.data)
-        each, counts = self.pointwise - other.pointwise, self.counts
+        each, counts = self.pointwise - other.pointwise[self._places_in(other)], self.counts
         total, number = float(counts @ each), float(counts.sum())
         variance = float(counts @ (each - total / number).square()) / max(number - 1, 1)
         return total, math.sqrt(number * variance)
+
+    def _places_in(self, other: LeaveOneOutScore) -> Tensor:
+        """Return the place of each group in another score, ``(n,)``."""
+        own, theirs = self.members, other.members
+        places = torch.arange(len(self.pointwise), device=other.pointwise.device)
+        if own is not None and theirs is not None and len(own) == len(theirs):
+            pairs = torch.stack([own, theirs], 1).unique(dim=0)
+        elif sorted(map(repr, self.groups)) == sorted(map(repr, other.groups)):
+            found = [list(map(repr, other.groups)).index(label) for label in map(repr, self.groups)]
+            pairs = torch.stack([torch.arange(len(found)), torch.tensor(found, dtype=torch.long)], 1)
+        else:
+            pairs = torch.zeros(0, 2, dtype=torch.long)
+        if not len(pairs) and (own is None) == (theirs is None):
+            return places
+        if len(pairs) != len(places):
+            raise DataError("the two scores leave out other groups of the data; give both the same by=")
+        places[pairs[:, 0]] = pairs[:, 1].to(places)
+        return places
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row per datum: its site and place, ``elpd``, ``monte_carlo_error`` and both Pareto ``k``."""
@@ -167,7 +191,8 @@ class LeaveOneOutScore:
             "pareto_k": self.pareto_k,
             "pareto_k_before": self.pareto_k_before,
         }
-        return table.reset_index(drop=True).assign(**{name: x.cpu().numpy() for name, x in values.items()})
+        table = table.reset_index(drop=True).assign(**{name: x.cpu().numpy() for name, x in values.items()})
+        return table.assign(group=list(self.groups)) if self.groups else table
 
     def to_arviz(self) -> Any:
         """Return ArviZ's ``ELPDData``, which ``arviz.compare({"name": ...})`` takes.
@@ -377,6 +402,8 @@ def leave_one_out(
         num_evaluations=data.num_evaluations,
         warnings=tuple(problems),
         data=observed_values(target),
+        groups=data.labels,
+        members=data.members,
     )
 
 
@@ -418,6 +445,7 @@ class LeftOut:
             for site, shape in self._observations.shapes.items()
         }
         self.counts = self._observations.counts
+        self.labels: tuple[Any, ...] = ()
         self._group: Tensor | None = None
         if by is None:
             self._join_rows()
@@ -426,6 +454,11 @@ class LeftOut:
             self._group = group.to(target.device)
             size = int(group.max()) + 1
             self.sites, self.counts = {name: {name: size}}, self.counts.new_ones(size)
+
+    @property
+    def members(self) -> Tensor | None:
+        """Group of each term of the likelihood, ``(terms,)``, or None."""
+        return None if self._group is None else self._group.cpu()
 
     def _join_rows(self) -> None:
         """Let sites that share all of their plates, such as several outcomes of a row, be one datum."""
@@ -445,17 +478,39 @@ class LeftOut:
         self.sites, self.counts = joined, self.counts.new_ones(begin)
 
     def _by_labels(self, labels: Any) -> Tensor:
+        """Return the group of each term, ``(terms,)``, from labels of terms, or of rows with several terms each."""
         if isinstance(labels, Mapping):
-            if odd := labels.keys() ^ self.sites.keys():
-                raise unknown_name("observed site, or by= lacks the site", min(odd), list(self.sites))
-            labels = np.concatenate([np.asarray(labels[site]).reshape(-1) for site in self.sites])
+            labels = self._of_sites(labels)
         given, size = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels), len(self.counts)
-        if given.shape != (size,):
+        sites, counts = self.sites, self.counts
+        self._join_rows()
+        (rows, self._group), self.sites, self.counts = (self._group, None), sites, counts
+        num_rows = size if rows is None else int(rows.max()) + 1
+        if given.shape not in ((size,), (num_rows,)):
+            several = "" if num_rows == size else f"{num_rows} labels, the group of each row, or "
             raise ShapeError(
-                f"by must be the name of a plate or {size} labels, the group of each datum, not labels of shape "
+                f"by must be the name of a plate, {several}{size} labels, the group of each datum, not labels of shape "
                 f"{given.shape}"
             )
-        return torch.from_numpy(np.unique(given, return_inverse=True)[1])
+        from pandas import isna
+
+        if (missing := isna(given)).any():
+            raise DataError(f"by has no label at place {int(missing.argmax())}; give each datum a group")
+        self.labels, codes = _coded(given)
+        return codes if given.shape == (size,) or rows is None else codes[rows.cpu()]
+
+    def _of_sites(self, labels: Mapping[str, Any]) -> np.ndarray:
+        """Return the labels of all sites in their order; raise if a site has none, or others than data."""
+        for site in labels:
+            if site not in self.sites:
+                raise unknown_name("observed site", site, list(self.sites))
+        given = {site: np.asarray(value).reshape(-1) for site, value in labels.items()}
+        for site, sizes in self.sites.items():
+            if site not in given:
+                raise UnknownNameError(f"by has no labels of the observed site {site!r}")
+            if len(given[site]) != (size := math.prod(sizes.values())):
+                raise ShapeError(f"by has {len(given[site])} labels of site {site!r}, which has {size} data")
+        return np.concatenate([given[site] for site in self.sites])
 
     def log_likelihood(self, u: Tensor) -> Tensor:
         """Return the log likelihood of each datum or group, ``(m, d) -> (m, n)``, in float64."""
@@ -479,6 +534,12 @@ class LeftOut:
         # A likelihood of zero does not count where its datum is left out.
         rest = torch.where(times == 0, 0.0, times * each).sum(1) + self._observations.log_of_kept(u)
         return self.target.log_prior(u).to(each.dtype) + rest, each.gather(1, index).squeeze(1)
+
+
+def _coded(labels: np.ndarray) -> tuple[tuple[Any, ...], Tensor]:
+    """Return the labels that occur, in the order of their first data, and the place of each datum's, ``(n,)``."""
+    places = {label: place for place, label in enumerate(dict.fromkeys(labels.tolist()))}
+    return tuple(places), torch.tensor([places[label] for label in labels.tolist()])
 
 
 def _known(log_density: Tensor) -> Tensor:

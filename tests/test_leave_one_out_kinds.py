@@ -191,18 +191,48 @@ def test_rows_in_plates_of_their_own_are_joined_by_an_index(limit):
         draws.loo(by=rows)
 
 
-def test_groups_by_an_index(limit):
-    def model(y):
-        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
-        with pyro.plate("rows", len(y)):
-            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+def _mean(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
+
+def test_groups_by_an_index(limit):
     each = dist.Normal(GRID, 1.0).log_prob(Y)
     exact = by_quadrature(
         -0.5 * GRID[:, 0].square(), torch.stack([each[:, [0, 3]].sum(1), each[:, [1, 2, 4, 5]].sum(1)], 1)
     )
     for labels in (["a", "b", "b", "a", "b", "b"], torch.tensor([0, 1, 1, 0, 1, 1]), np.array([7, 9, 9, 7, 9, 9])):
-        agrees(scored(model, Y, by=labels)[0], exact, limit)
+        agrees(scored(_mean, Y, by=labels)[0], exact, limit)
+
+
+def test_groups_of_two_scores_are_paired_by_their_data():
+    draws = bk.sample(_mean, Y, num_samples=200, seed=3, progress=False)
+    first, renamed, other = (draws.loo(by=list(labels)) for labels in ("ccaabb", "aabbcc", "abcabc"))
+    assert first.groups == ("c", "a", "b") and first.to_pandas()["group"].tolist() == ["c", "a", "b"]
+    assert first.difference(renamed) == (0.0, 0.0)
+    with pytest.raises(DataError, match="other groups of the data"):
+        first.difference(other)
+
+
+def test_rows_of_two_sites_have_labels_of_rows_or_of_data():
+    def model(any_, count):
+        share, rate = pyro.sample("share", dist.Beta(1.0, 1.0)), pyro.sample("rate", dist.Gamma(2.0, 1.0))
+        with pyro.plate("rows", len(count)):
+            pyro.sample("any", dist.Bernoulli(share), obs=any_)
+            pyro.sample("count", dist.Poisson(rate), obs=count)
+
+    draws = bk.sample(model, [1, 0, 1, 1], [2, 1, 4, 3], num_samples=200, seed=3, progress=False)
+    by_rows, by_data = draws.loo(by=list("aabb")), draws.loo(by={"any": list("aabb"), "count": list("aabb")})
+    assert torch.equal(by_rows.pointwise, by_data.pointwise) and by_rows.groups == ("a", "b")
+    with pytest.raises(ShapeError, match="4 labels, the group of each row, or 8 labels, the group of each datum"):
+        draws.loo(by=list("aab"))
+    with pytest.raises(ShapeError, match="by has 3 labels of site 'any', which has 4 data"):
+        draws.loo(by={"any": list("aab"), "count": list("aabbb")})
+    with pytest.raises(UnknownNameError, match="no observed site is called 'z'"):
+        draws.loo(by={"z": [0, 1]})
+    with pytest.raises(DataError, match="no label at place 1"):
+        draws.loo(by=["a", None, "b", "b"])
 
 
 def test_one_term_of_all_rows_is_named_for_what_it_is():

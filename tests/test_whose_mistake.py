@@ -283,3 +283,89 @@ def test_a_mistake_in_a_function_of_the_user_is_named_with_its_line(call):
         if place not in said or not told or "(argument" in said:
             wrong.append((mistake.__name__, said))
     assert wrong == []
+
+
+def _last_line(function):
+    lines, first = inspect.getsourcelines(function)
+    return first + next(i for i, line in enumerate(lines) if "# mistake" in line)
+
+
+def _list_then_typo(x):
+    mean = pyro.sample("b", dist.Normal(0.0, 1.0)) * x
+    mean = mean.sqare()  # mistake
+    pyro.sample("y", dist.Normal(mean, 1.0).to_event(1), obs=Y)
+
+
+def _typo_beside_gaps(x):
+    mean = pyro.sample("m", dist.Normal(0.0, 1.0)).sqare()  # mistake
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.NanMaskedNormal(mean, 1.0), obs=x)
+
+
+def _bare_assertion(x):
+    pyro.sample("m", dist.Normal(0.0, 1.0))
+    assert x.dim() == 17  # mistake
+
+
+_runs = []
+
+
+def _second_run(x):
+    _runs.append(x)
+    if len(_runs) > 2:
+        raise RuntimeError("no connection")  # mistake
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(pyro.sample("m", dist.Normal(0.0, 1.0)), 1.0), obs=x)
+
+
+def _other_package(x):
+    pandas.Series(x.tolist()).rename_axis(3, axis=7)  # mistake
+
+
+def _array_beside(x):
+    mean = pyro.sample("m", dist.Normal(0.0, 1.0)) * numpy.arange(7.0)
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=x)
+
+
+def _whole_mask(x):
+    with pyro.plate("rows", len(x)), pyro.poutine.mask(mask=torch.ones(7, dtype=torch.uint8)):
+        pyro.sample("y", dist.Normal(pyro.sample("m", dist.Normal(0.0, 1.0)), 1.0), obs=x)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "said"),
+    [
+        (_list_then_typo, Y.tolist(), "AttributeError: 'Tensor' object has no attribute 'sqare'\n"),
+        (
+            _typo_beside_gaps,
+            numpy.where(Y > 0, numpy.nan, Y),
+            "AttributeError: 'Tensor' object has no attribute 'sqare'\n",
+        ),
+        (_bare_assertion, Y, ": AssertionError"),
+        (_second_run, Y, "the model runs once, but .* RuntimeError: no connection"),
+        (_other_package, Y, "ValueError: No axis named 7"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_the_line_is_that_of_the_mistake_and_not_of_a_form_of_data(model, data, said):
+    with pytest.raises(ModelError, match=said) as caught:
+        bk.Target.from_pyro(model, data)
+    assert f"line {_last_line(model)}, in {model.__name__} (" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("model", "data", "remedy"),
+    [
+        (_array_beside, Y, "Remedy: NumPy cannot compute with sampled values; make its arrays tensors"),
+        (_whole_mask, Y, r"Remedy: a mask is a tensor of booleans, as of mask.bool\(\)"),
+        (lambda x: torch.from_numpy(x), Y.numpy(), "Remedy: arrays, columns and data frames reach a model as tensors"),
+        (lambda x: x.to_numpy(), pandas.Series(Y.numpy()), "Remedy: arrays, columns and data frames reach a model"),
+        (lambda x: Y[x], list("abcdefg"), r"Note that argument 'x' holds texts, such as 'a'; make them categories"),
+    ],
+    ids=["array", "mask", "from_numpy", "to_numpy", "texts"],
+)
+def test_words_of_other_libraries_have_a_remedy(model, data, remedy):
+    with pytest.raises(ModelError, match=remedy):
+        bk.Target.from_pyro(model, data)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,14 +16,23 @@ from torch import Tensor
 from bayeskit.core.inputs import as_numbers, labels_of
 from bayeskit.errors import DataError
 
-__all__ = ["Frame", "arrays_as_tensors", "categories_in", "in_precision", "lists_as_tensors"]
+__all__ = ["Categories", "Frame", "arrays_as_tensors", "bare", "categories_in", "in_precision", "lists_as_tensors"]
 
 _WHOLE = "int8 int16 int32 uint8 uint16 uint32 uint64".split()  # what becomes 64 bits wide
+
+
+Categories = Mapping[str, tuple[Any, ...]]
+"""Labels of categories in the order of their codes, by name of argument, key or column."""
 
 
 def _is_frame(value: Any) -> bool:
     """Tell whether a value is a data frame of pandas or polars."""
     return hasattr(value, "columns") and hasattr(value, "to_numpy")
+
+
+_REDUCTIONS = frozenset("mean std var sum prod median min max amin amax quantile norm".split())
+#: Attributes of a tensor that stay what they are where a column has their name.
+_OF_TENSORS = frozenset("columns tensors converted of to shape dtype device grad requires_grad data layout dim".split())
 
 
 class Frame(Tensor):
@@ -58,9 +71,13 @@ class Frame(Tensor):
         """Return the frame with its columns elsewhere or in another dtype, as ``Tensor.to``."""
         return self.converted(lambda column: column.to(*args, **kwargs))
 
-    def __getattr__(self, name: str) -> Tensor:
-        if name in self.__dict__.get("columns", ()):
+    def __getattribute__(self, name: str) -> Any:
+        # A column that is called as an attribute of tensors, such as H, is meant.
+        if not name.startswith("_") and name not in _OF_TENSORS and name in self.__dict__.get("columns", ()):
             return self._column(name)
+        return super().__getattribute__(name)
+
+    def __getattr__(self, name: str) -> Tensor:
         raise AttributeError(f"a data frame has no column {name!r}")
 
     def __contains__(self, name: object) -> bool:
@@ -96,6 +113,11 @@ class Frame(Tensor):
                 return value.as_subclass(Tensor)
             return type(value)(map(matrix, value)) if type(value) in (list, tuple) else value
 
+        name = getattr(func, "__name__", "")
+        if name in _REDUCTIONS and not kwargs and len(args) == 1 and len(getattr(args[0], "columns", ())) > 1:
+            raise DataError(
+                f".{name}() of a data frame would be one number of all columns; write .{name}(0) for one of each column"
+            )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*map(matrix, args), **{name: matrix(value) for name, value in (kwargs or {}).items()})
         refused = [column for frame in frames for column in vars(frame).get("columns", {}).values()]
@@ -115,7 +137,12 @@ def _of_one_dtype(columns: list[Tensor]) -> list[Tensor]:
     return [column.to(common) for column in columns]
 
 
-def _as_frame(name: str, value: Any) -> Frame:
+def bare(name: str) -> str:
+    """Return the name of an argument from what it is called in messages."""
+    return name.removeprefix("argument ").strip("'")
+
+
+def _as_frame(name: str, value: Any, categories: Categories) -> Frame:
     """Return a data frame as tensors; raise ``DataError`` for columns without names, or of one name."""
     names = list(value.columns)
     if unnamed := [column for column in names if not isinstance(column, str)]:
@@ -130,7 +157,9 @@ def _as_frame(name: str, value: Any) -> Frame:
     columns: dict[str, Tensor | DataError] = {}
     for column in names:
         try:
-            columns[column] = as_numbers(f"column {column!r} of {name}", value[column])
+            columns[column] = as_numbers(f"column {column!r} of {name}", value[column], categories.get(column))
+            if columns[column].dim() != 1:  # type: ignore[union-attr]
+                raise DataError(f"column {column!r} of {name} holds arrays, not numbers; give a column to each number")
         except DataError as error:
             columns[column] = error
     if all(isinstance(column, DataError) for column in columns.values()):
@@ -151,24 +180,28 @@ def categories_in(arguments: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def arrays_as_tensors(data: Any, name: str = "data") -> Any:
+def arrays_as_tensors(data: Any, name: str = "data", categories: Categories | None = None) -> Any:
     """Return an argument of a model with arrays, columns and data frames as tensors, and everything else as it is.
 
-    Whole numbers become 64 bits wide: torch takes ``uint8`` for a mask.
+    Whole numbers become 64 bits wide: torch takes ``uint8`` for a mask. Categories have the codes of ``categories``, by
+    name of argument, key or column, where these are given.
     """
+    known = categories or {}
     if isinstance(data, torch.Tensor):
         return data.long() if str(data.dtype).removeprefix("torch.") in _WHOLE else data
     if _is_frame(data):
-        return _as_frame(name, data)
+        return _as_frame(name, data, known)
+    if isinstance(data, Iterator):
+        raise DataError(f"{name} is an iterator ({type(data).__name__}), which is used up after one run; give a list")
     # An array that meets a tensor in arithmetic loses the gradient silently.
     if labels_of(data) is not None:
-        return as_numbers(name, data)
+        return as_numbers(name, data, known.get(bare(name)))
     if isinstance(data, (np.ndarray, np.number, np.bool_)) or hasattr(data, "to_numpy"):
         array = np.asarray(data)
         if array.dtype.kind in "OUST" and any(isinstance(item, (str, bytes)) for item in array.flat):
             return data  # names, which the model may use
         return as_numbers(name, data)
-    return _within(lambda item: arrays_as_tensors(item, name), data)
+    return _within(lambda item, key=None: arrays_as_tensors(item, key or name, known), data)
 
 
 def in_precision(data: Any, dtype: torch.dtype) -> Any:
@@ -177,7 +210,7 @@ def in_precision(data: Any, dtype: torch.dtype) -> Any:
         return data.converted(lambda column: in_precision(column, dtype))
     if isinstance(data, torch.Tensor):
         return data.to(dtype) if data.is_floating_point() else data
-    return _within(lambda item: in_precision(item, dtype), data)
+    return _within(lambda item, key=None: in_precision(item, dtype), data)
 
 
 def lists_as_tensors(data: Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Any:
@@ -185,21 +218,35 @@ def lists_as_tensors(data: Any, dtype: torch.dtype | None = None, device: torch.
 
     Those of real numbers are in double precision, or of a ``dtype``.
     """
-    if isinstance(data, list) or (isinstance(data, tuple) and data):
+    if isinstance(data, (list, tuple)) and data and _holds_plain_items(data):
         try:
             numbers = as_numbers("data", data)
             return numbers.to(device, dtype if numbers.is_floating_point() else None)
         except DataError:
             pass
-    return _within(lambda item: lists_as_tensors(item, dtype, device), data)
+    return _within(lambda item, key=None: lists_as_tensors(item, dtype, device), data)
+
+
+def _holds_plain_items(data: Any) -> bool:
+    """Tell whether a list has no tensors and arrays in it, which are arguments of their own."""
+    if isinstance(data, (list, tuple)):
+        return not hasattr(data, "_fields") and all(map(_holds_plain_items, data))
+    return not isinstance(data, (Tensor, np.ndarray))
 
 
 def _within(function: Any, data: Any) -> Any:
-    """Apply a function to the items of plain containers; an unchanged container is returned itself."""
-    if type(data) is dict:
-        changed: Any = {key: function(value) for key, value in data.items()}
-        return data if all(changed[key] is data[key] for key in data) else changed
-    if type(data) in (list, tuple):
-        changed = type(data)(function(value) for value in data)
-        return data if all(new is old for new, old in zip(changed, data, strict=True)) else changed
+    """Apply a function to the items of a container, and their keys; an unchanged container is returned itself."""
+    if isinstance(data, (list, tuple)):
+        changed = [function(value) for value in data]
+        if all(new is old for new, old in zip(changed, data, strict=True)):
+            return data
+        return type(data)(*changed) if hasattr(data, "_fields") else type(data)(changed)
+    if isinstance(data, (dict, SimpleNamespace)) or (dataclasses.is_dataclass(data) and inspect.isclass(data) is False):
+        items = data if isinstance(data, dict) else vars(data)
+        new_items = {key: function(value, key=key) for key, value in items.items()}
+        if all(new_items[key] is items[key] for key in items):
+            return data
+        found = copy.copy(data)
+        (found if isinstance(found, dict) else vars(found)).update(new_items)
+        return found
     return data

@@ -10,12 +10,27 @@ from importlib.util import find_spec
 from pathlib import Path
 from traceback import extract_tb
 
+import numpy as np
+from torch import Tensor
+
 from bayeskit.errors import BayeskitError, ModelError
 
-__all__ = ["is_of_a_library", "line_of", "lines_named", "words_of"]
+__all__ = ["depth_of", "is_of_a_library", "line_of", "lines_named", "remedy_of", "words_of"]
 
 #: Libraries whose lines are no lines of the user, beside Python's own, and folders of the package.
 _LIBRARIES = ("torch", "pyro", "numpy", "scipy", "pandas", "polars", "functorch", "opt_einsum")
+_AS_TENSORS = "arrays, columns and data frames reach a model as tensors; use the functions of torch"
+_OF_PANDAS = frozenset("to_numpy values loc iloc groupby cat map apply nunique rename merge".split())
+#: Remedies by words of messages.
+_REMEDIES = {
+    "Can't call numpy() on Tensor that requires grad": "NumPy cannot compute with sampled values; make its arrays "
+    "tensors, or pass them as arguments of the model, and use the functions of torch",
+    "Cannot interpret 'torch.": "columns of pandas cannot meet sampled values; pass them as arguments of the model",
+    "expected np.ndarray (got Tensor)": _AS_TENSORS,
+    "builtin_function_or_method": _AS_TENSORS,
+    "Expected mask to be": "a mask is a tensor of booleans, as of mask.bool()",
+    "tensors used as indices must be": "indices are whole numbers, as of index.long()",
+}
 _FOLDERS = ("core", "logdensity", "inference")  # models of the package count as the user's
 
 
@@ -37,18 +52,36 @@ def lines_named(what: str) -> Iterator[None]:
 
 
 def line_of(error: BaseException) -> str:
-    """Return the last line outside of libraries that an error has passed: file, line, function and text; or ``""``."""
-    for frame in reversed(extract_tb(error.__traceback__)):
-        if not is_of_a_library(frame.filename):
-            text = f" ({frame.line})" if frame.line else ""
-            return f" in {frame.filename}, line {frame.lineno}, in {frame.name}{text}"
+    """Return the last line outside of libraries that an error has passed: file, line, function and text; or ``""``.
+
+    Lines of installed packages count where there are no others.
+    """
+    frames = [frame for frame in reversed(extract_tb(error.__traceback__)) if not is_of_a_library(frame.filename)]
+    installed = _folders()[2]
+    for frame in sorted(frames, key=lambda frame: frame.filename.startswith(installed)):
+        text = f" ({frame.line})" if frame.line else ""
+        return f" in {frame.filename}, line {frame.lineno}, in {frame.name}{text}"
     return ""
 
 
+def depth_of(error: BaseException) -> tuple[int, ...]:
+    """Return the numbers of the user's lines that an error has passed, which tell how far a function has got."""
+    return tuple(frame.lineno or 0 for frame in extract_tb(error.__traceback__) if not is_of_a_library(frame.filename))
+
+
 def words_of(error: BaseException) -> str:
-    """Return the type and the message of an error, without the shapes of all sites that Pyro adds."""
+    """Return the type and the message of an error, without the shapes that Pyro adds, and a remedy that is known."""
     message = str(error).partition("Trace Shapes:")[0].strip()
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    remedy = remedy_of(error)
+    words = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"{words}. Remedy: {remedy}" if remedy else words
+
+
+def remedy_of(error: BaseException) -> str:
+    """Return what helps against an error of a library that does not say it, or ``""``."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, Tensor):
+        return _AS_TENSORS if hasattr(np.ndarray, error.name or "") or error.name in _OF_PANDAS else ""
+    return next((remedy for text, remedy in _REMEDIES.items() if text in str(error)), "")
 
 
 def is_of_a_library(filename: str) -> bool:

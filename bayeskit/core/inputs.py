@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import operator
 import os
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,10 +123,11 @@ def unknown_name(what: str, name: str, known: Collection[str]) -> UnknownNameErr
 # Data from users: tensors, arrays, lists, columns of tables.
 
 
-def as_numbers(name: str, value: Any) -> Tensor:
+def as_numbers(name: str, value: Any, labels: tuple[Any, ...] | None = None) -> Tensor:
     """Return data of any library as a tensor, and tensors as they are; raise ``DataError`` if not numbers.
 
-    Whole numbers become 64 bits wide. Categories become their codes. Missing numbers, and masked elements, are NaN.
+    Whole numbers become 64 bits wide. Categories become their codes, or places among ``labels`` if these are given.
+    Missing numbers, and masked elements, are NaN.
     """
     import numpy as np
     import torch
@@ -134,17 +136,20 @@ def as_numbers(name: str, value: Any) -> Tensor:
         return value
     remedy = "give a tensor, an array or a list of numbers"
     try:
-        array = _as_array(name, value)
+        array = _as_array(name, value, labels)
+        if array.dtype == object and array.size and (kind := _not_a_number(array.flat)):
+            raise DataError(f"{name} {kind}")
         if array.dtype == object and array.ndim:  # columns of several types, or with None for missing values
-            array = array.astype(np.float64)
-    except (TypeError, ValueError) as error:
+            whole = all(isinstance(item, (bool, np.bool_)) for item in array.flat)
+            array = array.astype(np.bool_ if whole else np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{name} cannot be read as numbers ({error}); {remedy}") from error
     if array.dtype.kind in "mM":
-        raise DataError(
-            f"{name} holds dates or times ({array.dtype.name}), not numbers; {remedy}, such as the days since the first"
-        )
+        raise DataError(f"{name} holds dates or times ({array.dtype.name}), {_DAYS}")
+    if array.dtype.kind in "SU":
+        raise DataError(f"{name} {_texts(array.flat[0]) if array.size else 'holds texts'}")
     if array.dtype.kind not in "biuf" or array.dtype == np.longdouble:
         raise DataError(f"{name} is {_kind(value, array)}, not numbers; {remedy}")
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
@@ -154,7 +159,24 @@ def as_numbers(name: str, value: Any) -> Tensor:
     return torch.from_numpy(np.array(array, order="C", copy=True, dtype=array.dtype.newbyteorder("=")))
 
 
-def _as_array(name: str, value: Any) -> np.ndarray:
+_DAYS = "not numbers; give a tensor, an array or a list of numbers, such as the days since the first"
+
+
+def _texts(example: Any) -> str:
+    return f"holds texts, such as {example!r}; make them categories, by .astype('category'), whose codes are indices"
+
+
+def _not_a_number(items: Iterable[Any]) -> str:
+    """Return what the first text or date among objects is, and the remedy, or ""."""
+    for item in items:
+        if isinstance(item, (str, bytes)):
+            return _texts(item)
+        if isinstance(item, (datetime.date, datetime.timedelta)) or type(item).__name__ == "Period":
+            return f"holds dates or times ({type(item).__name__}), {_DAYS}"
+    return ""
+
+
+def _as_array(name: str, value: Any, known: tuple[Any, ...] | None = None) -> np.ndarray:
     """Return data of NumPy, pandas, polars or Python as an array, with NaN for what is missing."""
     import numpy as np
 
@@ -162,7 +184,9 @@ def _as_array(name: str, value: Any) -> np.ndarray:
         missing = np.ma.getmaskarray(value)
         return np.where(missing, np.nan, value.data) if missing.any() else value.data
     if (labels := labels_of(value)) is not None:
-        place = {label: code for code, label in enumerate(labels)}
+        place = {label: code for code, label in enumerate(labels if known is None else known)}
+        if new := [label for label in value if label not in place and label in labels]:
+            raise DataError(f"{name} has the category {new[0]!r}, and the model knows {', '.join(map(repr, place))}")
         codes = np.asarray([place.get(label, -1) for label in value], dtype=np.int64)
         if (missing := codes < 0).any():
             raise DataError(

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from bayeskit.core.functions_of_users import remedy_of, words_of
 from bayeskit.core.inputs import warn_user
 from bayeskit.core.randomness import validation_kept
 from bayeskit.errors import AccuracyWarning, BayeskitError, ModelError
@@ -196,9 +197,10 @@ def raise_if_broken(density: Density, u: Tensor) -> None:
     except BayeskitError:
         raise
     except UNTRACEABLE as error:
+        markov = "; a loop over enumerated sites needs pyro.markov around its range"
         raise ModelError(
-            f"the model runs, but its density cannot be evaluated: {error}; a loop over enumerated sites "
-            "needs pyro.markov around its range"
+            f"the model runs once, but its density cannot be evaluated{place_of(error)}: {words_of(error)}"
+            f"{markov if getattr(density, 'summed_sites', ()) else ''}"
         ) from error
 
 
@@ -212,10 +214,9 @@ def raise_if_not_differentiable(density: Density, u: Tensor) -> None:
         if isinstance(error, torch.linalg.LinAlgError):
             return
         raise_if_forked(error)
+        remedy = remedy_of(error) or "replace x.add_(y) by x = x + y, and assignments to elements by torch.stack"
         raise ModelError(
-            f"the gradient of the model's density fails{place_of(error)}: {first_line(error)}; a frequent cause is a "
-            "tensor changed in place after its use. Remedy: replace x.add_(y) by x = x + y, and assignments to "
-            "elements by torch.stack"
+            f"the gradient of the model's density fails{place_of(error)}: {first_line(error)}. Remedy: {remedy}"
         ) from error
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -93,17 +94,79 @@ class Observations:
 def check_same_data(targets: Mapping[str, Target]) -> None:
     """Raise ``DataError`` if models have different data; the names of sites and the order of values are free.
 
-    Data in other units, such as logarithms, are the same where a factor that depends on no parameter stands beside
-    them: the Jacobian of the transformation. Models whose likelihood has factors only are not looked at.
+    Data in other units, such as logarithms, are the same where the log Jacobian of the transformation stands beside
+    them, as a factor that depends on no parameter. Models whose likelihood has factors only are not looked at.
     """
     known = [(name, values, target) for name, target in targets.items() if len(values := observed_values(target))]
     for name, values, target in known[1:]:
         first, expected, other = known[0]
+        what = f"models {first!r} and {name!r}"
         try:
-            check_values(f"models {first!r} and {name!r}", expected.sort().values, values.sort().values)
+            check_values(what, expected.sort().values, values.sort().values)
         except DataError:
-            if len(values) != len(expected) or not (_has_jacobian(target) or _has_jacobian(other)):
+            given = _constant_factors(other) - _constant_factors(target)
+            if len(values) != len(expected) or given == 0:
                 raise
+            there, here = _different(other, target)
+            back = {f"inverse of {name}": -value for name, value in _log_jacobians(here, there).items()}
+            found = _log_jacobians(there, here) | back
+            if not any(abs(one - given) < 1e-5 * (1 + abs(one)) for one in found.values()):
+                raise DataError(
+                    f"{what} have different data, and their constant factors differ by {given:.6g}, which is not the "
+                    f"log Jacobian of a usual transformation{_of_those(found)}; mend the factor, or pass "
+                    "same_data=True if they are the same data all the same"
+                ) from None
+
+
+def _of_those(found: Mapping[str, float]) -> str:
+    return "".join(f" ({name}: {value:.6g})" for name, value in list(found.items())[:1])
+
+
+def _different(first: Target, second: Target) -> tuple[Tensor, Tensor]:
+    """Return the observed values of two models, ``(n,)`` each, without sites of one name and the same values."""
+    one, other = (
+        dict(t.density.data_as_given()) if isinstance(t.density, PyroDensity) else {} for t in (first, second)
+    )
+    for name in [*one]:
+        if name in other and one[name].shape == other[name].shape and one[name].equal(other[name]):
+            del one[name], other[name]
+    parts = (torch.cat([torch.zeros(0, dtype=torch.float64), *(x.flatten() for x in y.values())]) for y in (one, other))
+    values = tuple(x[~x.isnan()] for x in parts)
+    return values[0], values[1]
+
+
+_Function = Callable[[Tensor], Tensor]
+#: Transformations of data ``y`` that people use, up to shift and scale, and the logarithms of their derivatives.
+_TRANSFORMATIONS: dict[str, tuple[_Function, _Function]] = {
+    "shift and scale": (lambda y: y, torch.zeros_like),
+    "logarithm": (torch.log, lambda y: -y.log()),
+    "exponential": (torch.exp, lambda y: y),
+    "square root": (torch.sqrt, lambda y: -0.5 * y.log() - math.log(2)),
+    "square": (lambda y: torch.where(y >= 0, y.square(), torch.nan), lambda y: (2 * y).log()),
+    "reciprocal": (lambda y: torch.where(y > 0, 1 / y, torch.nan), lambda y: -2 * y.log()),
+    "logarithm of one more": (torch.log1p, lambda y: -y.log1p()),
+    "exponential less one": (torch.expm1, lambda y: y),
+    "logit": (torch.logit, lambda y: -y.log() - (-y).log1p()),
+    "inverse logit": (torch.sigmoid, lambda y: y - 2 * torch.nn.functional.softplus(y)),
+}
+
+
+def _log_jacobians(first: Tensor, second: Tensor) -> dict[str, float]:
+    """Return the log Jacobian of each transformation that takes the second data to the first, ``(n,)`` each."""
+    found: dict[str, float] = {}
+    if len(first) != len(second) or len(first) < 3:
+        return found
+    goal = first.sort().values
+    for name, (transform, log_derivative) in _TRANSFORMATIONS.items():
+        for sign in (1, -1):
+            x = (sign * transform(second)).sort().values
+            scale = (goal[-1] - goal[0]) / (x[-1] - x[0])
+            if not bool(x.isfinite().all()) or not 0 < float(scale) < math.inf:
+                continue
+            moved = goal[0] + scale * (x - x[0])
+            if bool((moved - goal).abs().max() < 1e-6 * (goal[-1] - goal[0])):
+                found.setdefault(name, float(log_derivative(second).sum() + len(x) * scale.log()))
+    return found
 
 
 def check_values(what: str, first: Tensor, second: Tensor) -> None:
@@ -131,10 +194,10 @@ def observed_values(target: Target) -> Tensor:
     return values[~values.isnan()]
 
 
-def _has_jacobian(target: Target) -> bool:
+def _constant_factors(target: Target) -> float:
     density = target.density
     generator = new_generator(1, stream="value of a factor")
-    return isinstance(density, PyroDensity) and bool(density.constant_factors(generator))
+    return sum(density.constant_factors(generator).values()) if isinstance(density, PyroDensity) else 0.0
 
 
 def _together(terms: dict[str, Tensor]) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from inspect import signature
+from itertools import combinations
 from math import prod
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -19,9 +21,17 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
-from bayeskit.core.arguments import Frame, arrays_as_tensors, categories_in, in_precision, lists_as_tensors
-from bayeskit.core.functions_of_users import line_of, words_of
-from bayeskit.core.inputs import warn_user
+from bayeskit.core.arguments import (
+    Categories,
+    Frame,
+    arrays_as_tensors,
+    bare,
+    categories_in,
+    in_precision,
+    lists_as_tensors,
+)
+from bayeskit.core.functions_of_users import depth_of, line_of, words_of
+from bayeskit.core.inputs import as_numbers, warn_user
 from bayeskit.core.process_state import process_state
 from bayeskit.core.randomness import defaults, global_stream
 from bayeskit.core.torch_internals import is_batched
@@ -48,6 +58,7 @@ from bayeskit.logdensity.enumeration import (
 )
 from bayeskit.logdensity.pyro_distributions import (
     AugmentedAssignment,
+    DoublePrecision,
     batchable_distributions,
     draw_reparameterized,
     draw_values,
@@ -187,6 +198,20 @@ def _names_of_arguments(model: Callable[..., Any], args: tuple[Any, ...]) -> lis
     ]
 
 
+def _warn_of_codes_apart(categories: Categories) -> None:
+    """Warn of arguments that have a category in common, but several codes for it."""
+    for (one, labels), (other, others) in combinations(categories.items(), 2):
+        common = next((x for x in labels if x in others and labels.index(x) != others.index(x)), None)
+        if common is not None:
+            warn_user(
+                f"{one!r} and {other!r} have the category {common!r} in common, and other codes for it: "
+                f"{labels.index(common)} and {others.index(common)}; where they index the same plate, give both the "
+                "same categories, by .cat.set_categories(...)",
+                DataWarning,
+            )
+            return
+
+
 def _where(bad: Tensor, what: str) -> str:
     """Return how many elements of data ``(rows, columns)`` or ``(rows,)`` are bad, and the place of the first."""
     first = bad.nonzero()[0].tolist()
@@ -223,12 +248,13 @@ class PyroDensity:
         names = _names_of_arguments(model, args)
         given = tuple(arrays_as_tensors(value, name) for name, value in zip(names, args, strict=True))
         named = {name: arrays_as_tensors(value, f"argument {name!r}") for name, value in kwargs.items()}
-        by_name = dict(zip((name.removeprefix("argument ").strip("'") for name in names), args, strict=True))
+        by_name = dict(zip(map(bare, names), args, strict=True))
         self.categories = categories_in(by_name | kwargs)
+        _warn_of_codes_apart(self.categories)
         self.dtype, self.device = dtype_and_device((model, given, named), of_lists=_lists_as_tensors(given, named))
         self.args, self.kwargs = in_precision(given, self.dtype), in_precision(named, self.dtype)
         self._first_available_dim = -1
-        self._enumerates = self._augments = False
+        self._enumerates = self._augments = self._widens = False
         records, drawn = self._first_prototype(generator)
         observed = {n: r for n, r in records.items() if r.kind == "observed"}
         seen = [r.value for r in observed.values()] + [r.log_prob for r in records.values() if r.kind == "latent"]
@@ -262,6 +288,13 @@ class PyroDensity:
         self._by_name = {site.name: place for place, site in enumerate(self.sites)}
 
     # -- other data -------------------------------------------------------------------------
+
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return other arguments as tensors in the model's precision, categories with the codes of the model's own."""
+        names = _names_of_arguments(self.model, args)
+        given = tuple(arrays_as_tensors(x, name, self.categories) for name, x in zip(names, args, strict=True))
+        named = {name: arrays_as_tensors(x, f"argument {name!r}", self.categories) for name, x in kwargs.items()}
+        return in_precision(given, self.dtype), in_precision(named, self.dtype)
 
     def simulate(self, generator: torch.Generator) -> Simulation:
         """Draw parameters from the prior and data given them; raise ``ModelError`` if the data cannot be drawn."""
@@ -302,11 +335,11 @@ class PyroDensity:
         """Return the data of each observed site that is no factor, in double precision, NaN where masked or missing."""
         return self._constants.given
 
-    def constant_factors(self, generator: torch.Generator) -> tuple[str, ...]:
+    def constant_factors(self, generator: torch.Generator) -> dict[str, float]:
         """Return the factors that have one value at two draws from the prior, such as the Jacobian of the data."""
         first, again = self._constants.factors, copy.copy(self)
         again._prototype(generator)
-        return tuple(name for name, value in again._constants.factors.items() if bool(value == first.get(name)))
+        return {name: float(x) for name, x in again._constants.factors.items() if bool(x == first.get(name))}
 
     def named_data(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the data of the observed sites, and the tensors among the arguments that are not these data."""
@@ -338,7 +371,8 @@ class PyroDensity:
         """Run the model with its arguments as they are, or else with lists of numbers as tensors."""
         try:
             return self._prototype(generator)
-        except ModelError:
+        except ModelError as error:
+            first = error
             args, kwargs = _lists_as_tensors(self.args, self.kwargs, self.dtype, self.device)
             pairs = zip((*args, *kwargs.values()), (*self.args, *self.kwargs.values()), strict=True)
             if all(new is old for new, old in pairs):
@@ -347,9 +381,12 @@ class PyroDensity:
             self.args, self.kwargs = args, kwargs
             try:
                 return self._prototype(generator)
-            except ModelError:
+            except ModelError as later:
                 self.args, self.kwargs = given
-            raise
+                # The mistake is where the run that got further has ended.
+                if depth_of(later.__cause__ or later) >= depth_of(first.__cause__ or first):
+                    raise
+                raise first from first.__cause__
 
     def _prototype(self, generator: torch.Generator) -> tuple[dict[str, Record], dict[str, Any]]:
         """Run the model until a prior draw admits the data; return the records of its sites and the drawn values."""
@@ -383,25 +420,29 @@ class PyroDensity:
 
         self._constants = Constants()
         reader, augmented = Reader(draw, self._constants, True, admits_uniform), AugmentedAssignment()
+        widened = DoublePrecision()
+        in_double = widened if self.dtype == torch.float64 else nullcontext()
         try:
-            with global_stream(generator), self._globals(validate=True), reader, augmented:
+            with global_stream(generator), self._globals(validate=True), reader, augmented, in_double:
                 self.model(*self.args, **self.kwargs)
         except BayeskitError:
             raise
         except Exception as error:
             for name, fn in drawn.items():
                 _refuse_discrete(name, fn, line_of(error))
-            self._explain_nan_arguments()
+            if isinstance(error, (ValueError, RuntimeError)):
+                self._explain_nan_arguments()
             if reader.last is None and isinstance(error, TypeError):
                 self._explain_call()
             place = "before its first site" if reader.last is None else f"at or after site {reader.last!r}"
-            what = (
-                reader.outside_of_support()
-                or (words_of(error) if str(error) else "")
-                or "the model calls a function that is not implemented, such as the density of a distribution"
-            )
-            raise ModelError(f"running the model once failed {place}{line_of(error)}: {what}") from error
+            what = reader.outside_of_support() or words_of(error)
+            if isinstance(error, NotImplementedError) and not str(error):
+                what = "the model calls a function that is not implemented, such as the density of a distribution"
+            raise ModelError(
+                f"running the model once failed {place}{line_of(error)}: {what}{self._texts_among_arguments()}"
+            ) from error
         self._augments |= augmented.seen
+        self._widens = widened.seen
         return reader.records, drawn
 
     def _check(self, records: dict[str, Record]) -> None:
@@ -425,6 +466,19 @@ class PyroDensity:
             for record in records.values():
                 if record.log_prob is not None:
                     self._pack(record)
+
+    def _texts_among_arguments(self) -> str:
+        """Return a hint at an argument that is a column of texts or dates, or ""."""
+        named = zip(_names_of_arguments(self.model, self.args), self.args, strict=True)
+        for name, value in (*named, *((f"argument {name!r}", value) for name, value in self.kwargs.items())):
+            if isinstance(value, (list, tuple)) or (hasattr(value, "__array__") and not isinstance(value, Tensor)):
+                first = next(iter(value), None) if len(value) else None
+                if isinstance(first, (str, datetime.date, datetime.timedelta)):
+                    try:
+                        as_numbers(name, value)
+                    except DataError as error:
+                        return f". Note that {error.args[0]}"
+        return ""
 
     def _explain_call(self) -> None:
         """Raise ``ModelError`` if the model cannot be called with its arguments."""
@@ -517,8 +571,9 @@ class PyroDensity:
         enumerating = self._enumerates and enumerate_sites
         outer = EnumeratedDimensions(first_available_dim=self._first_available_dim) if enumerating else nullcontext()
         augmented = AugmentedAssignment() if self._augments else nullcontext()
+        widened = DoublePrecision() if self._widens else nullcontext()
         kept = originals_kept() if likelihood is RowTerms.SUMS else nullcontext()
-        with self._globals(validate=False), batchable_distributions(), kept, outer, reader, augmented:
+        with self._globals(validate=False), batchable_distributions(), kept, outer, reader, augmented, widened:
             returned = self.model(*self.args, **self.kwargs)
         return reader, returned
 

@@ -33,13 +33,14 @@ from torch import Tensor
 from torch.distributions import Distribution, LKJCholesky
 from torch.overrides import TorchFunctionMode
 
-from bayeskit.core.torch_internals import standard_gamma
+from bayeskit.core.torch_internals import standard_gamma, tree_leaves, tree_map_only
 from bayeskit.logdensity.tracing import UNTRACEABLE
 from bayeskit.logdensity.transforms import bijection
 
 __all__ = [
     "MISSING_ALLOWED",
     "AugmentedAssignment",
+    "DoublePrecision",
     "MaskedFill",
     "MendedDraws",
     "batchable_distributions",
@@ -97,6 +98,32 @@ class AugmentedAssignment(TorchFunctionMode):
         instruction, argument = code.co_code[frame.f_lasti : frame.f_lasti + 2]
         return instruction == _BINARY_OPERATION and argument >= _FIRST_IN_PLACE
 
+
+class DoublePrecision(TorchFunctionMode):
+    """Compute with tensors of less precision, such as those in globals and modules, in double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or "out" in kwargs
+        if (
+            not in_place
+            and name not in ("__get__", "__set__", "__setitem__")
+            and any(isinstance(x, Tensor) and x.dtype in _LESS_PRECISE for x in tree_leaves((args, kwargs)))
+        ):
+            self.seen = True
+            args, kwargs = tree_map_only(
+                Tensor, lambda x: x.to(torch.float64) if x.dtype in _LESS_PRECISE else x, (args, dict(kwargs))
+            )
+        return func(*args, **kwargs)
+
+
+_LESS_PRECISE = (torch.float32, torch.float16, torch.bfloat16)
 
 _BINARY_OPERATION = dis.opmap["BINARY_OP"]
 _FIRST_IN_PLACE = 13  # of the operators that the instruction knows: x + y is 0 and x += y is 13

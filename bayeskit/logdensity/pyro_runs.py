@@ -341,6 +341,7 @@ class Reader(Messenger):
             if not isinstance(msg["value"], Tensor) and not is_deterministic(msg):
                 msg["value"] = as_numbers(f"the data of observed site {name!r}", msg["value"])
             if self.first_run and not is_deterministic(msg):
+                check_plates(msg)
                 self._note_data(msg)
                 self._hide_masked_nan(msg)
             msg["value"] = self.constants.observed.get(name, msg["value"])
@@ -444,7 +445,7 @@ class Reader(Messenger):
         if is_deterministic(msg):
             kind = "deterministic"
         else:
-            if self.first_run:
+            if self.first_run and not msg["is_observed"]:
                 check_plates(msg)
             kind = "observed" if msg["is_observed"] else "enumerated" if is_enumerated(msg) else "latent"
             if (
@@ -497,7 +498,11 @@ def check_plates(msg: Any) -> None:
     whole = [max(size, default=1) for size in reversed(sizes)]  # torch.broadcast_shapes takes a second to import
     plates = {frame.dim: frame for frame in msg["cond_indep_stack"] if frame.vectorized}
     undeclared = [dim for dim in range(-len(whole), 0) if whole[dim] != 1 and dim not in plates]
-    if not undeclared or any(len(size) > 1 for size in sizes):  # torch refuses several sizes by itself
+    what_there_is = ", ".join(f"{what} {shape}" for what, shape in shapes.items() if shape)
+    if any(len(size) > 1 for size in sizes):
+        raise ModelError(f"site {name!r} has {what_there_is}, which do not fit together")
+    _check_events(msg)
+    if not undeclared:
         return
     inside = ", ".join(f"{frame.name!r} of size {frame.size} at dimension {dim}" for dim, frame in plates.items())
     if isinstance(_innermost(fn), Unit):
@@ -507,10 +512,24 @@ def check_plates(msg: Any) -> None:
     else:
         remedy = "declare it by .to_event(1) or pyro.plate, or give columns (n, 1) as vectors (n,) by .squeeze(-1)"
     raise ModelError(
-        f"site {name!r} has {', '.join(f'{what} {shape}' for what, shape in shapes.items() if shape)}, and is inside "
-        f"{f'plate {inside}' if plates else 'no plate'}, so dimension {undeclared[-1]} of size {whole[undeclared[-1]]} "
-        f"is outside every plate. Remedy: {remedy}"
+        f"site {name!r} has {what_there_is}, and is inside {f'plate {inside}' if plates else 'no plate'}, so dimension "
+        f"{undeclared[-1]} of size {whole[undeclared[-1]]} is outside every plate. Remedy: {remedy}"
     )
+
+
+def _check_events(msg: Any) -> None:
+    """Raise ``ModelError`` for data that would be repeated along dimensions of an event, or would repeat it."""
+    fn, value = msg["fn"], msg["value"]
+    is_plain = not any(isinstance(layer, Independent) for layer in _layers(fn)) or isinstance(_innermost(fn), Unit)
+    if not msg["is_observed"] or not isinstance(value, Tensor) or value.numel() <= 1 or is_plain:
+        return  # torch looks at events of several numbers itself
+    event, given = tuple(fn.event_shape), tuple(value.shape[max(0, value.dim() - fn.event_dim) :])
+    if event != given:
+        raise ModelError(
+            f"site {msg['name']!r} has events of shape {event} and data whose events have shape {given}, which would "
+            "pair each number with several. Remedy: give columns (n, 1), outputs of layers too, as vectors (n,), by "
+            ".squeeze(-1), or data of the shape of the event"
+        )
 
 
 def _counts_rows_once(msg: Any) -> bool:

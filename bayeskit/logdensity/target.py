@@ -11,7 +11,6 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from bayeskit.core.arguments import arrays_as_tensors, in_precision
 from bayeskit.core.functions_of_users import lines_named, words_of
 from bayeskit.core.inputs import unknown_name, warn_user, whole_number
 from bayeskit.core.process_state import process_state
@@ -628,9 +627,7 @@ class Target:
         for name in redraw:
             if name not in (known := [site.name for site in self.sites]):
                 raise unknown_name("latent site", name, known)
-        given = (None, None)
-        if args or kwargs:
-            given = tuple(in_precision(arrays_as_tensors(data, "an argument"), self.dtype) for data in (args, kwargs))
+        given = density.arguments(args, kwargs) if args or kwargs else (None, None)
 
         def one(row: Tensor) -> dict[str, Tensor]:
             return density.predict(density.values(row, False), redraw, *given)

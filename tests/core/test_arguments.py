@@ -91,10 +91,17 @@ def test_categories_keep_their_labels():
         (pd.Series(pd.to_datetime(["2020-01-01"])), "argument 'x' holds dates or times .*the days since the first"),
         (pl.Series(["2020-01-01"]).str.to_date(), "argument 'x' holds dates or times"),
         (np.array([3], "m8[s]"), "argument 'x' holds dates or times"),
+        (pd.Series(pd.date_range("2020", periods=2, tz="UTC")), r"holds dates or times \(Timestamp\)"),
+        (pd.Series(pd.period_range("2020", periods=2, freq="D")), r"holds dates or times \(Period\)"),
+        (pl.DataFrame({"a": np.ones((2, 1))}), "column 'a' of argument 'x' holds arrays, not numbers"),
+        (iter([1.0]), "argument 'x' is an iterator"),
         (pd.DataFrame(np.ones((2, 2))), r"columns are called 0, 1, which a tensor would take for rows; .* \.to_numpy"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "several columns called 'a'"),
         (pd.DataFrame(), "without columns"),
-        (pd.DataFrame({"a": ["p"], "b": ["q"]}), "column 'a' of argument 'x' cannot be read as numbers"),
+        (
+            pd.DataFrame({"a": ["p"], "b": ["q"]}),
+            "column 'a' of argument 'x' holds texts, such as 'p'",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(value, said):
@@ -131,5 +138,5 @@ def test_a_column_of_texts_is_refused_where_it_is_used():
     frame = arrays_as_tensors(pd.DataFrame({"x": [1.0, 2.0], "name": ["a", "b"]}), "argument 'table'")
     assert frame["x"].tolist() == [1.0, 2.0] and len(frame) == 2
     for use in (lambda: frame["name"], lambda: frame * 2, lambda: frame[["x", "name"]]):
-        with pytest.raises(DataError, match="column 'name' of argument 'table' cannot be read as numbers"):
+        with pytest.raises(DataError, match="column 'name' of argument 'table' holds texts"):
             use()

@@ -2,6 +2,10 @@
 
 import math
 import warnings
+from collections import OrderedDict, namedtuple
+from contextlib import nullcontext
+from dataclasses import make_dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +15,7 @@ import pytest
 import torch
 
 import bayeskit as bk
-from bayeskit.errors import DataError, ModelError, PrecisionWarning
+from bayeskit.errors import DataError, DataWarning, ModelError, PrecisionWarning
 
 F64 = torch.float64
 WIDTHS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool, torch.float32, F64]
@@ -200,11 +204,26 @@ X, Y = torch.linspace(-1.0, 1.0, 6, dtype=F64), torch.linspace(0.0, 2.0, 6, dtyp
         (lambda: bk.Target.from_pyro(_summed, X, Y), "'y' has batch shape .*outside every plate"),
         (lambda: bk.Target.from_pyro(_factor, X, Y), "'loss' .*sum the factor over it, or put the factor inside"),
         (lambda: bk.exact.enumerate_latents(_coins, Y[:, None].bool()), "outside every plate"),
+        (lambda: bk.Target.from_pyro(_event, X[:, None], Y, 1), r"events of shape \(1,\) and data .* \(6,\).*squeeze"),
+        (lambda: bk.Target.from_pyro(_event, X[:, None], Y, 2), r"events of shape \(6, 1\) and data .* \(6,\)"),
+        (lambda: bk.Target.from_pyro(_short, X, Y), r"'y' has .*, a mask of shape \(5,\), which do not fit together"),
     ],
 )
 def test_a_dimension_outside_every_plate_is_refused_at_every_door(call, said):
     with pytest.raises(ModelError, match=said):
         call()
+
+
+def _short(x, y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(y)), pyro.poutine.mask(mask=x[1:] > -2):
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def _event(x, y, events):
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(y)) if events == 1 else nullcontext():
+        pyro.sample("y", dist.Normal(slope * x, 1.0).to_event(events), obs=y)
 
 
 def _coefficients(x, y):
@@ -314,3 +333,97 @@ def test_an_empty_plate_beside_data_is_no_error():
     zero = bk.Target.from_pyro(survival, torch.tensor([1.0, 2.0], dtype=F64), torch.zeros(1, dtype=F64))
     for found, expected in zip(none.value_and_grad(u), zero.value_and_grad(u), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def _log_likelihood(model, *args):
+    return float(bk.Target.from_pyro(model, *args).log_likelihood(torch.ones(1, 1, dtype=F64)))
+
+
+@pytest.mark.parametrize("form", [lambda x: x, torch.Tensor.numpy, lambda x: pd.Series(x.numpy()), torch.Tensor.tolist])
+@pytest.mark.parametrize(
+    "container",
+    [
+        lambda x, y: {"x": x, "y": y},
+        lambda x, y: OrderedDict(x=x, y=y),
+        lambda x, y: SimpleNamespace(x=x, y=y),
+        namedtuple("Rows", "x y"),
+        make_dataclass("Fields", ["x", "y"]),
+    ],
+    ids=["dict", "ordered", "namespace", "tuple", "dataclass"],
+)
+def test_containers_of_every_kind_are_looked_into(container, form):
+    def model(data):
+        x, y = (data["x"], data["y"]) if isinstance(data, dict) else (data.x, data.y)
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", 6):
+            pyro.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+
+    expected = float(dist.Normal(X, 1.0).log_prob(Y).sum())
+    assert _log_likelihood(model, container(form(X), form(Y))) == pytest.approx(expected, rel=1e-12)
+
+
+def test_an_iterator_is_refused():
+    def model(rows):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        for place, (x, y) in enumerate(rows):
+            pyro.sample(f"y{place}", dist.Normal(mean * x, 1.0), obs=y)
+
+    with pytest.raises(DataError, match=r"argument 'rows' is an iterator \(zip\), which is used up after one run"):
+        bk.Target.from_pyro(model, zip(X, Y, strict=True))
+
+
+def test_tensors_of_single_precision_around_a_model_are_computed_in_double():
+    years = torch.arange(1990.0, 2020.0)  # single precision: sums over rows would lose seven of their digits
+
+    def model(y):
+        slope = pyro.sample("slope", dist.Normal(0.0, 3.0))
+        with pyro.plate("rows", 30):
+            pyro.sample("y", dist.Normal(slope * x32, 1e-3), obs=y)
+            pyro.factor("inner", 0 * (slope * years.float()).float())
+
+    x32 = 1.7 * years
+    y = torch.as_tensor(np.asarray(x32), dtype=F64) + 1e-3 * torch.linspace(-1, 1, 30, dtype=F64)
+    expected = float(dist.Normal(x32.double(), torch.tensor(1e-3, dtype=F64)).log_prob(y).sum())
+    assert _log_likelihood(model, y.numpy()) == pytest.approx(expected, rel=1e-9)
+
+
+def test_new_rows_have_the_codes_of_the_categories_of_the_model():
+    def model(table):
+        with pyro.plate("groups", 3):
+            effect = pyro.sample("effect", dist.Normal(0.0, 10.0))
+        with pyro.plate("rows", len(table)):
+            pyro.sample("y", dist.Normal(effect[table["g"]], 0.01), obs=table["y"] if "y" in table else None)
+
+    table = pd.DataFrame({"g": pd.Categorical(list("abcabc")), "y": [0.0, 10.0, 20.0] * 2})
+    target = bk.Target.from_pyro(model, table)
+    u = torch.tensor([[0.0, 10.0, 20.0]], dtype=F64)
+    drawn = target.predictive(u, pd.DataFrame({"g": pd.Categorical(["c", "b"])}))["y"]
+    assert drawn[0].tolist() == pytest.approx([20.0, 10.0], abs=0.1)
+    with pytest.raises(DataError, match="column 'g' .* has the category 'z', and the model knows 'a', 'b', 'c'"):
+        target.predictive(u, pd.DataFrame({"g": pd.Categorical(["c", "z"])}))
+
+
+def test_categories_with_several_codes_are_said():
+    def model(table):
+        with pyro.plate("teams", 3):
+            skill = pyro.sample("skill", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(table)):
+            pyro.sample("y", dist.Normal(skill[table["home"]] - skill[table["away"]], 1.0), obs=table["y"])
+
+    table = pd.DataFrame({"home": pd.Categorical(list("AAB")), "away": pd.Categorical(list("BCC")), "y": [1.0, 2, 3]})
+    with pytest.warns(DataWarning, match="'home' and 'away' have the category 'B' in common, and other"):
+        bk.Target.from_pyro(model, table)
+
+
+def test_one_number_of_a_whole_frame_is_refused():
+    table = pd.DataFrame({"x": X.numpy(), "H": Y.numpy()})
+
+    def model(table, centre):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(table)):
+            pyro.sample("y", dist.Normal(slope * (table - centre(table))[:, 0], 1.0), obs=table.H)
+
+    with pytest.raises(DataError, match=r"\.mean\(\) of a data frame would be one number of all columns"):
+        bk.Target.from_pyro(model, table, lambda t: t.mean())
+    expected = float(dist.Normal(X - X.mean(), 1.0).log_prob(Y).sum())
+    assert _log_likelihood(model, table, lambda t: t.mean(0)) == pytest.approx(expected, rel=1e-12)

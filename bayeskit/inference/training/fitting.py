@@ -51,6 +51,7 @@ from bayeskit.errors import (
     DataError,
     GuideError,
     LossError,
+    ModelError,
     SettingsError,
     ShapeError,
 )
@@ -803,6 +804,8 @@ class _Learner(nn.Module):
                 "objective must be one of bayeskit.inference.objectives or a pyro.infer.ELBO, such as ELBO(), not "
                 f"{objective!r:.80}"
             )
+        for what, function in (("model", model), ("guide", guide)):
+            _check_call(what, function, first)
         self._call = (model, guide, objective)
         self.model, self.guide = _owner(model), _owner(guide)
         if isinstance(objective, Objective):
@@ -990,6 +993,21 @@ class _Learner(nn.Module):
         frames = [f for s in sites for f in s["cond_indep_stack"]]
         whole = max((f.full_size for f in frames if f.full_size and f.full_size > f.size), default=None)
         return whole, any(not s["cond_indep_stack"] for s in sites if not s["is_observed"])
+
+
+def _check_call(what: str, function: Callable[..., Any], batch: Batch) -> None:
+    """Raise a typed error if a model or guide cannot be called with a minibatch."""
+    if inspect.isclass(function):
+        raise SettingsError(f"{what} is a class; give an object of it, such as {function.__name__}(model)")
+    try:
+        inspect.signature(function).bind(*batch.args, **batch.kwargs)
+    except TypeError as error:
+        raise ModelError(
+            f"the {what} cannot be called with minibatches of {len(batch.args) + len(batch.kwargs)} arguments: {error}"
+            "; give the arguments in a tuple or a mapping, as a list is taken for batches"
+        ) from error
+    except ValueError:
+        return  # it has no signature, as functions in C
 
 
 def _refuse_marks(trace: Any, objective: Any) -> None:
