@@ -24,6 +24,7 @@ Arguments = tuple[Any, ...] | Callable[[int], tuple[Any, ...]]
 """Arguments of the model, or a function of the size that returns them."""
 
 Encoding = Literal["set", "attention", "sequence", "vector"]
+_FEW = 16  # simulations that tell models apart
 _MOST_NOT_FINITE = 0.5
 
 
@@ -343,6 +344,19 @@ class Simulations:
             generator = new_generator(int(torch.randint(2**62, ())))
             yield tuple(self.simulator.batch(self.batch_size, generator))
 
+    def fingerprint(self) -> dict[str, float]:
+        """Return sums over some simulations, which differ for another model."""
+        return _sums(self.simulator.batch(_FEW, new_generator(0, stream="fingerprint of simulations")))
+
+
+def _sums(batch: SimulatedBatch) -> dict[str, float]:
+    """Return a weighted sum of each part of a batch."""
+    weights = (torch.linspace(1.0, 2.0, x.numel(), dtype=torch.float64) for x in batch)
+    return {
+        f"the sum of {name} over simulations": float(x.double().cpu().flatten() @ weight)
+        for (name, x), weight in zip(batch._asdict().items(), weights, strict=True)
+    }
+
 
 class KeptSimulations:
     """Batches of simulations that are drawn once, in another order in each epoch."""
@@ -360,3 +374,7 @@ class KeptSimulations:
             order = torch.randperm(len(self._whole[0])).to(self._whole[0].device)
             for rows in order.split(self._batch_size):
                 yield tuple(part[rows] for part in self._whole)
+
+    def fingerprint(self) -> dict[str, float]:
+        """Return sums over some simulations, which differ for another model."""
+        return _sums(self.batches[0])

@@ -532,8 +532,8 @@ class Batches:
         """Return the number of batches per epoch, or None if unknown."""
         return None
 
-    def fingerprint(self) -> str:
-        """Return an identifier of the data set from the information available before iteration."""
+    def fingerprint(self) -> Any:
+        """Return what identifies the data set before iteration, for example by a method ``fingerprint`` of its own."""
         return "iterable"
 
 
@@ -635,6 +635,11 @@ class Given(Batches):
     def all(self) -> Iterator[Batch]:
         """Yield the batches with a fixed random seed."""
         return self.epoch(0)
+
+    def fingerprint(self) -> Any:
+        """Return the fingerprint of the iterable, if it has one."""
+        own = getattr(self._source, "fingerprint", None)
+        return super().fingerprint() if own is None else own()
 
 
 class Nothing(Batches):
@@ -784,7 +789,7 @@ def _difference(saved: Any, now: Any, name: str = "") -> str | None:
         return next((place for place in differences if place is not None), None)
     if isinstance(saved, float) and isinstance(now, float):
         same = math.isclose(saved, now, rel_tol=_ROUNDING, abs_tol=_ROUNDING) or saved != saved and now != now
-        return None if same else f": {name} has the log density {saved:.6g} there and {now:.6g} here"
+        return None if same else f": {name} is {saved:.6g} there and {now:.6g} here"
     return None if saved == now else f": {name} is {saved!r:.60} there and {now!r:.60} here" if name else ""
 
 
@@ -956,7 +961,10 @@ class _Learner(nn.Module):
             self.load_buffers(buffers)
             self.load_learnt(learnt)
         shapes = {name: f"{tuple(x.shape)} {x.dtype}" for name, x in tensors.items()}
-        return {"parameters": shapes, "log densities": densities}
+        fixed = {
+            name: float(x.double().sum()) for name, x in buffers.items() if name not in changed and not x.is_complex()
+        }
+        return {"parameters": shapes, "buffers": fixed, "log densities": densities}
 
     def _densities(self, batch: Batch) -> dict[str, Any]:
         """Return the log density of each site of guide and model, as far as a run at any parameters gets."""
@@ -973,7 +981,10 @@ class _Learner(nn.Module):
                             fn: Any = site["fn"]
                             terms = scale_and_mask(fn.log_prob(site["value"]), site["scale"], site["mask"])
                             total = float(torch.as_tensor(terms).double().sum())
-                            found[f"site {name!r} of the {what}"] = total if math.isfinite(total) else repr(total)
+                            place = f"the log density of site {name!r} of the {what}"
+                            found[place] = total if math.isfinite(total) else repr(total)
+                if not found:  # an objective that needs no sites
+                    found["the loss"] = float(self(*batch.args, **batch.kwargs))
         except Exception as error:  # such as parameters outside of a domain; up to there the sites are known
             found["the end of a run"] = type(error).__name__
         return found
