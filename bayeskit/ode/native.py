@@ -223,7 +223,12 @@ for (int64_t tries = 0; done < times && !is_short_of_memory; ++tries) {
   }
 }
 """
+# Times below zero ask for the slope, or for its gradient, at the first time and state, to be compared with torch.
 _SOLUTION = """
+if (times < 0) {{
+  slope_at(((const real*)pointers[0])[0], (const real*)pointers[1], (real*)pointers[{result}]);
+  return is_short_of_memory;
+}}
 real* path = (real*)pointers[{result}] + b * times * dim;
 auto arrived = [&](int64_t place, const real* y) {{ for (int64_t i = 0; i < dim; ++i) path[place * dim + i] = y[i]; }};
 auto record = [](real, real, int64_t) {{}};
@@ -232,6 +237,11 @@ if (is_short_of_memory) return 1;
 for (int64_t i = 0; failed && i < times * dim; ++i) path[i] = NAN;
 """
 _GRADIENT = """
+if (times < 0) {{
+  pull_at(((const real*)pointers[0])[0], (const real*)pointers[1], (const real*)pointers[{cotangent}], part);
+{pulled}
+  return is_short_of_memory;
+}}
 const real* cotangent = (const real*)pointers[{cotangent}] + b * times * dim;
 constexpr int64_t width = 3 + dim + kept;
 auto arrived = [](int64_t, const real*) {{}};
@@ -307,7 +317,13 @@ def solution_gradient_source(
     before, after = _DRIVER.split("arrived(0, state);")
     driver = f"{before}{_RECORD}{after}"
     forward, back = (_IMPLICIT, _IMPLICIT_BACK) if method.is_implicit else (_EXPLICIT, _EXPLICIT_BACK)
-    body = _GRADIENT.format(cotangent=len(examples), driver=driver, results="\n".join(results))
+    pulled = [
+        f"for (int64_t i = 0; i < {examples[place].numel()}; ++i) "
+        f"((real*)pointers[{count + q}])[i] = {'part[i]' if place == 1 else f'total{place}[i]'};"
+        for q, place in enumerate(wanted)
+    ]
+    places = {"results": "\n".join(results), "pulled": "\n".join(pulled)}
+    body = _GRADIENT.format(cotangent=len(examples), driver=driver, **places)
     return batch_source([head, forward, back, body], space=space)
 
 

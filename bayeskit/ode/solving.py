@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -33,7 +34,7 @@ from bayeskit.errors import (
     ModelError,
     ShapeError,
 )
-from bayeskit.logdensity.compiling import has_compiler, library_of
+from bayeskit.logdensity.compiling import call_library, has_compiler, library_of
 from bayeskit.logdensity.pyro_runs import rule_out
 from bayeskit.logdensity.recurrence import NoSites, program_text
 from bayeskit.logdensity.target import Target
@@ -473,8 +474,47 @@ def _examples(kinds: _Kinds) -> list[Tensor]:
 def _source(key: _Key, kinds: _Kinds, wanted: tuple[int, ...] | None) -> str:
     plan, examples, method = key.plan, _examples(kinds), METHODS[key.plan.method]
     if wanted is None:
-        return solution_source(method, plan.slope, examples, plan.batched, plan.settings)
-    return solution_gradient_source(method, plan.slope, examples, plan.batched, plan.settings, wanted)
+        source = solution_source(method, plan.slope, examples, plan.batched, plan.settings)
+    else:
+        source = solution_gradient_source(method, plan.slope, examples, plan.batched, plan.settings, wanted)
+    return source if not source or _is_as_in_torch(source, plan.slope, examples, wanted) else ""
+
+
+def _is_as_in_torch(source: str, slope: Program, examples: list[Tensor], wanted: tuple[int, ...] | None) -> bool:
+    """Tell whether the C++ has torch's slope, or its gradients, at seeded points; warn where it has not."""
+    library = library_of(source)
+    if library is None:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    for shift in (0.5, -0.5):
+        given = [
+            torch.rand(x.shape, generator=generator, dtype=x.dtype) + shift
+            if x.is_floating_point()
+            else torch.randint(2, x.shape, generator=generator).to(x.dtype)
+            for x in examples
+        ]
+        try:
+            if wanted is None:
+                expected = list(slope(*given))
+            else:
+                given.append(torch.rand(examples[1].shape, generator=generator, dtype=examples[1].dtype))
+                expected = list(pull(slope, [place - 2 for place in wanted if place > 1], *given))
+                expected = [expected[0]] * (1 in wanted) + expected[1:]
+        except (RuntimeError, ValueError):
+            continue  # such as a matrix that cannot be factorised at this point
+        found = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in expected]
+        call_library(library, given, found, -1, 1)
+        near = 10 * math.sqrt(torch.finfo(examples[1].dtype).eps)
+        if not all(a.allclose(b, near, near, equal_nan=True) for a, b in zip(found, expected, strict=True)):
+            worst = max(float((a - b).abs().nan_to_num().max()) for a, b in zip(found, expected, strict=True))
+            warn_user(
+                f"the generated C++ of f{'' if wanted is None else ' and its gradient'} differs from torch by "
+                f"{worst:.3g}, so the equation is solved in torch, more slowly; its operations are "
+                f"{', '.join(sorted({getattr(call.function, '__name__', '?') for call in slope.calls}))}",
+                CompilationWarning,
+            )
+            return False
+    return True
 
 
 @lru_cache(maxsize=256)
