@@ -218,7 +218,7 @@ def lists_as_tensors(data: Any, dtype: torch.dtype | None = None, device: torch.
 
     Those of real numbers are in double precision, or of a ``dtype``.
     """
-    if isinstance(data, (list, tuple)) and data and _holds_plain_items(data):
+    if (isinstance(data, list) or (isinstance(data, tuple) and data)) and _holds_plain_items(data):
         try:
             numbers = as_numbers("data", data)
             return numbers.to(device, dtype if numbers.is_floating_point() else None)

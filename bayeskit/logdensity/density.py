@@ -204,6 +204,9 @@ def raise_if_broken(density: Density, u: Tensor) -> None:
         ) from error
 
 
+_IN_PLACE = "change no tensor in place: write x = x + y for x.add_(y), and torch.stack for assignments to elements"
+
+
 def raise_if_not_differentiable(density: Density, u: Tensor) -> None:
     """Raise a typed error if the gradient at a single vector fails where the value does not."""
     try:
@@ -214,7 +217,7 @@ def raise_if_not_differentiable(density: Density, u: Tensor) -> None:
         if isinstance(error, torch.linalg.LinAlgError):
             return
         raise_if_forked(error)
-        remedy = remedy_of(error) or "replace x.add_(y) by x = x + y, and assignments to elements by torch.stack"
+        remedy = remedy_of(error) or _IN_PLACE
         raise ModelError(
             f"the gradient of the model's density fails{place_of(error)}: {first_line(error)}. Remedy: {remedy}"
         ) from error

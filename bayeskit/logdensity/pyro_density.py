@@ -423,7 +423,7 @@ class PyroDensity:
         widened = DoublePrecision()
         in_double = widened if self.dtype == torch.float64 else nullcontext()
         try:
-            with global_stream(generator), self._globals(validate=True), reader, augmented, in_double:
+            with global_stream(generator), self._globals(validate=True), reader, in_double, augmented:
                 self.model(*self.args, **self.kwargs)
         except BayeskitError:
             raise
@@ -573,7 +573,7 @@ class PyroDensity:
         augmented = AugmentedAssignment() if self._augments else nullcontext()
         widened = DoublePrecision() if self._widens else nullcontext()
         kept = originals_kept() if likelihood is RowTerms.SUMS else nullcontext()
-        with self._globals(validate=False), batchable_distributions(), kept, outer, reader, augmented, widened:
+        with self._globals(validate=False), batchable_distributions(), kept, outer, reader, widened, augmented:
             returned = self.model(*self.args, **self.kwargs)
         return reader, returned
 
