@@ -1,0 +1,114 @@
+"""Generated C++ of equations: torch's types, memory on the heap, statuses, and a comparison with torch at first use."""
+
+import ctypes
+
+import pytest
+import torch
+
+import bayeskit as bk
+from bayeskit.core.libraries import raise_for_status
+from bayeskit.errors import CompilationWarning, ModelError
+from bayeskit.logdensity import native
+from bayeskit.logdensity.compiling import library_of, space_of
+from bayeskit.ode import native as ode_native
+from bayeskit.ode import solving
+
+F64 = torch.float64
+TIMES = torch.tensor([0.0, 2.0], dtype=F64)
+pytestmark = pytest.mark.compiler
+
+WHOLE = {
+    torch.int32: [2_000_000_000, 1_000_000_000],
+    torch.int64: [2_000_000_000, 1_000_000_000],
+    torch.uint8: [200, 100],
+    torch.bool: [True, True],
+}
+OPERATIONS = {
+    "sum": lambda p: p.sum(),
+    "double": lambda p: (p * 2).sum(),
+    "plus": lambda p: (p + 3).sum(),
+    "product": lambda p: (p[0] * p[1] * 1e-9).sum(),
+    "compared": lambda p: (p > 1).sum() + (p == p.flip(0)).sum(),
+    "maximum": lambda p: torch.maximum(p, p.flip(0)).sum(),
+    "chosen": lambda p: torch.where(p > 150, p, 7).sum(),
+    "mean": lambda p: (p * 1.0).mean(),
+    "ratio": lambda p: (p / 3).sum(),
+    "sign": lambda p: torch.sign(p * 1).sum(),
+    "power": lambda p: (p.long() ** 2).sum(),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("dtype", WHOLE)
+def test_whole_numbers_have_the_types_of_torch(dtype, operation):
+    p = torch.tensor(WHOLE[dtype], dtype=dtype)
+    slope = OPERATIONS[operation](p).to(F64)
+    scale = 1 / max(1.0, abs(float(slope)))
+    found = bk.ode.solve(
+        lambda t, y, p: OPERATIONS[operation](p).to(F64) * scale + 0 * y, torch.zeros(1, dtype=F64), TIMES, p
+    )
+    assert float(found[-1]) == pytest.approx(2 * float(slope) * scale, rel=1e-9)
+
+
+@pytest.mark.parametrize("size", [200, 5_000, 150_000])
+def test_states_of_any_size_and_their_gradients(size):
+    start = torch.linspace(0.0, 1.0, size, dtype=F64)
+    rate = torch.tensor(0.7, dtype=F64, requires_grad=True)
+    path = bk.ode.solve(lambda t, y, rate: -rate * y, start, torch.tensor([0.0, 0.2], dtype=F64), rate)
+    torch.testing.assert_close(path[-1].detach(), start * 0.8693582353988059, rtol=1e-5, atol=0)
+    path[-1].sum().backward()
+    assert float(rate.grad) == pytest.approx(-0.2 * float(path[-1].detach().sum()), rel=1e-4)
+
+
+def test_arrays_beyond_the_stack_are_in_the_memory_of_the_caller():
+    source = native.function_source("f", lambda x: ((x.exp() + 1).log().cumsum(0),), [torch.zeros(20, dtype=F64)])
+    assert source is not None and source.space == 0
+    many = native.row_source(lambda u, b: (b + u.exp().sum(1), b, b, u * 2), _rows(40_000), (1, 1, 1, 0))
+    few = native.row_source(lambda u, b: (b + u.exp().sum(1), b, b, u * 2), _rows(100), (1, 1, 1, 0))
+    assert space_of(many.text) >= 8 * 40_000 and space_of(few.text) == 0
+    assert library_of(many.text).space == space_of(many.text)
+
+
+def _rows(dim):
+    return torch.zeros(1, dim, dtype=F64), torch.ones(1, dtype=F64)
+
+
+def test_a_status_is_an_error_with_words():
+    raise_for_status(0, "steps")
+    with pytest.raises(MemoryError, match="too little memory for steps"):
+        raise_for_status(1, "steps")
+    with pytest.raises(ModelError, match="cannot go on with trees: all weights of a choice are NaN or zero"):
+        raise_for_status(2, "trees")
+
+
+def test_a_loop_without_memory_returns_its_status():
+    """The record of steps asks for memory while it grows; a realloc that fails is a status."""
+    text = native.batch_source(["double* x = (double*)std::realloc(nullptr, (size_t)-1 / 4); if (!x) return 1;"])
+    library = library_of(text)
+    assert library.loop(None, ctypes.c_int64(1), ctypes.c_int64(1), None) == 1
+
+
+def test_code_that_differs_from_torch_is_left_to_torch(monkeypatch):
+    """A mutation of the writer: additions are subtractions."""
+    monkeypatch.setitem(native._EXPRESSIONS, "add", "({0} - {1})")
+    for cached in (solving._source, solving._texts):
+        cached.cache_clear()
+    try:
+        with pytest.warns(CompilationWarning, match=r"C\+\+ of f differs from torch by .* its operations are .*add"):
+            found = bk.ode.solve(lambda t, y, _: 1.0 + 0 * y + y * 0, torch.zeros(1, dtype=F64), TIMES)
+    finally:
+        solving._source.cache_clear()
+    assert float(found[-1]) == pytest.approx(2.0, rel=1e-6)
+
+
+def test_a_wrong_gradient_is_left_to_torch(monkeypatch):
+    monkeypatch.setattr(ode_native, "pull", lambda *x: tuple(1.5 * part for part in solving.pull(*x)))
+    solving._source.cache_clear()
+    rate = torch.tensor(0.7, dtype=F64, requires_grad=True)
+    try:
+        with pytest.warns(CompilationWarning, match=r"generated C\+\+ of f and its gradient differs from torch"):
+            path = bk.ode.solve(lambda t, y, rate: -rate * y, torch.ones(1, dtype=F64), TIMES, rate)
+            path[-1].sum().backward()
+    finally:
+        solving._source.cache_clear()
+    assert float(rate.grad) == pytest.approx(-2 * float(path[-1].detach().sum()), rel=1e-5)
