@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,33 +146,39 @@ def _dataset(
 
     first = ["chain", "draw"] if sampled else []
     data: dict[str, Any] = {}
+    # A slash becomes a dot; ``chain`` and ``draw`` take an underscore, as does a dimension with the name of a variable.
+    # The attribute ``site`` keeps the name.
+    names, stored = dict[str, str](), dict[str, str]()
+    for site in variables:
+        names[site] = _allowed(site, variables.keys() - {site} | {*names.values()})
+    for named in dict.fromkeys(named for given in dims.values() for named in given if named):
+        stored[named] = _allowed(named, {*names.values(), *stored.values()})
     sizes: dict[str, int] = {}
     for site, tensor in variables.items():
-        # A slash becomes a dot, ``chain`` and ``draw`` take an underscore; the attribute ``site`` keeps the name.
-        name = _allowed(site, variables.keys() | data.keys())
+        name = names[site]
         array = tensor.detach().cpu().numpy()
         shape = array.shape[len(first) :]
         given = dims.get(site, ())
         own = [
-            named if named and len(given) == len(shape) and sizes.setdefault(named, size) == size else f"{name}_dim_{i}"
+            stored[named]
+            if named and len(given) == len(shape) and sizes.setdefault(named, size) == size
+            else f"{name}_dim_{i}"
             for i, (named, size) in enumerate(zip([*given, *[None] * len(shape)], shape, strict=False))
         ]
         data[name] = (first + own, array, {} if name == site else {"site": site})
-    labels: dict[str, Any] = {name: coords.get(name, range(size)) for name, size in sizes.items()}
+    labels: dict[str, Any] = {stored[name]: coords.get(name, range(size)) for name, size in sizes.items()}
     for name, size in sizes.items():
-        if len(labels[name]) != size:
-            raise ShapeError(f"coords has {len(labels[name])} labels for dimension {name!r}, whose size is {size}")
+        if len(found := labels[stored[name]]) != size:
+            raise ShapeError(f"coords has {len(found)} labels for dimension {name!r}, whose size is {size}")
     if sampled:
         chains, count = next(iter(variables.values())).shape[:2]
         labels |= {"chain": range(chains), "draw": range(count)}
     return xr.Dataset(data, coords=labels, attrs=attributes)
 
 
-def _allowed(site: str, taken: Iterable[str]) -> str:
-    """Return a name that a tree of datasets may have: without a slash, and not that of a dimension of draws."""
-    name = site.replace("/", ".")
-    if name == site and name not in ("chain", "draw"):
-        return name
+def _allowed(site: str, taken: Collection[str]) -> str:
+    """Return a name that a tree of datasets may have: without a slash, not taken, and not "chain" or "draw"."""
+    name = site.replace("/", ".").strip() or "unnamed"
     while name in taken or name in ("chain", "draw"):
         name += "_"
     return name

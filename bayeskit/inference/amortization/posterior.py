@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import keyword
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -104,7 +106,14 @@ class _Conditioned:
         except (TypeError, ValueError):
             own = []
         taken = {parameter.name for parameter in own}
-        first = [inspect.Parameter(name if name not in taken else f"{name}_", kind) for name in names]
+        first = []
+        for name in names:
+            word = re.sub(r"\W", "_", name)
+            word = word if word.isidentifier() and not keyword.iskeyword(word) else f"_{word}"
+            while word in taken:
+                word += "_"
+            taken.add(word)
+            first.append(inspect.Parameter(word, kind))
         self.__signature__ = inspect.Signature([*first, *own]) if own or not names else inspect.Signature(first)
 
     def __call__(self, *args: Any) -> Any:
