@@ -125,13 +125,33 @@ def _sites(row: str) -> int:
     return len(_SET.sub("N", "".join(row.split())))
 
 
+class _Names(dendropy.TaxonNamespace):  # type: ignore[misc]
+    """Taxa by their names in a dictionary; DendroPy compares each name with all names before it."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, dendropy.Taxon] = {}
+        super().__init__(is_case_sensitive=True)
+
+    def add_taxon(self, taxon: dendropy.Taxon) -> None:
+        """Add a taxon."""
+        super().add_taxon(taxon)
+        self._by_name.setdefault(taxon.label, taxon)
+
+    def get_taxon(self, label: str, is_case_sensitive: bool | None = None) -> dendropy.Taxon | None:
+        """Return the taxon of a name, or None."""
+        return self._by_name.get(label)
+
+    def require_taxon(self, label: str, is_case_sensitive: bool | None = None) -> dendropy.Taxon:
+        """Return the taxon of a name, which is new if there is none."""
+        return self._by_name.get(label) or self.new_taxon(label)
+
+
 def _parse(text: str, schema: str, **options: bool) -> list[tuple[str, str]]:
     """Let DendroPy read names and sequences."""
     if schema != "nexus":
         symbols = "".join(set(text) - set(" \t\n"))
         options["default_state_alphabet"] = dendropy.StateAlphabet(fundamental_states=symbols, case_sensitive=True)
-    names = dendropy.TaxonNamespace(is_case_sensitive=True)
-    matrix = dendropy.StandardCharacterMatrix.get(data=text, schema=schema, taxon_namespace=names, **options)
+    matrix = dendropy.StandardCharacterMatrix.get(data=text, schema=schema, taxon_namespace=_Names(), **options)
     return [(taxon.label, matrix[taxon].symbols_as_string()) for taxon in matrix]
 
 
