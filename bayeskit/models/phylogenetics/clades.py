@@ -29,8 +29,6 @@ __all__ = [
 ]
 
 Bits = NDArray[np.uint64]
-#: How many pairs of sets are compared at a time.
-_PAIRS = 4_000_000
 
 
 def num_words(num_taxa: int) -> int:
@@ -106,35 +104,52 @@ def turned(sets: Bits, split: Bits, num_taxa: int) -> Bits:
     return np.where(above[..., None], everything(num_taxa) & ~sets, sets)
 
 
+_NO_TREES = "The sets of taxa do not form binary trees. Remedy: give nested sets, each the union of two."
+
+
 def children_of(internal: Bits, num_taxa: int, first: int) -> NDArray[np.int32]:
     """Return the children of internal nodes, `(trees, internal, 2)`, from the taxa below, `(trees, internal, words)`.
 
     Sets are sorted as by `order`; `first` is 1 if taxon 0 is in no set, else 0; TreeError if no binary trees fit.
     """
-    count, nodes = internal.shape[:2]
-    children = np.empty((count, nodes, 2), dtype=np.int32)
-    step = max(1, _PAIRS // ((num_taxa + nodes) * nodes * internal.shape[-1]))
-    for start in range(0, count, step):
-        children[start : start + step] = _children_of(internal[start : start + step], num_taxa, first)
+    count = len(internal)
+    children = _children_of(internal, num_taxa)
     sets = below(children, num_taxa)
     sizes, trees = size(sets), np.arange(count)[:, None]
     adds = sizes[trees, children[..., 0]] + sizes[trees, children[..., 1]] == sizes[:, num_taxa:]
     if not (adds.all() and (sets[:, num_taxa:] == internal).all() and (sizes[:, -1] == num_taxa - first).all()):
-        raise TreeError("The sets of taxa do not form binary trees. Remedy: give nested sets, each the union of two.")
+        raise TreeError(_NO_TREES)
     return children
 
 
-def _children_of(internal: Bits, num_taxa: int, first: int) -> NDArray[np.int32]:
-    count, nodes = internal.shape[:2]
-    alone = np.broadcast_to(single(num_taxa)[first:], (count, num_taxa - first, internal.shape[-1]))
-    lower = np.concatenate([alone, internal[:, :-1]], axis=1)
-    inside = ((lower[:, :, None] & ~internal[:, None]) == 0).all(axis=-1)
-    # A set contains itself, so only later sets can be its parents.
-    inside[:, num_taxa - first :] &= np.arange(nodes) > np.arange(nodes - 1)[:, None]
-    parents = inside.argmax(axis=-1)
-    # Nodes sorted by parent, then by number; each parent must have two children.
-    ranking = np.argsort(parents, axis=1, kind="stable")
-    expected = np.repeat(np.arange(nodes), 2)
-    if not inside.any(axis=-1).all() or not (np.take_along_axis(parents, ranking, axis=1) == expected).all():
-        raise TreeError("The sets of taxa do not form binary trees. Remedy: give nested sets, each the union of two.")
-    return (ranking + first).reshape(count, nodes, 2).astype(np.int32)
+def _children_of(internal: Bits, num_taxa: int) -> NDArray[np.int32]:
+    count, nodes, words = internal.shape
+    trees, children = np.arange(count), np.empty((count, nodes, 2), dtype=np.int32)
+    sets = np.concatenate([np.broadcast_to(single(num_taxa), (count, num_taxa, words)), internal], axis=1)
+    above = np.tile(np.arange(num_taxa + nodes), (count, 1))  # of a node without a parent so far, itself
+
+    def highest(taxa: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the largest set so far that holds a taxon of each tree, and let the taxon point there."""
+        found = taxa
+        while ((higher := above[trees, found]) != found).any():
+            found = higher
+        above[trees, taxa] = found
+        return found
+
+    for position in range(nodes):
+        one = highest(_lowest(internal[:, position]))
+        rest = internal[:, position] & ~sets[trees, one]
+        if not rest.any(axis=-1).all():
+            raise TreeError(_NO_TREES)
+        other = highest(_lowest(rest))
+        children[:, position] = np.stack([np.minimum(one, other), np.maximum(one, other)], axis=-1)
+        above[trees, one] = above[trees, other] = num_taxa + position
+    return children
+
+
+def _lowest(sets: Bits) -> NDArray[np.int64]:
+    """Return the first taxon of each set, `(count, words) -> (count,)`; 0 for an empty one."""
+    word = (sets != 0).argmax(axis=-1)
+    value = sets[np.arange(len(sets)), word]
+    bit = np.maximum(value & (~value + np.uint64(1)), np.uint64(1))
+    return word * 64 + np.log2(bit.astype(np.float64)).astype(np.int64)
