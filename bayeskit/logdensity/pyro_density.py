@@ -18,6 +18,7 @@ import pyro
 import torch
 from pyro.distributions import Delta, ImproperUniform, Unit
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 
@@ -243,6 +244,11 @@ class PyroDensity:
             raise ModelError(
                 f"a Pyro model is a callable that calls pyro.sample; got {type(model).__name__}. "
                 "For plain densities use Target.from_functions"
+            )
+        if handlers := [type(handler).__name__ for handler in _PYRO_STACK]:
+            raise ModelError(
+                f"a model is read inside of Pyro's {', '.join(handlers)}, which would change or record its sites; "
+                "apply handlers to the model, as in poutine.scale(model, scale=2.0)"
             )
         self.model = model
         names = _names_of_arguments(model, args)

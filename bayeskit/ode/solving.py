@@ -32,6 +32,7 @@ from bayeskit.errors import (
     DataError,
     DataWarning,
     ModelError,
+    SettingsError,
     ShapeError,
 )
 from bayeskit.logdensity.compiling import call_library, has_compiler, library_of
@@ -162,9 +163,15 @@ def solve(
     if not isinstance(y0, Tensor) or y0.dim() == 0 or 0 in y0.shape or not y0.is_floating_point():
         what = f"{tuple(y0.shape)}, {y0.dtype}" if isinstance(y0, Tensor) else type(y0).__name__
         raise ShapeError(f"y0 must be a tensor of floating-point numbers, (*batch, dim), not {what}")
+    if y0.dtype not in (torch.float32, torch.float64):
+        raise ShapeError(f"y0 must have single or double precision, not {y0.dtype}; write y0.double()")
     if has_forward_derivative():
         raise ModelError("the solution of a differential equation has no forward derivative; use reverse mode")
     grid, back = _grid(times, y0)
+    if len(grid) - 1 > max_steps:
+        raise SettingsError(
+            f"max_steps={max_steps} is below the {len(grid) - 1} steps that {len(grid)} times need at least; raise it"
+        )
     batch = y0.shape[:-1]
     start = y0.reshape(-1, y0.shape[-1])
     leaves, layout = tree_flatten(params)

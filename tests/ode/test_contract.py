@@ -7,7 +7,7 @@ import torch
 
 import bayeskit as bk
 from bayeskit.core.libraries import raise_for_status
-from bayeskit.errors import CompilationWarning, ModelError
+from bayeskit.errors import CompilationWarning, ModelError, SettingsError, ShapeError
 from bayeskit.logdensity import native
 from bayeskit.logdensity.compiling import library_of, space_of
 from bayeskit.ode import native as ode_native
@@ -86,6 +86,19 @@ def test_a_loop_without_memory_returns_its_status():
     text = native.batch_source(["double* x = (double*)std::realloc(nullptr, (size_t)-1 / 4); if (!x) return 1;"])
     library = library_of(text)
     assert library.loop(None, ctypes.c_int64(1), ctypes.c_int64(1), None) == 1
+
+
+@pytest.mark.parametrize(
+    ("y0", "settings", "said"),
+    [
+        (torch.ones(2, dtype=torch.float16), {}, "single or double precision, not torch.float16; write y0.double"),
+        (torch.ones(2, dtype=torch.bfloat16), {}, "single or double precision"),
+        (torch.ones(2, dtype=F64), {"max_steps": 100}, "max_steps=100 is below the 199 steps that 200 times need"),
+    ],
+)
+def test_what_cannot_be_solved_is_said_before(y0, settings, said):
+    with pytest.raises((ShapeError, SettingsError), match=said):
+        bk.ode.solve(lambda t, y, _: -y, y0, torch.linspace(0.0, 1.0, 200, dtype=y0.dtype), **settings)
 
 
 def test_code_that_differs_from_torch_is_left_to_torch(monkeypatch):
