@@ -248,7 +248,7 @@ class PyroDensity:
         if handlers := [type(handler).__name__ for handler in _PYRO_STACK]:
             raise ModelError(
                 f"a model is read inside of Pyro's {', '.join(handlers)}, which would change or record its sites; "
-                "apply handlers to the model, as in poutine.scale(model, scale=2.0)"
+                "apply handlers to the model, as in pyro.condition(model, data=values)"
             )
         self.model = model
         names = _names_of_arguments(model, args)
