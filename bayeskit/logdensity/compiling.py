@@ -327,8 +327,8 @@ def function_of_text(program: str) -> Callable[..., list[Tensor]]:
 SPACE = "constexpr int64_t space_of_loop"
 
 #: Flags of generated code, which has the same digits with any vectors, as no products are fused with sums; of C++14,
-#: whose <cmath> takes half of the time to read.
-_CPP_FLAGS = (*FLAGS, "-std=c++14", "-DNDEBUG", "-ffp-contract=off")
+#: whose <cmath> takes half of the time to read; whose whole numbers overflow as torch's do.
+_CPP_FLAGS = (*FLAGS, "-std=c++14", "-DNDEBUG", "-ffp-contract=off", "-fwrapv")
 
 
 def space_of(source: str) -> int:
