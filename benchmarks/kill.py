@@ -186,7 +186,7 @@ def tasks(folder: Path) -> Any:
 def models(folder: Path) -> Any:
     both = {"one": problem(), "other": exact.beta_binomial(3, 10).target()}
     both["other"].compile = False
-    found = compare_models(both, budget=SMALL, checkpoint=folder / "run", progress=False)
+    found = compare_models(both, budget=SMALL, same_data=True, checkpoint=folder / "run", progress=False)
     return estimated(*found.results.values())
 
 
