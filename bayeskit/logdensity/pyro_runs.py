@@ -518,17 +518,18 @@ def check_plates(msg: Any) -> None:
 
 
 def _check_events(msg: Any) -> None:
-    """Raise ``ModelError`` for data that would be repeated along dimensions of an event, or would repeat it."""
+    """Raise ``ModelError`` if data and an event are both repeated, so that each number meets several of the other."""
     fn, value = msg["fn"], msg["value"]
     is_plain = not any(isinstance(layer, Independent) for layer in _layers(fn)) or isinstance(_innermost(fn), Unit)
-    if not msg["is_observed"] or not isinstance(value, Tensor) or value.numel() <= 1 or is_plain:
+    if not msg["is_observed"] or not isinstance(value, Tensor) or is_plain:
         return  # torch looks at events of several numbers itself
-    event, given = tuple(fn.event_shape), tuple(value.shape[max(0, value.dim() - fn.event_dim) :])
-    if event != given:
+    shape, given = tuple(fn.shape()), tuple(value.shape)
+    pairs = [max(a, b) for a, b in zip_longest(reversed(shape), reversed(given), fillvalue=1)]
+    if math.prod(pairs) > max(math.prod(shape), math.prod(given)):
         raise ModelError(
-            f"site {msg['name']!r} has events of shape {event} and data whose events have shape {given}, which would "
-            "pair each number with several. Remedy: give columns (n, 1), outputs of layers too, as vectors (n,), by "
-            ".squeeze(-1), or data of the shape of the event"
+            f"site {msg['name']!r} has shape {shape}, of which the last {fn.event_dim} are an event, and data of shape "
+            f"{given}, which would make {math.prod(pairs)} pairs of numbers. Remedy: give columns (n, 1), outputs of "
+            "layers too, as vectors (n,), by .squeeze(-1), or data of the shape of the site"
         )
 
 

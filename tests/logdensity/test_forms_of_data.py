@@ -204,8 +204,8 @@ X, Y = torch.linspace(-1.0, 1.0, 6, dtype=F64), torch.linspace(0.0, 2.0, 6, dtyp
         (lambda: bk.Target.from_pyro(_summed, X, Y), "'y' has batch shape .*outside every plate"),
         (lambda: bk.Target.from_pyro(_factor, X, Y), "'loss' .*sum the factor over it, or put the factor inside"),
         (lambda: bk.exact.enumerate_latents(_coins, Y[:, None].bool()), "outside every plate"),
-        (lambda: bk.Target.from_pyro(_event, X[:, None], Y, 1), r"events of shape \(1,\) and data .* \(6,\).*squeeze"),
-        (lambda: bk.Target.from_pyro(_event, X[:, None], Y, 2), r"events of shape \(6, 1\) and data .* \(6,\)"),
+        (lambda: bk.Target.from_pyro(_event, X[:, None], Y, 1), r"'y' has shape \(6, 1\), .*\(6,\).* 36 pairs .*sque"),
+        (lambda: bk.Target.from_pyro(_event, X[:, None], Y, 2), r"'y' has shape \(6, 1\), .* 36 pairs of numbers"),
         (lambda: bk.Target.from_pyro(_short, X, Y), r"'y' has .*, a mask of shape \(5,\), which do not fit together"),
     ],
 )
