@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from inspect import signature
-from itertools import combinations
+from itertools import combinations, takewhile
 from math import prod
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import pyro
 import torch
 from pyro.distributions import Delta, ImproperUniform, Unit
+from pyro.poutine.block_messenger import BlockMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.subsample_messenger import _Subsample
@@ -245,7 +246,9 @@ class PyroDensity:
                 f"a Pyro model is a callable that calls pyro.sample; got {type(model).__name__}. "
                 "For plain densities use Target.from_functions"
             )
-        if handlers := [type(handler).__name__ for handler in _PYRO_STACK]:
+        # Those behind a block neither see nor change the sites.
+        around = takewhile(lambda handler: not isinstance(handler, BlockMessenger), reversed(_PYRO_STACK))
+        if handlers := [type(handler).__name__ for handler in around]:
             raise ModelError(
                 f"a model is read inside of Pyro's {', '.join(handlers)}, which would change or record its sites; "
                 "apply handlers to the model, as in pyro.condition(model, data=values)"

@@ -1448,7 +1448,6 @@ class _Run:
         defaults = {n: v for n, v in self.optimizer.defaults.items() if not isinstance(v, Tensor)}
         plan, device = self.plan, next(iter(self.parameters.values())).device
         settings = {
-            "model": self.learner.fingerprint(next(self.batches.all()).to(device)),
             "data": self.batches.fingerprint(),
             "objective": _objective_settings(objective),
             "optimizer": [type(self.optimizer).__name__, setting_as_json(defaults)],
@@ -1464,6 +1463,8 @@ class _Run:
             "processes": self.ranks.world_size,
             "torch": torch.__version__,
             "device": device.type,
+            # After the settings on which it depends, such as the first minibatch.
+            "model": self.learner.fingerprint(next(self.batches.all()).to(device)),
         }
         settings_as_read: dict[str, Any] = json.loads(json.dumps(settings))
         return settings_as_read

@@ -15,7 +15,7 @@ from bayeskit.errors import CheckpointError, OutputError, SamplingWarning, Setti
 from bayeskit.inference.objectives import ELBO, IWAE, Linear
 from bayeskit.inference.training import fit
 
-TRAINING = Schema("a checkpoint of training", 2)
+TRAINING = Schema("a checkpoint of training", 3)
 
 
 def columns(count=24, seed=0):

@@ -74,7 +74,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, make):
     with pytest.raises(Killed):
         run(make(), tmp_path / "checkpoint", limit=8)
     again, resumed = run(make(), tmp_path / "checkpoint")
-    assert again.calls < whole.calls
+    assert again.calls < whole.calls + 2  # two for the fingerprint of model and guide
     assert torch.equal(resumed.losses, result.losses)
     assert torch.equal(again.logits, whole.logits)
 
