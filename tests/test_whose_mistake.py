@@ -362,7 +362,7 @@ def test_the_line_is_that_of_the_mistake_and_not_of_a_form_of_data(model, data, 
         (_whole_mask, Y, r"Remedy: a mask is a tensor of booleans, as of mask.bool\(\)"),
         (lambda x: torch.from_numpy(x), Y.numpy(), "Remedy: arrays, columns and data frames reach a model as tensors"),
         (lambda x: x.to_numpy(), pandas.Series(Y.numpy()), "Remedy: arrays, columns and data frames reach a model"),
-        (lambda x: Y[x], list("abcdefg"), r"Note that argument 'x' holds texts, such as 'a'; make them categories"),
+        (lambda x: Y[x], list("abcdefg"), r"Note that argument 'x' is an array of texts, such as 'a', not numbers"),
     ],
     ids=["array", "mask", "from_numpy", "to_numpy", "texts"],
 )

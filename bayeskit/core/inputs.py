@@ -148,8 +148,8 @@ def as_numbers(name: str, value: Any, labels: tuple[Any, ...] | None = None) -> 
         raise DataError(f"{name} cannot be read as numbers ({error}); {remedy}") from error
     if array.dtype.kind in "mM":
         raise DataError(f"{name} holds dates or times ({array.dtype.name}), {_DAYS}")
-    if array.dtype.kind in "SU":
-        raise DataError(f"{name} {_texts(array.flat[0]) if array.size else 'holds texts'}")
+    if array.dtype.kind in "SU" and array.ndim and array.size:
+        raise DataError(f"{name} {_texts(array.flat[0])}")
     if array.dtype.kind not in "biuf" or array.dtype == np.longdouble:
         raise DataError(f"{name} is {_kind(value, array)}, not numbers; {remedy}")
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
@@ -163,7 +163,8 @@ _DAYS = "not numbers; give a tensor, an array or a list of numbers, such as the 
 
 
 def _texts(example: Any) -> str:
-    return f"holds texts, such as {example!r}; make them categories, by .astype('category'), whose codes are indices"
+    words = f"is an array of texts, such as {str(example)!r}, not numbers"
+    return f"{words}; make them categories, by .astype('category'), whose codes are indices"
 
 
 def _not_a_number(items: Iterable[Any]) -> str:

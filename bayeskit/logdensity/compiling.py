@@ -65,7 +65,7 @@ __all__ = [
     "recorded",
     "run_natively",
     "settle",
-    "space_of",
+    "space_of_loop",
     "tempered",
     "trace_call",
     "trace_density",
@@ -331,7 +331,7 @@ SPACE = "constexpr int64_t space_of_loop"
 _CPP_FLAGS = (*FLAGS, "-std=c++14", "-DNDEBUG", "-ffp-contract=off", "-fwrapv")
 
 
-def space_of(source: str) -> int:
+def space_of_loop(source: str) -> int:
     """Return the bytes of memory that the C++ of a loop takes from its caller."""
     return int(source.partition(f"{SPACE} = ")[2].partition(";")[0] or 0)
 
@@ -342,7 +342,7 @@ def library_of(source: str) -> Any:
     look()  # Ctrl-C at a terminal also ends the compiler, which is not a compilation failure
     try:
         library: Any = load_library("density", {"density.cpp": source}, _CPP_FLAGS)
-        library.space = space_of(source)
+        library.space = space_of_loop(source)
         return library
     except (OSError, subprocess.SubprocessError) as error:
         look()

@@ -31,10 +31,11 @@ from bayeskit.core.torch_internals import (
     tree_unflatten,
 )
 from bayeskit.errors import ShapeError
-from bayeskit.logdensity.compiling import SPACE, Evaluation, call_library, is_view, library_of, space_of
+from bayeskit.logdensity.compiling import SPACE, Evaluation, call_library, is_view, library_of, space_of_loop
 from bayeskit.logdensity.tracing import UNTRACEABLE
 
 __all__ = [
+    "FunctionSource",
     "MAX_EVALUATIONS",
     "NUMBER_TYPES",
     "NativeEvaluator",
@@ -931,7 +932,7 @@ class _Writer:
         arrays = ", ".join(f"(void*)a{number}_{place}" for place in range(len(given) + len(made)))
         self.lines.append(f"void* a{number}[] = {{{arrays}}};")
         self.lines.append(f"if ({name}(a{number}, {times}, {max(batch, 1)}, space + {self.space})) return 1;")
-        self.space += space_of(source)
+        self.space += space_of_loop(source)
         return found
 
     def _fold(self, operation: str, x: _Numbers, dtype: torch.dtype) -> _Numbers:

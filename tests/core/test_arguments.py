@@ -100,7 +100,7 @@ def test_categories_keep_their_labels():
         (pd.DataFrame(), "without columns"),
         (
             pd.DataFrame({"a": ["p"], "b": ["q"]}),
-            "column 'a' of argument 'x' holds texts, such as 'p'",
+            "column 'a' of argument 'x' is an array of texts, such as 'p'",
         ),
     ],
 )
@@ -138,5 +138,5 @@ def test_a_column_of_texts_is_refused_where_it_is_used():
     frame = arrays_as_tensors(pd.DataFrame({"x": [1.0, 2.0], "name": ["a", "b"]}), "argument 'table'")
     assert frame["x"].tolist() == [1.0, 2.0] and len(frame) == 2
     for use in (lambda: frame["name"], lambda: frame * 2, lambda: frame[["x", "name"]]):
-        with pytest.raises(DataError, match="column 'name' of argument 'table' holds texts"):
+        with pytest.raises(DataError, match="column 'name' of argument 'table' is an array of texts"):
             use()

@@ -14,7 +14,7 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.logdensity import engine as _engine
 from bayeskit.logdensity import native
-from bayeskit.logdensity.compiling import library_of, space_of
+from bayeskit.logdensity.compiling import library_of, space_of_loop
 from bayeskit.logdensity.native import NativeEvaluator, row_source
 from bayeskit.logdensity.tracing import fail_apart, traced
 
@@ -36,7 +36,7 @@ def compiled_together(sources):
         own = [line for line in text.splitlines() if line not in included]
         parts += [f"namespace part{k} {{", *(line.replace("int loop(", f"int loop_{k}(") for line in own), "}"]
     library = library_of("\n".join([*included, *parts, ""]))
-    return {text: SimpleNamespace(loop=library[f"loop_{k}"], space=space_of(text)) for k, text in enumerate(texts)}
+    return {text: SimpleNamespace(loop=library[f"loop_{k}"], space=space_of_loop(text)) for k, text in enumerate(texts)}
 
 
 def assert_close(found, expected, dtype):

@@ -9,7 +9,7 @@ import bayeskit as bk
 from bayeskit.core.libraries import raise_for_status
 from bayeskit.errors import CompilationWarning, ModelError, SettingsError, ShapeError
 from bayeskit.logdensity import native
-from bayeskit.logdensity.compiling import library_of, space_of
+from bayeskit.logdensity.compiling import library_of, space_of_loop
 from bayeskit.ode import native as ode_native
 from bayeskit.ode import solving
 
@@ -65,8 +65,8 @@ def test_arrays_beyond_the_stack_are_in_the_memory_of_the_caller():
     assert source is not None and source.space == 0
     many = native.row_source(lambda u, b: (b + u.exp().sum(1), b, b, u * 2), _rows(40_000), (1, 1, 1, 0))
     few = native.row_source(lambda u, b: (b + u.exp().sum(1), b, b, u * 2), _rows(100), (1, 1, 1, 0))
-    assert space_of(many.text) >= 8 * 40_000 and space_of(few.text) == 0
-    assert library_of(many.text).space == space_of(many.text)
+    assert space_of_loop(many.text) >= 8 * 40_000 and space_of_loop(few.text) == 0
+    assert library_of(many.text).space == space_of_loop(many.text)
 
 
 def _rows(dim):
