@@ -196,7 +196,7 @@ def arrays_as_tensors(data: Any, name: str = "data", categories: Categories | No
     # An array that meets a tensor in arithmetic loses the gradient silently.
     if labels_of(data) is not None:
         return as_numbers(name, data, known.get(bare(name)))
-    if isinstance(data, (np.ndarray, np.number, np.bool_)) or hasattr(data, "to_numpy"):
+    if hasattr(data, "__array__") or hasattr(data, "to_numpy"):
         array = np.asarray(data)
         if array.dtype.kind in "OUST" and any(isinstance(item, (str, bytes)) for item in array.flat):
             return data  # names, which the model may use
@@ -241,7 +241,8 @@ def _within(function: Any, data: Any) -> Any:
         if all(new is old for new, old in zip(changed, data, strict=True)):
             return data
         return type(data)(*changed) if hasattr(data, "_fields") else type(data)(changed)
-    if isinstance(data, (dict, SimpleNamespace)) or (dataclasses.is_dataclass(data) and inspect.isclass(data) is False):
+    has_fields = dataclasses.is_dataclass(data) and not inspect.isclass(data) and hasattr(data, "__dict__")
+    if has_fields or isinstance(data, (dict, SimpleNamespace)):
         items = data if isinstance(data, dict) else vars(data)
         new_items = {key: function(value, key=key) for key, value in items.items()}
         if all(new_items[key] is items[key] for key in items):

@@ -630,7 +630,7 @@ class Given(Batches):
             if value is None:
                 raise DataError(f"batch {position} of the data is None; give a tensor, a tuple or a mapping")
             if position >= start:
-                yield _as_batch(arrays_as_tensors(value))
+                yield _as_batch(_tensors(value))
 
     def all(self) -> Iterator[Batch]:
         """Yield the batches with a fixed random seed."""
@@ -668,11 +668,16 @@ class Nothing(Batches):
         return "none"
 
 
+def _tensors(data: Any) -> Any:
+    """Return arrays, columns and frames, also those in a tuple or mapping, as tensors."""
+    return arrays_as_tensors(dict(data) if isinstance(data, Mapping) else data)
+
+
 def as_batches(data: Any, batch_size: int | None, ranks: Ranks, seed: int) -> Batches:
     """Return the minibatches of a user's data; DataError if it is neither tensors nor an iterable of batches."""
     if data is None:
         return Nothing()
-    data = arrays_as_tensors(data)
+    data = _tensors(data)
     if isinstance(data, list) and data and isinstance(data[0], (bool, int, float)):
         data = as_numbers("data", data)
     columns = data if isinstance(data, tuple) else data.values() if isinstance(data, Mapping) else (data,)

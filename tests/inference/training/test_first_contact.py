@@ -1,5 +1,7 @@
 """What a first user of ``fit`` gives it: arrays, classes, data with holes; and what there is to read afterwards."""
 
+from collections import UserDict
+
 import numpy as np
 import pandas as pd
 import pyro
@@ -33,7 +35,13 @@ def run(data, objective=None, **settings):
 
 def test_arrays_and_lists_are_data():
     expected = run(DATA).losses
-    for data in (DATA.numpy(), DATA.tolist(), (DATA.numpy(),), {"x": DATA.numpy()}):
+
+    class OfAnotherLibrary:
+        def __array__(self, dtype=None, copy=None):
+            return DATA.numpy().astype(dtype or "f8")
+
+    forms = (DATA.numpy(), DATA.tolist(), (DATA.numpy(),), {"x": DATA.numpy()})
+    for data in (*forms, UserDict(x=DATA.numpy()), (OfAnotherLibrary(),)):
         assert torch.equal(run(data).losses, expected)
     batches = [DATA[:2].numpy(), DATA[2:].numpy()]
     assert torch.equal(run(batches).losses, run([DATA[:2], DATA[2:]]).losses)
