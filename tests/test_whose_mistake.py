@@ -83,7 +83,7 @@ def view(x):
 
 
 def precision(x):
-    return torch.ones(3, x.shape[-1], dtype=torch.float32) @ x.double().flatten()[: x.shape[-1]]  # mistake
+    return torch.ones(3, x.shape[-1], dtype=torch.int64) @ x.flatten()[: x.shape[-1]]  # mistake
 
 
 def negative_scale(x):

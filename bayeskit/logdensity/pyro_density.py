@@ -565,7 +565,8 @@ class PyroDensity:
     @contextmanager
     def _globals(self, validate: bool) -> Iterator[None]:
         """Set dtype, device and validation for a run of the model, and leave every global as it was."""
-        with globals_kept(), pyro.validation_enabled(validate), defaults(self.dtype, self.device):
+        widened = DoublePrecision() if self._widens else nullcontext()
+        with globals_kept(), pyro.validation_enabled(validate), defaults(self.dtype, self.device), widened:
             yield
 
     def _run(
@@ -580,9 +581,8 @@ class PyroDensity:
         enumerating = self._enumerates and enumerate_sites
         outer = EnumeratedDimensions(first_available_dim=self._first_available_dim) if enumerating else nullcontext()
         augmented = AugmentedAssignment() if self._augments else nullcontext()
-        widened = DoublePrecision() if self._widens else nullcontext()
         kept = originals_kept() if likelihood is RowTerms.SUMS else nullcontext()
-        with self._globals(validate=False), batchable_distributions(), kept, outer, reader, widened, augmented:
+        with self._globals(validate=False), batchable_distributions(), kept, outer, reader, augmented:
             returned = self.model(*self.args, **self.kwargs)
         return reader, returned
 

@@ -57,10 +57,11 @@ def _search(target: Target, draws: Draws, known: KnownModes, seed: int) -> list[
             reached, heights, _ = climb(_in_blocks(target, n), finite, _CLIMB)
             known.note(reached[heights.isfinite()], found_by, independent=starts is fresh)
             ends.append(reached[heights.isfinite()])
+    apart = _apart(target, draws, torch.cat(ends))
     if count >= _FOR_SUMMANDS:
         known.climb_summands(target, draws.unconstrained[:, -1], _SUMMAND_STEPS)
-        ends.append(known.ends(target))
-    apart = _behind_valleys(target, draws, torch.cat(ends))
+        # A narrow mode on the slope of a wide one has no valley before it.
+        apart = torch.cat([apart, _apart(target, draws, known.ends(target), by_valleys=False)])
     if not len(apart):
         return []
     visited = _seen_mass(target, draws, known, seed)
@@ -99,8 +100,12 @@ def _in_blocks(target: Target, num_chains: int) -> ClimbObjective:
     return ClimbObjective(posterior(target).value, value_and_gradient)
 
 
-def _behind_valleys(target: Target, draws: Draws, ends: Tensor) -> Tensor:
-    """Return the ends, ``(k, d)``, that a valley separates from the nearest draw."""
+def _apart(target: Target, draws: Draws, ends: Tensor, *, by_valleys: bool = True) -> Tensor:
+    """Return the ends, ``(k, d)``, that a valley separates from the nearest draw.
+
+    Not ``by_valleys``, it is enough that the log density falls below the straight line between the two, which a
+    concave one never does.
+    """
     x = draws.unconstrained.flatten(0, 1)
     x = x[torch.linspace(0, len(x) - 1, min(_NEAR, len(x)), device=x.device).round().long()]
     ends = ends[ends.isfinite().all(-1)]
@@ -110,8 +115,9 @@ def _behind_valleys(target: Target, draws: Draws, ends: Tensor) -> Tensor:
     nearest = x[torch.cdist(ends / scale, x / scale).argmin(1)]
     places = torch.tensor(_POINTS, dtype=x.dtype, device=x.device)[:, None, None]
     between = target.log_density(torch.lerp(nearest, ends, places)).nan_to_num(nan=-torch.inf)  # (points, k)
-    lower = torch.minimum(target.log_density(nearest), target.log_density(ends))
-    return ends[between.amin(0) < lower - _VALLEY]
+    near, far = target.log_density(nearest), target.log_density(ends)
+    line = torch.minimum(near, far) if by_valleys else torch.lerp(near, far, places[..., 0])
+    return ends[(between - line).amin(0) < -_VALLEY]
 
 
 def _seen_mass(target: Target, draws: Draws, known: KnownModes, seed: int) -> float | None:
