@@ -17,6 +17,7 @@ __all__ = [
     "BayeskitWarning",
     "BudgetError",
     "CheckpointError",
+    "CheckpointWarning",
     "CoherenceError",
     "CompilationWarning",
     "ConstantsWarning",
@@ -203,6 +204,10 @@ class InitializationWarning(BayeskitWarning):
 
 class SamplingWarning(BayeskitWarning):
     """Draws show a sampling problem such as divergences or chains that disagree."""
+
+
+class CheckpointWarning(BayeskitWarning):
+    """A checkpoint could not be written, for want of space or memory; the run goes on without it."""
 
 
 class AccuracyWarning(BayeskitWarning):

@@ -9,9 +9,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from bayeskit.core.folders import save_or_warn
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import one_thread
@@ -90,7 +92,12 @@ def map_tasks(
     CheckpointError
         If the folder belongs to another function or other tasks, or a result cannot be stored.
     OutputError
-        If a result cannot be written.
+        If the folder cannot be written.
+
+    Warns
+    -----
+    CheckpointWarning
+        If a result cannot be written, as on a full disk.
 
     Notes
     -----
@@ -110,7 +117,7 @@ def map_tasks(
     with progress_bar(description, len(tasks), progress) as bar:
         for index, result in _outcomes(function, missing, num_jobs, max_retries):
             if folder is not None:
-                folder.save(index, result)
+                save_or_warn(partial(folder.save, index, result), "the other tasks go on")
             results[index] = result
             bar.update(len(results))
     return [results[index] for index in range(len(tasks))]

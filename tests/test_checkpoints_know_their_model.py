@@ -20,6 +20,7 @@ from bayeskit.inference.samplers.nested import sample_nested
 from bayeskit.inference.samplers.smc import sample_smc
 from bayeskit.inference.unnormalised import fit_energy
 from bayeskit.models.unnormalised import EnergyModel
+from bayeskit.workflows import learn_likelihood
 
 F64 = torch.float64
 Y = torch.tensor([2.0, 1.5, 2.5, 0.5], dtype=F64)
@@ -97,6 +98,14 @@ CALLS = {
     "compare": lambda e, path: compare(target(e), ["bridge_sampling"], budget=SMALL, checkpoint=path, progress=False),
     "compare_models": lambda e, path: bk.compare_models(
         {"a": target(e), "b": target(False)}, budget=SMALL, checkpoint=path, progress=False
+    ),
+    "learn_likelihood": lambda e, path: learn_likelihood(
+        lambda theta, generator: theta + (0.5 if e else 1.0) * torch.randn(theta.shape, generator=generator),
+        dist.Normal(torch.zeros(1), 2.0).to_event(1),
+        num_simulations=500,
+        num_epochs=2,
+        checkpoint=path,
+        progress=False,
     ),
     "sbc": lambda e, path: bk.sbc(
         model_of(e), args=(Y,), num_replicates=20, num_draws=9, checkpoint=path, progress=False

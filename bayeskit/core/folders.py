@@ -6,6 +6,7 @@ refused with the name of the file and the reason.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
@@ -22,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-from bayeskit.errors import BayeskitError, CheckpointError, OutputError
+from bayeskit.core.inputs import warn_user
+from bayeskit.errors import BayeskitError, CheckpointError, CheckpointWarning, OutputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +38,7 @@ __all__ = [
     "read_facts",
     "record_of",
     "restoring",
+    "save_or_warn",
     "temporary_name",
     "write_atomically",
     "write_csv",
@@ -45,7 +48,7 @@ __all__ = [
 # Atomic writes: write to a temporary name, then rename.
 
 
-def write_atomically(path: str | Path, data: bytes) -> None:
+def write_atomically(path: str | Path, *data: bytes | memoryview) -> None:
     """Write ``data`` to ``path``, whole or not at all; raise ``OutputError`` if it cannot be written."""
     path = Path(path)
     clear_temporary_files(path.parent)
@@ -53,7 +56,7 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     temporary = temporary_name(path)
     try:
         with open(temporary, "xb") as file:
-            file.write(data)
+            file.writelines(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -63,6 +66,24 @@ def write_atomically(path: str | Path, data: bytes) -> None:
         raise OutputError(
             f"cannot write {path}: {error.strerror or error}; choose a folder that exists, is writable and has space"
         ) from error
+
+
+def save_or_warn(save: Callable[[], None], what: str, *, first: bool = False) -> bool:
+    """Write a checkpoint, or warn that it cannot be written, ``what`` follows, and return whether it was.
+
+    The ``first`` one raises the ``OutputError``, before the work is done, unless it is for want of space.
+    """
+    try:
+        save()
+    except (OutputError, MemoryError) as error:
+        if first and isinstance(error, OutputError) and getattr(error.__cause__, "errno", None) not in _NO_SPACE:
+            raise
+        warn_user(f"a checkpoint cannot be written ({error or 'too little memory'}); {what}", CheckpointWarning)
+        return False
+    return True
+
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_csv(

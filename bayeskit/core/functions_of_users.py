@@ -15,7 +15,16 @@ from torch import Tensor
 
 from bayeskit.errors import BayeskitError, ModelError
 
-__all__ = ["depth_of", "is_of_a_library", "line_of", "lines_named", "remedy_of", "words_of"]
+__all__ = [
+    "density_may_fail",
+    "depth_of",
+    "is_for_want_of_memory",
+    "is_of_a_library",
+    "line_of",
+    "lines_named",
+    "remedy_of",
+    "words_of",
+]
 
 #: Libraries whose lines are no lines of the user, beside Python's own, and folders of the package.
 _LIBRARIES = ("torch", "pyro", "numpy", "scipy", "pandas", "polars", "functorch", "opt_einsum")
@@ -49,6 +58,25 @@ def lines_named(what: str) -> Iterator[None]:
         if not place:
             raise
         raise ModelError(f"{what} fails{place}: {words_of(error)}") from error
+
+
+@contextmanager
+def density_may_fail() -> Iterator[None]:
+    """Pass over errors of a density at a distant point, which say nothing against a run; MemoryError for any of memory.
+
+    What a judgement cannot look at for want of memory, it must not count as sound.
+    """
+    try:
+        yield
+    except (BayeskitError, ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+        if is_for_want_of_memory(error):
+            raise MemoryError(str(error)) from error
+
+
+def is_for_want_of_memory(error: BaseException) -> bool:
+    """Tell whether an error says that memory could not be had, in the words of Python, torch or C++."""
+    said = ("allocate memory", "not enough memory", "bad_alloc", "out of memory")
+    return isinstance(error, MemoryError) or any(words in str(error) for words in said)
 
 
 def line_of(error: BaseException) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from bayeskit.core.folders import (
@@ -48,15 +47,9 @@ __all__ = [
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], schema: Schema) -> None:
     """Write tensors and JSON-able facts as one safetensors file, with schema, version and checksum."""
-    contiguous: dict[str, Tensor] = {}
-    memory: set[int] = set()
-    for name, tensor in tensors.items():
-        value = tensor.detach().cpu().contiguous()
-        # The format refuses tensors that share memory.
-        contiguous[name] = value.clone() if value.untyped_storage().data_ptr() in memory else value
-        memory.add(value.untyped_storage().data_ptr())
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     record = record_of({"tensors": _layout(contiguous), **facts}, schema, _payload(contiguous))
-    write_atomically(path, save(contiguous, metadata={"bayeskit": json.dumps(record)}))
+    write_atomically(path, *_as_safetensors(contiguous, json.dumps(record)))
 
 
 @contextmanager
@@ -96,10 +89,49 @@ def is_tensor_file(path: str | Path) -> bool:
         return False
 
 
+def _as_safetensors(tensors: Mapping[str, Tensor], facts: str) -> Iterator[bytes | memoryview]:
+    """Yield the parts of a file of safetensors, whose own writer copies it and ends the process without memory."""
+    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that all are aligned
+    header: dict[str, Any] = {"__metadata__": {"bayeskit": facts}}
+    end = 0
+    for name in ordered:
+        begin, end = end, end + tensors[name].numel() * tensors[name].element_size()
+        kind = _NAMES_OF_TYPES.get(tensors[name].dtype)
+        if kind is None:
+            raise CheckpointError(f"tensor {name!r} is of type {tensors[name].dtype}, which a file cannot hold")
+        header[name] = {"dtype": kind, "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    yield from (_bytes_of(tensors[name]) for name in ordered)
+
+
+_NAMES_OF_TYPES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+}
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
 def _payload(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     for name in sorted(tensors):
         yield f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode("utf-8", "surrogatepass")
-        yield tensors[name].reshape(-1).view(torch.uint8).numpy().data
+        yield _bytes_of(tensors[name])
 
 
 def _layout(tensors: Mapping[str, Tensor]) -> dict[str, Any]:

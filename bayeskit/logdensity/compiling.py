@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import math
 import subprocess
 import threading
 import time
@@ -48,6 +49,7 @@ __all__ = [
     "Evaluator",
     "Joint",
     "MAX_COMPILE_SECONDS",
+    "Reference",
     "SPACE",
     "call_library",
     "compile_graph",
@@ -354,12 +356,12 @@ def library_of(source: str) -> Any:
         return None
 
 
-def run_natively(graph: GraphModule) -> None:
-    """Let the loops of a graph run as compiled code."""
+def run_natively(graph: GraphModule, native: bool = True) -> None:
+    """Let the loops of a graph run as compiled code, or in torch."""
     changed = False
     for operation in (torch.ops.bayeskit.loop.default, torch.ops.bayeskit.loop_gradient.default):
         for node in graph.graph.find_nodes(op="call_function", target=operation):
-            node.args = (*node.args[:-1], True)
+            node.args = (*node.args[:-1], native)
             changed = True
     if changed:
         graph.recompile()
@@ -727,6 +729,44 @@ def has_compiler() -> bool:
     return compiler() is not None
 
 
+class Reference:
+    """What a graph of torch gives at some points, against which its compiled code is compared at first use."""
+
+    def __init__(self, graph: GraphModule, examples: Sequence[Tensor]) -> None:
+        self._at = [
+            torch.linspace(-1, 1, x.numel(), dtype=x.dtype, device=x.device).reshape(x.shape)
+            if place == 0 and x.is_floating_point()
+            else x.clone()  # such as inverse temperatures, or numbers of rows
+            for place, x in enumerate(examples)
+        ]
+        nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+        packets = (getattr(node.target, "overloadpacket", None) for node in nodes)
+        self._operations = sorted({str(packet).removeprefix("aten.") for packet in packets if packet is not None})
+        is_random = any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in nodes)
+        self._expected = [] if is_random else self._results(graph)
+
+    def _results(self, call: Callable[..., Iterable[Tensor]]) -> list[Tensor]:
+        with torch.no_grad(), one_thread():
+            return [x.clone() for x in call(*self._at)]
+
+    def is_met_by(self, call: Callable[..., Iterable[Tensor]], remedy: str) -> bool:
+        """Tell whether ``call`` gives the same beyond rounding; else warn that the density therefore ``remedy``."""
+        worst = 0.0
+        for expected, found in zip(self._expected, self._results(call), strict=False):
+            near = 10 * math.sqrt(torch.finfo(expected.dtype).eps)
+            scale = near * float(expected.nan_to_num(0, 0, 0).abs().max()) if expected.numel() else 0.0
+            off = ~found.isclose(expected, near, near + scale, equal_nan=True)
+            if off.any():
+                worst = max(worst, float((found - expected).abs()[off].nan_to_num(torch.inf).max()))
+        if worst:
+            names = ", ".join(self._operations)
+            warn_user(
+                f"the compiled density differs from torch by {worst:.3g}, so it {remedy}; its operations are {names}",
+                CompilationWarning,
+            )
+        return not worst
+
+
 def compile_graph(graph: GraphModule, *examples: Tensor) -> Callable[..., tuple[Tensor, ...]]:
     """Compile ``graph``; where that fails or times out, warn once and return the graph itself."""
     if examples[0].device.type == "cpu" and not has_compiler():
@@ -737,9 +777,14 @@ def compile_graph(graph: GraphModule, *examples: Tensor) -> Callable[..., tuple[
         )
         return graph
     # Not by torch.compile: its guards cost more than a small density in each call; shapes, strides and dtype are fixed.
+    reference = Reference(graph, examples)
     run_natively(graph)
     try:
-        return compile_with_inductor(graph, tuple(x.clone() for x in examples), {"size_asserts": False})
+        compiled = compile_with_inductor(graph, tuple(x.clone() for x in examples), {"size_asserts": False})
+        if reference.is_met_by(compiled, "runs uncompiled, a few times slower"):
+            return compiled
+        run_natively(graph, False)
+        return graph
     except (RuntimeError, OSError, NotImplementedError, AttributeError, AssertionError) as error:
         warn_user(
             f"the density could not be compiled ({type(error).__name__}: {str(error)[:200]}); "

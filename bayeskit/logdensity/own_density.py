@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayeskit.core.functions_of_users import line_of, words_of
+from bayeskit.core.functions_of_users import is_for_want_of_memory, line_of, words_of
 from bayeskit.core.inputs import warn_user, whole_number
 from bayeskit.core.randomness import new_generator, validation_kept
 from bayeskit.errors import (
@@ -152,6 +152,8 @@ class OwnGradient(OwnDensity):
         except BayeskitError:
             raise
         except _FAILURES as error:
+            if is_for_want_of_memory(error):
+                raise
             if len(rows) > 1:
                 value, gradient = zip(*map(self._of_some, rows.split(1)), strict=True)
                 return torch.cat(value), torch.cat(gradient)

@@ -829,7 +829,14 @@ class _Training(nn.Module):
             pyro.factor("density", self.network.log_prob(parameters, data))
 
 
-def _train(network: _Network, simulations: _Simulations, num_epochs: int, seed: int, progress: bool) -> None:
+def _train(
+    network: _Network,
+    simulations: _Simulations,
+    num_epochs: int,
+    seed: int,
+    progress: bool,
+    checkpoint: str | Path | None = None,
+) -> None:
     network.requires_grad_(True)
     train, size = simulations.of(0), min(_BATCH, int((simulations.part == 0).sum()))
     steps = num_epochs * max(1, len(train[0]) // size)
@@ -847,6 +854,7 @@ def _train(network: _Network, simulations: _Simulations, num_epochs: int, seed: 
             validation=simulations.of(1),
             patience=_PATIENCE,
             seed=seed,
+            checkpoint=checkpoint,
             progress=progress,
         )
     network.requires_grad_(False)
@@ -950,6 +958,7 @@ def learn_likelihood(
     num_bins: int = 8,
     num_epochs: int = 60,
     seed: int = 0,
+    checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> LearnedLikelihood:
     r"""Learn the likelihood of a simulator: a distribution of data with gradients, for any Pyro model.
@@ -982,6 +991,8 @@ def learn_likelihood(
     num_epochs : int, default 60
         Largest number of passes over the simulations.
     seed : int, default 0
+    checkpoint : path, optional
+        File of the training, from which the same call resumes. The simulations are made again by the seed.
     progress : bool, default True
 
     Returns
@@ -999,6 +1010,8 @@ def learn_likelihood(
         If the simulator does not return a row for each vector of parameters, or the prior is not of one vector.
     SettingsError
         If a number is not positive, or the prior is improper.
+    CheckpointError
+        If the checkpoint is damaged, or the simulator, the prior or a setting is another one.
 
     Warns
     -----
@@ -1042,7 +1055,7 @@ def learn_likelihood(
     with global_stream(new_generator(seed, stream="network of a likelihood")):
         network = _Network(parameters.shape[1], num_data, *made)
     network.learn_scales(*simulations.of(0))
-    _train(network, simulations, num_epochs, derived_seed(seed, "training of a likelihood"), progress)
+    _train(network, simulations, num_epochs, derived_seed(seed, "training of a likelihood"), progress, checkpoint)
     known = {
         "event_shape": run.event_shape,
         "num_parameters": parameters.shape[1],

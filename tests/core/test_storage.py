@@ -5,7 +5,8 @@ import os
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save, save_file
 
 import bayeskit as bk
 from bayeskit import exact
@@ -41,6 +42,25 @@ def test_what_is_read_is_what_was_written(path):
     for name, tensor in TENSORS.items():
         assert tensors[name].dtype == tensor.dtype
         torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+def test_files_are_those_of_the_library_of_the_format(tmp_path, dtype):
+    tensors = {"ä/b": torch.arange(6).reshape(2, 3).to(dtype), "a": torch.zeros(0, 2, dtype=dtype)}
+    tensors |= {"view": tensors["ä/b"][:, 1], "scalar": torch.tensor(1, dtype=dtype)}
+    save_tensors(tmp_path / "ours", tensors, {}, SCHEMA)
+    with safe_open(tmp_path / "ours", framework="pt") as file:
+        metadata = file.metadata()
+    theirs = save({name: x.contiguous() for name, x in tensors.items()}, metadata=metadata)
+    assert (tmp_path / "ours").read_bytes() == theirs
+    for name, x in load_file(tmp_path / "ours").items():
+        assert torch.equal(x, tensors[name])
+
+
+def test_a_type_that_the_format_has_not_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="'z' is of type torch.complex128"):
+        save_tensors(tmp_path / "x", {"z": torch.zeros(2, dtype=torch.complex128)}, {}, SCHEMA)
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_changed_byte_is_found(path):

@@ -20,7 +20,7 @@ from bayeskit.core.convergence import (
 )
 from bayeskit.core.statistics import effective_sample_size, effective_within_chains, mean_error, num_largest, r_hat
 from bayeskit.draws import Draws
-from bayeskit.errors import BayeskitError, DrawsError, SettingsError, ShapeError
+from bayeskit.errors import DrawsError, SettingsError, ShapeError
 from bayeskit.inference.samplers import Ladder
 from bayeskit.logdensity.target import Target, require_target
 
@@ -31,7 +31,6 @@ __all__ = [
     "MIN_EFFECTIVE",
     "MIN_MISSED_SHARE",
     "NO_PRIOR_DRAWS",
-    "SEARCH_ERRORS",
     "belongs",
     "finite_chains",
     "is_same",
@@ -46,9 +45,6 @@ __all__ = [
     "with_rounding",
     "without_nan",
 ]
-
-#: Errors of a density at a distant point; it may be valid at the draws, so only the check that met them is skipped.
-SEARCH_ERRORS = (BayeskitError, ArithmeticError, RuntimeError, ValueError, TypeError)
 
 # Values rounded to an end of their support, where the likelihood cannot distinguish them.
 

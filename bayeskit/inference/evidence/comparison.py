@@ -15,6 +15,7 @@ import scipy
 
 from bayeskit.core.compatibility import as_inference_data, plain_attributes, write_netcdf
 from bayeskit.core.folders import write_atomically, write_csv
+from bayeskit.core.functions_of_users import is_for_want_of_memory
 from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.page import Listed, measured, rendered, result_html
 from bayeskit.core.texts import with_error
@@ -605,6 +606,8 @@ def compare(
         If a checkpoint belongs to another run.
     BayeskitError
         If the shared draws cannot be made. A method that fails later is reported in its row.
+    MemoryError
+        If a method has too little memory.
 
     Warns
     -----
@@ -704,7 +707,12 @@ def _answer(method: Method, runs: SharedRuns, seed: int) -> Evidence | Predictiv
         result = method.estimate(runs.target, runs, seed)
     except (CheckpointError, OutputError):
         raise  # the files of another run affect every method
-    except (BayeskitError, ArithmeticError, RuntimeError, ValueError) as error:
+    except (BayeskitError, ArithmeticError, MemoryError, RuntimeError, ValueError) as error:
+        if is_for_want_of_memory(error):  # which says nothing of the method, and might be kept as its result
+            raise MemoryError(
+                f"{method.name} had too little memory ({str(error)[:160]}); leave it out of methods, or pass "
+                "checkpoint=, from which the same call goes on with its draws on a larger machine"
+            ) from error
         # An error of one method must not lose the draws and the other results.
         kind = "" if isinstance(error, BayeskitError) else f"{type(error).__name__}: "
         failure = (f"failed: {kind}{error}",)

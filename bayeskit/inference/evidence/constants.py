@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bayeskit.core.functions_of_users import density_may_fail
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import pareto_shape, weight_effective_sample_size
 from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import BayeskitError
-from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE, SEARCH_ERRORS
+from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE
 from bayeskit.inference.evidence.improper_priors import first_five
 from bayeskit.inference.evidence.modes import find_modes
 from bayeskit.inference.peaks import negative_hessian
@@ -499,10 +500,8 @@ def _of_prior(
     """Return the prior's integral, warnings, notes, evaluations spent, and whether it is known to be improper."""
     draws = None
     if target.can_sample_prior:
-        try:
+        with density_may_fail():  # an improper prior has no draws; other errors recur in the methods that need draws
             draws = target.sample_prior(2 * num_draws, seed=seed).detach().to("cpu", torch.float64)
-        except SEARCH_ERRORS:
-            draws = None  # an improper prior has no draws; other errors recur in the methods that need draws
     if draws is not None:
         draws = draws[draws.isfinite().all(-1)]
         if len(draws) < num_draws:

@@ -16,12 +16,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from bayeskit.core.functions_of_users import density_may_fail
 from bayeskit.core.inputs import warn_user
 from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size
 from bayeskit.draws import Draws
 from bayeskit.errors import ConstantsWarning, SettingsError
-from bayeskit.inference.evidence.checks import SEARCH_ERRORS, rounding_problems
+from bayeskit.inference.evidence.checks import rounding_problems
 from bayeskit.inference.evidence.constants import ConstantsReport, check_constants
 from bayeskit.inference.evidence.improper_priors import improper
 from bayeskit.inference.evidence.missed_mass import exceeds_error, same_likelihood
@@ -227,7 +228,7 @@ class Diagnostics:
     def _search(self, draws: Draws) -> int:
         """Search for modes from draws and from the prior, and return evaluations."""
         known, spent = KnownModes.of(self.target), 0
-        try:
+        with density_may_fail():  # draws and estimate remain valid; only this check is not available
             prior = self._once("prior", self._look_at_prior)
             spent += prior.num_evaluations
             # The best of many draws may all belong to one mode, so one point per mode seen by posterior or prior draws
@@ -241,9 +242,6 @@ class Diagnostics:
             spent += looks + known.climb(self.target, starts, "draws")
             spent += known.climb_summands(self.target, starts[:_SUMMAND_STARTS])
             spent += known.weigh(self.target, seed=self.seed)
-        except SEARCH_ERRORS:
-            # Draws and estimate remain valid; only this check is not available.
-            return spent
         return spent
 
     def _mass_outside(self, draws: Draws, estimate: Evidence) -> tuple[list[str], int]:
@@ -259,9 +257,10 @@ class Diagnostics:
         scale = wider.unsqueeze(-1) * deviation
         noise = torch.randn(scale.shape, generator=generator, dtype=x.dtype, device=x.device)
         at = x.mean(0) + scale * noise
-        try:
+        log_density = None
+        with density_may_fail():
             log_density = self.target.log_density(at)
-        except SEARCH_ERRORS:
+        if log_density is None:
             return [], 0
         log_proposal = torch.distributions.Normal(x.mean(0), scale).log_prob(at).sum(-1)
         log_terms = (log_density - log_proposal).nan_to_num(nan=-torch.inf) - estimate.log_evidence

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bayeskit.core.functions_of_users import density_may_fail
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import weight_effective_sample_size
 from bayeskit.draws import Draws
-from bayeskit.inference.evidence.checks import SEARCH_ERRORS, rounding_problems
+from bayeskit.inference.evidence.checks import rounding_problems
 from bayeskit.inference.peaks import (
     KnownModes,
     Peak,
@@ -111,12 +112,10 @@ def missed_mass(
                 problems.append("draws from the prior find mass that the proposal does not cover: use nested_sampling")
     if others is not None:
         starts.append(others)
-    try:
+    with density_may_fail():  # the estimate stands; only this check is not available
         missed, count = _missed_peak(target, torch.cat(starts), x, log_weights, log_z, standard_error, log_prob)
-    except SEARCH_ERRORS:
-        # The estimate stands; only this check is not available.
-        return problems, spent
-    return problems + missed, spent + count
+        return problems + missed, spent + count
+    return problems, spent
 
 
 def _missed_peak(

@@ -11,6 +11,7 @@ import scipy
 import torch
 from torch import Tensor
 
+from bayeskit.core.functions_of_users import is_for_want_of_memory
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.texts import short_repr
 from bayeskit.draws import Draws
@@ -217,8 +218,8 @@ def starts_from_prior(target: Target, seed: int, needed: bool) -> tuple[Tensor, 
     one = torch.ones(4, dtype=target.dtype, device=target.device)
     try:
         return starting_points(target, 4, one, new_generator(seed, target.device, "mode")), 4 * CANDIDATES
-    except (BayeskitError, RuntimeError):
-        if needed:
+    except (BayeskitError, RuntimeError) as error:
+        if needed or is_for_want_of_memory(error):
             raise
         return torch.empty(0, target.dim, dtype=target.dtype, device=target.device), 4 * CANDIDATES
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from bayeskit.core.convergence import principal_directions, stands_still
+from bayeskit.core.functions_of_users import density_may_fail
 from bayeskit.core.statistics import effective_sample_size, r_hat
 from bayeskit.draws import Draws
-from bayeskit.errors import BayeskitError
 from bayeskit.inference.samplers.scale_profiles import scales_of
 from bayeskit.inference.samplers.unseen_tails import scales_are_known
 
@@ -177,10 +177,9 @@ def _undefined(draws: Draws, diverging: Tensor) -> str | None:
     x, first = draws.unconstrained.flatten(0, 1), diverging.flatten()
     centre, width = x.mean(0), x.std(0)
     points = centre + 2 * (torch.cat([x[first], x[~first]])[:_PROBED] - centre)
-    try:
+    log_prior = log_likelihood = torch.zeros(len(points))
+    with density_may_fail():
         log_prior, log_likelihood = draws.target.evaluate(points, compiled=False)
-    except (BayeskitError, ArithmeticError, RuntimeError, ValueError):
-        return None  # a user's function fails at a distant point
     undefined = (log_prior + log_likelihood).isnan()
     if not bool(undefined.any()):
         return None

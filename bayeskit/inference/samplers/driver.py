@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -14,12 +14,12 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from bayeskit.core.folders import Schema
+from bayeskit.core.folders import Schema, save_or_warn
 from bayeskit.core.inputs import real_number, warn_user, whole_number
 from bayeskit.core.progress import Stopped, progress_bar, watching
 from bayeskit.core.randomness import one_thread
 from bayeskit.core.storage import loaded_tensors, save_tensors
-from bayeskit.errors import BudgetError, CheckpointError, OutputError, SamplingWarning, ShapeError
+from bayeskit.errors import BudgetError, CheckpointError, SamplingWarning, ShapeError
 
 __all__ = [
     "Algorithm",
@@ -32,7 +32,6 @@ __all__ = [
     "flatten",
     "nothing_done",
     "obey",
-    "save_or_warn",
     "say_early",
 ]
 
@@ -386,7 +385,7 @@ def drive(
         if checkpoint is not None:
             checkpoint.clear_parts()
             if iteration == 0:
-                save()  # raises before the work if the path cannot be written
+                save_or_warn(save, "the run goes on, and writes again", first=True)
         first = iteration
         last_save, interval, saved_at = time.monotonic(), control.checkpoint_seconds, iteration
         total = algorithm.num_steps
@@ -417,16 +416,6 @@ def drive(
     if watch.interrupted.is_set():
         ending = "interrupted"  # even during the last step, so that a caller with several runs can stop
     return Outcome(state, records, iteration, time.monotonic() - begin, ending)
-
-
-def save_or_warn(save: Callable[[], None], what: str) -> bool:
-    """Write a checkpoint, or warn that it cannot be written, and return whether it was."""
-    try:
-        save()
-    except OutputError as error:
-        warn_user(f"a checkpoint cannot be written ({error}); {what}", SamplingWarning)
-        return False
-    return True
 
 
 def obey(ending: object) -> None:

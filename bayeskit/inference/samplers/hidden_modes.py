@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from bayeskit.core.functions_of_users import density_may_fail
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.draws import Draws
-from bayeskit.errors import BayeskitError
 from bayeskit.inference.peaks import KnownModes, Peak, posterior, reflections
 from bayeskit.inference.samplers.starts import candidate_points
 from bayeskit.logdensity.climbing import ClimbObjective, climb
@@ -34,11 +34,9 @@ def hidden_modes(draws: Draws, seed: int) -> list[str]:
     target = draws.target
     if target is None:
         return []
-    try:
-        with one_thread(), torch.no_grad():
-            return _search(target, draws, KnownModes.of(target), seed)
-    except (BayeskitError, ArithmeticError, RuntimeError, ValueError):
-        return []  # the density fails at a distant point; the draws stand
+    with density_may_fail(), one_thread(), torch.no_grad():
+        return _search(target, draws, KnownModes.of(target), seed)
+    return []
 
 
 def _search(target: Target, draws: Draws, known: KnownModes, seed: int) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit.errors import BayeskitError
+from bayeskit.core.functions_of_users import density_may_fail
 from bayeskit.inference.samplers.hmc import HMCState, choose
 from bayeskit.inference.samplers.scale_profiles import Knot, knots_along, scales_of
 from bayeskit.logdensity.target import Target
@@ -60,7 +60,7 @@ def scale_jumps(
     ``centre (d,)`` and ``width (d,)`` are rough means and standard deviations; ``budget`` is a number of gradients.
     """
     found, spent = ScaleJumps.none(centre), 0
-    try:
+    with density_may_fail():  # then chains move by trajectories, and by the jumps found so far
         scales = scales_of(target) if target.dim <= _MOST_DIMENSIONS and not target.loops else []
         widths = {place: float(width[place]) for place in scales}
         for column in scales:
@@ -74,8 +74,6 @@ def scale_jumps(
             table = table._replace(log_weight=(log_weight.logsumexp(0) - math.log(_PILOTS)).expand(len(knots)))
             spent += _PILOTS * (target.dim - len(scales) + 3)
             found = ScaleJumps(*(torch.cat(pair) for pair in zip(found, table, strict=True)))
-    except (BayeskitError, ArithmeticError, RuntimeError, ValueError):
-        pass  # the density fails at a distant point; chains move by trajectories, and by the jumps found so far
     return found, spent
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit.errors import BayeskitError
+from bayeskit.core.functions_of_users import density_may_fail
 from bayeskit.inference.peaks import negative_hessian
 from bayeskit.logdensity.climbing import ClimbObjective
 from bayeskit.logdensity.own_density import OwnDensity
@@ -37,11 +37,10 @@ def scales_of(target: Target) -> list[int]:
         return []
     ends = torch.full((2, target.dim), _AT_THE_ENDS, dtype=target.dtype, device=target.device)
     ends[0] = -_AT_THE_ENDS
-    try:
-        values, columns = target.constrain(ends), list[int]()
-    except (BayeskitError, ArithmeticError, RuntimeError, ValueError):
-        return []  # a transformation fails at a distant value
-    for site in target.sites:
+    values, columns = dict[str, Tensor](), list[int]()
+    with density_may_fail():
+        values = target.constrain(ends)
+    for site in target.sites if values else ():
         value = values[site.name].reshape(2, -1)
         if value.shape[1] != site.stop - site.start:
             continue

@@ -12,10 +12,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from bayeskit.core.functions_of_users import density_may_fail
 from bayeskit.core.randomness import one_thread
 from bayeskit.core.statistics import effective_sample_size
 from bayeskit.draws import Draws
-from bayeskit.errors import BayeskitError
 from bayeskit.inference.samplers.scale_profiles import Knot, knot_at, scales_of
 from bayeskit.logdensity.target import Target
 
@@ -196,10 +196,9 @@ def _spent(paths: list[_Path]) -> int:
 
 def _knot(target: Target, start: Tensor, column: int, widths: Mapping[int, float]) -> Knot:
     """Return a knot, without density where that of the target fails at a distant point."""
-    try:
+    with density_may_fail():
         return knot_at(target, start, column, widths)
-    except (BayeskitError, ArithmeticError, RuntimeError, ValueError):
-        return Knot(start, -math.inf, 0.0, torch.zeros_like(start), 1)
+    return Knot(start, -math.inf, 0.0, torch.zeros_like(start), 1)
 
 
 def _height(knot: Knot) -> float:

@@ -34,7 +34,7 @@ from torch.utils import _pytree
 from bayeskit.core.arguments import arrays_as_tensors
 from bayeskit.core.compatibility import as_inference_data, to_datasets
 from bayeskit.core.compiler_cache import compiler_cache
-from bayeskit.core.folders import Schema
+from bayeskit.core.folders import Schema, save_or_warn
 from bayeskit.core.functions_of_users import lines_named
 from bayeskit.core.inputs import as_numbers, real_number, warn_user, whole_number
 from bayeskit.core.plots import BLUE, ORANGE, SKY
@@ -58,7 +58,7 @@ from bayeskit.errors import (
 from bayeskit.inference.gradients.relaxed import Annealed
 from bayeskit.inference.objectives.drawing import GRADIENT, plate_nesting, rows_of_minibatch
 from bayeskit.inference.objectives.objective import Objective, not_finite_as_loss_error
-from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, nothing_done, save_or_warn, say_early
+from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS, Control, nothing_done, say_early
 from bayeskit.logdensity.pyro_distributions import MendedDraws
 from bayeskit.logdensity.pyro_runs import check_plates
 
@@ -1263,10 +1263,8 @@ class _Run:
             self._fail(batch, before)
         self._remember_good(before)
         if due:
-            if self.last_save == -math.inf:
-                self._save(before)  # raises before the work if the path cannot be written
-            else:
-                save_or_warn(lambda: self._save(before), "training goes on, and writes again")
+            first = self.last_save == -math.inf
+            save_or_warn(lambda: self._save(before), "training goes on, and writes again", first=first)
         if self.plan.gradient_clipping is not None:
             for group in self.clipped:
                 torch.nn.utils.clip_grad_norm_(group, self.plan.gradient_clipping)

@@ -17,7 +17,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Gamma
 
-from bayeskit.core.folders import write_csv
+from bayeskit.core.folders import save_or_warn, write_csv
 from bayeskit.core.inputs import real_number, unknown_name, warn_user, whole_number
 from bayeskit.core.progress import progress_bar
 from bayeskit.core.randomness import global_stream, new_generator, one_thread
@@ -1074,7 +1074,7 @@ def sample_importance(
                 weights = _Weights(*(torch.cat(column) for column in zip(*(one[2] for one in drawn), strict=True)))
                 results.append(_estimate(weights, found, place, pilot.num_draws))
                 if folder is not None:
-                    folder.save(item, results[-1])
+                    save_or_warn(partial(folder.save, item, results[-1]), "the comparison goes on")
                 if visit is not None:
                     visit(item, x, u, weights.log_weights)
     return results

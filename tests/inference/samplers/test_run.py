@@ -15,10 +15,10 @@ import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import (
     CheckpointError,
+    CheckpointWarning,
     DataError,
     InitializationError,
     OutputError,
-    SamplingWarning,
     SettingsError,
     ShapeError,
     UnknownNameError,
@@ -148,7 +148,7 @@ def test_a_disk_that_fills_up_leaves_the_last_good_checkpoint(checkpoint, tmp_pa
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fills_up)
-        with pytest.warns(SamplingWarning, match="No space left"):
+        with pytest.warns(CheckpointWarning, match="No space left"):
             bk.sample(target, 4, 50, 50, checkpoint=path, checkpoint_seconds=0, progress=False)
     assert list(path.parent.iterdir()) == [path]
     resumed = bk.sample(target, 4, 50, 50, checkpoint=path, progress=False)
@@ -165,7 +165,7 @@ def test_finished_draws_are_returned_though_the_last_checkpoint_cannot_be_writte
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fills_up)
-    with pytest.warns(SamplingWarning, match="No space left"):
+    with pytest.warns(CheckpointWarning, match="No space left"):
         draws = bk.sample(target, 4, 50, 50, checkpoint=tmp_path / "state", checkpoint_seconds=1000, progress=False)
     assert draws.num_draws == 50
 
