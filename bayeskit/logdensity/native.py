@@ -319,7 +319,10 @@ def batch_source(lines: Sequence[str], functions: Sequence[str] = (), space: int
             "#include <cstdlib>",
             _vector_functions(),
             *([_DIGAMMA] if "digamma(" in "\n".join([*functions, *lines]) else []),
+            # Without a namespace a table inside of a structure is one for all libraries of the process.
+            "namespace {",
             *functions,
+            "}",
             f"{SPACE} = {space};",
             f"{_LOOP}void** pointers, int64_t times, int64_t batch, char* space) {{",
             "for (int64_t b = 0; b < batch; ++b) {",
@@ -492,6 +495,11 @@ class _Access(NamedTuple):
     text: str
     start: int
     path: tuple[int, int] | None
+
+
+def _like(x: Any) -> Any:
+    """Return a tensor without memory in place of numbers, for the rules of torch's types."""
+    return torch.empty(x.positions.shape, dtype=x.dtype, device="meta") if isinstance(x, _Numbers) else x
 
 
 def _known(args: Any) -> Any:
@@ -707,7 +715,7 @@ class _Writer:
         given = [torch.broadcast_to(positions, shape) for positions, _, _ in operands]
         accesses, dim = None, None
         for dim in (None, *sorted(range(len(shape)), key=lambda d: -shape[d])):
-            rows = [x.reshape(1, -1) if dim is None else x.movedim(dim, -1).flatten(0, -2) for x in given]
+            rows = [x.reshape(1, -1) if dim is None else x.movedim(dim, -1).reshape(-1, shape[dim]) for x in given]
             if not rows or rows[0].shape[1] < _ARRAY or len(rows[0]) > _MAX_LOOPS:
                 continue
             found = [[self._access(row) for row in x] for x in rows]
@@ -722,7 +730,7 @@ class _Writer:
             ]
         name, start = self._empty(size, dtype)
         made = start + torch.arange(size).reshape(shape)
-        ends = made.reshape(1, -1) if dim is None else made.movedim(dim, -1).flatten(0, -2)
+        ends = made.reshape(1, -1) if dim is None else made.movedim(dim, -1).reshape(-1, shape[dim])
         for row, end in enumerate(ends):
             read = [x[row] for x in accesses]
             loop, texts = self._each(len(end), read)
@@ -858,12 +866,11 @@ class _Writer:
 
     def _elementwise(self, name: str, args: Sequence[Any], shape: torch.Size, dtype: torch.dtype) -> _Numbers:
         # Operands have the dtype of the result, but for comparisons, whose operands have one of their own.
-        tensors = [x for x in args[name == "where" :] if isinstance(x, _Numbers)]
-        common = dtype
-        if dtype == torch.bool and tensors:
-            common = reduce(torch.promote_types, [x.dtype for x in tensors])
-            if not common.is_floating_point and any(isinstance(x, float) for x in args):
-                common = torch.float64
+        common, compared = dtype, args[name == "where" :]
+        if dtype == torch.bool and len(compared) == 2:
+            common = torch.result_type(*map(_like, compared))
+        elif dtype == torch.bool and isinstance(compared[0], _Numbers):
+            common = compared[0].dtype
         if not dtype.is_floating_point and name in _OF_REAL_NUMBERS:
             raise _NoNativeCode
         if name == "pow" and args[1] in (2, 0.5, 1):
@@ -895,7 +902,7 @@ class _Writer:
         if len(args) > 1 and isinstance(args[1], int):
             dims = [args[1]]
         rank = x.positions.dim()
-        dims = [d % rank for d in dims] if dims else list(range(rank))
+        dims = [d % rank for d in dims] if dims and rank else list(range(rank))
         kept = [d for d in range(rank) if d not in dims]
         flat = x.positions.permute(*kept, *dims).reshape(*(x.positions.shape[d] for d in kept), -1)
         folded = self._fold(_FOLDS[name], _Numbers(flat, x.dtype), meta.dtype)
@@ -951,6 +958,8 @@ class _Writer:
         parts = [_Numbers(part, x.dtype) for part in x.positions.unbind(dim)]
         if x.dtype != dtype:
             raise _NoNativeCode
+        if operation == "add" and dtype.is_floating_point and parts:  # torch begins with 0, and 0 + -0 is 0
+            parts[0] = self._elementwise("add", (parts[0], 0), parts[0].positions.shape, dtype)
         for k in range(1, len(parts)):
             parts[k] = self._elementwise(operation, (parts[k - 1], parts[k]), parts[k].positions.shape, dtype)
         return _Numbers(torch.stack([part.positions for part in parts], dim), dtype)

@@ -1,6 +1,7 @@
 """Generated C++ of equations: torch's types, memory on the heap, statuses, and a comparison with torch at first use."""
 
 import ctypes
+import warnings
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import bayeskit as bk
 from bayeskit.core.libraries import raise_for_status
 from bayeskit.errors import CompilationWarning, ModelError, SettingsError, ShapeError
 from bayeskit.logdensity import native
-from bayeskit.logdensity.compiling import library_of, space_of_loop
+from bayeskit.logdensity.compiling import call_library, library_of, space_of_loop
 from bayeskit.ode import native as ode_native
 from bayeskit.ode import solving
 
@@ -125,3 +126,27 @@ def test_a_wrong_gradient_is_left_to_torch(monkeypatch):
     finally:
         solving._source.cache_clear()
     assert float(rate.grad) == pytest.approx(-2 * float(path[-1].detach().sum()), rel=1e-5)
+
+
+def test_tables_of_one_library_are_not_those_of_another():
+    """Libraries of one process have functions and tables of the same names, which a linker may take for one."""
+    x = torch.arange(300, dtype=F64)
+    for seed in range(3):
+        places = torch.randperm(300, generator=torch.Generator().manual_seed(seed)).tolist()
+        source = native.function_source("slope", lambda x, places=places: (x[places] * x,), [x])
+        call = "slope::call(space, (const double*)pointers[0], (double*)pointers[1]);"
+        library = library_of(native.batch_source([call], [source.text], source.space))
+        found = torch.empty_like(x)
+        call_library(library, [x], [found], 1, 1)
+        assert torch.equal(found, x[places] * x)
+
+
+@pytest.mark.parametrize("shift", [1, 2, 3])
+def test_equations_of_shifted_numbers_are_compiled_and_right(shift):
+    start = torch.linspace(0.1, 1.0, 300, dtype=F64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CompilationWarning)
+        found = bk.ode.solve(lambda t, y, params: (y.roll(shift) - y) * params, start, TIMES, torch.tensor(0.5))
+    moves = torch.fft.fft(torch.eye(300, dtype=F64)[shift]) - 1
+    exact = torch.fft.ifft(torch.fft.fft(start) * (moves * 0.5 * 2.0).exp()).real
+    torch.testing.assert_close(found[-1], exact, rtol=1e-5, atol=1e-6)
