@@ -23,6 +23,7 @@ FLAGS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-saniti
 MARKS = ("AddressSanitizer", "runtime error:", "    #0 ", "    #1 ", "    #2 ")
 TESTS = [
     "tests/ode/test_contract.py",
+    "tests/logdensity/test_random_operations.py",
     "tests/logdensity/test_rows.py",
     "tests/logdensity/test_loops.py",
     "tests/models/phylogenetics/test_forest_compiled.py",

@@ -11,7 +11,14 @@ import xarray as xr
 
 import bayeskit as bk
 from bayeskit.core.compatibility import as_inference_data, write_netcdf
-from bayeskit.errors import CheckpointError, DrawsError, OutputError, SettingsError, ShapeError, UnknownNameError
+from bayeskit.errors import (
+    CheckpointError,
+    DrawsError,
+    OutputError,
+    SettingsError,
+    ShapeError,
+    UnknownNameError,
+)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)
@@ -163,6 +170,7 @@ def test_a_repr_is_one_line(draws):
     assert shown.endswith("sites: x0, x1, x2, x3, x4, 4 more)")
 
 
+@pytest.mark.filterwarnings("ignore:ArviZ cannot hold some names")
 def test_names_that_a_tree_of_datasets_cannot_have(tmp_path):
     """Pyro's scopes put a slash into names; the dimensions of draws are taken."""
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from bayeskit.core.folders import clear_temporary_files, temporary_name
-from bayeskit.errors import OutputError, ShapeError
+from bayeskit.core.inputs import warn_user
+from bayeskit.errors import ConversionWarning, OutputError, ShapeError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +35,15 @@ def to_datasets(
     ShapeError if these do not fit. Without ``sampled``, tensors have neither chains nor draws.
     """
     plain, dims, coords = plain_attributes(attributes), dims or {}, coords or {}
-    made = {name: _dataset(x, plain, dims, coords, sampled) for name, x in groups.items() if x}
+    renamed: dict[str, str] = {}
+    made = {name: _dataset(x, plain, dims, coords, sampled, renamed) for name, x in groups.items() if x}
+    if renamed:
+        pairs = ", ".join(f"{old!r} as {new!r}" for old, new in renamed.items())
+        warn_user(
+            f"ArviZ cannot hold some names and gets {pairs}; the attribute 'site' of a variable keeps its name. Name "
+            "sites and plates without slashes, unlike one another, and not 'chain' or 'draw'",
+            ConversionWarning,
+        )
     return made
 
 
@@ -141,6 +150,7 @@ def _dataset(
     dims: Mapping[str, Sequence[str | None]],
     coords: Mapping[str, Sequence[Any]],
     sampled: bool,
+    renamed: dict[str, str],  # is filled with names that change
 ) -> xr.Dataset:
     import xarray as xr
 
@@ -153,6 +163,7 @@ def _dataset(
         names[site] = _allowed(site, variables.keys() - {site} | {*names.values()})
     for named in dict.fromkeys(named for given in dims.values() for named in given if named):
         stored[named] = _allowed(named, {*names.values(), *stored.values()})
+    renamed.update({old: new for old, new in (*stored.items(), *names.items()) if old != new})
     sizes: dict[str, int] = {}
     for site, tensor in variables.items():
         name = names[site]
