@@ -394,7 +394,9 @@ def _is_typed(error: BaseException | None) -> bool:
         return False
     if isinstance(error, BayeskitError | KeyboardInterrupt | MemoryError):
         return True
-    # An allocation that fails: of torch, or of a library that says so in its own way.
+    # An allocation that fails: of torch, or of a library that says so in its own way; Python's import loses the error.
+    if isinstance(error, SystemError) and "exception" in str(error):
+        return True
     memory = isinstance(error, RuntimeError | OSError | ImportError) and _NO_MEMORY.search(str(error))
     return bool(memory) or (type(error) is RuntimeError and _is_typed(error.__cause__))
 

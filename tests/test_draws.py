@@ -1,3 +1,4 @@
+import errno
 import warnings
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import torch
 import xarray as xr
 
 import bayeskit as bk
+from bayeskit.core import compatibility
 from bayeskit.core.compatibility import as_inference_data, write_netcdf
 from bayeskit.errors import (
     CheckpointError,
@@ -168,6 +170,16 @@ def test_a_repr_is_one_line(draws):
 
     shown = repr(replace(draws, target=bk.Target.from_pyro(many)))
     assert shown.endswith("sites: x0, x1, x2, x3, x4, 4 more)")
+
+
+def test_a_full_disk_is_found_before_the_file_is_begun(draws, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(compatibility.os, "posix_fallocate", full, raising=False)
+    with pytest.raises(OutputError, match="No space left on device"):
+        write_netcdf(draws.to_datasets(), tmp_path / "draws.nc")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.filterwarnings("ignore:ArviZ cannot hold some names")

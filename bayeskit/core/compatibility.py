@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
@@ -135,6 +136,7 @@ def write_netcdf(datasets: dict[str, xr.Dataset], path: str | Path) -> None:
         for group, data in datasets.items()
     }
     try:
+        _require_space(temporary, sum(data.nbytes for data in datasets.values()))
         xr.DataTree.from_dict(datasets).to_netcdf(temporary, engine="h5netcdf", encoding=encoding)
         temporary.replace(path)
     except OSError as error:
@@ -142,6 +144,16 @@ def write_netcdf(datasets: dict[str, xr.Dataset], path: str | Path) -> None:
         raise OutputError(
             f"cannot write {path}: {error.strerror or error}; choose a folder that exists, is writable and has space"
         ) from error
+
+
+def _require_space(path: Path, num_bytes: int) -> None:
+    """Raise OSError if a file of tensors cannot be written; HDF5 ends the process where a disk is full."""
+    with open(path, "wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, num_bytes + num_bytes // 4 + _OVERHEAD)
+
+
+_OVERHEAD = 2**21  # bytes of names, attributes and chunks in a file of HDF5
 
 
 def _dataset(
