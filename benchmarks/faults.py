@@ -10,7 +10,8 @@ Each attempt is a process of its own. The faults are:
 - memory: the process may take a random part of the memory that the run takes;
 - twins: two processes in one folder;
 - copy: a killed run goes on in a copy of its folder;
-- read-only: a killed run goes on where it must not write.
+- read-only: a killed run goes on where it must not write;
+- linker: the folder of compiled code is on a disk that is full after a random part of it.
 
 A disturbed attempt may end with the result of the undisturbed run, with a part of it and a warning, or with an error of
 bayeskit, of a keyboard or of memory. Then an attempt without a fault follows in the same folder, and has to end with
@@ -133,6 +134,12 @@ def estimated(*found: evidence.Evidence) -> Any:
 
 def sampling(folder: Path) -> Any:
     return drawn(bk.sample(problem(), 4, 60, 80, checkpoint=folder / "run", **OFTEN))
+
+
+def compiled_sampling(folder: Path) -> Any:
+    target = exact.get("beta_binomial").target()
+    target.compile = True
+    return drawn(bk.sample(target, 4, 60, 80, checkpoint=folder / "run", **OFTEN))
 
 
 def sampling_in_groups(folder: Path) -> Any:
@@ -325,6 +332,7 @@ TREES = "trees --runs 2 --warmup 30 --samples 40 --temperatures 3 --no-evidence"
 Call = Callable[[Path], Any]
 CALLS: dict[str, Call] = {
     "sample": sampling,
+    "sample, compiled": compiled_sampling,
     "sample, in groups": sampling_in_groups,
     "sample_with_pyro": pyro_sampling,
     "sample_ladder": tempering,
@@ -376,7 +384,7 @@ class Ending(NamedTuple):
         """Whether a disturbed attempt may end so."""
         if self.how == "error":
             return self.is_typed
-        is_slow = any("run as tensor operations" in text for text in self.said)
+        is_slow = any("tensor operations" in text or "more slowly" in text for text in self.said)
         return self.how == "result" and (self.digest == expected or self.is_partial or is_slow)
 
 
@@ -585,6 +593,19 @@ def read_only(study: Study, folder: Path) -> list[Ending]:
     return study.unsound(ending) + changed
 
 
+def with_full_cache(study: Study, folder: Path) -> list[Ending]:
+    place = folder.with_name(f"{folder.name}-cache")
+    with disk(place, int(study.part() * 400_000)):
+
+        def prepare() -> None:
+            os.environ["XDG_CACHE_HOME"] = str(place)
+
+        ending = Attempt(study.call, folder, prepare).end()
+    for path in folder.iterdir():  # uncompiled chains have other digits, with which compiled ones would go on
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return study.unsound(ending)
+
+
 FAULTS: dict[str, Callable[[Study, Path], list[Ending]]] = {
     "kill": partial(signalled, signal.SIGKILL),
     "terminate": partial(signalled, signal.SIGTERM),
@@ -594,6 +615,7 @@ FAULTS: dict[str, Callable[[Study, Path], list[Ending]]] = {
     "twins": twins,
     "copy": copied,
     "read-only": read_only,
+    "linker": with_full_cache,
 }
 
 
