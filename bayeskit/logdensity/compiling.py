@@ -49,8 +49,8 @@ __all__ = [
     "Evaluator",
     "Joint",
     "MAX_COMPILE_SECONDS",
-    "Reference",
     "SPACE",
+    "TorchResults",
     "call_library",
     "compile_graph",
     "compile_with_inductor",
@@ -729,7 +729,7 @@ def has_compiler() -> bool:
     return compiler() is not None
 
 
-class Reference:
+class TorchResults:
     """What a graph of torch gives at some points, against which its compiled code is compared at first use."""
 
     def __init__(self, graph: GraphModule, examples: Sequence[Tensor]) -> None:
@@ -777,7 +777,7 @@ def compile_graph(graph: GraphModule, *examples: Tensor) -> Callable[..., tuple[
         )
         return graph
     # Not by torch.compile: its guards cost more than a small density in each call; shapes, strides and dtype are fixed.
-    reference = Reference(graph, examples)
+    reference = TorchResults(graph, examples)
     run_natively(graph)
     try:
         compiled = compile_with_inductor(graph, tuple(x.clone() for x in examples), {"size_asserts": False})

@@ -17,7 +17,6 @@ from bayeskit.core.statistics import effective_sample_size, mean_error
 from bayeskit.draws import Draws
 from bayeskit.errors import DrawsError, SettingsError
 from bayeskit.inference.evidence import Evidence, bridge_sampling, smc
-from bayeskit.inference.evidence.bridge import MAX_ITERATIONS, iterate, terms
 from bayeskit.inference.evidence.checks import (
     MIN_DRAWS,
     MIN_EFFECTIVE,
@@ -26,6 +25,7 @@ from bayeskit.inference.evidence.checks import (
     posterior_problems,
     with_rounding,
 )
+from bayeskit.inference.ratio import bidirectional_ratio
 from bayeskit.inference.samplers import sample_smc
 from bayeskit.logdensity.target import Target
 from bayeskit.models.discrete.inputs import prior_probabilities_of
@@ -237,28 +237,25 @@ def symmetrised_bridge(
     proposal_ratio = (target.log_density(y) - proposal.log_prob(y)).to(torch.float64)
     proposal_ratio = torch.where(proposal_ratio.isnan(), -torch.inf, proposal_ratio)
     effective = min(float(effective_sample_size(posterior_ratio)), posterior_ratio.numel())
-    log_z, converged, iterations = iterate(posterior_ratio, proposal_ratio, effective)
-    numerator, denominator = terms(posterior_ratio, proposal_ratio, log_z, effective)
+    ratio = bidirectional_ratio(posterior_ratio.flatten(), proposal_ratio, effective)
+    numerator, denominator = ratio.of_denominator, ratio.of_numerator.reshape(posterior_ratio.shape)
     variance = float(numerator.var() / numerator.mean().square()) / len(y)
     variance += float((mean_error(denominator) / denominator.mean()).square())
 
     problems, diagnostics = posterior_problems(draws)
-    if not converged:
-        problems.append(f"the bridge did not converge in {MAX_ITERATIONS} iterations: use more draws")
     overlap = float(numerator.sum().square() / numerator.square().sum())
-    if overlap < MIN_EFFECTIVE:
+    if not overlap >= MIN_EFFECTIVE:
         problems.append(
             f"posterior and proposal hardly overlap ({overlap:.0f} effective proposals): use mixture_evidence"
         )
     diagnostics |= {
-        "iterations": float(iterations),
         "effective_proposals": overlap,
         "labellings": float(len(chosen.unique(dim=0))),
         "log_num_permutations": labels.log_num_permutations,
     }
     return Evidence(
         "symmetrised_bridge",
-        log_z,
+        float(ratio.log_ratio),
         with_rounding(math.sqrt(variance), log_density),
         draws.num_gradients + len(y),
         tuple(problems),

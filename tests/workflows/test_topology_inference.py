@@ -462,7 +462,7 @@ def test_three_ways_agree(search, request, limit):
     run, masses = request.getfixturevalue(search), EXACT[search]()
     found = topology_evidence(run, num_steps=400, num_draws=4000, progress=False)
     exact = float(masses.logsumexp(0)) - math.log(len(masses))
-    assert set(found.table.results) == {"stepping_stone", "sum_over_topologies", "variational_importance_sampling"}
+    assert set(found.table.results) == {"bidirectional_ratio", "sum_over_topologies", "variational_importance_sampling"}
     # With all topologies in the search's sample, none is missing from the support of the last way.
     # The wrong number of topologies would be noticed: the constraint leaves 3 of 15, whose logarithms differ by 1.6.
     missing = len(run.sample.topologies) < len(masses)

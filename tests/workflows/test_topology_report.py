@@ -75,7 +75,7 @@ def test_the_page_has_what_the_search_found(search, found, page):
     assert f">{float(search.split_effective_sizes.min()):.0f}</td>" in page
     assert "R-hat of tree_length</th><td" in page.replace("_<wbr>", "_")
     assert f">{search.r_hat['tree_length']:.3f}</td>" in page
-    for way in ("stepping_", "sum_", "variational_"):
+    for way in ("bidirectional_", "sum_", "variational_"):
         assert f"{way}<wbr>" in page
     assert "tree_length" in page and "JC69()" in page and "Exponential(10)" in page
     assert "&#39;my &lt;file&gt;.fasta&#39;" in page and "<b>B" not in page
@@ -95,16 +95,16 @@ def test_one_run_with_parameters_and_no_evidence(tmp_path):
     write_topology_report(path, search, title="One run")
     page = path.read_text(encoding="utf-8").replace("_<wbr>", "_")
     assert "A single run cannot show whether runs agree" in page and "NOT CONVERGED" in page
-    assert "stepping_stone" in page and "standard deviation" not in page
+    assert "bidirectional_ratio" in page and "standard deviation" not in page
     assert "exchangeabilities[5]" in page and "base_frequencies[3]" in page and "shape ~ Exponential(1)" in page
     assert "those that satisfy 1 constraint," in page and "GammaRates" in page
 
 
-def test_the_evidence_by_stepping_stones_alone(search, tmp_path):
+def test_the_evidence_of_the_search_alone(search, tmp_path):
     path = tmp_path / "report.html"
     write_topology_report(path, search, title="Five taxa")
     page = path.read_text(encoding="utf-8")
-    assert "stepping_<wbr>stone" in page and "variational_<wbr>importance" not in page
+    assert "bidirectional_<wbr>ratio" in page and "variational_<wbr>importance" not in page
 
 
 def test_evidence_of_another_search_is_refused(search, found, tmp_path):

@@ -21,16 +21,14 @@ from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.peaks import negative_hessian
+from bayeskit.inference.ratio import bidirectional_ratio
 from bayeskit.logdensity.target import Target
 
 __all__ = [
     "Halves",
-    "MAX_ITERATIONS",
     "bridge_sampling",
     "halved",
-    "iterate",
     "normal_fit",
-    "terms",
     "warp_bridge_sampling",
 ]
 
@@ -187,27 +185,24 @@ def _bridged(
     method: str, halves: Halves, posterior_ratio: Tensor, proposal_ratio: Tensor, num_evaluations: int
 ) -> Evidence:
     """Return the estimate from log posterior over proposal at draws ``(chains, draws)`` and proposals ``(count,)``."""
-    # Double precision, so that the iteration converges whatever the precision of the model.
     posterior_ratio, proposal_ratio = posterior_ratio.to(torch.float64), proposal_ratio.to(torch.float64)
     proposal_ratio = torch.where(proposal_ratio.isnan(), -torch.inf, proposal_ratio)
     effective = min(float(effective_sample_size(posterior_ratio)), posterior_ratio.numel())
-    log_z, converged, iterations = iterate(posterior_ratio, proposal_ratio, effective)
-    numerator, denominator = terms(posterior_ratio, proposal_ratio, log_z, effective)
+    ratio = bidirectional_ratio(posterior_ratio.flatten(), proposal_ratio, effective)
+    numerator, denominator = ratio.of_denominator, ratio.of_numerator.reshape(posterior_ratio.shape)
     variance = _relative_variance(numerator, numerator.numel())
     variance += _relative_variance(denominator, min(float(effective_sample_size(denominator)), denominator.numel()))
 
     problems, diagnostics = posterior_problems(halves.draws)
-    if not converged:
-        problems.append(f"the bridge did not converge in {MAX_ITERATIONS} iterations: use more draws")
     overlap = float(numerator.sum().square() / numerator.square().sum())
-    if overlap < MIN_EFFECTIVE:
+    if not overlap >= MIN_EFFECTIVE:
         problems.append(
             f"posterior and proposal hardly overlap ({overlap:.0f} effective proposals): use stepping stone"
         )
-    diagnostics |= {"iterations": float(iterations), "effective_proposals": overlap}
+    diagnostics |= {"effective_proposals": overlap}
     return Evidence(
         method,
-        log_z,
+        float(ratio.log_ratio),
         with_rounding(math.sqrt(variance), halves.log_density),
         halves.draws.num_gradients + halves.num_evaluations + num_evaluations,
         tuple(problems),
@@ -222,31 +217,6 @@ def _relative_variance(terms: Tensor, effective: float) -> float:
     # Short chains that hardly visit the region where the proposal is too small underestimate both value and error.
     own_error = math.sqrt(max(kurtosis - 1, 0.0) / effective)
     return float(terms.var() / terms.mean().square()) / effective * (1 + own_error)
-
-
-def terms(posterior: Tensor, proposal: Tensor, log_z: float, effective: float) -> tuple[Tensor, Tensor]:
-    """Terms of numerator ``(count,)`` and denominator ``(chains, draws)``, both divided by the current estimate."""
-    count = proposal.numel()
-    log_s1 = math.log(effective / (effective + count))
-    log_s2 = math.log(count / (effective + count))
-    a, b = proposal - log_z, posterior - log_z
-    numerator = (a - torch.logaddexp(a + log_s1, torch.full_like(a, log_s2))).exp()
-    denominator = (-torch.logaddexp(b + log_s1, torch.full_like(b, log_s2))).exp()
-    return numerator, denominator
-
-
-def iterate(posterior: Tensor, proposal: Tensor, effective: float) -> tuple[float, bool, int]:
-    """Return the fixed point of the bridge, whether it was reached, and after how many iterations."""
-    log_z = float(posterior.median())
-    for iteration in range(1, MAX_ITERATIONS + 1):
-        numerator, denominator = terms(posterior, proposal, log_z, effective)
-        change = float(numerator.mean().log() - denominator.mean().log())
-        log_z += change
-        if not math.isfinite(log_z):
-            return log_z, False, iteration
-        if abs(change) < _TOLERANCE * max(1.0, abs(log_z)):
-            return log_z, True, iteration
-    return log_z, False, MAX_ITERATIONS
 
 
 # Bridge sampling after centring, standardising and symmetrising the posterior.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import scipy
 import torch
 from torch import Tensor
 
@@ -18,10 +16,10 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import independent_log_mean_exp_error, pareto_shape, weight_effective_sample_size
 from bayeskit.core.texts import with_error
 from bayeskit.errors import DataError, SettingsError
-from bayeskit.inference.evidence.bridge import iterate, terms
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.held_out.annealing import sigmoid_schedule
+from bayeskit.inference.ratio import bidirectional_ratio
 from bayeskit.inference.samplers import HMC
 from bayeskit.inference.unnormalised.moves import (
     MovedChains,
@@ -322,9 +320,9 @@ def _from_both_sides(
     low_error = float(independent_log_mean_exp_error(forward.unsqueeze(0)))
     high_error = math.sqrt(_relative_variance((high - reverse).exp(), ancestor))
     worth = len(reverse) / _family_factor((high - reverse).clamp(max=2.0).exp(), ancestor)
-    both, converged, _ = iterate(reverse.unsqueeze(0), forward, worth)
-    numerator, denominator = terms(reverse.unsqueeze(0), forward, both, worth)
-    variance = _relative_variance(numerator, None) + _relative_variance(denominator.flatten(), ancestor)
+    ratio = bidirectional_ratio(reverse, forward, worth)
+    both, denominator, numerator = float(ratio.log_ratio), ratio.of_numerator, ratio.of_denominator
+    variance = _relative_variance(numerator, None) + _relative_variance(denominator, ancestor)
 
     shapes = [pareto_shape(forward), pareto_shape(-reverse)]
     kish = [float(weight_effective_sample_size(w.unsqueeze(0))) for w in (forward, -reverse)]
@@ -337,8 +335,6 @@ def _from_both_sides(
     own = [_more_temperatures(weight_problems(k, n)) for k, n in zip(shapes, kish, strict=True)]
     overlap = min(float(t.sum().square() / t.square().sum()) for t in (numerator, denominator))
     bridged = _more_temperatures(weight_problems(-math.inf, overlap))
-    if not converged:
-        bridged.append("the bridge did not converge: use more temperatures")
     facts = {"gap": high - low, "gap_in_standard_errors": apart, "effective_bridge": overlap}
     values = forward[forward.isfinite()].to(dtype)
 
@@ -437,31 +433,20 @@ def noise_contrastive_constant(
             "each; noise has to cover the model"
         )
     worth = float(len(a)) if effective is None else real_number("effective", effective, "(0, inf)")
-    odds = math.log(worth / len(b))
-
-    def slope(constant: float) -> float:
-        missed = torch.sigmoid(constant - odds - a).mean() * worth  # probability of noise, at draws of the model
-        return float(missed - torch.sigmoid(b - constant + odds).sum())
-
-    low, high = _bracket(slope, float(torch.cat([a, b[b > -torch.inf]]).median()))
-    constant = scipy.optimize.brentq(slope, low, high, xtol=1e-13, rtol=1e-14)
-    # Per draw: h is the noise's share of the mixture. The error is that of the bridge.
-    h_model, h_noise = torch.sigmoid(constant - odds - a), torch.sigmoid(b - constant + odds)
+    constant, h_model, h_noise = bidirectional_ratio(a, b, worth)
+    if not bool(constant.isfinite()):
+        raise DataError("the ratios of model and noise do not determine a constant: noise has to cover the model")
+    # The error is that of the bridge.
     variance = float(h_model.var() / h_model.mean().square()) / worth
     variance += float(h_noise.var() / h_noise.mean().square()) / len(b)
     overlap = min(float(h.sum().square() / h.square().sum()) for h in (h_model, h_noise))
     problems = weight_problems(-math.inf, overlap)
     error = with_rounding(math.sqrt(variance), a)
     return Evidence(
-        "noise_contrastive_constant", constant, error, len(a) + len(b), tuple(problems), {"effective_overlap": overlap}
+        "noise_contrastive_constant",
+        float(constant),
+        error,
+        len(a) + len(b),
+        tuple(problems),
+        {"effective_overlap": overlap},
     )
-
-
-def _bracket(slope: Callable[[float], float], start: float) -> tuple[float, float]:
-    """Return numbers between which an increasing function is zero."""
-    width = 1.0
-    while not slope(start - width) < 0 < slope(start + width):
-        width *= 2
-        if width > 1e12:
-            raise DataError("the ratios of model and noise do not determine a constant: noise has to cover the model")
-    return start - width, start + width

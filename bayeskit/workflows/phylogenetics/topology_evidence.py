@@ -23,7 +23,7 @@ __all__ = ["TopologyEvidence", "topology_evidence"]
 
 #: Draws behind each way. The last two share the search's list of topologies, and the sum uses their mass in its runs.
 _SOURCES = {
-    "stepping_stone": "tempered chains",
+    "bidirectional_ratio": "tempered chains",
     "sum_over_topologies": "importance sampling",
     "variational_importance_sampling": "variational inference",
 }
@@ -36,7 +36,7 @@ class TopologyEvidence:
     Attributes
     ----------
     search : TopologyInference
-        Tempered chains: stepping stones over topologies.
+        Tempered chains: ratios of neighbouring temperatures over topologies.
     comparison : TopologyComparison
         Evidence of each of the most probable topologies; their sum over their posterior mass.
     variational : VariationalPosterior
@@ -83,10 +83,10 @@ def topology_evidence(
 ) -> TopologyEvidence:
     """Estimate the evidence over all topologies in three ways, each with draws of its own.
 
-    The first are the stepping stones of the search itself. The second is the sum of the evidence of the most probable
-    topologies, each by importance sampling, divided by their posterior mass in the search's runs. The third is
-    importance sampling from a variational posterior whose support is the topologies of the search. Topologies that all
-    runs have missed are missing in all three ways, unless the search began at the prior (`path="prior"`). With
+    The first is by the ratios between the temperatures of the search itself. The second is the sum of the evidence of
+    the most probable topologies, each by importance sampling, divided by their posterior mass in the search's runs. The
+    third is importance sampling from a variational posterior whose support is the topologies of the search. Topologies
+    that all runs have missed are missing in all three ways, unless the search began at the prior (`path="prior"`). With
     constraints, all three are over the topologies that satisfy them.
 
     Parameters

@@ -20,6 +20,7 @@ from bayeskit.core.randomness import new_generator
 from bayeskit.core.statistics import effective_sample_size, mean_error, r_hat
 from bayeskit.errors import SettingsError
 from bayeskit.inference.evidence import Evidence
+from bayeskit.inference.ratio import bidirectional_ratio
 from bayeskit.inference.samplers.driver import (
     CHECKPOINT_SECONDS,
     Control,
@@ -68,7 +69,7 @@ from bayeskit.workflows.phylogenetics.topology_comparison import check_data, mod
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["SearchState", "TopologyInference", "TopologySearch", "bidirectional_ratios", "infer_topologies"]
+__all__ = ["SearchState", "TopologyInference", "TopologySearch", "ratios_of_neighbours", "infer_topologies"]
 
 
 class _History(NamedTuple):
@@ -640,7 +641,7 @@ class TopologyInference:
 
     @cached_property
     def evidence(self) -> Evidence:
-        """Evidence over all topologies under their uniform prior, by stepping stones along the path.
+        """Evidence over all topologies under their uniform prior, by the ratios of neighbouring temperatures.
 
         With constraints, the prior is uniform over the topologies that satisfy them. Each ratio of normalising
         constants is estimated from the draws at both of its temperatures (Bennett 1976). Not a number if the run ended
@@ -648,10 +649,10 @@ class TopologyInference:
         """
         evaluations = int(self.settings["num_evaluations"])
         if not self.is_warm:
-            return Evidence("stepping_stone", math.nan, math.nan, evaluations, (self.problems[0],))
+            return Evidence("bidirectional_ratio", math.nan, math.nan, evaluations, (self.problems[0],))
         if self.searches:
             return _mean_evidence([one.evidence for one in self.searches])
-        ratios, influence = bidirectional_ratios(self.beta, self.log_ratio)
+        ratios, influence = ratios_of_neighbours(self.beta, self.log_ratio)
         problems = []
         trips = int(self.exchange.round_trips.sum())
         if trips < _LEAST_ROUND_TRIPS:
@@ -668,7 +669,7 @@ class TopologyInference:
         # Exchanges make the temperatures' errors dependent, so that their influences are added up.
         error = float(mean_error(influence.sum(0)))
         return Evidence(
-            "stepping_stone", float(ratios.sum()), error, evaluations, tuple(problems), facts, seconds=self.seconds
+            "bidirectional_ratio", float(ratios.sum()), error, evaluations, tuple(problems), facts, seconds=self.seconds
         )
 
     @property
@@ -783,26 +784,18 @@ _ASDSF, _LEAST_EFFECTIVE, _MOST_R_HAT = 0.01, 100, 1.05
 _LEAST_ROUND_TRIPS, _MOST_REJECTED = 10, 0.9
 
 
-def bidirectional_ratios(beta: Tensor, log_likelihood: Tensor) -> tuple[Tensor, Tensor]:
+def ratios_of_neighbours(beta: Tensor, log_likelihood: Tensor) -> tuple[Tensor, Tensor]:
     """Return log ratios of the normalising constants of neighbouring temperatures, and the influence of each draw.
 
     `beta` is `(T,)`, `log_likelihood` `(T, runs, draws)`; the ratios are `(T - 1,)`, and the influences, whose mean is
     the error to first order, `(T - 1, runs, draws)`.
     """
     gains = beta.diff()[:, None, None]
-    up, down = gains * log_likelihood[:-1], gains * log_likelihood[1:]
-    low = torch.minimum(up.amin((1, 2)), down.amin((1, 2)))
-    high = torch.maximum(up.amax((1, 2)), down.amax((1, 2)))
-    for _ in range(100):  # bisection: the difference of means decreases in the ratio
-        middle = (low + high) / 2
-        at = middle[:, None, None]
-        rest = (up - at).sigmoid().mean((1, 2)) - (at - down).sigmoid().mean((1, 2))
-        low, high = torch.where(rest > 0, middle, low), torch.where(rest > 0, high, middle)
-    ratios = (low + high) / 2
-    at = ratios[:, None, None]
-    one, other = (up - at).sigmoid(), (at - down).sigmoid()
+    up, down = (gains * x for x in (log_likelihood[:-1], log_likelihood[1:]))
+    found = bidirectional_ratio(down.flatten(1), up.flatten(1))
+    one, other = found.of_denominator.reshape(up.shape), found.of_numerator.reshape(down.shape)
     slope = (one * (1 - one)).mean((1, 2)) + (other * (1 - other)).mean((1, 2))
-    return ratios, (one - other) / slope[:, None, None]
+    return found.log_ratio, (one - other) / slope[:, None, None]
 
 
 def infer_topologies(

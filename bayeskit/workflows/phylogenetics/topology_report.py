@@ -59,7 +59,7 @@ def write_topology_report(
         File to write; an existing file is replaced whole or not at all.
     search : TopologyInference
     evidence : TopologyEvidence, optional
-        Of this search. Without it, the page has the evidence by stepping stones, if the search gives it.
+        Of this search. Without it, the page has the evidence of the search's temperatures, if the search gives it.
     title : str
         Heading of the page.
     settings : mapping, optional
@@ -89,7 +89,7 @@ def write_topology_report(
     if evidence is not None:
         comparison = evidence.table
     else:
-        known = {"stepping_stone": search.evidence} if search.is_warm else {}
+        known = {"bidirectional_ratio": search.evidence} if search.is_warm else {}
         comparison = EvidenceComparison(known, None, None)
     sections = [_consensus(search), _topologies(search), _convergence(search), _splits(search)]
     parts = {section.anchor: section.heading for section in sections}

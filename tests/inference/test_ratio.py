@@ -1,0 +1,70 @@
+"""Bennett's equation: the root by other means, exact ratios, and densities that do not overlap."""
+
+import math
+
+import pytest
+import torch
+from scipy.optimize import brentq
+from torch.distributions import Normal
+
+from bayeskit.core.randomness import new_generator
+from bayeskit.inference.ratio import bidirectional_ratio
+
+DOUBLE = torch.float64
+LOG_RATIO = 7.0
+
+
+def draws(shift, num_numerator=2000, num_denominator=3000):
+    """Return log ratios at draws of ``exp(7) N(shift, 1)`` and of ``N(0, 1)``."""
+    generator = new_generator(0, stream=f"ratio {shift}")
+    x = shift + torch.randn(num_numerator, generator=generator, dtype=DOUBLE)
+    y = torch.randn(num_denominator, generator=generator, dtype=DOUBLE)
+    return tuple(LOG_RATIO + Normal(shift, 1.0).log_prob(z) - Normal(0.0, 1.0).log_prob(z) for z in (x, y))
+
+
+@pytest.mark.parametrize("effective", [2000.0, 137.3])
+@pytest.mark.parametrize("shift", [0.0, 0.5, 2.0, 8.0])
+def test_it_is_the_root_of_the_equation(shift, effective):
+    a, b = draws(shift)
+    found = bidirectional_ratio(a, b, effective)
+    odds = effective / len(b)
+
+    def excess(c):
+        one = 1 / (1 + odds * (a - c).exp())
+        other = odds * (b - c).exp() / (1 + odds * (b - c).exp())
+        return effective * float(one.mean()) - len(b) * float(other.mean())
+
+    assert float(found.log_ratio) == pytest.approx(brentq(excess, -100, 200, xtol=1e-13, rtol=1e-14), abs=1e-9)
+
+
+def test_the_ratio_and_its_error_are_right(limit):
+    a, b = draws(1.5)
+    c, one, other = bidirectional_ratio(a, b)
+    error = sum(float(h.var() / h.mean().square()) / len(h) for h in (one, other)) ** 0.5
+    assert abs(float(c) - LOG_RATIO) < limit(1) * error < 0.3
+
+
+def test_rows_are_apart():
+    pairs = [draws(shift, 400, 400) for shift in (0.3, 1.0, 4.0)]
+    together = bidirectional_ratio(*(torch.stack(column) for column in zip(*pairs, strict=True)))
+    for row, pair in enumerate(pairs):
+        alone = bidirectional_ratio(*pair)
+        for one, all_ in zip(alone, together, strict=True):
+            torch.testing.assert_close(all_[row], one, rtol=1e-12, atol=1e-12)
+
+
+def test_densities_exchanged_give_the_negative():
+    a, b = draws(1.0)
+    there, back = bidirectional_ratio(a, b), bidirectional_ratio(-b, -a)
+    assert float(there.log_ratio) == pytest.approx(-float(back.log_ratio), abs=1e-12)
+    torch.testing.assert_close(there.of_numerator, back.of_denominator)
+
+
+def test_draws_without_density_and_no_overlap():
+    a, b = draws(1.0)
+    gone = b.masked_fill(b < b.median(), -math.inf)
+    assert bidirectional_ratio(a, gone).log_ratio < bidirectional_ratio(a, b).log_ratio
+    assert bidirectional_ratio(a, torch.full_like(b, -math.inf)).log_ratio == -math.inf
+    assert bidirectional_ratio(torch.full_like(a, math.inf), b).log_ratio == math.inf
+    far = bidirectional_ratio(*draws(300.0))
+    assert far.log_ratio.isfinite()  # as it is: one draw of each decides
