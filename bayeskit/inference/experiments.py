@@ -16,6 +16,7 @@ from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.texts import short_repr
 from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.held_out.information import Information
+from bayeskit.inference.proposals import student_log_prob
 from bayeskit.logdensity.outcomes import Data, Outcomes
 
 __all__ = ["BestDesign", "InformationGradient", "best_design", "information", "information_gradient"]
@@ -67,13 +68,10 @@ class _Student(NamedTuple):
         return x, self.log_prob(x)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        d, whole = x.shape[-1], 0.5 * _FREEDOM
-        identity = torch.eye(d, dtype=x.dtype, device=x.device)
+        identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
         inverse = torch.linalg.solve_triangular(self.scale, identity, upper=False)
         white = (x - self.location.unsqueeze(-2)) @ inverse.mT
-        constant = math.lgamma(whole + 0.5 * d) - math.lgamma(whole) - 0.5 * d * math.log(_FREEDOM * math.pi)
-        volume = self.scale.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True)
-        return constant - volume - (whole + 0.5 * d) * (white.square().sum(-1) / _FREEDOM).log1p()
+        return student_log_prob(white, _FREEDOM) - self.scale.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True)
 
     def adapted(self, x: Tensor, log_weights: Tensor) -> _Student:
         """Return the distributions with the moments of weighted draws, as far as these determine them."""

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from bayeskit.core.randomness import normal_points, student_points, uniform_points
-from bayeskit.inference.evidence.laplace_approximation import DefensiveStudentT, StudentT
+from bayeskit.inference.proposals import Mixture, StudentT
 
 F64 = torch.float64
 
@@ -61,9 +61,9 @@ def test_a_mixture_takes_whole_numbers_from_each_part():
     """Weights of the mixture against one of its parts average to one only if the share is that of the draws."""
     location, factor = torch.zeros(2, dtype=F64), torch.eye(2, dtype=F64)
     main, heavy = StudentT(location, factor, 8.0), StudentT(location + 1, 2 * factor, 5.0)
-    size, rough = 10, DefensiveStudentT(main, heavy, 0.16)
+    size, rough = 10, Mixture([main, heavy], [0.84, 0.16])
     mixture = rough.with_share_of(size)
-    assert mixture.heavy_share == 0.2
+    assert mixture.shares == (0.8, 0.2)
     g = generator()
     x = torch.stack([mixture.spread(size, g) for _ in range(2000)])
     for proposal, right in ((mixture, True), (rough, False)):

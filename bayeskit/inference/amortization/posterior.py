@@ -45,6 +45,7 @@ from bayeskit.inference.evidence.checks import weight_problems, with_rounding, w
 from bayeskit.inference.evidence.diagnostics import Diagnostics, from_draws
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.sequential import average
+from bayeskit.inference.proposals import student_log_prob
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS
 from bayeskit.inference.samplers.smc import sample_smc, systematic
 from bayeskit.inference.training import Fit, fit
@@ -179,9 +180,7 @@ def _normal(noise: Tensor) -> Tensor:
 
 
 def _student(noise: Tensor) -> Tensor:
-    d, df = noise.shape[-1], _DEGREES_OF_FREEDOM
-    constant = math.lgamma((df + d) / 2) - math.lgamma(df / 2) - d / 2 * math.log(df * math.pi)
-    return constant - (df + d) / 2 * torch.log1p(noise.square().sum(-1) / df)
+    return student_log_prob(noise, _DEGREES_OF_FREEDOM)
 
 
 class _Latent(TorchDistribution):  # type: ignore[misc]

@@ -12,12 +12,13 @@ from bayeskit.core.functions_of_users import density_may_fail
 from bayeskit.core.inputs import whole_number
 from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import pareto_shape, weight_effective_sample_size
-from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.errors import BayeskitError
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, MIN_EFFECTIVE
 from bayeskit.inference.evidence.improper_priors import first_five
 from bayeskit.inference.evidence.modes import find_modes
 from bayeskit.inference.peaks import negative_hessian
+from bayeskit.inference.proposals import IndependentStudentT, Mixture
+from bayeskit.inference.ratio import bidirectional_ratio
 from bayeskit.logdensity.pyro_density import PyroDensity, WitnessedSite, log_integral_of_density, parts_of
 from bayeskit.logdensity.target import Target
 
@@ -25,11 +26,11 @@ __all__ = [
     "ConstantsReport",
     "Integral",
     "LogPrior",
-    "StudentReference",
     "WIDTHS",
     "bridge",
     "check_constants",
     "importance",
+    "student_fit",
     "tails",
 ]
 
@@ -67,65 +68,19 @@ _UNKNOWN = Integral(math.nan, math.nan, False)
 _ONE = Integral(0.0, 0.0, True)
 
 
-class StudentReference:
-    """Independent Student-t variables, correlated by a lower triangular factor: ``x = location + factor @ t``."""
-
-    def __init__(self, location: Tensor, factor: Tensor, degrees_of_freedom: Tensor) -> None:
-        self.location, self.factor, self.df = location, factor, degrees_of_freedom  # (d,), (d, d), (d,)
-
-    @classmethod
-    def fit(cls, draws: Tensor, degrees_of_freedom: Tensor) -> StudentReference:
-        """Fit by quantiles, which are robust to heavy tails; ``draws`` has shape ``(n, d)``."""
-        low, middle, high = (draws.quantile(q, 0) for q in (0.16, 0.5, 0.84))
-        scale = (0.5 * (high - low)).clamp(min=1e-12)
-        bounded = ((draws - middle) / scale).clamp(-4.0, 4.0)
-        correlation = torch.corrcoef(bounded.T).reshape(len(scale), len(scale)).nan_to_num(0.0)
-        correlation = 0.98 * correlation
-        correlation.fill_diagonal_(1.0)
-        factor = scale.unsqueeze(-1) * torch.linalg.cholesky(correlation)
-        # Coordinates with an uncertain scale have heavier tails than along a single line.
-        tail = (draws.quantile(0.995, 0) - draws.quantile(0.005, 0)) / (2 * scale)
-        df = torch.where(tail > _HEAVY, degrees_of_freedom.clamp(max=1.0), degrees_of_freedom)
-        return cls(middle, factor, df)
-
-    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draw, ``(num_draws, d)``."""
-        half = (self.df / 2).expand(num_draws, -1).contiguous()
-        normal = torch.randn(half.shape, generator=generator, dtype=torch.float64)
-        gamma = standard_gamma(half, generator=generator)
-        return self.location + (normal * (half / gamma).sqrt()) @ self.factor.T
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Return the log density, ``(*batch, d) -> (*batch)``."""
-        t = self.standardised(x)
-        power = (self.df + 1) / 2
-        constant = power.lgamma() - (self.df / 2).lgamma() - 0.5 * (self.df * math.pi).log()
-        terms = constant - power * torch.log1p(t.square() / self.df)
-        return terms.sum(-1) - self.factor.diagonal().log().sum()
-
-    def standardised(self, x: Tensor) -> Tensor:
-        """Return the Student-t variables behind ``x``, ``(*batch, d) -> (*batch, d)``."""
-        flat = (x - self.location).reshape(-1, len(self.location))
-        return torch.linalg.solve_triangular(self.factor, flat.T, upper=False).T.reshape(x.shape)
-
-
-class _Mixture:
-    """Several references, each with a share of the draws."""
-
-    def __init__(self, references: list[StudentReference], shares: list[float]) -> None:
-        self.references, self.shares = references, torch.tensor(shares, dtype=torch.float64)
-
-    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draw independently, ``(num_draws, d)``."""
-        which = torch.multinomial(self.shares, num_draws, True, generator=generator)
-        counts = which.bincount(minlength=len(self.references)).tolist()
-        pairs = zip(self.references, counts, strict=True)
-        return torch.cat([reference.sample(count, generator) for reference, count in pairs if count])
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Return the log density, ``(*batch, d) -> (*batch)``."""
-        terms = torch.stack([reference.log_prob(x) for reference in self.references], -1)
-        return (terms + (self.shares / self.shares.sum()).log()).logsumexp(-1)
+def student_fit(draws: Tensor, degrees_of_freedom: Tensor) -> IndependentStudentT:
+    """Fit by quantiles, which are robust to heavy tails; ``draws`` has shape ``(n, d)``."""
+    low, middle, high = (draws.quantile(q, 0) for q in (0.16, 0.5, 0.84))
+    scale = (0.5 * (high - low)).clamp(min=1e-12)
+    bounded = ((draws - middle) / scale).clamp(-4.0, 4.0)
+    correlation = torch.corrcoef(bounded.T).reshape(len(scale), len(scale)).nan_to_num(0.0)
+    correlation = 0.98 * correlation
+    correlation.fill_diagonal_(1.0)
+    factor = scale.unsqueeze(-1) * torch.linalg.cholesky(correlation)
+    # Coordinates with an uncertain scale have heavier tails than along a single line.
+    tail = (draws.quantile(0.995, 0) - draws.quantile(0.005, 0)) / (2 * scale)
+    df = torch.where(tail > _HEAVY, degrees_of_freedom.clamp(max=1.0), degrees_of_freedom)
+    return IndependentStudentT(middle, factor, df)
 
 
 class LogPrior:
@@ -154,22 +109,17 @@ def importance(log_weights: Tensor) -> Integral:
 
 def bridge(at_draws: Tensor, at_reference: Tensor) -> Integral:
     """Return the integral from log ratios of prior to reference, at equally many draws of each (Bennett 1976)."""
-    low, high = -1e5, 1e5
-    for _ in range(100):
-        middle = 0.5 * (low + high)
-        more = float(torch.sigmoid(at_reference - middle).sum() - torch.sigmoid(middle - at_draws).sum()) > 0
-        low, high = (middle, high) if more else (low, middle)
-    a, b = torch.sigmoid(at_reference - low), torch.sigmoid(low - at_draws)
+    log_ratio, b, a = bidirectional_ratio(at_draws, at_reference)
     if not float(a.sum()) > 0 or not float(b.sum()) > 0:
         return _UNKNOWN
     variance = sum(float(c.var() / c.mean().square()) / len(c) for c in (a, b))
     effective = min(float(c.sum().square() / c.square().sum()) for c in (a, b))
     # Bounded terms always look even; the overlap of the two sets of draws is the relevant measure.
     overlap = float(a.sum() + b.sum()) / (len(a) + len(b))
-    return Integral(low, math.sqrt(variance), effective >= MIN_EFFECTIVE and overlap > 0.02)
+    return Integral(float(log_ratio), math.sqrt(variance), effective >= MIN_EFFECTIVE and overlap > 0.02)
 
 
-def _misfit(draws: Tensor, points: Tensor, log_weights: Tensor, reference: StudentReference) -> float:
+def _misfit(draws: Tensor, points: Tensor, log_weights: Tensor, reference: IndependentStudentT) -> float:
     """Return the largest ``|z|`` between means of bounded functions over draws and over the self-normalised density."""
 
     def features(x: Tensor) -> Tensor:
@@ -220,7 +170,7 @@ def tails(prior: LogPrior, centre: Tensor, scale: Tensor) -> Tensor:
 
 
 def _outgrown(
-    prior: LogPrior, near: StudentReference, reference: StudentReference | _Mixture, log_weights: Tensor
+    prior: LogPrior, near: IndependentStudentT, reference: IndependentStudentT | Mixture, log_weights: Tensor
 ) -> bool:
     """Whether weights far out exceed all drawn weights, because the reference has the lighter tails."""
     steps = torch.tensor((30.0, 1e3, 1e5), dtype=torch.float64)
@@ -274,7 +224,7 @@ class _Peaks:
     """A reference at each mode of the prior found, highest first."""
 
     def __init__(self, target: Target, prior: LogPrior) -> None:
-        self.found: list[StudentReference] = []
+        self.found: list[IndependentStudentT] = []
         self.count = 0  # of evaluations by the searches
         self._prior = prior
         self._alone = Target.from_functions(
@@ -297,7 +247,7 @@ class _Peaks:
             if not known and len(self.found) < _MAX_PEAKS:
                 self.found.append(self._at(end))
 
-    def _at(self, end: Tensor) -> StudentReference:
+    def _at(self, end: Tensor) -> IndependentStudentT:
         with torch.enable_grad():
             precision, differences = negative_hessian(self._alone, end)
         self.count += differences
@@ -307,12 +257,12 @@ class _Peaks:
         covariance = (vectors / values) @ vectors.T
         centre = end.cpu().double()
         df = tails(self._prior, centre, covariance.diagonal().sqrt())
-        return StudentReference(centre, torch.linalg.cholesky(covariance), df)
+        return IndependentStudentT(centre, torch.linalg.cholesky(covariance), df)
 
 
 def _refitted(
-    prior: LogPrior, reference: StudentReference, num_draws: int, generator: torch.Generator
-) -> StudentReference:
+    prior: LogPrior, reference: IndependentStudentT, num_draws: int, generator: torch.Generator
+) -> IndependentStudentT:
     """Return the reference after rounds of fits to its own weighted draws."""
     df = reference.df
     for _ in range(_PILOTS):
@@ -323,18 +273,22 @@ def _refitted(
             break
         chosen = torch.multinomial(torch.softmax(log_weights, 0), num_draws, True, generator=generator)
         try:
-            reference = StudentReference.fit(points[chosen], df)
+            reference = student_fit(points[chosen], df)
         except torch.linalg.LinAlgError:
             break
     return reference
 
 
 def _mixed(
-    prior: LogPrior, fitted: StudentReference, peaks: list[StudentReference], num_draws: int, generator: torch.Generator
+    prior: LogPrior,
+    fitted: IndependentStudentT,
+    peaks: list[IndependentStudentT],
+    num_draws: int,
+    generator: torch.Generator,
 ) -> Integral:
     """Return the integral by a mixture of the fit and, for missed mass, wide references at all modes."""
-    wider = [StudentReference(p.location, width * p.factor, p.df) for p in peaks for width in WIDTHS]
-    mixture = _Mixture([fitted, *wider], [0.5, *[0.5 / len(wider)] * len(wider)])
+    wider = [IndependentStudentT(p.location, width * p.factor, p.df) for p in peaks for width in WIDTHS]
+    mixture = Mixture([fitted, *wider], [0.5, *[0.5 / len(wider)] * len(wider)])
     points = mixture.sample(num_draws, generator)
     log_weights = prior(points) - mixture.log_prob(points)
     return _UNKNOWN if _outgrown(prior, fitted, mixture, log_weights) else importance(log_weights)
@@ -347,7 +301,7 @@ def _with_draws(target: Target, draws: Tensor, seed: int) -> _PriorCheck:
     fitted, held_out = draws[:n], draws[n : 2 * n]
     low, centre, high = (fitted.quantile(q, 0) for q in (0.16, 0.5, 0.84))
     try:
-        reference = StudentReference.fit(fitted, tails(prior, centre, (0.5 * (high - low)).clamp(min=1e-12)))
+        reference = student_fit(fitted, tails(prior, centre, (0.5 * (high - low)).clamp(min=1e-12)))
     except torch.linalg.LinAlgError:
         return _PriorCheck(_UNKNOWN, _UNKNOWN, math.nan, None, prior.count)
     index = _ray(prior, reference.location, _directions_of(reference.factor))

@@ -40,9 +40,9 @@ from bayeskit.inference.evidence.checks import (
 )
 from bayeskit.inference.evidence.diagnostics import from_draws
 from bayeskit.inference.evidence.judgement import estimator
-from bayeskit.inference.evidence.laplace_approximation import StudentT
 from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.result import Evidence
+from bayeskit.inference.proposals import StudentT, student_log_prob
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -294,9 +294,7 @@ def _normal_density(noise: Tensor, temperature: float = 1.0) -> Tensor:
 
 def _student_density(noise: Tensor) -> Tensor:
     """Log density of the wider noise, multivariate Student-t, ``(*batch, d) -> (*batch)``."""
-    d, df = noise.shape[-1], _DEGREES_OF_FREEDOM
-    constant = math.lgamma((df + d) / 2) - math.lgamma(df / 2) - d / 2 * math.log(df * math.pi)
-    return constant - (df + d) / 2 * torch.log1p(noise.square().sum(-1) / df)
+    return student_log_prob(noise, _DEGREES_OF_FREEDOM)
 
 
 def _defensive_density(noise: Tensor, log_volume: Tensor, white: Tensor) -> Tensor:

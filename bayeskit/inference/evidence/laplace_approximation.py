@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from bayeskit.core.inputs import real_number, whole_number
-from bayeskit.core.randomness import new_generator, one_thread, student_points
+from bayeskit.core.randomness import new_generator, one_thread
 from bayeskit.core.statistics import (
     log_mean_exp,
     pareto_shape,
@@ -18,7 +18,6 @@ from bayeskit.core.statistics import (
     replicates_log_mean_error,
     weight_effective_sample_size,
 )
-from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.draws import Draws
 from bayeskit.errors import ModelError, SettingsError
 from bayeskit.inference.evidence.checks import (
@@ -51,100 +50,22 @@ from bayeskit.inference.evidence.modes import (
 )
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.peaks import negative_hessian, posterior
+from bayeskit.inference.proposals import Mixture, StudentT
 from bayeskit.logdensity.climbing import ClimbObjective
 from bayeskit.logdensity.target import Target
 
 __all__ = [
-    "DefensiveStudentT",
-    "StudentT",
     "laplace",
     "laplace_importance_sampling",
-    "log_constant",
     "maximum_likelihood",
     "maximum_posterior",
     "scale_factor",
 ]
 
-# Multivariate Student-t distributions as proposals.
+# The scale of a proposal from the curvature of the posterior.
 
 #: Curvatures below this share of the largest count as flat; their replacement, as a share of the largest.
 _FLAT, _NARROWEST = 1e-20, 1e-8
-#: Half degrees of freedom above which Stirling's series is exact in double precision.
-_LARGE = 1e3
-
-
-class StudentT:
-    """Multivariate Student-t with location ``(d,)`` and scale factor ``(d, d)``."""
-
-    def __init__(self, location: Tensor, factor: Tensor, degrees_of_freedom: float) -> None:
-        self.location, self.factor, self.df = location, factor, degrees_of_freedom
-
-    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draw points, ``(num_draws, d)``."""
-        d = len(self.location)
-        normal = torch.randn(num_draws, d, generator=generator, dtype=self.location.dtype)
-        # A chi-squared variable with real degrees of freedom; torch's gamma sampler accepts the generator.
-        concentration = torch.full((num_draws, 1), self.df / 2, dtype=self.location.dtype)
-        chi_squared = 2 * standard_gamma(concentration, generator=generator)
-        scaled = (normal * (self.df / chi_squared).sqrt()).to(self.location.device)
-        return self.location + scaled @ self.factor.T
-
-    def spread(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Return randomised quasi-Monte Carlo points ``(num_draws, d)``; calls are independent."""
-        standard = student_points(num_draws, len(self.location), self.df, generator)
-        return self.location + standard.to(self.location) @ self.factor.T
-
-    def with_share_of(self, num_draws: int) -> StudentT:
-        """Return itself, because it has one component."""
-        return self
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Return the log density, ``(n, d) -> (n)``."""
-        d = x.shape[-1]
-        z = torch.linalg.solve_triangular(self.factor, (x - self.location).T, upper=False)
-        constant = log_constant(self.df, d)
-        log_determinant = self.factor.diagonal().log().sum()
-        return constant - log_determinant - (self.df + d) / 2 * torch.log1p(z.square().sum(0) / self.df)
-
-
-def log_constant(degrees_of_freedom: float, dim: int) -> float:
-    r"""Return :math:`\log(\Gamma((\nu + d) / 2) / \Gamma(\nu / 2) / (\nu \pi)^{d / 2})`, accurate also for huge nu."""
-    x, a = 0.5 * degrees_of_freedom, 0.5 * dim
-    if x < _LARGE:
-        return math.lgamma(x + a) - math.lgamma(x) - a * math.log(2 * x * math.pi)
-    # The difference of log gamma functions would be lost to rounding. Stirling's series avoids the difference; its next
-    # term is below the rounding error of this one.
-    ratio = a / x
-    series = (1 / (x + a) - 1 / x) / 12 - ((1 / (x + a)) ** 3 - (1 / x) ** 3) / 360
-    return (x + a - 0.5) * math.log1p(ratio) - a + series - a * math.log(2 * math.pi)
-
-
-class DefensiveStudentT:
-    """A mixture of a Student-t and a share of another Student-t with heavier tails."""
-
-    def __init__(self, main: StudentT, heavy: StudentT, heavy_share: float) -> None:
-        self.main, self.heavy, self.heavy_share = main, heavy, heavy_share
-
-    def sample(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draw points, ``(num_draws, d)``, with the heavy-tailed component last."""
-        num_heavy = int((torch.rand(num_draws, generator=generator) < self.heavy_share).sum())
-        main = self.main.sample(num_draws - num_heavy, generator)
-        return torch.cat([main, self.heavy.sample(num_heavy, generator)])
-
-    def spread(self, num_draws: int, generator: torch.Generator) -> Tensor:
-        """Draw points as :meth:`StudentT.spread`, ``(num_draws, d)``, with rounded numbers from each component."""
-        num_heavy = round(self.heavy_share * num_draws)
-        main = self.main.spread(num_draws - num_heavy, generator)
-        return torch.cat([main, self.heavy.spread(num_heavy, generator)])
-
-    def with_share_of(self, num_draws: int) -> DefensiveStudentT:
-        """Return the mixture with the shares of the numbers of draws in :meth:`spread`."""
-        return DefensiveStudentT(self.main, self.heavy, round(self.heavy_share * num_draws) / num_draws)
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Return the log density, ``(n, d) -> (n)``."""
-        main = self.main.log_prob(x) + math.log1p(-self.heavy_share)
-        return torch.logaddexp(main, self.heavy.log_prob(x) + math.log(self.heavy_share))
 
 
 def _scaled_curvature(precision: Tensor) -> tuple[Tensor, Tensor]:
@@ -427,7 +348,7 @@ def laplace_importance_sampling(
 
 def _adapted(
     target: Target, mode: Mode, degrees_of_freedom: float | None, generator: torch.Generator
-) -> tuple[StudentT | DefensiveStudentT, int]:
+) -> tuple[StudentT | Mixture, int]:
     """Return a proposal fitted to the posterior by pilot rounds, and evaluations."""
     d = target.dim
     num_draws = max(_PILOT_DRAWS, min(40 * d, _MAX_PILOT_DRAWS))
@@ -463,8 +384,8 @@ def _pilot(target: Target, proposal: StudentT, num_draws: int, generator: torch.
     return _Pilot(share, proposal, _refit(x, log_weights, proposal), x, log_weights)
 
 
-def _main(proposal: StudentT | DefensiveStudentT) -> StudentT:
-    return proposal.main if isinstance(proposal, DefensiveStudentT) else proposal
+def _main(proposal: StudentT | Mixture) -> StudentT:
+    return cast(StudentT, proposal.parts[0]) if isinstance(proposal, Mixture) else proposal
 
 
 def _smoothed(log_weights: Tensor) -> Tensor:
@@ -478,7 +399,7 @@ def _smoothed(log_weights: Tensor) -> Tensor:
 
 def _missed_around(
     target: Target,
-    proposal: StudentT | DefensiveStudentT,
+    proposal: StudentT | Mixture,
     log_z: float,
     largest: float,
     standard_error: float,
@@ -517,12 +438,12 @@ def _with_tails(
     log_density: Tensor,
     guard_share: float,
     guard_width: float,
-) -> StudentT | DefensiveStudentT:
+) -> StudentT | Mixture:
     """Choose the degrees of freedom of least third moment of the weights, mixed with a wider defensive component."""
     many = len(fitted.location) > _FEW_DIMENSIONS
     covariance = fitted.factor * math.sqrt(fitted.df / (fitted.df - 2))
     lowest = math.inf
-    chosen: StudentT | DefensiveStudentT = fitted
+    chosen: StudentT | Mixture = fitted
     for df in _MANY_CHOICES if many else _CHOICES:
         main = StudentT(fitted.location, covariance * math.sqrt((df - 2) / df), df)
         if many:
@@ -531,7 +452,7 @@ def _with_tails(
         else:
             lacking = _refit(x, log_weights + log_density - main.log_prob(x), current)
             guard = StudentT(lacking.location, guard_width * lacking.factor, lacking.df)
-        candidate = DefensiveStudentT(main, guard, guard_share)
+        candidate = Mixture([main, guard], [1 - guard_share, guard_share])
         log_ratio = log_density - candidate.log_prob(x)
         # The third moment, unlike the second, is dominated by the tail. If it is small, the mean is nearly normal, as
         # the standard error assumes.

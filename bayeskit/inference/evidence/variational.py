@@ -15,7 +15,6 @@ from bayeskit.core.inputs import real_number, whole_number
 from bayeskit.core.randomness import new_generator, normal_points, one_thread
 from bayeskit.core.statistics import log_mean_exp, pareto_shape, weight_effective_sample_size
 from bayeskit.core.texts import short_repr
-from bayeskit.core.torch_internals import standard_gamma
 from bayeskit.draws import Draws
 from bayeskit.errors import InitializationError
 from bayeskit.inference.evidence.checks import (
@@ -32,6 +31,7 @@ from bayeskit.inference.evidence.missed_mass import missed_mass, same_likelihood
 from bayeskit.inference.evidence.modes import find_modes
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.peaks import negative_hessian
+from bayeskit.inference.proposals import IndependentStudentT
 from bayeskit.inference.samplers.starts import prior_positions
 from bayeskit.logdensity.target import Target
 
@@ -43,8 +43,6 @@ __all__ = [
     "evidence_lower_bound",
     "fit_mean_field",
     "normal_log_prob",
-    "sample_tails",
-    "tails_log_prob",
     "variational_importance_sampling",
 ]
 
@@ -65,21 +63,8 @@ def normal_log_prob(location: Tensor, scale: Tensor, x: Tensor) -> Tensor:
     return -0.5 * (z.square().sum(-1) + z.shape[-1] * math.log(2 * math.pi)) - log_scale
 
 
-def sample_tails(location: Tensor, scale: Tensor, num_draws: int, generator: torch.Generator) -> Tensor:
-    """Draw from independent Student-t distributions, shape ``(num_draws, d)``."""
-    normal = torch.randn(num_draws, len(location), generator=generator, dtype=torch.float64)
-    half = torch.full_like(normal, _DEGREES_OF_FREEDOM / 2)
-    spread = (half / standard_gamma(half, generator=generator)).sqrt()
-    return location + scale * (normal * spread).to(location)
-
-
-def tails_log_prob(location: Tensor, scale: Tensor, x: Tensor) -> Tensor:
-    """Return the log density of independent Student-t distributions, in double precision."""
-    z, log_scale = _standardised(location, scale, x)
-    df = _DEGREES_OF_FREEDOM
-    constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(df * math.pi)
-    kernel = (z.square() / df).log1p().sum(-1)
-    return z.shape[-1] * constant - (df + 1) / 2 * kernel - log_scale
+def _tails(location: Tensor, scale: Tensor) -> IndependentStudentT:
+    return IndependentStudentT(location, scale, _DEGREES_OF_FREEDOM)
 
 
 def _standardised(location: Tensor, scale: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -622,7 +607,7 @@ class _Proposal:
         return torch.cat(
             [
                 _sample_normal(location, scale, self._counts[0], generator),
-                sample_tails(location, scale, self._counts[1], generator),
+                _tails(location, scale).sample(self._counts[1], generator),
             ]
         )
 
@@ -632,7 +617,7 @@ class _Proposal:
         if not self._counts[1]:
             return narrow
         share = self._counts[1] / sum(self._counts)
-        return torch.logaddexp(narrow + math.log1p(-share), tails_log_prob(location, scale, x) + math.log(share))
+        return torch.logaddexp(narrow + math.log1p(-share), _tails(location, scale).log_prob(x) + math.log(share))
 
     def error(self, weights: Tensor) -> float:
         """Return the standard error of the mean weight; the number of draws of each component is fixed."""
@@ -657,11 +642,12 @@ def _unseen_variance(
     # From Student-t distributions at every optimum of the bound; at the best one twice as wide as the fit.
     unseen = 0.0
     for location, scale in ((q.location, 2 * q.scale), *q.others):
-        x = sample_tails(location, scale, CHECK_DRAWS, generator)
+        tails = _tails(location, scale)
+        x = tails.sample(CHECK_DRAWS, generator)
         with one_thread():
             log_density = target.log_density(x).double().nan_to_num(nan=-torch.inf, posinf=-torch.inf)
             log_weights = log_density - proposal.log_prob(x)
-            squared = log_weights + log_density - tails_log_prob(location, scale, x) - 2 * log_z
+            squared = log_weights + log_density - tails.log_prob(x) - 2 * log_z
         terms = torch.where(log_weights > largest, squared, -torch.inf)
         unseen = max(unseen, float(log_mean_exp(terms.unsqueeze(0)).clamp(max=700.0).exp()))
     return unseen

@@ -23,6 +23,7 @@ from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized.losses.loss import Data, PointwiseLoss, as_data, columns, taken, unvalidated
 from bayeskit.inference.generalized.minimizer import hessian_of_loss, minimize
 from bayeskit.inference.generalized.posterior import GibbsPosterior, check_pooled_by_sum
+from bayeskit.inference.proposals import student_log_prob
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -277,10 +278,9 @@ def _drawn(
 
 
 def _student(num_draws: int, dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return quasi-random draws ``(S, d)`` of a standard multivariate t, and their log densities up to a constant."""
-    df = _DEGREES_OF_FREEDOM
-    standard = student_points(num_draws, dim, df, generator)
-    return standard, -0.5 * (df + dim) * torch.log1p(standard.square().sum(-1) / df)
+    """Return quasi-random draws ``(S, d)`` of a standard multivariate t, and their log densities."""
+    standard = student_points(num_draws, dim, _DEGREES_OF_FREEDOM, generator)
+    return standard, student_log_prob(standard, _DEGREES_OF_FREEDOM)
 
 
 def _score(points: Points, weight: Tensor) -> Tensor:

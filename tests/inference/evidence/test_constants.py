@@ -12,8 +12,9 @@ from torch.distributions import constraints
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.errors import SettingsError
-from bayeskit.inference.evidence.constants import ConstantsReport, StudentReference, bridge, check_constants, importance
+from bayeskit.inference.evidence.constants import ConstantsReport, bridge, check_constants, importance, student_fit
 from bayeskit.inference.generalized import GibbsPosterior, losses
+from bayeskit.inference.proposals import IndependentStudentT
 from bayeskit.models.discrete.genotypes import GenotypeModel
 from bayeskit.models.discrete.sequences import SegmentedText, Strings
 from bayeskit.models.discrete.topic_model import LatentDirichletAllocation
@@ -155,7 +156,7 @@ def test_the_error_is_right(calibrated):
 def test_bridge_and_importance_agree_with_a_known_ratio(limit):
     generator = torch.Generator().manual_seed(0)
     draws = 2 * torch.randn(4000, 4, generator=generator, dtype=F64) + 1
-    reference = StudentReference.fit(draws[:2000], torch.full((4,), 5.0, dtype=F64))
+    reference = student_fit(draws[:2000], torch.full((4,), 5.0, dtype=F64))
     points = reference.sample(2000, generator)
 
     def ratios(x):
@@ -167,7 +168,7 @@ def test_bridge_and_importance_agree_with_a_known_ratio(limit):
 
 
 def test_the_reference_is_normalised():
-    reference = StudentReference(
+    reference = IndependentStudentT(
         torch.tensor([0.5], dtype=F64), torch.tensor([[2.0]], dtype=F64), torch.tensor([5.0], dtype=F64)
     )
     x = torch.linspace(-2000, 2000, 400_001, dtype=F64).unsqueeze(-1)
