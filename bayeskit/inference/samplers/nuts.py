@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ __all__ = [
     "COMPILE_SECONDS",
     "CompiledGrowth",
     "CompiledMoves",
+    "DrawnState",
+    "TrajectoryEnd",
     "Half",
     "LEAVES_PER_LOOK",
     "LEAVES_PER_LOOK_ELSEWHERE",
@@ -30,7 +32,6 @@ __all__ = [
     "Trajectory",
     "add_leaf",
     "compiled_moves",
-    "drawn",
     "join_half",
     "start_trajectory",
     "subtrees_turn",
@@ -40,23 +41,33 @@ __all__ = [
 # All functions are pure; vectors have shape ``(n, d)`` and scalars ``(n,)``, with the chain first.
 
 
-class Trajectory(NamedTuple):
-    """The trajectory so far: its ends, and the state drawn from it."""
+class TrajectoryEnd(NamedTuple):
+    """An end of a trajectory."""
 
-    left_position: Tensor
-    left_momentum: Tensor
-    left_gradient: Tensor
-    right_position: Tensor
-    right_momentum: Tensor
-    right_gradient: Tensor
-    momentum_sum: Tensor
-    log_weight: Tensor
+    position: Tensor
+    momentum: Tensor
+    gradient: Tensor
+
+
+class DrawnState(NamedTuple):
+    """The state drawn from a part of a trajectory, and its energy."""
+
     position: Tensor
     log_prior: Tensor
     log_likelihood: Tensor
     log_density: Tensor
     gradient: Tensor
     energy: Tensor
+
+
+class Trajectory(NamedTuple):
+    """The trajectory so far."""
+
+    left: TrajectoryEnd
+    right: TrajectoryEnd
+    momentum_sum: Tensor
+    log_weight: Tensor
+    drawn: DrawnState
     depth: Tensor  # doublings begun
     active: Tensor  # bool: still doubling
 
@@ -70,12 +81,7 @@ class Half(NamedTuple):
     momentum_sum: Tensor
     log_weight: Tensor
     key: Tensor  # largest log weight plus Gumbel noise of the leaves; its leaf is drawn
-    position: Tensor
-    log_prior: Tensor
-    log_likelihood: Tensor
-    log_density: Tensor
-    gradient: Tensor
-    energy: Tensor
+    drawn: DrawnState
     step: Tensor  # step size, negative backward in time
     initial_energy: Tensor
     acceptance_sum: Tensor
@@ -84,15 +90,9 @@ class Half(NamedTuple):
     alive: Tensor  # bool: neither turned nor diverged
 
 
-def drawn(part: Trajectory | Half) -> tuple[Tensor, ...]:
-    """Return the state drawn from a part of the trajectory, and its energy."""
-    first = part._fields.index("position")
-    return part[first : first + 6]
-
-
-def _choose(accept: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _choose(accept: Tensor, new: DrawnState, old: DrawnState) -> DrawnState:
     wide = accept.unsqueeze(-1)
-    return tuple(torch.where(wide if a.dim() == 2 else accept, a, b) for a, b in zip(new, old, strict=True))
+    return DrawnState(*(torch.where(wide if a.dim() == 2 else accept, a, b) for a, b in zip(new, old, strict=True)))
 
 
 def _advance(
@@ -110,9 +110,26 @@ def start_trajectory(
     zero = torch.zeros_like(state.log_density)
     no = torch.zeros_like(zero, dtype=torch.bool)
     energy = 0.5 * momentum.square().sum(-1) - state.log_density
-    end = (state.position, momentum, state.gradient)
-    tree = Trajectory(*end, *end, momentum, zero, *state[:5], energy, zero, ~no)
-    half = Half._make((*end, momentum, zero, zero, *drawn(tree), zero, energy, zero, zero, no, no))
+    end = TrajectoryEnd(state.position, momentum, state.gradient)
+    first = DrawnState(
+        state.position, state.log_prior, state.log_likelihood, state.log_density, state.gradient, energy=energy
+    )
+    tree = Trajectory(end, end, momentum_sum=momentum, log_weight=zero, drawn=first, depth=zero, active=~no)
+    half = Half(
+        next_position=state.position,
+        half_momentum=momentum,
+        last_momentum=momentum,
+        momentum_sum=momentum,
+        log_weight=zero,
+        key=zero,
+        drawn=first,
+        step=zero,
+        initial_energy=energy,
+        acceptance_sum=zero,
+        num_steps=zero,
+        diverging=no,
+        alive=no,
+    )
     return tree, _leave(metric, tree, half, direction, step_size)
 
 
@@ -121,7 +138,7 @@ def _leave(metric: Metric, tree: Trajectory, half: Half, direction: Tensor, step
     forward = direction < 0.5
     step = torch.where(forward, step_size, -step_size)
     wide = forward.unsqueeze(-1)
-    end = (torch.where(wide, right, left) for left, right in zip(tree[:3], tree[3:6], strict=True))
+    end = (torch.where(wide, right, left) for left, right in zip(tree.left, tree.right, strict=True))
     position, momentum = _advance(metric, step, *end)
     lowest = torch.full_like(half.log_weight, -torch.inf)
     return half._replace(
@@ -148,22 +165,28 @@ def add_leaf(
     log_weight = (-error).masked_fill(wrong, -torch.inf)
     key = log_weight - exponential.log()
     next_position, half_momentum = _advance(metric, half.step, half.next_position, momentum, evaluation.gradient)
-    added = (
-        next_position,
-        half_momentum,
-        momentum,
-        half.momentum_sum + momentum,
-        torch.logaddexp(half.log_weight, log_weight),
-        torch.maximum(half.key, key),
-        *_choose(key > half.key, (half.next_position, *evaluation, energy), drawn(half)),
-        half.step,
-        half.initial_energy,
-        half.acceptance_sum + half.alive * log_weight.clamp(max=0.0).exp(),
-        half.num_steps + half.alive,
-        half.diverging | (half.alive & wrong),
-        half.alive & ~wrong,
+    leaf = DrawnState(
+        half.next_position,
+        evaluation.log_prior,
+        evaluation.log_likelihood,
+        evaluation.log_density,
+        evaluation.gradient,
+        energy=energy,
     )
-    return Half._make(added), torch.stack([momentum, half.last_momentum, half.momentum_sum])
+    added = half._replace(
+        next_position=next_position,
+        half_momentum=half_momentum,
+        last_momentum=momentum,
+        momentum_sum=half.momentum_sum + momentum,
+        log_weight=torch.logaddexp(half.log_weight, log_weight),
+        key=torch.maximum(half.key, key),
+        drawn=_choose(key > half.key, leaf, half.drawn),
+        acceptance_sum=half.acceptance_sum + half.alive * log_weight.clamp(max=0.0).exp(),
+        num_steps=half.num_steps + half.alive,
+        diverging=half.diverging | (half.alive & wrong),
+        alive=half.alive & ~wrong,
+    )
+    return added, torch.stack([momentum, half.last_momentum, half.momentum_sum])
 
 
 def _turns(momentum_sum: Tensor, begin: Tensor, end: Tensor) -> Tensor:
@@ -189,8 +212,8 @@ def join_half(
 ) -> Trajectory:
     """Join a half, whose last leaf is at ``position``, to the tree."""
     forward = (half.step > 0).unsqueeze(-1)
-    inner = torch.where(forward, tree.right_momentum, tree.left_momentum)
-    outer = torch.where(forward, tree.left_momentum, tree.right_momentum)
+    inner = torch.where(forward, tree.right.momentum, tree.left.momentum)
+    outer = torch.where(forward, tree.left.momentum, tree.right.momentum)
     momentum_sum = tree.momentum_sum + half.momentum_sum
     turned = (
         _turns(momentum_sum, outer, half.last_momentum)
@@ -198,18 +221,17 @@ def join_half(
         | _turns(half.momentum_sum + inner, inner, half.last_momentum)
     )
     accept = half.alive & (luck < (half.log_weight - tree.log_weight).exp())
-    end = (position, half.last_momentum, gradient)
-    # End points and weight of a stopped chain are wrong but no longer used.
-    joined = (
-        *(torch.where(forward, old, new) for old, new in zip(tree[:3], end, strict=True)),
-        *(torch.where(forward, new, old) for old, new in zip(tree[3:6], end, strict=True)),
-        momentum_sum,
-        torch.logaddexp(tree.log_weight, half.log_weight),
-        *_choose(accept, drawn(half), drawn(tree)),
-        tree.depth + tree.active,
-        half.alive & ~turned,
+    end = TrajectoryEnd(position, half.last_momentum, gradient)
+    # TrajectoryEnd points and weight of a stopped chain are wrong but no longer used.
+    return Trajectory(
+        left=TrajectoryEnd(*(torch.where(forward, old, new) for old, new in zip(tree.left, end, strict=True))),
+        right=TrajectoryEnd(*(torch.where(forward, new, old) for old, new in zip(tree.right, end, strict=True))),
+        momentum_sum=momentum_sum,
+        log_weight=torch.logaddexp(tree.log_weight, half.log_weight),
+        drawn=_choose(accept, half.drawn, tree.drawn),
+        depth=tree.depth + tree.active,
+        active=half.alive & ~turned,
     )
-    return Trajectory._make(joined)
 
 
 def _num_closed(leaf: int) -> int:
@@ -330,35 +352,41 @@ class CompiledGrowth:
         return _unpack(Trajectory, *self._packed[:2]), _unpack(Half, *self._packed[2:])
 
 
-_VECTORS = {
-    "left_position",
-    "left_momentum",
-    "left_gradient",
-    "right_position",
-    "right_momentum",
-    "right_gradient",
-    "next_position",
-    "half_momentum",
-    "last_momentum",
-    "momentum_sum",
-    "position",
-    "gradient",
+_VECTORS = frozenset("position momentum gradient next_position half_momentum last_momentum momentum_sum".split())
+_FLAGS = frozenset("active alive diverging".split())
+_INNER: dict[str, type[TrajectoryEnd | DrawnState]] = {
+    "left": TrajectoryEnd,
+    "right": TrajectoryEnd,
+    "drawn": DrawnState,
 }
-_FLAGS = {"active", "alive", "diverging"}
 _Part = TypeVar("_Part", Trajectory, Half)
+
+
+def _named(part: NamedTuple) -> Iterator[tuple[str, Tensor]]:
+    for name, x in part._asdict().items():
+        yield from _named(x) if name in _INNER else [(name, x)]
 
 
 def _pack(part: Trajectory | Half) -> tuple[Tensor, Tensor]:
     """Put all vectors into one tensor, ``(k, n, d)``, and all numbers into another, ``(m, n)``: fewer arguments."""
-    vectors = [x for name, x in part._asdict().items() if name in _VECTORS]
-    numbers = [x.to(vectors[0].dtype) for name, x in part._asdict().items() if name not in _VECTORS]
+    vectors = [x for name, x in _named(part) if name in _VECTORS]
+    numbers = [x.to(vectors[0].dtype) for name, x in _named(part) if name not in _VECTORS]
     return torch.stack(vectors), torch.stack(numbers)
 
 
 def _unpack(kind: type[_Part], vectors: Tensor, numbers: Tensor) -> _Part:
     rows = {True: iter(vectors.unbind(0)), False: iter(numbers.unbind(0))}
-    values = ((name, next(rows[name in _VECTORS])) for name in kind._fields)
-    return kind(**{name: value != 0 if name in _FLAGS else value for name, value in values})
+
+    def value(name: str) -> Any:
+        if name in _INNER:
+            return made(_INNER[name])
+        x = next(rows[name in _VECTORS])
+        return x != 0 if name in _FLAGS else x
+
+    def made(kind: Any) -> Any:
+        return kind(**{name: value(name) for name in kind._fields})
+
+    return cast(_Part, made(kind))
 
 
 class CompiledMoves(NamedTuple):
@@ -412,7 +440,7 @@ def compiled_moves(
         for slot in range(max_depth)
     )
     metric = Metric(factor, is_dense)
-    state = HMCState._make((vector, *evaluation, number))
+    state = HMCState(vector, *evaluation, iteration=number)
     tree, half = (_pack(part) for part in start_trajectory(metric, state, vector, number, number + 1))
     leaf = (factor, *half, *evaluation, number + 1, memory, subtrees[0][0])
     end = (factor, *tree, *half, vector, vector, memory, number, number, number + 1)
@@ -573,9 +601,10 @@ class NUTS:
             if not growing:
                 break
         tree, half = growth.parts()
-        new = HMCState._make((*drawn(tree)[:5], state.iteration + 1))
+        position, log_prior, log_likelihood, log_density, gradient, energy = tree.drawn
+        new = HMCState(position, log_prior, log_likelihood, log_density, gradient, state.iteration + 1)
         rate = half.acceptance_sum / half.num_steps
-        return new, NUTSInfo(rate, half.diverging, tree.energy, half.num_steps.long(), tree.depth.long())
+        return new, NUTSInfo(rate, half.diverging, energy, half.num_steps.long(), tree.depth.long())
 
     def with_settings(self, **changes: object) -> NUTS:
         """Return a copy with some settings replaced."""
