@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
-MARKS = ("AddressSanitizer", "runtime error:", "    #0 ", "    #1 ", "    #2 ")
+MARKS = ("ERROR: AddressSanitizer", "runtime error:", "    #0 ", "    #1 ", "    #2 ")
 TESTS = [
     "tests/ode/test_contract.py",
     "tests/logdensity/test_random_operations.py",
@@ -57,8 +58,7 @@ def sanitized(folder: Path) -> dict[str, str]:
     wrapper.write_text(f'#!/bin/sh\nexec {found} "$@" {FLAGS}\n', encoding="utf-8")
     wrapper.chmod(0o700)
     # Exceptions are thrown by the library of C++, which is loaded first as well.
-    named = [[found, f"-print-file-name={name}"] for name in ("libasan.so", "libstdc++.so.6")]
-    paths = [subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() for command in named]
+    paths = [_library(found, name) for name in ("libasan.so", "libstdc++.so.6")]
     return os.environ | {
         "CXX": str(wrapper),
         "XDG_CACHE_HOME": str(folder / "cache"),
@@ -69,8 +69,14 @@ def sanitized(folder: Path) -> dict[str, str]:
     }
 
 
-def main() -> None:
-    """Print what each process said."""
+def _library(found: str, name: str) -> str:
+    """Return the path of a library of a compiler, or its name if there is none."""
+    command = [found, f"-print-file-name={name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main() -> int:
+    """Print what each process said, and return 1 if one has met an error."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tests", nargs="*", default=TESTS, metavar="FILE")
     parser.add_argument("--taxa", nargs="*", type=int, default=[4, 5, 63, 64, 65, 128, 129])
@@ -78,6 +84,10 @@ def main() -> None:
     plain = ["-o", "addopts=--strict-markers --import-mode=importlib", "-q", "-s", "--tb=short", "-x"]
     commands = {file: ["-m", "pytest", *plain, file] for file in arguments.tests}
     commands |= {f"trees of {taxa} taxa": ["-c", TREES, str(taxa)] for taxa in arguments.taxa}
+    found = os.environ.get("CXX", "g++")
+    if shutil.which(found) is None or not Path(_library(found, "libasan.so")).is_absolute():
+        print(f"{found} has no sanitizers here, so that compiled code is not run under them")
+        return 0
     reports = failures = 0
     with tempfile.TemporaryDirectory() as folder:
         environment = sanitized(Path(folder))
@@ -99,7 +109,8 @@ def main() -> None:
             )
             print("\n".join(f"    {line}" for line in said[:5]), end="\n" if said else "", flush=True)
     print(f"{len(commands)} processes, {reports} with a report of a sanitizer, {failures} that did not end well")
+    return int(bool(reports or failures))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -222,7 +222,7 @@ def join_half(
     )
     accept = half.alive & (luck < (half.log_weight - tree.log_weight).exp())
     end = TrajectoryEnd(position, half.last_momentum, gradient)
-    # TrajectoryEnd points and weight of a stopped chain are wrong but no longer used.
+    # End points and weight of a stopped chain are wrong but no longer used.
     return Trajectory(
         left=TrajectoryEnd(*(torch.where(forward, old, new) for old, new in zip(tree.left, end, strict=True))),
         right=TrajectoryEnd(*(torch.where(forward, new, old) for old, new in zip(tree.right, end, strict=True))),
@@ -354,11 +354,7 @@ class CompiledGrowth:
 
 _VECTORS = frozenset("position momentum gradient next_position half_momentum last_momentum momentum_sum".split())
 _FLAGS = frozenset("active alive diverging".split())
-_INNER: dict[str, type[TrajectoryEnd | DrawnState]] = {
-    "left": TrajectoryEnd,
-    "right": TrajectoryEnd,
-    "drawn": DrawnState,
-}
+_INNER: dict[str, Any] = {"left": TrajectoryEnd, "right": TrajectoryEnd, "drawn": DrawnState}
 _Part = TypeVar("_Part", Trajectory, Half)
 
 
