@@ -23,7 +23,7 @@ from bayeskit.errors import AccuracyWarning, BayeskitError, DrawsError, Initiali
 from bayeskit.inference.conjugacy import ConjugateCoordinates, conjugate_coordinates
 from bayeskit.inference.curvature_blocks import Band, BandStencil, DiagonalBlocks, Factor, Stencil, Structure
 from bayeskit.inference.laplace_correction import LaplaceCorrection, LineRule, line_rule
-from bayeskit.inference.samplers.smc import systematic
+from bayeskit.inference.samplers.weighted_particles import systematic
 from bayeskit.logdensity.compiling import (
     CHUNK_BYTES,
     Cost,
@@ -48,11 +48,12 @@ __all__ = ["LaplaceCorrection", "MarginalTarget", "marginalize"]
 _MAX_STEPS = 100
 #: Squared length of a Newton step, in standard deviations and roots of the unit of rounding, after which values rest.
 _NEAR = 0.01
-#: Damping relative to the largest diagonal entry: the first one, the one below which it is dropped, the last one.
+#: Damping of a Newton step, as a share of the largest diagonal entry of the Hessian. The search begins with the first
+#: number, takes undamped steps below the second, and gives up beyond the third.
 _FIRST_DAMPING, _LEAST_DAMPING, _MOST_DAMPING = 1e-2, 2e-2, 1e10
 _PRIOR_DRAWS, _CANDIDATES, _PATTERN_POINTS = 64, 5, 3
-#: Starts of the search for other modes, numbers of all their Hessians, square of the distance of two in standard
-#: deviations.
+#: Number of starts of the search for other modes; largest number of entries of their Hessians together; squared
+#: distance in standard deviations, below which two modes count as one.
 _STARTS, _SEARCHED, _SAME_MODE = 16, 2**17, 1e-2
 #: Newton steps of one evaluation, evaluations before a guarded search, steps to the mode of the marginal.
 _NUM_STEPS, _NUM_STEPS_OF_FIELD, _MAX_TRIES, _MAX_CLIMB = 4, 3, 8, 30
@@ -574,7 +575,7 @@ class _LaplaceDensity(Evaluators):
             self.problems = self._several_modes(torch.cat([self._reference.unsqueeze(0), candidates[1:]]), z)
 
     def _several_modes(self, r: Tensor, starts: Tensor) -> tuple[str, ...]:
-        """Say where searches from draws of the prior ``(k, m)`` end at different modes for a row of ``r``."""
+        """Return a warning if the search from ``r``, and that from prior draws ``(k, m)``, end at different modes."""
         size = self._num_inner * (self._num_inner if self.blocks.is_dense else 1)
         starts = starts[: max(1, min(_STARTS, _SEARCHED // (size * len(r))))]
         at = r.repeat_interleave(len(starts), 0)
@@ -910,8 +911,8 @@ class _LaplaceDensity(Evaluators):
     def _laplace(self, u: Tensor, beta: Tensor) -> Evaluation:
         """Evaluate ``r`` and starts ``z`` side by side, ``(n, p + m)``, by a few Newton steps that nothing guards.
 
-        Where they do not end at a mode the log likelihood is NaN. In place of the gradient by the starts stands what
-        the next step gives.
+        The log likelihood is NaN where the steps do not end at a mode. The density does not depend on the starts; the
+        last ``m`` columns of the gradient, which would be zero, hold the starts of the next evaluation.
         """
         r, z = u.split([self.dim, self._num_inner], -1)
         blocks, eps = self.blocks, torch.finfo(u.dtype).eps

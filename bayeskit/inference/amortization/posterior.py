@@ -47,7 +47,8 @@ from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.evidence.sequential import average
 from bayeskit.inference.proposals import student_log_prob
 from bayeskit.inference.samplers.driver import CHECKPOINT_SECONDS
-from bayeskit.inference.samplers.smc import sample_smc, systematic
+from bayeskit.inference.samplers.smc import sample_smc
+from bayeskit.inference.samplers.weighted_particles import systematic
 from bayeskit.inference.training import Fit, fit
 from bayeskit.logdensity.combinators import rebased
 from bayeskit.logdensity.target import Target

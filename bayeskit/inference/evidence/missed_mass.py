@@ -26,7 +26,8 @@ from bayeskit.inference.peaks import (
     num_looks,
     reflections,
 )
-from bayeskit.inference.samplers.smc import GRADIENTS_PER_STEP, PopulationHMC, learn_metric, num_trajectory_steps
+from bayeskit.inference.samplers.population_moves import GRADIENTS_PER_STEP, PopulationHMC
+from bayeskit.inference.samplers.smc import learn_metric, num_trajectory_steps
 from bayeskit.logdensity.target import Target
 
 __all__ = [

@@ -32,12 +32,11 @@ from bayeskit.inference.samplers.smc import (
     SMCInfo,
     SMCState,
     count_distinct,
-    effective_share,
     first_step_size,
     resample,
-    reweighted,
     start_populations,
 )
+from bayeskit.inference.samplers.weighted_particles import effective_share, reweighted
 from bayeskit.logdensity.combinators import Weighted
 from bayeskit.logdensity.compiling import Evaluator
 from bayeskit.logdensity.target import Target

@@ -31,16 +31,18 @@ from bayeskit.inference.samplers.smc import (
     SMCRun,
     SMCState,
     at_temperatures,
-    conditional_share,
     count_distinct,
-    effective_share,
     first_step_size,
     learn_metric,
-    next_temperature,
     resample,
-    reweighted,
     sample_smc,
     start_populations,
+)
+from bayeskit.inference.samplers.weighted_particles import (
+    conditional_share,
+    effective_share,
+    next_temperature,
+    reweighted,
 )
 from bayeskit.logdensity.target import Target
 

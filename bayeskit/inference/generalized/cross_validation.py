@@ -26,19 +26,16 @@ from bayeskit.errors import BayeskitError, DataError, InitializationError, Setti
 from bayeskit.inference.evidence.checks import MAX_PARETO_SHAPE, belongs, posterior_problems
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.samplers.metric import Metric
+from bayeskit.inference.samplers.population_moves import GRADIENTS_PER_STEP, PopulationHMC
 from bayeskit.inference.samplers.smc import (
-    GRADIENTS_PER_STEP,
     LEARNING_RATE,
     MIN_STEP_SIZE,
     TRAJECTORY,
-    PopulationHMC,
-    effective_share,
     learn_metric,
-    next_temperature,
     num_trajectory_steps,
-    reweighted,
     survivors,
 )
+from bayeskit.inference.samplers.weighted_particles import effective_share, next_temperature, reweighted
 from bayeskit.logdensity.combinators import Weighted
 from bayeskit.logdensity.observations import SITE_REMEDY, check_terms_add_up
 from bayeskit.logdensity.target import Target, require_target

@@ -9,9 +9,10 @@ from bayeskit.inference.samplers.metric import Metric
 from bayeskit.inference.samplers.minibatch import Epochs, IndependentRows, MinibatchTarget, WeightedRows
 from bayeskit.inference.samplers.nested import ConstrainedSlice, NestedRun, NestedSampler, sample_nested
 from bayeskit.inference.samplers.nuts import NUTS, NUTSInfo
+from bayeskit.inference.samplers.population_moves import PopulationHMC
 from bayeskit.inference.samplers.pyro_nuts import sample_with_pyro
 from bayeskit.inference.samplers.sampling import sample
-from bayeskit.inference.samplers.smc import PopulationHMC, SMCInfo, SMCRun, SMCSchedule, SMCState, Stage, sample_smc
+from bayeskit.inference.samplers.smc import SMCInfo, SMCRun, SMCSchedule, SMCState, Stage, sample_smc
 from bayeskit.inference.samplers.stochastic_gradient import (
     SGHMC,
     SGLD,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,24 +30,30 @@ from bayeskit.inference.samplers.driver import (
     nothing_done,
     say_early,
 )
-from bayeskit.inference.samplers.hmc import integrate
 from bayeskit.inference.samplers.metric import Metric
+from bayeskit.inference.samplers.population_moves import (
+    GRADIENTS_PER_STEP,
+    MoveInfo,
+    PopulationHMC,
+)
+from bayeskit.inference.samplers.weighted_particles import (
+    effective_share,
+    next_temperature,
+    reweighted,
+    standardised,
+    systematic,
+)
 from bayeskit.logdensity.compiling import Evaluation, Evaluator
 from bayeskit.logdensity.target import Target
 
 __all__ = [
-    "GRADIENTS_PER_STEP",
-    "HasEvaluator",
     "LEARNING_RATE",
     "MIN_STEP_SIZE",
-    "MoveInfo",
-    "MoveState",
     "MovedParticles",
     "MovedPopulations",
     "PLANNED_CALLS",
     "Pilot",
     "PilotState",
-    "PopulationHMC",
     "PopulationMoves",
     "Replicates",
     "SMCInfo",
@@ -57,248 +63,15 @@ __all__ = [
     "Stage",
     "TRAJECTORY",
     "at_temperatures",
-    "conditional_share",
     "count_distinct",
-    "effective_share",
     "first_step_size",
     "learn_metric",
-    "next_temperature",
     "num_trajectory_steps",
     "resample",
-    "reweighted",
     "sample_smc",
-    "standardised",
     "start_populations",
     "survivors",
-    "systematic",
 ]
-
-# Weighted particles: effective sample size, next temperature, and resampling.
-# Log weights are normalised over the last dimension, the particle.
-
-_BISECTIONS = 60
-
-
-def effective_share(log_weight: Tensor) -> Tensor:
-    """Return the effective number of particles over their number, ``(*batch, n) -> (*batch)``."""
-    return (-(2 * log_weight).logsumexp(-1)).exp() / log_weight.shape[-1]
-
-
-def conditional_share(log_weight: Tensor, log_ratio: Tensor) -> Tensor:
-    """Return the effective share left by a reweighting, relative to that before, ``(*batch)`` (Zhou et al. 2016)."""
-    # Both arguments are (*batch, n). Particles of log ratio -inf are ignored: no temperature step could keep them.
-    alive = torch.where(log_ratio == -torch.inf, -torch.inf, log_weight)
-    first, second = (alive + log_ratio).logsumexp(-1), (alive + 2 * log_ratio).logsumexp(-1)
-    return (2 * first - second - alive.logsumexp(-1)).exp()
-
-
-def next_temperature(log_weight: Tensor, log_likelihood: Tensor, beta: Tensor, threshold: float) -> Tensor:
-    """Return the largest inverse temperature, ``(*batch)``, that keeps the conditional share at ``threshold``."""
-    # log_weight, log_likelihood: (*batch, n); beta: (*batch), below one. The result exceeds beta and is exactly one if
-    # that step is small enough.
-    room = 1 - beta
-    low, high = torch.zeros_like(room), room
-
-    def enough(step: Tensor) -> Tensor:
-        return conditional_share(log_weight, step.unsqueeze(-1) * log_likelihood) >= threshold
-
-    whole = enough(room)
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        good = enough(middle)
-        low, high = torch.where(good, middle, low), torch.where(good, high, middle)
-    # The upper end of this bracket is positive even if the lower end is still zero.
-    return torch.where(whole, torch.ones_like(beta), beta + torch.where(low > 0, low, high))
-
-
-def reweighted(log_weight: Tensor, log_ratio: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Multiply weights ``(r, n)`` by ``exp(step * log_ratio)``; also return log increments and conditional shares."""
-    step = step.unsqueeze(-1)
-    # Waiting populations have step size zero; zero times minus infinity is NaN.
-    change = torch.where(step > 0, step * log_ratio, torch.zeros_like(log_ratio))
-    left = conditional_share(log_weight, change).nan_to_num(nan=0.0)
-    log_weight = log_weight + change
-    increment = log_weight.logsumexp(-1)
-    # A population of zero likelihood has an increment of minus infinity and gets equal weights.
-    alive = increment.isfinite().unsqueeze(-1)
-    return torch.where(alive, log_weight - increment.unsqueeze(-1), -math.log(log_weight.shape[-1])), increment, left
-
-
-def systematic(log_weight: Tensor, generator: torch.Generator) -> Tensor:
-    """Return indices of systematic resampling in increasing order, ``(r, n) -> (r, n)`` (Kitagawa 1996)."""
-    r, n = log_weight.shape
-    like = {"dtype": log_weight.dtype, "device": log_weight.device}
-    cumulative = log_weight.exp().cumsum(-1)
-    cumulative = cumulative / cumulative[:, -1:]
-    start = torch.rand(r, 1, generator=generator, **like)  # type: ignore[call-overload]
-    points = (torch.arange(n, **like) + start) / n  # type: ignore[call-overload]
-    return torch.searchsorted(cumulative, points, right=True).clamp(max=n - 1)
-
-
-_BOUND = 4.0  # standard deviations beyond which particles count as less far out, so that every moment exists
-
-
-def standardised(x: Tensor, log_weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``x (n, k)`` relative to its weighted quartiles, and the scale, ``(k,)``."""
-    # The scale is the standard deviation of the normal distribution with these quartiles.
-    ordered, order = x.sort(0)
-    cumulative = log_weight.exp()[order].cumsum(0).mT.contiguous()
-    levels = torch.arange(1, 4, dtype=cumulative.dtype, device=x.device) / 4
-    index = torch.searchsorted(cumulative, levels.expand(x.shape[1], 3).contiguous()).clamp(max=len(x) - 1)
-    low, middle, high = ordered.gather(0, index.mT)
-    scale = (high - low) / 1.349
-    scale = torch.where((scale > 0) & scale.isfinite(), scale, torch.ones_like(scale))
-    return (x - middle) / scale, scale
-
-
-# Hamiltonian moves of whole populations, with stratified momenta.
-
-_OUTER_KICK = 0.21178
-GRADIENTS_PER_STEP = 2
-
-
-class HasEvaluator(Protocol):
-    """What a kernel asks of a density: how to evaluate it."""
-
-    def evaluator(self, num_vectors: int, num_calls: int = 1) -> Evaluator:
-        """Return the evaluation of ``num_vectors`` rows."""
-        ...
-
-
-class MoveState(NamedTuple):
-    """Positions and densities of all particles; populations are consecutive rows."""
-
-    position: Tensor  # (n, d)
-    log_prior: Tensor  # (n,)
-    log_likelihood: Tensor  # (n,)
-    log_density: Tensor  # (n,), tempered
-    gradient: Tensor  # (n, d), of the tempered density
-
-
-class MoveInfo(NamedTuple):
-    """Diagnostics of one move, for each particle."""
-
-    acceptance_rate: Tensor  # (n,), probability of accepting
-    diverging: Tensor  # (n,), bool
-    energy: Tensor  # (n,), Hamiltonian at the state kept
-
-
-@dataclass(frozen=True, eq=False)
-class PopulationHMC:
-    """Hamiltonian Monte Carlo for populations of particles.
-
-    Each particle's momentum is standard normal and independent of its position. Within a population, each coordinate of
-    the momenta is a Latin hypercube sample, which reduces the variance of population averages. Estimates that are
-    unbiased with independent momenta stay unbiased, because each expectation involves one particle at a time.
-
-    A step is a two-stage splitting (kick, drift, kick, drift, kick). Its energy error is much smaller than that of two
-    leapfrog steps with the same two gradients.
-
-    Parameters
-    ----------
-    step_size : float
-        Positive; length of both stages together.
-    num_steps : int
-        Steps per trajectory, two gradients each.
-    metric : Metric
-    beta : float in [0, 1]
-        Inverse temperature.
-    num_populations : int, default 1
-        Populations are consecutive blocks of rows, of equal size.
-    step_size_jitter : float in [0, 1), default 0.1
-        Relative range of the uniform factor of each particle's step size.
-    max_energy_error : float, default 1000
-        A larger energy error counts as a divergence.
-    planned_calls : int, default 1
-        Expected number of gradient calls, which decides whether ``Target`` compiles.
-
-    References
-    ----------
-    Blanes, S., Casas, F., Sanz-Serna, J. M. (2014). Numerical integrators for the hybrid Monte Carlo
-    method. SIAM Journal on Scientific Computing 36, A1556-A1580.
-    McKay, M. D., Beckman, R. J., Conover, W. J. (1979). A comparison of three methods for selecting
-    values of input variables in the analysis of output from a computer code. Technometrics 21, 239-245.
-
-    Examples
-    --------
-    >>> import torch, bayeskit as bk
-    >>> from bayeskit.inference.samplers import Metric
-    >>> target = bk.Target.from_functions(
-    ...     lambda u: -0.5 * u.square().sum(-1), lambda u: 0 * u.sum(-1), dim=3)
-    >>> kernel = PopulationHMC(1.5, 1, Metric.diagonal(torch.ones(3, dtype=torch.float64)), 1.0, num_populations=2)
-    >>> state = kernel.init(target, torch.zeros(16, 3, dtype=torch.float64))
-    >>> state, info = kernel.step(target, state, generator=torch.Generator().manual_seed(0))
-    >>> state.position.shape, bool(info.acceptance_rate.mean() > 0.9)
-    (torch.Size([16, 3]), True)
-    """
-
-    step_size: float
-    num_steps: int
-    metric: Metric
-    beta: float
-    num_populations: int = 1
-    step_size_jitter: float = 0.1
-    max_energy_error: float = 1000.0
-    planned_calls: int = 1
-
-    def __post_init__(self) -> None:
-        real_number("step_size", self.step_size, "(0, inf)")
-        whole_number("num_steps", self.num_steps, least=1)
-        real_number("beta", self.beta, "[0, 1]")
-        real_number("step_size_jitter", self.step_size_jitter, "[0, 1)")
-
-    def init(self, target: HasEvaluator, position: Tensor) -> MoveState:
-        """Evaluate the density at ``position``, shape ``(n, d)``; a NaN likelihood counts as zero."""
-        evaluate = target.evaluator(len(position), self.planned_calls)
-        state = MoveState(position, *evaluate(position, self._beta(position)))
-        undefined = state.log_likelihood.isnan()
-        return state._replace(
-            log_density=state.log_density.masked_fill(undefined, -torch.inf),
-            log_likelihood=state.log_likelihood.masked_fill(undefined, -torch.inf),
-        )
-
-    def step(self, target: HasEvaluator, state: MoveState, *, generator: torch.Generator) -> tuple[MoveState, MoveInfo]:
-        """Run one trajectory per particle and accept or reject its end point."""
-        n = len(state.position)
-        momentum = self._momenta(state.position, generator)
-        uniform = torch.rand(2, n, dtype=momentum.dtype, device=momentum.device, generator=generator)
-        step = self.step_size * (1 + self.step_size_jitter * (2 * uniform[0] - 1)).unsqueeze(-1)
-        energy_before = 0.5 * momentum.square().sum(-1) - state.log_density
-        end, momentum = self._trajectory(target, state, momentum, step)
-        energy_after = 0.5 * momentum.square().sum(-1) - end.log_density
-
-        error = energy_after - energy_before
-        # A particle that meets NaN or an infinite density keeps its position and counts as diverging.
-        diverging = ~((error <= self.max_energy_error) & (end.log_density < torch.inf))
-        probability = torch.where(diverging, 0.0, (-error).exp().clamp(max=1.0))
-        accept = uniform[1] < probability
-        pairs = zip(end, state, strict=True)
-        kept = MoveState(*(torch.where(accept.unsqueeze(-1) if a.dim() == 2 else accept, a, b) for a, b in pairs))
-        return kept, MoveInfo(probability, diverging, torch.where(accept, energy_after, energy_before))
-
-    def _trajectory(self, target: HasEvaluator, state: MoveState, p: Tensor, step: Tensor) -> tuple[MoveState, Tensor]:
-        evaluate = target.evaluator(len(p), self.planned_calls)
-        p = torch.addcmul(p, step, self.metric.to_momentum(state.gradient), value=_OUTER_KICK)
-        # Adjacent outer kicks of consecutive steps are merged; only the last outer kick is separate.
-        kicks = [1 - 2 * _OUTER_KICK, 2 * _OUTER_KICK] * self.num_steps
-        kicks[-1] = _OUTER_KICK
-        beta = self._beta(state.position)
-        q, p, evaluation, _ = integrate(evaluate, self.metric, state.position, p, step.squeeze(-1), beta, 0.5, kicks)
-        return MoveState(q, *evaluation), p
-
-    def _momenta(self, position: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw normal numbers ``(n, d)``, each column stratified within each population."""
-        n, d = position.shape
-        shape = (self.num_populations, n // self.num_populations, d)
-        like = {"dtype": position.dtype, "device": position.device, "generator": generator}
-        stratum = torch.rand(shape, **like).argsort(1)  # type: ignore[call-overload]
-        uniform = (stratum + torch.rand(shape, **like)) / shape[1]  # type: ignore[call-overload]
-        epsilon = torch.finfo(position.dtype).eps
-        return torch.special.ndtri(uniform.clamp(epsilon, 1 - epsilon)).reshape(n, d)
-
-    def _beta(self, position: Tensor) -> Tensor:
-        return torch.full_like(position[:, 0], self.beta)
-
 
 # Tempered sequential Monte Carlo: populations move from the prior to the posterior in stages.
 
@@ -704,6 +477,7 @@ def _summaries(position: Tensor, log_likelihood: Tensor) -> Tensor:
 # The pilot run of tempered sequential Monte Carlo: one population tunes every stage.
 
 _MAX_DENSE_DIMENSION = 200
+_BOUND = 4.0  # standard deviations beyond which particles count as less far out, so that every moment exists
 _ENOUGH = 0.25  # dimensions a particle, from which correlations are known
 _PLANNED_CALLS = 500
 

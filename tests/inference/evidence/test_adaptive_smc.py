@@ -11,7 +11,8 @@ import bayeskit as bk
 from bayeskit.errors import CheckpointError, InitializationError, SettingsError
 from bayeskit.inference.evidence.diagnostics import Diagnostics, Peaks
 from bayeskit.inference.evidence.sequential import adaptive_smc, next_step, sequential_refusal
-from bayeskit.inference.samplers.smc import conditional_share, learn_metric
+from bayeskit.inference.samplers.smc import learn_metric
+from bayeskit.inference.samplers.weighted_particles import conditional_share
 
 F64 = torch.float64
 MODULE = sys.modules["bayeskit.inference.evidence.sequential"]

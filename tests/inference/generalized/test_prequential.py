@@ -12,7 +12,7 @@ import bayeskit as bk
 from bayeskit.errors import ModelError, SettingsError, ShapeError
 from bayeskit.inference.generalized import Flat, GibbsPosterior, losses
 from bayeskit.inference.generalized.cross_validation import Carriage, WeightedData, prequential_score, prior_populations
-from bayeskit.inference.samplers.smc import PopulationHMC
+from bayeskit.inference.samplers.population_moves import PopulationHMC
 
 Y = torch.tensor([1.2, -0.3, 2.5, 0.8, 1.9, 0.1, 1.1, 0.7], dtype=torch.float64)
 PRIOR_VARIANCE = 4.0

@@ -23,17 +23,12 @@ from bayeskit.errors import (
 )
 from bayeskit.inference.samplers.hmc import HMC
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.inference.samplers.smc import (
-    PopulationHMC,
-    SMCSchedule,
-    SMCState,
-    Stage,
+from bayeskit.inference.samplers.population_moves import PopulationHMC
+from bayeskit.inference.samplers.smc import SMCSchedule, SMCState, Stage, learn_metric, sample_smc, start_populations
+from bayeskit.inference.samplers.weighted_particles import (
     conditional_share,
     effective_share,
-    learn_metric,
     next_temperature,
-    sample_smc,
-    start_populations,
     systematic,
 )
 
