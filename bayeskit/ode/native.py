@@ -223,10 +223,12 @@ for (int64_t tries = 0; done < times && !is_short_of_memory; ++tries) {
   }
 }
 """
-# Times below zero ask for the slope, or for its gradient, at the first time and state, to be compared with torch.
+# Times below zero ask for the slope and its Jacobian, or for their gradients, at the first time and state, to be
+# compared with torch. The gradients of the Jacobian are added to those of the slope.
 _SOLUTION = """
 if (times < 0) {{
   slope_at(((const real*)pointers[0])[0], (const real*)pointers[1], (real*)pointers[{result}]);
+{more}
   return is_short_of_memory;
 }}
 real* path = (real*)pointers[{result}] + b * times * dim;
@@ -240,6 +242,7 @@ _GRADIENT = """
 if (times < 0) {{
   pull_at(((const real*)pointers[0])[0], (const real*)pointers[1], (const real*)pointers[{cotangent}], part);
 {pulled}
+{bent}
   return is_short_of_memory;
 }}
 const real* cotangent = (const real*)pointers[{cotangent}] + b * times * dim;
@@ -290,7 +293,9 @@ def solution_source(
     head, space = _head(method, slope, examples, batched, settings, None)
     if not head:
         return ""
-    body = _SOLUTION.format(result=len(examples), driver=_DRIVER)
+    at, place = "((const real*)pointers[0])[0], (const real*)pointers[1]", len(examples) + 1
+    more = f"jacobian_at({at}, (real*)pointers[{place}], (real*)pointers[{place + 1}]);" * method.is_implicit
+    body = _SOLUTION.format(result=len(examples), driver=_DRIVER, more=more)
     return batch_source([head, _IMPLICIT if method.is_implicit else _EXPLICIT, body], space=space)
 
 
@@ -317,12 +322,18 @@ def solution_gradient_source(
     before, after = _DRIVER.split("arrived(0, state);")
     driver = f"{before}{_RECORD}{after}"
     forward, back = (_IMPLICIT, _IMPLICIT_BACK) if method.is_implicit else (_EXPLICIT, _EXPLICIT_BACK)
-    pulled = [
-        f"for (int64_t i = 0; i < {examples[place].numel()}; ++i) "
-        f"((real*)pointers[{count + q}])[i] = {'part[i]' if place == 1 else f'total{place}[i]'};"
-        for q, place in enumerate(wanted)
-    ]
+    pulled, bent = (
+        [
+            f"for (int64_t i = 0; i < {examples[place].numel()}; ++i) "
+            f"((real*)pointers[{first + q}])[i] = {'part[i]' if place == 1 else f'total{place}[i]'};"
+            for q, place in enumerate(wanted)
+        ]
+        for first in (count, count + len(wanted))
+    )
+    at, last = "((const real*)pointers[0])[0], (const real*)pointers[1]", count + 2 * len(wanted)
+    bent.insert(0, f"bend_at({at}, (const real*)pointers[{last}], (const real*)pointers[{last + 1}], part);")
     places = {"results": "\n".join(results), "pulled": "\n".join(pulled)}
+    places["bent"] = "\n".join(bent) if method.is_implicit else ""
     body = _GRADIENT.format(cotangent=len(examples), driver=driver, **places)
     return batch_source([head, forward, back, body], space=space)
 

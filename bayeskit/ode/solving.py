@@ -40,7 +40,7 @@ from bayeskit.logdensity.pyro_runs import rule_out
 from bayeskit.logdensity.recurrence import NoSites, program_text
 from bayeskit.logdensity.target import Target
 from bayeskit.logdensity.tracing import Program, Tape, UncheckedFactors
-from bayeskit.ode.methods import METHODS, pull, step
+from bayeskit.ode.methods import METHODS, bend, jacobian, pull, step
 from bayeskit.ode.native import solution_gradient_source, solution_source
 from bayeskit.ode.operations import FailureCount, counted, ode, ode_gradient
 
@@ -484,11 +484,14 @@ def _source(key: _Key, kinds: _Kinds, wanted: tuple[int, ...] | None) -> str:
         source = solution_source(method, plan.slope, examples, plan.batched, plan.settings)
     else:
         source = solution_gradient_source(method, plan.slope, examples, plan.batched, plan.settings, wanted)
-    return source if not source or _is_as_in_torch(source, plan.slope, examples, wanted) else ""
+    same = not source or _is_as_in_torch(source, plan.slope, examples, wanted, method.is_implicit)
+    return source if same else ""
 
 
-def _is_as_in_torch(source: str, slope: Program, examples: list[Tensor], wanted: tuple[int, ...] | None) -> bool:
-    """Tell whether the C++ has torch's slope, or its gradients, at seeded points; warn where it has not."""
+def _is_as_in_torch(
+    source: str, slope: Program, examples: list[Tensor], wanted: tuple[int, ...] | None, is_implicit: bool
+) -> bool:
+    """Tell whether the C++ has torch's slope and Jacobian, or their gradients, at seeded points; warn if it has not."""
     library = library_of(source)
     if library is None:
         return False
@@ -500,17 +503,25 @@ def _is_as_in_torch(source: str, slope: Program, examples: list[Tensor], wanted:
             else torch.randint(2, x.shape, generator=generator).to(x.dtype)
             for x in examples
         ]
+        cotangents: list[Tensor] = []
         try:
             if wanted is None:
-                expected = list(slope(*given))
+                expected = [*slope(*given), *(jacobian(slope, *given) if is_implicit else ())]
             else:
-                given.append(torch.rand(examples[1].shape, generator=generator, dtype=examples[1].dtype))
-                expected = list(pull(slope, [place - 2 for place in wanted if place > 1], *given))
-                expected = [expected[0]] * (1 in wanted) + expected[1:]
+                y, places = examples[1], [place - 2 for place in wanted if place > 1]
+                given.append(torch.rand(y.shape, generator=generator, dtype=y.dtype))
+                pulled = list(pull(slope, places, *given))
+                expected = pulled[1 - (1 in wanted) :]
+                if is_implicit:
+                    sizes = (y.numel(), y.numel()), y.shape
+                    cotangents = [torch.rand(size, generator=generator, dtype=y.dtype) for size in sizes]
+                    of_state, *others = bend(slope, places, *given[:-1], *cotangents)
+                    expected += [of_state] * (1 in wanted)
+                    expected += [a + b for a, b in zip(pulled[1:], others, strict=True)]
         except (RuntimeError, ValueError):
             continue  # such as a matrix that cannot be factorised at this point
         found = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in expected]
-        call_library(library, given, found, -1, 1)
+        call_library(library, given, [*found, *cotangents], -1, 1)
         near = 10 * math.sqrt(torch.finfo(examples[1].dtype).eps)
         if not all(a.allclose(b, near, near, equal_nan=True) for a, b in zip(found, expected, strict=True)):
             worst = max(float((a - b).abs().nan_to_num().max()) for a, b in zip(found, expected, strict=True))

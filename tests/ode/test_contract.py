@@ -115,6 +115,25 @@ def test_code_that_differs_from_torch_is_left_to_torch(monkeypatch):
     assert float(found[-1]) == pytest.approx(2.0, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["jacobian", "bend"])
+def test_a_wrong_jacobian_of_an_implicit_method_is_left_to_torch(name, monkeypatch):
+    right = getattr(ode_native, name)
+    monkeypatch.setattr(ode_native, name, lambda *x: tuple(1.5 * part for part in right(*x)))
+    solving._source.cache_clear()
+    rate = torch.tensor(0.7, dtype=F64, requires_grad=True)
+    try:
+        with pytest.warns(CompilationWarning, match=r"differs from torch"):
+            found = bk.ode.solve(
+                lambda t, y, rate: -rate * y.square() * (1 + t), torch.ones(2, dtype=F64), TIMES, rate, method="rodas5"
+            )
+            found[-1].sum().backward()
+    finally:
+        solving._source.cache_clear()
+    exact = 1 / (1 + 0.7 * 4.0)  # y' = -r y^2 (1 + t), so that 1 / y = 1 + r (t + t^2 / 2)
+    assert float(found[-1, 0].detach()) == pytest.approx(exact, rel=1e-4)
+    assert float(rate.grad) == pytest.approx(-2 * 4.0 * exact**2, rel=1e-3)
+
+
 def test_a_wrong_gradient_is_left_to_torch(monkeypatch):
     monkeypatch.setattr(ode_native, "pull", lambda *x: tuple(1.5 * part for part in solving.pull(*x)))
     solving._source.cache_clear()
