@@ -236,21 +236,29 @@ def _read_fasta(text: str, source: str) -> list[_Record]:
     for line, row in names:
         if not _fasta_name(row)[0]:
             raise AlignmentError(f"{source}, line {line}: a sequence has no name. Remedy: add the name.")
-    try:
-        records = _records(_parse(text, "fasta"), rows, _fasta_name)
-    except DataParseError as error:
-        _blame(source, names, _fasta_name, None)
-        raise AlignmentError(
-            f"{source}, line {error.line_num}: there is no site between this name and the previous name. Remedy: give "
-            "each name a sequence."
-        ) from error
-    except _Misread as error:
-        raise AlignmentError(
-            f"{source}, line {error.line}: {error}, a set of bases in brackets counted as one. Remedy: write such a "
-            "set as one letter of the IUPAC code."
-        ) from error
-    for record in records:
-        record.name = record.name.split()[0]
+    records: list[_Record] = []
+    parts: list[list[str]] = []
+    for line, row in rows:
+        name, rest = _fasta_name(row)
+        if name:
+            records.append(_Record(name, "", [(line, 0)]))
+            parts.append([])
+            continue
+        part = "".join(rest.split())
+        if _SET.search(part):
+            raise AlignmentError(
+                f"{source}, line {line}: taxon {records[-1].name!r} has a set of bases in brackets. Remedy: write it "
+                "as one letter of the IUPAC code."
+            )
+        records[-1].rows.append((line, len(part)))
+        parts[-1].append(part)
+    _blame(source, names, _fasta_name, None)
+    for record, found in zip(records, parts, strict=True):
+        if not found:
+            raise AlignmentError(
+                f"{source}, line {record.line}: taxon {record.name!r} has no sites. Remedy: give each name a sequence."
+            )
+        record.name, record.text = record.name.split()[0], "".join(found)
     return records
 
 

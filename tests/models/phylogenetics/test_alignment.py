@@ -181,7 +181,7 @@ BAD = {
     ),
     "names that end at a blank": (">a one\nacgt\n>a two\nACGT\n", "line 3: the taxon 'a' occurs twice.*first blank"),
     "no name": (">\nacgt\n", "line 1: a sequence has no name"),
-    "no sites": (">a\n>b\n", "there is no site"),
+    "no sites": (">a\n>b\n", "has no sites"),
     "nexus character": (nexus("a acgt\nb AC!T"), r"line 7: unknown character '!' in taxon 'b' at site 3"),
     "interleaved character": (
         nexus("a ac\nb AC\n\na gt\nb !T", " interleave"),
@@ -319,7 +319,7 @@ def test_what_is_not_a_path(path):
 
 
 def test_sets_of_bases_in_fasta(tmp_path):
-    with pytest.raises(AlignmentError, match=r"a\.txt, line 3: .*brackets.*Remedy.*IUPAC"):
+    with pytest.raises(AlignmentError, match=r"a\.txt, line 4: .*brackets.*Remedy.*IUPAC"):
         Alignment.from_file(write(tmp_path, ">a\nACGT\n>b\nAC{GT}\n>c\nACGT\n"))
 
 
