@@ -388,7 +388,7 @@ class Ending(NamedTuple):
         return self.how == "result" and (self.digest == expected or self.is_partial or is_slow)
 
 
-_NO_MEMORY = re.compile("memory", re.IGNORECASE)
+_NO_MEMORY = re.compile("memory|bad_alloc", re.IGNORECASE)
 _LONGEST = 600.0
 
 
