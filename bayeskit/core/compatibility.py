@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -150,7 +151,11 @@ def _require_space(path: Path, num_bytes: int) -> None:
     """Raise OSError if a file of tensors cannot be written; HDF5 ends the process where a disk is full."""
     with open(path, "wb") as file:
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, num_bytes + num_bytes // 4 + _OVERHEAD)
+            try:
+                os.posix_fallocate(file.fileno(), 0, num_bytes + num_bytes // 4 + _OVERHEAD)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # some file systems cannot reserve space
+                    raise
 
 
 _OVERHEAD = 2**21  # bytes of names, attributes and chunks in a file of HDF5

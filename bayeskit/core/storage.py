@@ -100,7 +100,10 @@ def _as_safetensors(tensors: Mapping[str, Tensor], facts: str) -> Iterator[bytes
         if kind is None:
             raise CheckpointError(f"tensor {name!r} is of type {tensors[name].dtype}, which a file cannot hold")
         header[name] = {"dtype": kind, "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    try:
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"a name of {ordered!r:.200} has characters that a file cannot hold: {error}") from error
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     yield from (_bytes_of(tensors[name]) for name in ordered)
@@ -116,6 +119,8 @@ _NAMES_OF_TYPES = {
     torch.int32: "I32",
     torch.uint64: "U64",
     torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
     torch.float32: "F32",

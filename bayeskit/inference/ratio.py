@@ -7,8 +7,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
-__all__ = ["BidirectionalRatio", "bidirectional_ratio"]
+__all__ = ["BidirectionalRatio", "LEAST_OVERLAP", "bidirectional_ratio"]
+
+#: Overlap below which a ratio says nothing, however even its terms are.
+LEAST_OVERLAP = 1e-4
 
 _STEPS = 200  # of Newton or of bisection; eight are usual
 _TOLERANCE = 1e-14  # relative, in double precision
@@ -17,12 +21,14 @@ _TOLERANCE = 1e-14  # relative, in double precision
 class BidirectionalRatio(NamedTuple):
     """Log ratios ``(...)``, and the probabilities that a draw is of the other density, ``(..., n)`` and ``(..., m)``.
 
-    A log ratio is minus or plus infinity where the densities do not overlap at all.
+    A log ratio is minus or plus infinity where the one density is zero at all draws of the other. The overlap ``(...)``
+    is one for equal densities, and near zero where hardly a draw could be of the other one.
     """
 
     log_ratio: Tensor
     of_numerator: Tensor
     of_denominator: Tensor
+    overlap: Tensor
 
 
 def bidirectional_ratio(numerator: Tensor, denominator: Tensor, effective: float | None = None) -> BidirectionalRatio:
@@ -41,14 +47,9 @@ def bidirectional_ratio(numerator: Tensor, denominator: Tensor, effective: float
     worth, count = float(effective or a.shape[-1]), b.shape[-1]
     odds = math.log(worth / count)
 
-    def shares(c: Tensor) -> tuple[Tensor, Tensor]:
+    def log_shares(c: Tensor) -> tuple[Tensor, Tensor]:
         at = c.unsqueeze(-1)
-        return (at - odds - a).sigmoid(), (b - at + odds).sigmoid()
-
-    def excess(c: Tensor) -> tuple[Tensor, Tensor]:
-        one, other = shares(c)
-        slope = worth * (one * (1 - one)).mean(-1) + count * (other * (1 - other)).mean(-1)
-        return worth * one.mean(-1) - count * other.mean(-1), slope
+        return logsigmoid(at - odds - a), logsigmoid(b - at + odds)
 
     both = torch.cat([a, b], -1)
     finite = both.isfinite()
@@ -56,7 +57,10 @@ def bidirectional_ratio(numerator: Tensor, denominator: Tensor, effective: float
     high = both.where(finite, -torch.inf).amax(-1) + abs(odds) + 40
     c = a.median(-1).values.clamp(low, high)
     for _ in range(_STEPS):
-        rest, slope = excess(c)
+        # The logarithms of both sides are nearly linear, also where the densities hardly overlap.
+        sides = log_shares(c)
+        rest = sides[0].logsumexp(-1) + math.log(worth / a.shape[-1]) - sides[1].logsumexp(-1)
+        slope = sum((side.softmax(-1) * -side.expm1()).sum(-1) for side in sides)
         low, high = torch.where(rest < 0, c, low), torch.where(rest < 0, high, c)
         newton = c - rest / slope
         inside = (newton > low) & (newton < high)
@@ -67,4 +71,5 @@ def bidirectional_ratio(numerator: Tensor, denominator: Tensor, effective: float
             break
     # Without draws of the one density where the other has mass, one side is zero for all ratios.
     c = torch.where((b == -torch.inf).all(-1), -torch.inf, torch.where((a == torch.inf).all(-1), torch.inf, c))
-    return BidirectionalRatio(c, *shares(c))
+    one, other = (side.exp() for side in log_shares(c))
+    return BidirectionalRatio(c, one, other, (1 + worth / count) * one.mean(-1))

@@ -25,7 +25,7 @@ from bayeskit.inference.evidence.checks import (
     posterior_problems,
     with_rounding,
 )
-from bayeskit.inference.ratio import bidirectional_ratio
+from bayeskit.inference.ratio import LEAST_OVERLAP, bidirectional_ratio
 from bayeskit.inference.samplers import sample_smc
 from bayeskit.logdensity.target import Target
 from bayeskit.models.discrete.inputs import prior_probabilities_of
@@ -244,7 +244,7 @@ def symmetrised_bridge(
 
     problems, diagnostics = posterior_problems(draws)
     overlap = float(numerator.sum().square() / numerator.square().sum())
-    if not overlap >= MIN_EFFECTIVE:
+    if not (overlap >= MIN_EFFECTIVE and float(ratio.overlap) >= LEAST_OVERLAP):
         problems.append(
             f"posterior and proposal hardly overlap ({overlap:.0f} effective proposals): use mixture_evidence"
         )

@@ -60,6 +60,8 @@ def test_files_are_those_of_the_library_of_the_format(tmp_path, dtype):
 def test_a_type_that_the_format_has_not_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="'z' is of type torch.complex128"):
         save_tensors(tmp_path / "x", {"z": torch.zeros(2, dtype=torch.complex128)}, {}, SCHEMA)
+    with pytest.raises(CheckpointError, match="characters that a file cannot hold"):
+        save_tensors(tmp_path / "x", {"\ud800": torch.zeros(2)}, {}, SCHEMA)
     assert not list(tmp_path.iterdir())
 
 

@@ -1,6 +1,7 @@
 """Bennett's equation: the root by other means, exact ratios, and densities that do not overlap."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.distributions import Normal
 
 from bayeskit.core.randomness import new_generator
 from bayeskit.inference.ratio import bidirectional_ratio
+from bayeskit.inference.unnormalised import noise_contrastive_constant
 
 DOUBLE = torch.float64
 LOG_RATIO = 7.0
@@ -39,7 +41,7 @@ def test_it_is_the_root_of_the_equation(shift, effective):
 
 def test_the_ratio_and_its_error_are_right(limit):
     a, b = draws(1.5)
-    c, one, other = bidirectional_ratio(a, b)
+    c, one, other, _ = bidirectional_ratio(a, b)
     error = sum(float(h.var() / h.mean().square()) / len(h) for h in (one, other)) ** 0.5
     assert abs(float(c) - LOG_RATIO) < limit(1) * error < 0.3
 
@@ -66,5 +68,21 @@ def test_draws_without_density_and_no_overlap():
     assert bidirectional_ratio(a, gone).log_ratio < bidirectional_ratio(a, b).log_ratio
     assert bidirectional_ratio(a, torch.full_like(b, -math.inf)).log_ratio == -math.inf
     assert bidirectional_ratio(torch.full_like(a, math.inf), b).log_ratio == math.inf
-    far = bidirectional_ratio(*draws(300.0))
-    assert far.log_ratio.isfinite()  # as it is: one draw of each decides
+
+
+@pytest.mark.parametrize("apart", [50.0, 250.0, 1e4])
+def test_densities_that_hardly_overlap_are_told_apart(apart):
+    """The terms are as even as can be, and the root is found, but the overlap tells that it says nothing."""
+    noise = torch.linspace(-0.1, 0.1, 1000, dtype=DOUBLE)
+    found = bidirectional_ratio(apart + noise, -apart + noise)
+    assert float(found.log_ratio) == pytest.approx(0.0, abs=1e-9) and float(found.overlap) < 1e-15
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        z = noise_contrastive_constant(apart + noise, -apart + noise)
+    assert not z.trusted and "only 0 effective" in z.warnings[0]
+
+
+def test_equal_densities_overlap_wholly():
+    same = torch.full((100,), 3.0, dtype=DOUBLE)
+    for effective in (None, 10.0):
+        assert float(bidirectional_ratio(same, same[:40], effective).overlap) == pytest.approx(1.0)

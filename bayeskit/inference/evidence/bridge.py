@@ -21,7 +21,7 @@ from bayeskit.inference.evidence.judgement import estimator
 from bayeskit.inference.evidence.methods import Part
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.peaks import negative_hessian
-from bayeskit.inference.ratio import bidirectional_ratio
+from bayeskit.inference.ratio import LEAST_OVERLAP, bidirectional_ratio
 from bayeskit.logdensity.target import Target
 
 __all__ = [
@@ -86,9 +86,6 @@ def _corrected(x: Tensor, precision: Tensor) -> Tensor:
 
 
 # Bridge sampling with the iterative optimal bridge and a normal proposal.
-
-MAX_ITERATIONS = 1000
-_TOLERANCE = 1e-10
 
 
 @estimator(Part.POSTERIOR)
@@ -195,7 +192,7 @@ def _bridged(
 
     problems, diagnostics = posterior_problems(halves.draws)
     overlap = float(numerator.sum().square() / numerator.square().sum())
-    if not overlap >= MIN_EFFECTIVE:
+    if not (overlap >= MIN_EFFECTIVE and float(ratio.overlap) >= LEAST_OVERLAP):
         problems.append(
             f"posterior and proposal hardly overlap ({overlap:.0f} effective proposals): use stepping stone"
         )

@@ -109,7 +109,7 @@ def importance(log_weights: Tensor) -> Integral:
 
 def bridge(at_draws: Tensor, at_reference: Tensor) -> Integral:
     """Return the integral from log ratios of prior to reference, at equally many draws of each (Bennett 1976)."""
-    log_ratio, b, a = bidirectional_ratio(at_draws, at_reference)
+    log_ratio, b, a, _ = bidirectional_ratio(at_draws, at_reference)
     if not float(a.sum()) > 0 or not float(b.sum()) > 0:
         return _UNKNOWN
     variance = sum(float(c.var() / c.mean().square()) / len(c) for c in (a, b))

@@ -505,15 +505,25 @@ def sample(
         groups = [Group(adaptation, num_chains // num_groups, own) for own in points]
         done = run_groups(target, groups, settings, num_jobs=num_jobs)
         draws = join_groups(target, done, beta.chunk(num_groups), kernel, facts | {"num_groups": num_groups})
-    found = problems(draws, adaptation.max_steps)
-    if not found:
-        found = problems_in_tails(draws, adaptation.max_steps)
-        # Who starts all chains at one point has chosen a mode.
-        if start is None or bool((start != start.reshape(-1, target.dim)[0]).any()):
-            found += hidden_modes(draws, seed)
-    for problem in (*found, *(tail.warning for tail in unseen_tails(draws).found)):
+    # Who starts all chains at one point has chosen a mode.
+    chosen = start is not None and bool((start == start.reshape(-1, target.dim)[0]).all())
+    for problem in _problems(draws, adaptation.max_steps, None if chosen else seed):
         warn_user(problem, SamplingWarning)
     return draws
+
+
+def _problems(draws: Draws, max_steps: int, seed: int | None) -> list[str]:
+    """Return what speaks against draws; modes are sought with a seed. A lack of memory does not lose the draws."""
+    found: list[str] = []
+    try:
+        found += problems(draws, max_steps)
+        if not found:
+            found += problems_in_tails(draws, max_steps)
+            found += [] if seed is None else hidden_modes(draws, seed)
+        found += [tail.warning for tail in unseen_tails(draws).found]
+    except MemoryError as error:
+        found.append(f"there was too little memory to judge the draws ({str(error)[:160]}): look at draws.summary()")
+    return found
 
 
 def _is_target(given: Any) -> TypeGuard[Target]:

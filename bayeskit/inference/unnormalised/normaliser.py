@@ -19,7 +19,7 @@ from bayeskit.errors import DataError, SettingsError
 from bayeskit.inference.evidence.checks import weight_problems, with_rounding
 from bayeskit.inference.evidence.result import Evidence
 from bayeskit.inference.held_out.annealing import sigmoid_schedule
-from bayeskit.inference.ratio import bidirectional_ratio
+from bayeskit.inference.ratio import LEAST_OVERLAP, BidirectionalRatio, bidirectional_ratio
 from bayeskit.inference.samplers import HMC
 from bayeskit.inference.unnormalised.moves import (
     MovedChains,
@@ -333,7 +333,7 @@ def _from_both_sides(
             "and equilibration; chains may have missed a mode"
         )
     own = [_more_temperatures(weight_problems(k, n)) for k, n in zip(shapes, kish, strict=True)]
-    overlap = min(float(t.sum().square() / t.square().sum()) for t in (numerator, denominator))
+    overlap = _effective_terms(ratio)
     bridged = _more_temperatures(weight_problems(-math.inf, overlap))
     facts = {"gap": high - low, "gap_in_standard_errors": apart, "effective_bridge": overlap}
     values = forward[forward.isfinite()].to(dtype)
@@ -363,6 +363,13 @@ def _family_factor(values: Tensor, ancestor: Tensor | None) -> float:
         return 1.0
     families = torch.zeros_like(values).index_add_(0, ancestor.unique(return_inverse=True)[1], centred)
     return max(1.0, float(families.square().sum() / centred.square().sum()))
+
+
+def _effective_terms(ratio: BidirectionalRatio) -> float:
+    """Return the effective number of terms of the smaller side; zero where the densities do not overlap."""
+    if not float(ratio.overlap) >= LEAST_OVERLAP:
+        return 0.0
+    return min(float(h.sum().square() / h.square().sum()) for h in (ratio.of_numerator, ratio.of_denominator))
 
 
 def _more_temperatures(problems: list[str]) -> list[str]:
@@ -433,13 +440,14 @@ def noise_contrastive_constant(
             "each; noise has to cover the model"
         )
     worth = float(len(a)) if effective is None else real_number("effective", effective, "(0, inf)")
-    constant, h_model, h_noise = bidirectional_ratio(a, b, worth)
+    ratio = bidirectional_ratio(a, b, worth)
+    constant, h_model, h_noise, _ = ratio
     if not bool(constant.isfinite()):
         raise DataError("the ratios of model and noise do not determine a constant: noise has to cover the model")
     # The error is that of the bridge.
     variance = float(h_model.var() / h_model.mean().square()) / worth
     variance += float(h_noise.var() / h_noise.mean().square()) / len(b)
-    overlap = min(float(h.sum().square() / h.square().sum()) for h in (h_model, h_noise))
+    overlap = _effective_terms(ratio)
     problems = weight_problems(-math.inf, overlap)
     error = with_rounding(math.sqrt(variance), a)
     return Evidence(

@@ -115,8 +115,11 @@ def _guess(text: str, source: str) -> str:
     )
 
 
+_LINE_ENDS = re.compile(r"\r\n|\r|\n")  # splitlines would also cut at separators within names
+
+
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(_LINE_ENDS.split(text), start=1):
         if line.strip():
             yield number, line
 

@@ -318,6 +318,14 @@ def test_what_is_not_a_path(path):
         Alignment.from_file(path)
 
 
+@pytest.mark.parametrize("separator", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028"])
+def test_names_hold_no_ends_of_lines_but_those_of_files(separator, tmp_path):
+    path = tmp_path / "a.fasta"
+    path.write_text(f">a{separator}T\nAC\r\n>b{separator}G\nAG\n>c\nAT\n", newline="")
+    read = Alignment.from_file(path)
+    assert read.num_sites == 2 and tuple(read.taxa) == ("a", "b", "c")
+
+
 def test_sets_of_bases_in_fasta(tmp_path):
     with pytest.raises(AlignmentError, match=r"a\.txt, line 4: .*brackets.*Remedy.*IUPAC"):
         Alignment.from_file(write(tmp_path, ">a\nACGT\n>b\nAC{GT}\n>c\nACGT\n"))
