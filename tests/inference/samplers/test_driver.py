@@ -11,7 +11,7 @@ import torch
 import bayeskit as bk
 from bayeskit import exact
 from bayeskit.core.progress import look
-from bayeskit.errors import BudgetError, CheckpointError, OutputError, SamplingWarning, SettingsError
+from bayeskit.errors import BudgetError, CheckpointError, CheckpointWarning, OutputError, SamplingWarning, SettingsError
 from bayeskit.inference import evidence
 from bayeskit.inference.samplers import HMC, Adaptation, Control, Convergence, RunSettings, drive, driver, run
 from bayeskit.inference.samplers.driver import Records
@@ -234,7 +234,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_the_run_goes_on(tmp_path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fills_up)
-        with pytest.warns(SamplingWarning, match="No space left"):
+        with pytest.warns(CheckpointWarning, match="No space left"):
             found = drive(Walk(after_step={14: stop}), control, generator())
     assert found.ending == "interrupted" and found.num_iterations == 15
     assert not list(tmp_path.glob(".*.tmp"))
@@ -247,9 +247,15 @@ def test_a_disk_that_is_full_at_the_start(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", is_full)
-    with pytest.raises(OutputError, match="No space left"):
-        drive(Walk(), Control(checkpoint=tmp_path / "state", progress=False), generator())
+    with pytest.warns(CheckpointWarning, match="No space left"):
+        found = drive(Walk(), Control(checkpoint=tmp_path / "state", progress=False), generator())
+    assert torch.equal(found.records["position"], whole().records["position"])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_work(tmp_path):
+    with pytest.raises(OutputError, match="cannot write"):
+        drive(Walk(), Control(checkpoint=tmp_path / "nowhere" / "state", progress=False), generator())
 
 
 def test_rows_that_fill_a_part_are_written_once(tmp_path, monkeypatch):
