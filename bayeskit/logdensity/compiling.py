@@ -309,10 +309,11 @@ def call_library(library: Any, given: Sequence[Tensor], made: Sequence[Tensor], 
     """Call the function ``loop`` that :mod:`bayeskit.logdensity.native` has written."""
     given = [x.contiguous() for x in given]
     pointers = (ctypes.c_void_p * (len(given) + len(made)))(*(x.data_ptr() for x in (*given, *made)))
-    space = torch.empty(library.space, dtype=torch.uint8)
-    sizes = ctypes.c_int64(times), ctypes.c_int64(max(batch, 1))
-    status = library.loop(pointers, *sizes, ctypes.c_void_p(space.data_ptr()))
-    raise_for_status(status, "the steps of a differential equation, which its gradient keeps")
+    # Most code needs no space, and a tensor for none would cost a tenth of a small density.
+    space = torch.empty(library.space, dtype=torch.uint8) if library.space else None
+    address = None if space is None else ctypes.c_void_p(space.data_ptr())
+    if status := library.loop(pointers, ctypes.c_int64(times), ctypes.c_int64(max(batch, 1)), address):
+        raise_for_status(status, "the steps of a differential equation, which its gradient keeps")
 
 
 @lru_cache(maxsize=128)
