@@ -133,7 +133,7 @@ static double digamma(double x) {
   if (x == 0) return std::copysign(INFINITY, -x);
   if (x < 0) {
     if (x == std::floor(x)) return NAN;
-    result = -M_PI / std::tan(M_PI * (x - std::floor(x)));
+    result = -M_PI / std::tan(M_PI * (x - std::nearbyint(x)));
     x = 1 - x;
   }
   for (; x < 10; ++x) result -= 1 / x;
