@@ -760,10 +760,8 @@ class TorchResults:
         worst = min((self._worst(expected, scale, call) for expected, scale in self._pairs()), default=0.0)
         if worst and self._at[0].dtype == torch.float64:  # in single precision, rounding alone may differ by as much
             names = ", ".join(self._operations)
-            warn_user(
-                f"the compiled density differs from torch by {worst:.3g}, so it {remedy}; its operations are {names}",
-                CompilationWarning,
-            )
+            what = f"differs from torch by {worst:.3g}" if math.isfinite(worst) else "fails where torch's does not"
+            warn_user(f"the compiled density {what}, so it {remedy}; its operations are {names}", CompilationWarning)
         return not worst
 
     def _pairs(self) -> list[tuple[list[Tensor], float]]:
