@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from typer.utils import get_params_from_function
 
 from bayeskit import __version__, cli, exact, gallery
+from bayeskit.cli._evidence import _problem
+from bayeskit.cli._names import METHOD_NAMES
 from bayeskit.errors import OutputError
 from bayeskit.inference.evidence import METHODS, Budget, Evidence
 from bayeskit.inference.evidence.budget import LEAST
@@ -117,7 +119,7 @@ def test_evidence_of_files_in_a_subprocess(tmp_path, monkeypatch):
     alignment, tree = tmp_path / "a.fasta", tmp_path / "t.nwk"
     alignment.write_text(">A\nACGTACGT\n>B\nACGAACGA\n>C\nACAAACAA\n")
     tree.write_text("(A,B,C);")
-    command = [sys.executable, "-m", "bayeskit.cli", "evidence", "--alignment", alignment, "--tree", tree]
+    command = [sys.executable, "-m", "bayeskit", "evidence", "--alignment", alignment, "--tree", tree]
     options = ["--substitution", "JC69", "--methods", "laplace_importance_sampling,bridge_sampling"]
     out = tmp_path / "out"
     done = subprocess.run(
@@ -244,7 +246,7 @@ def test_options_and_budgets_have_the_same_least_numbers():
 
 
 def test_what_is_known_without_torch_is_what_there_is():
-    assert set(cli.METHOD_NAMES) == set(METHODS)
+    assert set(METHOD_NAMES) == set(METHODS)
     built = {name: build() for name, build in exact.CASES.items()}
     known = {name: (case.description, round(case.log_evidence, 4)) for name, case in built.items()}
     assert known == gallery.EXACT_CASES and list(known) == list(gallery.EXACT_CASES)
@@ -381,7 +383,7 @@ def test_the_error_of_a_reference_is_said(monkeypatch):
     monkeypatch.setitem(registry._ENTRIES, "coin", entry)
     result = call("evidence", "coin", "--methods", "laplace_importance_sampling", "--quiet", "--replicates", 2)
     assert result.exit_code == 0, result.output
-    assert cli._problem(entry, None, None, "JC69").standard_error == 0.004
+    assert _problem(entry, None, None, "JC69").standard_error == 0.004
     shown = call("evidence", "coin", "--methods", "laplace_importance_sampling")
     assert "reference -2.3979 +- 0.0040" in shown.stdout
     assert gallery.get_model("primates").reference_error == 0.004

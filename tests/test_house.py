@@ -36,12 +36,13 @@ def exported(tree: ast.Module) -> set[str]:
 
 
 def unmarked(trees: Modules) -> list[str]:
-    """Return functions and classes that are neither exported nor private."""
+    """Return functions and classes of public modules that are neither exported nor private."""
     return [
         f"{name}.{node.name}"
         for name, tree in trees.items()
         for node in tree.body
-        if isinstance(node, DEFINITIONS) and not node.name.startswith("_") and node.name not in exported(tree)
+        if not any(part.startswith("_") for part in name.split("."))
+        and isinstance(node, DEFINITIONS) and not node.name.startswith("_") and node.name not in exported(tree)
     ]
 
 
@@ -135,9 +136,9 @@ def public_calls(trees: Modules) -> Iterator[tuple[str, Callable[..., object]]]:
     """Yield the functions, classes and methods that rooms export, with their names; the command line has its own."""
     for name in trees:
         is_room = (ROOT.parent / name.replace(".", "/") / "__init__.py").exists()
-        if is_room or (name.count(".") == 1 and name != "bayeskit.cli"):
+        if (is_room or name.count(".") == 1) and name != "bayeskit.cli":
             room = importlib.import_module(name)
-            for word in sorted(exported(trees[name])):
+            for word in sorted(getattr(room, "__all__", ())):
                 thing = getattr(room, word)
                 if callable(thing):
                     yield f"{name}.{word}", thing

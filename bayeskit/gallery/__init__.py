@@ -7,14 +7,13 @@ requested.
 
 from bayeskit.gallery.registry import EXACT_CASES, Entry, entries, get_model, listed, names
 from bayeskit.gallery.scripts import GROUPS, Page, data_file, is_page, is_small, page, pages, run_page
-from bayeskit.gallery.trees import SUBSTITUTION_MODELS, check_substitution, mrbayes_block, tree_target
+from bayeskit.gallery.trees import check_substitution, mrbayes_block, tree_target
 
 __all__ = [
     "EXACT_CASES",
     "Entry",
     "GROUPS",
     "Page",
-    "SUBSTITUTION_MODELS",
     "check_substitution",
     "data_file",
     "entries",

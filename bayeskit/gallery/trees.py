@@ -7,21 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bayeskit.core.inputs import unknown_name
+from bayeskit.models.substitution_names import KNOWN_NAMES
 
 if TYPE_CHECKING:
     from bayeskit.logdensity.target import Target
     from bayeskit.models.phylogenetics.mrbayes import MrBayesBlock
 
-__all__ = ["SUBSTITUTION_MODELS", "check_substitution", "mrbayes_block", "primates_target", "tree_target"]
-
-SUBSTITUTION_MODELS = (
-    *("JC69", "F81", "K80", "HKY85", "TNe", "TN93", "K81", "K81u", "TPM2", "TPM2u", "TPM3", "TPM3u"),
-    *("TIMe", "TIM", "TIM2e", "TIM2", "TIM3e", "TIM3", "TVMe", "TVM", "SYM", "GTR"),
-    *("LG", "WAG", "JTT", "GY94", "Mk"),
-    *("JC", "K2P", "HKY", "TN", "TrN", "TrNe", "TrNef", "K3P", "TPM1", "K3Pu", "TPM1u", "K81uf", "TPM1uf", "TPM2uf"),
-    *("TPM3uf", "TIM1", "TIM1e", "TIM1ef", "TIM2ef", "TIM3ef", "TVMef", "GY"),
-)
-"""Names of the substitution models, and other programs' names of the same; their parameters have the usual priors."""
+__all__ = ["check_substitution", "mrbayes_block", "primates_target", "tree_target"]
 
 
 def check_substitution(text: str) -> None:
@@ -37,9 +29,9 @@ def check_substitution(text: str) -> None:
     bayeskit.errors.UnknownNameError: no substitution model is called 'HKY58'; did you mean 'HKY85' or 'HKY'?...
     """
     name = text.partition("+")[0].strip()
-    known = {spelling.lower() for spelling in SUBSTITUTION_MODELS}
+    known = {spelling.lower() for spelling in KNOWN_NAMES}
     if name.lower() not in known | {"mkv"} and not re.fullmatch("[0-9]{6}", name):
-        raise unknown_name("substitution model", name, SUBSTITUTION_MODELS)
+        raise unknown_name("substitution model", name, KNOWN_NAMES)
 
 
 def primates_target() -> Target:
@@ -64,8 +56,8 @@ def tree_target(
     tree : path
         A Newick or NEXUS file over the same taxa.
     substitution : str, optional
-        One of :data:`SUBSTITUTION_MODELS`, and what is added to it, such as "HKY85", "GTR+G4" or "LG+F+R3", with
-        independent exponential priors of the branch lengths with rate 10. By default, what a MrBayes block of the
+        A model by its name in IQ-TREE or ModelTest, and what is added to it, such as "HKY85", "GTR+G4" or "LG+F+R3";
+        branch lengths have independent exponential priors with rate 10. By default, what a MrBayes block of the
         alignment's file asks for, and without a block JC69.
     block : MrBayesBlock, optional
         That block, if it is read already.

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from bayeskit import cli, exact
-from bayeskit.cli import print_generated_exam
+from bayeskit.cli._application import BAD_INPUT
+from bayeskit.cli._exam import print_generated_exam
 from bayeskit.errors import CheckpointError, DataError, SettingsError
 from bayeskit.inference.evidence import Budget, Evidence
 from bayeskit.workflows import exam as exam_module
@@ -177,7 +178,7 @@ def test_options_that_it_would_ignore_are_refused(ignored, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["bayeskit", "exam", "--generated", "2", *ignored])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    assert ended.value.code == cli.BAD_INPUT and "leave out" in capsys.readouterr().err
+    assert ended.value.code == BAD_INPUT and "leave out" in capsys.readouterr().err
 
 
 def test_no_problems_are_refused():

@@ -16,11 +16,10 @@ from torch import Tensor
 from bayeskit.core.inputs import unknown_name
 from bayeskit.models.phylogenetics.data_types import PROTEIN, DataType
 from bayeskit.models.phylogenetics.substitution import Given, Parameter, ReversibleModel
+from bayeskit.models.substitution_names import AMINO_ACID_MATRICES
 
-__all__ = ["AMINO_ACID_MATRICES", "AminoAcidModel"]
+__all__ = ["AminoAcidModel"]
 
-#: The published matrices.
-AMINO_ACID_MATRICES = ("LG", "WAG", "JTT")
 _FREQUENCIES = Parameter(lambda like: Dirichlet(like.new_ones(20)), size=20)
 
 

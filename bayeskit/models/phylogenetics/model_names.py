@@ -8,7 +8,7 @@ from collections.abc import Callable
 from bayeskit.core.inputs import unknown_name
 from bayeskit.errors import SettingsError
 from bayeskit.models.phylogenetics.alignments import Alignment
-from bayeskit.models.phylogenetics.amino_acids import AMINO_ACID_MATRICES, AminoAcidModel
+from bayeskit.models.phylogenetics.amino_acids import AminoAcidModel
 from bayeskit.models.phylogenetics.codon_models import GY94, codon_frequencies
 from bayeskit.models.phylogenetics.site_rates import FreeRates, GammaRates, InvariantSites, SiteRates
 from bayeskit.models.phylogenetics.substitution import (
@@ -26,8 +26,9 @@ from bayeskit.models.phylogenetics.substitution import (
     empirical_frequencies,
 )
 from bayeskit.models.phylogenetics.variable_sites import check_variable_sites
+from bayeskit.models.substitution_names import AMINO_ACID_MATRICES, KNOWN_NAMES, MODEL_NAMES, SIX_RATES, SYNONYMS
 
-__all__ = ["KNOWN_NAMES", "MODEL_NAMES", "SUBSTITUTION_MODELS", "parse_substitution"]
+__all__ = ["SUBSTITUTION_MODELS", "parse_substitution"]
 
 #: The models by the names of their classes, for files of fitted posteriors.
 SUBSTITUTION_MODELS: dict[str, type[SubstitutionModel]] = {
@@ -35,40 +36,6 @@ SUBSTITUTION_MODELS: dict[str, type[SubstitutionModel]] = {
     for model in (JC69, K80, HKY85, TN93, GTR, GTRSubmodel, AminoAcidModel, GY94, Mk, VariableSites)
 }
 
-#: Partitions of the six rates by name, and whether base frequencies are equal where the name alone is given.
-_SIX_RATES = {
-    "JC69": ("000000", True),
-    "F81": ("000000", False),
-    "HKY85": ("010010", False),
-    "K80": ("010010", True),
-    "TN93": ("010020", False),
-    "TNe": ("010020", True),
-    "K81": ("012210", True),
-    "K81u": ("012210", False),
-    "TPM2": ("010212", True),
-    "TPM2u": ("010212", False),
-    "TPM3": ("012012", True),
-    "TPM3u": ("012012", False),
-    "TIM": ("012230", False),
-    "TIMe": ("012230", True),
-    "TIM2": ("010232", False),
-    "TIM2e": ("010232", True),
-    "TIM3": ("012032", False),
-    "TIM3e": ("012032", True),
-    "TVM": ("012314", False),
-    "TVMe": ("012314", True),
-    "SYM": ("012345", True),
-    "GTR": ("012345", False),
-}
-_SAME = {
-    **{"JC": "JC69", "K2P": "K80", "HKY": "HKY85", "TN": "TN93", "TrN": "TN93", "TrNe": "TNe", "TrNef": "TNe"},
-    **{"K3P": "K81", "TPM1": "K81", "K3Pu": "K81u", "TPM1u": "K81u", "K81uf": "K81u", "TPM1uf": "K81u"},
-    **{"TPM2uf": "TPM2u", "TPM3uf": "TPM3u", "TIM1": "TIM", "TIM1e": "TIMe", "TIM1ef": "TIMe", "TIM2ef": "TIM2e"},
-    **{"TIM3ef": "TIM3e", "TVMef": "TVMe", "GY": "GY94"},
-}
-#: Names of the models, and of them and other programs' names for the same.
-MODEL_NAMES = (*_SIX_RATES, *AMINO_ACID_MATRICES, "GY94", "Mk")
-KNOWN_NAMES = (*MODEL_NAMES, *_SAME)
 _CLASSES: dict[str, Callable[[Given], SubstitutionModel]] = {
     "010010": lambda frequencies: HKY85(base_frequencies=frequencies),
     "010020": lambda frequencies: TN93(base_frequencies=frequencies),
@@ -158,7 +125,7 @@ def _substitution(name: str, suffix: str, alignment: Alignment | None, text: str
     """Return the model with the frequencies that a suffix says."""
     known = {spelling.lower(): spelling for spelling in KNOWN_NAMES}
     if name.lower() in known:
-        name = _SAME.get(known[name.lower()], known[name.lower()])
+        name = SYNONYMS.get(known[name.lower()], known[name.lower()])
     elif not re.fullmatch("[0-9]{6}", name):
         raise unknown_name("substitution model", name, MODEL_NAMES)
     fitting = {"Mk": ("", "FQ"), "GY94": ("", "F", "FO", "FQ", "F1X4", "F3X4")}.get(name, ("", "F", "FO", "FQ"))
@@ -183,14 +150,14 @@ def _substitution(name: str, suffix: str, alignment: Alignment | None, text: str
 
 def _of_bases(name: str, suffix: str, given: Given) -> SubstitutionModel:
     """Return a submodel of GTR, as a class of its own where one has the name."""
-    partition, equal = _SIX_RATES.get(name, (name, False))
+    partition, equal = SIX_RATES.get(name, (name, False))
     partition = GTRSubmodel(partition).partition
     if suffix == "FQ" or (equal and not suffix):
         if partition == "000000":
             return JC69()
-        if partition == "010010" and name in _SIX_RATES:
+        if partition == "010010" and name in SIX_RATES:
             return K80()
         given = [0.25] * 4
-    if partition in _CLASSES and name in _SIX_RATES:
+    if partition in _CLASSES and name in SIX_RATES:
         return _CLASSES[partition](given)
     return GTRSubmodel(partition, base_frequencies=given)

@@ -22,7 +22,7 @@ from bayeskit.models.phylogenetics import (
     empirical_frequencies,
     parse_substitution,
 )
-from bayeskit.models.phylogenetics.model_names import KNOWN_NAMES
+from bayeskit.models.substitution_names import KNOWN_NAMES
 
 BASES = Alignment.from_sequences({"A": "ACGTAC", "B": "ACGTTT"})
 LIKE = torch.zeros((), dtype=torch.float64)
