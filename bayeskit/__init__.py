@@ -6,6 +6,7 @@ from bayeskit._lazy import imported_when_used
 
 if TYPE_CHECKING:
     from bayeskit import errors, exact, ode
+    from bayeskit.compiler import scan
     from bayeskit.draws import Draws, prior_predictive
     from bayeskit.inference import evidence, objectives, samplers
     from bayeskit.inference.amortization import AmortizedPosterior, amortize
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from bayeskit.inference.marginalization import marginalize
     from bayeskit.inference.samplers import HMC, NUTS, sample
     from bayeskit.inference.training import Fit, fit
-    from bayeskit.logdensity.recurrence import scan
     from bayeskit.logdensity.target import Target
     from bayeskit.workflows.bayes_factors import compare_models
     from bayeskit.workflows.simulation_based_calibration import SBCResult, sbc
@@ -68,7 +68,7 @@ __getattr__ = imported_when_used(
         "sample": "bayeskit.inference.samplers",
         "samplers": "bayeskit.inference",
         "sbc": "bayeskit.workflows.simulation_based_calibration",
-        "scan": "bayeskit.logdensity.recurrence",
+        "scan": "bayeskit.compiler",
     },
 )
 

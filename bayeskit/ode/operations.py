@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayeskit.logdensity.compiling import call_library, function_of_text, library_of
+from bayeskit.compiler import call_library, function_of_text, library_of
 
 __all__ = ["FailureCount", "counted", "ode", "ode_gradient"]
 

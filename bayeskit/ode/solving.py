@@ -12,6 +12,16 @@ import torch
 from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor
 
+from bayeskit.compiler import (
+    NoSites,
+    Program,
+    Tape,
+    UncheckedFactors,
+    call_library,
+    has_compiler,
+    library_of,
+    program_text,
+)
 from bayeskit.core.functions_of_users import line_of, words_of
 from bayeskit.core.inputs import real_number, unknown_name, warn_user, whole_number
 from bayeskit.core.process_state import process_state
@@ -35,11 +45,8 @@ from bayeskit.errors import (
     SettingsError,
     ShapeError,
 )
-from bayeskit.logdensity.compiling import call_library, has_compiler, library_of
 from bayeskit.logdensity.pyro_runs import rule_out
-from bayeskit.logdensity.recurrence import NoSites, program_text
 from bayeskit.logdensity.target import Target
-from bayeskit.logdensity.tracing import Program, Tape, UncheckedFactors
 from bayeskit.ode.methods import METHODS, bend, jacobian, pull, step
 from bayeskit.ode.native import solution_gradient_source, solution_source
 from bayeskit.ode.operations import FailureCount, counted, ode, ode_gradient

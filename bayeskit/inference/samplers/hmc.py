@@ -10,11 +10,11 @@ from typing import NamedTuple, TypeGuard, TypeVar
 import torch
 from torch import Tensor
 
+from bayeskit.compiler import NativeEvaluator
+from bayeskit.core.evaluation import Evaluation, Evaluator
 from bayeskit.core.inputs import real_number
 from bayeskit.errors import SettingsError
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.logdensity.compiling import Evaluation, Evaluator
-from bayeskit.logdensity.native import NativeEvaluator
 from bayeskit.logdensity.target import Target
 
 __all__ = [

@@ -13,10 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from bayeskit.compiler import Compile, compile_graph, trace_call
+from bayeskit.compiler.cost import cost
+from bayeskit.core.evaluation import Evaluation, with_gradient_loop
 from bayeskit.core.inputs import as_numbers, warn_user, whole_number
 from bayeskit.core.randomness import new_generator, validation_kept
 from bayeskit.core.texts import short_repr
 from bayeskit.core.torch_internals import gradient_and_rest
+from bayeskit.core.untraceable import UNTRACEABLE, first_line
 from bayeskit.errors import CompilationWarning, DataError, ModelError, SettingsError, ShapeError, SlowModelWarning
 from bayeskit.inference.samplers.control import (
     NUM_REFERENCES,
@@ -25,14 +29,10 @@ from bayeskit.inference.samplers.control import (
     climb_to_summit,
     optimal_probabilities,
 )
-from bayeskit.logdensity import compiling as _evaluation
-from bayeskit.logdensity.compiling import Evaluation
 from bayeskit.logdensity.density import Constrained
-from bayeskit.logdensity.engine import Compile
 from bayeskit.logdensity.pyro_density import Site, SubsampledDensity
 from bayeskit.logdensity.pyro_runs import tensors_in
 from bayeskit.logdensity.target import PriorSampler, Target
-from bayeskit.logdensity.tracing import UNTRACEABLE, first_line
 
 __all__ = [
     "AnchoredRows",
@@ -339,7 +339,7 @@ class _MinibatchEngine:
             return self._one_by_one
         example = self._example(num_vectors)
         try:
-            graph = _evaluation.trace_call(self._with_gradient, *example)
+            graph = trace_call(self._with_gradient, *example)
         except UNTRACEABLE as error:
             warn_user(
                 f"the density cannot be traced ({first_line(error)}) and runs eagerly, slower", CompilationWarning
@@ -347,9 +347,9 @@ class _MinibatchEngine:
             return torch.no_grad()(self._with_gradient)
         call: Callable[..., tuple[Tensor, ...]] = graph
         # The estimate depends on the graph, not on a clock, so a resumed run decides alike.
-        cost = _evaluation.cost(graph)
-        if compile is True or (compile == "auto" and num_calls * cost.seconds(1) > cost.compile_seconds):
-            call = _evaluation.compile_graph(graph, *example)
+        price = cost(graph)
+        if compile is True or (compile == "auto" and num_calls * price.seconds(1) > price.compile_seconds):
+            call = compile_graph(graph, *example)
 
         def estimate(*inputs: Tensor) -> Evaluation:
             with torch.no_grad():  # the gradient is in the graph
@@ -369,7 +369,7 @@ class _MinibatchEngine:
     def _one_by_one(self, u: Tensor, *rows: Tensor) -> Evaluation:
         parts = []
         for vector, *own in zip(u, *rows, strict=True):
-            evaluate = _evaluation.with_gradient_loop(partial(self._of_one, own))
+            evaluate = with_gradient_loop(partial(self._of_one, own))
             parts.append(evaluate(vector.unsqueeze(0), vector.new_ones(1)))
         return Evaluation(*(torch.cat(column) for column in zip(*parts, strict=True)))
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
+from bayeskit.compiler import compile_with_inductor, has_compiler, settle, traced
+from bayeskit.core.evaluation import Evaluation
 from bayeskit.core.inputs import real_number
 from bayeskit.core.randomness import one_thread, validation_kept
 from bayeskit.inference.samplers.hmc import HMCState, require_positive_step, require_temperature
 from bayeskit.inference.samplers.metric import Metric
-from bayeskit.logdensity.compiling import Evaluation, compile_with_inductor, has_compiler, settle
 from bayeskit.logdensity.target import Target
-from bayeskit.logdensity.tracing import traced
 
 __all__ = [
     "COMPILE_SECONDS",
