@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from bayeskit.compiler.inductor import compile_with_inductor
+from bayeskit.compiler.inductor import Compiled, compile_with_inductor, settle
 from bayeskit.compiler.loop_operations import run_natively
 from bayeskit.compiler.native_library import has_compiler
+from bayeskit.compiler.tracing import traced
 from bayeskit.core.inputs import warn_user
-from bayeskit.core.randomness import one_thread
+from bayeskit.core.randomness import one_thread, validation_kept
 from bayeskit.errors import CompilationWarning
 
-__all__ = ["TorchResults", "compile_graph"]
+__all__ = ["TorchResults", "compile_function", "compile_graph"]
 
 
 def compile_graph(graph: GraphModule, *examples: Tensor) -> Callable[..., tuple[Tensor, ...]]:
@@ -98,3 +99,17 @@ class TorchResults:
 
 
 _SCALES = (1.0, 0.1)  # of the points at which compiled code is compared
+
+
+def compile_function(function: Callable[..., tuple[Tensor, ...]], examples: Sequence[Tensor]) -> Compiled:
+    """Compile a function of tensors that have the shapes, strides and dtypes of ``examples`` in each call, unchecked.
+
+    Raise ``OSError`` without a compiler, and other errors where compilation fails or ends before its time.
+    """
+    if examples[0].device.type == "cpu" and not has_compiler():
+        raise OSError("no C++ compiler")
+    examples = tuple(x.clone() for x in examples)  # a tensor used twice would be traced as one argument
+    with validation_kept(), one_thread(), torch.no_grad():
+        settle()
+        graph = traced(function, *examples)
+    return compile_with_inductor(graph, examples, {"size_asserts": False, "force_pointwise_cat": True})

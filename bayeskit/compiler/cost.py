@@ -15,13 +15,11 @@ from bayeskit.compiler.loop_operations import num_operations
 from bayeskit.compiler.torch_internals import DispatchMode, safe
 from bayeskit.core.torch_internals import tree_leaves
 
-__all__ = ["CHUNK_BYTES", "COMPILE_SECONDS", "COMPILE_SECONDS_PER_NODE", "Cost", "cost", "is_view", "recorded"]
+__all__ = ["CHUNK_BYTES", "COMPILE_SECONDS", "COMPILE_SECONDS_PER_NODE", "Cost", "is_view"]
 
 
 CHUNK_BYTES = 48 * 2**20
-_CHUNK_OF_DATA = (
-    8  # times the bytes of the data: beyond any cache, reading the data again costs more than intermediates
-)
+_CHUNK_OF_DATA = 8  # times the bytes of the data, beyond any cache: reading them again costs more than intermediates
 COMPILE_SECONDS, COMPILE_SECONDS_PER_NODE = 5.0, 0.02
 
 
@@ -38,13 +36,47 @@ class Cost:
     num_repeated: int = 0
     data_bytes: int = field(default=0, compare=False)
 
+    @classmethod
+    def of_call(cls, function: Callable[..., Iterable[Tensor]], *arguments: Tensor, data_bytes: int = 0) -> Cost:
+        """Count what one call computes behind its results, in a tenth of the time of tracing."""
+        # Counted as in a traced graph without dead code, to a few operations; views of earlier tensors write nothing,
+        # and what is made of constants alone is written once, not for each vector.
+        with _Recorder(arguments) as recorder:
+            return cls(*recorder.behind(function(*arguments)), data_bytes=data_bytes)
+
+    @classmethod
+    def of_graph(cls, graph: GraphModule) -> Cost:
+        """Count the nodes of a graph traced for one vector and the bytes that they write for it."""
+        num_bytes = num_nodes = 0
+        given: set[Node] = set()  # inputs and their views, for which nothing is written
+        unknown: set[Node] = set()  # what depends on the vector or on chance
+        for node in graph.graph.nodes:
+            random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            if node.op == "placeholder" or random or not unknown.isdisjoint(node.all_input_nodes):
+                unknown.add(node)
+            schema = getattr(node.target, "_schema", None)
+            if node.op != "call_function" or (
+                schema and is_view(node.target) and given.issuperset(node.all_input_nodes)
+            ):
+                given.add(node)
+            if node.op != "call_function":
+                continue
+            num_nodes += 1
+            meta = node.meta.get("tensor_meta")
+            if hasattr(meta, "shape") and node not in given and node in unknown:
+                num_bytes += meta.shape.numel() * meta.dtype.itemsize
+        return cls(num_nodes, num_bytes)
+
+    @property
+    def num_at_once(self) -> int:
+        """Number of vectors whose intermediates stay within the budget of a chunk, at least one."""
+        return max(1, max(CHUNK_BYTES, _CHUNK_OF_DATA * self.data_bytes) // max(self.num_bytes, 1))
+
     def chunk_size(self, num_vectors: int) -> int:
-        """Return ``num_vectors`` or, if its intermediates exceed the budget, the largest power of two within it."""
-        budget = max(CHUNK_BYTES, _CHUNK_OF_DATA * self.data_bytes)
-        fitting = max(1, budget // max(self.num_bytes, 1))
-        if fitting >= num_vectors:
+        """Return ``num_vectors`` or, if their intermediates exceed the budget, the largest power of two within it."""
+        if self.num_at_once >= num_vectors:
             return num_vectors
-        return 1 << (fitting.bit_length() - 1)  # whole vector registers, no ragged tail in compiled loops
+        return 1 << (self.num_at_once.bit_length() - 1)  # whole vector registers, no ragged tail in compiled loops
 
     def seconds(self, chunk: int) -> float:
         """Estimate the seconds of a call: 1 us a node, 2.5 us an operation of a loop, 5 GB/s of memory traffic."""
@@ -54,36 +86,6 @@ class Cost:
     def compile_seconds(self) -> float:
         """Estimate the seconds of compiling the graph, probing of the machine included."""
         return COMPILE_SECONDS + COMPILE_SECONDS_PER_NODE * self.num_nodes
-
-
-def cost(graph: GraphModule) -> Cost:
-    """Count the nodes of a graph traced for one vector and the bytes that they write for it."""
-    num_bytes = num_nodes = 0
-    given: set[Node] = set()  # inputs and their views, for which nothing is written
-    unknown: set[Node] = set()  # what depends on the vector or on chance
-    for node in graph.graph.nodes:
-        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        if node.op == "placeholder" or random or not unknown.isdisjoint(node.all_input_nodes):
-            unknown.add(node)
-        schema = getattr(node.target, "_schema", None)
-        if node.op != "call_function" or (schema and is_view(node.target) and given.issuperset(node.all_input_nodes)):
-            given.add(node)
-        if node.op != "call_function":
-            continue
-        num_nodes += 1
-        meta = node.meta.get("tensor_meta")
-        if hasattr(meta, "shape") and node not in given and node in unknown:
-            num_bytes += meta.shape.numel() * meta.dtype.itemsize
-    return Cost(num_nodes, num_bytes)
-
-
-def recorded(function: Callable[..., Iterable[Tensor]], *arguments: Tensor) -> tuple[int, int, int]:
-    """Return the number of operations behind the results, the bytes they write, and the operations inside loops."""
-    # Counted as in a traced graph without dead code, to a few operations; views of earlier tensors write nothing, and
-    # what is made of constants alone is written once, not for each vector.
-    with _Recorder(arguments) as recorder:
-        results = function(*arguments)
-        return recorder.behind(results)
 
 
 def is_view(operation: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from bayeskit.compiler.compilation import TorchResults, compile_graph
-from bayeskit.compiler.cost import Cost, recorded
-from bayeskit.compiler.graph_passes import fold_constants, trace_density
+from bayeskit.compiler.cost import Cost
+from bayeskit.compiler.graph_passes import fold_constants, trace_call, trace_density
 from bayeskit.compiler.interpreter import interpreted
 from bayeskit.compiler.native_evaluator import NativeEvaluator, over_rows
 from bayeskit.compiler.native_library import has_compiler
@@ -24,7 +24,7 @@ from bayeskit.core.randomness import one_thread
 from bayeskit.core.untraceable import UNTRACEABLE, first_line, raise_if_forked
 from bayeskit.errors import CompilationWarning
 
-__all__ = ["Compile", "Engine", "Evaluators", "RESULTS", "ROW_SECONDS"]
+__all__ = ["Compile", "Engine", "Evaluators", "RESULTS", "ROW_SECONDS", "compile_evaluation"]
 
 
 Compile = bool | Literal["auto"]
@@ -142,8 +142,7 @@ class Engine:
             u = torch.zeros(1, self._dim, dtype=self._dtype, device=self._device)
             try:
                 with process_state(), one_thread():
-                    counts = recorded(self._eagerly, u, torch.ones_like(u[:, 0]))
-                    self._cost = Cost(*counts, data_bytes=self._data_bytes)
+                    self._cost = Cost.of_call(self._eagerly, u, torch.ones_like(u[:, 0]), data_bytes=self._data_bytes)
             except UNTRACEABLE as error:
                 self._give_up(error)
                 self._cost = Cost(0, 2**20)
@@ -227,3 +226,25 @@ def _in_chunks(call: Callable[..., tuple[Tensor, ...]], num_vectors: int, chunk:
         return Evaluation(*columns)
 
     return several
+
+
+def compile_evaluation(
+    evaluate: Callable[..., Evaluation], examples: Sequence[Tensor], num_calls: int, compile: Compile
+) -> Callable[..., Evaluation]:
+    """Return ``evaluate`` traced for tensors like ``examples``, and compiled if ``num_calls`` calls repay it."""
+    try:
+        graph = trace_call(evaluate, *examples)
+    except UNTRACEABLE as error:
+        warn_user(f"the density cannot be traced ({first_line(error)}) and runs eagerly, slower", CompilationWarning)
+        return torch.no_grad()(evaluate)
+    call: Callable[..., tuple[Tensor, ...]] = graph
+    # The estimate depends on the graph, not on a clock, so a resumed run decides alike.
+    cost = Cost.of_graph(graph)
+    if compile is True or (compile == "auto" and num_calls * cost.seconds(1) > cost.compile_seconds):
+        call = compile_graph(graph, *examples)
+
+    def evaluation(*inputs: Tensor) -> Evaluation:
+        with torch.no_grad():  # the gradient is in the graph
+            return Evaluation(*call(*(x.contiguous() for x in inputs)))
+
+    return evaluation

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayeskit.compiler.native_library import call_library, library_of
 from bayeskit.compiler.native_source import RowSource
-from bayeskit.core.evaluation import Evaluation
+from bayeskit.core.evaluation import Evaluation, Integrator
 from bayeskit.core.libraries import raise_for_status
 from bayeskit.errors import ShapeError
 
@@ -81,7 +81,7 @@ extern "C" int integrate(void** pointers, {real} drift, int64_t kicks, int64_t r
 """
 
 
-class NativeEvaluator:
+class NativeEvaluator(Integrator):
     """A compiled evaluator, ``(n, d), (n,) -> Evaluation``, for any number of rows."""
 
     def __init__(self, library: Any, data: tuple[Tensor, ...], dim: int, dtype: torch.dtype) -> None:
@@ -114,20 +114,16 @@ class NativeEvaluator:
     def integrate(
         self,
         q: Tensor,
-        p: Tensor,  # whitened
-        step: Tensor,  # (n,)
-        beta: Tensor,  # (n,)
-        factor: Tensor,  # of the metric: (d,) or (g, d); lower triangles (d, d) or (g, d, d) if is_dense
+        p: Tensor,
+        step: Tensor,
+        beta: Tensor,
+        factor: Tensor,
         is_dense: bool,
-        drift: float,  # in steps
-        kicks: Sequence[float],  # in steps, one after each drift
+        drift: float,
+        kicks: Sequence[float],
         start: Evaluation | None = None,
     ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
-        """Move ``q``, ``p`` ``(n, d)``; return both, the last evaluation, and what was met on the way ``(4, n)``.
-
-        That is the lowest log density; with the evaluation of ``q`` as ``start`` also the highest energy, and the
-        number of steps into zero density, which reverse the momentum of rows that start at a positive one (the last).
-        """
+        """Move positions and momenta in C++, for at most ``MAX_EVALUATIONS`` evaluations a call."""
         (n, d), floating = q.shape, ctypes.c_float if q.dtype == torch.float32 else ctypes.c_double
         q, p = (x.clone(memory_format=torch.contiguous_format) for x in (q, p))
         beta, step, factor = (x.to(q.dtype).contiguous() for x in (beta, step, factor))

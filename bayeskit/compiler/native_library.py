@@ -19,13 +19,13 @@ from bayeskit.core.untraceable import first_line
 from bayeskit.errors import CompilationWarning
 
 __all__ = [
-    "LOOP",
     "NUMBER_TYPES",
     "VECTOR_FUNCTIONS",
     "batch_source",
     "call_library",
     "has_compiler",
     "library_of",
+    "named_loop",
     "space_of_loop",
 ]
 
@@ -42,7 +42,7 @@ NUMBER_TYPES = {
 VECTOR_FUNCTIONS = "exp log log1p expm1 tanh sin cos"
 #: How C++ begins to say what memory it takes from its caller.
 _SPACE = "constexpr int64_t space_of_loop"
-LOOP = 'extern "C" int loop('
+_LOOP = 'extern "C" int loop('
 # The flags of torch's compiler forbid vectors, because its own code writes them out.
 _VECTORS = '#pragma GCC optimize("tree-loop-vectorize")'
 # Recurrence up to 10, then the asymptotic series with an error below 1e-17; reflection below zero.
@@ -82,7 +82,7 @@ def batch_source(lines: Sequence[str], functions: Sequence[str] = (), space: int
             *functions,
             "}",
             f"{_SPACE} = {space};",
-            f"{LOOP}void** pointers, int64_t times, int64_t batch, char* space) {{",
+            f"{_LOOP}void** pointers, int64_t times, int64_t batch, char* space) {{",
             "for (int64_t b = 0; b < batch; ++b) {",
             *lines,
             "}",
@@ -110,6 +110,11 @@ def _vector_functions() -> str:
             for real, letter in (("double", ""), ("float", "f"))
         ]
     return "\n".join(["namespace simd {", *declared, "}"])
+
+
+def named_loop(name: str, source: str) -> str:
+    """Return the C++ of a loop as a function with another name, for the text of another loop."""
+    return f"static int {name}({source[source.index(_LOOP) + len(_LOOP) :]}"
 
 
 def space_of_loop(source: str) -> int:

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
 from bayeskit.compiler.cost import is_view
-from bayeskit.compiler.native_library import LOOP, NUMBER_TYPES, VECTOR_FUNCTIONS, space_of_loop
+from bayeskit.compiler.native_library import NUMBER_TYPES, VECTOR_FUNCTIONS, named_loop, space_of_loop
 from bayeskit.compiler.torch_internals import OpOverload, core_aten_decompositions, get_decompositions
 from bayeskit.core.torch_internals import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from bayeskit.core.untraceable import UNTRACEABLE
@@ -472,23 +472,8 @@ class Writer:
             fill = {"full_like": 1, "new_full": 2}.get(name)
             number = args[fill] if fill else float("ones" in name)
             return self._constant(torch.full(meta.shape, number, dtype=meta.dtype))
-        if name == "loop":
-            tensors, num_states, _, times, batch, _, _, source, _ = args
-            states = [((times, *x.positions.shape), x.dtype) for x in tensors[:num_states]]
-            return self._looped(source, tensors, states, times, batch)
-        if name == "loop_gradient":
-            tensors, wanted, times, batch, _, source, _ = args
-            like = [(tensors[place].positions.shape, tensors[place].dtype) for place in wanted]
-            return self._looped(source, tensors, like, times, batch)
-        if name == "ode":
-            tensors, times, source = args[0], args[1], args[-1]
-            batch, dim = tensors[1].positions.shape
-            return self._looped(source, tensors, [((batch, times, dim), tensors[1].dtype)], times, batch)[0]
-        if name == "ode_gradient":
-            tensors, wanted, source = args[0], args[1], args[-1]
-            like = [(tensors[place].positions.shape, tensors[place].dtype) for place in wanted]
-            batch, times, _ = tensors[-1].positions.shape
-            return self._looped(source, tensors, like, times, batch)
+        if target.namespace == "bayeskit":
+            return self._looped(target, args)
         if name in ("tril", "triu"):
             x, below = args[0], torch.ones_like(args[0].positions)
             return self._elementwise("where", (self._constant(target(below, *args[1:]) > 0), x, 0), meta.shape, x.dtype)
@@ -599,16 +584,18 @@ class Writer:
             folded = self._elementwise("_to_copy", (folded,), folded.positions.shape, meta.dtype)
         return Numbers(folded.positions.reshape(meta.shape), meta.dtype)
 
-    def _looped(
-        self, source: str, given: Sequence[Numbers], made: Sequence[tuple[Any, torch.dtype]], times: int, batch: int
-    ) -> list[Numbers]:
-        """Write a call of the C++ of a loop or of its gradient, with tensors as arrays."""
+    def _looped(self, target: Any, args: Sequence[Any]) -> Any:
+        """Write a call of an operation that has C++ of its own, see :func:`batch_source`, with tensors as arrays."""
+        named = dict(zip((argument.name for argument in target._schema.arguments), args, strict=True))
+        source, given, times, batch = (named[word] for word in ("source", "tensors", "times", "batch"))
         if not source:
             raise _NoNativeCode
+        results = target(*tree_map_only(Numbers, _like, args))  # without memory
+        made = tree_leaves(results)
         number, found = len(self.lines), []
         name = f"loop{number}"
         self._close()
-        self.functions.append(f"static int {name}({source[source.index(LOOP) + len(LOOP) :]}")
+        self.functions.append(named_loop(name, source))
         for place, x in enumerate(given):
             array, positions = f"{NUMBER_TYPES[x.dtype]} a{number}_{place}", x.positions.reshape(-1)
             label, start, size = self._names.of(int(positions[0])) if len(positions) else ("", 0, 0)
@@ -618,18 +605,18 @@ class Writer:
                 )
             else:
                 self.lines.append(f"const {array}[] = {{{', '.join(self.values(x)) or '0'}}};")
-        for place, (shape, dtype) in enumerate(made, len(given)):
-            size = math.prod(shape)
+        for place, result in enumerate(made, len(given)):
+            size = result.numel()
             array = f"a{number}_{place}"
-            self._declare(array, size, dtype)
+            self._declare(array, size, result.dtype)
             self.lines.append(f"for (int64_t i = 0; i < {size}; ++i) {array}[i] = 0;")
             start = self._names.add(f"a{number}_{place}", max(size, 1))
-            found.append(Numbers(start + torch.arange(size).reshape(shape), dtype))
+            found.append(Numbers(start + torch.arange(size).reshape(result.shape), result.dtype))
         arrays = ", ".join(f"(void*)a{number}_{place}" for place in range(len(given) + len(made)))
         self.lines.append(f"void* a{number}[] = {{{arrays}}};")
         self.lines.append(f"if ({name}(a{number}, {times}, {max(batch, 1)}, space + {self.space})) return 1;")
         self.space += space_of_loop(source)
-        return found
+        return found if isinstance(results, list) else found[0]
 
     def _fold(self, operation: str, x: Numbers, dtype: torch.dtype) -> Numbers:
         """Reduce the last dimension by an operation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,13 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from bayeskit.compiler.factorisations import UncheckedFactors
 from bayeskit.compiler.torch_internals import TreeSpec
+from bayeskit.core.process_state import process_state
 from bayeskit.core.torch_internals import batching_level, tree_flatten, tree_leaves, tree_unflatten
 from bayeskit.errors import ModelError
 
-__all__ = ["NoSites", "Program", "QUERIES", "Tape", "changes_in_place", "name_of"]
+__all__ = ["NoSites", "Program", "QUERIES", "Tape", "changes_in_place", "name_of", "record"]
 
 
 # Functions, methods and attributes, without underscores, that do not read the values of a tensor.
@@ -195,3 +197,13 @@ class NoSites(Messenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         raise ModelError(f"site {msg['name']!r} {self._text}")
+
+
+def record(function: Callable[..., Any], given: Sequence[Tensor], refusal: str) -> tuple[Any, Tape]:
+    """Run a user's function on a tape; ``refusal`` says of its Pyro sites that they must not be, and what to do.
+
+    Failed matrix factorisations pass: the programs that are made of it mark them.
+    """
+    tape = Tape(given)
+    with process_state(), NoSites(refusal), UncheckedFactors(), tape:
+        return function(*given), tape

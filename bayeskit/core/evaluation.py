@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from bayeskit.core.torch_internals import gradient_and_rest
 
-__all__ = ["Evaluation", "Evaluator", "Joint", "tempered", "with_gradient", "with_gradient_loop"]
+__all__ = ["Evaluation", "Evaluator", "Integrator", "Joint", "tempered", "with_gradient", "with_gradient_loop"]
 
 
 class Evaluation(NamedTuple):
@@ -33,6 +34,37 @@ class Evaluation(NamedTuple):
 Evaluator = Callable[[Tensor, Tensor], Evaluation]
 Joint = Callable[[Tensor], tuple[Tensor, Tensor]]
 """A batched joint density: ``(n, d) -> log_prior (n,), log_likelihood (n,)``."""
+
+
+class Integrator(ABC):
+    """An evaluator that also follows Hamiltonian trajectories, without a return to Python between their steps."""
+
+    @abstractmethod
+    def __call__(self, u: Tensor, beta: Tensor) -> Evaluation:
+        """Evaluate rows ``(n, d)`` at inverse temperatures ``(n,)``."""
+
+    @abstractmethod
+    def fits(self, q: Tensor, factor: Tensor, is_dense: bool) -> bool:
+        """Tell whether it can move positions ``(n, d)`` by a metric with this factor."""
+
+    @abstractmethod
+    def integrate(
+        self,
+        q: Tensor,
+        p: Tensor,  # whitened
+        step: Tensor,  # (n,)
+        beta: Tensor,  # (n,)
+        factor: Tensor,  # of the metric: (d,) or (g, d); lower triangles (d, d) or (g, d, d) if is_dense
+        is_dense: bool,
+        drift: float,  # in steps
+        kicks: Sequence[float],  # in steps, one after each drift
+        start: Evaluation | None = None,
+    ) -> tuple[Tensor, Tensor, Evaluation, Tensor]:
+        """Move ``q``, ``p`` ``(n, d)``; return both, the last evaluation, and what was met on the way ``(4, n)``.
+
+        That is the lowest log density; with the evaluation of ``q`` as ``start`` also the highest energy, and the
+        number of steps into zero density, which reverse the momentum of rows that start at a positive one (the last).
+        """
 
 
 def tempered(log_prior: Tensor, log_likelihood: Tensor, beta: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from target_models import CONTINUOUS
 
 from bayeskit import Target
 from bayeskit.compiler import cost
+from bayeskit.compiler.cost import Cost
 from bayeskit.compiler.graph_passes import trace_density
 from bayeskit.core.evaluation import with_gradient
 
@@ -23,7 +24,7 @@ def built(name):
 def traced(target):
     """Trace without folding constants, which the count includes: what they cost is paid once."""
     graph = trace_density(with_gradient(target._joint_of_batch), 1, target.dim, target.dtype, target.device)
-    return cost.cost(graph)
+    return Cost.of_graph(graph)
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
@@ -36,7 +37,7 @@ def test_folding_constants_leaves_the_results_and_removes_operations(name):
     for _ in range(2):  # constants must not change from call to call
         for one, other in zip(whole(u, beta), folded(u, beta), strict=True):
             assert one.equal(other)
-    assert cost.cost(folded).num_nodes < cost.cost(whole).num_nodes
+    assert Cost.of_graph(folded).num_nodes < Cost.of_graph(whole).num_nodes
 
 
 def test_constants_that_are_changed_in_place_are_made_anew():
@@ -76,9 +77,9 @@ def test_mutation_dead_code_is_counted(monkeypatch):
 def test_operations_below_a_gradient_are_seen():
     # The square of five numbers, its sum, and backwards: one to start with, expanded, the power, and two products.
     x = torch.ones(5, dtype=torch.float64)
-    values, *_ = cost.recorded(lambda x: (x.square().sum(),), x)
-    both, *_ = cost.recorded(lambda x: (torch.func.grad(lambda y: y.square().sum())(x),), x)
-    assert values == 2 < both
+    values = Cost.of_call(lambda x: (x.square().sum(),), x)
+    both = Cost.of_call(lambda x: (torch.func.grad(lambda y: y.square().sum())(x),), x)
+    assert values.num_nodes == 2 < both.num_nodes
 
 
 def test_random_numbers_and_changes_in_place_count_although_nothing_is_made_of_them():
@@ -91,7 +92,7 @@ def test_random_numbers_and_changes_in_place_count_although_nothing_is_made_of_t
         return (x + 1,)
 
     # zeros, add_, rand, and the sum
-    assert cost.recorded(changes, torch.zeros(5))[0] == 4
+    assert Cost.of_call(changes, torch.zeros(5)).num_nodes == 4
 
 
 def linear(dim, num_data):

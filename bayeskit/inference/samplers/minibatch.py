@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from bayeskit.compiler import Compile, compile_graph, trace_call
-from bayeskit.compiler.cost import cost
+from bayeskit.compiler import Compile, compile_evaluation
 from bayeskit.core.evaluation import Evaluation, with_gradient_loop
 from bayeskit.core.inputs import as_numbers, warn_user, whole_number
 from bayeskit.core.randomness import new_generator, validation_kept
 from bayeskit.core.texts import short_repr
 from bayeskit.core.torch_internals import gradient_and_rest
 from bayeskit.core.untraceable import UNTRACEABLE, first_line
-from bayeskit.errors import CompilationWarning, DataError, ModelError, SettingsError, ShapeError, SlowModelWarning
+from bayeskit.errors import DataError, ModelError, SettingsError, ShapeError, SlowModelWarning
 from bayeskit.inference.samplers.control import (
     NUM_REFERENCES,
     Anchor,
@@ -337,25 +336,7 @@ class _MinibatchEngine:
     def _make(self, num_vectors: int, num_calls: int, compile: Compile) -> Estimator:
         if self.loops:
             return self._one_by_one
-        example = self._example(num_vectors)
-        try:
-            graph = trace_call(self._with_gradient, *example)
-        except UNTRACEABLE as error:
-            warn_user(
-                f"the density cannot be traced ({first_line(error)}) and runs eagerly, slower", CompilationWarning
-            )
-            return torch.no_grad()(self._with_gradient)
-        call: Callable[..., tuple[Tensor, ...]] = graph
-        # The estimate depends on the graph, not on a clock, so a resumed run decides alike.
-        price = cost(graph)
-        if compile is True or (compile == "auto" and num_calls * price.seconds(1) > price.compile_seconds):
-            call = compile_graph(graph, *example)
-
-        def estimate(*inputs: Tensor) -> Evaluation:
-            with torch.no_grad():  # the gradient is in the graph
-                return Evaluation(*call(*(x.contiguous() for x in inputs)))
-
-        return estimate
+        return compile_evaluation(self._with_gradient, self._example(num_vectors), num_calls, compile)
 
     def _with_gradient(self, u: Tensor, *rows: Tensor) -> Evaluation:
         def total(u: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
