@@ -1,10 +1,12 @@
-"""A compiler of functions of tensors: recorded once, then run by torch's interpreter, by inductor, or as C++.
+"""Functions of tensors, traced once, and run by torch's interpreter, by inductor, or as generated C++.
 
-Everybody's calls are :class:`Engine`, the evaluators of a batched density, traced and compiled where planned work
-repays it; :func:`compile_evaluation` and :func:`compile_function`, one function at the shapes of its examples;
-:func:`scan`, a recurrence that is one operation of a graph; and :func:`is_traced`. An operation of torch that has code
-of its own, such as the solution of a differential equation, takes ``times``, ``batch`` and C++ ``source`` among its
-arguments, by which it becomes part of the C++ of a density; the calls from :func:`record` on make such code.
+:class:`Engine` has the evaluators of a batched density, one for each number of vectors. :func:`compile_evaluation` and
+:func:`compile_function` compile one function for tensors like its examples. :func:`scan` is a recurrence in time, one
+operation of a graph. :func:`is_traced` tells a function that it is being traced.
+
+The other functions serve operations of torch that have generated code, such as solutions of differential equations.
+Such an operation has the arguments ``tensors``, ``times``, ``batch`` and ``source``, which is C++ of
+:func:`batch_source`, and becomes part of the C++ of a density.
 """
 
 from bayeskit.compiler.compilation import compile_function
